@@ -1,0 +1,58 @@
+"""What the user asks for. Flag = config field = Python keyword.
+
+    EngineConfig (asked)  --resolve against model and machine, once-->  Sizes (resolved, never changed)
+
+Every field carries its help text, so that the CLI makes its flags from this one class, the Python API
+takes the same names as keywords, and an error can name the flag. ``Sizes`` is made by
+``weft.memory.plan.fit_sizes``: what does not fit is shrunk, and ``Sizes.notes`` says so in words.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+DTypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+def _flag(default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": help, **more})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    model: str | None = _flag(None, "Checkpoint directory or hub name; without one, the embedded model.",
+                              positional=True)
+    revision: str | None = _flag(None, "Branch, tag or commit of a hub model.")
+    dtype: DTypeChoice = _flag("auto", "Dtype of weights and KV; auto takes the checkpoint's own.")
+    memory: str | None = _flag(None, "Memory for KV pages and recurrent states together, such as 4GiB; "
+                                     "default: 40 % of the RAM that is free once weights are loaded.")
+    max_model_len: int | None = _flag(None, "Longest prompt + answer in tokens; default: the model's own.")
+    max_num_seqs: int = _flag(256, "Most sequences that run at once.")
+    max_num_batched_tokens: int = _flag(1024, "Token budget of one step: decodes first, then prefill chunks.")
+    max_queued_requests: int = _flag(1024, "Most requests waiting to run; more are turned away with 503.")
+    seed: int = _flag(0, "Seed of the engine: of requests that bring none.")
+    threads: int | None = _flag(None, "CPU threads of the model; default: all cores.")
+    device: Literal["auto", "cpu"] = _flag("auto", "Where the model runs.")
+
+
+def flag_name(field_name: str) -> str:
+    """``max_model_len`` -> ``--max-model-len``."""
+    return "--" + field_name.replace("_", "-")
+
+
+def field_help(config_type: type) -> dict[str, str]:
+    return {f.name: f.metadata["help"] for f in fields(config_type)}
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """EngineConfig after it met a model and a machine. ``notes`` are the sentences to show the user
+    about what was shrunk to fit, empty when nothing was."""
+
+    max_model_len: int
+    rows_max: int
+    step_tokens_max: int
+    queue_max: int
+    memory_bytes: int
+    notes: tuple[str, ...] = ()

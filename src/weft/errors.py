@@ -1,0 +1,82 @@
+"""The error tree.
+
+There are three kinds of failure in weft and only one of them is an exception a user may meet:
+
+* a *user error* (this file) names the value, the limit and the flag or field that changes it;
+* *pressure* (memory is short) is a return value: "wait" or "skip", never an exception (law L3);
+* a *bug* is an ``assert``.
+
+Every user error knows how it looks over HTTP, so that the server, the CLI and the Python API say the
+same sentence: ``status`` is the HTTP status, ``kind`` the OpenAI error type, ``param`` the field of the
+request (or the flag) that is to blame.
+"""
+
+from __future__ import annotations
+
+
+class WeftError(Exception):
+    """Base of everything weft raises on purpose."""
+
+    status = 500
+    kind = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class UserError(WeftError):
+    """Something the user asked for that cannot be done as asked."""
+
+    status = 400
+    kind = "invalid_request_error"
+
+
+class ConfigError(UserError):
+    """A flag or config field has a value that cannot work; ``param`` is the flag."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint directory is unreadable: the message names the file, and the tensor or key in it."""
+
+
+class UnknownArchitectureError(CheckpointError):
+    """config.json names an architecture that weft does not serve; the message lists those it does."""
+
+
+class RequestError(UserError):
+    """A request has a wrong field; ``param`` names it."""
+
+
+class ContextLengthError(RequestError):
+    """Prompt (plus what it asks for) is longer than the served context; the message has both numbers."""
+
+
+class QueueFullError(UserError):
+    """The bounded waiting queue is full (law L11); retry later. Names ``--max-queued-requests``."""
+
+    status = 503
+    kind = "service_unavailable"
+
+
+class UnknownModelError(UserError):
+    """The request names a model that this server does not serve; the message lists those it does."""
+
+    status = 404
+    kind = "not_found_error"
+
+
+class AuthenticationError(UserError):
+    """No API key, or a wrong one."""
+
+    status = 401
+    kind = "authentication_error"
+
+
+class EngineUnavailableError(WeftError):
+    """The engine process is starting, draining or gone; the request was not computed."""
+
+    status = 503
+    kind = "service_unavailable"

@@ -1,0 +1,148 @@
+"""A request and what comes back of it: the values that cross from a client into the engine and home.
+
+They are msgspec Structs because the engine and the HTTP server are two processes: the same value is a
+Python argument, a row on the wire (msgpack) and a record of the simulator. Everything is checked once,
+in ``SamplingParams.check``, with an error that names the field, the value and the limit.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from weft.errors import RequestError
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+LOGPROBS_MAX = 20
+STOPS_MAX = 64
+SEQUENCES_MAX = 64
+_GREEDY_BELOW = 1e-5
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How tokens are chosen and when to end. Field names are the field's common ones.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0 or -1 and ``top_p`` 1 mean "all". ``seed`` makes the text a
+    function of (seed, request) whatever the batch; without one the engine draws a seed per request.
+    ``max_tokens`` None means "to the end of the context". ``logprobs`` n reports the chosen token and
+    the n most likely ones (0: the chosen one only; None: nothing). ``prompt_logprobs`` the same for the
+    prompt's own tokens.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < _GREEDY_BELOW
+
+    @property
+    def penalised(self) -> bool:
+        return (self.repetition_penalty != 1.0 or self.presence_penalty != 0.0
+                or self.frequency_penalty != 0.0)
+
+    def check(self, vocab_size: int) -> None:
+        """Raises RequestError that names the first field that is out of its range."""
+        _within("n", self.n, 1, SEQUENCES_MAX)
+        _within("temperature", self.temperature, 0.0, 100.0)
+        _within("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _within("top_k", self.top_k, -1, 2**31 - 1)
+        _within("min_p", self.min_p, 0.0, 1.0)
+        _within("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _within("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.seed is not None:
+            _within("seed", self.seed, -(2**63), 2**64 - 1)
+        if self.max_tokens is not None:
+            _within("max_tokens", self.max_tokens, 0, 2**31 - 1)
+            if self.min_tokens > self.max_tokens:
+                raise RequestError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}",
+                                   param="min_tokens")
+        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if count is not None:
+                _within(name, count, 0, LOGPROBS_MAX)
+        if len(self.stop) > STOPS_MAX:
+            raise RequestError(f"stop has {len(self.stop)} strings; the limit is {STOPS_MAX}", param="stop")
+        if any(not text for text in self.stop):
+            raise RequestError("stop has an empty string, which would end every answer at once", param="stop")
+        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", tuple(self.logit_bias))):
+            for token in ids:
+                if not 0 <= token < vocab_size:
+                    raise RequestError(f"{name} names token {token}; this model has tokens 0 to "
+                                       f"{vocab_size - 1}", param=name)
+        for token, bias in self.logit_bias.items():
+            if not -100.0 <= bias <= 100.0:
+                raise RequestError(f"logit_bias of token {token} is {bias}; the range is -100 to 100",
+                                   param="logit_bias")
+
+
+def _within(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+    too_low = value <= low if open_low else value < low
+    if math.isnan(value) or too_low or value > high:
+        bound = "above" if open_low else "at least"
+        raise RequestError(f"{name} is {value}; it must be {bound} {low} and at most {high}", param=name)
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One request in tokens. ``priority``: lower runs earlier (as elsewhere in the field), then first
+    come first served. ``arrival_s`` is a reading of the engine's clock, set where it is accepted.
+    ``cache_salt`` keeps cached prefixes of different tenants apart (law L10)."""
+
+    request_id: str
+    prompt_tokens: list[int]
+    sampling: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Natural-log probabilities at one position, after nothing but softmax of the raw logits:
+    the token, its logprob, its rank (0 is the most likely), and the top n as (token, logprob)."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
+
+
+class TokenEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step brought to one sequence of a request (``index`` counts the n sequences).
+
+    ``tokens`` are the new ids, the stop token included; ``finish_reason`` is set on the last event.
+    ``stop_reason`` is the stop token id that ended it, when it was one of ``stop_token_ids``.
+    Stop *strings* are found by whoever detokenizes; that side then cancels the sequence.
+    """
+
+    request_id: str
+    index: int
+    tokens: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    error: str | None = None
+    cached_tokens: int = 0
+    preemptions: int = 0
+    queued_s: float | None = None
+    """Seconds from acceptance to the first run; set on the first event of a sequence."""

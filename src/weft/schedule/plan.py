@@ -1,0 +1,116 @@
+"""The plan of one step: a frozen value that says everything the step will do.
+
+    plan (decides, changes nothing) -> commit (only writer of memory) -> execute (only user of the device)
+                                                                       -> settle (tokens home)
+
+It can be printed, compared, replayed, and simulated. The executor sees nothing else of the pure half:
+no sequence object, no memory object. Persistent per-row state on the device (page table, sampling
+parameters, token counts) is kept in step with ``rows_cleared``, ``admissions`` and ``table_writes``,
+applied in that order before anything is computed.
+
+    runs are ordered: first every decode (length 1, start > 0), then every prefill.
+
+        tokens_T   [ d0 d1 d2 | p0 p0 p0 p0 p0 | p1 p1 ... ]     flat, in run order
+        run r covers tokens [offset_r, offset_r + length_r) at positions [start_r, start_r + length_r)
+
+Laws: L4 (PAD), L5 (rows cleared when a sequence leaves, before the row is used again), L6
+(``zero_frames`` before first use).
+
+Rejected: a plan of per-sequence dicts (slow, and it invites the executor to look things up), and
+page tables sent whole each step (linear in context length).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.memory.transaction import Reservation
+from weft.request import SamplingParams, TokenLogprobs
+from weft.units import FrameId, RowId, SeqId, SlotId
+
+Int32s = npt.NDArray[np.int32]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence takes a row: what the executor must know for as long as it holds it.
+
+    ``tokens`` is the prompt and, for a sequence that resumes after preemption, the tokens it had made;
+    ``prompt_tokens`` counts the prompt's, so that penalties count what was *generated* exactly.
+    ``seed`` is the sequence's own 64-bit seed (already split for n > 1).
+    """
+
+    row: RowId
+    seq: SeqId
+    tokens: Int32s
+    prompt_tokens: int
+    sampling: SamplingParams
+    seed: int
+    stop_ids: tuple[int, ...]
+    """Ids that end the sequence; the sampler masks them while fewer than ``min_tokens`` are made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tap:
+    """Write the recurrent state after ``position`` tokens into ``slot``, during run ``run``."""
+
+    run: int
+    position: int
+    slot: SlotId
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """``rows``, ``starts``, ``lengths``, ``slots``: int32 [runs]; ``fresh``, ``samples``: bool [runs];
+    ``tokens``: int32 [sum of lengths].
+
+    ``slots`` is PAD for models without recurrent state. ``fresh``: the state starts from zero, whatever
+    the slot's bytes are. ``samples``: the run ends at the sequence's last known token, so its last
+    logits choose the next one. ``prompt_logprob_runs``: runs whose sequence asked for logprobs of its
+    prompt. ``table_writes``: int32 [3, k] of (row, page index in the row, page id).
+    """
+
+    step: int
+    seqs: tuple[SeqId, ...]
+    rows: Int32s
+    starts: Int32s
+    lengths: Int32s
+    slots: Int32s
+    fresh: Bools
+    samples: Bools
+    tokens: Int32s
+    decode_count: int
+    rows_cleared: tuple[RowId, ...]
+    admissions: tuple[Admission, ...]
+    table_writes: Int32s
+    zero_frames: tuple[FrameId, ...]
+    taps: tuple[Tap, ...]
+    prompt_logprob_runs: tuple[int, ...]
+    reservation: Reservation
+    preempted: tuple[SeqId, ...]
+    finished: tuple[SeqId, ...] = ()
+    """Sequences that ended (or were cancelled) since the last plan; their rows are in rows_cleared."""
+
+    @property
+    def run_count(self) -> int:
+        return len(self.seqs)
+
+    @property
+    def token_count(self) -> int:
+        return int(self.tokens.size)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """``tokens``: int32 [runs], PAD where the run did not sample. ``logprobs`` by run index for those
+    that asked; ``prompt_logprobs`` by run index: one entry per token of the run, each the logprob of the
+    *next* prompt token (the last entry of the prompt's last run is absent)."""
+
+    tokens: Int32s
+    logprobs: dict[int, TokenLogprobs]
+    prompt_logprobs: dict[int, list[TokenLogprobs]]
+    device_s: float = 0.0

@@ -1,0 +1,71 @@
+"""What one forward pass sees besides weights: integers and views, nothing of memory or schedule.
+
+Shape letters used in the tensor plane:
+
+    T  tokens of the step, flat, in run order       R  runs (sequences in this step)
+    H  heads   G  query heads per KV head           D  head dim   K, V  key / value dim of a state
+    C  channels                                     S  slots      N  Mamba state dim   P  pages
+
+Runs are ordered decodes first (length 1). ``page_table_RP`` has PAD (-1) beyond a row's pages, and
+whole PAD rows (slot PAD, start 0, length 1 in T, context 0) may pad the decode part of a batch: kernels
+skip them (law L4) and their outputs are unspecified but finite.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class TapPoint:
+    """Inside prefill run ``run``, write the state after ``offset`` tokens of that run (1..length) into
+    ``slot``."""
+
+    run: int
+    offset: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The runs of one step. Host lists drive loops; the tensors drive batched kernels.
+
+    ``offsets[r]`` is the run's first index in T; ``starts[r]`` the position of its first token;
+    ``lengths[r]`` its tokens; ``slots[r]`` its state slot or PAD; ``fresh[r]``: state starts from zero.
+    A PAD row has slot PAD, start PAD and length 1.
+    """
+
+    offsets: list[int]
+    starts: list[int]
+    lengths: list[int]
+    slots: list[int]
+    fresh: list[bool]
+    decode_count: int
+    starts_R: torch.Tensor       # int64
+    slots_R: torch.Tensor        # int64, PAD allowed
+    context_R: torch.Tensor      # int64: tokens visible after this step: start + length; 0 for PAD rows
+    page_table_RP: torch.Tensor  # int32, PAD beyond the row's pages
+    taps: tuple[TapPoint, ...] = ()
+
+    @property
+    def run_count(self) -> int:
+        return len(self.offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    tokens_T: torch.Tensor      # int64; 0 for PAD rows
+    positions_T: torch.Tensor   # int64; PAD for PAD rows
+    runs: Runs
+
+
+@dataclass(slots=True)
+class LayerCache:
+    """Views into the arena for one layer. ``k``/``v`` are the packed pages (see tensor.layout), None for
+    a layer without attention; ``state`` maps part name -> [S, *part shape]."""
+
+    k: torch.Tensor | None = None
+    v: torch.Tensor | None = None
+    state: dict[str, torch.Tensor] = field(default_factory=dict)

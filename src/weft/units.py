@@ -1,0 +1,70 @@
+"""Words and numbers that every layer shares: ids, the one "nothing here" index, and byte units.
+
+``int`` ids are NewTypes so that a page cannot be passed where a slot is meant; they cost nothing at
+run time. *Index*, *count* and *bytes* are different words in every name.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NewType
+
+from weft.errors import ConfigError
+
+PageId = NewType("PageId", int)
+SlotId = NewType("SlotId", int)
+FrameId = NewType("FrameId", int)
+RowId = NewType("RowId", int)
+"""Row of the page table and of every per-row buffer of the executor."""
+SeqId = NewType("SeqId", int)
+
+PAD = -1
+"""The one "nothing here" index (law L4): no read and no write, in every kernel, on every backend."""
+
+PAGE_TOKENS = 16
+"""Tokens in a KV page."""
+
+CHUNK_TOKENS = 64
+"""The absolute grid of the chunked recurrent kernels: chunks start at multiples of this position, so a
+prompt computed in any pieces (that end on the grid) goes through the same chunks as in one piece."""
+
+ALIGN_BYTES = 256
+"""Every field in a page or slot starts at a multiple of this."""
+
+_SUFFIX = {"": 1, "B": 1, "K": 1000, "KB": 1000, "M": 1000**2, "MB": 1000**2, "G": 1000**3, "GB": 1000**3,
+           "T": 1000**4, "TB": 1000**4, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def ceil_div(value: int, by: int) -> int:
+    return -(-value // by)
+
+
+def align_up(value: int, to: int = ALIGN_BYTES) -> int:
+    return ceil_div(value, to) * to
+
+
+def pages_for(tokens: int) -> int:
+    """KV pages that hold ``tokens`` tokens."""
+    return ceil_div(tokens, PAGE_TOKENS)
+
+
+def parse_bytes(text: str, *, flag: str) -> int:
+    """``"80GiB"``, ``"512 MB"``, ``"1e9"``, ``"1048576"`` -> bytes.
+
+    Raises ConfigError naming ``flag`` and the forms that are understood.
+    """
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    scale = _SUFFIX.get(match.group(2).upper()) if match else None
+    if match is None or scale is None:
+        raise ConfigError(f"{flag} {text!r} is not a size: write a number with B, MB, GB, MiB or GiB, "
+                          f"for example {flag} 4GiB", param=flag)
+    return int(float(match.group(1)) * scale)
+
+
+def format_bytes(count: int | float) -> str:
+    """1536 -> '1.5 KiB'. For people; never parsed back."""
+    for suffix, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= scale:
+            value = count / scale
+            return f"{value:.0f} {suffix}" if value >= 100 else f"{value:.1f} {suffix}"
+    return f"{count:.0f} B"
