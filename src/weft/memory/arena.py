@@ -1,0 +1,96 @@
+"""Frames: the unit that changes hands between pages and slots.
+
+    free, by the kind whose bytes they last held        claimed
+    [never used]  [pages]  [slots]           <----->    a key of one pool's ``stacks`` (packing.py)
+
+A frame is free, and then in exactly one of three stacks here, or it is claimed, and then a key of
+exactly one pool (law L1). Nothing else records it: the stack that a free frame is in *is* the record of
+what its bytes are, so law L6 needs no flag. Claiming from a stack of another kind, or one never used,
+means "zero it before first use"; claiming from one's own kind does not.
+
+Order: own kind first (nothing to zero), then never used, then the other kind. Stacks are last in, first
+out: a frame just left is warm.
+
+Rejected: one free list with a ``last_kind`` per frame (zeroes more, and is a status beside a membership);
+zeroing on release (pays for frames that go back to their own kind, which is nearly all of them).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from weft.units import FrameId
+
+
+class FrameKind(Enum):
+    PAGES = "pages"
+    SLOTS = "slots"
+
+
+@dataclass(frozen=True, slots=True)
+class FrameClaim:
+    """A free frame becomes a frame of ``kind``; ``held`` is the kind whose bytes it has, None if never
+    used."""
+
+    frame: FrameId
+    kind: FrameKind
+    held: FrameKind | None
+
+    @property
+    def needs_zero(self) -> bool:
+        return self.held is not self.kind
+
+
+_PREFERENCE: dict[FrameKind, tuple[FrameKind | None, ...]] = {
+    FrameKind.PAGES: (FrameKind.PAGES, None, FrameKind.SLOTS),
+    FrameKind.SLOTS: (FrameKind.SLOTS, None, FrameKind.PAGES),
+}
+
+
+class Arena:
+    """The free frames. ``claim`` and ``release`` are called by a commit only."""
+
+    __slots__ = ("frame_count", "free")
+
+    def __init__(self, frame_count: int) -> None:
+        self.frame_count = frame_count
+        untouched = [FrameId(frame) for frame in reversed(range(frame_count))]
+        self.free: dict[FrameKind | None, list[FrameId]] = {
+            None: untouched, FrameKind.PAGES: [], FrameKind.SLOTS: []}
+
+    @property
+    def free_count(self) -> int:
+        return sum(len(stack) for stack in self.free.values())
+
+    def claim(self, claim: FrameClaim) -> None:
+        frame = self.free[claim.held].pop()
+        assert frame == claim.frame, f"drafted frame {claim.frame} but frame {frame} is next"
+
+    def release(self, frame: FrameId, kind: FrameKind) -> None:
+        """``frame`` is empty; its bytes are of ``kind``."""
+        self.free[kind].append(frame)
+
+
+class FrameWalk:
+    """The frames that claims would take, in order, without taking them: a depth into each stack."""
+
+    __slots__ = ("_depth", "_free", "claims", "left")
+
+    def __init__(self, arena: Arena) -> None:
+        self._free = arena.free
+        self._depth: dict[FrameKind | None, int] = dict.fromkeys(arena.free, 0)
+        self.left = arena.free_count
+        self.claims: list[FrameClaim] = []
+
+    def claim(self, kind: FrameKind) -> FrameId:
+        """The next free frame for ``kind``; the caller has seen that ``left`` is not 0."""
+        for held in _PREFERENCE[kind]:
+            stack, depth = self._free[held], self._depth[held]
+            if depth < len(stack):
+                frame = stack[-1 - depth]
+                self._depth[held] = depth + 1
+                self.left -= 1
+                self.claims.append(FrameClaim(frame, kind, held))
+                return frame
+        raise AssertionError("no free frame is left to this draft")

@@ -1,0 +1,293 @@
+"""Geometry: what a page, a slot and a frame are for one model, and what sizes fit into them.
+
+    arena   |  frame 0   |  frame 1   |  frame 2   | ...            F bytes each
+            |P|P|P|P|P|P|  S'  |  S'  |P|P|P|P|P|P|                 n pages or m slots, never both
+
+    F = n x P = m x S'    S' >= S    every offset a multiple of 256
+
+P is the bytes of a KV page: 16 tokens for all attention layers, a K block then a V block per layer.
+S is the bytes of a state slot: the states of all recurrent layers of one sequence. As n x P and m x S'
+are the same number, page i is at i x P and slot j at j x S' whatever frame they are in, and each kind
+is one plain strided view of the whole arena.
+
+How F is chosen (``choose_frame``): for every m there is one smallest n that can work, because m must
+divide n x P / 256; the frame is the smallest such F that leaves less than 1 % of itself to slot padding.
+A state is often some hundred pages and then m = 1. A frame coarser than 1/50 of the arena is traded
+against padding. Why a slot is never split over frames is in docs/decisions/0002-frames.md.
+
+Rejected: F = lcm(P, S), 128 slots for Granite-4.0-H-Small; pages grown to the size of a state, which
+charges a request of 100 tokens for 2,000; two fixed pools, where one starves while the other is empty.
+
+A model without attention has P = 0 and frames of one slot; one without recurrent layers has S = 0 and
+frames of one page. Both are ordinary. Everything here is integers: no torch, no I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from weft.config import EngineConfig, Sizes, flag_name
+from weft.errors import ConfigError
+from weft.spec import ITEM_BYTES, DTypeName, ModelSpec
+from weft.units import ALIGN_BYTES, CHUNK_TOKENS, PAGE_TOKENS, align_up, ceil_div, format_bytes, pages_for
+
+FRAMES_WANTED = 50
+"""An arena of fewer frames than this is coarse: padding is then traded against frame size."""
+
+DEFAULT_MEMORY_SHARE = 0.4
+"""Share of the free RAM taken when ``--memory`` is not given."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateField:
+    """One state tensor of one layer: ``shape`` and ``dtype`` at ``offset_bytes`` inside a slot."""
+
+    layer: int
+    name: str
+    offset_bytes: int
+    shape: tuple[int, ...]
+    dtype: DTypeName
+
+
+@dataclass(frozen=True, slots=True)
+class KvField:
+    """One attention layer inside a page: a K block and a V block, each kv_heads x head_dim x 16 items."""
+
+    layer: int
+    k_offset_bytes: int
+    v_offset_bytes: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaPlan:
+    """The geometry in plain integers; made by ``plan_arena``, read by memory and by the tensor views."""
+
+    page_bytes: int
+    pages_per_frame: int
+    slot_bytes: int
+    slot_stride_bytes: int
+    slots_per_frame: int
+    frame_bytes: int
+    frame_count: int
+    kv_dtype: DTypeName
+    model_dtype: DTypeName
+    kv_fields: tuple[KvField, ...]
+    state_fields: tuple[StateField, ...]
+
+    @property
+    def page_count(self) -> int:
+        return self.frame_count * self.pages_per_frame
+
+    @property
+    def slot_count(self) -> int:
+        return self.frame_count * self.slots_per_frame
+
+    @property
+    def arena_bytes(self) -> int:
+        return self.frame_count * self.frame_bytes
+
+    @property
+    def page_tokens(self) -> int:
+        return PAGE_TOKENS
+
+    def pages_for(self, tokens: int) -> int:
+        """Pages that ``tokens`` tokens of one sequence occupy: none in a model without attention."""
+        return pages_for(tokens) if self.pages_per_frame else 0
+
+    @property
+    def frames_min(self) -> int:
+        """Frames without which nothing runs: one for each kind the model has."""
+        return (self.pages_per_frame > 0) + (self.slots_per_frame > 0)
+
+    def frames_for(self, sequences: int, tokens_each: int) -> int:
+        """Frames that surely hold ``sequences`` sequences of ``tokens_each`` tokens."""
+        slots = ceil_div(sequences, self.slots_per_frame) if self.slots_per_frame else 0
+        pages = sequences * self.pages_for(tokens_each)
+        return slots + (ceil_div(pages, self.pages_per_frame) if pages else 0)
+
+
+def _lay_page(spec: ModelSpec, kv_dtype: DTypeName) -> tuple[tuple[KvField, ...], int]:
+    fields, offset = [], 0
+    for layer in spec.attention_layers:
+        kv_heads, head_dim = spec.layers[layer].kv_heads, spec.layers[layer].head_dim
+        block = align_up(kv_heads * head_dim * PAGE_TOKENS * ITEM_BYTES[kv_dtype])
+        fields.append(KvField(layer, offset, offset + block, kv_heads, head_dim))
+        offset += 2 * block
+    return tuple(fields), offset
+
+
+def _lay_slot(spec: ModelSpec) -> tuple[tuple[StateField, ...], int]:
+    fields, offset = [], 0
+    for layer in spec.recurrent_layers:
+        for part in spec.layers[layer].state:
+            fields.append(StateField(layer, part.name, offset, part.shape, part.dtype_in(spec.dtype)))
+            offset = align_up(offset + part.part_bytes(spec.dtype))
+    return tuple(fields), offset
+
+
+def choose_frame(page_bytes: int, slot_bytes: int, memory_bytes: int) -> tuple[int, int]:
+    """(pages per frame n, slots per frame m) for P = ``page_bytes`` and S = ``slot_bytes``, both
+    multiples of 256, 0 for a kind that the model does not have.
+
+    Candidates: m = 1, 2, ... each with its smallest n, until one pads less than 1 %. That ends at the
+    latest at m = P / 256, where S' = S. If it makes at least ``FRAMES_WANTED`` frames it is taken;
+    otherwise the candidate that loses least, where the loss is the share of a frame that is padding plus
+    the share of the arena that is one frame. At least two frames where any candidate allows it.
+    """
+    if not page_bytes or not slot_bytes:
+        return int(page_bytes > 0), int(slot_bytes > 0)
+    units = page_bytes // ALIGN_BYTES
+    candidates: list[tuple[int, int]] = []
+    fine: tuple[int, int] | None = None
+    for m in range(1, units + 1):
+        if fine is not None and m * slot_bytes > fine[0] * page_bytes:
+            break
+        step = m // gcd(m, units)
+        n = step * ceil_div(m * slot_bytes, step * page_bytes)
+        candidates.append((n, m))
+        pads_little = 100 * (n * page_bytes - m * slot_bytes) < n * page_bytes
+        if pads_little and (fine is None or n <= fine[0]):
+            fine = (n, m)
+    assert fine is not None, "m = P / 256 pads nothing"
+    if FRAMES_WANTED * fine[0] * page_bytes <= memory_bytes:
+        return fine
+
+    def loss(candidate: tuple[int, int]) -> tuple[bool, float]:
+        n, m = candidate
+        frame_bytes = n * page_bytes
+        too_big = 2 * frame_bytes > memory_bytes
+        padding_share = 0.0 if too_big else 1 - m * slot_bytes / frame_bytes
+        return too_big, padding_share + frame_bytes / max(memory_bytes, 1)
+
+    return min(candidates, key=loss)
+
+
+def plan_arena(spec: ModelSpec, memory_bytes: int, *, kv_dtype: DTypeName | None = None) -> ArenaPlan:
+    """The arena of ``spec`` in at most ``memory_bytes``. ``kv_dtype`` None takes the model's. Never
+    fails: too little memory makes too few frames, which ``fit_sizes`` reports."""
+    kv_dtype = kv_dtype or spec.dtype
+    kv_fields, page_bytes = _lay_page(spec, kv_dtype)
+    state_fields, slot_bytes = _lay_slot(spec)
+    n, m = choose_frame(page_bytes, slot_bytes, memory_bytes)
+    frame_bytes = n * page_bytes if n else m * slot_bytes
+    return ArenaPlan(
+        page_bytes=page_bytes,
+        pages_per_frame=n,
+        slot_bytes=slot_bytes,
+        slot_stride_bytes=frame_bytes // m if m else 0,
+        slots_per_frame=m,
+        frame_bytes=frame_bytes,
+        frame_count=max(0, memory_bytes) // frame_bytes if frame_bytes else 0,
+        kv_dtype=kv_dtype,
+        model_dtype=spec.dtype,
+        kv_fields=kv_fields,
+        state_fields=state_fields,
+    )
+
+
+def default_memory_bytes(available_ram: int, spec: ModelSpec, config: EngineConfig) -> int:
+    """What ``--memory`` is when not given: 40 % of ``available_ram``, but no more than
+    ``max_num_seqs`` sequences of full length could ever use."""
+    share = int(available_ram * DEFAULT_MEMORY_SHARE)
+    length = min(config.max_model_len or spec.max_positions, spec.max_positions)
+    return min(share, _memory_for(spec, spec.dtype, config.max_num_seqs, length)[0])
+
+
+def _memory_for(spec: ModelSpec, kv_dtype: DTypeName, sequences: int, tokens_each: int) -> tuple[int, str]:
+    """Bytes that surely hold so many sequences of so many tokens, and how to type them.
+
+    More memory may choose another frame, and typing rounds up: so the answer is tried, and grown until
+    the arena it makes is enough. It grows each time, and the frame is settled from 50 frames on.
+    """
+    need = 1
+    while True:
+        need, text = _typed(need)
+        arena = plan_arena(spec, need, kv_dtype=kv_dtype)
+        frames = arena.frames_for(sequences, tokens_each)
+        if arena.frame_count >= frames:
+            return need, text
+        need = frames * arena.frame_bytes
+
+
+def _typed(count: int) -> tuple[int, str]:
+    """``count`` rounded up by less than 1 % to what is short to type, and that text."""
+    for suffix, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count > 100 * scale:
+            return ceil_div(count, scale) * scale, f"--memory {ceil_div(count, scale)}{suffix}"
+    return count, f"--memory {count}"
+
+
+def fit_sizes(config: EngineConfig, spec: ModelSpec, arena: ArenaPlan) -> Sizes:
+    """EngineConfig meets the model and the arena: what does not fit is shrunk, and ``notes`` says so.
+
+    ``max_model_len``: one sequence alone surely fits, one frame for its slot and the rest for its pages.
+    ``rows_max``: as many sequences as can hold a slot and a page each, and as leave the step's budget
+    room for one chunk of prefill beside all decodes, so that decodes never starve a prompt.
+
+    Raises ConfigError where a field is not positive, and where ``--memory`` cannot hold one frame of
+    each kind; that one names the exact flag that would do.
+    """
+    for name in ("max_num_seqs", "max_num_batched_tokens", "max_queued_requests", "max_model_len"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            flag = flag_name(name)
+            raise ConfigError(f"{flag} is {value}; it must be at least 1", param=flag)
+    if arena.frame_count < arena.frames_min:
+        need, flag = _memory_for(spec, arena.kv_dtype, 1, 1)
+        raise ConfigError(
+            f"--memory is too small for one sequence of this {spec.family} model, which takes "
+            f"{format_bytes(need)} at least: use {flag}", param="--memory")
+    notes: list[str] = []
+    max_model_len = _fit_length(config, spec, arena, notes)
+    rows_max, step_tokens_max = _fit_rows(config, arena, notes)
+    return Sizes(max_model_len=max_model_len, rows_max=rows_max, step_tokens_max=step_tokens_max,
+                 queue_max=config.max_queued_requests, memory_bytes=arena.arena_bytes, notes=tuple(notes))
+
+
+def _fit_length(config: EngineConfig, spec: ModelSpec, arena: ArenaPlan, notes: list[str]) -> int:
+    asked = config.max_model_len or spec.max_positions
+    length = min(asked, spec.max_positions)
+    if length < asked:
+        notes.append(f"--max-model-len {asked} shrunk to {length}: the model has no more positions.")
+    if not arena.pages_per_frame:
+        return length
+    slot_frames = int(arena.slots_per_frame > 0)
+    holds = (arena.frame_count - slot_frames) * arena.pages_per_frame * PAGE_TOKENS
+    if holds < length:
+        _, flag = _memory_for(spec, arena.kv_dtype, 1, length)
+        notes.append(f"--max-model-len {length} shrunk to {holds}: one sequence of {holds} tokens fills "
+                     f"the arena of {format_bytes(arena.arena_bytes)}; {flag} would hold {length}.")
+    return min(length, holds)
+
+
+def _fit_rows(config: EngineConfig, arena: ArenaPlan, notes: list[str]) -> tuple[int, int]:
+    tokens = max(config.max_num_batched_tokens, CHUNK_TOKENS + 1)
+    if tokens > config.max_num_batched_tokens:
+        notes.append(f"--max-num-batched-tokens {config.max_num_batched_tokens} raised to {tokens}: a step "
+                     f"must hold one prefill chunk of {CHUNK_TOKENS} tokens and a decode.")
+    rows = config.max_num_seqs
+    held = _sequences_held(arena)
+    if held is not None and held < rows:
+        notes.append(f"--max-num-seqs {rows} shrunk to {held}: the arena of "
+                     f"{format_bytes(arena.arena_bytes)} holds no more at once; more wait in the queue.")
+        rows = held
+    if rows > tokens - CHUNK_TOKENS:
+        notes.append(f"--max-num-seqs {rows} shrunk to {tokens - CHUNK_TOKENS}: a step of "
+                     f"--max-num-batched-tokens {tokens} must hold every decode and a prefill chunk of "
+                     f"{CHUNK_TOKENS} tokens.")
+        rows = tokens - CHUNK_TOKENS
+    return rows, tokens
+
+
+def _sequences_held(arena: ArenaPlan) -> int | None:
+    """Most sequences of one page each: max over k slot frames of min(k m, (N - k) n). None: no bound."""
+    n, m, frames = arena.pages_per_frame, arena.slots_per_frame, arena.frame_count
+    if not m:
+        return frames * n if n else None
+    if not n:
+        return frames * m
+    balanced = frames * n // (m + n)
+    return max(min(k * m, (frames - k) * n) for k in (balanced, balanced + 1))

@@ -1,0 +1,13 @@
+"""Set before anything imports torch: one thread and a patient one.
+
+The models of these tests are tiny, so a second thread only adds a barrier per operation; and a thread that
+spins at a barrier while another process holds the core turns microseconds into milliseconds.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
