@@ -1,0 +1,291 @@
+"""An executor without a model: it checks each plan as a kernel would suffer it, and makes up the tokens.
+
+It keeps its own device: a page table, KV cells, state slots. They are built from the plans alone
+(``rows_cleared``, ``admissions``, ``table_writes``, ``zero_frames``), and what a kernel would write there
+it writes as a *digest*: the cell of position p holds a hash of tokens [0, p], the slot of a sequence at p
+a hash of tokens [0, p). So whatever is read can be compared with what it must be:
+
+    page table row 3   [ 7 | 2 | . ]                slot 5
+                         |   |                        |
+    cells        page 7 [h1 h2 .. h16]             state h17 at position 17
+                 page 2 [h17 .. ]
+
+    read of [0, 17) through the row == hashes of the row's own tokens, or ``PlanViolation`` says which is not
+
+It catches, each with a negative control in tests/unit/engine/test_scripted.py: a wrong page-table write, a
+row that was not cleared, a slot that holds another sequence's state or an older one of its own, a skipped
+or repeated position, a page written under a second reader (L7), memory that changed kind without zeroing
+(L6), a chunk that ends off the grid, a wrong token fed to a decode, a budget overrun.
+
+The token chosen is a pure function of the tokens before it and of the sequence's seed (none when greedy):
+``reference_tokens`` computes a whole answer without any engine, and batching, chunking and preemption must
+change nothing. ``next_token`` replaces the function where a test wants a particular answer.
+
+Rejected: a mock that returns canned tokens by step (it would pass whatever the plan says).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.engine.stopping import stop_rule
+from weft.memory.plan import ArenaPlan
+from weft.request import FinishReason, SamplingParams, TokenLogprobs
+from weft.schedule.plan import Admission, Int32s, StepPlan, StepResult
+from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS, RowId, ceil_div
+
+NextToken = Callable[[int, int], int]
+"""(digest of all tokens so far, seed or 0 when greedy) -> next token."""
+
+Digests = npt.NDArray[np.uint64]
+
+_MASK = 2**64 - 1
+_EMPTY = 0xCBF29CE484222325
+_UNWRITTEN = np.uint64(0)
+
+
+class PlanViolation(AssertionError):
+    """The plan would make a kernel read or write what it must not; the message says which law and where."""
+
+
+def digest(before: int, token: int) -> int:
+    """Hash of a token sequence from the hash of all but its last (FNV-1a over 64-bit words, mixed)."""
+    mixed = ((before ^ (token + 1)) * 0x100000001B3) & _MASK
+    mixed ^= mixed >> 29
+    return (mixed * 0xBF58476D1CE4E5B9) & _MASK or 1
+
+
+def digest_of(tokens: Iterable[int]) -> int:
+    """Hash of a whole token sequence."""
+    state = _EMPTY
+    for token in tokens:
+        state = digest(state, token)
+    return state
+
+
+def _require(holds: object, message: str) -> None:
+    if not holds:
+        raise PlanViolation(message)
+
+
+def hashed_token(vocab_size: int) -> NextToken:
+    """The default: uniform over the vocabulary, decided by the hash."""
+    def choose(state: int, seed: int) -> int:
+        mixed = digest(state ^ (seed & _MASK), 0x5EED)
+        return (mixed >> 17) % vocab_size
+    return choose
+
+
+def reference_tokens(prompt: list[int], sampling: SamplingParams, *, seed: int, eos_ids: tuple[int, ...],
+                     max_model_len: int, next_token: NextToken) -> tuple[list[int], FinishReason]:
+    """The whole answer of one sequence, computed alone and without an engine. ``seed`` is the sequence's."""
+    rule = stop_rule(sampling, eos_ids, max_model_len - len(prompt))
+    state = digest_of(prompt)
+    made: list[int] = []
+    if sampling.max_tokens == 0:
+        return made, "length"
+    while True:
+        token = next_token(state, 0 if sampling.greedy else seed)
+        state = digest(state, token)
+        made.append(token)
+        reason = rule.reason(token, len(made))
+        if reason is not None:
+            return made, reason
+
+
+@dataclass(slots=True)
+class _Row:
+    """What the device was told of a row. ``digests[p]``: of tokens [0, p]; known tokens only."""
+
+    admission: Admission
+    tokens: list[int]
+    digests: list[int] = field(default_factory=list)
+    computed: int | None = None
+
+    def learn(self, token: int) -> None:
+        self.tokens.append(token)
+        self.digests.append(digest(self.digests[-1] if self.digests else _EMPTY, token))
+
+    def state_at(self, position: int) -> int:
+        return self.digests[position - 1] if position else _EMPTY
+
+
+class ScriptedExecutor:
+    """``arena`` gives the geometry; the rest are the engine's own limits. ``step_tokens_bound`` is the
+    most tokens that a step may have (``weft.schedule.budget.step_tokens_bound``)."""
+
+    def __init__(self, arena: ArenaPlan, *, vocab_size: int, rows_max: int, max_model_len: int,
+                 step_tokens_bound: int, next_token: NextToken | None = None) -> None:
+        self.closed = False
+        self.next_token = next_token or hashed_token(vocab_size)
+        self._arena = arena
+        self._step_tokens_bound = step_tokens_bound
+        self._rows: list[_Row | None] = [None] * rows_max
+        self._pages = arena.pages_per_frame > 0
+        self._slots = arena.slots_per_frame > 0
+        self._table = np.full((rows_max, ceil_div(max_model_len, PAGE_TOKENS)), PAD, dtype=np.int32)
+        self._cells: Digests = np.full((arena.page_count, PAGE_TOKENS), _UNWRITTEN, dtype=np.uint64)
+        self._readers = np.zeros(arena.page_count, dtype=np.int32)
+        self._states: Digests = np.full(arena.slot_count, _UNWRITTEN, dtype=np.uint64)
+        self._frame_kinds = [""] * arena.frame_count
+
+    def close(self) -> None:
+        self.closed = True
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Raises PlanViolation."""
+        _require(not self.closed, "a closed executor was used")
+        self._check_shape(plan)
+        self._apply_rows(plan)
+        for frame in plan.zero_frames:
+            self._zero_frame(frame)
+        tokens = np.full(plan.run_count, PAD, dtype=np.int32)
+        logprobs: dict[int, TokenLogprobs] = {}
+        prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+        offset = 0
+        for run in range(plan.run_count):
+            length = int(plan.lengths[run])
+            row = self._run(plan, run, plan.tokens[offset:offset + length])
+            offset += length
+            if run in plan.prompt_logprob_runs:
+                prompt_logprobs[run] = self._prompt_logprobs(row, int(plan.starts[run]), length)
+            if plan.samples[run]:
+                tokens[run] = self._sample(row)
+                if row.admission.sampling.logprobs is not None:
+                    logprobs[run] = made_up_logprobs(int(tokens[run]), row.digests[-1],
+                                                     row.admission.sampling.logprobs)
+        return StepResult(tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+
+    # ------------------------------------------------------------------ what a plan may look like
+
+    def _check_shape(self, plan: StepPlan) -> None:
+        runs = plan.run_count
+        for name in ("rows", "starts", "lengths", "slots", "fresh", "samples"):
+            _require(getattr(plan, name).shape == (runs,), f"{name} is not one per run")
+        _require(plan.tokens.shape == (int(plan.lengths.sum()),), "tokens are not as many as lengths say")
+        _require(plan.token_count <= self._step_tokens_bound,
+                 f"{plan.token_count} tokens in a step of at most {self._step_tokens_bound}")
+        _require(len(set(plan.rows.tolist())) == runs, "a row has two runs in one step")
+        _require(len(set(plan.seqs)) == runs, "a sequence has two runs in one step")
+        decodes, prefills = slice(0, plan.decode_count), slice(plan.decode_count, runs)
+        _require((plan.lengths[decodes] == 1).all(), "a decode is longer than one token")
+        _require((plan.starts[decodes] > 0).all(), "a decode starts at 0")
+        _require((plan.lengths[prefills] > 0).all(), "an empty run")
+
+    def _apply_rows(self, plan: StepPlan) -> None:
+        for cleared in plan.rows_cleared:
+            _require(self._rows[cleared] is not None, f"row {cleared} was cleared and holds nothing")
+            held = self._table[cleared][self._table[cleared] != PAD]
+            self._readers[held] -= 1
+            self._table[cleared] = PAD
+            self._rows[cleared] = None
+        for admission in plan.admissions:
+            held_by = self._rows[admission.row]
+            _require(held_by is None, f"L5: row {admission.row} is given to sequence {admission.seq} and "
+                                      "was not cleared of the one before")
+            row = _Row(admission, [])
+            for token in admission.tokens.tolist():
+                row.learn(token)
+            self._rows[admission.row] = row
+        for row_id, index, page in plan.table_writes.T.tolist():
+            _require(self._rows[row_id] is not None, f"L5: a page is written into the empty row {row_id}")
+            _require(self._table[row_id, index] == PAD, f"entry {index} of row {row_id} is written twice")
+            _require(index == 0 or self._table[row_id, index - 1] != PAD,
+                     f"L4: entry {index} of row {row_id} is written before entry {index - 1}")
+            _require(0 <= page < self._arena.page_count, f"page {page} is outside the arena")
+            self._table[row_id, index] = page
+            self._readers[page] += 1
+
+    def _zero_frame(self, frame: int) -> None:
+        arena = self._arena
+        first = frame * arena.pages_per_frame
+        self._cells[first:first + arena.pages_per_frame] = _UNWRITTEN
+        first = frame * arena.slots_per_frame
+        self._states[first:first + arena.slots_per_frame] = _UNWRITTEN
+        self._frame_kinds[frame] = "zero"
+
+    def _claim_frame(self, frame: int, kind: str) -> None:
+        held = self._frame_kinds[frame]
+        _require(held in ("zero", kind), f"L6: frame {frame} is used for {kind} and was not zeroed "
+                                         f"(it held {held or 'nothing yet'})")
+        self._frame_kinds[frame] = kind
+
+    # ------------------------------------------------------------------ one run
+
+    def _run(self, plan: StepPlan, run: int, tokens: Int32s) -> _Row:
+        row_id, start = RowId(int(plan.rows[run])), int(plan.starts[run])
+        end = start + int(plan.lengths[run])
+        row = self._rows[row_id]
+        where = f"step {plan.step} run {run} (row {row_id}, positions {start} to {end})"
+        if row is None:
+            raise PlanViolation(f"L5: {where} is on an empty row")
+        _require(row.admission.seq == plan.seqs[run],
+                 f"L5: {where} is for sequence {plan.seqs[run]}; the row holds {row.admission.seq}")
+        if row.computed is not None:
+            _require(start == row.computed, f"{where}: {row.computed} positions are computed, so positions "
+                                            "would be skipped or repeated")
+        _require(end <= len(row.tokens), f"{where}: only {len(row.tokens)} tokens are known")
+        _require(tokens.tolist() == row.tokens[start:end], f"{where}: the tokens are not the sequence's")
+        last = end == len(row.tokens)
+        _require(last or end % CHUNK_TOKENS == 0, f"{where} ends off the grid of {CHUNK_TOKENS}")
+        _require(run >= plan.decode_count or last, f"{where}: a decode that is behind")
+        wanted = last and row.admission.sampling.max_tokens != 0
+        _require(bool(plan.samples[run]) == wanted, f"{where}: samples is {bool(plan.samples[run])}")
+        self._run_state(plan, run, row, start, end, where)
+        if self._pages:
+            self._run_pages(row_id, row, start, end, where)
+        row.computed = end
+        return row
+
+    def _run_state(self, plan: StepPlan, run: int, row: _Row, start: int, end: int, where: str) -> None:
+        slot, fresh = int(plan.slots[run]), bool(plan.fresh[run])
+        _require(fresh == (start == 0), f"{where}: fresh is {fresh}")
+        if not self._slots:
+            _require(slot == PAD, f"L4: {where} has slot {slot}; this model has no state")
+            return
+        _require(0 <= slot < self._arena.slot_count, f"{where}: slot {slot} is outside the arena")
+        _require(np.count_nonzero(plan.slots == slot) == 1, f"L1: {where} shares slot {slot} in this step")
+        if not fresh:
+            _require(int(self._states[slot]) == row.state_at(start),
+                     f"L5: {where}: slot {slot} does not hold the state after {start} tokens")
+        self._claim_frame(slot // self._arena.slots_per_frame, "slots")
+        self._states[slot] = row.state_at(end)
+
+    def _run_pages(self, row_id: RowId, row: _Row, start: int, end: int, where: str) -> None:
+        pages = self._table[row_id, :ceil_div(end, PAGE_TOKENS)]
+        _require((pages != PAD).all(), f"L4: {where}: the page table ends before the run does")
+        written = pages[start // PAGE_TOKENS:]
+        _require((self._readers[written] == 1).all(), f"L7: {where} writes a page that has two readers")
+        for page in written.tolist():
+            self._claim_frame(page // self._arena.pages_per_frame, "pages")
+        expected = np.asarray(row.digests[:end], dtype=np.uint64)
+        positions = np.arange(start, end)
+        self._cells[pages[positions // PAGE_TOKENS], positions % PAGE_TOKENS] = expected[start:]
+        read = self._cells[pages].reshape(-1)[:end]
+        if not np.array_equal(read, expected):
+            at = int(np.flatnonzero(read != expected)[0])
+            raise PlanViolation(f"{where}: page {int(pages[at // PAGE_TOKENS])} does not hold position {at} "
+                                "of this sequence")
+
+    def _sample(self, row: _Row) -> int:
+        seed = 0 if row.admission.sampling.greedy else row.admission.seed
+        token = self.next_token(row.digests[-1], seed)
+        row.learn(token)
+        return token
+
+    def _prompt_logprobs(self, row: _Row, start: int, length: int) -> list[TokenLogprobs]:
+        top = row.admission.sampling.prompt_logprobs
+        assert top is not None
+        end = min(start + length, row.admission.prompt_tokens - 1)
+        return [made_up_logprobs(row.tokens[at + 1], row.digests[at], top) for at in range(start, end)]
+
+
+def made_up_logprobs(token: int, before: int, top: int) -> TokenLogprobs:
+    """Logprobs of ``token`` after the tokens with digest ``before``: invented, but the same each time."""
+    first = -(digest(before, token) % 4096) / 1024
+    return TokenLogprobs(token=token, logprob=first, rank=0,
+                         top=[(token + at, first - at) for at in range(top)])

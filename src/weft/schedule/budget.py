@@ -1,0 +1,45 @@
+"""The token budget of one step: one object per pass, spent in order of claim.
+
+    step_tokens_max   | d d d d | p0 p0 p0 p0 p0 p0 p0 p0 | p1 p1 p1 p1 |
+                        decodes   first prefill              next prefill, to a multiple of CHUNK_TOKENS
+
+Decodes come first and always all of them. A prefill that does not reach the end of its known tokens stops
+on the absolute grid of CHUNK_TOKENS, so that a prompt goes through the same chunks of the recurrent
+kernels however it is cut, and its numbers do not depend on the company it had (promise 1).
+
+A grid has a smallest step, so a budget below it could starve every prefill for as long as decodes run.
+Hence one chunk's worth is always left for prefill: a step has at most ``step_tokens_bound`` tokens, which
+is ``step_tokens_max`` unless that is nearly used up by decodes. Buffers are sized by the bound.
+
+Rejected: cutting a prefill off the grid to fill the budget to the last token (the answer would depend on
+who else was in the batch); skipping decodes in favour of prefill (a stall that the reader of the stream
+sees).
+"""
+
+from __future__ import annotations
+
+from weft.units import CHUNK_TOKENS
+
+
+def step_tokens_bound(step_tokens_max: int, rows_max: int) -> int:
+    """Most tokens that one step can have: the size of per-token buffers."""
+    return max(step_tokens_max, rows_max + CHUNK_TOKENS)
+
+
+class Budget:
+    """Tokens left for prefill in this step, after ``decode_count`` decodes."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, step_tokens_max: int, decode_count: int) -> None:
+        self.left = max(step_tokens_max - decode_count, CHUNK_TOKENS)
+
+    def chunk_end(self, start: int, end: int) -> int:
+        """Where a prefill at ``start`` with known tokens up to ``end`` stops in this step. Equal to
+        ``start`` when what is left does not reach the next grid point."""
+        reach = start + self.left
+        return end if reach >= end else max(start, reach - reach % CHUNK_TOKENS)
+
+    def spend(self, tokens: int) -> None:
+        assert 0 < tokens <= self.left, f"{tokens} tokens of {self.left}"
+        self.left -= tokens

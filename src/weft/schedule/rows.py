@@ -1,0 +1,111 @@
+"""Rows of the page table, and what the planner knows of the sequence in each: arrays, one element a row.
+
+    row        0    1    2    3   ...  rows_max-1
+    seq       [7]  [.]  [9]  [4]                    Sequence or None
+    computed  130        64   17                    positions [0, computed) are in memory
+    target    120       300   17                    known tokens when admitted; decoding from there on
+    capacity  144       304   32                    positions that its pages hold
+    slot        3         1    0                    state slot, PAD without recurrent layers
+
+A decode is planned from these arrays alone: one gather each, whatever the number of sequences, and
+Python per sequence only for those that cross into a new page. Owns: which row is whose. Keeps L5: a row is
+given back by ``release`` (the plan that does it lists it in ``rows_cleared``), which wipes it.
+
+Rejected: attributes of Sequence objects (256 attribute reads cost more than the whole plan).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from weft.schedule.plan import Int32s
+from weft.schedule.sequence import SeqState, Sequence
+from weft.units import PAD, PAGE_TOKENS, RowId, SlotId
+
+UNBOUNDED = np.iinfo(np.int32).max
+"""Capacity of a sequence whose model has no KV pages."""
+
+
+class RowTable:
+    def __init__(self, rows_max: int) -> None:
+        assert rows_max > 0
+        self.seqs: list[Sequence | None] = [None] * rows_max
+        self.known: list[Int32s | None] = [None] * rows_max
+        """Tokens of the prefill in progress, by row; None once it is done."""
+        self.computed = np.zeros(rows_max, dtype=np.int32)
+        self.target = np.zeros(rows_max, dtype=np.int32)
+        self.capacity = np.zeros(rows_max, dtype=np.int32)
+        self.pages_held = np.zeros(rows_max, dtype=np.int32)
+        self.slots = np.full(rows_max, PAD, dtype=np.int32)
+        self.last_token = np.full(rows_max, PAD, dtype=np.int32)
+        self.seq_ids = np.full(rows_max, PAD, dtype=np.int64)
+        self._row_of: dict[int, RowId] = {}
+
+    def row_of(self, seq: Sequence) -> RowId:
+        return self._row_of[seq.id]
+
+    def free_rows(self) -> list[RowId]:
+        """In ascending order."""
+        return [RowId(row) for row, seq in enumerate(self.seqs) if seq is None]
+
+    @property
+    def used_count(self) -> int:
+        return len(self._row_of)
+
+    def assign(self, row: RowId, seq: Sequence, *, known: Int32s, computed: int, slot: SlotId) -> None:
+        """``seq`` takes an empty row with ``computed`` of its tokens already in memory; its pages are
+        added by ``add_pages``."""
+        assert self.seqs[row] is None, f"row {row} still holds {self.seqs[row]}"
+        self.seqs[row] = seq
+        self.known[row] = known
+        self._row_of[seq.id] = row
+        self.computed[row] = computed
+        self.target[row] = known.size
+        self.capacity[row] = UNBOUNDED
+        self.pages_held[row] = 0
+        self.slots[row] = slot
+        self.last_token[row] = PAD
+        self.seq_ids[row] = seq.id
+
+    def add_pages(self, rows: Int32s) -> None:
+        """One page more for each entry of ``rows``, which may repeat."""
+        np.add.at(self.pages_held, rows, 1)
+        self.capacity[rows] = self.pages_held[rows] * PAGE_TOKENS
+
+    def release(self, seq: Sequence) -> RowId:
+        row = self._row_of.pop(seq.id)
+        assert self.seqs[row] is seq
+        self.seqs[row] = None
+        self.known[row] = None
+        self.computed[row] = self.target[row] = self.capacity[row] = self.pages_held[row] = 0
+        self.slots[row] = self.last_token[row] = self.seq_ids[row] = PAD
+        return row
+
+    def decoding(self, row: RowId) -> bool:
+        return bool(self.computed[row] >= self.target[row])
+
+    def advance(self, rows: Int32s, ends: Int32s, tokens: Int32s) -> None:
+        """The step computed ``rows`` up to ``ends`` and chose ``tokens`` (PAD where none)."""
+        self.computed[rows] = ends
+        self.last_token[rows] = tokens
+
+    def audit(self, running: Iterable[Sequence]) -> None:
+        """Recounts from the owners: each running sequence has exactly its row, and no other row is used."""
+        expected = {seq.id for seq in running}
+        assert expected == set(self._row_of), "rows and running sequences differ"
+        for row, seq in enumerate(self.seqs):
+            if seq is None:
+                assert self.seq_ids[row] == self.slots[row] == PAD, f"row {row} was not wiped"
+                assert self.pages_held[row] == 0, f"row {row} was not wiped"
+                continue
+            assert self._row_of[seq.id] == row, f"{seq} is not in row {row}"
+            assert self.seq_ids[row] == seq.id, f"{seq} is not in row {row}"
+            assert 0 <= self.computed[row] <= self.capacity[row]
+            if seq.state is not SeqState.RUNNING:
+                continue  # it ended while a step was in flight: positions without tokens are fine
+            if self.decoding(RowId(row)):
+                assert self.computed[row] == seq.known_count - 1, f"{seq}: {self.computed[row]} computed"
+            else:
+                assert self.target[row] == seq.known_count, f"{seq}: prefill of {self.target[row]}"

@@ -1,0 +1,77 @@
+"""One sequence: what was asked, what it has made, and where it stands. One request of ``n`` makes n.
+
+                 admitted                     last token, or cancelled
+    WAITING  ----------------->  RUNNING  ------------------------------->  FINISHED
+       ^                            |                                          ^
+       '--------- preempted --------'          cancelled while waiting --------'
+                  (tokens kept, memory not)
+
+A sequence knows its tokens and its rank. What a running one holds on the device (row, slot, pages) and
+how far it is computed are in the row table: one array element per row, not a field per object, because
+the planner reads them for all rows at once (``rows.py``). Its memory is the lease kept by ``Memory``.
+
+``rank`` orders everything: who is admitted first, who gets memory first, who is preempted last. Lower
+``priority`` first, then first come first served, then the index within the request. It never changes,
+so a sequence that was preempted goes back to its own place in the queue and not to the end.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+
+from weft.request import SamplingParams
+from weft.schedule.plan import Int32s
+from weft.units import SeqId
+
+Rank = tuple[int, int, int]
+
+
+class SeqState(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """``prompt``: int32 [n], never changed. ``generated``: a list, because it grows by one a step."""
+
+    __slots__ = ("generated", "id", "preemption_count", "prompt", "prompt_logprobs_due", "rank", "salt",
+                 "sampling", "seed", "state", "stop_ids")
+
+    def __init__(self, seq: SeqId, *, prompt: Int32s, sampling: SamplingParams, seed: int,
+                 stop_ids: tuple[int, ...], rank: Rank, salt: str = "") -> None:
+        assert prompt.size > 0, "an empty prompt is refused where requests are accepted"
+        self.id = seq
+        self.prompt = prompt
+        self.sampling = sampling
+        self.seed = seed
+        self.stop_ids = stop_ids
+        self.rank = rank
+        self.salt = salt
+        self.generated: list[int] = []
+        self.state = SeqState.WAITING
+        self.preemption_count = 0
+        self.prompt_logprobs_due = sampling.prompt_logprobs is not None
+        """The prompt's logprobs were asked for and are not complete: its prefill must report them."""
+
+    @property
+    def known_count(self) -> int:
+        """Tokens that are known: prompt and generated. All but the newest are computed when decoding."""
+        return int(self.prompt.size) + len(self.generated)
+
+    @property
+    def samples(self) -> bool:
+        """Whether the end of the prefill chooses a token; with ``max_tokens`` 0 nothing is chosen."""
+        return self.sampling.max_tokens != 0
+
+    def known(self) -> Int32s:
+        """Prompt and generated tokens, int32 [known_count]: what an admission has to compute."""
+        if not self.generated:
+            return self.prompt
+        return np.concatenate([self.prompt, np.asarray(self.generated, dtype=np.int32)])
+
+    def __repr__(self) -> str:
+        return (f"Sequence({self.id}, {self.state.value}, rank={self.rank}, prompt={self.prompt.size}, "
+                f"generated={len(self.generated)})")

@@ -1,0 +1,142 @@
+"""What must be true of every run, checked from outside while it runs.
+
+    Ledger      every index of every accepted request: events in order, exactly one end and it is the last,
+                the tokens of the pure reference (all of them, or a prefix when cancelled), logprobs,
+                prompt logprobs and queue time once
+    Progress    the best ranked sequence computes at least every second step and is never preempted; a
+                step without runs is followed by one with runs; the whole run ends in bounded steps
+
+Memory, rows and queues are recounted by ``EngineCore.audit`` after each step, and what kernels would read
+is checked by ``ScriptedExecutor``. A checker raises AssertionError; the simulator adds the seed and the
+last lines of the trace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from weft.engine.scripted import NextToken, digest, digest_of, made_up_logprobs, reference_tokens
+from weft.engine.seeds import split
+from weft.request import FinishReason, Request, TokenEvent, TokenLogprobs
+from weft.schedule.plan import StepPlan
+from weft.schedule.scheduler import Scheduler
+from weft.units import CHUNK_TOKENS, SeqId
+
+
+@dataclass(slots=True)
+class _Account:
+    expected: list[int]
+    expected_reason: FinishReason
+    request: Request
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    event_count: int = 0
+    reason: FinishReason | None = None
+
+
+class Ledger:
+    """``engine_seed``, ``eos_ids`` and ``max_model_len`` as the engine has them: answers are predicted."""
+
+    def __init__(self, *, engine_seed: int, eos_ids: tuple[int, ...], max_model_len: int,
+                 next_token: NextToken) -> None:
+        self._engine_seed = engine_seed
+        self._eos_ids = eos_ids
+        self._max_model_len = max_model_len
+        self._next_token = next_token
+        self._accounts: dict[tuple[str, int], _Account] = {}
+        self._accepted = 0
+        self.steps_bound = 100
+        """Steps that surely suffice for what was accepted: each sequence runs once as the best, at least
+        every second step, and may lose what it had a few times to ones with better rank."""
+
+    def accepted(self, request: Request) -> None:
+        sampling = request.sampling
+        seed = split(self._engine_seed, self._accepted) if sampling.seed is None else sampling.seed
+        self._accepted += 1
+        for index in range(sampling.n):
+            tokens, reason = reference_tokens(
+                request.prompt_tokens, sampling, seed=split(seed, index), eos_ids=self._eos_ids,
+                max_model_len=self._max_model_len, next_token=self._next_token)
+            self._accounts[request.request_id, index] = _Account(tokens, reason, request)
+            self.steps_bound += 8 * (len(request.prompt_tokens) // CHUNK_TOKENS + len(tokens) + 4)
+
+    def event(self, event: TokenEvent) -> None:
+        name = f"{event.request_id}[{event.index}]"
+        account = self._accounts.get((event.request_id, event.index))
+        assert account is not None, f"an event for {name}, which was never accepted"
+        assert account.reason is None, f"an event for {name} after its end ({account.reason})"
+        account.event_count += 1
+        account.tokens += event.tokens
+        account.logprobs += event.logprobs or []
+        if event.prompt_logprobs is not None:
+            assert account.prompt_logprobs is None, f"{name}: prompt logprobs came twice"
+            assert account.event_count == 1, f"{name}: prompt logprobs came late"
+            account.prompt_logprobs = event.prompt_logprobs
+        ran = bool(event.tokens) or event.finish_reason in ("stop", "length")
+        if account.event_count > 1:
+            assert event.queued_s is None, f"{name}: the queue time came twice"
+        elif ran:
+            assert event.queued_s is not None, f"{name}: no queue time on its first event"
+            assert event.queued_s >= 0
+        account.reason = event.finish_reason
+        made = len(account.tokens)
+        assert account.tokens == account.expected[:made], f"{name}: tokens differ from the reference"
+        if event.finish_reason is not None:
+            self._check_end(name, account)
+
+    def _check_end(self, name: str, account: _Account) -> None:
+        sampling = account.request.sampling
+        if account.reason in ("stop", "length"):
+            assert account.reason == account.expected_reason, f"{name}: ended by {account.reason}"
+            assert len(account.tokens) == len(account.expected), f"{name}: ended early"
+            if sampling.prompt_logprobs is not None:
+                assert account.prompt_logprobs == expected_prompt_logprobs(account.request), name
+        wanted = len(account.tokens) if sampling.logprobs is not None else 0
+        assert [one.token for one in account.logprobs] == account.tokens[:wanted], f"{name}: logprobs"
+
+    def check_all_ended(self) -> None:
+        open_ends = [key for key, account in self._accounts.items() if account.reason is None]
+        assert not open_ends, f"never ended: {open_ends[:10]}"
+
+    def ended(self) -> dict[str, int]:
+        """Sequences by how they ended."""
+        reasons = [account.reason or "open" for account in self._accounts.values()]
+        return {reason: reasons.count(reason) for reason in sorted(set(reasons))}
+
+
+def expected_prompt_logprobs(request: Request) -> list[TokenLogprobs | None]:
+    """What the scripted executor invents for a prompt, computed in one piece."""
+    top = request.sampling.prompt_logprobs
+    assert top is not None
+    expected: list[TokenLogprobs | None] = [None]
+    state = digest_of(request.prompt_tokens[:1])
+    for token in request.prompt_tokens[1:]:
+        expected.append(made_up_logprobs(token, state, top))
+        state = digest(state, token)
+    return expected
+
+
+class Progress:
+    """Looks at each plan as it is executed, after it was committed."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._best_before: SeqId | None = None
+        self._idle_best: SeqId | None = None
+        self._was_empty = False
+
+    def before_plan(self) -> None:
+        self._best_before = next((seq.id for seq in self._scheduler.running), None)
+
+    def executing(self, plan: StepPlan) -> None:
+        assert self._best_before not in plan.preempted, f"the best sequence {self._best_before} was preempted"
+        best = next((seq.id for seq in self._scheduler.running), None)
+        idle = best is not None and best not in plan.seqs
+        assert not (idle and self._idle_best == best), f"the best sequence {best} idles for two steps"
+        self._idle_best = best if idle else None
+        empty = plan.run_count == 0
+        if empty:
+            assert plan.rows_cleared, "a step that does nothing at all"
+            assert not self._was_empty or not self._scheduler.running, "two steps without a run"
+        self._was_empty = empty

@@ -1,0 +1,196 @@
+"""The whole engine in virtual time: the real EngineCore, scheduler and memory over the scripted executor.
+
+    scenario --> [ submit / cancel when due ]  -->  core.step()  -->  ledger, progress, audit, trace
+                          ^                             |
+                          '------ clock moves by the cost of the step
+
+Inside a step, the executor first checks the plan (``ScriptedExecutor``), then time passes, then requests
+arrive and are cancelled while the step is "in flight", as they do when the server's messages are read
+there. Before some steps the plan is made once more and dropped: planning must change nothing.
+
+``Simulation(scenario).run()`` raises ``SimulationFailed`` with the seed and the last plans, or returns what
+happened as an ``Outcome``; the same scenario always gives the same ``trace_hash``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.engine.engine import EngineCore
+from weft.engine.scripted import ScriptedExecutor
+from weft.errors import EngineUnavailableError, QueueFullError
+from weft.memory.memory import Memory
+from weft.schedule.budget import step_tokens_bound
+from weft.schedule.plan import StepPlan, StepResult
+from weft.sim.checkers import Ledger, Progress
+from weft.sim.clock import VirtualClock
+from weft.sim.trace import Trace, plan_bytes
+from weft.sim.workload import EOS_IDS, VOCAB_SIZE, Cancel, Scenario
+
+STEP_BASE_S = 1e-3
+STEP_TOKEN_S = 2e-5
+_REPLAN_EVERY_STEPS = 5
+
+
+class DeviceLost(Exception):
+    """The fault that scenarios inject."""
+
+
+class SimulationFailed(AssertionError):
+    """A law was broken; the message has the seed and the last steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    trace_hash: str
+    steps: int
+    ended: dict[str, int]
+    refused: int
+    preemptions: int
+    preemptions_in_prefill: int
+    """Of them, sequences that had not made a token yet."""
+    recomputed_tokens: int
+    computed_tokens: int
+    running_max: int
+    virtual_s: float
+
+
+class _InFlightExecutor:
+    """The scripted executor, with time and messages passing while it works."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._inner = simulation.device
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self._simulation.executing(plan)
+        result = self._inner.execute(plan)
+        self._simulation.in_flight(plan)
+        return result
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class Simulation:
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        sizes = scenario.sizes
+        self.clock = VirtualClock()
+        self.trace = Trace()
+        self.device = ScriptedExecutor(
+            scenario.arena, vocab_size=VOCAB_SIZE, rows_max=sizes.rows_max, max_model_len=sizes.max_model_len,
+            step_tokens_bound=step_tokens_bound(sizes.step_tokens_max, sizes.rows_max))
+        self.core = EngineCore(
+            vocab_size=VOCAB_SIZE, sizes=sizes, memory=Memory(scenario.arena),
+            executor=_InFlightExecutor(self), clock=self.clock, seed=scenario.seed, eos_ids=EOS_IDS)
+        self.ledger = Ledger(engine_seed=scenario.seed, eos_ids=EOS_IDS, max_model_len=sizes.max_model_len,
+                             next_token=self.device.next_token)
+        self.progress = Progress(self.core.scheduler)
+        self._arrivals = list(reversed(scenario.arrivals))
+        self._cancels = list(reversed([one for one in scenario.cancels if one.in_step is None]))
+        self._cancels_in_step: dict[int, list[Cancel]] = {}
+        for cancel in scenario.cancels:
+            if cancel.in_step is not None:
+                self._cancels_in_step.setdefault(cancel.in_step, []).append(cancel)
+        self._planned: bytes | None = None
+        self._refused = 0
+        self._running_max = 0
+        self._preemptions_in_prefill = 0
+
+    def run(self) -> Outcome:
+        """Raises SimulationFailed."""
+        try:
+            self._run()
+        except AssertionError as error:
+            raise SimulationFailed(f"seed {self.scenario.seed}: {error}\n{self.trace.tail()}") from error
+        stats = self.core.stats()
+        return Outcome(trace_hash=self.trace.digest, steps=stats.steps, ended=self.ledger.ended(),
+                       refused=self._refused, preemptions=stats.preemptions,
+                       preemptions_in_prefill=self._preemptions_in_prefill,
+                       recomputed_tokens=stats.recomputed_tokens, computed_tokens=stats.computed_tokens,
+                       running_max=self._running_max, virtual_s=self.clock())
+
+    def _run(self) -> None:
+        steps = 0
+        while self._arrivals or self.core.has_work:
+            if not self.core.has_work:
+                self.clock.advance_to(self._arrivals[-1].at_s)
+            self._deliver_due()
+            self._step(steps)
+            steps += 1
+            bound = self.ledger.steps_bound + len(self.scenario.arrivals)
+            assert steps <= bound, f"no end after {steps} steps"
+        self.ledger.check_all_ended()
+        if self.core.failure is None:
+            self._check_everything_was_given_back()
+
+    def _step(self, number: int) -> None:
+        self.progress.before_plan()
+        if number % _REPLAN_EVERY_STEPS == 0 and self.core.failure is None:
+            dropped = self.core.scheduler.plan()
+            self._planned = None if dropped is None else plan_bytes(dropped)
+        events = self.core.step()
+        self._planned = None
+        failure = self.core.failure
+        if failure is not None and not isinstance(failure, DeviceLost):
+            raise AssertionError(f"the engine failed: {failure!r}") from failure
+        for event in events:
+            self.ledger.event(event)
+        self.trace.events(events, self.clock())
+        if failure is None:
+            self.core.audit()
+        else:
+            assert not self.core.has_work, "a failed engine has work"
+
+    def executing(self, plan: StepPlan) -> None:
+        """The engine hands over ``plan``, committed."""
+        self.trace.plan(plan)
+        assert self._planned is None or self._planned == plan_bytes(plan), "planning twice changed the plan"
+        self.progress.executing(plan)
+        self._running_max = max(self._running_max, len(self.core.scheduler.running))
+        if plan.preempted:
+            self._preemptions_in_prefill += sum(seq.id in plan.preempted and not seq.generated
+                                                for seq in self.core.scheduler.waiting)
+        if plan.step == self.scenario.fail_in_step:
+            raise DeviceLost("the device fell off the bus")
+
+    def in_flight(self, plan: StepPlan) -> None:
+        """The step is computed; its result is on the way home."""
+        self.clock.advance(STEP_BASE_S + STEP_TOKEN_S * plan.token_count)
+        self._deliver_due()
+        for cancel in self._cancels_in_step.pop(plan.step, []):
+            self._cancel(cancel)
+
+    def _deliver_due(self) -> None:
+        now = self.clock()
+        while self._arrivals and self._arrivals[-1].at_s <= now:
+            self._submit()
+        while self._cancels and self._cancels[-1].at_s <= now:
+            self._cancel(self._cancels.pop())
+
+    def _submit(self) -> None:
+        request = self._arrivals.pop().request
+        waiting = len(self.core.scheduler.waiting)
+        full = waiting + request.sampling.n > self.scenario.sizes.queue_max
+        try:
+            self.core.submit(request)
+        except QueueFullError:
+            assert full, "a request was turned away and the queue had room"
+            self._refused += 1
+        except EngineUnavailableError:
+            assert self.core.failure is not None, "a live engine was unavailable"
+            self._refused += 1
+        else:
+            assert not full, "the queue is not bounded"
+            self.ledger.accepted(request)
+
+    def _cancel(self, cancel: Cancel) -> None:
+        found = self.core.cancel(cancel.request_id, cancel.index)
+        self.trace.note(f"cancel {cancel.request_id}[{cancel.index}] {found}")
+
+    def _check_everything_was_given_back(self) -> None:
+        usage = self.core.memory.usage()
+        assert usage.leases == usage.pages_held == usage.slots_held == 0, f"memory was left over: {usage}"
+        assert usage.frames_free == usage.frame_count, "frames were left over"
+        assert self.core.scheduler.rows.used_count == 0

@@ -1,0 +1,182 @@
+"""What a simulated run is given: an arena, limits, and a script of arrivals and cancellations.
+
+A ``Scenario`` is a value and a pure function of its seed: the seed of a failed run is the whole bug report.
+Scenarios are small on purpose. The arena is often so tight that exactly one sequence of full length fits,
+prompts and answers are a few pages, and arrivals come in bursts longer than the queue: pressure in every
+step, thousands of scenarios a minute.
+
+    Arrival(at_s, request)             submitted when the clock has passed at_s
+    Cancel(request_id, index, when)    at a time between steps, or inside the step number so-and-so
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from weft.config import Sizes
+from weft.memory.plan import ArenaPlan
+from weft.request import Request, SamplingParams
+from weft.units import ALIGN_BYTES, CHUNK_TOKENS, PAGE_TOKENS, ceil_div, pages_for
+
+VOCAB_SIZE = 97
+EOS_IDS = (3,)
+LENGTH_MAX = 224
+"""Longest context of most scenarios: three and a half chunks, fourteen pages."""
+LONG_LENGTH_MAX = 4096
+"""Of those whose prefills take longer than the headroom of an admission lasts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    at_s: float
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """``index`` None: the whole request. With ``in_step`` it happens while that step executes, else when the
+    clock has passed ``at_s``. It may come before the arrival or after the end: then it finds nothing."""
+
+    request_id: str
+    index: int | None
+    at_s: float
+    in_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """``fail_in_step``: the executor raises in that step (a broken device), None: never."""
+
+    seed: int
+    arena: ArenaPlan
+    sizes: Sizes
+    arrivals: tuple[Arrival, ...]
+    cancels: tuple[Cancel, ...]
+    fail_in_step: int | None = None
+
+
+def small_arena(*, pages_per_frame: int, slots_per_frame: int, frame_count: int) -> ArenaPlan:
+    """An arena without a model behind it: bytes chosen so that a frame holds exactly so many of each kind.
+    0 for a kind that the imagined model does not have."""
+    pages, slots = pages_per_frame, slots_per_frame
+    page_bytes = ALIGN_BYTES * max(slots, 1) if pages else 0
+    stride_bytes = ALIGN_BYTES * max(pages, 1) if slots else 0
+    return ArenaPlan(page_bytes=page_bytes, pages_per_frame=pages, slot_bytes=stride_bytes,
+                     slot_stride_bytes=stride_bytes, slots_per_frame=slots,
+                     frame_bytes=pages * page_bytes or slots * stride_bytes, frame_count=frame_count,
+                     kv_dtype="float32", model_dtype="float32", kv_fields=(), state_fields=())
+
+
+def longest_alone(arena: ArenaPlan, limit: int = LENGTH_MAX) -> int:
+    """Tokens, at most ``limit``, of the longest sequence that surely fits alone: one frame for its slot,
+    the others for its pages, as ``fit_sizes`` has it for a real model."""
+    if not arena.pages_per_frame:
+        return limit
+    frames = arena.frame_count - (1 if arena.slots_per_frame else 0)
+    return min(limit, frames * arena.pages_per_frame * PAGE_TOKENS)
+
+
+def scenario_from_seed(seed: int, *, requests: int | None = None, long: bool | None = None) -> Scenario:
+    """Everything about a run from one number. ``requests`` overrides how many arrive; ``long`` whether it
+    is about prefills that take many steps (by itself, one in ten)."""
+    random = Random(seed)
+    drawn = random.random() < 0.1
+    long = drawn if long is None else long
+    arena = (_random_arena(random, random.randrange(170, 256), (0,)) if long
+             else _random_arena(random, random.randrange(2, 12), (0, 0, 1, 2, 5, 10)))
+    max_model_len = longest_alone(arena, LONG_LENGTH_MAX if long else LENGTH_MAX)
+    rows_max = 8 if long else random.choice([1, 2, 3, 4, 8, 16])
+    sizes = Sizes(max_model_len=max_model_len, rows_max=rows_max,
+                  step_tokens_max=CHUNK_TOKENS if long else random.choice([CHUNK_TOKENS, 128, 256, 512]),
+                  queue_max=random.choice([4, 16, 64, 256]), memory_bytes=arena.arena_bytes)
+    if long:
+        arrivals = _long_arrivals(random, arena, max_model_len)
+    else:
+        arrivals = _random_arrivals(random, requests or random.choice([4, 12, 30]), max_model_len)
+    cancels = _random_cancels(random, arrivals)
+    fail_in_step = random.randrange(1, 60) if random.random() < 0.1 else None
+    return Scenario(seed=seed, arena=arena, sizes=sizes, arrivals=arrivals, cancels=cancels,
+                    fail_in_step=fail_in_step)
+
+
+def _random_arena(random: Random, pages_for_one: int, frames_more: tuple[int, ...]) -> ArenaPlan:
+    """Three kinds of model; as few frames as hold one sequence of ``pages_for_one`` pages, and some more."""
+    kind = random.choice(["hybrid", "hybrid", "hybrid", "attention", "recurrent"])
+    pages = 0 if kind == "recurrent" else random.choice([1, 2, 5, 7])
+    slots = 0 if kind == "attention" else random.choice([1, 1, 2, 3])
+    frames_for_one = (1 if slots else 0) + (ceil_div(pages_for_one, pages) if pages else 0)
+    return small_arena(pages_per_frame=pages, slots_per_frame=slots,
+                       frame_count=frames_for_one + random.choice(frames_more))
+
+
+def _random_arrivals(random: Random, count: int, max_model_len: int) -> tuple[Arrival, ...]:
+    arrivals: list[Arrival] = []
+    at_s = 0.0
+    burst = 0
+    priorities = random.choice([(0,), (0,), (0, 1), (-1, 0, 5)])
+    for number in range(count):
+        if burst == 0:
+            at_s += random.expovariate(random.choice([2.0, 10.0, 100.0]))
+            burst = random.choice([1, 1, 2, 10, 40])
+        burst -= 1
+        arrivals.append(Arrival(at_s, _random_request(random, number, max_model_len, priorities)))
+    return tuple(arrivals)
+
+
+def _long_arrivals(random: Random, arena: ArenaPlan, max_model_len: int) -> tuple[Arrival, ...]:
+    """Short prompts with growing answers, then a prompt that is just admitted beside them: it takes so many
+    steps to compute that the others outgrow the headroom left to them, and it is preempted inside. What
+    comes behind it is as long."""
+    growers = random.randrange(2, 6)
+    prompts = [random.randrange(1, 60) for _ in range(growers)]
+    pages_taken = sum(pages_for(prompt + 10) for prompt in prompts) + growers + random.randrange(2)
+    if arena.slots_per_frame:
+        slot_frames = ceil_div(growers + 1, arena.slots_per_frame)
+        pages_taken += (slot_frames - 1) * arena.pages_per_frame  # the first is not in max_model_len
+    longest = max(1, max_model_len - pages_taken * PAGE_TOKENS)
+    prompts += [max(1, longest - random.randrange(16)) for _ in range(random.randrange(1, 4))]
+    arrivals: list[Arrival] = []
+    for number, prompt in enumerate(prompts):
+        grows = number < growers
+        answer = random.randrange(60, 250) if grows else random.randrange(1, 30)
+        sampling = SamplingParams(max_tokens=min(answer, max_model_len - prompt), ignore_eos=True,
+                                  prompt_logprobs=random.choice([None, 1]))
+        arrivals.append(Arrival(number * 1e-3, Request(
+            request_id=f"r{number}", sampling=sampling, priority=0 if grows else random.choice([0, 1]),
+            prompt_tokens=[(number * 31 + at * 7) % VOCAB_SIZE for at in range(prompt)])))
+    return tuple(arrivals)
+
+
+def _random_request(random: Random, number: int, max_model_len: int, priorities: tuple[int, ...]) -> Request:
+    # One in a few is as long as fits, so that the pool holds nothing else beside it.
+    longest = max_model_len if random.random() < 0.2 else max(2, max_model_len // 3)
+    prompt = random.choice([random.randrange(1, longest), min(random.choice([1, 63, 64, 65]), longest - 1)])
+    room = max_model_len - prompt
+    max_tokens = random.choice([0, 1, min(20, room), random.randrange(0, room + 1), room, None])
+    n = random.choice([1, 1, 1, 2, 3])
+    answer = room if max_tokens is None else max_tokens
+    sampling = SamplingParams(
+        n=n, temperature=random.choice([0.0, 1.0]), max_tokens=max_tokens,
+        seed=random.choice([None, 7]), ignore_eos=random.random() < 0.5,
+        min_tokens=random.choice([0, 0, min(answer, 5)]),
+        stop_token_ids=random.choice([(), (), (11, 12)]),
+        logprobs=random.choice([None, None, 0, 2]), prompt_logprobs=random.choice([None, None, 0, 1]))
+    # Prompts repeat, so that different sequences have equal memory contents: nothing may depend on it.
+    first = random.choice([number, 0])
+    return Request(request_id=f"r{number}", sampling=sampling, priority=random.choice(priorities),
+                   prompt_tokens=[(first * 31 + at * 7) % VOCAB_SIZE for at in range(prompt)])
+
+
+def _random_cancels(random: Random, arrivals: tuple[Arrival, ...]) -> tuple[Cancel, ...]:
+    share = random.choice([0.0, 0.1, 0.5])
+    cancels: list[Cancel] = []
+    for arrival in arrivals:
+        if random.random() >= share:
+            continue
+        request = arrival.request
+        index = random.choice([None, random.randrange(request.sampling.n)])
+        at_s = arrival.at_s + random.choice([0.0, 0.01, 0.1, 1.0, 5.0])
+        in_step = random.choice([None, random.randrange(0, 200)])
+        cancels.append(Cancel(request.request_id, index, at_s, in_step))
+    return tuple(sorted(cancels, key=lambda cancel: (cancel.at_s, cancel.request_id)))

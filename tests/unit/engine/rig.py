@@ -1,0 +1,100 @@
+"""A small engine over the scripted executor, with its plans kept for looking at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from weft.config import Sizes
+from weft.engine.engine import EngineCore
+from weft.engine.scripted import NextToken, ScriptedExecutor
+from weft.memory.memory import Memory
+from weft.request import Request, SamplingParams, TokenEvent
+from weft.schedule.budget import step_tokens_bound
+from weft.schedule.plan import StepPlan, StepResult
+from weft.sim.clock import VirtualClock
+from weft.sim.workload import longest_alone, small_arena
+
+VOCAB_SIZE = 97
+EOS = 3
+
+
+@dataclass
+class Answer:
+    tokens: list[int] = field(default_factory=list)
+    events: list[TokenEvent] = field(default_factory=list)
+
+    @property
+    def reason(self) -> str | None:
+        return self.events[-1].finish_reason if self.events else None
+
+    @property
+    def ends(self) -> int:
+        return sum(event.finish_reason is not None for event in self.events)
+
+
+class Rig:
+    def __init__(self, *, pages_per_frame: int = 5, slots_per_frame: int = 2, frame_count: int = 40,
+                 rows_max: int = 4, step_tokens_max: int = 256, queue_max: int = 64, seed: int = 0,
+                 max_model_len: int | None = None, next_token: NextToken | None = None) -> None:
+        arena = small_arena(pages_per_frame=pages_per_frame, slots_per_frame=slots_per_frame,
+                            frame_count=frame_count)
+        self.sizes = Sizes(max_model_len=max_model_len or longest_alone(arena, 512), rows_max=rows_max,
+                           step_tokens_max=step_tokens_max, queue_max=queue_max,
+                           memory_bytes=arena.arena_bytes)
+        self.device = ScriptedExecutor(
+            arena, vocab_size=VOCAB_SIZE, rows_max=rows_max, max_model_len=self.sizes.max_model_len,
+            step_tokens_bound=step_tokens_bound(step_tokens_max, rows_max), next_token=next_token)
+        self.clock = VirtualClock()
+        self.plans: list[StepPlan] = []
+        self.before_execute: Callable[[StepPlan], None] = lambda plan: None
+        self.core = EngineCore(vocab_size=VOCAB_SIZE, sizes=self.sizes, memory=Memory(arena), executor=self,
+                               clock=self.clock, seed=seed, eos_ids=(EOS,))
+        self.answers: dict[tuple[str, int], Answer] = {}
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        self.clock.advance(1.0)
+        self.before_execute(plan)
+        return self.device.execute(plan)
+
+    def close(self) -> None:
+        self.device.close()
+
+    def submit(self, name: str, prompt: int | list[int] = 20, *, priority: int = 0,
+               **sampling: object) -> None:
+        if isinstance(prompt, int):
+            prompt = [(7 * at + len(name)) % VOCAB_SIZE for at in range(prompt)]
+        chosen = {"temperature": 0.0, "max_tokens": 10, "ignore_eos": True, **sampling}
+        self.core.submit(Request(request_id=name, prompt_tokens=prompt, priority=priority,
+                                 sampling=SamplingParams(**chosen)))
+
+    def step(self) -> list[TokenEvent]:
+        events = self.core.step()
+        for event in events:
+            answer = self.answers.setdefault((event.request_id, event.index), Answer())
+            answer.events.append(event)
+            answer.tokens += event.tokens
+        if self.core.failure is None:
+            self.core.audit()
+        return events
+
+    def run(self, steps_max: int = 2000) -> dict[tuple[str, int], Answer]:
+        for _ in range(steps_max):
+            if not self.core.has_work:
+                return self.answers
+            self.step()
+        raise AssertionError(f"work left after {steps_max} steps")
+
+    def tokens(self, name: str, index: int = 0) -> list[int]:
+        return self.answers[name, index].tokens
+
+
+def counting(first: int = 10) -> NextToken:
+    """Tokens first, first + 1, ... whatever the prompt; for tests that need to know the answer."""
+    calls = [first - 1]
+
+    def choose(state: int, seed: int) -> int:
+        calls[0] += 1
+        return calls[0]
+    return choose
