@@ -14,6 +14,7 @@ skip them (law L4) and their outputs are unspecified but finite.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -48,6 +49,9 @@ class Runs:
     context_R: torch.Tensor      # int64: tokens visible after this step: start + length; 0 for PAD rows
     page_table_RP: torch.Tensor  # int32, PAD beyond the row's pages
     taps: tuple[TapPoint, ...] = ()
+    memo: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """What ops worked out from the fields above once in this step, for their calls in further layers
+    (write indices, chunk layouts). Make a new ``Runs`` for other runs; never change one."""
 
     @property
     def run_count(self) -> int:

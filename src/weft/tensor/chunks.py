@@ -1,0 +1,154 @@
+"""How the prefill runs of a step are cut into chunks on the absolute grid, for every recurrent op.
+
+A chunk is CHUNK_TOKENS places; a token at position p sits at place p % 64 of its chunk, whatever run it
+came in. A run that starts or ends inside a chunk leaves places empty, and empty places are zeros, which
+change no state (k = 0, beta = 0, g = 0; x dt = 0, a = 0). So every chunk has the same shape and all of them
+go through the intra-chunk work in one batch:
+
+    run A  positions 40..210        run B  positions 0..70
+    chunks  A0 [......40-63]        B0 [0-63]           places ...... are empty
+            A1 [64-127]             B1 [64-70......]
+            A2 [128-191]
+            A3 [192-210....]
+
+Only the pass over the states is sequential, and it takes chunk c of every run at once. For that the chunks
+are stored by (c, run), runs with most chunks first, so that the runs still alive at step c are a prefix of
+the state buffer and their chunks a slice of the batch; nothing is padded to the longest run:
+
+    order in memory   A0 B0 | A1 B1 | A2 | A3           steps = [(0, 2), (2, 2), (4, 1), (5, 1)]
+
+When no run reaches past one chunk, chunks are as small as the longest run needs (16, 32 or 64 places) and
+start at the run's own start: a batch of short prompts is not padded to 64 places each.
+
+Rejected: a loop over runs (launch-bound for many short prompts); a grid that starts at each run's start
+(then a prompt computed in two pieces would go through other chunks than in one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from weft.tensor.inputs import Runs
+from weft.units import CHUNK_TOKENS, PAD, ceil_div
+
+LOG_DECAY_MIN = -80.0
+"""Log decays below this count as this: exp(-80) = 2e-35 is nothing beside anything, and further down lie
+the denormals, on which a CPU is some 20 times slower."""
+
+BLOCK_CHUNKS = 32
+"""Chunks whose intra-chunk work is done at once; bounds the buffers of a long step."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTap:
+    """State of row ``row`` of the step after ``places`` places of its chunk goes to ``slot``. ``whole``:
+    nothing of the run is behind it in this chunk, so it is the state after the chunk."""
+
+    row: int
+    places: int
+    slot: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The chunks [first, first + rows) are chunk c of the first ``rows`` runs in ``ChunkLayout.order``."""
+
+    first: int
+    rows: int
+    taps: tuple[ChunkTap, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkLayout:
+    """``size``: places of a chunk. ``order``: the prefill runs, most chunks first. ``place_T``: for each
+    prefill token, in the order of T, its index in [chunks * size]. ``token_begin``: where they begin in T."""
+
+    size: int
+    chunk_count: int
+    order: tuple[int, ...]
+    steps: tuple[Step, ...]
+    place_T: torch.Tensor
+    token_begin: int
+
+    def blocks(self) -> Iterator[tuple[int, int, list[Step]]]:
+        """Consecutive steps of together about BLOCK_CHUNKS chunks: (first chunk, chunks, steps)."""
+        held: list[Step] = []
+        count = 0
+        for step in self.steps:
+            if held and count + step.rows > BLOCK_CHUNKS:
+                yield held[0].first, count, held
+                held, count = [], 0
+            held.append(step)
+            count += step.rows
+        if held:
+            yield held[0].first, count, held
+
+    def spread(self, x_T: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Prefill tokens ``[T', ...]`` into ``out`` [chunks, size, ...]; zeros at the empty places."""
+        out.zero_()
+        out.view(self.chunk_count * self.size, *out.shape[2:]).index_copy_(0, self.place_T, x_T.to(out.dtype))
+        return out
+
+    def collect(self, x: torch.Tensor) -> torch.Tensor:
+        """[chunks, size, ...] -> [T', ...], prefill tokens in the order of T."""
+        return x.view(self.chunk_count * self.size, *x.shape[2:]).index_select(0, self.place_T)
+
+
+def pairwise_decay(sums: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """``out[..., i, j] = exp(sums_i - sums_j)`` for j <= i, else 0. ``sums`` float64 [..., C], not growing.
+
+    Clamped to 0 from above: for j > i the difference is positive and may not be exponentiated; those are
+    then replaced by zeros, not multiplied.
+    """
+    torch.sub(sums[..., :, None], sums[..., None, :], out=out)
+    return out.clamp_(LOG_DECAY_MIN, 0.0).exp_().tril_()
+
+
+def decay_of(log_decay: torch.Tensor) -> torch.Tensor:
+    """exp in float32, kept off the denormals."""
+    return log_decay.clamp_min(LOG_DECAY_MIN).exp().float()
+
+
+def chunk_layout(runs: Runs) -> ChunkLayout:
+    """The layout of this step's prefill runs; worked out once per step. There must be one at least."""
+    known = runs.memo.get("chunks")
+    if known is None:
+        known = runs.memo["chunks"] = _lay_out(runs)
+    assert isinstance(known, ChunkLayout)
+    return known
+
+
+def _lay_out(runs: Runs) -> ChunkLayout:
+    chosen = range(runs.decode_count, runs.run_count)
+    assert chosen
+    # What a run leaves empty at the front of its first chunk; PAD starts count as 0.
+    lead = {run: max(runs.starts[run], 0) % CHUNK_TOKENS for run in chosen}
+    size = CHUNK_TOKENS
+    if all(lead[run] + runs.lengths[run] <= CHUNK_TOKENS for run in chosen):
+        lead = dict.fromkeys(chosen, 0)
+        longest = max(runs.lengths[run] for run in chosen)
+        size = next(places for places in (16, 32, 64) if places >= longest)
+    chunks = {run: ceil_div(lead[run] + runs.lengths[run], size) for run in chosen}
+    order = sorted(chosen, key=lambda run: -chunks[run])
+    row_of = {run: row for row, run in enumerate(order)}
+    alive = [sum(chunks[run] > c for run in order) for c in range(chunks[order[0]])]
+    first = [sum(alive[:c]) for c in range(len(alive))]
+    taps: list[list[ChunkTap]] = [[] for _ in alive]
+    for tap in runs.taps:
+        if tap.run in row_of and tap.slot != PAD:
+            c, place = divmod(lead[tap.run] + tap.offset - 1, size)
+            whole = place == size - 1 or tap.offset == runs.lengths[tap.run]
+            taps[c].append(ChunkTap(row_of[tap.run], place + 1, tap.slot, whole))
+    device = runs.slots_R.device
+    first_C = torch.tensor(first, device=device)
+    places = []
+    for run in chosen:
+        local = torch.arange(lead[run], lead[run] + runs.lengths[run], device=device)
+        places.append((first_C[local // size] + row_of[run]) * size + local % size)
+    return ChunkLayout(size=size, chunk_count=sum(alive), order=tuple(order),
+                       steps=tuple(Step(first[c], alive[c], tuple(taps[c])) for c in range(len(alive))),
+                       place_T=torch.cat(places), token_begin=runs.offsets[runs.decode_count])

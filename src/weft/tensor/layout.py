@@ -1,0 +1,80 @@
+"""Where one number of K or V lies inside a KV page, and nothing else.
+
+A page holds ``PAGE_TOKENS`` (16) tokens of every attention layer. Inside it each layer has a K block
+and a V block. Values are packed so that a dot product over packed pairs needs no horizontal sum: the
+CPU's widening dot instructions (bf16 pairs, fp8 quads) take ``pack`` neighbours of the summed axis and
+add them into one fp32 lane; the lane then is a *token* for Q K^T and a *channel* for P V.
+
+    pack = 4 // itemsize          fp32 1, bf16/fp16 2, fp8 4
+
+    K block [kv_heads, D/pack, 16, pack]      summed axis is D (a query against a token)
+
+        head h   d=0,1  | t0.0 t0.1  t1.0 t1.1  ...  t15.0 t15.1 |     one 64-byte line = 16 lanes
+                 d=2,3  | t0.2 t0.3  t1.2 t1.3  ...  t15.2 t15.3 |
+                 ...
+
+    V block [kv_heads, 16/pack, D, pack]      summed axis is the token
+
+        head h   t=0,1  | d0.0 d0.1  d1.0 d1.1  ...  (pair = tokens 0 and 1 of channel d) |
+                 t=2,3  | ...
+
+In fp32 this is K^T and V as they are. The layout is a decision of the writer: every kernel that reads
+pages relies on it, so it is made once, here; ``tests/ops`` holds the inverse to it.
+
+Rejected: K as [16, D] (each score then ends in a horizontal add, measured slower than an unpaged copy),
+and different layouts per kernel (pages are shared between requests and outlive any choice of kernel).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from weft.units import PAGE_TOKENS
+
+DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16,
+                                  "float16": torch.float16}
+"""Names used by the torch-free half -> torch dtypes."""
+
+
+def pack_of(dtype: torch.dtype) -> int:
+    """Neighbours of the summed axis that share one 32-bit lane: 4 // itemsize."""
+    assert dtype.itemsize <= 4, f"KV pages of {dtype} have no packed layout"
+    return 4 // dtype.itemsize
+
+
+def k_block_shape(kv_heads: int, head_dim: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+    pack = pack_of(dtype)
+    assert head_dim % pack == 0, f"head_dim {head_dim} is not a multiple of the pack {pack}"
+    return kv_heads, head_dim // pack, PAGE_TOKENS, pack
+
+
+def v_block_shape(kv_heads: int, head_dim: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+    pack = pack_of(dtype)
+    return kv_heads, PAGE_TOKENS // pack, head_dim, pack
+
+
+def pack_k(k_THD: torch.Tensor) -> torch.Tensor:
+    """[n*16, H, D] -> [n, H, D/pack, 16, pack]; a view of the input's data (strided, not contiguous)."""
+    tokens, heads, dim = k_THD.shape
+    pack = pack_of(k_THD.dtype)
+    return k_THD.reshape(tokens // PAGE_TOKENS, PAGE_TOKENS, heads, dim // pack, pack).permute(0, 2, 3, 1, 4)
+
+
+def pack_v(v_THD: torch.Tensor) -> torch.Tensor:
+    """[n*16, H, D] -> [n, H, 16/pack, D, pack]; a view of the input's data."""
+    tokens, heads, dim = v_THD.shape
+    pack = pack_of(v_THD.dtype)
+    paged = v_THD.reshape(tokens // PAGE_TOKENS, PAGE_TOKENS // pack, pack, heads, dim)
+    return paged.permute(0, 3, 1, 4, 2)
+
+
+def unpack_k(k_pages: torch.Tensor) -> torch.Tensor:
+    """[n, H, D/pack, 16, pack] -> [n*16, H, D], contiguous copy. Inverse of ``pack_k``."""
+    pages, heads, lanes, tokens, pack = k_pages.shape
+    return k_pages.permute(0, 3, 1, 2, 4).reshape(pages * tokens, heads, lanes * pack)
+
+
+def unpack_v(v_pages: torch.Tensor) -> torch.Tensor:
+    """[n, H, 16/pack, D, pack] -> [n*16, H, D], contiguous copy. Inverse of ``pack_v``."""
+    pages, heads, lanes, dim, pack = v_pages.shape
+    return v_pages.permute(0, 2, 4, 1, 3).reshape(pages * lanes * pack, heads, dim)

@@ -1,0 +1,30 @@
+"""Mamba-2: a linear state per head whose decay and input depend on the token."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.tensor.inputs import Runs
+from weft.tensor.ops.mamba2 import cpu
+
+
+def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: torch.Tensor,
+           C_TGN: torch.Tensor, D_H: torch.Tensor, dt_bias_H: torch.Tensor, state_SHPN: torch.Tensor,
+           runs: Runs, *, dt_limit: tuple[float, float] = (0.0, float("inf"))) -> torch.Tensor:
+    """Per head, with ``d_t = clamp(softplus(dt_t + dt_bias), *dt_limit)``:
+
+        S <- exp(d_t A) S + (d_t x_t) B_t^T;   y_t = S C_t + D x_t
+
+    ``x_THP`` [T, heads, P]; ``dt_TH`` [T, heads], as projected (bias and softplus are inside); ``A_H``
+    [heads], negative (-exp(A_log)); ``B_TGN``, ``C_TGN`` [T, groups, N], head h reading group
+    h // (heads / groups); ``D_H``, ``dt_bias_H`` [heads]. Any float dtypes; computed in float32. Returns
+    [T, heads, P] in the dtype of ``x_THP``.
+
+    ``state_SHPN`` float32 [S, heads, P, N]: S of each run's slot before the run (zeros where ``fresh``),
+    and after it, in place. Runs with slot PAD start from zeros and write nothing. A tap writes the state
+    after ``offset`` tokens of its run. Decode runs use the recurrence, prefill runs the chunked form with
+    chunks cut on the absolute grid of CHUNK_TOKENS positions.
+
+    Source: Dao and Gu, "Transformers are SSMs" (2024), section 6; transformers' granitemoehybrid.
+    """
+    return cpu.mamba2(x_THP, dt_TH, A_H, B_TGN, C_TGN, D_H, dt_bias_H, state_SHPN, runs, dt_limit=dt_limit)

@@ -1,0 +1,42 @@
+"""moe in torch: sort the (token, choice) pairs by expert, one pair of matmuls per expert hit.
+
+    pairs sorted by expert   [ e0 e0 e3 e3 e3 e7 ]
+    per expert               its rows of x -> gate_up -> silu x up -> down -> rows [a, b) of one buffer
+    at the end               for each choice, its row of the buffer weighted and added to the token
+
+The choices of a token are added in the router's order, in float32, whatever else is in the batch.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from weft.tensor.scratch import scratch
+from weft.units import PAD
+
+
+def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torch.Tensor,
+        gate_up_EJD: torch.Tensor, down_EDI: torch.Tensor) -> torch.Tensor:
+    tokens, choices = expert_ids_TX.shape
+    ids = expert_ids_TX.flatten()
+    order = torch.argsort(ids, stable=True)
+    # Ids start at PAD (-1), so that the first count is of the pairs to skip.
+    counts = torch.bincount(ids - PAD, minlength=gate_up_EJD.shape[0] + 1).tolist()
+    made = scratch.take("moe.made", (ids.numel(), x_TD.shape[1]), x_TD.dtype)
+    begin = counts[0]
+    made[:begin] = 0
+    for expert, count in enumerate(counts[1:]):
+        if count == 0:
+            continue
+        rows = x_TD.index_select(0, order[begin : begin + count] // choices)
+        gate, up = F.linear(rows, gate_up_EJD[expert]).chunk(2, dim=-1)
+        made[begin : begin + count] = F.linear(F.silu(gate) * up, down_EDI[expert])
+        begin += count
+    place_TX = torch.empty_like(order).scatter_(0, order, torch.arange(ids.numel(), device=ids.device))
+    place_TX = place_TX.view(tokens, choices)
+    out_TD = torch.zeros(x_TD.shape, dtype=torch.float32, device=x_TD.device)
+    for choice in range(choices):
+        out_TD.addcmul_(made.index_select(0, place_TX[:, choice]).float(),
+                        expert_weights_TX[:, choice, None].float())
+    return out_TD.to(x_TD.dtype)

@@ -1,0 +1,23 @@
+"""Causal attention of a step's queries over the pages of their own sequences."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.tensor.inputs import Runs
+from weft.tensor.ops.paged_attention import cpu
+
+
+def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs,
+                    scale: float) -> torch.Tensor:
+    """softmax(scale * Q K^T) V; the token at position p sees positions [0, p] of its own sequence.
+
+    ``q_THD`` [T, heads, D] with heads = G x kv_heads, query head h reading KV head h // G; caches as in
+    ``tensor.layout``; the step's own keys and values must already be written (``write_kv``). Returns
+    [T, heads, D] in the dtype of ``q_THD``. Softmax and sums are float32.
+
+    Only pages [0, ceil(context / 16)) of a row of ``page_table_RP`` are used, and of the last one only the
+    written places: whatever unwritten memory holds, NaN too, does not reach the output (L6). PAD rows
+    (start PAD) read nothing and get zeros.
+    """
+    return cpu.paged_attention(q_THD, cache_k, cache_v, runs, scale)

@@ -1,0 +1,36 @@
+"""Twin of paged_attention: one query at a time in float64, keys fetched one token at a time."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.tensor.inputs import Runs
+from weft.units import PAD, PAGE_TOKENS
+
+
+def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs,
+                    scale: float) -> torch.Tensor:
+    tokens, heads, dim = q_THD.shape
+    group = heads // cache_k.shape[1]
+    out = torch.zeros(tokens, heads, dim, dtype=torch.float64)
+    for run in range(runs.run_count):
+        if runs.starts[run] == PAD:
+            continue
+        for index in range(runs.lengths[run]):
+            token, position = runs.offsets[run] + index, runs.starts[run] + index
+            fetched = [_fetch(cache_k, cache_v, runs, run, seen) for seen in range(position + 1)]
+            k_SHD = torch.stack([k for k, _ in fetched]).repeat_interleave(group, dim=1)
+            v_SHD = torch.stack([v for _, v in fetched]).repeat_interleave(group, dim=1)
+            scores_SH = (k_SHD * q_THD[token].double()).sum(-1) * scale
+            out[token] = (scores_SH.softmax(dim=0)[..., None] * v_SHD).sum(0)
+    return out.to(q_THD.dtype)
+
+
+def _fetch(cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs, run: int,
+           position: int) -> tuple[torch.Tensor, torch.Tensor]:
+    page, place = int(runs.page_table_RP[run, position // PAGE_TOKENS]), position % PAGE_TOKENS
+    assert page != PAD, "a position inside the context has no page"
+    pack = cache_k.shape[-1]
+    k_HD = cache_k[page, :, :, place, :].flatten(1)
+    v_HD = cache_v[page, :, place // pack, :, place % pack]
+    return k_HD.double(), v_HD.double()

@@ -1,0 +1,54 @@
+"""write_kv in torch: one scatter for K and one for V, over the whole step.
+
+K is scattered as 32-bit lanes (``pack`` neighbours of D at once), which the layout keeps together; V's
+pairs are two tokens, so its elements go one by one. Where each token goes is the same for every layer and
+is worked out once per step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from weft.tensor.inputs import Runs
+from weft.units import PAGE_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """``tokens``: None when every token is written, else the indices into T of those that are."""
+
+    tokens: torch.Tensor | None
+    pages: torch.Tensor
+    places: torch.Tensor
+
+
+def write_kv(k_THD: torch.Tensor, v_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor,
+             positions_T: torch.Tensor, runs: Runs) -> None:
+    where = runs.memo.get("write_kv")
+    if where is None:
+        where = runs.memo["write_kv"] = find_places(positions_T, runs)
+    assert isinstance(where, Places)
+    if where.tokens is not None:
+        k_THD, v_THD = k_THD[where.tokens], v_THD[where.tokens]
+    k_lanes = k_THD.to(cache_k.dtype).contiguous().view(torch.int32)
+    lane_view = cache_k.view(torch.int32).squeeze(-1).permute(0, 3, 1, 2)
+    lane_view.index_put_((where.pages, where.places), k_lanes)
+    pack = cache_v.shape[-1]
+    token_view = cache_v.permute(0, 2, 4, 1, 3)
+    token_view.index_put_((where.pages, where.places // pack, where.places % pack), v_THD.to(cache_v.dtype))
+
+
+def find_places(positions_T: torch.Tensor, runs: Runs) -> Places:
+    device = positions_T.device
+    lengths = torch.tensor(runs.lengths, dtype=torch.int64, device=device)
+    run_T = torch.repeat_interleave(torch.arange(runs.run_count, device=device), lengths,
+                                    output_size=positions_T.numel())
+    known_T = positions_T.clamp_min(0)
+    page_T = runs.page_table_RP[run_T, known_T // PAGE_TOKENS].long()
+    written_T = (positions_T >= 0) & (page_T >= 0)
+    if bool(written_T.all()):
+        return Places(None, page_T, known_T % PAGE_TOKENS)
+    tokens = written_T.nonzero().squeeze(1)
+    return Places(tokens, page_T[tokens], known_T[tokens] % PAGE_TOKENS)

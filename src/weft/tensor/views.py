@@ -1,0 +1,117 @@
+"""Strided views of the whole arena: from (bytes, integers) to the tensors that ops index.
+
+    arena bytes   |-- frame 0 --|-- frame 1 --|-- frame 2 --| ...
+    pages         |p0|p1|..     |             |             |      page i at i * P, in any frame
+    slots         |s0   |s1   | |             |             |      slot j at j * S', in any frame
+
+    k of layer l  = as_strided(arena as dtype, [pages, H, D/pack, 16, pack], stride P, offset k_offset)
+    state part    = as_strided(arena as dtype, [slots, *shape],              stride S', offset)
+
+Because a frame is a whole number of both, one view per field covers every page (or slot) the arena can
+ever hold, whatever its frames hold now: a page id or a slot id is the index into dimension 0, and no
+view is made or moved while serving. Views alias: writing through a page that its frame does not own is
+a bug of the caller, which the ownership laws (L1, L5) and the NaN tests are there to catch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import torch
+
+from weft.tensor.inputs import LayerCache
+from weft.tensor.layout import DTYPES, k_block_shape, v_block_shape
+
+
+class KvFieldLike(Protocol):
+    """What views need of ``memory.plan.KvField``; read by attribute so that no arrow points there."""
+
+    @property
+    def layer(self) -> int: ...
+    @property
+    def k_offset_bytes(self) -> int: ...
+    @property
+    def v_offset_bytes(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
+class StateFieldLike(Protocol):
+    """What views need of ``memory.plan.StateField``. ``dtype`` is a name such as "float32"."""
+
+    @property
+    def layer(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def offset_bytes(self) -> int: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+
+
+def strided_view(buffer: torch.Tensor, *, count: int, stride_bytes: int, offset_bytes: int,
+                 shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """View ``buffer`` (uint8, 1-d, contiguous) as ``[count, *shape]`` of ``dtype``, item i at
+    ``i * stride_bytes + offset_bytes``. Asserts that the last item ends inside the buffer."""
+    assert buffer.dtype == torch.uint8
+    assert buffer.dim() == 1
+    assert buffer.numel() % dtype.itemsize == 0, "the arena is a whole number of aligned fields"
+    size = dtype.itemsize
+    assert stride_bytes % size == 0, "a field must be aligned to its item size"
+    assert offset_bytes % size == 0, "a field must be aligned to its item size"
+    elements = 1
+    strides = []
+    for length in reversed(shape):
+        strides.append(elements)
+        elements *= length
+    if count:
+        end_bytes = (count - 1) * stride_bytes + offset_bytes + elements * size
+        assert end_bytes <= buffer.numel(), f"view ends at byte {end_bytes} of {buffer.numel()}"
+    typed = buffer.view(dtype)
+    return typed.as_strided((count, *shape), (stride_bytes // size, *reversed(strides)),
+                            typed.storage_offset() + offset_bytes // size)
+
+
+def kv_views(buffer: torch.Tensor, *, page_bytes: int, page_count: int, k_offset_bytes: int,
+             v_offset_bytes: int, kv_heads: int, head_dim: int,
+             dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """K ``[P, kv_heads, D/pack, 16, pack]`` and V ``[P, kv_heads, 16/pack, D, pack]`` of one layer."""
+    k = strided_view(buffer, count=page_count, stride_bytes=page_bytes, offset_bytes=k_offset_bytes,
+                     shape=k_block_shape(kv_heads, head_dim, dtype), dtype=dtype)
+    v = strided_view(buffer, count=page_count, stride_bytes=page_bytes, offset_bytes=v_offset_bytes,
+                     shape=v_block_shape(kv_heads, head_dim, dtype), dtype=dtype)
+    return k, v
+
+
+def state_view(buffer: torch.Tensor, *, slot_stride_bytes: int, slot_count: int, offset_bytes: int,
+               shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """``[S, *shape]`` of one part of one layer's state."""
+    return strided_view(buffer, count=slot_count, stride_bytes=slot_stride_bytes, offset_bytes=offset_bytes,
+                        shape=shape, dtype=dtype)
+
+
+def build_layer_caches(buffer: torch.Tensor, *, layer_count: int, page_bytes: int, page_count: int,
+                       slot_stride_bytes: int, slot_count: int, kv_dtype: str,
+                       kv_fields: Iterable[KvFieldLike],
+                       state_fields: Iterable[StateFieldLike]) -> list[LayerCache]:
+    """One ``LayerCache`` per layer, in depth order, empty for a layer that keeps nothing.
+
+    ``buffer``: uint8 ``[arena_bytes]``. The other arguments are the integers of an ``ArenaPlan``;
+    ``kv_dtype`` and each state field's ``dtype`` are names ("float32", "bfloat16", "float16").
+    """
+    caches = [LayerCache() for _ in range(layer_count)]
+    for kv in kv_fields:
+        caches[kv.layer].k, caches[kv.layer].v = kv_views(
+            buffer, page_bytes=page_bytes, page_count=page_count, k_offset_bytes=kv.k_offset_bytes,
+            v_offset_bytes=kv.v_offset_bytes, kv_heads=kv.kv_heads, head_dim=kv.head_dim,
+            dtype=DTYPES[kv_dtype])
+    for part in state_fields:
+        caches[part.layer].state[part.name] = state_view(
+            buffer, slot_stride_bytes=slot_stride_bytes, slot_count=slot_count,
+            offset_bytes=part.offset_bytes, shape=part.shape, dtype=DTYPES[part.dtype])
+    return caches
