@@ -1,0 +1,59 @@
+"""``generation_config.json``: when the model ends, and how its makers sample from it.
+
+These are defaults: a request that names a value always wins. Files differ in age and completeness, so each
+field is optional and one that cannot be read is left out rather than refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.families import text_config
+from weft.models.weights import read_json
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """``eos_ids``: tokens that end an answer. The others are None where the checkpoint is silent; their
+    names are those of ``SamplingParams``."""
+
+    eos_ids: tuple[int, ...] = ()
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    def sampling(self) -> dict[str, float | int]:
+        """Only what the checkpoint states, as keywords of ``SamplingParams``."""
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+def read_generation_defaults(directory: Path, config: Mapping[str, Any]) -> GenerationDefaults:
+    """From generation_config.json, with the eos ids of config.json where it has none.
+
+    Raises CheckpointError when generation_config.json is there but not JSON.
+    """
+    path = directory / "generation_config.json"
+    stated = read_json(path) if path.is_file() else {}
+    eos = next((ids for source in (stated, config, text_config(config))
+                if (ids := _ids(source.get("eos_token_id")))), ())
+    top_k = stated.get("top_k")
+    return GenerationDefaults(
+        eos_ids=eos, temperature=_number(stated, "temperature"), top_p=_number(stated, "top_p"),
+        top_k=top_k if isinstance(top_k, int) and not isinstance(top_k, bool) else None,
+        min_p=_number(stated, "min_p"), repetition_penalty=_number(stated, "repetition_penalty"))
+
+
+def _ids(value: object) -> tuple[int, ...]:
+    listed = value if isinstance(value, list) else [value]
+    return tuple(dict.fromkeys(i for i in listed if isinstance(i, int) and not isinstance(i, bool)))
+
+
+def _number(stated: Mapping[str, Any], key: str) -> float | None:
+    value = stated.get(key)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -1,0 +1,64 @@
+"""From what the user typed to a directory on disk: a checkpoint directory, or a name on the model hub.
+
+A name that exists as a directory is that directory, as everywhere in the field; anything else is asked of
+``huggingface_hub`` (which uses its cache first when offline). Only what serving reads is fetched:
+configuration, tokenizer, chat template, safetensors. Every failure is an error that says which of the two
+was tried and what to do.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from weft.errors import CheckpointError
+
+_FETCHED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+_NOT_FETCHED = ["original/*", "consolidated*", "onnx/*", "*.gguf"]
+
+
+def resolve_model(name: str | Path, revision: str | None = None) -> Path:
+    """The checkpoint directory for ``name``: a path, or "owner/name" on the hub at ``revision``.
+
+    Raises CheckpointError when a path has no config.json, or the hub (or its cache, offline) has no such
+    model.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise CheckpointError(f"{path}: the directory has no config.json, so it is not a checkpoint in "
+                                  f"Hugging Face format", param="model")
+        return path.resolve()
+    text = str(name)
+    if path.is_file():
+        raise CheckpointError(f"{path} is a file; give the directory that holds config.json", param="model")
+    if text.startswith(("/", ".", "~")) or text.count("/") > 1 or "\\" in text:
+        raise CheckpointError(f"{path}: there is no such directory", param="model")
+    return _from_hub(text, revision)
+
+
+def _from_hub(name: str, revision: str | None) -> Path:
+    import huggingface_hub as hub
+    from huggingface_hub import errors
+
+    asked = f"model {name!r}" + (f" at revision {revision!r}" if revision else "")
+    try:
+        found = Path(hub.snapshot_download(name, revision=revision, allow_patterns=_FETCHED,
+                                           ignore_patterns=_NOT_FETCHED))
+    except errors.HFValidationError as error:
+        reason = f"there is no such directory, and it is not a hub name (owner/name): {error}"
+    except errors.GatedRepoError:
+        reason = "it is gated on the hub: accept its terms there and log in (hf auth login, or HF_TOKEN)"
+    except errors.RepositoryNotFoundError:
+        reason = "there is no such directory, and the hub has no such model (a private one needs HF_TOKEN)"
+    except errors.RevisionNotFoundError:
+        reason = "the hub has the model but not this revision"
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
+        reason = ("there is no such directory, it is not in the local hub cache, and the hub cannot be "
+                  "reached (no connection, or HF_HUB_OFFLINE is set)")
+    except (errors.HfHubHTTPError, OSError) as error:
+        reason = f"the hub did not deliver it: {error}"
+    else:
+        if (found / "config.json").is_file():
+            return found
+        reason = "the hub has it, but without config.json: not a checkpoint in Hugging Face format"
+    raise CheckpointError(f"{asked}: {reason}", param="model")

@@ -1,0 +1,233 @@
+"""What the engine-level oracle suite stands on: the truth by transformers, and an engine that is watched.
+
+``truth(family)``: for prompts of 1, 5, 37, 300 and 900 tokens, the 64 greedy tokens that transformers makes
+and the logits it chose each of them from. Computed once per session and family.
+
+``Serving``: the real EngineCore, Scheduler, Memory and TorchExecutor on the same checkpoint, with
+  * every logits row that chose a token kept, by (sequence, position),
+  * the arena full of NaN before the first step, and what a sequence leaves behind (its pages, its slot)
+    filled with NaN again at the moment it leaves, and NaN instead of zeros in frames that change kind: what
+    reads a byte that this sequence did not write shows it,
+  * a hook between steps, to break things on purpose.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tests.checkpoints import FAMILIES, checkpoint, load_reference, make_checkpoint
+from weft.config import EngineConfig
+from weft.engine.engine import EngineCore
+from weft.memory.memory import Memory
+from weft.memory.plan import ArenaPlan, fit_sizes, plan_arena
+from weft.models import LoadedModel, load_model
+from weft.request import Request, SamplingParams, TokenEvent, TokenLogprobs
+from weft.runner.arena import NAN_BYTE
+from weft.runner.torch_executor import TorchExecutor
+from weft.schedule.plan import StepPlan
+from weft.units import PAD, pages_for
+
+RECURRENT_FAMILIES = tuple(family for family in FAMILIES if family != "qwen3")
+PROMPT_LENGTHS = (1, 5, 37, 300, 900)
+DECODE_STEPS = 64
+TOLERANCE = 1e-4
+_MARGIN_MIN = 2e-3
+"""A greedy choice closer than this between its two best tokens proves nothing about either side."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """``tokens`` [steps] and the ``logits`` [steps, vocab] they were chosen from; ``prompt_logits``
+    [prompt, vocab]."""
+
+    prompt: list[int]
+    tokens: list[int]
+    logits: torch.Tensor
+    prompt_logits: torch.Tensor
+
+
+@functools.cache
+def _temporary() -> str:
+    path = tempfile.mkdtemp(prefix="weft-oracle-")
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
+
+
+@functools.cache
+def directory(family: str) -> Path:
+    if family != "granite_moe":
+        return checkpoint(family)
+    # logits as wide as those of the others: 1e-4 asks the same of all
+    return make_checkpoint(Path(_temporary()), family, logits_scaling=1.0)
+
+
+@functools.cache
+def loaded(family: str) -> LoadedModel:
+    return load_model(directory(family))
+
+
+@functools.cache
+def truth(family: str) -> tuple[Truth, ...]:
+    model = load_reference(directory(family))
+    generator = torch.Generator().manual_seed(len(family))
+    found = []
+    for length in PROMPT_LENGTHS:
+        for _ in range(20):
+            one = _greedy(model, torch.randint(3, 500, (length,), generator=generator).tolist())
+            best = one.logits.topk(2, dim=1).values
+            if float((best[:, 0] - best[:, 1]).min()) > _MARGIN_MIN:
+                break
+        else:
+            raise AssertionError(f"{family}: no prompt of {length} tokens whose choices are clear")
+        found.append(one)
+    spread = {token for one in found for token in one.tokens}
+    assert len(spread) > 50, f"{family} says only {len(spread)} different tokens: equal tokens prove little"
+    return tuple(found)
+
+
+@torch.inference_mode()
+def _greedy(model: object, prompt: list[int]) -> Truth:
+    out = model(torch.tensor([prompt]), use_cache=True)  # type: ignore[operator]
+    prompt_logits = out.logits[0].float()
+    rows = [prompt_logits[-1]]
+    tokens = [int(rows[0].argmax())]
+    while len(tokens) < DECODE_STEPS:
+        out = model(torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True)  # type: ignore
+        rows.append(out.logits[0, -1].float())
+        tokens.append(int(rows[-1].argmax()))
+    return Truth(prompt, tokens, torch.stack(rows), prompt_logits)
+
+
+@dataclass
+class Answer:
+    tokens: list[int] = field(default_factory=list)
+    logits: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    finish_reason: str | None = None
+    preemptions: int = 0
+
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=DECODE_STEPS, ignore_eos=True)
+Break = Callable[["Serving", StepPlan], None]
+
+
+class Serving:
+    """An engine on ``family``. ``memory_bytes``: the arena; ``step_tokens``: the token budget of a step;
+    ``pad_decode_to``: PAD rows; ``before_step(serving, plan)``: called before a plan is applied."""
+
+    def __init__(self, family: str, *, memory_bytes: int = 4 << 20, step_tokens: int = 1024,
+                 pad_decode_to: int = 0, before_step: Break | None = None, max_model_len: int = 1024,
+                 max_num_seqs: int = 16) -> None:
+        model = loaded(family)
+        config = EngineConfig(max_num_batched_tokens=step_tokens, max_model_len=max_model_len,
+                              max_num_seqs=max_num_seqs)
+        self.arena: ArenaPlan = plan_arena(model.spec, memory_bytes)
+        sizes = fit_sizes(config, model.spec, self.arena)
+        self.executor = TorchExecutor(model.model, self.arena, sizes, pad_decode_to=pad_decode_to,
+                                      observer=self._observe, before_step=self._before_step)
+        self.core = EngineCore(vocab_size=model.spec.vocab_size, sizes=sizes, memory=Memory(self.arena),
+                               executor=self.executor, clock=lambda: 0.0, seed=0,
+                               eos_ids=model.generation_defaults.eos_ids)
+        self.plans: list[StepPlan] = []
+        self._break = before_step
+        self._rows_of_logits: dict[tuple[int, int], torch.Tensor] = {}
+        self.slot_of_row: dict[int, int] = {}
+        self.pages_of_row: dict[int, list[int]] = {}
+        self._rounds = 0
+        frames = self.executor.arena
+        frames.fill_frames(range(self.arena.frame_count), NAN_BYTE)
+        fill = frames.fill_frames
+        frames.fill_frames = lambda which, byte: fill(which, NAN_BYTE)  # type: ignore[method-assign]
+
+    def run(self, prompts: Sequence[list[int]],
+            sampling: SamplingParams | Sequence[SamplingParams] = GREEDY, *, stagger_steps: int = 0,
+            priorities: Sequence[int] | None = None) -> list[Answer]:
+        """Answers to ``prompts`` (n = 1 each), one submitted every ``stagger_steps`` steps."""
+        samplings = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
+        self._rounds += 1
+        answers = {f"{self._rounds}-{i}": Answer() for i in range(len(prompts))}
+        left = list(enumerate(prompts))
+        seqs: list[int] = []
+        steps = 0
+        while left or self.core.has_work:
+            while left and steps >= stagger_steps * left[0][0]:
+                number, prompt = left.pop(0)
+                priority = priorities[number] if priorities else 0
+                request = Request(request_id=f"{self._rounds}-{number}", prompt_tokens=prompt,
+                                  sampling=samplings[number], priority=priority)
+                self.core.submit(request)
+                seqs.append(self.core._requests[request.request_id][0])
+            for event in self.core.step():
+                if event.request_id in answers:
+                    _note(answers[event.request_id], event)
+            if self.core.failure is not None:
+                raise self.core.failure
+            steps += 1
+        self.core.audit()
+        for seq, prompt, answer in zip(seqs, prompts, answers.values(), strict=True):
+            rows = [self._rows_of_logits[seq, len(prompt) + i] for i in range(len(answer.tokens))]
+            answer.logits = torch.stack(rows) if rows else answer.logits
+        return list(answers.values())
+
+    def _observe(self, plan: StepPlan, logits_XV: torch.Tensor) -> None:
+        for i, run in enumerate(np.flatnonzero(plan.samples)):
+            position = int(plan.starts[run] + plan.lengths[run])
+            self._rows_of_logits[int(plan.seqs[run]), position] = logits_XV[i].clone()
+
+    def _before_step(self, plan: StepPlan) -> None:
+        self.plans.append(plan)
+        for row in plan.rows_cleared:
+            self.executor.arena.fill_pages(self.pages_of_row.pop(row, []), NAN_BYTE)
+            slot = self.slot_of_row.pop(row, PAD)
+            if slot != PAD:
+                self.executor.arena.fill_slots([slot], NAN_BYTE)
+        self.slot_of_row.update(zip(plan.rows.tolist(), plan.slots.tolist(), strict=True))
+        for row, _, page in plan.table_writes.T.tolist():
+            self.pages_of_row.setdefault(row, []).append(page)
+        if self._break is not None:
+            self._break(self, plan)
+
+
+def _note(answer: Answer, event: TokenEvent) -> None:
+    answer.tokens += event.tokens
+    answer.logprobs += event.logprobs or []
+    answer.prompt_logprobs += event.prompt_logprobs or []
+    answer.finish_reason = event.finish_reason
+    answer.preemptions = event.preemptions
+
+
+def tight_memory(family: str, *, spare_pages: int) -> int:
+    """Bytes in which the longest prompt fits with its answer, beside slots for all, and little more."""
+    spec = loaded(family).spec
+    arena = plan_arena(spec, 1 << 20)
+    pages = pages_for(max(PROMPT_LENGTHS) + DECODE_STEPS) + spare_pages
+    frames = -(-pages // arena.pages_per_frame)
+    if arena.slots_per_frame:
+        frames += -(-len(PROMPT_LENGTHS) // arena.slots_per_frame)
+    return frames * arena.frame_bytes
+
+
+def distance(answer: Answer, one: Truth) -> float:
+    """Largest difference of any logit at any of the steps; infinite where it is NaN or steps are missing."""
+    steps = len(one.tokens)
+    if answer.logits.shape[0] < steps:
+        return float("inf")
+    gap = (answer.logits[:steps] - one.logits).abs().max()
+    return float("inf") if gap.isnan() else float(gap)
+
+
+def assert_equal_to_truth(answers: Sequence[Answer], truths: Sequence[Truth]) -> None:
+    for answer, one in zip(answers, truths, strict=True):
+        assert answer.tokens == one.tokens, f"prompt of {len(one.prompt)} tokens"
+        gap = distance(answer, one)
+        assert gap < TOLERANCE, f"prompt of {len(one.prompt)} tokens: logits differ by {gap}"

@@ -1,0 +1,120 @@
+"""Every family against transformers, model to model: prefill and decode logits, and the greedy tokens.
+
+transformers sees prompt and answer in one forward; weft computes the prompts (several in one step) and then
+decodes token by token. Equal logits at every position mean that every greedy choice is the same too, so the
+texts are equal by induction; one prompt per family also runs transformers' own cached decoding.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from tests.checkpoints import CHECKPOINTS, VOCAB_SIZE, checkpoint, reference
+from tests.oracle.model_driver import ModelDriver, page_of
+from weft.models import LoadedModel, load_model
+
+LENGTHS = (1, 5, 37, 300, 900)
+DECODE_STEPS = 64
+TOLERANCE = 1e-4
+
+
+@functools.cache
+def loaded(name: str) -> LoadedModel:
+    return load_model(checkpoint(name))
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(1000 * seed + length)
+    return torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist()
+
+
+@torch.inference_mode()
+def expected(name: str, tokens: list[int]) -> torch.Tensor:
+    """[tokens, vocab] of one forward of transformers."""
+    return reference(name)(torch.tensor([tokens])).logits[0].float()
+
+
+def prefill_and_decode(driver: ModelDriver, prompts: list[list[int]], steps: int) -> list[torch.Tensor]:
+    """Greedy; -> per sequence, logits [prompt + steps, vocab]."""
+    outputs = [[piece] for piece in driver.step(*enumerate(prompts))]
+    for _ in range(steps):
+        tokens = [int(rows[-1][-1].argmax()) for rows in outputs]
+        for rows, piece in zip(outputs, driver.step(*((i, [t]) for i, t in enumerate(tokens))), strict=True):
+            rows.append(piece)
+    return [torch.cat(rows) for rows in outputs]
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_prefill_and_64_decode_steps_equal_transformers(name: str) -> None:
+    driver = ModelDriver(loaded(name).model, sequences=len(LENGTHS), length=max(LENGTHS) + DECODE_STEPS)
+    outputs = prefill_and_decode(driver, [prompt(n) for n in LENGTHS], DECODE_STEPS)
+    greedy: set[int] = set()
+    for sequence, logits, length in zip(driver.sequences, outputs, LENGTHS, strict=True):
+        truth = expected(name, sequence.tokens)
+        assert (logits - truth).abs().max().item() < TOLERANCE
+        assert torch.equal(logits.argmax(-1)[length - 1:], truth.argmax(-1)[length - 1:])
+        greedy.update(truth.argmax(-1)[length - 1:].tolist())
+    assert len(greedy) > 20, "a checkpoint that repeats itself shows nothing"
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_greedy_text_equals_cached_generation_of_transformers(name: str) -> None:
+    tokens = prompt(37, seed=1)
+    driver = ModelDriver(loaded(name).model, sequences=1, length=37 + DECODE_STEPS)
+    [logits] = prefill_and_decode(driver, [tokens], DECODE_STEPS - 1)
+    text = reference(name).generate(torch.tensor([tokens]),
+                                    attention_mask=torch.ones(1, 37, dtype=torch.long),
+                                    max_new_tokens=DECODE_STEPS, min_new_tokens=DECODE_STEPS, do_sample=False,
+                                    eos_token_id=None, temperature=None, top_p=None, top_k=None)
+    assert logits.argmax(-1)[36:].tolist() == text[0, 37:].tolist()
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_pieces_company_and_padding_change_no_logit(name: str) -> None:
+    """One prompt in uneven pieces on the chunk grid, beside decodes of another and PAD rows."""
+    first, second = prompt(200, seed=2), prompt(40, seed=3)
+    driver = ModelDriver(loaded(name).model, sequences=2, length=256)
+    driver.step((1, second[:30]))
+    rows = []
+    for decoded, (begin, end) in enumerate([(0, 64), (64, 192), (192, 200)]):
+        beside, piece = driver.step((1, [second[30 + decoded]]), (0, first[begin:end]), pads=2)
+        rows.append(piece)
+    assert (torch.cat(rows) - expected(name, first)).abs().max().item() < TOLERANCE
+    assert (beside[0] - expected(name, second[:33])[-1]).abs().max().item() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_corrupted_state_or_page_is_noticed(name: str) -> None:
+    """The control of all of the above: each kind of memory that a model has carries the answer."""
+    tokens = prompt(100, seed=4)
+    truth = expected(name, tokens)[-1]
+    spec = loaded(name).spec
+    for layer in range(len(spec.layers)):
+        for part in ("k", "v", *(part.name for part in spec.layers[layer].state)):
+            driver = ModelDriver(loaded(name).model, sequences=1, length=112)
+            driver.step((0, tokens[:99]))
+            cache, owner = driver.caches[layer], driver.sequences[0]
+            if part in cache.state:
+                cache.state[part][owner.slot].zero_()
+            elif (pages := getattr(cache, part)) is not None:
+                pages[page_of(owner, 50)].zero_()
+            else:
+                continue
+            [last] = driver.step((0, tokens[99:]))
+            assert (last[0] - truth).abs().max().item() > 100 * TOLERANCE, (layer, part)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next", "lfm2", "granite_moe"])
+def test_bfloat16_weights_stay_near_float32(name: str) -> None:
+    small = load_model(checkpoint(name), "bfloat16")
+    assert small.spec.dtype == "bfloat16"
+    assert small.weights_bytes < 0.52 * loaded(name).weights_bytes
+    tokens = prompt(48, seed=5)
+    driver = ModelDriver(small.model, sequences=1, length=64)
+    [logits] = driver.step((0, tokens))
+    truth = expected(name, tokens)
+    similarity = torch.nn.functional.cosine_similarity(logits, truth, dim=-1)
+    assert similarity.median().item() > 0.99

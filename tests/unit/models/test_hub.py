@@ -1,0 +1,100 @@
+"""A model by name: directories first, then the real huggingface_hub against a cache that the test makes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import httpx
+import pytest
+from huggingface_hub import constants, errors
+
+from tests.checkpoints import checkpoint
+from weft.errors import CheckpointError
+from weft.models import load_model, resolve_model
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hub cache that holds maker/tiny (main and tag v1), with the hub itself out of reach."""
+    cache = tmp_path / "hub"
+    repository = cache / "models--maker--tiny"
+    shutil.copytree(checkpoint("lfm2"), repository / "snapshots" / COMMIT)
+    for ref in ("main", "v1"):
+        (repository / "refs").mkdir(exist_ok=True)
+        (repository / "refs" / ref).write_text(COMMIT)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return cache
+
+
+def test_a_directory_is_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = checkpoint("lfm2")
+    assert resolve_model(str(directory)) == directory.resolve()
+    monkeypatch.chdir(directory.parent)
+    assert resolve_model("lfm2") == directory.resolve()
+
+
+def test_a_hub_name_is_found_in_the_cache_and_loads(hub_cache: Path) -> None:
+    found = resolve_model("maker/tiny")
+    assert found == hub_cache / "models--maker--tiny" / "snapshots" / COMMIT
+    assert load_model(found).spec.family == "lfm2"
+    assert resolve_model("maker/tiny", revision="v1") == found
+    assert resolve_model("maker/tiny", revision=COMMIT) == found
+
+
+@pytest.mark.parametrize(("name", "revision", "words"), [
+    ("maker/other", None, ["'maker/other'", "cache", "cannot be reached"]),
+    ("maker/tiny", "v2", ["'maker/tiny'", "'v2'", "cannot be reached"]),
+    ("maker//tiny", None, ["no such directory"]),
+    ("./missing", None, ["missing", "no such directory"]),
+    ("/nowhere/at/all", None, ["/nowhere/at/all", "no such directory"]),
+    ("bad name!", None, ["'bad name!'", "not a hub name"]),
+])
+def test_what_cannot_be_resolved_says_what_was_tried(hub_cache: Path, name: str, revision: str | None,
+                                                     words: list[str]) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        resolve_model(name, revision)
+    assert all(word in caught.value.message for word in words), caught.value.message
+
+
+def test_a_directory_or_hub_model_without_config_is_refused(hub_cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        resolve_model(tmp_path)
+    (hub_cache / "models--maker--tiny" / "snapshots" / COMMIT / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"without config\.json"):
+        resolve_model("maker/tiny")
+    with pytest.raises(CheckpointError, match="is a file"):
+        resolve_model(checkpoint("lfm2") / "config.json")
+
+
+@pytest.mark.parametrize(("raised", "words"), [
+    (errors.RepositoryNotFoundError, "no such model"),
+    (errors.GatedRepoError, "gated"),
+    (errors.RevisionNotFoundError, "not this revision"),
+    (errors.HfHubHTTPError, "did not deliver"),
+])
+def test_answers_of_the_hub_become_errors_that_say_what_to_do(raised: type[errors.HfHubHTTPError], words: str,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(name: str, **options: object) -> str:
+        raise raised("no", response=httpx.Response(404, request=httpx.Request("GET", "https://hub.invalid")))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    with pytest.raises(CheckpointError, match=words):
+        resolve_model("maker/tiny")
+
+
+def test_only_what_serving_reads_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, object] = {}
+
+    def download(name: str, **options: object) -> str:
+        asked.update(options, name=name)
+        return str(checkpoint("lfm2"))
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    resolve_model("maker/tiny", "v1")
+    assert (asked["name"], asked["revision"]) == ("maker/tiny", "v1")
+    assert "*.safetensors" in asked["allow_patterns"]           # type: ignore[operator]
+    assert not any("bin" in pattern for pattern in asked["allow_patterns"])     # type: ignore[attr-defined]

@@ -1,0 +1,24 @@
+"""What is served is one list, told the same everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.checkpoints import CHECKPOINTS
+from tests.checkpoints import FAMILIES as TESTED
+from tests.unit.models.test_families import RELEASES
+from weft.families import SUPPORTED, read_spec
+from weft.models.registry import FAMILIES
+
+PAGE = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
+
+
+def test_each_family_has_a_builder_a_release_and_a_test_checkpoint() -> None:
+    assert set(RELEASES) == set(FAMILIES)
+    assert {read_spec(config).family for config in RELEASES.values()} == set(FAMILIES)
+    assert set(TESTED) <= set(CHECKPOINTS)
+    assert {model_type for model_type, _ in CHECKPOINTS.values()} <= set(SUPPORTED)
+
+
+def test_the_page_on_models_names_every_model_type_served() -> None:
+    assert [name for name in SUPPORTED if f"`{name}`" not in PAGE] == []

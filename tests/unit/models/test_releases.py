@@ -1,0 +1,63 @@
+"""Tensor names and shapes at the size of the real releases, without their weights.
+
+transformers builds each release's model on the meta device from the release's own configuration; the names
+and shapes of its parameters stand in for the files. Building weft's model against them must find every
+tensor with the right shape and leave none unused.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tests.unit.models.test_families import RELEASES, changed
+from weft.errors import CheckpointError
+from weft.families import read_architecture
+from weft.models.registry import FAMILIES
+from weft.models.safetensors_header import StoredTensor
+from weft.models.weights import Checkpoint, TensorCheck
+
+SMALLER: dict[str, dict[str, Any]] = {      # as many layers as show each kind: names repeat after that
+    "qwen3_next": {"num_hidden_layers": 8}, "qwen3": {"num_hidden_layers": 4}, "qwen3_5": {}, "lfm2": {},
+    "granite_hybrid": {}}
+
+
+def stand_in(config: dict[str, Any]) -> Checkpoint:
+    """A checkpoint as transformers would save it, with headers only."""
+    text = copy.deepcopy(config.get("text_config", config))
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(**text), dtype=torch.bfloat16)
+    file = Path("model.safetensors")
+    tensors = {name: StoredTensor(file, name, "BF16", tuple(value.shape), value.numel() * 2)
+               for name, value in model.state_dict().items()}
+    return Checkpoint(Path(), config, tensors, "model.", file)
+
+
+def check(config: dict[str, Any], checkpoint: Checkpoint) -> TensorCheck:
+    architecture = read_architecture(config)
+    source = TensorCheck(checkpoint, torch.bfloat16)
+    FAMILIES[architecture.family](architecture, source)
+    return source
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_every_tensor_of_the_release_is_asked_for_with_its_shape(name: str) -> None:
+    config = changed(RELEASES[name], **SMALLER[name])
+    checkpoint = stand_in(config)
+    source = check(config, checkpoint)
+    source.raise_problems()
+    assert checkpoint.unused(source.used) == []
+    distinct = {n: t.stored_bytes for n, t in checkpoint.tensors.items() if n in source.used}
+    assert source.read_bytes == sum(distinct.values())
+
+
+def test_a_release_of_another_width_is_noticed() -> None:
+    config = changed(RELEASES["qwen3"], **SMALLER["qwen3"])
+    with pytest.raises(CheckpointError, match="12288"):
+        check(changed(config, intermediate_size=12000), stand_in(config)).raise_problems()

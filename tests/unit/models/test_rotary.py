@@ -1,0 +1,52 @@
+"""Rotary frequencies against transformers' own, for each kind that is served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+from tests.unit.models.test_families import QWEN3_8B, changed
+from weft.architecture import Attention
+from weft.families import read_architecture
+from weft.models.rotary import RotaryTable
+
+SCALINGS: dict[str, dict[str, Any] | None] = {
+    "default": None,
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 8192},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+    "yarn with all its settings": {"rope_type": "yarn", "factor": 4.0,
+                                   "original_max_position_embeddings": 8192, "beta_fast": 16.0,
+                                   "beta_slow": 2.0, "mscale": 1.0, "mscale_all_dim": 0.5,
+                                   "truncate": False},
+}
+
+
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_cos_and_sin_equal_transformers(kind: str) -> None:
+    config = changed(QWEN3_8B, rope_scaling=SCALINGS[kind])
+    mixer = read_architecture(config).mixers[0]
+    assert isinstance(mixer, Attention)
+    assert mixer.rope is not None
+    positions = torch.tensor([0, 1, 2, 63, 64, 1000, 8191, 32767, 40959])
+    cos, sin = RotaryTable(mixer.rope).at(positions)
+    theirs = Qwen3RotaryEmbedding(Qwen3Config(**config))(torch.zeros(1), positions[None])
+    for mine, other in zip((cos, sin), theirs, strict=True):
+        assert torch.allclose(mine, other[0], atol=1e-6)
+    if kind != "default":
+        plain, _ = RotaryTable(read_architecture(QWEN3_8B).mixers[0].rope).at(positions)  # type: ignore
+        assert not torch.allclose(cos, plain, atol=1e-2)
+
+
+def test_pad_positions_give_finite_angles() -> None:
+    mixer = read_architecture(QWEN3_8B).mixers[0]
+    assert isinstance(mixer, Attention)
+    assert mixer.rope is not None
+    cos, sin = RotaryTable(mixer.rope).at(torch.tensor([-1]))
+    assert cos.isfinite().all()
+    assert sin.isfinite().all()
