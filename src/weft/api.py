@@ -1,0 +1,317 @@
+"""weft in one process, for programs: prompts in, completions out.
+
+    Engine(model, **config fields)
+      .generate(prompts)            many at once, batched, with a progress bar on long work
+      .stream(prompt)               pieces of text as they are made
+      .chat(messages) / .stream_chat(messages)
+
+                 text --Tokenizer--> Request --> EngineCore --TokenEvent--> Choice --> Piece --> Completion
+
+The same EngineCore that the server runs, stepped by whoever waits for an answer. Calls may overlap (a stream
+that is half read while another prompt is generated): each step serves every call, and each call gets its own
+pieces. Not thread-safe: one thread at a time.
+
+Without ``sampling``, a request samples as the checkpoint's makers recommend (generation_config.json);
+keywords such as ``max_tokens=64`` change single fields. A call that raises leaves nothing running.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from weft.assemble import ModelInfo, OnProgress, assemble
+from weft.config import EngineConfig
+from weft.engine.choices import Choice, Piece
+from weft.engine.engine import EngineCore
+from weft.engine.stats import EngineStats
+from weft.errors import EngineUnavailableError, RequestError
+from weft.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs
+from weft.text.chat import ChatMessage, ChatTemplate, load_chat_template
+from weft.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+Prompt = str | Sequence[int]
+"""Text, or token ids taken as they are."""
+
+_BAR_AFTER_S = 1.0
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """One answer. ``prompt_index`` is the prompt's place in the call, ``index`` counts its ``n`` answers.
+
+    ``tokens`` has the token that ended the answer, ``text`` does not show it. ``stop_reason``: the stop
+    string or stop token id that ended it, None for the model's own end. ``logprobs``: one per token, when
+    asked for; ``prompt_logprobs``: one per prompt token, None for the first.
+    """
+
+    prompt_index: int
+    index: int
+    prompt_tokens: list[int]
+    text: str = ""
+    tokens: list[int] = []
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: list[TokenLogprobs | None] = []
+    cached_tokens: int = 0
+
+
+class _Call:
+    """One request while it is answered: where its events go."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
+        self.request = request
+        self.choices = [Choice(index, tokenizer, request.sampling, request.prompt_tokens)
+                        for index in range(request.sampling.n)]
+        self.pieces: deque[Piece] = deque()
+        self.error: EngineUnavailableError | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.error is not None or all(choice.finished for choice in self.choices)
+
+
+class Engine:
+    """A model, its memory and its scheduler, in this process.
+
+    ``config`` are the fields of ``weft.config.EngineConfig``, which are the flags of ``weft serve``:
+    ``memory="4GiB"``, ``max_model_len=8192``, ``dtype="float32"``, ...
+
+    Raises ConfigError, CheckpointError or UnknownArchitectureError, each naming what to change.
+    """
+
+    def __init__(self, model: str | None = None, *, on_progress: OnProgress | None = None,
+                 **config: Any) -> None:
+        assembled = assemble(EngineConfig(model=model, **config), on_progress=on_progress)
+        self._core = assembled.core
+        self.info: ModelInfo = assembled.info
+        directory = Path(self.info.directory)
+        self.tokenizer = Tokenizer.load(directory)
+        self._template: ChatTemplate | None = load_chat_template(
+            directory, special_tokens=self.tokenizer.special_tokens)
+        self._calls: dict[str, _Call] = {}
+        self._numbers = itertools.count()
+
+    # ------------------------------------------------------------------ answers
+
+    def generate(self, prompts: Prompt | Sequence[Prompt], sampling: SamplingParams | None = None, *,
+                 progress: bool = True, **fields: Any) -> list[Completion]:
+        """Complete ``prompts`` (one text, one list of token ids, or a list of either).
+
+        Returns completions in the order of the prompts, ``n`` for each. ``sampling`` holds the parameters,
+        ``fields`` change single ones. Raises RequestError or ContextLengthError naming the field, and
+        EngineUnavailableError when a step fails.
+        """
+        params = self._sampling(sampling, fields)
+        requests = [self._request(prompt, params) for prompt in _prompt_list(prompts)]
+        done = [[Completion(prompt_index=number, index=index, prompt_tokens=request.prompt_tokens)
+                 for index in range(params.n)] for number, request in enumerate(requests)]
+        waiting = deque(enumerate(requests))
+        running: dict[int, _Call] = {}
+        bar = _Bar(len(requests) if progress else 0)
+        try:
+            while waiting or running:
+                while waiting and self._has_room(params.n):
+                    number, request = waiting.popleft()
+                    running[number] = self._submit(request)
+                self._step()
+                for number, call in list(running.items()):
+                    _collect(call, done[number])
+                    if call.done:
+                        del running[number]
+                bar.show(len(requests) - len(waiting) - len(running), self._core)
+        finally:
+            bar.close()
+            self._drop(running.values())
+        return [completion for group in done for completion in group]
+
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None,
+               **fields: Any) -> Iterator[Piece]:
+        """Pieces of the answer to ``prompt`` as they are made; the last piece of each of the ``n`` answers
+        has a ``finish_reason``. The request starts, and what is wrong with it raises as in ``generate``,
+        when the first piece is asked for; leaving the loop early cancels it."""
+        call = self._submit(self._request(prompt, self._sampling(sampling, fields)))
+        try:
+            while call.pieces or not call.done:
+                if not call.pieces:
+                    self._step()
+                while call.pieces:
+                    yield call.pieces.popleft()
+            if call.error is not None:
+                raise call.error
+        finally:
+            self._drop([call])
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams | None = None, *,
+             template: Mapping[str, Any] | None = None, **fields: Any) -> Completion:
+        """The answer to a conversation: ``messages`` as in the OpenAI API, rendered by the checkpoint's chat
+        template with ``template`` as its extra variables. Raises RequestError as well where the template
+        refuses, where the checkpoint has none, or for ``n`` above 1."""
+        params = self._sampling(sampling, fields)
+        if params.n != 1:
+            raise RequestError(f"chat answers once; n is {params.n}: use stream_chat, or generate with "
+                               f"render_chat", param="n")
+        [completion] = self.generate(self.render_chat(messages, template=template), params, progress=False)
+        return completion
+
+    def stream_chat(self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams | None = None, *,
+                    template: Mapping[str, Any] | None = None, **fields: Any) -> Iterator[Piece]:
+        """``stream`` for a conversation."""
+        yield from self.stream(self.render_chat(messages, template=template), sampling, **fields)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], *,
+                    template: Mapping[str, Any] | None = None) -> list[int]:
+        """The token ids of a conversation, up to where the answer begins."""
+        if self._template is None:
+            raise RequestError("this model has no chat template: use generate", param="messages")
+        try:
+            turns = msgspec.convert(list(messages), list[ChatMessage])
+        except msgspec.ValidationError as error:
+            raise RequestError(f"messages: {error}", param="messages") from None
+        text = self._template.render(turns, variables=template)
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    # ------------------------------------------------------------------ the engine itself
+
+    def stats(self) -> EngineStats:
+        return self._core.stats()
+
+    def close(self) -> None:
+        """Cancel everything and free the memory. Idempotent."""
+        self._core.close()
+        self._calls.clear()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ inside
+
+    def _sampling(self, sampling: SamplingParams | None, fields: dict[str, Any]) -> SamplingParams:
+        for name in ("stop", "stop_token_ids"):
+            if name in fields:
+                value = fields[name]
+                fields[name] = (value,) if isinstance(value, str | int) else tuple(value)
+        if sampling is not None:
+            return msgspec.structs.replace(sampling, **fields)
+        return SamplingParams(**{**self.info.generation_defaults, **fields})
+
+    def _request(self, prompt: Prompt, sampling: SamplingParams) -> Request:
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        return Request(request_id=f"call-{next(self._numbers)}", prompt_tokens=tokens, sampling=sampling)
+
+    def _has_room(self, sequences: int) -> bool:
+        """Whether the queue takes so many more; an idle engine is always tried, so that a request that can
+        never fit raises."""
+        return not self._calls or self._core.stats().waiting + sequences <= self._core.sizes.queue_max
+
+    def _submit(self, request: Request) -> _Call:
+        self._core.submit(request)
+        call = self._calls[request.request_id] = _Call(request, self.tokenizer)
+        return call
+
+    def _step(self) -> None:
+        for event in self._core.step():
+            self._take(event)
+
+    def _take(self, event: TokenEvent) -> None:
+        call = self._calls.get(event.request_id)
+        if call is None:  # dropped: only the answers to its cancellation still come
+            return
+        choice = call.choices[event.index]
+        ended_before = choice.finished
+        try:
+            piece = choice.take(event)
+        except EngineUnavailableError as error:
+            error.__cause__ = self._core.failure
+            call.error = error
+            piece = None
+        if piece is not None:
+            call.pieces.append(piece)
+        if choice.finished and not ended_before and event.finish_reason is None:
+            self._core.cancel(event.request_id, event.index)
+        if call.done:
+            del self._calls[event.request_id]
+
+    def _drop(self, calls: Iterable[_Call]) -> None:
+        """Nobody waits for ``calls`` any more. The last one out lets the engine give back its memory."""
+        for call in calls:
+            if self._calls.pop(call.request.request_id, None) is not None:
+                self._core.cancel(call.request.request_id)
+        while not self._calls and self._core.has_work:
+            self._core.step()
+
+
+class _Bar:
+    """A progress bar on stderr that appears when the work turns out to be long, and only on a terminal."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._due_s = time.monotonic() + _BAR_AFTER_S
+        self._rich: Progress | None = None
+        self._tokens_before = 0
+
+    def show(self, done: int, core: EngineCore) -> None:
+        if not self._total or (self._rich is None and time.monotonic() < self._due_s):
+            return
+        stats = core.stats()
+        if self._rich is None:
+            self._rich = _rich_progress()
+            self._task = self._rich.add_task("", total=self._total)
+            self._shown_at_s, self._tokens_before = time.monotonic(), stats.generation_tokens
+            self._rich.start()
+        seconds = max(time.monotonic() - self._shown_at_s, 1e-3)
+        rate = (stats.generation_tokens - self._tokens_before) / seconds
+        self._rich.update(self._task, completed=done, description=f"{rate:,.0f} tokens/s")
+
+    def close(self) -> None:
+        if self._rich is not None:
+            self._rich.stop()
+
+
+def _rich_progress() -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    return Progress(TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+                    TextColumn("{task.description}"), console=console, transient=True,
+                    disable=not console.is_terminal)
+
+
+def _collect(call: _Call, completions: list[Completion]) -> None:
+    """Move what ``call`` has into its completions. Raises what ended it early."""
+    while call.pieces:
+        piece = call.pieces.popleft()
+        completion, choice = completions[piece.index], call.choices[piece.index]
+        completion.text += piece.text
+        completion.tokens += piece.tokens
+        completion.logprobs += piece.logprobs
+        if piece.finish_reason is not None:
+            completion.finish_reason, completion.stop_reason = piece.finish_reason, piece.stop_reason
+            completion.cached_tokens = choice.cached_tokens
+            completion.prompt_logprobs = choice.prompt_logprobs
+    if call.error is not None:
+        raise call.error
+
+
+def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    listed = list(prompts)
+    if listed and all(isinstance(item, int) for item in listed):
+        return [listed]  # type: ignore[list-item]
+    return listed  # type: ignore[return-value]

@@ -1,0 +1,45 @@
+"""What a started engine says about itself, as one value: read by the banner, the API and the server.
+
+It crosses processes (the engine runs in its own), so it is plain data: names, numbers, sentences.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from weft.config import Sizes
+
+
+class MemoryRow(msgspec.Struct, frozen=True):
+    """A line of the memory table: what, how many bytes, and a remark for people."""
+
+    name: str
+    size_bytes: int
+    remark: str
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """``name`` is what the API calls the model, ``directory`` where its files are. ``layers``: count by
+    kind, in words. ``memory``: the memory table, top to bottom. ``notes``: sentences the user should see
+    (what was shrunk to fit, what of the checkpoint was ignored). ``generation_defaults``: what the
+    checkpoint's makers recommend, as fields of SamplingParams."""
+
+    name: str
+    directory: str
+    family: str
+    layers: str
+    vocab_size: int
+    dtype: str
+    weights_bytes: int
+    load_s: float
+    device: str
+    threads: int
+    sizes: Sizes
+    memory: list[MemoryRow]
+    notes: list[str]
+    eos_ids: list[int]
+    generation_defaults: dict[str, float | int]
+
+    @property
+    def max_model_len(self) -> int:
+        return self.sizes.max_model_len

@@ -1,0 +1,123 @@
+"""What a request changes in its logits before anything is drawn, kept sparse.
+
+    min_tokens      logit[stop id] = -inf            while fewer than min_tokens are made
+    logit bias      logit[id] += bias                for the ids the request names
+    repetition      logit[id] = logit / r  or  * r   (by its sign), ids of the prompt or the output
+    frequency       logit[id] -= f * count           ids of the output
+    presence        logit[id] -= p                   ids of the output
+
+applied in this order. Repetition is that of Keskar et al., "CTRL" (2019), section 4.1, as in transformers;
+frequency and presence are those of the OpenAI API.
+
+A row holds the distinct tokens it has seen and how often each was generated, not a count per token of
+the vocabulary: a step gathers a few thousand logits, changes them and puts them back, whatever the size of
+the vocabulary, and rows that ask for nothing cost nothing. The seen tokens are bounded by the sequence's
+length (L11). What was generated is told by ``TokenHistory.add``, so the counts never wait for a plan.
+
+Rejected: dense counts [rows, vocabulary] (0.7 MB per row at 150,000 tokens, read and written whole
+every step), and recounting the sequence each step (quadratic in its length).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from weft.request import SamplingParams
+
+Int64s = npt.NDArray[np.int64]
+
+
+class TokenHistory:
+    """The distinct tokens of one sequence, and how often each one was generated."""
+
+    __slots__ = ("_counts", "_ids", "_index", "_size")
+
+    def __init__(self, tokens: npt.NDArray[np.int32], prompt_tokens: int) -> None:
+        ids, inverse = np.unique(tokens, return_inverse=True)
+        self._size = len(ids)
+        self._ids: Int64s = ids.astype(np.int64)
+        self._counts: Int64s = np.bincount(inverse[prompt_tokens:], minlength=self._size).astype(np.int64)
+        self._index: dict[int, int] = {int(token): i for i, token in enumerate(ids)}
+
+    def add(self, token: int) -> None:
+        """``token`` was generated."""
+        i = self._index.get(token)
+        if i is None:
+            i = self._size
+            if i == len(self._ids):
+                grown = max(64, 2 * i)
+                self._ids = np.resize(self._ids, grown)
+                self._counts = np.resize(self._counts, grown)
+            self._index[token] = i
+            self._ids[i] = token
+            self._counts[i] = 0
+            self._size += 1
+        self._counts[i] += 1
+
+    @property
+    def ids(self) -> Int64s:
+        return self._ids[: self._size]
+
+    @property
+    def generated_counts(self) -> Int64s:
+        return self._counts[: self._size]
+
+
+class RowEdits:
+    """The edits of one row for as long as a sequence holds it."""
+
+    __slots__ = ("bias_ids", "bias_values", "history", "min_position", "sampling", "stop_ids")
+
+    def __init__(self, sampling: SamplingParams, tokens: npt.NDArray[np.int32], prompt_tokens: int,
+                 stop_ids: tuple[int, ...], vocab_size: int) -> None:
+        self.sampling = sampling
+        self.history = TokenHistory(tokens, prompt_tokens) if sampling.penalised else None
+        self.bias_ids: Int64s = np.fromiter(sampling.logit_bias.keys(), np.int64)
+        self.bias_values = np.fromiter(sampling.logit_bias.values(), np.float32)
+        # A checkpoint may name an end token beyond its own logits; there is nothing to mask then.
+        self.stop_ids: Int64s = np.array([i for i in stop_ids if 0 <= i < vocab_size], np.int64)
+        self.min_position = prompt_tokens + sampling.min_tokens
+
+    @property
+    def any(self) -> bool:
+        asks_min = self.sampling.min_tokens > 0 and self.stop_ids.size > 0
+        return self.history is not None or self.bias_ids.size > 0 or asks_min
+
+
+def apply_edits(logits_NV: torch.Tensor, edits: list[tuple[int, int, RowEdits]]) -> None:
+    """Change ``logits_NV`` (float32, contiguous) in place. ``edits``: (row of the tensor, position of the
+    token about to be chosen, the row's edits)."""
+    vocab_size = logits_NV.shape[1]
+    flat = logits_NV.view(-1)
+    masked = [row * vocab_size + e.stop_ids for row, position, e in edits if position < e.min_position]
+    if masked:
+        flat[_indices(masked, flat)] = -math.inf
+    biased = [(row, e) for row, _, e in edits if e.bias_ids.size]
+    if biased:
+        values = torch.from_numpy(np.concatenate([e.bias_values for _, e in biased])).to(flat.device)
+        flat[_indices([row * vocab_size + e.bias_ids for row, e in biased], flat)] += values
+    histories = [(row, e.history, e.sampling) for row, _, e in edits if e.history is not None]
+    if histories:
+        _penalise(flat, vocab_size, histories)
+
+
+def _penalise(flat: torch.Tensor, vocab_size: int,
+              histories: list[tuple[int, TokenHistory, SamplingParams]]) -> None:
+    counts = np.concatenate([h.generated_counts for _, h, _ in histories])
+    sizes = [len(h.ids) for _, h, _ in histories]
+    repetition = np.repeat([s.repetition_penalty for _, _, s in histories], sizes)
+    subtracted = np.repeat([s.frequency_penalty for _, _, s in histories], sizes) * counts
+    subtracted += np.repeat([s.presence_penalty for _, _, s in histories], sizes) * (counts > 0)
+    indices = _indices([row * vocab_size + h.ids for row, h, _ in histories], flat)
+    repetition_E = torch.from_numpy(repetition.astype(np.float32)).to(flat.device)
+    values_E = flat[indices]
+    values_E = torch.where(values_E > 0, values_E / repetition_E, values_E * repetition_E)
+    flat[indices] = values_E - torch.from_numpy(subtracted.astype(np.float32)).to(flat.device)
+
+
+def _indices(parts: list[Int64s], like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(parts)).to(like.device)

@@ -1,0 +1,170 @@
+"""Temperature, top-k, top-p and min-p: every filter is a threshold on the logit.
+
+    scaled = (logit - max) / temperature              the best token is at 0, all others below
+
+    top-k   keep what is >= the k-th largest value
+    top-p   keep what is >= the smallest value whose strictly better tokens hold less than p of the mass
+            (of what top-k kept)
+    min-p   keep what is >= log(min_p): exp(scaled) is the ratio to the best token
+
+    keep = scaled >= max(of the three);   draw among the kept in ascending token id
+
+The best token is at 0 and no threshold is above 0, so a filter never leaves nothing. Tokens that tie
+share their fate, so the result does not depend on the order a sort left them in. The order of the filters
+is that of transformers' generation (temperature, top-k, top-p, min-p); min-p is a ratio to the best token,
+which no earlier filter changes.
+
+Sorting a vocabulary of 150,000 for each row is the cost here. So rows with top-k or top-p look at their few
+best candidates first, and only where the threshold is not strictly inside them at the whole row. Both ways
+give the same token: the weights outside the threshold are zeros, and zeros move no running sum. Work goes
+over blocks of rows, so that scratch memory is bounded whatever the batch.
+
+Rejected: removing sorted positions (ties are cut arbitrarily), drawing in sorted order (the same).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from weft.runner.randomness import draw
+
+_BLOCK_ELEMENTS = 1 << 22
+"""Elements of one scratch tensor: 16 MiB in float32."""
+_CANDIDATES_MIN = 256
+_CANDIDATES_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Per row: float64 / int64 [N]. ``top_k`` below 1 and ``top_p`` 1 mean all; temperature is above 0."""
+
+    temperature: npt.NDArray[np.float64]
+    top_k: npt.NDArray[np.int64]
+    top_p: npt.NDArray[np.float64]
+    min_p: npt.NDArray[np.float64]
+
+    def take(self, rows: slice | npt.NDArray[np.int64]) -> Filters:
+        return Filters(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows])
+
+    @property
+    def narrow(self) -> npt.NDArray[np.bool_]:
+        """Rows that need an order among their tokens."""
+        return (self.top_k > 0) | (self.top_p < 1.0)
+
+
+def choose(logits_NV: torch.Tensor, filters: Filters, uniforms: npt.NDArray[np.float64]) -> torch.Tensor:
+    """One token per row, int64 [N], drawn with ``uniforms`` (float64 [N]) from the filtered distribution.
+
+    ``logits_NV``: float32 without NaN or +inf, and with a finite maximum in each row; not changed.
+    """
+    rows, vocab_size = logits_NV.shape
+    block_rows = max(1, _BLOCK_ELEMENTS // vocab_size)
+    uniforms_N = torch.from_numpy(uniforms).to(logits_NV.device)
+    chosen_N = torch.empty(rows, dtype=torch.int64, device=logits_NV.device)
+    for first in range(0, rows, block_rows):
+        part = slice(first, first + block_rows)
+        chosen_N[part] = _choose_block(logits_NV[part], filters.take(part), uniforms_N[part])
+    return chosen_N
+
+
+def _choose_block(logits_NV: torch.Tensor, filters: Filters, uniforms_N: torch.Tensor) -> torch.Tensor:
+    device = logits_NV.device
+    threshold_N = torch.from_numpy(_min_p_threshold(filters.min_p)).to(device)
+    chosen_N = torch.empty(len(filters.top_k), dtype=torch.int64, device=device)
+    wide = ~filters.narrow
+    narrow = np.flatnonzero(filters.narrow)
+    if narrow.size:
+        narrow_N = torch.from_numpy(narrow).to(device)
+        logits_of_narrow_NV = logits_NV if narrow.size == len(wide) else logits_NV[narrow_N]
+        tokens_N, threshold_of_narrow_N, inside_N = _choose_among_candidates(
+            logits_of_narrow_NV, filters.take(narrow), threshold_N[narrow_N], uniforms_N[narrow_N])
+        chosen_N[narrow_N] = tokens_N
+        threshold_N[narrow_N] = threshold_of_narrow_N
+        wide[narrow] = ~inside_N.cpu().numpy()
+    if wide.any():
+        rows = np.flatnonzero(wide)
+        wide_N = torch.from_numpy(rows).to(device)
+        scaled_NV = _scaled(logits_NV if len(rows) == len(wide) else logits_NV[wide_N], filters.take(rows))
+        filtered_NV = scaled_NV < threshold_N[wide_N, None]
+        chosen_N[wide_N] = draw(scaled_NV.exp_().masked_fill_(filtered_NV, 0.0), uniforms_N[wide_N])
+    return chosen_N
+
+
+def _scaled(logits_NW: torch.Tensor, filters: Filters, best_N1: torch.Tensor | None = None) -> torch.Tensor:
+    """(logit - best) / temperature, a new tensor; ``best_N1`` None: of the columns given."""
+    best_N1 = logits_NW.amax(dim=1, keepdim=True) if best_N1 is None else best_N1
+    temperature = torch.from_numpy(filters.temperature.astype(np.float32)).to(logits_NW.device)
+    return (logits_NW - best_N1).div_(temperature[:, None])
+
+
+def _min_p_threshold(min_p: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    with np.errstate(divide="ignore"):
+        return np.log(min_p).astype(np.float32)
+
+
+def _choose_among_candidates(logits_NV: torch.Tensor, filters: Filters, floor_N: torch.Tensor,
+                             uniforms_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(token [N], threshold [N], inside [N]): where ``inside`` is False the candidates did not hold all
+    that the threshold keeps: the token is void and the threshold is the one of the whole row."""
+    vocab_size = logits_NV.shape[1]
+    wanted = int(np.where(filters.top_k > 0, filters.top_k + 1, _CANDIDATES_MIN).max())
+    count = min(wanted, _CANDIDATES_MAX, vocab_size)
+    best_NW, ids_NW = logits_NV.topk(count, dim=1)
+    values_NW = _scaled(best_NW, filters, best_NW[:, :1])
+    mass_N = _mass(logits_NV, filters, best_NW[:, :1])
+    threshold_N, inside_N = _threshold(values_NW, filters, floor_N, mass_N)
+    if count == vocab_size:
+        inside_N = torch.ones_like(inside_N)
+    order_NW = ids_NW.argsort(dim=1)
+    values_NW, ids_NW = values_NW.gather(1, order_NW), ids_NW.gather(1, order_NW)
+    weights_NW = values_NW.exp().masked_fill_(values_NW < threshold_N[:, None], 0.0)
+    tokens_N = ids_NW.gather(1, draw(weights_NW, uniforms_N)[:, None])[:, 0]
+    outside = np.flatnonzero(~inside_N.cpu().numpy())
+    if outside.size:
+        outside_N = torch.from_numpy(outside).to(logits_NV.device)
+        theirs = filters.take(outside)
+        sorted_NV = _scaled(logits_NV[outside_N].sort(dim=1, descending=True).values, theirs)
+        threshold_N[outside_N], _ = _threshold(sorted_NV, theirs, floor_N[outside_N], mass_N[outside_N])
+    return tokens_N, threshold_N, inside_N
+
+
+def _mass(logits_NV: torch.Tensor, filters: Filters, best_N1: torch.Tensor) -> torch.Tensor:
+    """Sum of exp(scaled) over the whole row, float64 [N]; 0 where top-k makes it moot (``_threshold``)."""
+    mass_N = torch.zeros(logits_NV.shape[0], dtype=torch.float64, device=logits_NV.device)
+    rows = np.flatnonzero(filters.top_k <= 0)
+    if rows.size:
+        rows_N = torch.from_numpy(rows).to(logits_NV.device)
+        scaled_NV = _scaled(logits_NV[rows_N], filters.take(rows), best_N1[rows_N])
+        mass_N[rows_N] = scaled_NV.exp_().sum(dim=1, dtype=torch.float64)
+    return mass_N
+
+
+def _threshold(values_NW: torch.Tensor, filters: Filters, floor_N: torch.Tensor,
+               mass_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(the value below which a token is filtered, float32 [N]; whether the best W told it all, bool [N]).
+
+    ``values_NW``: the best W of each row, descending; ``mass_N``: sum of exp over the whole row, read
+    where there is no top-k. With fewer than the vocabulary, a threshold at the last of them says nothing of
+    what ties with it or lies below, and a top-k there leaves the mass that top-p divides unknown.
+    """
+    device, width = values_NW.device, values_NW.shape[1]
+    top_k_N = torch.from_numpy(filters.top_k).to(device)
+    top_p_N = torch.from_numpy(filters.top_p).to(device)
+    kth_N = values_NW.gather(1, (top_k_N.clamp(1, width) - 1)[:, None])[:, 0]
+    kth_N = torch.where(top_k_N > 0, kth_N, torch.full_like(kth_N, -math.inf))
+    kept_NW = values_NW >= kth_N[:, None]
+    weights_NW = values_NW.exp().double().masked_fill_(~kept_NW, 0.0)
+    mass_N = torch.where(top_k_N > 0, weights_NW.sum(dim=1), mass_N)
+    better_NW = weights_NW.cumsum(dim=1) - weights_NW
+    inside_NW = kept_NW & (better_NW < (top_p_N * mass_N)[:, None])
+    inside_NW[:, 0] = True
+    nucleus_N = values_NW.masked_fill(~inside_NW, math.inf).amin(dim=1)
+    nucleus_N = torch.where(top_p_N < 1.0, nucleus_N, torch.full_like(nucleus_N, -math.inf))
+    threshold_N = torch.maximum(torch.maximum(kth_N, nucleus_N), floor_N)
+    last_N = values_NW[:, -1]
+    return threshold_N, (threshold_N > last_N) & ((top_k_N <= 0) | (kth_N > last_N))
