@@ -1,0 +1,206 @@
+"""The routes: what is answered where. docs/server.md lists them for users.
+
+Handlers are short: read the body, prepare a job, answer it. What a job does is in ``completions`` and
+``chat``; who may pass is in ``gate``; how failures look is in ``errors``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from importlib import metadata
+from typing import Any, Protocol
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from weft.errors import RequestError, WeftError
+from weft.server.chat import prepare_chat
+from weft.server.completions import prepare_completion
+from weft.server.errors import BodyTooLargeError, WrongMediaTypeError, on_bug, on_http_error, on_weft_error
+from weft.server.gate import Gate
+from weft.server.generation import Generation
+from weft.server.metrics import CONTENT_TYPE
+from weft.server.protocol import (
+    UNSERVED_IN_CHAT,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeChatBody,
+    TokenizePromptBody,
+    parse_body,
+)
+from weft.server.service import ServedModel, Service
+from weft.server.sse import ClientGoneError, EventStream, unless_gone
+
+_MB = 1_000_000
+_CLIENT_CLOSED_REQUEST = 499
+"""Nobody reads it; it is for the access log."""
+
+
+class Job(Protocol):
+    generation: Generation
+
+    async def answer(self) -> bytes: ...
+
+    def lines(self) -> Any: ...
+
+
+def build_app(service: Service) -> ASGIApp:
+    handlers = _Handlers(service)
+    routes = [
+        Route("/v1/chat/completions", handlers.chat, methods=["POST"]),
+        Route("/v1/completions", handlers.completions, methods=["POST"]),
+        Route("/v1/models", handlers.models, methods=["GET"]),
+        Route("/v1/models/{name:path}", handlers.model, methods=["GET"]),
+        Route("/tokenize", handlers.tokenize, methods=["POST"]),
+        Route("/detokenize", handlers.detokenize, methods=["POST"]),
+        Route("/health", handlers.health, methods=["GET"]),
+        Route("/ping", handlers.health, methods=["GET", "POST"]),
+        Route("/version", handlers.version, methods=["GET"]),
+        Route("/load", handlers.load, methods=["GET"]),
+        Route("/metrics", handlers.metrics, methods=["GET"]),
+    ]
+    app = Starlette(routes=routes, exception_handlers={
+        WeftError: on_weft_error, HTTPException: on_http_error, ClientGoneError: _on_client_gone,
+        Exception: on_bug})
+    app.router.redirect_slashes = False
+    return Gate(app, api_keys=service.config.api_key)
+
+
+class _Handlers:
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def chat(self, request: Request) -> Response:
+        self._service.check_open()
+        body = parse_body(await self._body(request), ChatBody, unserved=UNSERVED_IN_CHAT)
+        job = await prepare_chat(self._service, body)
+        return await self._answer(request, job, stream=bool(body.stream))
+
+    async def completions(self, request: Request) -> Response:
+        self._service.check_open()
+        body = parse_body(await self._body(request), CompletionBody)
+        job = await prepare_completion(self._service, body)
+        return await self._answer(request, job, stream=bool(body.stream))
+
+    async def models(self, request: Request) -> Response:
+        model = self._service.model_for(None)
+        return _json({"object": "list", "data": [_model_card(model, name) for name in model.names]})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        model = self._service.model_for(name)
+        return _json(_model_card(model, name))
+
+    async def tokenize(self, request: Request) -> Response:
+        self._service.check_open()
+        raw = await self._body(request)
+        body: TokenizePromptBody | TokenizeChatBody
+        if _has_messages(raw):
+            body = parse_body(raw, TokenizeChatBody)
+            model = self._service.model_for(body.model)
+            add_special_tokens = bool(body.add_special_tokens)
+            tokens = await model.encode(model.prompt_text(body), add_special_tokens=add_special_tokens)
+        else:
+            body = parse_body(raw, TokenizePromptBody)
+            model = self._service.model_for(body.model)
+            tokens = await model.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        texts = [model.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
+        return _json({"count": len(tokens), "max_model_len": model.info.max_model_len, "tokens": tokens,
+                      "token_strs": texts})
+
+    async def detokenize(self, request: Request) -> Response:
+        self._service.check_open()
+        body = parse_body(await self._body(request), DetokenizeBody)
+        model = self._service.model_for(body.model)
+        model.check_ids(body.tokens, param="tokens")
+        text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        return _json({"prompt": text})
+
+    async def health(self, request: Request) -> Response:
+        status, body = self._service.health()
+        return _json(body, status)
+
+    async def version(self, request: Request) -> Response:
+        return _json({"version": metadata.version("weft")})
+
+    async def load(self, request: Request) -> Response:
+        stats = self._service.engine.stats
+        return _json({"server_load": self._service.active, "running": stats.running if stats else 0,
+                      "waiting": stats.waiting if stats else 0})
+
+    async def metrics(self, request: Request) -> Response:
+        engine = self._service.engine
+        text = self._service.metrics.text(engine.stats, alive=engine.state == "ready")
+        return Response(text, media_type=CONTENT_TYPE)
+
+    async def _answer(self, request: Request, job: Job, *, stream: bool) -> Response:
+        """Errors up to the engine's acceptance have a status of their own, for streams too."""
+        await unless_gone(job.generation.start(), request.receive)
+        if stream:
+            return EventStream(job.lines(), on_end=job.generation.close,
+                               keep_alive_s=self._service.config.sse_keep_alive)
+        try:
+            return Response(await unless_gone(job.answer(), request.receive), media_type="application/json")
+        finally:
+            job.generation.close()
+
+    async def _body(self, request: Request) -> bytes:
+        """Raises WrongMediaTypeError, BodyTooLargeError; ClientGoneError when the client left midway."""
+        media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+        if media_type != "application/json" and not media_type.endswith("+json"):
+            raise WrongMediaTypeError(f"the body is {media_type}; send JSON with the header "
+                                      "'Content-Type: application/json'", param="Content-Type")
+        limit = self._service.config.max_body_mb * _MB
+        declared = request.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > limit:
+            raise _too_large(int(declared), limit)
+        parts: list[bytes] = []
+        total = 0
+        while True:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            part = message.get("body", b"")
+            total += len(part)
+            if total > limit:
+                raise _too_large(total, limit)
+            parts.append(part)
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+
+def _too_large(size: int, limit: int) -> BodyTooLargeError:
+    return BodyTooLargeError(f"the body has {size} bytes or more; the limit is {limit} bytes (--max-body-mb)",
+                             param="--max-body-mb")
+
+
+def _has_messages(raw: bytes) -> bool:
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False  # parse_body says what is wrong with it
+    if not isinstance(value, dict) or "messages" not in value:
+        return False
+    if "prompt" in value:
+        raise RequestError("prompt and messages are both given; send one of them", param="messages")
+    return True
+
+
+def _model_card(model: ServedModel, name: str) -> dict[str, Any]:
+    return {"id": name if name in model.names else model.name, "object": "model", "created": model.created_s,
+            "owned_by": "weft", "root": model.info.name, "parent": None,
+            "max_model_len": model.info.max_model_len}
+
+
+async def _on_client_gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

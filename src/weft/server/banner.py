@@ -1,0 +1,113 @@
+"""What the terminal shows once the model is ready: where it listens, what the memory holds, what to paste.
+
+Plain lines when the output is not a terminal. Snippets are never wrapped and never indented, so that they
+work when pasted; a key is never printed, they read it from $WEFT_API_KEY.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+
+from rich.console import Console
+from rich.markup import escape
+
+from weft.server.config import ServerConfig
+from weft.server.service import ServedModel
+from weft.units import format_bytes
+
+_LINES_APART_S = 1.0
+_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
+class StartProgress:
+    """What a starting engine does: one line that changes in a terminal, else a line now and then."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status = console.status("", spinner="dots") if console.is_terminal else None
+        self._shown_s = -_LINES_APART_S
+
+    def show(self, text: str) -> None:
+        if self._status is not None:
+            self._status.update(escape(text))
+            self._status.start()
+        elif time.monotonic() - self._shown_s >= _LINES_APART_S:
+            self._shown_s = time.monotonic()
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def end(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+
+def base_url(host: str, port: int) -> str:
+    """As a client on this machine writes it."""
+    host = _ANY_ADDRESS.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def print_banner(console: Console, model: ServedModel, url: str, config: ServerConfig) -> None:
+    info = model.info
+
+    def line(text: str = "", style: str = "") -> None:
+        console.print(text, style=style, soft_wrap=True, markup=False, highlight=False)
+
+    line()
+    line(f"weft serves {', '.join(model.names)} at {url}", "bold green")
+    line(f"{info.family}: {info.layers}; {info.dtype} on {info.device}, {info.threads} threads; "
+         f"loaded in {info.load_s:.1f} s")
+    line(f"up to {info.max_model_len} tokens per sequence, {info.sizes.rows_max} sequences at once, "
+         f"{info.sizes.step_tokens_max} tokens per step")
+    line()
+    name_width = max((len(row.name) for row in info.memory), default=0)
+    for row in info.memory:
+        line(f"{row.name:{name_width}}  {format_bytes(row.size_bytes):>9}  {row.remark}")
+    for note in info.notes:
+        line(f"note: {note}", "yellow")
+    line()
+    line(f"API      {url}/v1")
+    line(f"metrics  {url}/metrics")
+    line(f"health   {url}/health")
+    if config.api_key:
+        line("Requests need a key; the snippets read it from $WEFT_API_KEY.")
+    line()
+    line("Try it in a shell:", "bold")
+    line(curl_snippet(model, url, with_key=bool(config.api_key)))
+    line()
+    line("or in Python (pip install openai):", "bold")
+    line(openai_snippet(model, url, with_key=bool(config.api_key)))
+    line()
+    line("Ctrl-C finishes what is running and stops; twice stops at once.", "dim")
+
+
+def curl_snippet(model: ServedModel, url: str, *, with_key: bool) -> str:
+    path, body = _example(model)
+    key = ' -H "Authorization: Bearer $WEFT_API_KEY"' if with_key else ""
+    return (f"curl {shlex.quote(url + path)} -H 'Content-Type: application/json'{key} \\\n"
+            f"  -d {shlex.quote(json.dumps(body, ensure_ascii=False))}")
+
+
+def openai_snippet(model: ServedModel, url: str, *, with_key: bool) -> str:
+    path, body = _example(model)
+    key = 'os.environ["WEFT_API_KEY"]' if with_key else '"none"'
+    arguments = ", ".join(f"{name}={value!r}" for name, value in body.items())
+    chat = path.endswith("/chat/completions")
+    call = "chat.completions" if chat else "completions"
+    found = "message.content" if chat else "text"
+    return "\n".join((
+        *(("import os",) if with_key else ()),
+        "from openai import OpenAI",
+        f"client = OpenAI(base_url={url + '/v1'!r}, api_key={key})",
+        f"answer = client.{call}.create({arguments})",
+        f"print(answer.choices[0].{found})",
+    ))
+
+
+def _example(model: ServedModel) -> tuple[str, dict[str, object]]:
+    """A checkpoint without a chat template serves completions only."""
+    if model.template is None:
+        return "/v1/completions", {"model": model.name, "prompt": "Once upon a time", "max_tokens": 64}
+    messages = [{"role": "user", "content": "Hello! Who are you?"}]
+    return "/v1/chat/completions", {"model": model.name, "messages": messages, "max_tokens": 64}

@@ -1,0 +1,178 @@
+"""POST /v1/completions: text or token ids in, text out.
+
+Parse -> prompts to tokens -> Generation -> one JSON object, or one SSE chunk per step and choice.
+``echo`` puts the prompt in front of the text and, with ``logprobs``, the prompt's logprobs in front of
+the answer's; a stream sends both in its first chunk.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from weft.engine.choices import Choice, Piece
+from weft.errors import RequestError
+from weft.request import SamplingParams
+from weft.server.generation import Generation, Prompt, Usage
+from weft.server.logprobs import (
+    CompletionLogprobs,
+    PromptLogprobs,
+    completion_logprobs,
+    namer,
+    prompt_logprobs,
+)
+from weft.server.protocol import (
+    COMPLETION_TOKENS_DEFAULT,
+    CompletionBody,
+    prompts_of,
+    refuse_stream_fields,
+    sampling_params,
+)
+from weft.server.service import ServedModel, Service
+from weft.server.sse import DONE, sse_line
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """A whole answer and a chunk of a stream have the same shape."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+_encoder = msgspec.json.Encoder()
+
+
+class CompletionJob:
+    """One request to /v1/completions, prepared: ``generation`` is ready to start."""
+
+    def __init__(self, service: Service, model: ServedModel, body: CompletionBody,
+                 prompts: list[Prompt]) -> None:
+        self._body = body
+        self._model = model
+        self._id = f"cmpl-{body.request_id or uuid.uuid4().hex}"
+        self._created_s = int(time.time())
+        self._name = service.name_of(model, body.model)
+        self._echo = bool(body.echo)
+        as_ids = bool(body.return_tokens_as_token_ids)
+        self._namer = namer(model.tokenizer, as_ids=as_ids, escape_bytes=True)
+        self.generation = Generation(service, model, prompts, [self._sampling(prompt) for prompt in prompts],
+                                     priority=body.priority or 0, cache_salt=body.cache_salt or "")
+        self._shown_chars = [0] * len(self.generation.choices)
+
+    async def answer(self) -> bytes:
+        generation = self.generation
+        pieces = await generation.whole()
+        choices = [self._choice(piece, first=True) for piece in pieces]
+        return _encoder.encode(self._response(choices, generation.usage()))
+
+    async def lines(self) -> AsyncGenerator[bytes, None]:
+        generation = self.generation
+        options = self._body.stream_options
+        with_usage = options is not None and bool(options.include_usage)
+        always = options is not None and bool(options.continuous_usage_stats)
+        started = [False] * len(generation.choices)
+        try:
+            async for pieces in generation.pieces():
+                out = []
+                for piece in pieces:
+                    choice = self._choice(piece, first=not started[piece.index])
+                    started[piece.index] = True
+                    usage = generation.usage() if always else None if with_usage else UNSET
+                    out.append(sse_line(_encoder.encode(self._response([choice], usage))))
+                yield b"".join(out)
+            if with_usage:
+                yield sse_line(_encoder.encode(self._response([], generation.usage())))
+            yield DONE
+        finally:
+            generation.close()
+
+    def _sampling(self, prompt: Prompt) -> SamplingParams:
+        body, info = self._body, self._model.info
+        max_tokens = body.max_tokens
+        if max_tokens is None:
+            # The default is cut to the context; a prompt that leaves no room is the engine's to refuse.
+            max_tokens = max(min(COMPLETION_TOKENS_DEFAULT, info.max_model_len - len(prompt.tokens)), 1)
+            max_tokens = max(max_tokens, body.min_tokens or 0)
+        sampling = sampling_params(body, self._model.sampling_defaults, logprobs=body.logprobs,
+                                   max_tokens=max_tokens)
+        if self._echo and body.logprobs is not None:
+            wanted = max(body.logprobs, body.prompt_logprobs or 0)
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=wanted)
+        return sampling
+
+    def _response(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
+        return Completion(id=self._id, created=self._created_s, model=self._name, choices=choices,
+                          usage=usage)
+
+    def _choice(self, piece: Piece, *, first: bool) -> CompletionChoice:
+        """``first``: nothing of this choice was sent before, so what belongs to the prompt goes with it."""
+        body = self._body
+        prompt = self.generation.prompt_of(piece.index)
+        source = self.generation.choices[piece.index]
+        shown = CompletionChoice(index=piece.index, text=piece.text, finish_reason=piece.finish_reason,
+                                 stop_reason=piece.stop_reason)
+        with_prompt = first and self._echo
+        if with_prompt:
+            shown.text = self._prompt_text(prompt) + piece.text
+        if body.logprobs is not None:
+            shown.logprobs = self._logprobs(piece, source, prompt if with_prompt else None)
+        if body.return_token_ids:
+            shown.token_ids = piece.tokens
+            if first:
+                shown.prompt_token_ids = prompt.tokens
+        if body.prompt_logprobs is not None and first:
+            shown.prompt_logprobs = prompt_logprobs(source.prompt_logprobs, self._namer, body.prompt_logprobs)
+        self._shown_chars[piece.index] += len(shown.text)
+        return shown
+
+    def _prompt_text(self, prompt: Prompt) -> str:
+        if prompt.text is not None:
+            return prompt.text
+        return self._model.tokenizer.decode(prompt.tokens, skip_special_tokens=False)
+
+    def _logprobs(self, piece: Piece, source: Choice, prompt: Prompt | None) -> CompletionLogprobs:
+        assert self._body.logprobs is not None
+        tokens, entries = list(piece.tokens), list(piece.logprobs)
+        if prompt is not None:
+            tokens = [*prompt.tokens, *tokens]
+            return completion_logprobs([*source.prompt_logprobs, *entries], tokens, self._model.tokenizer,
+                                       self._namer, self._body.logprobs, text_offset=0)
+        return completion_logprobs(entries, tokens, self._model.tokenizer, self._namer, self._body.logprobs,
+                                   text_offset=self._shown_chars[piece.index])
+
+
+async def prepare_completion(service: Service, body: CompletionBody) -> CompletionJob:
+    """Raises RequestError, UnknownModelError, EngineUnavailableError."""
+    refuse_stream_fields(body)
+    if body.stream and body.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs with stream is not supported; echo with logprobs streams them",
+                           param="prompt_logprobs", code="unsupported_parameter")
+    model = service.model_for(body.model)
+    prompts = []
+    for given in prompts_of(body.prompt):
+        if isinstance(given, str):
+            add_special_tokens = body.add_special_tokens is not False
+            prompts.append(Prompt(await model.encode(given, add_special_tokens=add_special_tokens), given))
+        else:
+            model.check_ids(given, param="prompt")
+            prompts.append(Prompt(given))
+    return CompletionJob(service, model, body, prompts)

@@ -1,0 +1,190 @@
+"""The engine's own process: ``python -m weft.server.engine_process``, started by ``weft.server.client``.
+
+    stdin:     one Launch message, then nothing; its end means that the parent is gone
+    commands:  zmq PULL, read between two steps without waiting; waited for when there is no work
+    events:    zmq PUSH, at most one StepReport per step
+
+        take_commands -> core.step() -> report      while there is work
+        (short wait) -> audit -> (wait)             when there is none: no busy loop
+
+Tokenizing, JSON and slow clients live in the other process and never delay a step. Signals of the
+terminal do not reach this one (it has a session of its own): the parent decides about Ctrl-C.
+
+It never outlives its parent: a thread waits for the end of stdin, which the kernel delivers however the
+parent ended, and leaves at once. It never ends silently: what stops it is sent as Fatal first.
+
+The audit (law L1: recount the memory from its owners) runs once after each busy spell, when the engine
+has had nothing to do for a moment; a failed audit is fatal, because memory that does not add up gives
+wrong answers.
+
+Rejected: ``multiprocessing`` (its spawn imports the caller's ``__main__`` again, and its children share
+the parent's signals); a thread in the HTTP process (the interpreter lock would make each step wait for
+JSON).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from typing import Any, BinaryIO
+
+import msgspec
+import zmq
+
+from weft.config import EngineConfig
+from weft.engine.engine import EngineCore
+from weft.errors import UserError, WeftError
+from weft.request import TokenEvent
+from weft.server.messages import (
+    Cancel,
+    Command,
+    Fatal,
+    Launch,
+    Progress,
+    Ready,
+    Refusal,
+    Report,
+    StepReport,
+    Submit,
+)
+
+_AUDIT_AFTER_MS = 100
+_STATS_EVERY_S = 0.1
+_LINGER_MS = 2000
+_encoder = msgspec.msgpack.Encoder()
+_commands = msgspec.msgpack.Decoder(Command)
+
+
+class EngineLoop:
+    """Steps a core until a Stop command. ``commands`` and ``events`` are connected sockets."""
+
+    def __init__(self, core: EngineCore, commands: zmq.Socket[bytes], events: zmq.Socket[bytes]) -> None:
+        self._core = core
+        self._commands = commands
+        self._events = events
+        self._stopping = False
+        self._accepted: list[str] = []
+        self._rejected: list[tuple[str, Refusal]] = []
+        self._step_tokens: list[int] = []
+        self._stats_due_s = 0.0
+
+    def run(self) -> None:
+        """Raises what ended the engine: a failure of the executor, or a failed audit."""
+        audited = True
+        while not self._stopping:
+            if self._core.has_work:
+                self._take_commands()
+                computed_before = self._core.computed_tokens
+                events = self._core.step()
+                computed = self._core.computed_tokens - computed_before
+                if computed:  # else the step only gave memory back
+                    self._step_tokens.append(computed)
+                self._report(events)
+                if self._core.failure is not None:
+                    raise self._core.failure
+                audited = False
+                continue
+            if not audited and not self._commands.poll(_AUDIT_AFTER_MS):
+                self._core.audit()
+                audited = True
+            self._commands.poll()
+            self._take_commands()
+            if not self._core.has_work and (self._accepted or self._rejected):
+                self._report([])
+
+    def _take_commands(self) -> None:
+        while True:
+            try:
+                raw = self._commands.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            command = _commands.decode(raw)
+            if isinstance(command, Submit):
+                try:
+                    self._core.submit(command.request)
+                except WeftError as error:
+                    self._rejected.append((command.request.request_id, Refusal.of(error)))
+                else:
+                    self._accepted.append(command.request.request_id)
+            elif isinstance(command, Cancel):
+                self._core.cancel(command.request_id, command.index)
+            else:
+                self._stopping = True
+
+    def _report(self, events: list[TokenEvent]) -> None:
+        now = time.monotonic()
+        stats = None
+        if now >= self._stats_due_s or not self._core.has_work:
+            stats = self._core.stats()
+            self._stats_due_s = now + _STATS_EVERY_S
+        if events or stats is not None or self._accepted or self._rejected:
+            send(self._events, StepReport(accepted=self._accepted, rejected=self._rejected, events=events,
+                                          step_tokens=self._step_tokens, stats=stats))
+            self._accepted, self._rejected, self._step_tokens = [], [], []
+
+
+def send(socket: zmq.Socket[bytes], report: Report) -> None:
+    socket.send(_encoder.encode(report))
+
+
+def build(launch: Launch, events: zmq.Socket[bytes]) -> Any:
+    """What the factory makes: an object with ``core`` (EngineCore) and ``info`` (ModelInfo)."""
+    module, _, function = launch.factory.partition(":")
+    factory = getattr(importlib.import_module(module), function)
+    return factory(EngineConfig(**launch.config), on_progress=lambda text: send(events, Progress(str(text))))
+
+
+def read_launch(stream: BinaryIO) -> Launch:
+    """Eight bytes of length, then msgpack. Raises EOFError when the parent went away before."""
+    size = stream.read(8)
+    body = stream.read(int.from_bytes(size, "little"))
+    if len(size) < 8 or len(body) < int.from_bytes(size, "little"):
+        raise EOFError("the parent process ended before it said what to build")
+    return msgspec.msgpack.decode(body, type=Launch)
+
+
+def die_with_parent(descriptor: int) -> None:
+    """Leaves the process when the other end of this pipe is closed, whatever else is going on."""
+
+    def wait() -> None:
+        os.read(descriptor, 1)
+        os._exit(1)
+
+    threading.Thread(target=wait, name="parent-watch", daemon=True).start()
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    launch = read_launch(sys.stdin.buffer)
+    die_with_parent(sys.stdin.fileno())
+    context = zmq.Context()
+    commands, events = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    commands.connect(launch.commands_address)
+    events.connect(launch.events_address)
+    try:
+        made = build(launch, events)
+        send(events, Ready(made.info))
+        try:
+            EngineLoop(made.core, commands, events).run()
+        finally:
+            made.core.close()
+        return 0
+    except UserError as error:
+        send(events, Fatal(message=error.message, refusal=Refusal.of(error)))
+        return 2
+    except BaseException as error:
+        text = traceback.format_exc()
+        print(text, file=sys.stderr, flush=True)
+        send(events, Fatal(message=f"{type(error).__name__}: {error}", traceback=text))
+        return 1
+    finally:
+        context.destroy(linger=_LINGER_MS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""Every failure as OpenAI's error object, over HTTP and inside a stream.
+
+    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+
+The status and type come from the exception (``weft.errors``); ``code`` is a word or null, as clients
+compare it with strings. A bug is a 500 that says where to look, and its traceback goes to the log only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.errors import EngineUnavailableError, QueueFullError, UserError, WeftError
+
+RETRY_AFTER_S = 1
+
+
+class BodyTooLargeError(UserError):
+    """The body is over --max-body-mb."""
+
+    status = 413
+
+
+class WrongMediaTypeError(UserError):
+    """The body says that it is something else than JSON."""
+
+    status = 415
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorDetail
+
+
+_DEFAULT_CODES = {401: "invalid_api_key", 404: "model_not_found", 413: "body_too_large"}
+
+
+def error_body(error: WeftError) -> bytes:
+    code = error.code if error.code is not None else _DEFAULT_CODES.get(error.status)
+    return msgspec.json.encode(ErrorBody(ErrorDetail(error.message, error.kind, error.param, code)))
+
+
+def error_response(error: WeftError) -> Response:
+    headers = {}
+    if isinstance(error, (QueueFullError, EngineUnavailableError)) or error.status == 503:
+        headers["retry-after"] = str(RETRY_AFTER_S)
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if error.status == 413:
+        headers["connection"] = "close"  # the rest of the body is not read
+    return Response(error_body(error), error.status, headers, media_type="application/json")
+
+
+async def on_weft_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, WeftError)
+    return error_response(error)
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """What the router itself refuses: unknown paths and wrong methods."""
+    assert isinstance(error, HTTPException)
+    headers: Mapping[str, str] = error.headers or {}
+    if error.status_code == 404:
+        detail = ErrorDetail(f"there is nothing at {request.url.path}; /v1/models, /v1/chat/completions and "
+                             "/v1/completions are served", "not_found_error", None, "unknown_path")
+    elif error.status_code == 405:
+        allowed = headers.get("Allow", "another method")
+        detail = ErrorDetail(f"{request.method} is not served at {request.url.path}; use {allowed}",
+                             "invalid_request_error", None, "method_not_allowed")
+    else:
+        detail = ErrorDetail(error.detail, "invalid_request_error", None, None)
+    return Response(msgspec.json.encode(ErrorBody(detail)), error.status_code, headers,
+                    media_type="application/json")
+
+
+async def on_bug(request: Request, error: Exception) -> Response:
+    return error_response(bug(error))
+
+
+def bug(error: Exception) -> WeftError:
+    """What a client is told of an exception that nobody meant to raise."""
+    return WeftError(f"the server failed on this request ({type(error).__name__}); its log has the details")

@@ -1,0 +1,66 @@
+"""What every request passes before it is routed: an id, and the key.
+
+* ``X-Request-Id``: the client's own is echoed (if it is short and printable), else one is made. It is in
+  every answer, errors too.
+* ``--api-key``: without a right one nothing is answered but /health. Keys are compared as SHA-256 digests
+  in constant time, and all of them each time, so that timing says nothing about any.
+
+Plain ASGI rather than Starlette's BaseHTTPMiddleware, which puts a queue and two tasks around every
+response, streams included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import uuid
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from weft.errors import AuthenticationError
+from weft.server.errors import error_response
+
+_OPEN_PATHS = frozenset({"/health"})
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class Gate:
+    def __init__(self, app: ASGIApp, *, api_keys: Sequence[str]) -> None:
+        self._app = app
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        request_id = headers.get("x-request-id", "")
+        if not _REQUEST_ID.fullmatch(request_id):
+            request_id = uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        if self._digests and scope["path"] not in _OPEN_PATHS:
+            refused = self._refusal(headers.get("authorization", ""))
+            if refused is not None:
+                await error_response(refused)(scope, receive, send_with_id)
+                return
+        await self._app(scope, receive, send_with_id)
+
+    def _refusal(self, authorization: str) -> AuthenticationError | None:
+        scheme, _, key = authorization.partition(" ")
+        if not authorization:
+            return AuthenticationError("this server wants an API key: send the header 'Authorization: Bearer "
+                                       "KEY' (api_key= in the openai client)", code="missing_api_key")
+        given = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        if scheme.lower() != "bearer" or not any(matches):
+            return AuthenticationError("this API key is not one of the server's", code="invalid_api_key")
+        return None

@@ -1,0 +1,186 @@
+"""One HTTP request as work for the engine: prompts x n sequences, from submit to the last piece.
+
+    Generation.start()      submit all prompts; the engine accepts all or rejects one (then none run)
+    Generation.pieces()     [Piece, ...] as steps bring them, until every choice has finished
+    Generation.close()      always, however it ended: what still runs is cancelled
+
+A choice whose text met a stop string is cancelled in the engine by itself; the others go on.
+
+Also the clockwork of the latency metrics, because this is where events of one sequence pass in order.
+All pieces that wait are taken at once, so a slow client gets fewer, larger pieces, not a longer queue.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from weft.engine.choices import Choice, Piece
+from weft.errors import RequestError
+from weft.request import Request, SamplingParams, TokenEvent
+from weft.server.client import Stream
+from weft.server.metrics import SequenceTimes
+from weft.server.service import ServedModel, Service
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """``text`` is None for a prompt that came as token ids; echo then decodes them."""
+
+    tokens: list[int]
+    text: str | None = None
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Generation:
+    """``samplings``: one for each prompt (they differ where max_tokens depends on the prompt's length).
+
+    Choices are numbered prompt by prompt: choice ``p * n + i`` is answer i to prompt p.
+    """
+
+    def __init__(self, service: Service, model: ServedModel, prompts: Sequence[Prompt],
+                 samplings: Sequence[SamplingParams], *, priority: int, cache_salt: str) -> None:
+        self._service = service
+        self._engine = service.engine
+        self._metrics = service.metrics
+        self._arrived_s = time.perf_counter()
+        self._stream: Stream | None = None
+        self._closed = False
+        engine_id = uuid.uuid4().hex
+        for sampling in samplings:
+            sampling.check(model.info.vocab_size)
+        _check_count(sum(sampling.n for sampling in samplings), model.info.sizes.queue_max)
+        self.prompts = prompts
+        self.samplings = samplings
+        self.choices: list[Choice] = []
+        self._by_event: dict[tuple[str, int], Choice] = {}
+        self._times: list[SequenceTimes] = []
+        self._requests: list[Request] = []
+        for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
+            request = Request(request_id=f"{engine_id}-{number}", prompt_tokens=prompt.tokens,
+                              sampling=sampling, priority=priority, cache_salt=cache_salt)
+            self._requests.append(request)
+            for index in range(sampling.n):
+                choice = Choice(len(self.choices), model.tokenizer, sampling, prompt.tokens)
+                self._by_event[request.request_id, index] = choice
+                self.choices.append(choice)
+                self._times.append(SequenceTimes(self._arrived_s, len(prompt.tokens)))
+
+    async def start(self) -> None:
+        """Raises what the engine rejects it with, or EngineUnavailableError."""
+        self._service.enter()
+        try:
+            self._stream = await self._engine.submit(self._requests)
+        except BaseException:
+            self.close()
+            raise
+        self._metrics.request_came(self.samplings[0])
+
+    async def pieces(self) -> AsyncGenerator[list[Piece], None]:
+        """Never an empty list. Raises EngineUnavailableError when the engine dies."""
+        assert self._stream is not None
+        unfinished = sum(not choice.finished for choice in self.choices)
+        while unfinished:
+            pieces: list[Piece] = []
+            for event in await self._stream.events():
+                choice = self._by_event[event.request_id, event.index]
+                if choice.finished:
+                    continue
+                piece = choice.take(event)
+                self._note(choice, event)
+                if piece is not None:
+                    pieces.append(piece)
+                if choice.finished:
+                    unfinished -= 1
+                    if event.finish_reason is None:
+                        self._engine.cancel(event.request_id, event.index)
+            if pieces:
+                yield merged(pieces)
+
+    async def whole(self) -> list[Piece]:
+        """All of it: one piece for each choice, in their order."""
+        all_pieces = [piece async for pieces in self.pieces() for piece in pieces]
+        self.close()
+        return sorted(merged(all_pieces), key=lambda piece: piece.index)
+
+    def close(self) -> None:
+        """Cancels what has not finished. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._service.leave()
+        if self._stream is None:
+            return
+        for request in self._requests:
+            live = [self._by_event[request.request_id, index] for index in range(request.sampling.n)]
+            if not all(choice.finished for choice in live):
+                self._engine.cancel(request.request_id)
+        self._engine.close(self._stream)
+        for choice, times in zip(self.choices, self._times, strict=True):
+            if not choice.finished:
+                self._metrics.sequence_ended(times, "abort", choice.generated_tokens)
+        self._metrics.request_ended(max(choice.generated_tokens for choice in self.choices))
+
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were not computed, each prompt counted once."""
+        total = first = 0
+        for sampling in self.samplings:
+            total += max(choice.cached_tokens for choice in self.choices[first:first + sampling.n])
+            first += sampling.n
+        return total
+
+    def usage(self) -> Usage:
+        prompt_tokens = sum(len(prompt.tokens) for prompt in self.prompts)
+        generated = sum(choice.generated_tokens for choice in self.choices)
+        return Usage(prompt_tokens=prompt_tokens, completion_tokens=generated,
+                     total_tokens=prompt_tokens + generated,
+                     prompt_tokens_details=PromptTokensDetails(self.cached_tokens()))
+
+    def prompt_of(self, index: int) -> Prompt:
+        """The prompt that choice ``index`` answers."""
+        for prompt, sampling in zip(self.prompts, self.samplings, strict=True):
+            if index < sampling.n:
+                return prompt
+            index -= sampling.n
+        raise IndexError(index)
+
+    def _note(self, choice: Choice, event: TokenEvent) -> None:
+        times = self._times[choice.index]
+        self._metrics.event_came(times, event)
+        if choice.finished:
+            reason = "stop" if choice.stopped_by_text else str(event.finish_reason)
+            self._metrics.sequence_ended(times, reason, choice.generated_tokens)
+
+
+def _check_count(sequences: int, queue_max: int) -> None:
+    """Raises RequestError for what no empty queue could take, as trying again later would not help."""
+    if sequences > queue_max:
+        raise RequestError(f"prompts x n is {sequences} sequences; at most {queue_max} can wait "
+                           "(--max-queued-requests). Send them in several requests", param="prompt")
+
+
+def merged(pieces: list[Piece]) -> list[Piece]:
+    """One piece per choice, in order of first appearance."""
+    by_index: dict[int, Piece] = {}
+    for piece in pieces:
+        known = by_index.setdefault(piece.index, piece)
+        if known is not piece:
+            known.text += piece.text
+            known.tokens += piece.tokens
+            known.logprobs += piece.logprobs
+            known.finish_reason, known.stop_reason = piece.finish_reason, piece.stop_reason
+    return list(by_index.values())

@@ -1,0 +1,193 @@
+"""/metrics in Prometheus text, with the field's names, labels and buckets behind a prefix of our own.
+
+    from EngineStats, when scraped       gauges of now, counters since the start
+    from events, as they pass            latency and size histograms, one observation per sequence or token
+
+With ``--metrics-prefix vllm`` published dashboards load as they are. ``kv_cache_usage_perc`` is the share
+of the whole arena in use, which is what "full" means where pages and states share one memory;
+``state_cache_usage_perc`` is the share of state slots.
+
+The registry is this object's, not the library's global one, so that two servers in one process (tests)
+do not meet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import prometheus_client
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from weft.engine.stats import EngineStats
+from weft.request import SamplingParams, TokenEvent
+
+CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
+_LABELS = ("model_name", "engine")
+_TTFT = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
+         2560)
+_BETWEEN = (.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_LATENCY = (.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_SMALL_COUNTS = (1, 2, 5, 10, 20)
+
+_HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "time_to_first_token_seconds": ("From arrival to the first token.", _TTFT),
+    "inter_token_latency_seconds": ("Between two tokens of one sequence.", _BETWEEN),
+    "request_time_per_output_token_seconds": ("Mean time per token after the first.", _BETWEEN),
+    "e2e_request_latency_seconds": ("From arrival to the last token.", _LATENCY),
+    "request_queue_time_seconds": ("From acceptance to the first step.", _LATENCY),
+    "request_prefill_time_seconds": ("From the first step to the first token.", _LATENCY),
+    "request_decode_time_seconds": ("From the first token to the last.", _LATENCY),
+    "request_inference_time_seconds": ("From the first step to the last token.", _LATENCY),
+    "request_prompt_tokens": ("Tokens of the prompt.", _TOKENS),
+    "request_generation_tokens": ("Tokens generated.", _TOKENS),
+    "request_max_num_generation_tokens": ("Tokens the longest of the n answers has.", _TOKENS),
+    "request_params_n": ("The n of requests.", _SMALL_COUNTS),
+    "request_params_max_tokens": ("The max_tokens of requests that set it.", _TOKENS),
+    "request_prefill_kv_computed_tokens": ("Prompt tokens computed, not found in the cache.", _TOKENS),
+    "request_num_preemptions": ("How often a sequence was preempted.", _SMALL_COUNTS),
+    "iteration_tokens_total": ("Tokens computed by one step.", _STEP_TOKENS),
+}
+
+
+class SequenceTimes:
+    """The clock of one sequence; readings of ``time.perf_counter``."""
+
+    __slots__ = ("arrived_s", "cached_tokens", "first_s", "last_s", "preemptions", "prompt_tokens",
+                 "queued_s")
+
+    def __init__(self, arrived_s: float, prompt_tokens: int) -> None:
+        self.arrived_s = arrived_s
+        self.prompt_tokens = prompt_tokens
+        self.queued_s = 0.0
+        self.first_s: float | None = None
+        self.last_s = arrived_s
+        self.cached_tokens = 0
+        self.preemptions = 0
+
+
+class Metrics:
+    """``prefix`` has been checked by ``ServerConfig.check``."""
+
+    def __init__(self, prefix: str) -> None:
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._prefix = prefix
+        self._registry = CollectorRegistry()
+        self._families = {
+            name: Histogram(f"{prefix}:{name}", text, _LABELS, buckets=buckets, registry=self._registry)
+            for name, (text, buckets) in _HISTOGRAMS.items()}
+        self._finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0}
+        self._stats: EngineStats | None = None
+        self._alive = False
+        self.name_model("")
+        self._registry.register(self)
+
+    def name_model(self, name: str) -> None:
+        """Until a model is served, series carry an empty name and nothing is observed."""
+        self._model = name
+        if name:
+            self._histograms = {key: family.labels(name, "0") for key, family in self._families.items()}
+
+    def text(self, stats: EngineStats | None, *, alive: bool) -> bytes:
+        self._stats, self._alive = stats, alive
+        return prometheus_client.generate_latest(self._registry)
+
+    # ------------------------------------------------------------------ observations
+
+    def request_came(self, sampling: SamplingParams) -> None:
+        self._histograms["request_params_n"].observe(sampling.n)
+        if sampling.max_tokens is not None:
+            self._histograms["request_params_max_tokens"].observe(sampling.max_tokens)
+
+    def steps_ran(self, sizes: list[int]) -> None:
+        if self._model:
+            for size in sizes:
+                self._histograms["iteration_tokens_total"].observe(size)
+
+    def event_came(self, times: SequenceTimes, event: TokenEvent) -> None:
+        now = time.perf_counter()
+        if event.queued_s is not None:
+            times.queued_s = event.queued_s
+        times.cached_tokens = max(times.cached_tokens, event.cached_tokens)
+        times.preemptions = max(times.preemptions, event.preemptions)
+        if not event.tokens:
+            return
+        if times.first_s is None:
+            times.first_s = now
+            self._histograms["time_to_first_token_seconds"].observe(now - times.arrived_s)
+        else:
+            between_s = (now - times.last_s) / len(event.tokens)
+            for _ in event.tokens:
+                self._histograms["inter_token_latency_seconds"].observe(between_s)
+        times.last_s = now
+
+    def sequence_ended(self, times: SequenceTimes, reason: str, generated_tokens: int) -> None:
+        self._finished[reason] = self._finished.get(reason, 0) + 1
+        if reason == "abort":
+            return
+        seen = self._histograms
+        first_s = times.last_s if times.first_s is None else times.first_s
+        began_s = min(times.arrived_s + times.queued_s, first_s)
+        seen["e2e_request_latency_seconds"].observe(times.last_s - times.arrived_s)
+        seen["request_queue_time_seconds"].observe(times.queued_s)
+        seen["request_prefill_time_seconds"].observe(first_s - began_s)
+        seen["request_decode_time_seconds"].observe(times.last_s - first_s)
+        seen["request_inference_time_seconds"].observe(times.last_s - began_s)
+        if generated_tokens > 1:
+            per_token_s = (times.last_s - first_s) / (generated_tokens - 1)
+            seen["request_time_per_output_token_seconds"].observe(per_token_s)
+        seen["request_prompt_tokens"].observe(times.prompt_tokens)
+        seen["request_generation_tokens"].observe(generated_tokens)
+        seen["request_prefill_kv_computed_tokens"].observe(times.prompt_tokens - times.cached_tokens)
+        seen["request_num_preemptions"].observe(times.preemptions)
+
+    def request_ended(self, longest_answer_tokens: int) -> None:
+        self._histograms["request_max_num_generation_tokens"].observe(longest_answer_tokens)
+
+    # ------------------------------------------------------------------ the engine's numbers
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry."""
+        yield self._gauge("engine_up", "1 while the engine process is alive and ready.", float(self._alive))
+        finished = CounterMetricFamily(f"{self._prefix}:request_success", "Sequences that ended, by reason.",
+                                       labels=(*_LABELS, "finished_reason"))
+        for reason, count in self._finished.items():
+            finished.add_metric((self._model, "0", reason), count)
+        yield finished
+        stats = self._stats
+        if stats is None:
+            return
+        memory = stats.memory
+        slots = memory.slots_held + memory.slots_available
+        yield self._gauge("num_requests_running", "Sequences that run.", stats.running)
+        yield self._gauge("num_requests_waiting", "Sequences that wait.", stats.waiting)
+        yield self._gauge("kv_cache_usage_perc", "Share of the arena in use, 1 is all.", memory.used_share)
+        yield self._gauge("state_cache_usage_perc", "Share of state slots in use, 1 is all.",
+                          memory.slots_held / slots if slots else 0.0)
+        yield self._counter("prompt_tokens", "Prompt tokens of accepted requests.", stats.prompt_tokens)
+        yield self._counter("prompt_tokens_cached", "Prompt tokens found in the cache.", stats.cached_tokens)
+        yield self._counter("prefix_cache_queries", "Prompt tokens looked for in the cache.",
+                            stats.prompt_tokens)
+        yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.cached_tokens)
+        yield self._counter("generation_tokens", "Tokens generated.", stats.generation_tokens)
+        yield self._counter("computed_tokens", "Tokens that went through the model.", stats.computed_tokens)
+        yield self._counter("recomputed_tokens", "Tokens computed again after preemption.",
+                            stats.recomputed_tokens)
+        yield self._counter("num_preemptions", "Sequences preempted.", stats.preemptions)
+        refused = CounterMetricFamily(f"{self._prefix}:admission_rejections", "Requests turned away.",
+                                      labels=(*_LABELS, "reason"))
+        refused.add_metric((self._model, "0", "queue_full"), stats.requests_refused)
+        yield refused
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"{self._prefix}:{name}", text, labels=_LABELS)
+        family.add_metric((self._model, "0"), value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"{self._prefix}:{name}", text, labels=_LABELS)
+        family.add_metric((self._model, "0"), value)
+        return family

@@ -1,0 +1,261 @@
+"""Bodies of requests: JSON to checked Structs, and Structs to ``SamplingParams``.
+
+    bytes --JSON--> dict --refuse_unserved--> dict --convert--> Struct --sampling_params--> SamplingParams
+
+What a field means is in docs/server.md. Three rules hold for every body:
+
+* a field that this server serves is checked for its type, and the error names field, expected, got;
+* a field that the field's APIs know and this server does not serve is refused unless its value is the one
+  that asks for nothing (``tools: []``): nobody should get an answer that silently lacks what was asked;
+* a field nobody knows is ignored, as clients of every API version send some.
+
+``null`` always means "not given". Refusals are 400 and not 501: clients of the field retry a 5xx.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from weft.errors import RequestError
+from weft.request import SamplingParams
+from weft.text.chat import ChatMessage
+
+COMPLETION_TOKENS_DEFAULT = 16
+Priority = Annotated[int, msgspec.Meta(ge=-2**31, le=2**31 - 1)]
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerateBody(msgspec.Struct, kw_only=True):
+    """What completions and chat share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    priority: Priority | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+
+
+class CompletionBody(GenerateBody, kw_only=True):
+    prompt: str | list[Any]
+    echo: bool | None = None
+    logprobs: int | None = None
+
+
+class ChatBody(GenerateBody, kw_only=True):
+    messages: list[ChatMessage]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[Any] | None = None
+    reasoning_effort: str | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    max_completion_tokens: int | None = None
+
+
+class TokenizePromptBody(msgspec.Struct, kw_only=True):
+    prompt: str
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeChatBody(msgspec.Struct, kw_only=True):
+    """The fields that shape a prompt are those of ChatBody (Structs take one base only)."""
+
+    messages: list[ChatMessage]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[Any] | None = None
+    reasoning_effort: str | None = None
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    tokens: list[int]
+    model: str | None = None
+
+
+_STRUCTURED = "structured output is not served by this server"
+_TOOLS = "tool calls are not served by this server"
+_TEXT_ONLY = "this server reads and writes text only"
+_NEUTRAL_TEXT_FORMAT: tuple[Any, ...] = ({"type": "text"},)
+
+Unserved = Mapping[str, tuple[str, tuple[Any, ...]]]
+
+UNSERVED: Unserved = {
+    "tools": (_TOOLS, ([],)),
+    "tool_choice": (_TOOLS, ("none", "auto")),
+    "functions": (_TOOLS, ([],)),
+    "function_call": (_TOOLS, ("none", "auto")),
+    "response_format": (_STRUCTURED, _NEUTRAL_TEXT_FORMAT),
+    "structured_outputs": (_STRUCTURED, ({},)),
+    "guided_json": (_STRUCTURED, ()),
+    "guided_regex": (_STRUCTURED, ()),
+    "guided_choice": (_STRUCTURED, ()),
+    "guided_grammar": (_STRUCTURED, ()),
+    "json_schema": (_STRUCTURED, ()),
+    "grammar": (_STRUCTURED, ("",)),
+    "modalities": (_TEXT_ONLY, (["text"],)),
+    "audio": (_TEXT_ONLY, ()),
+    "mm_processor_kwargs": (_TEXT_ONLY, ({},)),
+    "media_io_kwargs": (_TEXT_ONLY, ({},)),
+    "prompt_embeds": ("prompts are text or token ids", ()),
+    "web_search_options": ("there is no web search here", ()),
+    "prediction": ("predicted outputs are not served", ()),
+    "best_of": ("ask for n answers and choose on your side", (1,)),
+    "suffix": ("filling in the middle is not served", ("",)),
+    "use_beam_search": ("beam search is not served", (False,)),
+    "length_penalty": ("it belongs to beam search, which is not served", (1.0,)),
+    "allowed_token_ids": ("use logit_bias", ()),
+    "bad_words": ("use logit_bias", ([],)),
+    "logprob_token_ids": ("use logprobs", ()),
+    "truncate_prompt_tokens": ("prompts are never cut; shorten it on your side", ()),
+    "truncation_side": ("prompts are never cut; shorten it on your side", ()),
+    "thinking_token_budget": ("it is not served", ()),
+    "include_reasoning": ("reasoning is part of the text here", (True,)),
+    "verbosity": ("it is not served", ("medium",)),
+    "store": ("this server stores no answers", (False,)),
+    "background": ("this server stores no answers", (False,)),
+    "chat_template": ("a template is chosen when the server starts, with --chat-template", ()),
+    "spaces_between_special_tokens": ("it is not served", (True,)),
+    "typical_p": ("this sampler is not served", (1.0,)),
+    "repetition_detection": ("it is not served", ()),
+    "watermarking": ("it is not served", (False,)),
+    "kv_transfer_params": ("it is not served", ()),
+    "ec_transfer_params": ("it is not served", ()),
+    "vllm_xargs": ("it is not served", ({},)),
+    "return_token_offsets": ("it is not served", (False,)),
+    "return_prompt_text": ("it is not served", (False,)),
+    "stream_interval": ("each step is streamed as it comes", (1,)),
+}
+"""Field -> (why it is refused, values besides null that ask for nothing)."""
+
+UNSERVED_IN_CHAT = {**UNSERVED, "echo": ("it belongs to /v1/completions", (False,))}
+
+
+def parse_body(raw: bytes, body_type: type[Body], *, unserved: Unserved = UNSERVED) -> Body:
+    """Raises RequestError: not JSON, not an object, a refused field, a wrong type, a missing field."""
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise RequestError(f"the body is {_kind(value)}; it must be an object", code="invalid_json")
+    refuse_unserved(value, unserved)
+    try:
+        return msgspec.convert(value, body_type, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _explained(str(error)) from None
+
+
+def refuse_unserved(value: Mapping[str, Any], unserved: Unserved) -> None:
+    for name in value.keys() & unserved.keys():
+        why, neutral = unserved[name]
+        given = value[name]
+        if given is not None and not any(given == allowed for allowed in neutral):
+            raise RequestError(f"{name} is not supported: {why}", param=name, code="unsupported_parameter")
+
+
+def sampling_params(body: GenerateBody, defaults: Mapping[str, Any], *, logprobs: int | None,
+                    max_tokens: int | None) -> SamplingParams:
+    """The request's values, then the checkpoint's (generation_config.json), then SamplingParams' own.
+
+    Ranges are checked by ``SamplingParams.check`` where the vocabulary is known.
+    """
+    stop: tuple[str, ...] = ()
+    if body.stop is not None:
+        stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+    given: dict[str, Any] = {
+        "n": body.n, "temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k,
+        "min_p": body.min_p, "repetition_penalty": body.repetition_penalty,
+        "presence_penalty": body.presence_penalty, "frequency_penalty": body.frequency_penalty,
+        "logit_bias": body.logit_bias, "seed": body.seed, "min_tokens": body.min_tokens,
+        "stop_token_ids": tuple(body.stop_token_ids or ()), "ignore_eos": body.ignore_eos,
+        "include_stop_str_in_output": body.include_stop_str_in_output,
+        "skip_special_tokens": body.skip_special_tokens, "prompt_logprobs": body.prompt_logprobs,
+    }
+    chosen = {**defaults, **{name: value for name, value in given.items() if value is not None}}
+    return SamplingParams(**chosen, stop=stop, logprobs=logprobs, max_tokens=max_tokens)
+
+
+def refuse_stream_fields(body: GenerateBody) -> None:
+    """Raises RequestError when stream_options is set and nothing is streamed."""
+    if body.stream_options is not None and not body.stream:
+        raise RequestError("stream_options needs stream to be true", param="stream_options")
+
+
+def prompts_of(value: str | list[Any]) -> list[str | list[int]]:
+    """One prompt or several, as text or as token ids; text and ids may be mixed in a list of prompts."""
+    if isinstance(value, str):
+        return [value]
+    if not value:
+        raise RequestError("prompt is an empty list: it needs text or token ids", param="prompt")
+    if all(type(item) is int for item in value):
+        return [value]
+    prompts: list[str | list[int]] = []
+    for position, item in enumerate(value):
+        if isinstance(item, str) or (isinstance(item, list) and all(type(token) is int for token in item)):
+            prompts.append(item)
+        else:
+            raise RequestError(f"prompt[{position}]: expected str or a list of token ids, got {_kind(item)}",
+                               param="prompt")
+    return prompts
+
+
+def _explained(message: str) -> RequestError:
+    """msgspec's sentence, with the field in front and as ``param``."""
+    missing = re.fullmatch(r"Object missing required field `(\w+)`(?: - at `\$?\.?(.*)`)?", message)
+    if missing:
+        inside = missing.group(2)
+        name = f"{inside}.{missing.group(1)}" if inside else missing.group(1)
+        return RequestError(f"{name} is missing", param=name, code="missing_required_parameter")
+    wrong = re.fullmatch(r"(.*?) - at `(?:key` in `)?\$\.?(.*)`", message)
+    if not wrong:
+        return RequestError(message)
+    said, name = wrong.group(1), wrong.group(2)
+    said = said.replace("`", "").replace(" | null", "")
+    return RequestError(f"{name}: {said[0].lower()}{said[1:]}", param=name or None, code="invalid_type")
+
+
+def _kind(value: Any) -> str:
+    """The JSON word for a value's type."""
+    if value is None:
+        return "null"
+    names = {bool: "bool", int: "int", float: "float", str: "str", list: "array", dict: "object"}
+    return names.get(type(value), type(value).__name__)

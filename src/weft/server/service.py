@@ -1,0 +1,148 @@
+"""What every handler needs, in one value: the engine, the model's text side, the names, the doors.
+
+The model's text side (tokenizer, chat template, sampling defaults) is loaded when the engine says which
+directory it serves, so that a server answers /health from its first second. Before that, while draining,
+and after the engine's death, ``model_for`` raises the 503 that says which of the three it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.errors import EngineUnavailableError, RequestError, UnknownModelError
+from weft.info import ModelInfo
+from weft.server.client import EngineClient
+from weft.server.config import ServerConfig
+from weft.server.metrics import Metrics
+from weft.server.protocol import ChatBody, TokenizeChatBody
+from weft.text.chat import ChatTemplate, load_chat_template
+from weft.text.tokenizer import Tokenizer
+
+ANY_NAME = "default"
+"""A name under which every server has its model."""
+_LONG_TEXT_CHARS = 4096
+"""From here on, tokenizing takes milliseconds and moves off the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    info: ModelInfo
+    names: tuple[str, ...]
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    created_s: int
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def sampling_defaults(self) -> Mapping[str, Any]:
+        """What the checkpoint's makers sample with (generation_config.json)."""
+        return self.info.generation_defaults
+
+    def check_ids(self, ids: Sequence[int], *, param: str) -> None:
+        """Raises RequestError for the first id that is no token of the model."""
+        limit = self.info.vocab_size
+        for token in ids:
+            if not 0 <= token < limit:
+                raise RequestError(f"{param} has token {token}; this model has tokens 0 to {limit - 1}",
+                                   param=param)
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if len(text) < _LONG_TEXT_CHARS:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+    def prompt_text(self, body: ChatBody | TokenizeChatBody) -> str:
+        """The conversation as the model's template writes it."""
+        if self.template is None:
+            raise RequestError("this model has no chat template, so it serves /v1/completions only; start "
+                               "the server with --chat-template FILE to give it one", param="messages")
+        variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
+        for name, value, neutral in (("documents", body.documents, []),
+                                     ("reasoning_effort", body.reasoning_effort, "none")):
+            if value is None:
+                continue
+            if name in self.template.variables:
+                variables[name] = value
+            elif value != neutral:
+                raise RequestError(f"{name} is not supported: this model's chat template does not use it",
+                                   param=name, code="unsupported_parameter")
+        return self.template.render(body.messages, add_generation_prompt=body.add_generation_prompt,
+                                    continue_final_message=bool(body.continue_final_message),
+                                    variables=variables)
+
+
+def load_served_model(info: ModelInfo, config: ServerConfig) -> ServedModel:
+    """Raises CheckpointError or ConfigError that name the file."""
+    directory = Path(info.directory)
+    tokenizer = Tokenizer.load(directory)
+    template = load_chat_template(directory, special_tokens=tokenizer.special_tokens,
+                                  override=config.chat_template)
+    names = config.served_model_name or (info.name,)
+    return ServedModel(info, tuple(dict.fromkeys(names)), tokenizer, template, int(time.time()))
+
+
+class Service:
+    """``active`` counts the requests that are being answered; draining waits for it to reach 0."""
+
+    def __init__(self, config: ServerConfig, engine: EngineClient) -> None:
+        self.config = config
+        self.engine = engine
+        self.metrics = Metrics(config.metrics_prefix)
+        engine.on_step_tokens = self.metrics.steps_ran
+        self.model: ServedModel | None = None
+        self.draining = False
+        self.active = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def enter(self) -> None:
+        """A request begins to be answered; ``leave`` when it has ended, however it did."""
+        self.active += 1
+        self.idle.clear()
+
+    def leave(self) -> None:
+        self.active -= 1
+        if not self.active:
+            self.idle.set()
+
+    def open(self, model: ServedModel) -> None:
+        self.model = model
+        self.metrics.name_model(model.name)
+
+    def model_for(self, name: str | None) -> ServedModel:
+        """The model a request means. Raises EngineUnavailableError, UnknownModelError."""
+        self.check_open()
+        assert self.model is not None
+        if name is not None and name != ANY_NAME and name not in self.model.names:
+            served = ", ".join(repr(known) for known in (*self.model.names, ANY_NAME))
+            raise UnknownModelError(f"there is no model {name!r} here; this server has {served}",
+                                    param="model")
+        return self.model
+
+    def check_open(self) -> None:
+        if self.draining:
+            raise EngineUnavailableError("this server is shutting down and takes no new requests")
+        self.engine.check_alive()
+        if self.model is None:
+            raise EngineUnavailableError("the server is starting: it reads the tokenizer")
+
+    def name_of(self, model: ServedModel, asked: str | None) -> str:
+        """What ``model`` says in a response: the name that the request used, if it is one of its own."""
+        return asked if asked in model.names and asked is not None else model.name
+
+    def health(self) -> tuple[int, Mapping[str, Any]]:
+        if self.engine.death is not None:
+            return 503, {"status": "dead", "reason": self.engine.death.message}
+        if self.model is None:
+            return 503, {"status": "starting", "reason": self.engine.progress}
+        if self.draining:
+            return 503, {"status": "draining", "reason": "the server is shutting down"}
+        return 200, {"status": "ok"}

@@ -1,0 +1,130 @@
+"""Answers while the client is still there: server-sent events, and work that ends when it leaves.
+
+A client that disconnects must stop costing. uvicorn tells of it only to whoever waits in ``receive``, so
+both kinds of answer run beside such a wait, and whichever ends first cancels the other:
+
+    stream:   pump (lines -> send)      | until_gone(receive)
+    whole:    the work of the handler   | until_gone(receive)
+
+Cancelling the work closes its ``Generation``, which cancels the sequences in the engine.
+
+After the headers are out an error can only be a line of the stream: ``data: {"error": ...}``, and then the
+end, so that a client neither waits nor takes half an answer for a whole one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from weft.errors import WeftError
+from weft.server.errors import bug, error_body
+
+DONE = b"data: [DONE]\n\n"
+_KEEP_ALIVE = b": keep-alive\n\n"
+_log = logging.getLogger("weft.server")
+
+T = TypeVar("T")
+
+
+class ClientGoneError(Exception):
+    """The client left; there is nobody to answer."""
+
+
+def sse_line(json: bytes) -> bytes:
+    return b"data: " + json + b"\n\n"
+
+
+async def until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+    """The result of ``work``; when the client leaves first, work is cancelled and ClientGoneError raised."""
+    doing = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(until_gone(receive))
+    try:
+        await asyncio.wait((doing, gone), return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            return doing.result()
+        raise ClientGoneError
+    finally:
+        await _cancel(doing)
+        await _cancel(gone)
+
+
+class EventStream(Response):
+    """``lines`` yields whole SSE lines. However the response ends, and if it never begins, ``lines`` is
+    closed and ``on_end`` called."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, lines: AsyncGenerator[bytes, None], *, on_end: Callable[[], None],
+                 keep_alive_s: float = 0.0) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._lines = lines
+        self._on_end = on_end
+        self._keep_alive_s = keep_alive_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await unless_gone(self._pump(send), receive)
+        except (ClientGoneError, OSError):
+            _log.debug("a client left in the middle of a stream")
+        finally:
+            self._on_end()
+            await self._lines.aclose()
+
+    async def _pump(self, send: Send) -> None:
+        try:
+            if self._keep_alive_s > 0:
+                await self._send_with_keep_alive(send)
+            else:
+                async for line in self._lines:
+                    await _send_part(send, line)
+        except WeftError as error:
+            await _send_part(send, sse_line(error_body(error)) + DONE)
+        except Exception as error:
+            _log.exception("a stream failed")
+            await _send_part(send, sse_line(error_body(bug(error))) + DONE)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_with_keep_alive(self, send: Send) -> None:
+        async def next_line() -> bytes | None:
+            return await anext(self._lines, None)
+
+        coming = asyncio.ensure_future(next_line())
+        try:
+            while True:
+                await asyncio.wait((coming,), timeout=self._keep_alive_s)
+                if not coming.done():
+                    await _send_part(send, _KEEP_ALIVE)
+                    continue
+                line = coming.result()
+                if line is None:
+                    return
+                await _send_part(send, line)
+                coming = asyncio.ensure_future(next_line())
+        finally:
+            await _cancel(coming)
+
+
+async def _send_part(send: Send, body: bytes) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _cancel(task: asyncio.Future[Any]) -> None:
+    """Waits until it is over; a result or error of its own that nobody took is dropped."""
+    if not task.done():
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task

@@ -1,0 +1,233 @@
+"""Messages to one prompt text, by the checkpoint's own chat template.
+
+    messages (JSON) --ChatMessage--> checked roles and contents --template--> text --tokenizer--> ids
+
+Owns the Jinja environment and what a template may see. A template comes with the weights, from a
+stranger: it runs in Jinja's immutable sandbox (no attribute access to Python internals, no mutation of
+what it is given), and anything it raises is the *request's* error, in the template's own words, because
+templates use ``raise_exception`` to refuse conversations ("roles must alternate").
+
+What templates of the field rely on, provided here: trimmed and left-stripped blocks, ``{% break %}`` and
+``{% continue %}``, ``{% generation %}`` blocks (a training marker: rendered through), ``tojson`` that
+keeps non-ASCII text, ``raise_exception``, ``strftime_now``, and the special tokens by name.
+
+*Contents.* A content is a string or a list of parts; text parts are joined by newlines. Parts of another
+kind (images, audio) are refused by name. A ``developer`` message is a ``system`` message where the
+template does not know the newer word.
+
+*Continuing the last message.* The template is rendered with a mark behind the last message's content,
+and the text is cut at the mark: this needs no guess about what the template writes after a message.
+
+Rejected: silently dropping what a template does not use. A variable the request sets (``documents``,
+``reasoning_effort``) that the template never reads is an error that says so.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import msgspec
+
+from weft.errors import CheckpointError, ConfigError, RequestError
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_MARK = "\ue000weft-continues-here\ue001"
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """One message as it comes in. ``reasoning`` and ``reasoning_content`` are two names of one thing."""
+
+    role: str
+    content: str | list[Any] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatTemplate:
+    """Raises ConfigError when ``source`` is not a template; ``origin`` names where it came from."""
+
+    def __init__(self, source: str, *, special_tokens: Mapping[str, str], origin: str = "chat template",
+                 now: Callable[[], datetime.datetime] = datetime.datetime.now) -> None:
+        self._special_tokens = dict(special_tokens)
+        environment = _environment(now)
+        try:
+            tree = environment.parse(source)
+            self._template = environment.from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(f"{origin}, line {error.lineno}: {error.message}",
+                              param="--chat-template") from error
+        self.variables = frozenset(jinja2.meta.find_undeclared_variables(tree))
+        self._knows_developer = "developer" in source
+
+    def render(self, messages: list[ChatMessage], *, add_generation_prompt: bool | None = None,
+               continue_final_message: bool = False, variables: Mapping[str, Any] | None = None) -> str:
+        """``add_generation_prompt`` None means "unless the last message is continued".
+
+        Raises RequestError: on an unknown role or part, a variable the template never reads, or whatever
+        the template itself refuses.
+        """
+        if not messages:
+            raise RequestError("messages is empty: at least one message is needed", param="messages")
+        if continue_final_message and add_generation_prompt:
+            raise RequestError("add_generation_prompt and continue_final_message exclude each other: the "
+                               "first starts a new answer, the second goes on with the last message",
+                               param="continue_final_message")
+        turns = [self._turn(position, message) for position, message in enumerate(messages)]
+        if continue_final_message:
+            turns[-1]["content"] += _MARK
+        given = dict(variables or {})
+        for name in given:
+            if name in ("messages", "add_generation_prompt", *self._special_tokens):
+                raise RequestError(f"chat_template_kwargs sets {name}, which has its own field",
+                                   param="chat_template_kwargs")
+        starts_answer = not continue_final_message if add_generation_prompt is None else add_generation_prompt
+        text = self._run({**self._special_tokens, **given, "messages": turns,
+                          "add_generation_prompt": starts_answer})
+        if not continue_final_message:
+            return text
+        head, mark, _ = text.rpartition(_MARK)
+        if not mark:
+            raise RequestError("continue_final_message: this model's chat template does not render the "
+                               "content of the last message", param="continue_final_message")
+        return head
+
+    def _run(self, variables: dict[str, Any]) -> str:
+        try:
+            return self._template.render(variables)
+        except jinja2.TemplateError as error:
+            raise RequestError(f"the chat template refused the messages: {error}",
+                               param="messages") from error
+        except Exception as error:  # template expressions raise plain Python errors on odd input
+            raise RequestError("the chat template failed on these messages: "
+                               f"{type(error).__name__}: {error}", param="messages") from error
+
+    def _turn(self, position: int, message: ChatMessage) -> dict[str, Any]:
+        where = f"messages[{position}]"
+        if message.role not in ROLES:
+            raise RequestError(f"{where}.role is {message.role!r}; served roles are {', '.join(ROLES)}",
+                               param=f"{where}.role")
+        role = message.role
+        if role == "developer" and not self._knows_developer:
+            role = "system"
+        turn: dict[str, Any] = {"role": role, "content": _content_text(where, message)}
+        for name in ("name", "tool_call_id"):
+            value = getattr(message, name)
+            if value is not None:
+                turn[name] = value
+        if message.tool_calls:
+            turn["tool_calls"] = [_with_parsed_arguments(call) for call in message.tool_calls]
+        reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
+        if reasoning is not None:
+            turn["reasoning"] = turn["reasoning_content"] = reasoning
+        return turn
+
+
+def load_chat_template(directory: Path, *, special_tokens: Mapping[str, str],
+                       override: str | None = None) -> ChatTemplate | None:
+    """``override`` (a file) before chat_template.jinja before tokenizer_config.json's ``chat_template``;
+    None when the checkpoint has none (it then serves completions only)."""
+    if override is not None:
+        try:
+            source = Path(override).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--chat-template {override} cannot be read: {error.strerror}",
+                              param="--chat-template") from error
+        return ChatTemplate(source, special_tokens=special_tokens, origin=override)
+    path = directory / "chat_template.jinja"
+    if path.is_file():
+        return ChatTemplate(path.read_text(encoding="utf-8"), special_tokens=special_tokens, origin=str(path))
+    path = directory / "tokenizer_config.json"
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")).get("chat_template")
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    if isinstance(found, list):  # several named templates; "default" is the one for plain chat
+        found = {entry.get("name"): entry.get("template") for entry in found}.get("default")
+    if not isinstance(found, str):
+        return None
+    return ChatTemplate(found, special_tokens=special_tokens, origin=str(path))
+
+
+def _content_text(where: str, message: ChatMessage) -> str:
+    content = message.content
+    if isinstance(content, str):
+        return content
+    if content is None:
+        if message.role != "assistant":
+            raise RequestError(f"{where}.content is missing: a {message.role} message needs text",
+                               param=f"{where}.content")
+        return ""
+    texts = []
+    for index, part in enumerate(content):
+        here = f"{where}.content[{index}]"
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        if not isinstance(part, dict):
+            raise RequestError(f"{here}: expected an object with type and text, got {type(part).__name__}",
+                               param=here)
+        kind = part.get("type", "text")
+        if kind not in ("text", "input_text", "output_text", "refusal"):
+            raise RequestError(f"{here} has type {kind!r}; this server takes text only", param=here)
+        text = part.get("refusal" if kind == "refusal" else "text")
+        if not isinstance(text, str):
+            raise RequestError(f"{here}.text: expected str, got {type(text).__name__}", param=f"{here}.text")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """Templates walk the arguments of a past call as an object; the API carries them as a JSON string."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _environment(now: Callable[[], datetime.datetime]) -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock])
+    environment.filters["tojson"] = _to_json
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: now().strftime(form)
+    return environment
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None,
+             separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
+    """Not Jinja's own filter, which escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
+                      sort_keys=sort_keys)
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """``{% generation %}...{% endgeneration %}``: its body, as if the tags were not there."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)

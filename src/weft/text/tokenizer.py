@@ -1,0 +1,147 @@
+"""Text to token ids and back, for one checkpoint directory.
+
+    tokenizer.json         the whole tokenizer (normalizer, pieces, merges, added tokens, decoder)
+    tokenizer_config.json  the names of the special tokens, which chat templates use
+
+Owns the only use of the ``tokenizers`` library. What the rest of weft sees is this class and, in the
+engine, the two-argument ``decode`` of the ``TextDecoder`` protocol; nothing here imports torch or
+transformers.
+
+Two things in a tokenizer.json are switched off at load, because they would change prompts silently:
+``truncation`` and ``padding``, which some checkpoints carry from their training scripts.
+
+*Bytes of a token.* Logprobs report each token's bytes, and one token may be half a character, so its
+text alone does not say what it is. The bytes follow from the decoder that the file declares: a
+byte-level alphabet (each byte drawn as one printable character), byte fallback (``<0xE2>`` pieces), or
+neither (then the bytes are those of the text).
+
+Rejected: ``AutoTokenizer`` (seconds of import, and torch with it, for what this file does); slow
+tokenizers without a tokenizer.json (the error says how to convert one).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from weft.errors import CheckpointError
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """``special_tokens`` maps bos_token, eos_token, ... to their text, as chat templates expect."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, *, special_tokens: dict[str, str] | None = None,
+                 decoder: Any = None) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.special_tokens = special_tokens or {}
+        added = backend.get_added_tokens_decoder()
+        self._added = {index: token.content for index, token in added.items()}
+        self.special_ids = frozenset(index for index, token in added.items() if token.special)
+        self.vocab_size = max([*backend.get_vocab(with_added_tokens=True).values(), -1]) + 1
+        kinds = _decoder_kinds(decoder)
+        self._byte_level = "ByteLevel" in kinds
+        self._byte_fallback = "ByteFallback" in kinds
+
+    @classmethod
+    def load(cls, directory: Path) -> Tokenizer:
+        """Raises CheckpointError that names the file when it is missing or cannot be read."""
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing: weft reads fast tokenizers only. Load the "
+                                  "checkpoint's tokenizer with transformers' AutoTokenizer and "
+                                  "save_pretrained() it there.")
+        try:
+            text = path.read_text(encoding="utf-8")
+            backend = tokenizers.Tokenizer.from_str(text)
+            decoder = json.loads(text).get("decoder")
+        except Exception as error:  # tokenizers raises bare Exception
+            raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
+        return cls(backend, special_tokens=_special_tokens(directory), decoder=decoder)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """``add_special_tokens`` applies the file's post-processor (a BOS, where the model has one)."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Bytes that are not UTF-8 become U+FFFD; ids above the vocabulary (padding rows of an embedding)
+        have no text."""
+        text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that this token adds to a text; a special token's are those of its name."""
+        if token in self._added:
+            return self._added[token].encode()
+        piece = self._backend.id_to_token(token)
+        if piece is None:
+            return b""
+        if self._byte_level:
+            table = _byte_of_character()
+            if all(character in table for character in piece):
+                return bytes(table[character] for character in piece)
+        if self._byte_fallback:
+            match = _BYTE_PIECE.fullmatch(piece)
+            if match:
+                return bytes([int(match.group(1), 16)])
+            return str(piece).replace("▁", " ").encode()
+        return self.decode([token], skip_special_tokens=False).encode()
+
+    def token_text(self, token: int) -> str:
+        """Text of one token for display; half a character shows as U+FFFD."""
+        return self.token_bytes(token).decode("utf-8", errors="replace")
+
+
+def _special_tokens(directory: Path) -> dict[str, str]:
+    """From tokenizer_config.json and, in older checkpoints, special_tokens_map.json: values are strings
+    or objects with ``content``."""
+    named: dict[str, str] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        for key, value in _read_object(directory / name).items():
+            if key in _NAMED_TOKENS:
+                content = value.get("content") if isinstance(value, dict) else value
+                if isinstance(content, str):
+                    named[key] = content
+    return named
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds {type(value).__name__}, not an object")
+    return value
+
+
+def _decoder_kinds(decoder: Any) -> frozenset[str]:
+    """Names of the decoder and, for a sequence, of its parts."""
+    if not isinstance(decoder, dict):
+        return frozenset()
+    parts = [decoder, *decoder.get("decoders", [])]
+    return frozenset(part.get("type", "") for part in parts if isinstance(part, dict))
+
+
+@lru_cache(maxsize=1)
+def _byte_of_character() -> dict[str, int]:
+    """The alphabet of byte-level BPE (GPT-2): printable bytes stand for themselves, and the n-th of the
+    others for character 256 + n."""
+    spans = (("!", "~"), ("¡", "¬"), ("®", "ÿ"))
+    table = {chr(byte): byte for first, last in spans for byte in range(ord(first), ord(last) + 1)}
+    others = [byte for byte in range(256) if chr(byte) not in table]
+    table.update({chr(256 + n): byte for n, byte in enumerate(others)})
+    return table

@@ -1,0 +1,18 @@
+"""The server as a process of its own, from one JSON argument: what ``weft serve`` does, with any engine."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from weft.config import EngineConfig
+from weft.server.client import ASSEMBLE
+from weft.server.config import ServerConfig
+from weft.server.launch import serve
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    server = {key: tuple(value) if isinstance(value, list) else value
+              for key, value in given["server"].items()}
+    sys.exit(serve(EngineConfig(**given["engine"]), ServerConfig(**server),
+                   factory=given["factory"] or ASSEMBLE))

@@ -1,0 +1,143 @@
+"""A real server process for a test module: started, read until it is ready, stopped for sure."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+
+ROOT = Path(__file__).resolve().parents[2]
+START_LIMIT_S = 60.0
+_URL = re.compile(r"at (http://\S+)")
+
+
+class RunningServer:
+    """``url`` once it serves. ``lines`` is what it printed."""
+
+    def __init__(self, factory: str, engine: dict[str, Any], server: dict[str, Any], wait_for: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1",
+                       "OMP_WAIT_POLICY": "passive"}
+        arguments = json.dumps({"factory": factory, "engine": engine, "server": {"port": 0, **server}})
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.server.run_server", arguments], cwd=ROOT, env=environment,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+        self.lines: list[str] = []
+        self._arriving: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        self.url = ""
+        # One of each per server: making one costs more than a request (it reads all certificates).
+        self._http = httpx.Client(timeout=30)
+        self._openai: openai.OpenAI | None = None
+        try:
+            self._wait_for_line(wait_for)
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+    def client(self, **settings: Any) -> openai.OpenAI:
+        if not settings and self._openai is not None:
+            return self._openai
+        client = openai.OpenAI(**self._client_settings(settings))
+        if not settings:
+            self._openai = client
+        return client
+
+    def async_client(self, **settings: Any) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(**self._client_settings(settings))
+
+    def _client_settings(self, settings: dict[str, Any]) -> dict[str, Any]:
+        return {"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0, **settings}
+
+    def post(self, path: str, body: Any = None, **more: Any) -> httpx.Response:
+        given = {"json": body} if body is not None else {}
+        return self._http.post(self.url + path, **given, **more)
+
+    def get(self, path: str, **more: Any) -> httpx.Response:
+        return self._http.get(self.url + path, **more)
+
+    def running(self) -> int:
+        """Sequences that the engine holds, waiting ones too."""
+        load = self.get("/load").json()
+        return int(load["running"] + load["waiting"])
+
+    def engine_pid(self) -> int:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(children[0])
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def exit_code(self, limit_s: float = 15.0) -> int:
+        return self.process.wait(limit_s)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._http.close()
+        if self._openai is not None:
+            self._openai.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._arriving.put(line)
+        self._arriving.put(None)
+
+    def _wait_for_line(self, wanted: str) -> None:
+        limit_s = time.monotonic() + START_LIMIT_S
+        while True:
+            line = self._arriving.get(timeout=max(limit_s - time.monotonic(), 0.1))
+            assert line is not None, f"the server ended before it said {wanted!r}:\n{self.output}"
+            self.lines.append(line)
+            url = re.search(r"(http://[^\s;]+)", line)
+            if url and not self.url:
+                self.url = url.group(1)
+            if wanted in line:
+                return
+
+    def rest_of_output(self) -> str:
+        """After the process ended."""
+        while (line := self._arriving.get(timeout=10)) is not None:
+            self.lines.append(line)
+        return self.output
+
+
+@contextlib.contextmanager
+def running_server(factory: str, *, engine: dict[str, Any] | None = None,
+                   server: dict[str, Any] | None = None,
+                   wait_for: str = "Ctrl-C finishes") -> Iterator[RunningServer]:
+    """``factory`` "" is the real engine; else a function of tests/server/scripted_engine.py."""
+    running = RunningServer(factory and f"tests.server.scripted_engine:{factory}", engine or {}, server or {},
+                            wait_for)
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+def eventually(holds: Callable[[], bool], limit_s: float = 5.0) -> bool:
+    """Whether it comes true in time."""
+    end_s = time.monotonic() + limit_s
+    while not holds():
+        if time.monotonic() > end_s:
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,0 +1,159 @@
+"""Engines for the server's tests: the real EngineCore over an executor that answers as the prompt says.
+
+    prompt has "say:TEXT"     the answer is TEXT, then the end token
+    prompt has "crash"        the executor raises, as broken hardware would
+    anything else             SONG again and again; with temperature and a seed, letters drawn by the seed
+
+A token is a byte (plus three special ones), so every non-ASCII character arrives in pieces. ``build`` is
+fast, ``build_paced`` takes 1 ms a step and ``build_slow`` 5, ``build_never`` never becomes
+ready, ``build_broken`` fails to start.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from weft.assemble import Assembled
+from weft.config import EngineConfig
+from weft.engine.engine import EngineCore
+from weft.engine.scripted import made_up_logprobs
+from weft.errors import CheckpointError
+from weft.info import MemoryRow, ModelInfo
+from weft.memory.memory import Memory
+from weft.memory.plan import fit_sizes, plan_arena
+from weft.schedule.plan import Admission, StepPlan, StepResult
+from weft.spec import ModelSpec, attention, gated_delta
+from weft.units import PAD
+
+SONG = "Là-haut sur la montagne, l'était un vieux chalet 🏔. "
+EOS, USER, ASSISTANT = 256, 257, 258
+VOCAB_SIZE = 259
+MAX_MODEL_LEN = 2048
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{%- if message.role not in ['system', 'user', 'assistant', 'tool'] -%}"
+    "{{- raise_exception('no such role: ' + message.role) -}}{%- endif -%}"
+    "<|{{ 'assistant' if message.role == 'assistant' else 'user' }}|>{{ message.content }}"
+    "{%- if not loop.last or message.role != 'assistant' or not add_generation_prompt %}{{ '' }}{% endif -%}"
+    "{%- endfor -%}"
+    "{%- if shout is defined and shout %}LOUD{% endif -%}"
+    "{%- if add_generation_prompt %}<|assistant|>{% endif -%}")
+_SPEC = ModelSpec("scripted", VOCAB_SIZE, 64, MAX_MODEL_LEN, "float32",
+                  (attention(1, 16), gated_delta(1, 1, 16, 16, 4)))
+
+
+def write_model_directory(directory: Path) -> Path:
+    """Tokenizer and chat template; no weights, as no scripted engine reads any."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {piece: index for index, piece in enumerate(alphabet)}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    specials = ["<|end|>", "<|user|>", "<|assistant|>"]
+    backend.add_special_tokens(specials)
+    assert [backend.token_to_id(name) for name in specials] == [EOS, USER, ASSISTANT]
+    backend.enable_truncation(5)  # as some checkpoints carry; weft must not apply it
+    backend.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps(
+        {"eos_token": "<|end|>", "chat_template": CHAT_TEMPLATE}))
+    return directory
+
+
+class AnsweringExecutor:
+    """Follows the rows of the plans it gets and answers as the module says. ``step_s``: what a step takes."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, step_s: float) -> None:
+        self._backend = backend
+        self._step_s = step_s
+        self._rows: dict[int, tuple[Admission, list[int], list[int]]] = {}
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if self._step_s and plan.run_count:
+            time.sleep(self._step_s)
+        for row in plan.rows_cleared:
+            del self._rows[row]
+        for admission in plan.admissions:
+            tokens = admission.tokens.tolist()
+            self._rows[admission.row] = (admission, tokens, self._script(tokens[:admission.prompt_tokens]))
+        chosen = np.full(plan.run_count, PAD, dtype=np.int32)
+        logprobs, prompt_logprobs = {}, {}
+        for run, row in enumerate(plan.rows.tolist()):
+            admission, tokens, script = self._rows[row]
+            if run in plan.prompt_logprob_runs:
+                top = admission.sampling.prompt_logprobs
+                end = min(int(plan.starts[run] + plan.lengths[run]), admission.prompt_tokens - 1)
+                prompt_logprobs[run] = [made_up_logprobs(tokens[at + 1], at, top)
+                                        for at in range(int(plan.starts[run]), end)]
+            if plan.samples[run]:
+                token = self._token(admission, len(tokens) - admission.prompt_tokens, script)
+                tokens.append(token)
+                chosen[run] = token
+                if admission.sampling.logprobs is not None:
+                    logprobs[run] = made_up_logprobs(token, len(tokens), admission.sampling.logprobs)
+        return StepResult(tokens=chosen, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+
+    def close(self) -> None:
+        self._rows.clear()
+
+    def _script(self, prompt: list[int]) -> list[int]:
+        text = self._backend.decode(prompt, skip_special_tokens=True)
+        if "crash" in text:
+            raise RuntimeError("the accelerator fell off the bus")
+        _, found, said = text.partition("say:")
+        return [*self._encode(said), EOS] if found else self._encode(SONG)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._backend.encode(text).ids
+
+    def _token(self, admission: Admission, made: int, script: list[int]) -> int:
+        if not admission.sampling.greedy:
+            mixed = (admission.seed * 6364136223846793005 + made * 1442695040888963407) >> 7
+            return self._encode("abcdefghij")[mixed % 10]
+        token = script[made % len(script)]
+        if token in admission.stop_ids and made < admission.sampling.min_tokens:
+            return self._encode(".")[0]
+        return token
+
+
+def build(config: EngineConfig, *, on_progress: Callable[[str], None], step_s: float = 0.0) -> Assembled:
+    assert config.model is not None
+    directory = Path(config.model)
+    on_progress("reading the script")
+    backend = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    backend.no_truncation()
+    arena = plan_arena(_SPEC, 32_000_000)
+    sizes = fit_sizes(config, _SPEC, arena)
+    core = EngineCore(vocab_size=VOCAB_SIZE, sizes=sizes, memory=Memory(arena),
+                      executor=AnsweringExecutor(backend, step_s), clock=time.monotonic, seed=config.seed,
+                      eos_ids=(EOS,))
+    info = ModelInfo(
+        name="scripted", directory=str(directory), family="scripted", layers="1 attention, 1 gated delta",
+        vocab_size=VOCAB_SIZE, dtype="float32", weights_bytes=0, load_s=0.1, device="cpu", threads=1,
+        sizes=sizes, memory=[MemoryRow("arena", arena.arena_bytes, "scripted")],
+        notes=["a note about what was shrunk"], eos_ids=[EOS], generation_defaults={"temperature": 0.0})
+    return Assembled(core, info)
+
+
+def build_paced(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
+    return build(config, on_progress=on_progress, step_s=0.001)
+
+
+def build_slow(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
+    return build(config, on_progress=on_progress, step_s=0.005)
+
+
+def build_never(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
+    on_progress("loading for ever")
+    while True:
+        time.sleep(1)
+
+
+def build_broken(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
+    raise CheckpointError("model.safetensors ends after 7 bytes")

@@ -1,0 +1,50 @@
+"""--api-key: nothing but /health without a key, and any of several keys."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+from tests.server.running import RunningServer
+
+SERVER = {"api_key": ["first-key", "second-key"]}
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/version", "/load", "/ping", "/nowhere",
+                                  "/tokenize", "/v1/completions", "//health", "/health/"])
+def test_without_a_key_nothing_is_answered(server: RunningServer, path: str) -> None:
+    response = server.get(path)
+    assert response.status_code == 401
+    error = response.json()["error"]
+    assert (error["type"], error["code"]) == ("authentication_error", "missing_api_key")
+    assert response.headers["www-authenticate"] == "Bearer"
+    assert "x-request-id" in response.headers
+
+
+@pytest.mark.parametrize("header", ["Bearer wrong", "Bearer first-keyx", "Bearer", "Basic first-key",
+                                    "first-key", "Bearer first-key,second-key", "Bearer fïrst"])
+def test_a_wrong_key_is_refused(server: RunningServer, header: str) -> None:
+    response = server.get("/v1/models", headers={"Authorization": header.encode()})
+    assert response.status_code == 401
+    assert response.json()["error"]["code"] == "invalid_api_key"
+    assert "first-key" not in response.text
+
+
+@pytest.mark.parametrize("key", ["first-key", "second-key"])
+def test_every_right_key_works(server: RunningServer, key: str) -> None:
+    assert server.client(api_key=key).models.list().data
+    assert server.get("/metrics", headers={"Authorization": f"bearer {key}"}).status_code == 200
+
+
+def test_health_needs_no_key(server: RunningServer) -> None:
+    assert server.get("/health").status_code == 200
+
+
+def test_the_openai_client_raises_its_own_error(server: RunningServer) -> None:
+    with pytest.raises(openai.AuthenticationError):
+        server.client(api_key="nope").models.list()
+
+
+def test_the_banner_prints_no_key(server: RunningServer) -> None:
+    assert "first-key" not in server.output
+    assert "$WEFT_API_KEY" in server.output

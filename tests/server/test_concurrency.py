@@ -1,0 +1,133 @@
+"""Many streams at once, clients that leave, clients that are slow: on an engine that takes 5 ms a step."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from typing import Any
+
+import httpx
+import psutil
+
+from tests.server.running import RunningServer, eventually
+from tests.server.scripted_engine import SONG
+
+FACTORY = "build_slow"
+SERVER = {"sse_keep_alive": 0.05}
+
+LONG = {"prompt": "sing", "max_tokens": 2000}
+
+
+def events_of(text: str) -> list[str]:
+    return [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+
+
+def seconds_of(process: psutil.Process) -> float:
+    return float(sum(process.cpu_times()[:2]))
+
+
+async def test_sixty_four_streams_at_once_each_get_their_own_text(server: RunningServer) -> None:
+    client = server.async_client(max_retries=2)
+
+    async def one(number: int) -> str:
+        said = f"number {number} é{number}"
+        turns: Any = [{"role": "user", "content": f"say:{said}"}]
+        stream = await client.chat.completions.create(model="scripted", messages=turns, stream=True)
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+        assert text == said
+        return text
+
+    began_s = time.monotonic()
+    texts = await asyncio.gather(*(one(number) for number in range(64)))
+    assert len(set(texts)) == 64
+    # Batched: the steps of one answer, not of 64 one after the other (64 x 15 tokens x 5 ms = 4.8 s).
+    assert time.monotonic() - began_s < 4.0
+    assert eventually(lambda: server.running() == 0)
+
+
+async def test_a_stream_that_is_left_costs_nothing_any_more(server: RunningServer) -> None:
+    body = {**LONG, "stream": True, "n": 3}
+    async with (httpx.AsyncClient(base_url=server.url) as client,
+                client.stream("POST", "/v1/completions", json=body) as response):
+        async for _ in response.aiter_lines():
+            break
+        assert server.running() == 3
+    assert eventually(lambda: server.running() == 0, limit_s=2)
+
+
+async def test_a_whole_answer_that_is_left_costs_nothing_any_more(server: RunningServer) -> None:
+    async with httpx.AsyncClient(base_url=server.url) as client:
+        request = asyncio.create_task(client.post("/v1/completions", json={**LONG, "prompt": ["sing"] * 4}))
+        assert await asyncio.to_thread(eventually, lambda: server.running() == 4)
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+    assert await asyncio.to_thread(eventually, lambda: server.running() == 0, 2)
+
+
+async def test_leaving_one_stream_leaves_the_others_alone(server: RunningServer) -> None:
+    client = server.async_client()
+
+    async def whole() -> str:
+        answer = await client.completions.create(model="scripted", prompt="sing", max_tokens=150)
+        return str(answer.choices[0].text)
+
+    staying = asyncio.create_task(whole())
+    leaving = await client.completions.create(model="scripted", stream=True, **LONG)
+    async for _ in leaving:
+        await leaving.close()
+        break
+    assert (SONG * 3).startswith(await staying)
+
+
+def test_a_client_that_resets_the_connection_is_noticed(server: RunningServer) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    body = b'{"prompt": "sing", "max_tokens": 2000, "stream": true}'
+    with socket.create_connection((host, int(port))) as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                    b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        assert raw.recv(100)
+        assert eventually(lambda: server.running() == 1)
+    assert eventually(lambda: server.running() == 0, limit_s=2)
+
+
+def test_a_slow_reader_does_not_slow_the_others(server: RunningServer) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    body = b'{"prompt": "sing", "max_tokens": 1500, "stream": true}'
+    with socket.create_connection((host, int(port))) as sleeper:
+        sleeper.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                        b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        began_s = time.monotonic()
+        answer = server.post("/v1/completions", {"prompt": "say:quick", "max_tokens": 50})
+        assert answer.json()["choices"][0]["text"] == "quick"
+        assert time.monotonic() - began_s < 2
+    assert eventually(lambda: server.running() == 0, limit_s=3)
+
+
+def test_silence_is_broken_by_comment_lines_when_asked_for(server: RunningServer) -> None:
+    """Text that may be the start of a stop string is held back: 60 steps of silence here."""
+    body = {"prompt": "say:" + "a" * 60, "stop": "a" * 60 + "b", "stream": True, "max_tokens": 100}
+    text = server.post("/v1/completions", body).text
+    assert text.count(": keep-alive\n\n") >= 2
+    assert "a" * 60 in text
+    assert events_of(text)[-1] == "[DONE]"
+
+
+def test_an_idle_engine_does_not_use_the_processor(server: RunningServer) -> None:
+    assert eventually(lambda: server.running() == 0)
+    engine, http = psutil.Process(server.engine_pid()), psutil.Process(server.process.pid)
+    time.sleep(0.3)  # the audit after the last busy spell
+    before = seconds_of(engine), seconds_of(http)
+    time.sleep(1.0)
+    assert seconds_of(engine) - before[0] <= 0.02
+    assert seconds_of(http) - before[1] <= 0.1
+
+
+def test_a_stream_that_ends_leaves_the_connection_usable(server: RunningServer) -> None:
+    with httpx.Client(base_url=server.url) as client:
+        for _ in range(3):
+            text = client.post("/v1/completions", json={"prompt": "say:ab", "stream": True}).text
+            assert events_of(text)[-1] == "[DONE]"
+            health: Any = client.get("/health").json()
+            assert health == {"status": "ok"}
