@@ -1,0 +1,56 @@
+# weft. Two commands do everything on a fresh machine:
+#
+#   make serve    the server on the embedded model     make serve ARGS="--port 9000 path/to/checkpoint"
+#   make test     ruff, mypy, then every test          make test  ARGS="tests/arch -k links"
+#
+# Both make .venv first where it is missing or older than pyproject.toml.
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+# Further pip options for torch alone, such as the index with PyTorch's CPU-only builds for Linux.
+PIP_TORCH ?=
+TEST_JOBS ?= 2
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+
+# libgomp's threads spin at barriers unless told otherwise, which costs most when processes share cores.
+export OMP_WAIT_POLICY := passive
+
+.PHONY: help install serve test check bench clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 7
+	@echo "make install | serve | test | check (ruff and mypy) | bench | clean"
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "weft needs Python 3.11 or newer; $(PYTHON) is older. Name another: make $(or $(MAKECMDGOALS),install) PYTHON=python3.12"; exit 1; }
+	@$(BIN)/python -c 'import pip' 2>/dev/null || { echo "making $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
+	@echo "installing $(TORCH)"
+	@$(PIP) $(PIP_TORCH) '$(TORCH)'
+	@echo "installing weft and what its tests need"
+	@$(PIP) -e '.[test]' '$(TORCH)'
+	@touch $@
+
+serve: install
+	@$(BIN)/weft serve $(ARGS)
+
+check: install
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+# One thread per worker: the suite runs many small models, and two workers fill two cores.
+test: check
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) $(ARGS)
+
+bench: install
+	@$(BIN)/python -m benchmarks.serve $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""How fast weft serves, over HTTP, beside transformers' ``generate`` on the same weights in the same run."""

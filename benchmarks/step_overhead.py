@@ -1,0 +1,86 @@
+"""What the engine itself costs per step: plan, commit and settle, without any model.
+
+    python benchmarks/step_overhead.py [--running 1 64 256 1024] [--steps 400]
+
+Every sequence decodes; the executor returns at once. Numbers are microseconds a step, median and 99th
+percentile. Each sequence crosses into a new page every 16 steps, so the percentiles differ: by default all
+of them cross in the same step, the worst case; ``--spread`` gives them prompts of different lengths.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+
+from weft.config import Sizes
+from weft.engine.engine import EngineCore
+from weft.memory.memory import Memory
+from weft.request import Request, SamplingParams
+from weft.schedule.plan import StepPlan, StepResult
+from weft.sim.workload import small_arena
+
+VOCAB_SIZE = 32_000
+
+
+class InstantExecutor:
+    """Chooses token 1 for every run."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        return StepResult(tokens=np.where(plan.samples, 1, -1).astype(np.int32), logprobs={},
+                          prompt_logprobs={})
+
+    def close(self) -> None:
+        pass
+
+
+def measure(running: int, steps: int, spread: bool) -> dict[str, np.ndarray]:
+    """Microseconds of each verb, one entry a step."""
+    length = 64 + 64 * (steps // 64 + 2)
+    arena = small_arena(pages_per_frame=5, slots_per_frame=12, frame_count=running * (length // 80 + 2) + 8)
+    sizes = Sizes(max_model_len=length, rows_max=running, step_tokens_max=running + 4096, queue_max=running,
+                  memory_bytes=arena.arena_bytes)
+    core = EngineCore(vocab_size=VOCAB_SIZE, sizes=sizes, memory=Memory(arena), executor=InstantExecutor(),
+                      clock=time.perf_counter, seed=0, eos_ids=(2,))
+    for number in range(running):
+        prompt = 20 + (number % 16 if spread else 0)
+        core.submit(Request(request_id=f"r{number}", prompt_tokens=[5] * prompt,
+                            sampling=SamplingParams(temperature=0.0)))
+    while len(core.scheduler.waiting):
+        core.step()
+    scheduler = core.scheduler
+    seconds: dict[str, list[float]] = {"plan": [], "commit": [], "settle": [], "whole step": []}
+    for _ in range(steps):
+        at = [time.perf_counter()]
+        plan = scheduler.plan()
+        at.append(time.perf_counter())
+        assert plan is not None
+        assert plan.decode_count == running
+        scheduler.commit(plan)
+        at.append(time.perf_counter())
+        result = core.executor.execute(plan)
+        at.append(time.perf_counter())
+        core._settle(plan, result)
+        core._outbox.clear()
+        at.append(time.perf_counter())
+        for name, first in (("plan", 0), ("commit", 1), ("settle", 3)):
+            seconds[name].append(at[first + 1] - at[first])
+        seconds["whole step"].append(at[4] - at[3] + at[2] - at[0])
+    return {name: np.asarray(values) * 1e6 for name, values in seconds.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--running", type=int, nargs="+", default=[1, 64, 256, 1024])
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--spread", action="store_true", help="sequences cross pages in different steps")
+    args = parser.parse_args()
+    print(f"{'running':>8}  {'verb':<12}{'median us':>11}{'p99 us':>11}")
+    for running in args.running:
+        for name, values in measure(running, args.steps, args.spread).items():
+            print(f"{running:>8}  {name:<12}{np.median(values):>11.1f}{np.percentile(values, 99):>11.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The ``weft`` command: an edge that nothing imports."""

@@ -1,0 +1,208 @@
+"""``weft chat``: a conversation in the terminal, streamed.
+
+    you> ...            a line is a message; three double quotes begin and end one of several lines
+    answer as it comes  Ctrl-C stops it and keeps what was said
+    12 tokens, ...      what it cost, and how much of the prompt came from the cache
+
+One path serves both ways in: ``--url`` names a running server, otherwise one is started for as long as the
+chat lasts (``own_server``). The conversation itself is a function over (read a line, write text), so tests
+drive it without a terminal.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+
+from weft.cli.flags import FlagCommand, build, given_flags
+from weft.cli.sampling import given_sampling, sampling_parameters
+from weft.config import EngineConfig, flag_name
+from weft.errors import ConfigError, WeftError
+
+QUOTES = '"""'
+HELP = f"""\
+/reset  forget the conversation
+/exit   leave (Ctrl-D does too)
+{QUOTES}     begin and end a message of several lines
+"""
+_LEAVE = {"/exit", "/quit", "/bye"}
+_RATE_SECONDS_MIN = 0.1
+"""A shorter stream says nothing about speed."""
+
+ReadLine = Callable[[str], str]
+Write = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Messages so far. A failed or empty turn leaves no trace in them."""
+
+    system: str | None = None
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.messages = [{"role": "system", "content": self.system}] if self.system else []
+
+    def asking(self, text: str) -> list[dict[str, str]]:
+        return [*self.messages, {"role": "user", "content": text}]
+
+    def keep(self, text: str, answer: str) -> None:
+        self.messages = [*self.asking(text), {"role": "assistant", "content": answer}]
+
+
+def talk(
+    model: Any, conversation: Conversation, fields: dict[str, Any], *, read: ReadLine, write: Write
+) -> None:
+    """Turns until the reader ends (EOFError) or leaves. ``model`` has ``stream_chat`` as RemoteModel has."""
+    while True:
+        text = _read_message(read, write)
+        if text is None:
+            return
+        if not text.startswith("/"):
+            _turn(model, conversation, text, fields, write)
+        elif text in _LEAVE:
+            return
+        elif text == "/reset":
+            conversation.reset()
+            write("forgotten\n")
+        else:
+            write(HELP if text == "/help" else f"there is no {text.split()[0]}; the commands are:\n{HELP}")
+
+
+def _read_message(read: ReadLine, write: Write) -> str | None:
+    """The next message that is not blank, or None at the end. Ctrl-C clears the line."""
+    while True:
+        try:
+            line = read("you> ")
+            if line.strip().startswith(QUOTES):
+                line = _rest_of_block(line.strip()[len(QUOTES):], read)
+        except KeyboardInterrupt:
+            write("\n/exit leaves\n")
+            continue
+        except EOFError:
+            return None
+        if line.strip():
+            return line.strip()
+
+
+def _rest_of_block(first: str, read: ReadLine) -> str:
+    lines = [first]
+    while not lines[-1].rstrip().endswith(QUOTES):
+        lines.append(read("...  "))
+    return "\n".join(lines).rstrip().removesuffix(QUOTES)
+
+
+def _turn(model: Any, conversation: Conversation, text: str, fields: dict[str, Any], write: Write) -> None:
+    begin = time.monotonic()
+    first: float | None = None
+    parts: list[str] = []
+    usage: dict[str, Any] = {}
+    note = ""
+    pieces = model.stream_chat(conversation.asking(text), fields)
+    try:
+        for piece in pieces:
+            if piece.text:
+                first = first if first is not None else time.monotonic() - begin
+                parts.append(piece.text)
+                write(piece.text)
+            usage = piece.usage or usage
+            if piece.finish_reason == "length":
+                note = ", cut at its length limit"
+    except KeyboardInterrupt:
+        note = ", stopped"
+    except WeftError as error:
+        write(("\n" if parts else "") + f"error: {error.message}\n")
+        return
+    finally:
+        pieces.close()
+    conversation.keep(text, "".join(parts))
+    write("\n" + click.style(_cost(usage, first, time.monotonic() - begin) + note, dim=True) + "\n")
+
+
+def _cost(usage: dict[str, Any], first: float | None, seconds: float) -> str:
+    made = usage.get("completion_tokens")
+    if made is None or first is None:
+        return f"{seconds:.1f} s"
+    prompt = usage.get("prompt_tokens", 0)
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    streamed = seconds - first
+    rate = f", {(made - 1) / streamed:.0f} tokens/s" if streamed > _RATE_SECONDS_MIN else ""
+    return (f"{made} tokens, first after {first:.2f} s{rate}, {cached:,} of {prompt:,} prompt tokens "
+            "from cache")
+
+
+@click.command("chat", cls=FlagCommand, configs=(EngineConfig,), params=[
+    click.Option(["--url"], envvar="WEFT_URL", help="Talk to this server instead of starting one."),
+    click.Option(["--api-key"], envvar="WEFT_API_KEY", help="Key for --url."),
+    click.Option(["--system"], help="System message."),
+    *sampling_parameters(),
+])
+@click.pass_context
+def command(
+    ctx: click.Context, /, url: str | None, api_key: str | None, system: str | None, **values: Any
+) -> None:
+    """Talk to a model in the terminal.
+
+    MODEL is a checkpoint directory or a hub name; without one, the embedded model. With --url it is the
+    name to ask that server for.
+    """
+    fields = given_sampling(values)
+    given = given_flags(ctx, EngineConfig)
+    if "seed" in given:
+        fields["seed"] = given["seed"]
+    conversation = Conversation(system)
+    if url is not None:
+        idle = [flag_name(name) for name in given if name not in ("model", "seed")]
+        if idle:
+            raise ConfigError(f"{', '.join(idle)} cannot change the server at --url {url}; give "
+                              f"{'it' if len(idle) == 1 else 'them'} to `weft serve`", param=idle[0])
+        _converse(url, values["model"], api_key, conversation, fields)
+        return
+    from weft.cli.own_server import own_server
+    from weft.cli.waiting import waiting
+
+    config = build(EngineConfig, values)
+    with waiting("starting the engine") as on_wait, own_server(config, on_wait=on_wait) as own:
+        on_wait.done()
+        _converse(own, None, None, conversation, fields)
+
+
+def _converse(
+    url: str, name: str | None, api_key: str | None, conversation: Conversation, fields: dict[str, Any]
+) -> None:
+    from weft.cli.remote import RemoteModel
+
+    model = RemoteModel(url, model=name, api_key=api_key)
+    try:
+        terminal = sys.stdin.isatty()
+        if terminal:
+            import readline  # noqa: F401  (input() edits lines and keeps a history once it is imported)
+
+            click.echo(f"{model.model} at {url}. /help for commands, /exit to leave.")
+        talk(model, conversation, fields, read=_terminal_line if terminal else _piped_line, write=_write)
+    finally:
+        model.close()
+
+
+def _terminal_line(prompt: str) -> str:
+    return input(prompt)
+
+
+def _piped_line(prompt: str) -> str:
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    click.echo(prompt + line.rstrip("\n"))
+    return line
+
+
+def _write(text: str) -> None:
+    click.echo(text, nl=False)

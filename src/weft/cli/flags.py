@@ -1,0 +1,229 @@
+"""Flags made from config dataclasses: flag = config field = Python keyword = config file key.
+
+    EngineConfig.max_model_len  ->  --max-model-len   WEFT_MAX_MODEL_LEN   max_model_len = 4096  (TOML)
+                                       1st                 2nd                3rd             then the default
+
+One mechanism serves all three sources: click asks the command line, then the environment, then its
+default map, which is where ``--config FILE`` is loaded. A value is converted by the same type whichever
+way it came, and an error says which way that was.
+
+    field type                flag
+    bool                      --x / --no-x
+    int, float, str           --x VALUE
+    Literal["a", "b"]         --x [a|b]
+    tuple[str, ...]           --x A --x B; the variable is comma-separated, the TOML value a list
+    T | None                  as T; None is "not given"
+    metadata positional       an argument, and --x as well
+
+A flag that is not there is looked up in ``foreign`` (flags of other engines) and then among the near
+names, so that the answer to a wrong flag is always the right one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin
+
+import click
+from click.core import ParameterSource
+
+from weft.cli.foreign import foreign_flag, foreign_sentence
+from weft.config import flag_name
+
+ConfigT = TypeVar("ConfigT")
+
+ENV_PREFIX = "WEFT_"
+_AS_FLAG = "_as_flag"
+"""Suffix of the hidden twin of a positional field: ``--model X`` beside ``MODEL``."""
+
+
+class _ListItem(click.types.StringParamType):
+    """Text whose environment variable holds several, separated by commas."""
+
+    envvar_list_splitter = ","
+
+
+class FlagCommand(click.Command):
+    """A command whose flags come from ``configs`` besides its own ``params``.
+
+    The callback gets each field by name, positional and ``--model`` twins already merged. ``positional``
+    False leaves positional fields their flag only, for commands whose arguments mean something else.
+    """
+
+    def __init__(
+        self, *args: Any, configs: Sequence[type] = (), positional: bool = True, **more: Any
+    ) -> None:
+        super().__init__(*args, **more)
+        self.config_types = tuple(configs)
+        for config_type in self.config_types:
+            self.params += parameters_of(config_type, positional=positional)
+        if self.config_types:
+            self.params.append(_config_file_option())
+            self.epilog = (f"Each config flag is also an environment variable ({ENV_PREFIX}MAX_MODEL_LEN) "
+                           "and a key of the --config file (max_model_len). The command line wins, then the "
+                           "variable, then the file.")
+
+    @property
+    def flag_names(self) -> list[str]:
+        """Every ``--flag`` this command takes."""
+        return [opt for param in self.params if isinstance(param, click.Option)
+                for opt in (*param.opts, *param.secondary_opts) if opt.startswith("--")]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise click.UsageError(self.unknown_flag(error.option_name, given), ctx) from None
+        except click.BadParameter as error:
+            where = _where_from(ctx, error.param)
+            if not where:
+                raise
+            raise click.BadParameter(error.message + where, ctx, error.param) from None
+        _merge_positional(ctx)
+        return rest
+
+    def unknown_flag(self, name: str, args: Sequence[str]) -> str:
+        """The sentence for a flag this command does not have.
+
+        ``name`` is what click stopped at. For a cluster of letters such as ``-hf`` that is ``-f``, so the
+        argument as typed is looked up first.
+        """
+        heads = (arg.split("=", 1)[0] for arg in args)
+        typed = next((head for head in heads if foreign_flag(head) and _could_be(name, head)), name)
+        foreign = foreign_flag(typed)
+        if foreign is not None:
+            return foreign_sentence(typed, foreign)
+        near = difflib.get_close_matches(typed, self.flag_names, n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]}?" if near else f"`{self.name} --help` lists the flags"
+        return f"there is no flag {typed}; {hint}"
+
+
+def parameters_of(config_type: type, *, positional: bool = True) -> list[click.Parameter]:
+    """Click parameters for every field of a config dataclass, in its order."""
+    hints = typing.get_type_hints(config_type)
+    return [param for f in fields(config_type)
+            for param in _parameters(f, hints[f.name], positional and f.metadata.get("positional", False))]
+
+
+def build(config_type: Callable[..., ConfigT], values: Mapping[str, Any]) -> ConfigT:
+    """The config object out of a callback's ``values``; names of other configs are left alone."""
+    own = {f.name for f in fields(typing.cast(Any, config_type))}
+    return config_type(**{name: value for name, value in values.items() if name in own})
+
+
+def given_flags(ctx: click.Context, config_type: type) -> dict[str, Any]:
+    """Fields of ``config_type`` that were set by hand, on the command line, by variable or by file."""
+    return {f.name: ctx.params[f.name] for f in fields(config_type)
+            if f.name in ctx.params and ctx.get_parameter_source(f.name) is not ParameterSource.DEFAULT}
+
+
+def arguments_of(config: Any) -> list[str]:
+    """The command line that gives ``config`` again: what differs from the defaults, one flag each."""
+    arguments: list[str] = []
+    for f in fields(config):
+        value = getattr(config, f.name)
+        if value == f.default:
+            continue
+        if isinstance(value, bool):
+            arguments.append(flag_name(f.name if value else "no_" + f.name))
+        else:
+            items = value if isinstance(value, tuple) else (value,)
+            arguments += [f"{flag_name(f.name)}={item}" for item in items]
+    return arguments
+
+
+def _parameters(f: Field[Any], hint: Any, positional: bool) -> list[click.Parameter]:
+    assert f.default is not MISSING, f"config field {f.name} has no default: flags are all optional"
+    inner = _without_none(hint)
+    help_text, variable = f.metadata["help"], ENV_PREFIX + f.name.upper()
+    default = f.default
+    if inner is bool:
+        both = f"{flag_name(f.name)}/{flag_name('no_' + f.name)}"
+        return [click.Option([both], default=default, help=help_text, envvar=variable, show_default=True)]
+    several = get_origin(inner) is tuple
+    kind: click.ParamType[Any] = _ListItem() if several else _click_type(inner)
+    if positional:
+        assert default is None
+        return [click.Argument([f.name], required=False, type=kind, envvar=variable),
+                click.Option([flag_name(f.name), f.name + _AS_FLAG], type=kind, help=help_text)]
+    return [click.Option([flag_name(f.name), f.name], type=kind, multiple=several, default=default,
+                         envvar=variable, help=help_text, show_default=default not in (None, ()))]
+
+
+def _could_be(name: str, head: str) -> bool:
+    """Whether click, reading the argument ``head``, stops at the option ``name``."""
+    return head == name or (not head.startswith("--") and name.removeprefix("-") in head)
+
+
+def _without_none(hint: Any) -> Any:
+    if get_origin(hint) in (typing.Union, types.UnionType):
+        rest = [arm for arm in get_args(hint) if arm is not type(None)]
+        assert len(rest) == 1, f"a flag has one type, not {hint}"
+        return rest[0]
+    return hint
+
+
+def _click_type(inner: Any) -> click.ParamType[Any]:
+    if get_origin(inner) is typing.Literal:
+        return click.Choice([str(arm) for arm in get_args(inner)])
+    plain: dict[Any, click.ParamType[Any]] = {int: click.INT, float: click.FLOAT, str: click.STRING}
+    return plain[inner]
+
+
+def _merge_positional(ctx: click.Context) -> None:
+    for name in [n for n in ctx.params if n.endswith(_AS_FLAG)]:
+        value, field_name = ctx.params.pop(name), name.removesuffix(_AS_FLAG)
+        if value is None:
+            continue
+        typed = ctx.get_parameter_source(field_name) is ParameterSource.COMMANDLINE
+        if typed and ctx.params.get(field_name) not in (None, value):
+            raise click.UsageError(f"two values for {field_name}: {ctx.params[field_name]} and "
+                                   f"{flag_name(field_name)} {value}", ctx)
+        ctx.params[field_name] = value
+        ctx.set_parameter_source(field_name, ParameterSource.COMMANDLINE)
+
+
+def _where_from(ctx: click.Context, param: click.Parameter | None) -> str:
+    source = ctx.get_parameter_source(param.name) if param is not None and param.name else None
+    if source is ParameterSource.ENVIRONMENT and param is not None:
+        return f" (from the environment variable {param.envvar})"
+    if source is ParameterSource.DEFAULT_MAP:
+        return " (from the --config file)"
+    return ""
+
+
+def _config_file_option() -> click.Option:
+    return click.Option(["--config", "config_file"], type=click.Path(path_type=Path), is_eager=True,
+                        expose_value=False, callback=_load_config_file, envvar=ENV_PREFIX + "CONFIG",
+                        help="TOML file with the same names as the flags.")
+
+
+def _load_config_file(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
+    if path is None:
+        return
+    command = ctx.command
+    assert isinstance(command, FlagCommand)
+    known = {f.name for config_type in command.config_types for f in fields(config_type)}
+    values: dict[str, Any] = {}
+    for key, value in _read_toml(path).items():
+        name = key.replace("-", "_")
+        if name not in known:
+            raise click.UsageError(f"{path}: {command.unknown_flag(flag_name(name), ())}", ctx)
+        values[name] = value
+    ctx.default_map = values
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise click.UsageError(f"--config {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"--config {path} is not TOML: {error}") from None

@@ -1,0 +1,183 @@
+"""Flags and verbs of other engines that people will try here, and what to type instead.
+
+Every row answers two questions: why is it not here, and what is nearest. ``nearest`` is one of weft's
+own flags (a test holds this), or a sentence where no flag is needed. Kept in one table so that a
+message can be read, corrected and counted in one place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    because: str
+    nearest: str
+
+
+_ONE_DEVICE = "a model runs on the cores of one machine"
+_ONE_POOL = "KV pages and recurrent states share one memory that is given in bytes"
+_FRAMES = "pages have 16 tokens and states have slots of their own, so there is no block size to tune"
+_NO_CACHE_YET = "no prefix is kept between requests yet"
+_OWN_CODE = "model code ships with weft and checkpoints cannot bring their own"
+_EAGER = "nothing is captured or compiled on CPU"
+_NO_SPECULATION = "weft does not speculate yet"
+_ONE_MODEL = "a server serves one model with the weights as they are"
+_FROM_CHECKPOINT = "this is read from the checkpoint"
+_CPU_ONLY = "weft runs on CPU in this version"
+_BUDGET = "decodes and prefill chunks share one token budget per step"
+_LEAVE_OUT = "leave it out"
+
+FOREIGN_FLAGS: dict[str, Foreign] = {
+    # memory
+    "--gpu-memory-utilization": Foreign(_ONE_POOL, "--memory"),
+    "--kv-cache-memory-bytes": Foreign(_ONE_POOL, "--memory"),
+    "--mem-fraction-static": Foreign(_ONE_POOL, "--memory"),
+    "--num-gpu-blocks-override": Foreign(_ONE_POOL, "--memory"),
+    "--swap-space": Foreign("sequences that must wait are computed again, never swapped", "--memory"),
+    "--cpu-offload-gb": Foreign(_CPU_ONLY, "--memory"),
+    "--kv-offloading-size": Foreign("KV stays in one memory tier", "--memory"),
+    "--block-size": Foreign(_FRAMES, _LEAVE_OUT),
+    "--page-size": Foreign(_FRAMES, _LEAVE_OUT),
+    "--kv-cache-dtype": Foreign("KV is kept in the dtype of the model", "--dtype"),
+    "--cache-type-k": Foreign("KV is kept in the dtype of the model", "--dtype"),
+    "--cache-type-v": Foreign("KV is kept in the dtype of the model", "--dtype"),
+    "--mlock": Foreign("weights are read into memory at start", _LEAVE_OUT),
+    "--no-mmap": Foreign("weights are read into memory at start", _LEAVE_OUT),
+    # states
+    "--mamba-cache-mode": Foreign("each running sequence has one state slot, whatever the pages", _LEAVE_OUT),
+    "--mamba-block-size": Foreign(_FRAMES, _LEAVE_OUT),
+    "--mamba-cache-dtype": Foreign("accumulators are always float32", "--dtype"),
+    "--mamba-ssm-cache-dtype": Foreign("accumulators are always float32", "--dtype"),
+    "--mamba-ssm-dtype": Foreign("accumulators are always float32", "--dtype"),
+    "--mamba-backend": Foreign("there is one CPU kernel for each op", _LEAVE_OUT),
+    "--gdn-prefill-backend": Foreign("there is one CPU kernel for each op", _LEAVE_OUT),
+    # prefix cache
+    "--enable-prefix-caching": Foreign(_NO_CACHE_YET, _LEAVE_OUT),
+    "--no-enable-prefix-caching": Foreign(_NO_CACHE_YET, _LEAVE_OUT),
+    "--disable-radix-cache": Foreign(_NO_CACHE_YET, _LEAVE_OUT),
+    "--prefix-caching-hash-algo": Foreign(_NO_CACHE_YET, _LEAVE_OUT),
+    "--enable-prompt-tokens-details": Foreign("cached_tokens is in the usage of every answer", _LEAVE_OUT),
+    # schedule
+    "--enable-chunked-prefill": Foreign("prefill is always chunked", "--max-num-batched-tokens"),
+    "--no-enable-chunked-prefill": Foreign("prefill is always chunked", "--max-num-batched-tokens"),
+    "--chunked-prefill-size": Foreign(_BUDGET, "--max-num-batched-tokens"),
+    "--long-prefill-token-threshold": Foreign(_BUDGET, "--max-num-batched-tokens"),
+    "--max-num-partial-prefills": Foreign(_BUDGET, "--max-num-batched-tokens"),
+    "--max-prefill-tokens": Foreign(_BUDGET, "--max-num-batched-tokens"),
+    "--batch-size": Foreign(_BUDGET, "--max-num-batched-tokens"),
+    "--ubatch-size": Foreign(_BUDGET, "--max-num-batched-tokens"),
+    "--max-running-requests": Foreign("it has another name", "--max-num-seqs"),
+    "--parallel": Foreign("it has another name", "--max-num-seqs"),
+    "-np": Foreign("it has another name", "--max-num-seqs"),
+    "--max-num-queued-reqs": Foreign("it has another name", "--max-queued-requests"),
+    "--max-queued-reqs": Foreign("it has another name", "--max-queued-requests"),
+    "--scheduling-policy": Foreign("requests run by priority, then first come first served",
+                                   "send `priority` in the request"),
+    "--schedule-policy": Foreign("requests run by priority, then first come first served",
+                                 "send `priority` in the request"),
+    "--schedule-conservativeness": Foreign("a prompt is admitted when all of it fits", "--memory"),
+    "--async-scheduling": Foreign("planning a step takes far less time than computing it", _LEAVE_OUT),
+    # length
+    "--context-length": Foreign("it has another name", "--max-model-len"),
+    "--ctx-size": Foreign("it has another name", "--max-model-len"),
+    "-c": Foreign("it has another name", "--max-model-len"),
+    "--max-seq-len": Foreign("it has another name", "--max-model-len"),
+    # devices
+    "--tensor-parallel-size": Foreign(_ONE_DEVICE, "--threads"),
+    "-tp": Foreign(_ONE_DEVICE, "--threads"),
+    "--tp-size": Foreign(_ONE_DEVICE, "--threads"),
+    "--tp": Foreign(_ONE_DEVICE, "--threads"),
+    "--pipeline-parallel-size": Foreign(_ONE_DEVICE, "--threads"),
+    "-pp": Foreign(_ONE_DEVICE, "--threads"),
+    "--data-parallel-size": Foreign(_ONE_DEVICE, "start one server per port, each with --threads"),
+    "-dp": Foreign(_ONE_DEVICE, "start one server per port, each with --threads"),
+    "--enable-expert-parallel": Foreign(_ONE_DEVICE, "--threads"),
+    "--distributed-executor-backend": Foreign(_ONE_DEVICE, _LEAVE_OUT),
+    "--n-gpu-layers": Foreign(_CPU_ONLY, "--device"),
+    "-ngl": Foreign(_CPU_ONLY, "--device"),
+    "--attention-backend": Foreign("there is one CPU kernel for each op", _LEAVE_OUT),
+    "--flash-attn": Foreign("there is one CPU kernel for each op", _LEAVE_OUT),
+    "-fa": Foreign("there is one CPU kernel for each op", _LEAVE_OUT),
+    "--enforce-eager": Foreign(_EAGER, _LEAVE_OUT),
+    "--compilation-config": Foreign(_EAGER, _LEAVE_OUT),
+    "-O": Foreign(_EAGER, _LEAVE_OUT),
+    "--cuda-graph-max-bs": Foreign(_EAGER, _LEAVE_OUT),
+    "--disable-cuda-graph": Foreign(_EAGER, _LEAVE_OUT),
+    "-t": Foreign("it has another name", "--threads"),
+    # model
+    "--model-path": Foreign("it has another name", "--model"),
+    "-m": Foreign("it has another name", "--model"),
+    "-hf": Foreign("it has another name", "--model"),
+    "--hf-repo": Foreign("it has another name", "--model"),
+    "--tokenizer": Foreign(_FROM_CHECKPOINT, "put tokenizer.json beside config.json"),
+    "--tokenizer-mode": Foreign(_FROM_CHECKPOINT, _LEAVE_OUT),
+    "--hf-overrides": Foreign(_FROM_CHECKPOINT, "edit config.json in the checkpoint"),
+    "--generation-config": Foreign("generation_config.json of the checkpoint gives the sampling defaults",
+                                   "send the sampling fields in the request"),
+    "--trust-remote-code": Foreign(_OWN_CODE, _LEAVE_OUT),
+    "--load-format": Foreign("weights are read from safetensors files", "--model"),
+    "--quantization": Foreign(_ONE_MODEL, "--dtype"),
+    "-q": Foreign(_ONE_MODEL, "--dtype"),
+    "--download-dir": Foreign("the hub cache is used", "set the variable HF_HOME"),
+    "--enable-lora": Foreign(_ONE_MODEL, "merge the adapter into the checkpoint"),
+    "--lora-modules": Foreign(_ONE_MODEL, "merge the adapter into the checkpoint"),
+    "--mm-processor-kwargs": Foreign("text is served, images are not", _LEAVE_OUT),
+    "--limit-mm-per-prompt": Foreign("text is served, images are not", _LEAVE_OUT),
+    "--override-generation-config": Foreign("sampling defaults come from generation_config.json",
+                                            "send the sampling fields in the request"),
+    # speculation, structure, tools
+    "--speculative-config": Foreign(_NO_SPECULATION, _LEAVE_OUT),
+    "--spec-method": Foreign(_NO_SPECULATION, _LEAVE_OUT),
+    "--speculative-algorithm": Foreign(_NO_SPECULATION, _LEAVE_OUT),
+    "--draft-model": Foreign(_NO_SPECULATION, _LEAVE_OUT),
+    "--enable-auto-tool-choice": Foreign("answers are text; tool calls are not parsed yet", _LEAVE_OUT),
+    "--tool-call-parser": Foreign("answers are text; tool calls are not parsed yet", _LEAVE_OUT),
+    "--reasoning-parser": Foreign("answers are text; reasoning is not split off yet", _LEAVE_OUT),
+    "--structured-outputs-config": Foreign("constrained decoding is not there yet", _LEAVE_OUT),
+    "--guided-decoding-backend": Foreign("constrained decoding is not there yet", _LEAVE_OUT),
+    "--jinja": Foreign("chat templates are always rendered", _LEAVE_OUT),
+    # server
+    "--allowed-origins": Foreign("other web origins are not let in yet", _LEAVE_OUT),
+    "--root-path": Foreign("the API is served at /", "strip the prefix in the proxy"),
+    "--ssl-keyfile": Foreign("weft speaks plain HTTP", "put a TLS proxy in front of --port"),
+    "--ssl-certfile": Foreign("weft speaks plain HTTP", "put a TLS proxy in front of --port"),
+    "--enable-request-id-headers": Foreign("every answer has X-Request-Id", _LEAVE_OUT),
+    "--enable-log-requests": Foreign("the log level info has one line per request", "--log-level"),
+    "--disable-log-requests": Foreign("the log level info has one line per request", "--log-level"),
+    "--no-enable-log-requests": Foreign("the log level info has one line per request", "--log-level"),
+    "--uvicorn-log-level": Foreign("there is one log", "--log-level"),
+    "--sse-keep-alive-interval": Foreign("it has another name", "--sse-keep-alive"),
+    "--disable-log-stats": Foreign("/metrics costs nothing until it is read", _LEAVE_OUT),
+    "--otlp-traces-endpoint": Foreign("no traces are exported", "watch /metrics"),
+    "--enable-sleep-mode": Foreign("weights stay loaded", "stop the server; it starts in seconds"),
+    "--api-server-count": Foreign("one HTTP process feeds one engine process", _LEAVE_OUT),
+    "--n-predict": Foreign("it belongs to a request", "send `max_tokens` in the request"),
+}
+
+FOREIGN_VERBS: dict[str, str] = {
+    "run": "type `weft chat MODEL`, or `weft serve MODEL` for the API",
+    "launch": "type `weft serve MODEL`",
+    "launch_server": "type `weft serve MODEL`",
+    "start": "type `weft serve MODEL`",
+    "complete": "type `weft generate PROMPT`",
+    "pull": "`weft serve NAME` downloads a hub model on its first start",
+    "download": "`weft serve NAME` downloads a hub model on its first start",
+    "ps": "ask the server: curl http://127.0.0.1:8000/v1/models",
+    "list": "ask the server: curl http://127.0.0.1:8000/v1/models",
+    "models": "ask the server: curl http://127.0.0.1:8000/v1/models",
+    "bench": "type `make bench` in a checkout: it compares with transformers on your machine",
+    "collect-env": "type `weft doctor --json`",
+    "env": "type `weft doctor`",
+}
+
+
+def foreign_flag(typed: str) -> Foreign | None:
+    """The row for a flag as typed (``--gpu_memory_utilization`` counts too), or None."""
+    name = "--" + typed[2:].replace("_", "-") if typed.startswith("--") else typed
+    return FOREIGN_FLAGS.get(name)
+
+
+def foreign_sentence(typed: str, foreign: Foreign) -> str:
+    return f"{typed} is not supported here, because {foreign.because}; nearest: {foreign.nearest}"

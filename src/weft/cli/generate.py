@@ -1,0 +1,55 @@
+"""``weft generate``: one prompt in, its text out as it is made; no server in between.
+
+Only the answer goes to stdout, so that it can be piped on; what happens meanwhile goes to stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from weft.cli.flags import FlagCommand, build
+from weft.cli.sampling import given_sampling, sampling_parameters
+from weft.config import EngineConfig
+from weft.errors import RequestError
+
+
+@click.command("generate", cls=FlagCommand, configs=(EngineConfig,), positional=False, params=[
+    click.Argument(["prompt"], required=False),
+    click.Option(["--chat"], is_flag=True, help="Ask PROMPT through the model's chat template."),
+    *sampling_parameters(),
+])
+def command(prompt: str | None, chat: bool, **values: Any) -> None:
+    """Complete PROMPT and stream the text.
+
+    Without PROMPT, or with "-", the prompt is read from stdin: `cat story.txt | weft generate`.
+    """
+    text = read_prompt(prompt)
+    from weft.api import Engine
+    from weft.cli.waiting import waiting
+
+    fields = given_sampling(values)
+    with waiting("loading") as status:
+        engine = Engine(**asdict(build(EngineConfig, values)), on_progress=status.say)
+    with engine:
+        stream = (engine.stream_chat([{"role": "user", "content": text}], **fields) if chat
+                  else engine.stream(text, **fields))
+        for piece in stream:
+            click.echo(piece.text, nl=False)
+    click.echo()
+
+
+def read_prompt(argument: str | None) -> str:
+    """The prompt from the argument, or from a pipe. Raises RequestError where there is neither."""
+    if argument is not None and argument != "-":
+        return argument
+    if argument is None and sys.stdin.isatty():
+        raise RequestError('there is no prompt: type weft generate "Once upon a time", or pipe one in',
+                           param="prompt")
+    text = sys.stdin.read()
+    if not text.strip():
+        raise RequestError("the prompt from stdin is empty", param="prompt")
+    return text

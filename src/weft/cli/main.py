@@ -1,0 +1,127 @@
+"""The ``weft`` command: which verbs there are, and how every failure looks.
+
+    main() -> Verbs (click group) -> one module per verb, imported only when that verb runs
+
+`weft --help` must feel instant, so this file imports click and nothing else: verbs are a table of
+(module, sentence), and even rich waits until something is drawn. Failures end here, in one line on
+stderr and never in a traceback:
+
+    UserError, a bad flag     exit code 2     the user can change it
+    other WeftError           exit code 1     the engine or the machine failed
+    Ctrl-C                    exit code 130
+    anything else             a bug: the traceback is wanted, so it is left alone
+
+Rejected: argparse (its errors cannot be caught one by one), typer (flags are made from dataclasses
+here, so its decorators would add nothing but its import time).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from weft.cli.foreign import FOREIGN_VERBS
+from weft.errors import UserError, WeftError
+
+VERBS: dict[str, tuple[str, str]] = {
+    "serve": ("weft.cli.serve", "Serve a model over an OpenAI-compatible HTTP API."),
+    "generate": ("weft.cli.generate", "Complete a prompt (argument or pipe) and stream the text."),
+    "chat": ("weft.cli.chat", "Talk to a model in the terminal, or to a running server with --url."),
+    "eval": ("weft.cli.evaluate", "Score a model: `weft eval recall`."),
+    "doctor": ("weft.cli.doctor", "Show what this machine has, and what would make it faster."),
+    "version": ("weft.cli.version", "Print the versions of weft, Python and torch."),
+}
+
+EXIT_FAILED = 1
+EXIT_USER = 2
+EXIT_INTERRUPTED = 130
+
+
+class Verbs(click.Group):
+    """A group whose commands are imported when they are asked for. Each module has ``command``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command = importlib.import_module(VERBS[cmd_name][0]).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        verb = args[0]
+        if not verb.startswith("-") and verb not in VERBS:
+            raise click.UsageError(unknown_verb(verb), ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, sentence) for verb, (_, sentence) in VERBS.items()])
+
+
+def unknown_verb(verb: str) -> str:
+    """One sentence for a verb that weft does not have: what to type instead."""
+    foreign = FOREIGN_VERBS.get(verb)
+    if foreign is not None:
+        return f"weft has no '{verb}': {foreign}"
+    near = difflib.get_close_matches(verb, VERBS, n=1, cutoff=0.5)
+    hint = f"did you mean `weft {near[0]}`?" if near else f"the commands are {', '.join(VERBS)}"
+    return f"weft has no command '{verb}'; {hint}"
+
+
+@click.group(
+    cls=Verbs,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="First steps: `weft serve`, then open another terminal and `weft chat --url http://127.0.0.1:8000`.",
+)
+@click.option("--version", is_flag=True, help="Print the version and exit.")
+@click.pass_context
+def cli(ctx: click.Context, version: bool) -> None:
+    """weft serves hybrid language models: attention and recurrent state in one exact memory."""
+    if version:
+        from weft.cli.version import weft_version
+
+        click.echo(f"weft {weft_version()}")
+    elif ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def say_error(message: str) -> None:
+    """One line on stderr, whatever the message was wrapped in; the server's start fails in the same words."""
+    click.secho("error: ", nl=False, err=True, fg="red", bold=True)
+    click.echo(" ".join(message.split()), err=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv`` (default: the process's) and return the exit code."""
+    try:
+        result = cli.main(args=None if argv is None else list(argv), prog_name="weft", standalone_mode=False)
+    except click.Abort:
+        return EXIT_INTERRUPTED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as error:  # `weft eval`
+        click.echo(error.format_message())
+        return 0
+    except click.ClickException as error:
+        say_error(error.format_message())
+        return EXIT_USER
+    except WeftError as error:
+        say_error(error.message)
+        return EXIT_USER if isinstance(error, UserError) else EXIT_FAILED
+    except BrokenPipeError:
+        # `weft generate | head`: the reader has what it wants. Point stdout elsewhere so that the
+        # interpreter's own flush at exit does not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return result if isinstance(result, int) else 0

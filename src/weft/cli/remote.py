@@ -1,0 +1,119 @@
+"""A client of any OpenAI-compatible server, as small as the terminal needs: models, and a streamed chat.
+
+``weft chat`` uses it for its own server and for others alike, so there is one way to talk and stopping an
+answer is always the same thing: closing the stream. Rejected: the ``openai`` package, a dependency ten
+times this size for two requests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from weft.errors import ConfigError, EngineUnavailableError, UserError, WeftError
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a streamed answer. ``usage`` comes with the last one, where the server sends it."""
+
+    text: str = ""
+    finish_reason: str | None = None
+    usage: dict[str, Any] = field(default_factory=dict)
+
+
+class RemoteModel:
+    """One model on one server. ``url`` may end in /v1 or not. Raises ConfigError where nothing answers."""
+
+    def __init__(self, url: str, *, model: str | None = None, api_key: str | None = None,
+                 transport: httpx.BaseTransport | None = None) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        # An answer may take as long as it takes; only connecting has a limit.
+        self._http = httpx.Client(base_url=self.url, headers=headers, transport=transport,
+                                  timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S))
+        self._model = model
+
+    def close(self) -> None:
+        self._http.close()
+
+    @property
+    def model(self) -> str:
+        """The name to ask for: the one given, or the first that the server lists."""
+        if self._model is None:
+            names = self.models()
+            if not names:
+                raise ConfigError(f"{self.url} lists no model; name one: weft chat MODEL --url {self.url}")
+            self._model = names[0]
+        return self._model
+
+    def models(self) -> list[str]:
+        try:
+            response = self._http.get("/v1/models")
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise self._unreachable(error) from None
+        _raise_for(response)
+        return [row["id"] for row in response.json()["data"]]
+
+    def stream_chat(self, messages: list[dict[str, str]], fields: dict[str, Any]) -> Iterator[Piece]:
+        """Pieces of the answer to ``messages`` as they arrive. Closing the iterator cancels the request.
+
+        Raises UserError with the server's own sentence where it refuses, EngineUnavailableError where the
+        stream breaks off.
+        """
+        body = {"model": self.model, "messages": messages, "stream": True,
+                "stream_options": {"include_usage": True}, **fields}
+        try:
+            with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+                if response.is_error:
+                    response.read()
+                    _raise_for(response)
+                yield from _pieces(response.iter_lines())
+        except httpx.ConnectError as error:
+            raise self._unreachable(error) from None
+        except httpx.TransportError as error:
+            raise EngineUnavailableError(f"{self.url} broke off the answer: {error}") from None
+
+    def _unreachable(self, error: Exception) -> ConfigError:
+        return ConfigError(f"nothing answers at {self.url} ({error}); start a server with `weft serve`, or "
+                           "name another with --url", param="--url")
+
+
+def _pieces(lines: Iterator[str]) -> Iterator[Piece]:
+    for line in lines:
+        if not line.startswith("data:"):  # blank lines between events, comments that keep the line open
+            continue
+        data = line[len("data:"):].strip()
+        if data == "[DONE]":
+            return
+        chunk = json.loads(data)
+        if "error" in chunk:
+            raise WeftError(_sentence(chunk, "the server ended the answer with an error"))
+        choices = chunk.get("choices") or [{}]
+        delta = choices[0].get("delta") or {}
+        yield Piece(delta.get("content") or "", choices[0].get("finish_reason"), chunk.get("usage") or {})
+
+
+def _raise_for(response: httpx.Response) -> None:
+    if response.is_success:
+        return
+    try:
+        body = response.json()
+    except ValueError:
+        body = {}
+    sentence = _sentence(body, f"{response.request.url} answered {response.status_code}")
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        sentence += "; give the key with --api-key or WEFT_API_KEY"
+    raise (UserError if response.is_client_error else WeftError)(sentence)
+
+
+def _sentence(body: Any, otherwise: str) -> str:
+    error = body.get("error") if isinstance(body, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    return message if isinstance(message, str) and message else otherwise

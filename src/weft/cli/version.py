@@ -1,0 +1,29 @@
+"""``weft version``: read from installed metadata, so that nothing heavy is imported to say it."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+import click
+
+from weft.cli.flags import FlagCommand
+
+
+def weft_version() -> str:
+    return installed_version("weft") or "unknown (not installed)"
+
+
+def installed_version(package: str) -> str | None:
+    """Version of an installed package without importing it; None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@click.command("version", cls=FlagCommand)
+def command() -> None:
+    """Print the versions of weft, Python and torch."""
+    torch_version = installed_version("torch") or "not installed"
+    click.echo(f"weft {weft_version()} (Python {platform.python_version()}, torch {torch_version})")

@@ -1,0 +1,243 @@
+"""The checkers: functions from text to complaints, so that each can be run on a bad snippet too.
+
+Nothing here imports weft. A complaint is one sentence that names the file and what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SRC = ROOT / "src"
+
+BASE = {"errors", "units", "spec", "config", "request", "architecture", "config_keys", "families", "info"}
+PURE = {"base", "memory", "schedule", "engine", "sim", "text"}
+"""Groups that never import torch, not even through something else."""
+EDGES = {"server", "cli", "eval", "embedded"}
+"""Groups that no group but an edge may import."""
+
+BELOW_EDGES = {"base", "memory", "schedule", "engine", "sim", "tensor", "models", "runner", "assemble", "api",
+               "text"}
+ARROWS: dict[str, set[str]] = {
+    "base": {"base"},
+    "memory": {"base"},
+    "schedule": {"base", "memory"},
+    "engine": {"base", "memory", "schedule"},
+    "sim": {"base", "memory", "schedule", "engine"},
+    "text": {"base"},
+    "tensor": {"base"},
+    "models": {"base", "tensor"},
+    "runner": {"base", "tensor", "models"},
+    "assemble": {"base", "memory", "schedule", "engine", "tensor", "models", "runner", "text"},
+    "api": {"base", "memory", "schedule", "engine", "tensor", "models", "runner", "assemble", "text"},
+    "weft": {"base", "api"},
+    "eval": {"base", "text"},
+    "embedded": {"base"},
+    "server": BELOW_EDGES | {"server"},
+    "cli": BELOW_EDGES | EDGES,
+    "__main__": {"cli"},
+}
+"""Group -> groups it may import besides itself."""
+
+EXTRA_MODULES: dict[str, set[str]] = {
+    "runner": {"weft.schedule.plan", "weft.engine.executor", "weft.memory.plan"},
+}
+"""Single modules a group may see of groups that are otherwise closed to it: plain values and Protocols."""
+
+IMPURE_MODULES = {"time", "random", "os", "socket", "secrets", "subprocess", "threading", "pathlib", "io"}
+"""Clock, randomness, environment and I/O: passed into these groups, never imported by them."""
+CLOCKLESS = {"memory", "schedule", "engine"}
+
+FILE_LINES_MAX = 420
+FUNCTION_LINES_MAX = 80
+FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
+FORBIDDEN_WORDS = ("TO" "DO", "FIX" "ME", "NotImplemented" "Error", "pytest." "skip", "mark." "skip",
+                   "x" "fail")
+
+_MACHINE_PATH = re.compile(r"(?<![\w.$~}-])/(?:home/[a-z_][\w.-]*|root|Users/[A-Za-z][\w.-]*|work|tmp/w)/")
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A Python file by its place: ``path`` is relative to the repository."""
+
+    path: str
+    text: str
+
+    @property
+    def module(self) -> str:
+        """src/weft/memory/arena.py -> weft.memory.arena; a package's __init__ is the package."""
+        parts = list(Path(self.path).with_suffix("").parts)
+        parts = parts[1:] if parts[0] == "src" else parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def weft_sources() -> list[Source]:
+    return [Source(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
+            for path in sorted((SRC / "weft").rglob("*.py"))]
+
+
+def tracked_files() -> list[Path]:
+    """Files of the repository: what git tracks or would track. Without git, everything that is not made."""
+    listing = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
+                             capture_output=True, text=True, check=False)
+    if listing.returncode == 0:
+        paths = [ROOT / line for line in listing.stdout.splitlines()]
+    else:
+        made = {".venv", ".git", "__pycache__", "build", "dist"}
+        paths = [path for path in ROOT.rglob("*") if not made.intersection(path.relative_to(ROOT).parts)]
+    return [path for path in paths if path.is_file()]
+
+
+def imported_modules(source: Source) -> Iterator[tuple[int, str]]:
+    """(line, dotted module) of every import anywhere in a file, lazy ones too; relative ones resolved."""
+    package = source.module.split(".")
+    if not source.path.endswith("__init__.py"):
+        package = package[:-1]
+    for node in ast.walk(ast.parse(source.text)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            if module == "weft" or node.module is None:
+                for alias in node.names:  # `from weft import memory` may name a module
+                    yield node.lineno, f"{module}.{alias.name}"
+            else:
+                yield node.lineno, module
+
+
+def group_of(module: str) -> str:
+    """weft.memory.arena -> memory; weft.units -> base; weft -> weft. Unknown groups are their own name."""
+    parts = module.split(".")
+    if len(parts) == 1:
+        return "weft"
+    return "base" if parts[1] in BASE else parts[1]
+
+
+def arrow_complaints(sources: Iterable[Source]) -> list[str]:
+    """Imports between groups that ARROWS does not allow, and groups that it does not know."""
+    complaints = []
+    for source in sources:
+        group = group_of(source.module)
+        if group not in ARROWS:
+            complaints.append(f"{source.path}: {group} has no row in the table of arrows")
+            continue
+        for line, module in imported_modules(source):
+            if module.split(".")[0] != "weft":
+                continue
+            target = group_of(module)
+            if target in {"weft", *_EXPORTED} or target == group or target in ARROWS[group]:
+                continue
+            if module in EXTRA_MODULES.get(group, set()):
+                continue
+            complaints.append(f"{source.path}:{line}: {group} imports {module}")
+    return complaints
+
+
+_EXPORTED = {"Engine", "SamplingParams", "__version__"}
+"""Names that ``from weft import X`` may mean; they are no groups."""
+
+
+def purity_complaints(sources: Iterable[Source]) -> list[str]:
+    """torch (or transformers) in the pure half, clocks and I/O in its core, probing with hasattr."""
+    complaints = []
+    for source in sources:
+        group = group_of(source.module)
+        for line, module in imported_modules(source):
+            top = module.split(".")[0]
+            if group in PURE and top in {"torch", "transformers"}:
+                complaints.append(f"{source.path}:{line}: the pure half imports {top}")
+            if group in CLOCKLESS and top in IMPURE_MODULES:
+                complaints.append(f"{source.path}:{line}: {group} imports {top}; it must be passed in")
+        if group in PURE:
+            complaints += [f"{source.path}:{node.lineno}: hasattr in the pure half"
+                           for node in ast.walk(ast.parse(source.text))
+                           if isinstance(node, ast.Name) and node.id == "hasattr"]
+    return complaints
+
+
+def size_complaints(sources: Iterable[Source]) -> list[str]:
+    complaints = []
+    for source in sources:
+        lines = source.text.count("\n")
+        if lines > FILE_LINES_MAX:
+            complaints.append(f"{source.path}: {lines} lines")
+        for node in ast.walk(ast.parse(source.text)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno is not None:
+                length = node.end_lineno - node.lineno + 1
+                if length > FUNCTION_LINES_MAX:
+                    complaints.append(f"{source.path}:{node.lineno}: {node.name} has {length} lines")
+    return complaints
+
+
+def name_complaints(paths: Iterable[str]) -> list[str]:
+    """Files and folders named for what they are not: a drawer instead of a mechanism."""
+    return [f"{path}: named {part}" for path in paths for part in Path(path).with_suffix("").parts
+            if part.strip("_").lower() in FORBIDDEN_NAMES]
+
+
+def word_complaints(sources: Iterable[Source]) -> list[str]:
+    """Work left for later, and tests that do not run."""
+    return [f"{source.path}:{number}: {word}" for source in sources
+            for number, line in enumerate(source.text.splitlines(), 1)
+            for word in FORBIDDEN_WORDS if word in line]
+
+
+def machine_path_complaints(path: str, text: str) -> list[str]:
+    """Absolute paths that exist on one person's machine only."""
+    return [f"{path}:{number}: {match.group(0)}" for number, line in enumerate(text.splitlines(), 1)
+            for match in _MACHINE_PATH.finditer(line)]
+
+
+def links_of(markdown: str) -> list[str]:
+    """Targets of the links of a page, code blocks left out."""
+    prose = re.sub(r"```.*?```", "", markdown, flags=re.DOTALL)
+    return [match.group(1) for match in _LINK.finditer(re.sub(r"`[^`]*`", "", prose))]
+
+
+def anchors_of(markdown: str) -> set[str]:
+    """The anchors that headings get: lower case, spaces to dashes, punctuation dropped."""
+    prose = re.sub(r"```.*?```", "", markdown, flags=re.DOTALL)
+    titles = re.findall(r"^#{1,6}\s+(.*?)\s*$", prose, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def link_complaints(page: Path, text: str, root: Path = ROOT) -> list[str]:
+    """Relative links of ``page`` that lead nowhere, to a missing heading, or out of the repository."""
+    complaints = []
+    for target in links_of(text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file_part, _, anchor = target.partition("#")
+        goal = (page.parent / file_part).resolve() if file_part else page
+        where = page.relative_to(root)
+        if not goal.is_relative_to(root) or not goal.exists():
+            complaints.append(f"{where}: the link {target} leads nowhere")
+        elif anchor and goal.suffix == ".md":
+            body = text if goal == page else goal.read_text(encoding="utf-8")
+            if anchor not in anchors_of(body):
+                complaints.append(f"{where}: {target} names no heading of {goal.relative_to(root)}")
+    return complaints
+
+
+def unreachable_pages(start: Path, pages: Iterable[Path]) -> list[Path]:
+    """Pages that following links from ``start`` never comes to."""
+    seen: set[Path] = set()
+    to_read = [start.resolve()]
+    while to_read:
+        page = to_read.pop()
+        if page in seen or page.suffix != ".md" or not page.exists():
+            continue
+        seen.add(page)
+        links = links_of(page.read_text(encoding="utf-8"))
+        inside = [link for link in links if not re.match(r"[a-z]+:", link)]
+        to_read += [(page.parent / link.partition("#")[0]).resolve() for link in inside]
+    return [page for page in pages if page.resolve() not in seen]

@@ -1,0 +1,172 @@
+"""The conversation, driven without a terminal; and the client under it, without a server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator
+from typing import Any
+
+import httpx
+import pytest
+
+from weft.cli.chat import Conversation, talk
+from weft.cli.main import main
+from weft.cli.remote import Piece, RemoteModel
+from weft.errors import ConfigError, EngineUnavailableError, UserError, WeftError
+
+Answer = Callable[[list[dict[str, str]]], Generator[Piece, None, None]]
+
+
+class FakeModel:
+    """Answers by a function of the messages, and remembers what it was asked."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.asked: list[list[dict[str, str]]] = []
+
+    def stream_chat(
+        self, messages: list[dict[str, str]], fields: dict[str, Any]
+    ) -> Generator[Piece, None, None]:
+        self.asked.append(messages)
+        return self.answer(messages)
+
+
+def _counting(messages: list[dict[str, str]]) -> Generator[Piece, None, None]:
+    yield Piece("you said ")
+    yield Piece(f"{sum(m['role'] == 'user' for m in messages)} things")
+    yield Piece(finish_reason="stop")
+    yield Piece(usage={"prompt_tokens": 2048, "completion_tokens": 4,
+                       "prompt_tokens_details": {"cached_tokens": 1920}})
+
+
+def _chat(*lines: str, answer: Answer = _counting, system: str | None = None) -> tuple[FakeModel, str]:
+    """(the model, everything written) after typing ``lines``; a KeyboardInterrupt line is a Ctrl-C."""
+    model, written, left = FakeModel(answer), [], list(lines)
+
+    def read(prompt: str) -> str:
+        if not left:
+            raise EOFError
+        line = left.pop(0)
+        if line == "^C":
+            raise KeyboardInterrupt
+        return line
+
+    talk(model, Conversation(system), {}, read=read, write=written.append)
+    return model, "".join(written)
+
+
+def test_each_turn_brings_the_whole_conversation() -> None:
+    model, written = _chat("one", "two", system="Be brief.")
+    assert [m["role"] for m in model.asked[1]] == ["system", "user", "assistant", "user"]
+    assert model.asked[1][2]["content"] == "you said 1 things"
+    assert "you said 2 things" in written
+
+
+def test_what_the_answer_cost_and_what_the_cache_saved_is_shown() -> None:
+    _, written = _chat("one")
+    assert "4 tokens, first after " in written
+    assert "1,920 of 2,048 prompt tokens from cache" in written
+
+
+def test_reset_forgets_and_exit_leaves() -> None:
+    model, _ = _chat("one", "/reset", "two", "/exit", "three", system="Be brief.")
+    assert len(model.asked) == 2
+    assert [m["content"] for m in model.asked[1]] == ["Be brief.", "two"]
+
+
+def test_an_unknown_command_is_not_sent_to_the_model() -> None:
+    model, written = _chat("/rest", "/help")
+    assert model.asked == []
+    assert "there is no /rest; the commands are:" in written
+    assert written.count("/reset  forget") == 2
+
+
+def test_quotes_hold_a_message_of_several_lines_and_blank_lines_are_no_message() -> None:
+    model, _ = _chat("", "   ", '"""a: 1', "", 'b: 2"""', '"""', "c", '"""')
+    assert [asked[-1]["content"] for asked in model.asked] == ["a: 1\n\nb: 2", "c"]
+
+
+def test_ctrl_c_in_an_answer_keeps_what_was_said_and_at_the_prompt_keeps_the_chat() -> None:
+    def interrupted(messages: list[dict[str, str]]) -> Generator[Piece, None, None]:
+        yield Piece("so far")
+        if len(messages) == 1:
+            raise KeyboardInterrupt
+
+    model, written = _chat("one", "^C", "two", answer=interrupted)
+    assert ", stopped" in written
+    assert [m["content"] for m in model.asked[1]] == ["one", "so far", "two"]
+
+
+def test_a_failed_turn_leaves_no_trace_in_the_conversation() -> None:
+    def failing(messages: list[dict[str, str]]) -> Generator[Piece, None, None]:
+        if messages[-1]["content"] == "too long":
+            raise UserError("5000 tokens are more than 4096")
+        yield from _counting(messages)
+
+    model, written = _chat("one", "too long", "two", answer=failing)
+    assert "error: 5000 tokens are more than 4096\n" in written
+    assert [m["content"] for m in model.asked[2]] == ["one", "you said 1 things", "two"]
+
+
+# ---------------------------------------------------------------- the client
+
+
+def _remote(answer: Callable[[httpx.Request], httpx.Response], **more: Any) -> RemoteModel:
+    return RemoteModel("http://somewhere:1/v1/", transport=httpx.MockTransport(answer), **more)
+
+
+def _events(*chunks: Any) -> httpx.Response:
+    lines = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
+    return httpx.Response(200, text=": hello\n\n" + lines + "data: [DONE]\n\n")
+
+
+def test_a_stream_becomes_pieces_and_the_first_listed_model_is_asked() -> None:
+    seen: list[Any] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "first"}, {"id": "second"}]})
+        assert request.url.path == "/v1/chat/completions"
+        seen.append((json.loads(request.content), request.headers.get("authorization")))
+        return _events({"choices": [{"delta": {"role": "assistant"}}]},
+                       {"choices": [{"delta": {"content": "hi"}}]},
+                       {"choices": [{"delta": {}, "finish_reason": "stop"}]},
+                       {"choices": [], "usage": {"completion_tokens": 1}})
+
+    remote = _remote(answer, api_key="secret")
+    pieces = list(remote.stream_chat([{"role": "user", "content": "x"}], {"top_k": 3}))
+    assert "".join(piece.text for piece in pieces) == "hi"
+    assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["stop"]
+    assert pieces[-1].usage == {"completion_tokens": 1}
+    body, key = seen[0]
+    assert (body["model"], body["top_k"], body["stream"], key) == ("first", 3, True, "Bearer secret")
+
+
+@pytest.mark.parametrize(("response", "kind", "sentence"), [
+    (httpx.Response(400, json={"error": {"message": "too long"}}), UserError, "too long"),
+    (httpx.Response(401, json={"error": {"message": "no key"}}), UserError, "no key; give the key"),
+    (httpx.Response(502, text="<html>"), WeftError, "answered 502"),
+    (_events({"error": {"message": "engine died"}}), WeftError, "engine died"),
+])
+def test_what_a_server_refuses_is_said_in_its_own_words(
+        response: httpx.Response, kind: type[WeftError], sentence: str) -> None:
+    with pytest.raises(kind, match=sentence):
+        list(_remote(lambda request: response, model="m").stream_chat([], {}))
+
+
+def test_a_server_that_is_not_there_is_told_from_one_that_breaks_off() -> None:
+    def absent(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    def broken(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadError("reset")
+
+    with pytest.raises(ConfigError, match="start a server with `weft serve`"):
+        list(_remote(absent, model="m").stream_chat([], {}))
+    with pytest.raises(EngineUnavailableError, match="broke off"):
+        list(_remote(broken, model="m").stream_chat([], {}))
+
+
+def test_engine_flags_with_a_url_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--url", "http://127.0.0.1:9", "--threads", "2", "--memory", "1GiB"]) == 2
+    assert "--memory, --threads cannot change the server" in capsys.readouterr().err

@@ -1,0 +1,104 @@
+"""The doctor's judgements, with facts of machines that are not here."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weft.cli.doctor import Finding, findings
+from weft.cli.machine import CPU_FLAGS, THREAD_VARIABLES, cpu_facts, machine_facts
+from weft.cli.main import main
+
+GOOD: dict[str, Any] = {
+    "system": {"os": "Linux", "python": "3.12.1", "executable": "python"},
+    "cpu": {"model": "A CPU", "cores": 8, "usable_cores": 8,
+            "features": {flag: flag in ("avx2", "avx512f", "avx512_bf16") for flag in CPU_FLAGS}},
+    "memory": {"total_bytes": 16 << 30, "available_bytes": 12 << 30, "container_limit_bytes": None,
+               "swap_bytes": 0},
+    "threads": dict.fromkeys(THREAD_VARIABLES),
+    "torch": {"version": "2.13.0", "path": "site-packages/torch", "threads": 8, "capability": "AVX512",
+              "mkldnn": True, "cuda_version": None, "gpus": []},
+    "hub": {"cache": "cache/hub", "cached_models": 2, "writable": True, "disk_free_bytes": 90 << 30,
+            "disk_total_bytes": 100 << 30, "endpoint": "https://example.com", "offline": False,
+            "reachable": True, "variables": {}},
+}
+
+
+def _judged(*changes: tuple[str, str, Any]) -> dict[str, Finding]:
+    facts = copy.deepcopy(GOOD)
+    for group, name, value in changes:
+        facts[group][name] = value
+    return {finding.about: finding for finding in findings(facts)}
+
+
+def test_a_good_machine_has_nothing_to_mend() -> None:
+    assert {finding.verdict for finding in _judged().values()} == {"good"}
+
+
+@pytest.mark.parametrize(("about", "change", "verdict", "words"), [
+    ("cores", ("cpu", "usable_cores", 2), "note", "quota"),
+    ("CPU features", ("cpu", "features", {flag: flag == "avx2" for flag in CPU_FLAGS}), "note", "float32"),
+    ("CPU features", ("cpu", "features", None), "note", ""),
+    ("CPU features", ("cpu", "features", dict.fromkeys(CPU_FLAGS, False)), "note", "low speed"),
+    ("RAM", ("memory", "available_bytes", 100 << 20), "note", "--memory"),
+    ("OMP policy", ("threads", "OMP_WAIT_POLICY", "active"), "note", "unset OMP_WAIT_POLICY"),
+    ("OMP policy", ("threads", "OMP_WAIT_POLICY", "PASSIVE"), "good", ""),
+    ("oneDNN", ("torch", "mkldnn", False), "note", "bfloat16"),
+    ("GPU", ("torch", "gpus", ["A GPU"]), "note", "CPU"),
+    ("hub cache", ("hub", "writable", False), "note", "HF_HOME"),
+    ("hub cache", ("hub", "disk_free_bytes", 1 << 20), "note", "HF_HOME"),
+    ("hub", ("hub", "reachable", False), "note", "embedded"),
+    ("hub", ("hub", "offline", True), "note", "cached"),
+    ("hub", ("hub", "reachable", None), "good", ""),
+])
+def test_what_differs_from_a_good_machine_is_said(
+        about: str, change: tuple[str, str, Any], verdict: str, words: str) -> None:
+    finding = _judged(change)[about]
+    assert finding.verdict == verdict
+    assert words in finding.advice
+
+
+def test_a_torch_that_cannot_be_imported_is_bad_and_named() -> None:
+    facts = copy.deepcopy(GOOD)
+    facts["torch"] = {"error": "torch is not installed"}
+    [bad] = [finding for finding in findings(facts) if finding.verdict == "bad"]
+    assert (bad.about, bad.fact) == ("torch", "torch is not installed")
+
+
+def test_an_unreadable_cpuinfo_is_unknown_not_absent(tmp_path: Path) -> None:
+    assert cpu_facts(tmp_path / "nothing")["features"] is None
+    arm = tmp_path / "cpuinfo"
+    arm.write_text("processor : 0\nFeatures : fp asimd bf16 i8mm\n")
+    features = cpu_facts(arm)["features"]
+    assert {name for name, there in features.items() if there} == {"asimd", "bf16", "i8mm"}
+
+
+def test_the_command_prints_the_same_facts_as_json_and_asks_no_hub_when_told_not_to(
+        capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = copy.deepcopy(GOOD)
+    asked: list[bool] = []
+
+    def here(*, ask_hub: bool) -> dict[str, Any]:
+        asked.append(ask_hub)
+        return facts
+
+    monkeypatch.setattr("weft.cli.machine.machine_facts", here)
+    assert main(["doctor", "--json", "--offline"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["torch"] == GOOD["torch"]
+    assert asked == [False]
+    facts["torch"] = {"error": "torch is not installed"}
+    assert main(["doctor"]) == 1
+    assert "torch is not installed" in capsys.readouterr().out
+
+
+def test_this_machine_can_be_described() -> None:
+    facts = machine_facts(ask_hub=False)
+    assert set(facts) == set(GOOD)
+    assert set(facts["torch"]) == set(GOOD["torch"])
+    assert facts["cpu"]["usable_cores"] >= 1
+    json.dumps(facts)

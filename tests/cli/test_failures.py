@@ -1,0 +1,108 @@
+"""Every failure is one line on stderr and an exit code; none is a traceback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from weft.cli.foreign import FOREIGN_VERBS
+from weft.cli.main import VERBS, main
+from weft.errors import ConfigError, EngineUnavailableError, WeftError
+
+Failing = Callable[[BaseException], None]
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
+    """Make `weft --version` raise something."""
+
+    def make(error: BaseException) -> None:
+        def fail() -> str:
+            raise error
+
+        monkeypatch.setattr("weft.cli.version.weft_version", fail)
+
+    return make
+
+
+@pytest.mark.parametrize(("error", "code"), [
+    (ConfigError("--port 1 is taken\n  by another"), 2),
+    (EngineUnavailableError("the engine is gone"), 1),
+    (WeftError("it broke"), 1),
+])
+def test_a_weft_error_is_one_line_and_its_exit_code(
+        failing: Failing, capsys: pytest.CaptureFixture[str], error: WeftError, code: int) -> None:
+    failing(error)
+    assert main(["--version"]) == code
+    captured = capsys.readouterr()
+    assert captured.err == "error: " + " ".join(error.message.split()) + "\n"
+    assert captured.out == ""
+
+
+def test_ctrl_c_is_130_and_silent(failing: Failing, capsys: pytest.CaptureFixture[str]) -> None:
+    failing(KeyboardInterrupt())
+    assert main(["--version"]) == 130
+    assert capsys.readouterr().err.strip() == ""
+
+
+def test_a_bug_keeps_its_traceback(failing: Failing) -> None:
+    failing(ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        main(["--version"])
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    line = f"{sys.executable} -m weft serve --help | head -c 1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    (["serv"], "error: weft has no command 'serv'; did you mean `weft serve`?\n"),
+    (["collect-env"], "error: weft has no 'collect-env': type `weft doctor --json`\n"),
+    (["serve", "--prot", "1"], "error: there is no flag --prot; did you mean --port?\n"),
+    (["serve", "--port", "http"], "error: Invalid value for '--port': 'http' is not a valid integer.\n"),
+    (["doctor", "--jsn"], "error: there is no flag --jsn; did you mean --json?\n"),
+])
+def test_a_wrong_command_line_is_answered_with_the_right_one(
+        capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == sentence
+
+
+def test_help_lists_every_verb_and_foreign_verbs_are_not_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n  {verb} " in shown for verb in VERBS)
+    assert not set(FOREIGN_VERBS) & set(VERBS)
+
+
+def test_a_group_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval"]) == 0
+    shown = capsys.readouterr()
+    assert "recall" in shown.out
+    assert shown.err == ""
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    assert main([verb, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"Usage: weft {verb}")
+
+
+def test_version_says_versions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("weft ")
+    assert "Python 3." in said
+    assert "torch 2." in said
+
+
+def test_generate_without_a_prompt_says_how_to_give_one(
+        capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    assert main(["generate"]) == 2
+    assert "there is no prompt" in capsys.readouterr().err

@@ -1,0 +1,166 @@
+"""Flag = config field = variable = key of the config file; and the right answer to a wrong flag."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+import pytest
+
+from weft.cli.flags import FlagCommand, arguments_of, build, given_flags
+from weft.cli.foreign import FOREIGN_FLAGS
+from weft.cli.serve import command as serve_command
+from weft.config import EngineConfig, flag_name
+from weft.server.config import ServerConfig
+
+CONFIGS = (EngineConfig, ServerConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One field of each kind that a config may have."""
+
+    model: str | None = field(default=None, metadata={"help": "A model.", "positional": True})
+    length: int | None = field(default=None, metadata={"help": "A length."})
+    share: float = field(default=0.5, metadata={"help": "A share."})
+    kind: Literal["auto", "cpu"] = field(default="auto", metadata={"help": "A kind."})
+    eager: bool = field(default=False, metadata={"help": "A switch."})
+    names: tuple[str, ...] = field(default=(), metadata={"help": "Names."})
+
+
+def parse(*arguments: str, config: type = Sample) -> Any:
+    """The config object that a command line gives."""
+    made: list[Any] = []
+
+    def keep(**values: Any) -> None:
+        made.append(build(config, values))
+
+    FlagCommand("sample", callback=keep, configs=(config,)).main(list(arguments), standalone_mode=False)
+    return made[0]
+
+
+def refusal(*arguments: str) -> str:
+    with pytest.raises(click.ClickException) as caught:
+        parse(*arguments)
+    return caught.value.format_message()
+
+
+def test_every_config_field_is_a_flag_of_serve_with_its_own_help() -> None:
+    flags = [param for param in serve_command.params if isinstance(param, click.Option)]
+    options = {opt: param for param in flags for opt in param.opts}
+    for config in CONFIGS:
+        for f in fields(config):
+            assert options[flag_name(f.name)].help == f.metadata["help"]
+
+
+def test_no_flag_given_gives_the_default_config() -> None:
+    for config in (Sample, *CONFIGS):
+        assert parse(config=config) == config()
+
+
+def test_values_of_every_kind_arrive_with_their_type() -> None:
+    made = parse("some/dir", "--length", "7", "--share=0.25", "--kind", "cpu", "--eager", "--names", "a",
+                 "--names", "b")
+    assert made == Sample("some/dir", 7, 0.25, "cpu", True, ("a", "b"))
+
+
+def test_variables_and_files_take_the_same_names_and_the_nearest_source_wins(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "weft.toml"
+    file.write_text('length = 1\nshare = 0.1\nkind = "cpu"\nnames = ["x", "y"]\nmodel = "from-file"\n')
+    assert parse("--config", str(file)) == Sample("from-file", 1, 0.1, "cpu", False, ("x", "y"))
+    monkeypatch.setenv("WEFT_LENGTH", "2")
+    monkeypatch.setenv("WEFT_EAGER", "true")
+    monkeypatch.setenv("WEFT_NAMES", "p,q r")
+    made = parse("--config", str(file), "--share", "0.3")
+    assert made == Sample("from-file", 2, 0.3, "cpu", True, ("p", "q r"))
+    assert parse("--config", str(file), "--length", "3", "typed").length == 3
+    monkeypatch.setenv("WEFT_CONFIG", str(file))
+    assert parse().kind == "cpu"
+
+
+def test_dashes_in_a_file_are_as_good_as_underscores(tmp_path: Path) -> None:
+    file = tmp_path / "weft.toml"
+    file.write_text("max-model-len = 99\nmax_num_seqs = 3\n")
+    made = parse("--config", str(file), config=EngineConfig)
+    assert (made.max_model_len, made.max_num_seqs) == (99, 3)
+
+
+def test_the_model_may_be_an_argument_or_a_flag_but_not_two_models() -> None:
+    assert parse("a").model == parse("--model", "a").model == parse("a", "--model", "a").model == "a"
+    assert refusal("a", "--model", "b") == "two values for model: a and --model b"
+
+
+def test_a_bad_value_says_which_source_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "weft.toml"
+    file.write_text('length = "long"\n')
+    assert "--length" in refusal("--length", "long")
+    assert "--config file" in refusal("--config", str(file))
+    monkeypatch.setenv("WEFT_LENGTH", "long")
+    assert "environment variable WEFT_LENGTH" in refusal()
+
+
+@pytest.mark.parametrize(("text", "sentence"), [
+    ("lenght = 1\n", "did you mean --length?"),
+    ("gpu_memory_utilization = 0.9\n", "nearest: --memory"),
+    ("length = \n", "is not TOML"),
+])
+def test_a_config_file_that_cannot_be_used_says_why(tmp_path: Path, text: str, sentence: str) -> None:
+    file = tmp_path / "weft.toml"
+    file.write_text(text)
+    message = refusal("--config", str(file))
+    assert sentence in message
+    assert str(file) in message
+
+
+def test_a_config_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    assert str(tmp_path / "none.toml") in refusal("--config", str(tmp_path / "none.toml"))
+
+
+def test_the_arguments_of_a_config_give_that_config_again() -> None:
+    for config in (Sample(), Sample("m", 3, 0.75, "cpu", True, ("a b", "c,d")),
+                   EngineConfig(memory="1GiB", seed=-4),
+                   ServerConfig(api_key=("k",), exit_on_engine_death=True, port=0)):
+        assert parse(*arguments_of(config), config=type(config)) == config
+
+
+def test_given_flags_are_those_set_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_SHARE", "0.5")  # the default, but set by hand
+    seen: dict[str, Any] = {}
+
+    def keep(**values: Any) -> None:
+        seen.update(given_flags(click.get_current_context(), Sample))
+
+    FlagCommand("sample", callback=keep, configs=(Sample,)).main(["--length", "1"], standalone_mode=False)
+    assert seen == {"length": 1, "share": 0.5}
+
+
+def test_a_typo_suggests_the_nearest_flag() -> None:
+    assert refusal("--lenght", "4") == "there is no flag --lenght; did you mean --length?"
+    assert refusal("--zzzzzz") == "there is no flag --zzzzzz; `sample --help` lists the flags"
+
+
+def _serve_refusal(*arguments: str) -> str:
+    with pytest.raises(click.UsageError) as caught:
+        serve_command.make_context("serve", list(arguments))
+    return caught.value.format_message()
+
+
+@pytest.mark.parametrize("flag", FOREIGN_FLAGS)
+def test_a_flag_of_another_engine_says_why_not_and_what_instead(flag: str) -> None:
+    row = FOREIGN_FLAGS[flag]
+    expected = f"{flag} is not supported here, because {row.because}; nearest: {row.nearest}"
+    assert _serve_refusal("some/model", flag, "2") == expected
+    if flag.startswith("--"):
+        assert _serve_refusal(flag + "=2") == expected
+        typed = "--" + flag[2:].replace("-", "_")
+        assert _serve_refusal(typed) == expected.replace(flag, typed, 1)
+
+
+def test_the_nearest_flags_are_flags_of_serve_and_none_of_ours_is_called_foreign() -> None:
+    assert isinstance(serve_command, FlagCommand)
+    own = set(serve_command.flag_names)
+    assert {row.nearest for row in FOREIGN_FLAGS.values() if row.nearest.startswith("--")} <= own
+    assert not own & set(FOREIGN_FLAGS)

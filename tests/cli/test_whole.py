@@ -1,0 +1,83 @@
+"""The commands on a real checkpoint: a server of one's own, a conversation through a pipe, a score."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.checkpoints import checkpoint
+from weft.cli.own_server import own_server
+from weft.config import EngineConfig
+
+MARK = "TESTED_IN_WHOLE"
+
+
+def _weft(*arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "weft", *arguments], input=typed, capture_output=True,
+                          text=True, timeout=300, check=False)
+
+
+def _processes_marked(mark: str) -> list[int]:
+    """Processes with ``mark`` in their environment, which children inherit."""
+    return [p.pid for p in psutil.process_iter(["environ"]) if MARK in (p.info["environ"] or {})
+            and p.info["environ"][MARK] == mark]
+
+
+@pytest.fixture(scope="module")
+def directory() -> Path:
+    return checkpoint("qwen3_5")
+
+
+def test_a_prompt_may_be_piped_or_typed_and_only_the_answer_goes_to_stdout(directory: Path) -> None:
+    flags = ("--model", str(directory), "--temperature", "0", "--memory", "32MiB")
+    piped = _weft("generate", *flags, "--max-tokens", "8", typed="once upon")
+    typed = _weft("generate", "once upon", *flags, "--max-tokens", "16")
+    assert (piped.returncode, piped.stderr) == (0, "")
+    assert len(piped.stdout) > 1
+    assert typed.stdout.startswith(piped.stdout.rstrip("\n\ufffd"))
+    assert len(typed.stdout) > len(piped.stdout)
+
+
+def test_chat_and_eval_talk_to_a_server_and_leave_none_behind(directory: Path) -> None:
+    config = EngineConfig(model=str(directory), memory="64MiB", max_model_len=1024)
+    with own_server(config) as url:
+        chat = _weft("chat", "--url", url, "--max-tokens", "8", typed="hello\n/reset\nhello again\n")
+        assert (chat.returncode, chat.stderr) == (0, "")
+        assert chat.stdout.count("prompt tokens from cache") == 2
+        score = _weft("eval", "recall", "--url", url, "--length", "128", "--questions", "2", "--json")
+        assert score.returncode == 0, score.stderr
+        assert json.loads(score.stdout)["asked"] >= 2
+        low = _weft("eval", "recall", "--url", url, "--length", "128", "--questions", "1", "--pass-at", "1")
+        assert low.returncode == 1  # random weights remember nothing
+        assert "accuracy" in low.stdout
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/health")
+
+
+def test_chat_starts_its_own_server_and_stops_it(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MARK, str(directory))
+    sleeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert _processes_marked(str(directory)) == [sleeper.pid]
+    sleeper.communicate(b"\n")
+    chat = _weft("chat", str(directory), "--memory", "64MiB", "--max-tokens", "4", typed="hello\n")
+    assert chat.returncode == 0, chat.stderr
+    assert "tokens from cache" in chat.stdout
+    deadline = time.monotonic() + 10
+    while (left := _processes_marked(str(directory))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == []
+
+
+def test_what_the_server_says_when_it_cannot_start_is_what_the_user_reads(tmp_path: Path) -> None:
+    chat = _weft("chat", str(tmp_path), typed="hello\n")
+    assert chat.returncode == 2
+    assert chat.stderr.startswith("error: ")
+    assert chat.stderr.count("\n") == 1
+    assert "config.json" in chat.stderr
