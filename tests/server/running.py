@@ -88,8 +88,7 @@ class RunningServer:
         return self.process.wait(limit_s)
 
     def stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
+        self.process.kill()  # the engine follows and removes what is left, as after a real kill
         self.process.wait()
         self._http.close()
         if self._openai is not None:

@@ -156,7 +156,7 @@ def test_a_failing_step_is_raised_after_its_events_were_sent(loop: Loop) -> None
 
 
 def test_the_launch_message_is_read_whole_or_not_at_all() -> None:
-    launch = Launch(factory="m:f", config={"model": "x" * 100_000}, commands_address="c", events_address="e")
+    launch = Launch(factory="m:f", config={"model": "x" * 100_000}, folder="f")
     body = msgspec.msgpack.encode(launch)
     framed = len(body).to_bytes(8, "little") + body
     assert read_launch(io.BytesIO(framed)) == launch

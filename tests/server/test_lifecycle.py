@@ -155,11 +155,15 @@ def test_the_death_of_the_engine_may_end_the_server(model_directory: Path) -> No
         assert "SIGKILL" in server.rest_of_output()
 
 
-def test_the_engine_dies_with_its_server(model_directory: Path) -> None:
+def test_the_engine_dies_with_its_server_and_leaves_no_files(model_directory: Path) -> None:
     with slow_server(model_directory) as server:
         pid = server.engine_pid()
+        folder = _socket_folder_of(server.process.pid)
+        assert folder.is_dir()
+        assert folder.stat().st_mode & 0o077 == 0
         server.process.kill()
         assert eventually(lambda: not _alive(pid))
+        assert not folder.exists()
 
 
 def test_while_the_engine_starts_health_says_so(model_directory: Path) -> None:
@@ -220,6 +224,11 @@ def test_a_busy_port_is_an_error_when_asked_for_and_the_next_one_is_taken_when_n
             bind(ServerConfig(port=port))
     with bind(ServerConfig()) as first, bind(ServerConfig()) as second:
         assert DEFAULT_PORT <= first.getsockname()[1] < second.getsockname()[1]
+
+
+def _socket_folder_of(pid: int) -> Path:
+    sockets = psutil.Process(pid).net_connections(kind="unix")
+    return next(Path(each.laddr).parent for each in sockets if each.laddr.endswith("/commands"))
 
 
 def _alive(pid: int) -> bool:

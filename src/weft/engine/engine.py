@@ -20,8 +20,8 @@ and the token-level end of an answer. It knows no text, no clock and no randomne
 in, seeds are split (``seeds.py``). It is not thread safe: one thread owns it. ``submit`` and ``cancel``
 may be called while ``step`` is in ``execute`` (by the executor, on that thread).
 
-Laws: L11 (at most ``queue_max`` sequences wait on submit; the error names the flag), L1 (audited when
-it falls idle, at most every 1,000 steps).
+Laws: L11 (at most ``queue_max`` sequences wait on submit; the error names the flag), L1 (``audit``, which
+whoever steps the engine calls when it has fallen idle).
 """
 
 from __future__ import annotations
@@ -43,8 +43,6 @@ from weft.schedule.plan import Int32s, StepPlan, StepResult
 from weft.schedule.scheduler import Scheduler
 from weft.schedule.sequence import Sequence
 from weft.units import PAD, SeqId
-
-_AUDIT_EVERY_STEPS = 1000
 
 
 class _Stream:
@@ -91,7 +89,7 @@ class EngineCore:
         self.executor = executor
         self.eos_ids = eos_ids
         self.scheduler = Scheduler(memory, sizes)
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         """What ended the engine: the exception that ``execute`` (or an assert) raised."""
         self._clock = clock
         self._seed = seed
@@ -103,7 +101,6 @@ class EngineCore:
         self._counts = Counter[str]()
         self._finished: dict[str, int] = {"stop": 0, "length": 0, "cancelled": 0, "error": 0}
         self._last_step = (0, 0, 0.0)
-        self._audit_at_step = _AUDIT_EVERY_STEPS
 
     # ------------------------------------------------------------------ requests
 
@@ -116,7 +113,7 @@ class EngineCore:
         """
         if self.failure is not None or self._closed:
             raise EngineUnavailableError("the engine has stopped" if self.failure is None
-                                         else f"the engine has failed: {self.failure}")
+                                         else f"the engine has failed: {self.failure!r}")
         sampling = request.sampling
         sampling.check(self.vocab_size)
         if request.request_id in self._requests:
@@ -196,12 +193,16 @@ class EngineCore:
 
     def step(self) -> list[TokenEvent]:
         """One step; returns what it brought, in run order, after what was cancelled since the last one.
-        Never raises for what a request or the executor did: see ``failure``."""
+        Never raises for what a request or the executor did: see ``failure``. An interrupt (Ctrl-C) inside
+        the step ends the engine too, and is raised on."""
         if self.failure is None and self.scheduler.has_work:
             try:
                 self._run_step()
-            except Exception as error:
+            except BaseException as error:
+                # Also when interrupted: a step that is half done cannot be done again (states moved on).
                 self._fail(error)
+                if not isinstance(error, Exception):
+                    raise
         events, self._outbox = self._outbox, []
         return events
 
@@ -216,9 +217,6 @@ class EngineCore:
         self._counts["steps"] += 1
         self._counts["computed_tokens"] += plan.token_count
         self._last_step = (plan.token_count, plan.decode_count, self._clock() - began_s)
-        if self._counts["steps"] >= self._audit_at_step and not self.scheduler.has_work:
-            self._audit_at_step = self._counts["steps"] + _AUDIT_EVERY_STEPS
-            self.audit()
 
     def _note_started(self, plan: StepPlan, now: float) -> None:
         first_run = plan.run_count - len(plan.admissions)
@@ -293,12 +291,12 @@ class EngineCore:
         if not live:
             del self._requests[stream.request_id]
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         self.failure = error
         for stream in list(self._streams.values()):
             self._forget(stream)
             self._finished["error"] += 1
-            self._outbox.append(stream.event([], finish_reason="error", error=f"the engine failed: {error}"))
+            self._outbox.append(stream.event([], finish_reason="error", error=f"the engine failed: {error!r}"))
 
     def close(self) -> list[TokenEvent]:
         """Cancel everything and free the device. Returns the events not yet handed out. Idempotent."""

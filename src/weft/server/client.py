@@ -116,8 +116,7 @@ class EngineClient:
         self._folder = _socket_folder()
         context = self._context = zmq.asyncio.Context()
         self._commands, self._events = context.socket(zmq.PUSH), context.socket(zmq.PULL)
-        launch = Launch(factory=self._factory, config=dataclasses.asdict(self._config),
-                        commands_address=f"ipc://{self._folder}/commands", events_address=f"ipc://{self._folder}/events")
+        launch = Launch(factory=self._factory, config=dataclasses.asdict(self._config), folder=self._folder)
         self._commands.bind(launch.commands_address)
         self._events.bind(launch.events_address)
         self._process = await asyncio.create_subprocess_exec(

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -148,11 +149,13 @@ def read_launch(stream: BinaryIO) -> Launch:
     return msgspec.msgpack.decode(body, type=Launch)
 
 
-def die_with_parent(descriptor: int) -> None:
-    """Leaves the process when the other end of this pipe is closed, whatever else is going on."""
+def die_with_parent(descriptor: int, folder: str) -> None:
+    """Leaves the process when the other end of this pipe is closed, whatever else is going on; first the
+    folder that the parent can no longer remove."""
 
     def wait() -> None:
         os.read(descriptor, 1)
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=wait, name="parent-watch", daemon=True).start()
@@ -161,7 +164,7 @@ def die_with_parent(descriptor: int) -> None:
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     launch = read_launch(sys.stdin.buffer)
-    die_with_parent(sys.stdin.fileno())
+    die_with_parent(sys.stdin.fileno(), launch.folder)
     context = zmq.Context()
     commands, events = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     commands.connect(launch.commands_address)

@@ -29,12 +29,20 @@ from weft.request import Request, TokenEvent
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """``factory`` is "module:function"; called with an EngineConfig of ``config`` and ``on_progress``."""
+    """``factory`` is "module:function"; called with an EngineConfig of ``config`` and ``on_progress``.
+    ``folder`` has the sockets; whoever goes last removes it."""
 
     factory: str
     config: dict[str, Any]
-    commands_address: str
-    events_address: str
+    folder: str
+
+    @property
+    def commands_address(self) -> str:
+        return f"ipc://{self.folder}/commands"
+
+    @property
+    def events_address(self) -> str:
+        return f"ipc://{self.folder}/events"
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):

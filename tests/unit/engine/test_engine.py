@@ -317,6 +317,21 @@ def test_an_executor_that_raises_ends_every_request_and_the_engine_once() -> Non
     assert rig.device.closed
 
 
+def test_a_step_that_was_interrupted_is_never_done_again() -> None:
+    rig = Rig()
+    rig.submit("a", max_tokens=20)
+    rig.step()
+
+    def interrupt(plan: StepPlan) -> None:
+        raise KeyboardInterrupt
+    rig.before_execute = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        rig.step()
+    assert isinstance(rig.core.failure, KeyboardInterrupt)
+    assert [event.finish_reason for event in rig.core.step()] == ["error"]
+    assert not rig.core.has_work
+
+
 def test_closing_cancels_what_is_left_and_says_so() -> None:
     rig = Rig(rows_max=1)
     rig.submit("a", n=2)

@@ -142,6 +142,17 @@ def test_a_prompt_that_does_not_fit_yet_is_not_overtaken() -> None:
     assert order == [0, 1, 2]
 
 
+def test_logprobs_of_a_prompt_are_not_skipped_by_a_cached_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(rows_max=2)
+    plain, asked = rig.core.memory.match, []
+    monkeypatch.setattr(rig.core.memory, "match", lambda tokens, *, salt: (
+        asked.append(len(tokens)), plain(tokens, salt=salt))[1])
+    rig.submit("a", 20)
+    rig.submit("b", 20, prompt_logprobs=0)
+    rig.run()
+    assert asked == [20, 0]
+
+
 def test_a_row_is_cleared_by_the_plan_after_the_end_and_may_be_used_again_in_it() -> None:
     rig = Rig(rows_max=1)
     rig.submit("a", max_tokens=1)
