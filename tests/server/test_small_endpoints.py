@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from importlib import metadata
 
 import pytest
@@ -83,18 +84,28 @@ def test_a_request_id_is_echoed_or_made(server: RunningServer) -> None:
 
 
 def test_metrics_count_what_happened(server: RunningServer) -> None:
-    before = values(server)
-    client = server.client()
-    client.completions.create(model="second", prompt="say:abcd")
-    client.completions.create(model="second", prompt="sing", max_tokens=10, n=2)
-    after = values(server)
+    before = after = values(server)
 
     def gained(name: str) -> float:
         return after[f"vllm:{name}"] - before[f"vllm:{name}"]
 
+    client = server.client()
+    client.completions.create(model="second", prompt="say:abcd")
+    client.completions.create(model="second", prompt="sing", max_tokens=10, n=2)
+    # The engine's own counters follow with its next report, a moment after the last token.
+    expected_tokens = len("say:abcd") + 2 * len("sing")
+    deadline = time.monotonic() + 10
+    while True:
+        after = values(server)
+        caught_up = (gained("prompt_tokens_total") == expected_tokens and
+                     gained("iteration_tokens_total_sum") == gained("computed_tokens_total") >= 25)
+        if caught_up or time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+
     assert gained("request_success_total/stop") == 1
     assert gained("request_success_total/length") == 2
-    assert gained("prompt_tokens_total") == len("say:abcd") + 2 * len("sing")
+    assert gained("prompt_tokens_total") == expected_tokens
     assert gained("generation_tokens_total") == 5 + 20
     assert gained("time_to_first_token_seconds_count") == 3
     assert gained("inter_token_latency_seconds_count") == 4 + 18
