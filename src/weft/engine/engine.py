@@ -293,10 +293,11 @@ class EngineCore:
 
     def _fail(self, error: BaseException) -> None:
         self.failure = error
+        words = f"the engine failed: {error!r}"
         for stream in list(self._streams.values()):
             self._forget(stream)
             self._finished["error"] += 1
-            self._outbox.append(stream.event([], finish_reason="error", error=f"the engine failed: {error!r}"))
+            self._outbox.append(stream.event([], finish_reason="error", error=words))
 
     def close(self) -> list[TokenEvent]:
         """Cancel everything and free the device. Returns the events not yet handed out. Idempotent."""

@@ -1,7 +1,7 @@
 """An executor without a model: it checks each plan as a kernel would suffer it, and makes up the tokens.
 
 It keeps its own device: a page table, KV cells, state slots. They are built from the plans alone
-(``rows_cleared``, ``admissions``, ``table_writes``, ``zero_frames``), and what a kernel would write there
+(``rows_cleared``, ``admissions``, ``table_writes``, ``zero_frames``, copies, taps), and what a kernel would write there
 it writes as a *digest*: the cell of position p holds a hash of tokens [0, p], the slot of a sequence at p
 a hash of tokens [0, p). So whatever is read can be compared with what it must be:
 
@@ -15,7 +15,9 @@ a hash of tokens [0, p). So whatever is read can be compared with what it must b
 It catches, each with a negative control in tests/unit/engine/test_scripted.py: a wrong page-table write, a
 row that was not cleared, a slot that holds another sequence's state or an older one of its own, a skipped
 or repeated position, a page written under a second reader (L7), memory that changed kind without zeroing
-(L6), a chunk that ends off the grid, a wrong token fed to a decode, a budget overrun.
+(L6), a chunk that ends off the grid, a wrong token fed to a decode, a budget overrun; and, because a copy
+carries its digests along, a hit on another prefix's state or page, a state at another position than the run
+starts at, a copy of what was never written, a tap off the grid, outside its run or into a slot in use.
 
 The token chosen is a pure function of the tokens before it and of the sequence's seed (none when greedy):
 ``reference_tokens`` computes a whole answer without any engine, and batching, chunking and preemption must
@@ -143,9 +145,12 @@ class ScriptedExecutor:
         self._apply_rows(plan)
         for frame in plan.zero_frames:
             self._zero_frame(frame)
+        self._copy_slots(plan)
+        self._copy_pages(plan)
         tokens = np.full(plan.run_count, PAD, dtype=np.int32)
         logprobs: dict[int, TokenLogprobs] = {}
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+        _require(all(0 <= tap.run < plan.run_count for tap in plan.taps), "a tap of a run that is not there")
         offset = 0
         for run in range(plan.run_count):
             length = int(plan.lengths[run])
@@ -214,6 +219,48 @@ class ScriptedExecutor:
                                          f"(it held {held or 'nothing yet'})")
         self._frame_kinds[frame] = kind
 
+    def _copy_slots(self, plan: StepPlan) -> None:
+        sources, destinations = plan.slot_copies
+        if not sources.size:
+            return
+        self._check_copies(sources, destinations, self._arena.slot_count, "slot")
+        held = self._states[sources]
+        _require((held != _UNWRITTEN).all(), "L6: a slot is copied that holds no state")
+        for slot in destinations.tolist():
+            self._claim_frame(slot // self._arena.slots_per_frame, "slots")
+        self._states[destinations] = held
+
+    def _copy_pages(self, plan: StepPlan) -> None:
+        sources, destinations = plan.page_copies
+        if not sources.size:
+            return
+        self._check_copies(sources, destinations, self._arena.page_count, "page")
+        held = self._cells[sources]
+        _require((held[:, 0] != _UNWRITTEN).all(), "L6: a page is copied that holds no token")
+        for page in destinations.tolist():
+            self._claim_frame(page // self._arena.pages_per_frame, "pages")
+        self._cells[destinations] = held
+
+    def _check_copies(self, sources: Int32s, destinations: Int32s, count: int, what: str) -> None:
+        for ids in (sources, destinations):
+            _require(((ids >= 0) & (ids < count)).all(), f"L4: a {what} outside the arena is copied")
+        _require(len(set(destinations.tolist())) == destinations.size, f"two copies into one {what}")
+
+    def _write_taps(self, plan: StepPlan, run: int, row: _Row, start: int, end: int, where: str) -> None:
+        for tap in plan.taps:
+            if tap.run != run:
+                continue
+            here = f"{where}, tap at {tap.position}"
+            _require(self._slots, f"L4: {here}: this model has no state")
+            _require(run >= plan.decode_count, f"{here}: a decode run keeps no state on its way")
+            _require(start < tap.position <= end, f"{here} is outside the run")
+            _require(tap.position % CHUNK_TOKENS == 0, f"{here} is off the grid of {CHUNK_TOKENS}")
+            _require(0 <= tap.slot < self._arena.slot_count, f"{here}: slot {tap.slot} is outside the arena")
+            users = [other.slot for other in plan.taps].count(tap.slot) + int((plan.slots == tap.slot).sum())
+            _require(users == 1, f"L1: {here}: slot {tap.slot} is used twice in this step")
+            self._claim_frame(tap.slot // self._arena.slots_per_frame, "slots")
+            self._states[tap.slot] = row.state_at(tap.position)
+
     # ------------------------------------------------------------------ one run
 
     def _run(self, plan: StepPlan, run: int, tokens: Int32s) -> _Row:
@@ -236,6 +283,7 @@ class ScriptedExecutor:
         wanted = last and row.admission.sampling.max_tokens != 0
         _require(bool(plan.samples[run]) == wanted, f"{where}: samples is {bool(plan.samples[run])}")
         self._run_state(plan, run, row, start, end, where)
+        self._write_taps(plan, run, row, start, end, where)
         if self._pages:
             self._run_pages(row_id, row, start, end, where)
         row.computed = end

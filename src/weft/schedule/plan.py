@@ -5,8 +5,9 @@
 
 It can be printed, compared, replayed, and simulated. The executor sees nothing else of the pure half:
 no sequence object, no memory object. Persistent per-row state on the device (page table, sampling
-parameters, token counts) is kept in step with ``rows_cleared``, ``admissions`` and ``table_writes``,
-applied in that order before anything is computed.
+parameters, token counts) is kept in step with ``rows_cleared``, ``admissions`` and ``table_writes``;
+then memory is made ready with ``zero_frames``, ``slot_copies`` and ``page_copies``. All of it is applied in
+that order before anything is computed.
 
     runs are ordered: first every decode (length 1, start > 0), then every prefill.
 
@@ -14,7 +15,7 @@ applied in that order before anything is computed.
         run r covers tokens [offset_r, offset_r + length_r) at positions [start_r, start_r + length_r)
 
 Laws: L4 (PAD), L5 (rows cleared when a sequence leaves, before the row is used again), L6
-(``zero_frames`` before first use).
+(``zero_frames`` before first use), L7 (what is shared is copied before it is written: the copies).
 
 Rejected: a plan of per-sequence dicts (slow, and it invites the executor to look things up), and
 page tables sent whole each step (linear in context length).
@@ -22,7 +23,7 @@ page tables sent whole each step (linear in context length).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,10 @@ from weft.units import FrameId, RowId, SeqId, SlotId
 
 Int32s = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
+
+
+def no_copies() -> Int32s:
+    return np.empty((2, 0), dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,8 @@ class StepPlan:
     the slot's bytes are. ``samples``: the run ends at the sequence's last known token, so its last
     logits choose the next one. ``prompt_logprob_runs``: runs whose sequence asked for logprobs of its
     prompt. ``table_writes``: int32 [3, k] of (row, page index in the row, page id).
+    ``slot_copies`` and ``page_copies``: int32 [2, k] of (source, destination). Of each kind, every source is
+    read before any destination is written, so that one may be both; no destination comes twice.
     """
 
     step: int
@@ -94,6 +101,8 @@ class StepPlan:
     preempted: tuple[SeqId, ...]
     finished: tuple[SeqId, ...] = ()
     """Sequences that ended (or were cancelled) since the last plan; their rows are in rows_cleared."""
+    slot_copies: Int32s = field(default_factory=no_copies)
+    page_copies: Int32s = field(default_factory=no_copies)
 
     @property
     def run_count(self) -> int:
