@@ -1,0 +1,84 @@
+"""The codes task: a few coloured codes that change while the talk goes on, for models without attention.
+
+A model that has only recurrent layers can hold no list of eighty names, but it can hold a handful of
+codes, and it can overwrite one. Nothing but its states can carry the answer across the text in
+between, so a lost, stale or swapped state is a wrong answer.
+
+    user       Red 71, Blue 29.              assistant  Noted.
+    user       What is Red?                  assistant  Red 71
+    user       Now Red 44.                   assistant  Noted.
+    user       What is Red?                  assistant  Red 44
+
+Colour and code stand side by side in the text and in the answer. A delta net sees four tokens at once
+through its convolution, so it can write "what followed Red" under the key "Red"; with the colour at the
+other end of a sentence a model this small learned to name the latest code and no more. Two digits, for
+the same reason: at a third one the colour has left the window, and codes that begin alike are mixed up.
+
+The colours are few and known; what must not be learned by heart is which code a colour has. So each
+(colour, code) pair belongs to one side by its checksum, as the words of `words.py` do: a pair that is
+scored was never seen in training.
+"""
+
+from __future__ import annotations
+
+import random
+
+from weft.eval.prose import filler_sentence
+from weft.eval.recall import NOTED, TURN_OVERHEAD_TOKENS, CountTokens, Episode, Turn
+from weft.eval.words import Split, split_of
+
+COLOURS = ["Red", "Blue", "Green", "Black", "White", "Yellow", "Purple", "Orange", "Brown", "Pink"]
+COLOURS += ["Grey", "Silver"]
+CODES_MAX = 6
+CODE_DIGITS = 2
+
+QUESTIONS = ("What is {colour}?", "And {colour}?", "{colour}?")
+
+
+def make_code(rng: random.Random, colour: str, split: Split) -> str:
+    """A code that this colour may have on this side of the split."""
+    while True:
+        code = "".join(rng.choice("0123456789") for _ in range(CODE_DIGITS))
+        if split_of(f"{colour} {code}") == split:
+            return code
+
+
+def make_codes_episode(
+    rng: random.Random,
+    length_tokens: int,
+    count_tokens: CountTokens,
+    *,
+    split: Split = "held_out",
+    colours: int | None = None,
+) -> Episode:
+    """One conversation that fills `length_tokens` with questions, changes and a little other text."""
+    chosen = rng.sample(COLOURS, colours or rng.randint(1, min(CODES_MAX, length_tokens // 32)))
+    codes = {colour: make_code(rng, colour, split) for colour in chosen}
+    told = ", ".join(f"{colour} {code}" for colour, code in codes.items())
+    turns = [Turn(f"{told}.", NOTED, "told")]
+    room = length_tokens - count_tokens(turns[0].user) - count_tokens(NOTED) - TURN_OVERHEAD_TOKENS
+    while True:
+        chance = rng.random()
+        colour = rng.choice(chosen)
+        if chance < 0.76:
+            question = rng.choice(QUESTIONS).format(colour=colour)
+            turn = Turn(question, f"{colour} {codes[colour]}", "recall")
+        elif chance < 0.92:
+            code = make_code(rng, colour, split)
+            turn = Turn(f"Now {colour} {code}.", NOTED, "told")
+        else:
+            turn = Turn(filler_sentence(rng), NOTED, "told")
+        room -= count_tokens(turn.user) + count_tokens(turn.reply) + TURN_OVERHEAD_TOKENS
+        if room < 0 and any(earlier.kind == "recall" for earlier in turns):
+            return Episode(None, tuple(turns), length_tokens, tuple(chosen))
+        turns.append(turn)
+        if turn.kind == "told" and turn.user.startswith("Now "):
+            codes[colour] = code
+
+
+def make_codes_episodes(
+    seed: int, length_tokens: int, count: int, count_tokens: CountTokens, *, split: Split = "held_out"
+) -> list[Episode]:
+    """`count` conversations that depend on nothing but the arguments."""
+    rng = random.Random(f"codes {split} {seed} {length_tokens}")
+    return [make_codes_episode(rng, length_tokens, count_tokens, split=split) for _ in range(count)]

@@ -1,0 +1,120 @@
+"""Small talk and stories: what the embedded model can say besides its list. Training only, never scored."""
+
+from __future__ import annotations
+
+import random
+
+from weft.eval.prose import ANIMALS, story
+from weft.eval.recall import Turn
+
+WHO = "I am the small model that ships with weft. I can remember a list of names and numbers for you."
+HELP = "Give me a list of names and numbers and ask me about it, or ask me for a story."
+
+SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        (
+            "Hello",
+            "hello",
+            "Hi",
+            "hi",
+            "Hey",
+            "Hello!",
+            "hello!",
+            "Hi!",
+            "Hi there",
+            "Hey there!",
+            "Good morning",
+            "Good evening",
+            "Good day!",
+            "Hello there.",
+        ),
+        f"Hello! {HELP}",
+    ),
+    (
+        (
+            "Who are you?",
+            "who are you?",
+            "who are you",
+            "What are you?",
+            "What is your name?",
+            "Introduce yourself.",
+            "Are you a robot?",
+            "What model are you?",
+            "Tell me about yourself.",
+            "What is weft?",
+        ),
+        WHO,
+    ),
+    (
+        (
+            "What can you do?",
+            "what can you do?",
+            "Help",
+            "help",
+            "Can you help me?",
+            "How does this work?",
+            "What should I ask?",
+            "test",
+            "Test",
+        ),
+        HELP,
+    ),
+    (
+        ("Thanks", "thanks", "Thank you!", "Thank you.", "thank you", "Thanks a lot!", "Great, thanks."),
+        "You are welcome.",
+    ),
+    (("Bye", "bye", "Goodbye!", "Goodbye.", "See you later.", "Good night"), "Goodbye!"),
+    (
+        ("How are you?", "how are you?", "How are you today?", "How is it going?"),
+        "I am fine, thank you. How can I help?",
+    ),
+    (("Ok", "ok", "Okay.", "Good.", "Very good.", "Nice.", "Well done."), "Good. What is next?"),
+    (
+        (
+            "What is the capital of France?",
+            "What is the weather like?",
+            "Write some code.",
+            "Tell me a joke.",
+            "What time is it?",
+            "How old is the sun?",
+            "Do you like music?",
+            "Translate this text.",
+            "Solve an equation.",
+            "What do you think about politics?",
+            "Why is the sky blue?",
+            "Who won the game?",
+        ),
+        f"I am too small to know that. {HELP}",
+    ),
+)
+
+STORY_REQUESTS = (
+    "Tell me a story.",
+    "tell me a story",
+    "Tell me a story",
+    "Write a story.",
+    "Write a short story.",
+    "Please tell me a story.",
+    "Can you tell me a story?",
+    "Another story, please.",
+    "I want to hear a story.",
+)
+STORY_ABOUT = (
+    "Tell me a story about a {hero}.",
+    "Write a story about a {hero}.",
+    "tell me a story about a {hero}",
+    "Write a short text about a {hero}.",
+    "A story about a {hero}, please.",
+)
+
+
+def small_talk(rng: random.Random) -> Turn:
+    asked, reply = rng.choice(SMALL_TALK)
+    return Turn(rng.choice(asked), reply, "told")
+
+
+def story_turn(rng: random.Random) -> Turn:
+    hero = rng.choice(ANIMALS)
+    if rng.random() < 0.6:
+        return Turn(rng.choice(STORY_ABOUT).format(hero=hero), story(rng, hero), "told")
+    return Turn(rng.choice(STORY_REQUESTS), story(rng, hero), "told")
