@@ -1,6 +1,6 @@
 """What the engine itself costs per step: plan, commit and settle, without any model.
 
-    python benchmarks/step_overhead.py [--running 1 64 256 1024] [--steps 400]
+    python benchmarks/step_overhead.py [--running 1 64 256 1024] [--steps 400] [--spread] [--no-cache]
 
 Every sequence decodes; the executor returns at once. Numbers are microseconds a step, median and 99th
 percentile. Each sequence crosses into a new page every 16 steps, so the percentiles differ: by default all
@@ -35,14 +35,14 @@ class InstantExecutor:
         pass
 
 
-def measure(running: int, steps: int, spread: bool) -> dict[str, np.ndarray]:
+def measure(running: int, steps: int, spread: bool, cache: bool) -> dict[str, np.ndarray]:
     """Microseconds of each verb, one entry a step."""
     length = 64 + 64 * (steps // 64 + 2)
     arena = small_arena(pages_per_frame=5, slots_per_frame=12, frame_count=running * (length // 80 + 2) + 8)
     sizes = Sizes(max_model_len=length, rows_max=running, step_tokens_max=running + 4096, queue_max=running,
                   memory_bytes=arena.arena_bytes)
-    core = EngineCore(vocab_size=VOCAB_SIZE, sizes=sizes, memory=Memory(arena), executor=InstantExecutor(),
-                      clock=time.perf_counter, seed=0, eos_ids=(2,))
+    core = EngineCore(vocab_size=VOCAB_SIZE, sizes=sizes, memory=Memory(arena, cache=cache),
+                      executor=InstantExecutor(), clock=time.perf_counter, seed=0, eos_ids=(2,))
     for number in range(running):
         prompt = 20 + (number % 16 if spread else 0)
         core.submit(Request(request_id=f"r{number}", prompt_tokens=[5] * prompt,
@@ -75,10 +75,11 @@ def main() -> None:
     parser.add_argument("--running", type=int, nargs="+", default=[1, 64, 256, 1024])
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--spread", action="store_true", help="sequences cross pages in different steps")
+    parser.add_argument("--no-cache", action="store_true", help="keep no prefixes")
     args = parser.parse_args()
     print(f"{'running':>8}  {'verb':<12}{'median us':>11}{'p99 us':>11}")
     for running in args.running:
-        for name, values in measure(running, args.steps, args.spread).items():
+        for name, values in measure(running, args.steps, args.spread, not args.no_cache).items():
             print(f"{running:>8}  {name:<12}{np.median(values):>11.1f}{np.percentile(values, 99):>11.1f}")
 
 

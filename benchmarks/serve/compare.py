@@ -52,7 +52,9 @@ class Comparison:
 def compare(checkpoint: Checkpoint, workloads: dict[str, LoadPlan], *, rounds: int, threads: int,
             say: Say) -> list[Comparison]:
     """Run every workload ``rounds`` times on both sides."""
-    config = EngineConfig(model=str(checkpoint.directory), dtype=checkpoint.dtype, threads=threads)
+    # Rounds repeat their prompts, and the other side keeps nothing.
+    config = EngineConfig(model=str(checkpoint.directory), dtype=checkpoint.dtype, threads=threads,
+                          prefix_cache=False)
     say(f"{checkpoint.name}: starting both sides")
     with Peer(checkpoint.directory, checkpoint.dtype, threads) as peer, own_server(config) as url:
         sides: dict[str, Side] = {"weft": lambda plan: asyncio.run(run_load(url, plan)),

@@ -113,7 +113,11 @@ class Engine:
         EngineUnavailableError when a step fails.
         """
         params = self._sampling(sampling, fields)
-        requests = [self._request(prompt, params) for prompt in _prompt_list(prompts)]
+        return self._complete([self._request(prompt, params) for prompt in _prompt_list(prompts)], params,
+                              progress=progress)
+
+    def _complete(self, requests: list[Request], params: SamplingParams, *,
+                  progress: bool) -> list[Completion]:
         done = [[Completion(prompt_index=number, index=index, prompt_tokens=request.prompt_tokens)
                  for index in range(params.n)] for number, request in enumerate(requests)]
         waiting = deque(enumerate(requests))
@@ -140,7 +144,10 @@ class Engine:
         """Pieces of the answer to ``prompt`` as they are made; the last piece of each of the ``n`` answers
         has a ``finish_reason``. The request starts, and what is wrong with it raises as in ``generate``,
         when the first piece is asked for; leaving the loop early cancels it."""
-        call = self._submit(self._request(prompt, self._sampling(sampling, fields)))
+        yield from self._stream(self._request(prompt, self._sampling(sampling, fields)))
+
+    def _stream(self, request: Request) -> Iterator[Piece]:
+        call = self._submit(request)
         try:
             while call.pieces or not call.done:
                 if not call.pieces:
@@ -161,17 +168,24 @@ class Engine:
         if params.n != 1:
             raise RequestError(f"chat answers once; n is {params.n}: use stream_chat, or generate with "
                                f"render_chat", param="n")
-        [completion] = self.generate(self.render_chat(messages, template=template), params, progress=False)
+        tokens, boundaries = self._encode_chat(messages, template)
+        [completion] = self._complete([self._request(tokens, params, boundaries)], params, progress=False)
         return completion
 
     def stream_chat(self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams | None = None, *,
                     template: Mapping[str, Any] | None = None, **fields: Any) -> Iterator[Piece]:
         """``stream`` for a conversation."""
-        yield from self.stream(self.render_chat(messages, template=template), sampling, **fields)
+        tokens, boundaries = self._encode_chat(messages, template)
+        yield from self._stream(self._request(tokens, self._sampling(sampling, fields), boundaries))
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], *,
                     template: Mapping[str, Any] | None = None) -> list[int]:
         """The token ids of a conversation, up to where the answer begins."""
+        return self._encode_chat(messages, template)[0]
+
+    def _encode_chat(self, messages: Sequence[Mapping[str, Any]],
+                     template: Mapping[str, Any] | None) -> tuple[list[int], list[int]]:
+        """Token ids, and the positions in them up to which another conversation is likely to be the same."""
         if self._template is None:
             raise RequestError("this model has no chat template: use generate", param="messages")
         try:
@@ -179,12 +193,17 @@ class Engine:
         except msgspec.ValidationError as error:
             raise RequestError(f"messages: {error}", param="messages") from None
         text = self._template.render(turns, variables=template)
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        ends = self._template.boundaries(turns, text, variables=template)
+        return self.tokenizer.encode_with_boundaries(text, ends, add_special_tokens=False)
 
     # ------------------------------------------------------------------ the engine itself
 
     def stats(self) -> EngineStats:
         return self._core.stats()
+
+    def flush_cache(self) -> None:
+        """Drop every prefix that no running answer reads."""
+        self._core.flush_cache()
 
     def close(self) -> None:
         """Cancel everything and free the memory. Idempotent."""
@@ -209,9 +228,11 @@ class Engine:
             return msgspec.structs.replace(sampling, **fields)
         return SamplingParams(**{**self.info.generation_defaults, **fields})
 
-    def _request(self, prompt: Prompt, sampling: SamplingParams) -> Request:
+    def _request(self, prompt: Prompt, sampling: SamplingParams,
+                 boundaries: Sequence[int] = ()) -> Request:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        return Request(request_id=f"call-{next(self._numbers)}", prompt_tokens=tokens, sampling=sampling)
+        return Request(request_id=f"call-{next(self._numbers)}", prompt_tokens=tokens, sampling=sampling,
+                       boundaries=list(boundaries))
 
     def _has_room(self, sequences: int) -> bool:
         """Whether the queue takes so many more; an idle engine is always tried, so that a request that can

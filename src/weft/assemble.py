@@ -37,6 +37,7 @@ from weft.errors import ConfigError
 from weft.info import MemoryRow, ModelInfo
 from weft.memory.memory import Memory
 from weft.memory.plan import ArenaPlan, default_memory_bytes, fit_sizes, plan_arena
+from weft.schedule.taps import parse_checkpoints
 from weft.spec import ModelSpec
 from weft.units import format_bytes, pages_for, parse_bytes
 
@@ -67,6 +68,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> 
     """
     tell = on_progress or (lambda line: None)
     notes: list[str] = []
+    checkpoints = parse_checkpoints(config.checkpoints)
     threads = _prepare_torch(config, notes)
     started = time.monotonic()
     name, directory = _find_model(config, tell)
@@ -81,8 +83,10 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> 
 
     executor = TorchExecutor(loaded.model, arena, sizes)
     defaults = loaded.generation_defaults
-    core = EngineCore(vocab_size=loaded.spec.vocab_size, sizes=sizes, memory=Memory(arena), executor=executor,
-                      clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids)
+    core = EngineCore(vocab_size=loaded.spec.vocab_size, sizes=sizes,
+                      memory=Memory(arena, cache=config.prefix_cache), executor=executor,
+                      clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids,
+                      checkpoints=checkpoints)
     info = ModelInfo(
         name=name, directory=str(directory), family=loaded.spec.family, layers=_layers_in_words(loaded.spec),
         vocab_size=loaded.spec.vocab_size, dtype=loaded.spec.dtype, weights_bytes=loaded.weights_bytes,

@@ -31,6 +31,9 @@ class EngineConfig:
     max_num_seqs: int = _flag(256, "Most sequences that run at once.")
     max_num_batched_tokens: int = _flag(1024, "Token budget of one step: decodes first, then prefill chunks.")
     max_queued_requests: int = _flag(1024, "Most requests waiting to run; more are turned away with 503.")
+    prefix_cache: bool = _flag(True, "Keep what was computed, and start later requests from it.")
+    checkpoints: str = _flag("auto", "Where states are kept for later requests: auto (prompt ends, messages, "
+                                     "forks, long prompts), prompt (prompt ends), every:N tokens, or none.")
     seed: int = _flag(0, "Seed of the engine: of requests that bring none.")
     threads: int | None = _flag(None, "CPU threads of the model; default: all cores.")
     device: Literal["auto", "cpu"] = _flag("auto", "Where the model runs.")

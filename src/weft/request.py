@@ -107,13 +107,16 @@ def _within(name: str, value: float, low: float, high: float, *, open_low: bool 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request in tokens. ``priority``: lower runs earlier (as elsewhere in the field), then first
     come first served. ``arrival_s`` is a reading of the engine's clock, set where it is accepted.
-    ``cache_salt`` keeps cached prefixes of different tenants apart (law L10)."""
+    ``cache_salt`` keeps cached prefixes of different tenants apart (law L10). ``boundaries``: positions in
+    the prompt up to which another one is likely to be the same (the end of the system prompt, of each
+    message); hints, so those out of range mean nothing."""
 
     request_id: str
     prompt_tokens: list[int]
     sampling: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    boundaries: list[int] = []
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):

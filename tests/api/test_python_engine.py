@@ -230,3 +230,28 @@ def test_a_config_that_cannot_work_names_the_flag(fields, error, words):
 def test_a_directory_that_is_no_checkpoint_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"config\.json"):
         Engine(str(tmp_path))
+
+
+def test_a_conversation_does_not_pay_for_its_beginning_twice():
+    """The chat layer declares where the system prompt ends; answers are left for the next turn."""
+    system = {"role": "system", "content": "You keep one slot for each running sequence. " * 24}
+    fields = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True}
+    questions = [[system, {"role": "user", "content": text}]
+                 for text in ("Which key is red?", "A page? " * 30)]
+    with Engine(str(checkpoint(FAMILY)), memory="8MiB") as engine:
+        answers = [engine.chat(messages, **fields) for messages in questions]
+        assert answers[0].cached_tokens == 0
+        assert answers[1].cached_tokens > 200
+        engine.flush_cache()
+        assert engine.chat(questions[0], **fields).cached_tokens == 0
+        list(engine.stream_chat(questions[1], **fields))
+        assert engine.stats().memory.cache.hits == 2
+    with Engine(str(checkpoint(FAMILY)), memory="8MiB", prefix_cache=False) as cold:
+        assert [cold.chat(messages, **fields).tokens for messages in questions] == [
+            answer.tokens for answer in answers]
+        assert cold.stats().cached_tokens == 0
+
+
+def test_a_wrong_way_to_keep_states_is_refused_by_its_flag():
+    with pytest.raises(ConfigError, match="--checkpoints is 'often'"):
+        Engine(str(checkpoint(FAMILY)), memory="8MiB", checkpoints="often")

@@ -5,9 +5,9 @@ and the logits it chose each of them from. Computed once per session and family.
 
 ``Serving``: the real EngineCore, Scheduler, Memory and TorchExecutor on the same checkpoint, with
   * every logits row that chose a token kept, by (sequence, position),
-  * the arena full of NaN before the first step, and what a sequence leaves behind (its pages, its slot)
-    filled with NaN again at the moment it leaves, and NaN instead of zeros in frames that change kind: what
-    reads a byte that this sequence did not write shows it,
+  * the arena full of NaN before the first step, every page and slot that becomes free (with its sequence, or
+    evicted from the cache) filled with NaN again at that moment, and NaN instead of zeros in frames that
+    change kind: what reads a byte that nobody wrote for it shows it,
   * a hook between steps, to break things on purpose.
 """
 
@@ -34,7 +34,8 @@ from weft.request import Request, SamplingParams, TokenEvent, TokenLogprobs
 from weft.runner.arena import NAN_BYTE
 from weft.runner.torch_executor import TorchExecutor
 from weft.schedule.plan import StepPlan
-from weft.units import PAD, pages_for
+from weft.schedule.taps import parse_checkpoints
+from weft.units import pages_for
 
 RECURRENT_FAMILIES = tuple(family for family in FAMILIES if family != "qwen3")
 PROMPT_LENGTHS = (1, 5, 37, 300, 900)
@@ -115,6 +116,7 @@ class Answer:
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     finish_reason: str | None = None
     preemptions: int = 0
+    cached_tokens: int = 0
 
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=DECODE_STEPS, ignore_eos=True)
@@ -123,11 +125,12 @@ Break = Callable[["Serving", StepPlan], None]
 
 class Serving:
     """An engine on ``family``. ``memory_bytes``: the arena; ``step_tokens``: the token budget of a step;
-    ``pad_decode_to``: PAD rows; ``before_step(serving, plan)``: called before a plan is applied."""
+    ``pad_decode_to``: PAD rows; ``before_step(serving, plan)``: called before a plan is applied; ``cache``:
+    whether prefixes are kept, with states where ``checkpoints`` says."""
 
     def __init__(self, family: str, *, memory_bytes: int = 4 << 20, step_tokens: int = 1024,
                  pad_decode_to: int = 0, before_step: Break | None = None, max_model_len: int = 1024,
-                 max_num_seqs: int = 16) -> None:
+                 max_num_seqs: int = 16, cache: bool = False, checkpoints: str = "auto") -> None:
         model = loaded(family)
         config = EngineConfig(max_num_batched_tokens=step_tokens, max_model_len=max_model_len,
                               max_num_seqs=max_num_seqs)
@@ -135,7 +138,9 @@ class Serving:
         sizes = fit_sizes(config, model.spec, self.arena)
         self.executor = TorchExecutor(model.model, self.arena, sizes, pad_decode_to=pad_decode_to,
                                       observer=self._observe, before_step=self._before_step)
-        self.core = EngineCore(vocab_size=model.spec.vocab_size, sizes=sizes, memory=Memory(self.arena),
+        self.core = EngineCore(vocab_size=model.spec.vocab_size, sizes=sizes,
+                               memory=Memory(self.arena, cache=cache),
+                               checkpoints=parse_checkpoints(checkpoints),
                                executor=self.executor, clock=lambda: 0.0, seed=0,
                                eos_ids=model.generation_defaults.eos_ids)
         self.plans: list[StepPlan] = []
@@ -144,6 +149,7 @@ class Serving:
         self.slot_of_row: dict[int, int] = {}
         self.pages_of_row: dict[int, list[int]] = {}
         self._rounds = 0
+        self._held: tuple[set[int], set[int]] = (set(), set())
         frames = self.executor.arena
         frames.fill_frames(range(self.arena.frame_count), NAN_BYTE)
         fill = frames.fill_frames
@@ -151,7 +157,8 @@ class Serving:
 
     def run(self, prompts: Sequence[list[int]],
             sampling: SamplingParams | Sequence[SamplingParams] = GREEDY, *, stagger_steps: int = 0,
-            priorities: Sequence[int] | None = None) -> list[Answer]:
+            priorities: Sequence[int] | None = None, boundaries: Sequence[int] = (),
+            salt: str = "") -> list[Answer]:
         """Answers to ``prompts`` (n = 1 each), one submitted every ``stagger_steps`` steps."""
         samplings = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
         self._rounds += 1
@@ -164,7 +171,8 @@ class Serving:
                 number, prompt = left.pop(0)
                 priority = priorities[number] if priorities else 0
                 request = Request(request_id=f"{self._rounds}-{number}", prompt_tokens=prompt,
-                                  sampling=samplings[number], priority=priority)
+                                  sampling=samplings[number], priority=priority, cache_salt=salt,
+                                  boundaries=list(boundaries))
                 self.core.submit(request)
                 seqs.append(self.core._requests[request.request_id][0])
             for event in self.core.step():
@@ -187,15 +195,22 @@ class Serving:
     def _before_step(self, plan: StepPlan) -> None:
         self.plans.append(plan)
         for row in plan.rows_cleared:
-            self.executor.arena.fill_pages(self.pages_of_row.pop(row, []), NAN_BYTE)
-            slot = self.slot_of_row.pop(row, PAD)
-            if slot != PAD:
-                self.executor.arena.fill_slots([slot], NAN_BYTE)
+            self.pages_of_row.pop(row, None)
+            self.slot_of_row.pop(row, None)
+        self._spoil_what_is_free()
         self.slot_of_row.update(zip(plan.rows.tolist(), plan.slots.tolist(), strict=True))
         for row, _, page in plan.table_writes.T.tolist():
             self.pages_of_row.setdefault(row, []).append(page)
         if self._break is not None:
             self._break(self, plan)
+
+    def _spoil_what_is_free(self) -> None:
+        books = self.core.memory._books
+        pages, slots = ({item for item, count in enumerate(kind.holders) if count}
+                        for kind in (books.pages, books.slots))
+        self.executor.arena.fill_pages(sorted(self._held[0] - pages), NAN_BYTE)
+        self.executor.arena.fill_slots(sorted(self._held[1] - slots), NAN_BYTE)
+        self._held = pages, slots
 
 
 def _note(answer: Answer, event: TokenEvent) -> None:
@@ -204,6 +219,7 @@ def _note(answer: Answer, event: TokenEvent) -> None:
     answer.prompt_logprobs += event.prompt_logprobs or []
     answer.finish_reason = event.finish_reason
     answer.preemptions = event.preemptions
+    answer.cached_tokens = event.cached_tokens
 
 
 def tight_memory(family: str, *, spare_pages: int) -> int:

@@ -173,5 +173,5 @@ def test_an_engine_that_goes_on_with_what_was_cancelled_is_caught(monkeypatch: p
 
 
 def test_memory_that_is_not_given_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Draft, "close", lambda self, seq: None)
+    monkeypatch.setattr(Draft, "close", lambda self, seq, keep=None: None)
     fails("nothing can run")

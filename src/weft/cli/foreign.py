@@ -19,7 +19,7 @@ class Foreign:
 _ONE_DEVICE = "a model runs on the cores of one machine"
 _ONE_POOL = "KV pages and recurrent states share one memory that is given in bytes"
 _FRAMES = "pages have 16 tokens and states have slots of their own, so there is no block size to tune"
-_NO_CACHE_YET = "no prefix is kept between requests yet"
+_OTHER_NAME = "it has another name"
 _OWN_CODE = "model code ships with weft and checkpoints cannot bring their own"
 _EAGER = "nothing is captured or compiled on CPU"
 _NO_SPECULATION = "weft does not speculate yet"
@@ -46,18 +46,20 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--mlock": Foreign("weights are read into memory at start", _LEAVE_OUT),
     "--no-mmap": Foreign("weights are read into memory at start", _LEAVE_OUT),
     # states
-    "--mamba-cache-mode": Foreign("each running sequence has one state slot, whatever the pages", _LEAVE_OUT),
-    "--mamba-block-size": Foreign(_FRAMES, _LEAVE_OUT),
+    "--mamba-cache-mode": Foreign("checkpoints are single states, kept where they are useful",
+                                  "--checkpoints"),
+    "--mamba-block-size": Foreign("states are kept at every multiple of N tokens with every:N",
+                                  "--checkpoints"),
     "--mamba-cache-dtype": Foreign("accumulators are always float32", "--dtype"),
     "--mamba-ssm-cache-dtype": Foreign("accumulators are always float32", "--dtype"),
     "--mamba-ssm-dtype": Foreign("accumulators are always float32", "--dtype"),
     "--mamba-backend": Foreign("there is one CPU kernel for each op", _LEAVE_OUT),
     "--gdn-prefill-backend": Foreign("there is one CPU kernel for each op", _LEAVE_OUT),
     # prefix cache
-    "--enable-prefix-caching": Foreign(_NO_CACHE_YET, _LEAVE_OUT),
-    "--no-enable-prefix-caching": Foreign(_NO_CACHE_YET, _LEAVE_OUT),
-    "--disable-radix-cache": Foreign(_NO_CACHE_YET, _LEAVE_OUT),
-    "--prefix-caching-hash-algo": Foreign(_NO_CACHE_YET, _LEAVE_OUT),
+    "--enable-prefix-caching": Foreign(_OTHER_NAME, "--prefix-cache"),
+    "--no-enable-prefix-caching": Foreign(_OTHER_NAME, "--no-prefix-cache"),
+    "--disable-radix-cache": Foreign(_OTHER_NAME, "--no-prefix-cache"),
+    "--prefix-caching-hash-algo": Foreign("prefixes are compared by their tokens, not by hashes", _LEAVE_OUT),
     "--enable-prompt-tokens-details": Foreign("cached_tokens is in the usage of every answer", _LEAVE_OUT),
     # schedule
     "--enable-chunked-prefill": Foreign("prefill is always chunked", "--max-num-batched-tokens"),

@@ -42,6 +42,7 @@ from weft.request import FinishReason, Request, SamplingParams, TokenEvent, Toke
 from weft.schedule.plan import Int32s, StepPlan, StepResult
 from weft.schedule.scheduler import Scheduler
 from weft.schedule.sequence import Sequence
+from weft.schedule.taps import AUTO, TapPolicy
 from weft.units import PAD, SeqId
 
 
@@ -79,21 +80,24 @@ class _Stream:
 
 
 class EngineCore:
-    """See the module. ``clock`` returns seconds and never goes back; ``eos_ids`` are the model's own."""
+    """See the module. ``clock`` returns seconds and never goes back; ``eos_ids`` are the model's own.
+    Whether prefixes are cached is up to ``memory``; ``checkpoints`` says where states are kept then."""
 
     def __init__(self, *, vocab_size: int, sizes: Sizes, memory: Memory, executor: Executor,
-                 clock: Callable[[], float], seed: int, eos_ids: tuple[int, ...]) -> None:
+                 clock: Callable[[], float], seed: int, eos_ids: tuple[int, ...],
+                 checkpoints: TapPolicy = AUTO) -> None:
         self.vocab_size = vocab_size
         self.sizes = sizes
         self.memory = memory
         self.executor = executor
         self.eos_ids = eos_ids
-        self.scheduler = Scheduler(memory, sizes)
+        self.scheduler = Scheduler(memory, sizes, checkpoints)
         self.failure: BaseException | None = None
         """What ended the engine: the exception that ``execute`` (or an assert) raised."""
         self._clock = clock
         self._seed = seed
         self._closed = False
+        self._flush_due = False
         self._streams: dict[SeqId, _Stream] = {}
         self._requests: dict[str, dict[int, SeqId]] = {}
         self._outbox: list[TokenEvent] = []
@@ -138,7 +142,8 @@ class EngineCore:
         self._requests[request.request_id] = {}
         for index in range(sampling.n):
             seq = Sequence(SeqId(self._next_seq), prompt=prompt, sampling=sampling, seed=split(seed, index),
-                           stop_ids=ends, rank=(request.priority, number, index), salt=request.cache_salt)
+                           stop_ids=ends, rank=(request.priority, number, index), salt=request.cache_salt,
+                           boundaries=tuple(request.boundaries))
             self._next_seq += 1
             self._streams[seq.id] = _Stream(request.request_id, index, seq, rule, now)
             self._requests[request.request_id][index] = seq.id
@@ -179,6 +184,13 @@ class EngineCore:
             self._outbox.append(self._end(self._streams[seq], [], "cancelled"))
         return True
 
+    def flush_cache(self) -> None:
+        """Drop every prefix that no running sequence reads. Answers in progress go on unharmed. What has
+        ended and is not closed yet goes with the next step, in which it is."""
+        if self.failure is None and not self._closed:
+            self.memory.flush()
+            self._flush_due = self.scheduler.has_closing
+
     # ------------------------------------------------------------------ steps
 
     @property
@@ -213,6 +225,8 @@ class EngineCore:
         self.scheduler.commit(plan)
         self._note_started(plan, began_s)
         result = self.executor.execute(plan)
+        if self._flush_due:
+            self.flush_cache()
         self._settle(plan, result)
         self._counts["steps"] += 1
         self._counts["computed_tokens"] += plan.token_count

@@ -1,9 +1,9 @@
 """An executor without a model: it checks each plan as a kernel would suffer it, and makes up the tokens.
 
 It keeps its own device: a page table, KV cells, state slots. They are built from the plans alone
-(``rows_cleared``, ``admissions``, ``table_writes``, ``zero_frames``, copies, taps), and what a kernel would write there
-it writes as a *digest*: the cell of position p holds a hash of tokens [0, p], the slot of a sequence at p
-a hash of tokens [0, p). So whatever is read can be compared with what it must be:
+(``rows_cleared``, ``admissions``, ``table_writes``, ``zero_frames``, copies, taps), and what a kernel would
+write there it writes as a *digest*: the cell of position p holds a hash of tokens [0, p], the slot of a
+sequence at p a hash of tokens [0, p). So whatever is read can be compared with what it must be:
 
     page table row 3   [ 7 | 2 | . ]                slot 5
                          |   |                        |
@@ -12,12 +12,13 @@ a hash of tokens [0, p). So whatever is read can be compared with what it must b
 
     read of [0, 17) through the row == hashes of the row's own tokens, or ``PlanViolation`` says which is not
 
-It catches, each with a negative control in tests/unit/engine/test_scripted.py: a wrong page-table write, a
-row that was not cleared, a slot that holds another sequence's state or an older one of its own, a skipped
-or repeated position, a page written under a second reader (L7), memory that changed kind without zeroing
-(L6), a chunk that ends off the grid, a wrong token fed to a decode, a budget overrun; and, because a copy
-carries its digests along, a hit on another prefix's state or page, a state at another position than the run
-starts at, a copy of what was never written, a tap off the grid, outside its run or into a slot in use.
+It catches, each with a negative control in tests/unit/engine: a wrong page-table write, a row that was not
+cleared, a slot that holds another sequence's state or an older one of its own, a skipped or repeated
+position, a page written under a second reader (L7), memory that changed kind without zeroing (L6), a chunk
+that ends off the grid, a wrong token fed to a decode, a budget overrun; and, because a copy carries its
+digests along, a hit on another prefix's state or page, a state at another position than the run starts at, a
+page replaced by one with other tokens, a copy of what was never written, a tap off the grid, outside its run
+or into a slot in use.
 
 The token chosen is a pure function of the tokens before it and of the sequence's seed (none when greedy):
 ``reference_tokens`` computes a whole answer without any engine, and batching, chunking and preemption must
@@ -203,6 +204,15 @@ class ScriptedExecutor:
                      f"L4: entry {index} of row {row_id} is written before entry {index - 1}")
             _require(0 <= page < self._arena.page_count, f"page {page} is outside the arena")
             self._table[row_id, index] = page
+            self._readers[page] += 1
+        for row_id, index, page in plan.table_patches.T.tolist():
+            before = int(self._table[row_id, index])
+            _require(before != PAD, f"entry {index} of row {row_id} is replaced and was not written")
+            _require(0 <= page < self._arena.page_count, f"page {page} is outside the arena")
+            _require(np.array_equal(self._cells[page], self._cells[before]),
+                     f"L7: entry {index} of row {row_id} is replaced by a page that holds other tokens")
+            self._table[row_id, index] = page
+            self._readers[before] -= 1
             self._readers[page] += 1
 
     def _zero_frame(self, frame: int) -> None:

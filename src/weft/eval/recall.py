@@ -13,7 +13,7 @@ names of the two sides never meet (`words.py`).
 
 The answer repeats the name, as a person would ("Bemo: 4821"). That is more than politeness: name and
 number then stand side by side in the answer as they do in the list, and a small model learns to look
-up in minutes what it does not learn in an hour when it has to answer with the number alone.
+up far sooner than when it has to answer with the number alone (train/README.md).
 
 Why a memory bug shows: the answer is four to six random digits that occur once, far back. Nothing in
 the weights and nothing near the question helps. Wrong KV, a page of another request or a lost page is

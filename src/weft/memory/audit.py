@@ -1,10 +1,13 @@
 """The recount: law L1 checked from the owners, trusting no counter.
 
-    leases --own--> pages, slots --lie in--> frames --are--> claimed by one packing, or free in one stack
+    leases, nodes --own--> pages, slots --lie in--> frames --are--> claimed by one packing, or free in
+                                                                    one stack
 
-Owners are walked first: how often each page and slot is named by a lease. Then every record that was
-kept along the way is compared with that: holder counts, free stacks, buckets, totals, free frames. Any
-two that disagree are a leak, a double owner or a wrong count, and the message says which and where.
+Owners are walked first: how often each page and slot is named by a lease as its own, or by a node of the
+prefix tree; what a lease reads of the tree is compared with the way to the node that it holds. Then every
+record that was kept along the way is compared with that: holder counts, free stacks, buckets, totals,
+free frames, orders of eviction, counts of readers. Any two that disagree are a leak, a double owner or a
+wrong count, and the message says which and where.
 
 It reads everything once: linear in the arena, for property tests after each operation and for production
 when the engine idles. It writes nothing.
@@ -16,9 +19,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from weft.memory.arena import Arena
+from weft.memory.books import Books
+from weft.memory.cache import PrefixCache
+from weft.memory.lease import Lease
 from weft.memory.packing import Item, Packing
-from weft.memory.transaction import Books
-from weft.units import PAD, FrameId, PageId, SlotId
+from weft.memory.tree import PAGE_KEY_BYTES, Node, NodeId
+from weft.units import PAD, FrameId, PageId, SeqId, SlotId
 
 
 def audit(books: Books) -> None:
@@ -27,19 +33,29 @@ def audit(books: Books) -> None:
     slot_owners: Counter[SlotId] = Counter()
     for seq, lease in books.leases.items():
         assert lease.seq == seq, f"the lease of sequence {seq} says {lease.seq}"
-        page_owners.update(lease.pages)
+        page_owners.update(lease.pages[books.plan.pages_for(lease.shared_tokens):])
         if books.plan.slots_per_frame:
             books.slots.check(lease.slot, lease.epoch)
             slot_owners[lease.slot] += 1
         else:
             assert lease.slot == PAD, f"sequence {seq} holds slot {lease.slot} of a model without states"
+        for tap in lease.taps:
+            books.slots.check(tap.slot, tap.epoch)
+            slot_owners[tap.slot] += 1
         assert len(set(lease.pages)) == len(lease.pages), f"sequence {seq} holds a page twice"
+    for node in books.cache.tree.nodes():
+        page_owners.update(node.pages)
+        if node.slot != PAD:
+            books.slots.check(node.slot, node.epoch)
+            slot_owners[node.slot] += 1
     _audit_holders("page", books.pages.holders, page_owners)
     _audit_holders("slot", books.slots.holders, slot_owners)
     assert all(count == 1 for count in slot_owners.values()), "a slot has two owners"
     _audit_packing("page", books.pages.packing, page_owners)
     _audit_packing("slot", books.slots.packing, slot_owners)
     _audit_frames(books.arena, books.pages.packing, books.slots.packing)
+    _audit_tree(books.cache)
+    _audit_holds(books.cache, books.leases)
 
 
 def _audit_holders(what: str, holders: Sequence[int], owners: Mapping[Item, int]) -> None:
@@ -88,3 +104,68 @@ def _audit_frames(arena: Arena, pages: Packing[PageId], slots: Packing[SlotId]) 
     lost = set(range(arena.frame_count)) - set(seen)
     assert not lost, f"frame {min(lost)} is free nowhere and claimed by none"
     assert len(seen) == arena.frame_count, "a frame beyond the arena"
+
+
+def _audit_tree(cache: PrefixCache) -> None:
+    tree, order = cache.tree, cache.order
+    nodes = {node.id: node for node in tree.nodes()}
+    assert set(tree.by_id) == set(nodes), "the index of nodes and the tree differ"
+    for node in nodes.values():
+        assert tree.by_id[node.id] is node, f"node {node.id} is not the one in the index"
+        if node.parent is not None:
+            _audit_node(cache, node, node.parent)
+        else:
+            assert node.children, f"root {node.id} has nothing below"
+            assert node.slot == PAD, f"root {node.id} has a checkpoint"
+        tails = sum(child.is_tail for child in node.children.values())
+        assert node.tail_count == tails, f"node {node.id} has {tails} tails, counted {node.tail_count}"
+    pages = sum(len(node.pages) for node in nodes.values())
+    assert tree.page_count == pages, f"the tree has {pages} pages, counted {tree.page_count}"
+    states = {node.id for node in nodes.values() if node.slot != PAD}
+    assert tree.slot_count == len(states), f"the tree has {len(states)} slots, counted {tree.slot_count}"
+    assert set(order.states) == states, "the order of checkpoints is not that of the tree"
+    bare = {node.id for node in nodes.values() if node.bare and node.parent is not None}
+    assert set(order.bare) == bare, "the order of bare KV is not that of the tree"
+    for node_id, node in (*order.states.items(), *order.bare.items()):
+        assert nodes[node_id] is node, f"the order names a node {node_id} that is not in the tree"
+
+
+def _audit_node(cache: PrefixCache, node: Node, parent: Node) -> None:
+    name = f"node {node.id}"
+    key = node.tokens if node.is_tail else node.tokens[:PAGE_KEY_BYTES]
+    assert parent.children.get(key) is node, f"{name} is not where its parent looks for it"
+    assert node.start == parent.end, f"{name} begins at {node.start}, its parent ends at {parent.end}"
+    assert node.tokens, f"{name} has no tokens"
+    if node.is_tail:
+        assert not node.children, f"tail {node.id} has children"
+        assert node.slot != PAD, f"tail {node.id} has no checkpoint"
+        page_count = 1
+    else:
+        assert len(node.tokens) % PAGE_KEY_BYTES == 0, f"{name} ends inside a page"
+        page_count = len(node.tokens) // PAGE_KEY_BYTES
+    assert len(node.pages) == (page_count if cache.tree.paged else 0), f"{name} has {len(node.pages)} pages"
+    assert cache.tree.paged or not node.bare, f"{name} has no pages, and leads to no checkpoint"
+
+
+def _audit_holds(cache: PrefixCache, leases: Mapping[SeqId, Lease]) -> None:
+    """Who reads what of the tree, recounted from the leases."""
+    holds: Counter[NodeId] = Counter()
+    for seq, lease in leases.items():
+        held = cache.node(lease)
+        if held is None:
+            assert lease.shared_tokens == 0, f"sequence {seq} reads {lease.shared_tokens} tokens of no node"
+            continue
+        assert held.end == lease.shared_tokens, f"sequence {seq} holds a node that ends at {held.end}"
+        way = cache.tree.path_pages(held, 0, held.end)
+        assert lease.pages[:len(way)] == way, f"sequence {seq} reads other pages than those of its node"
+        at: Node | None = held
+        while at is not None:
+            holds[at.id] += 1
+            if at.parent is None:
+                assert cache.tree.roots.get(lease.salt) is at, f"sequence {seq} reads another namespace"
+            at = at.parent
+    for node in cache.tree.nodes():
+        readers = holds[node.id]
+        assert node.holds == readers, f"node {node.id} counts {node.holds} leases, it has {readers}"
+    held_pages = sum(len(node.pages) for node in cache.tree.nodes() if node.holds)
+    assert cache.tree.held_page_count == held_pages, f"{held_pages} pages are read, counted wrong"

@@ -1,16 +1,27 @@
 """A lease: everything one running sequence holds, and its receipt for giving it back.
 
-``pages[i]`` has the KV of tokens [16 i, 16 i + 16). The list is written by commits only; others read
-it. ``slot`` is PAD in a model without recurrent layers.
+    pages   [ p0 p1 p2 p3 | p4 p5 p6 ]      p of tokens [16 i, 16 i + 16)
+              shared         its own         those of the first ``shared_tokens`` belong to the tree
+
+``slot`` is PAD in a model without recurrent layers. ``taps`` are slots that the sequence fills on its way
+and that the tree has not taken over yet. Written by commits only; others read it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from weft.units import PAD, PageId, SeqId, SlotId
+from weft.memory.tree import NO_NODE, NodeId
+from weft.units import PageId, SeqId, SlotId
 
-NO_SLOT = SlotId(PAD)
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A claim on a slot for the state after ``position`` tokens."""
+
+    position: int
+    slot: SlotId
+    epoch: int
 
 
 @dataclass(slots=True)
@@ -21,3 +32,9 @@ class Lease:
     epoch: int
     cached_tokens: int
     """Tokens whose KV and state were there when the lease was opened."""
+    salt: str = ""
+    shared_tokens: int = 0
+    """Tokens at the front whose pages belong to the prefix tree: read, never written (law L7)."""
+    held: NodeId = NO_NODE
+    """The node that ends after ``shared_tokens``; none where that is 0."""
+    taps: list[Checkpoint] = field(default_factory=list)

@@ -1,8 +1,9 @@
 """The facade: five verbs over one arena, and the numbers about it.
 
-    match (reads only)      what of a prompt is there already
-    open  extend  save  close        on a draft, which changes nothing (transaction.py)
-    commit                  the only writer
+    match (reads only)               what of a prompt is there already
+    open  extend  save  close        on a draft, which changes nothing (draft.py)
+      '- publish: a close that goes on; reclaim: what to do when open or extend said no
+    commit                           the only writer (transaction.py)
 
     memory = Memory(plan_arena(spec, memory_bytes))
     draft = memory.draft()
@@ -17,12 +18,13 @@ assert. Nobody outside this folder sees frames, except as the ids to zero (law L
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from weft.memory.audit import audit
+from weft.memory.cache import CacheCounts
 from weft.memory.lease import Lease
 from weft.memory.plan import ArenaPlan
 from weft.memory.transaction import Books, Draft, Match, Reservation, apply
@@ -52,6 +54,17 @@ class MemoryUsage:
     pages_held_max: int
     slots_held_max: int
     frames_used_max: int
+    pages_cached: int = 0
+    """Of ``pages_held``, those that belong to the prefix tree; the others are private to one sequence."""
+    pages_shared: int = 0
+    """Of ``pages_cached``, those that running sequences read: they cannot be evicted."""
+    slots_cached: int = 0
+    """Of ``slots_held``, checkpoints in the prefix tree."""
+    cached_bytes: int = 0
+    """``pages_cached`` and ``slots_cached``."""
+    evictable_bytes: int = 0
+    cache_nodes: int = 0
+    cache: CacheCounts = field(default_factory=CacheCounts)
 
     @property
     def used_share(self) -> float:
@@ -62,17 +75,23 @@ class MemoryUsage:
 class Memory:
     """The memory of one rank. ``plan`` is its geometry; not thread safe, as one engine owns it."""
 
-    def __init__(self, plan: ArenaPlan) -> None:
+    def __init__(self, plan: ArenaPlan, *, cache: bool = False) -> None:
         self.plan = plan
-        self._books = Books(plan)
+        self._books = Books(plan, cache=cache)
         self._pages_held_max = 0
         self._slots_held_max = 0
         self._frames_used_max = 0
 
+    @property
+    def caches(self) -> bool:
+        """Whether anything is kept for later sequences."""
+        return self._books.cache.enabled
+
     def match(self, tokens: Sequence[int] | npt.NDArray[np.int32], *, salt: str) -> Match:
-        """What is cached of ``tokens`` for ``salt``; reads only. No checkpoint is ever kept yet, so it
-        is nothing, and nothing is lost."""
-        return Match(cached_tokens=0, lost_tokens=0, lost_reason="no_checkpoint")
+        """What is cached of ``tokens`` for ``salt``; reads only. At least the last token is left to compute.
+        With the cache off it is nothing, and nothing is lost."""
+        books = self._books
+        return books.cache.match(np.asarray(tokens, dtype=np.int32), salt, books.version)
 
     def draft(self) -> Draft:
         """A transaction to fill; see ``Draft`` for open, extend, save, close and seal."""
@@ -90,6 +109,12 @@ class Memory:
         self._slots_held_max = max(self._slots_held_max, slots_held)
         self._frames_used_max = max(self._frames_used_max, frames_used)
 
+    def flush(self) -> None:
+        """Drop whatever is cached and no sequence reads. A commit of its own: between steps only."""
+        draft = self.draft()
+        draft.flush()
+        self.commit(draft.seal())
+
     def lease(self, seq: SeqId) -> Lease:
         """What ``seq`` holds. AssertionError where it has no lease."""
         lease = self._books.leases.get(seq)
@@ -97,7 +122,7 @@ class Memory:
         return lease
 
     def usage(self) -> MemoryUsage:
-        plan, books = self.plan, self._books
+        plan, books, tree = self.plan, self._books, self._books.cache.tree
         pages, slots = books.pages.packing, books.slots.packing
         free = books.arena.free_count
         page_bytes = pages.held_count * plan.page_bytes
@@ -120,6 +145,13 @@ class Memory:
             pages_held_max=self._pages_held_max,
             slots_held_max=self._slots_held_max,
             frames_used_max=self._frames_used_max,
+            pages_cached=tree.page_count,
+            pages_shared=tree.held_page_count,
+            slots_cached=tree.slot_count,
+            cached_bytes=tree.page_count * plan.page_bytes + tree.slot_count * plan.slot_stride_bytes,
+            evictable_bytes=books.cache.evictable_bytes,
+            cache_nodes=len(tree.by_id),
+            cache=replace(books.cache.counts),
         )
 
     def audit(self) -> None:

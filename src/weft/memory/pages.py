@@ -1,8 +1,8 @@
-"""KV pages: who holds them is a count.
+"""KV pages: one owner each.
 
-``holders[page]`` is how many owners a page has: 0 is free, 1 is a page that its owner may write, more is
-a shared one that nobody may write (law L7). Owners are leases; the count is what lets a page have several
-of them without a flag, and what ``audit`` recounts (law L1). Where pages come from is ``packing``.
+``holders[page]`` is 0 or 1 (law L1): a page belongs to the pool, to a lease that may write it, or to a node
+of the prefix tree, whose pages are full and read only (law L7). Sharing is no count here: a lease that reads
+the tree's pages holds the node where they end (tree.py). Where pages come from is ``packing``.
 """
 
 from __future__ import annotations
@@ -22,18 +22,15 @@ class Pages:
         self.holders = [0] * (pages_per_frame * frame_count)
 
     def take(self, pages: Sequence[PageId]) -> None:
-        """Free pages get their first holder."""
+        """Free pages get an owner."""
         self.packing.pop(pages)
         for page in pages:
             assert self.holders[page] == 0, f"page {page} is held and was drafted as free"
             self.holders[page] = 1
 
     def drop(self, pages: Sequence[PageId]) -> list[FrameId]:
-        """One holder lets go of ``pages``; those without another become free. Returns emptied frames."""
-        freed = []
+        """The owner lets go of ``pages``. Returns emptied frames."""
         for page in pages:
-            assert self.holders[page] > 0, f"page {page} is free and was given back"
-            self.holders[page] -= 1
-            if not self.holders[page]:
-                freed.append(page)
-        return self.packing.push(freed)
+            assert self.holders[page] == 1, f"page {page} is free and was given back"
+            self.holders[page] = 0
+        return self.packing.push(pages)

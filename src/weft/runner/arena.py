@@ -9,6 +9,10 @@ device that uses it. The same verb with another byte, and its two sisters for a 
 evaluations write garbage where nothing may be read, or into what must be read: 0xFF in every byte is NaN in
 float32, bfloat16 and float16 alike.
 
+``copy_slots`` and ``copy_pages`` are how a checkpoint becomes the state of a sequence, a shared page that is
+partly filled becomes a page of one's own (law L7), and memory moves to empty a frame. All sources of a call
+are read before anything is written: a batch may move a into b and b into c.
+
 The buffer is not initialised: a fresh sequence starts its states explicitly, a page is masked beyond what
 was written (kernels select, they never multiply with 0), and touching every byte at start would cost the
 whole arena in page faults.
@@ -18,11 +22,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from weft.memory.plan import ArenaPlan
 from weft.tensor.inputs import LayerCache
 from weft.tensor.views import build_layer_caches
+
+Int32s = npt.NDArray[np.int32]
 
 NAN_BYTE = 0xFF
 
@@ -49,6 +57,26 @@ class DeviceArena:
 
     def fill_slots(self, slots: Sequence[int], byte: int) -> None:
         self._fill(slots, self.plan.slot_stride_bytes, byte)
+
+    def copy_slots(self, sources: Int32s, destinations: Int32s) -> None:
+        """int32 [k] slot ids each; no destination twice."""
+        self._copy(sources, destinations, self.plan.slot_stride_bytes)
+
+    def copy_pages(self, sources: Int32s, destinations: Int32s) -> None:
+        """int32 [k] page ids each; no destination twice."""
+        self._copy(sources, destinations, self.plan.page_bytes)
+
+    def _copy(self, sources: Int32s, destinations: Int32s, stride_bytes: int) -> None:
+        if not sources.size:
+            return
+        items = self.buffer.numel() // stride_bytes
+        assert min(sources.min(), destinations.min()) >= 0, "PAD is copied"
+        assert max(sources.max(), destinations.max()) < items, "a copy is outside the arena"
+        # Everything in the arena is aligned to 256 bytes: whole words are copied.
+        words = self.buffer.view(torch.int64).view(items, stride_bytes // torch.int64.itemsize)
+        from_, to = (torch.from_numpy(ids.astype(np.int64)).to(words.device)
+                     for ids in (sources, destinations))
+        words.index_copy_(0, to, words.index_select(0, from_))
 
     def _fill(self, items: Sequence[int], stride_bytes: int, byte: int) -> None:
         for item in items:

@@ -6,7 +6,7 @@ Per step, in buffers made once:         tokens, positions, starts, slots, contex
 
 ``apply`` brings the rows up to date, in the order the plan promises (L5, L6):
 
-    rows_cleared -> admissions -> table_writes -> zero_frames
+    rows_cleared -> admissions -> table_writes, table_patches -> zero_frames -> slot_copies, page_copies
 
 ``build`` makes the inputs. Decodes come first, so that is where padding goes, when asked for a batch of a
 fixed width (as graphs of a device want it):
@@ -104,10 +104,13 @@ class BatchBuilder:
             if a.sampling.prompt_logprobs is not None:
                 prompt = a.tokens[: a.prompt_tokens].astype(np.int64)
                 self._prompts[a.row] = (prompt, a.sampling.prompt_logprobs)
-        if plan.table_writes.size:
-            rows, columns, pages = torch.from_numpy(plan.table_writes.astype(np.int64)).to(self._device)
-            self._table[rows, columns] = pages.to(torch.int32)
+        for writes in (plan.table_writes, plan.table_patches):
+            if writes.size:
+                rows, columns, pages = torch.from_numpy(writes.astype(np.int64)).to(self._device)
+                self._table[rows, columns] = pages.to(torch.int32)
         arena.fill_frames(plan.zero_frames, 0)
+        arena.copy_slots(*plan.slot_copies)
+        arena.copy_pages(*plan.page_copies)
 
     def build(self, plan: StepPlan) -> StepBatch:
         """Inputs of the forward pass. They live in buffers that the next ``build`` overwrites."""

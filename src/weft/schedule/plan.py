@@ -5,9 +5,9 @@
 
 It can be printed, compared, replayed, and simulated. The executor sees nothing else of the pure half:
 no sequence object, no memory object. Persistent per-row state on the device (page table, sampling
-parameters, token counts) is kept in step with ``rows_cleared``, ``admissions`` and ``table_writes``;
-then memory is made ready with ``zero_frames``, ``slot_copies`` and ``page_copies``. All of it is applied in
-that order before anything is computed.
+parameters, token counts) is kept in step with ``rows_cleared``, ``admissions``, ``table_writes`` and
+``table_patches``; then memory is made ready with ``zero_frames``, ``slot_copies`` and ``page_copies``. All
+of it is applied in that order before anything is computed.
 
     runs are ordered: first every decode (length 1, start > 0), then every prefill.
 
@@ -38,6 +38,10 @@ Bools = npt.NDArray[np.bool_]
 
 def no_copies() -> Int32s:
     return np.empty((2, 0), dtype=np.int32)
+
+
+def no_writes() -> Int32s:
+    return np.empty((3, 0), dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,7 @@ class StepPlan:
     the slot's bytes are. ``samples``: the run ends at the sequence's last known token, so its last
     logits choose the next one. ``prompt_logprob_runs``: runs whose sequence asked for logprobs of its
     prompt. ``table_writes``: int32 [3, k] of (row, page index in the row, page id).
+    ``table_patches``, in the same form, replaces entries by pages that hold the same tokens.
     ``slot_copies`` and ``page_copies``: int32 [2, k] of (source, destination). Of each kind, every source is
     read before any destination is written, so that one may be both; no destination comes twice.
     """
@@ -101,6 +106,9 @@ class StepPlan:
     preempted: tuple[SeqId, ...]
     finished: tuple[SeqId, ...] = ()
     """Sequences that ended (or were cancelled) since the last plan; their rows are in rows_cleared."""
+    reclaiming: bool = False
+    """Somebody did not fit, and the cache gives up memory for the next plan."""
+    table_patches: Int32s = field(default_factory=no_writes)
     slot_copies: Int32s = field(default_factory=no_copies)
     page_copies: Int32s = field(default_factory=no_copies)
 

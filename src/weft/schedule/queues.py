@@ -29,6 +29,11 @@ class RankedQueue:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._seqs)
 
+    def after(self, seq: Sequence) -> Iterator[Sequence]:
+        """Those behind ``seq``, best first."""
+        for at in range(bisect_left(self._ranks, seq.rank) + 1, len(self._seqs)):
+            yield self._seqs[at]
+
     def __contains__(self, seq: Sequence) -> bool:
         at = bisect_left(self._ranks, seq.rank)
         return at < len(self._seqs) and self._seqs[at] is seq

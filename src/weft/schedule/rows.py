@@ -22,7 +22,7 @@ import numpy as np
 
 from weft.schedule.plan import Int32s
 from weft.schedule.sequence import SeqState, Sequence
-from weft.units import PAD, PAGE_TOKENS, RowId, SlotId
+from weft.units import PAD, PAGE_TOKENS, RowId, SeqId, SlotId
 
 UNBOUNDED = np.iinfo(np.int32).max
 """Capacity of a sequence whose model has no KV pages."""
@@ -34,6 +34,8 @@ class RowTable:
         self.seqs: list[Sequence | None] = [None] * rows_max
         self.known: list[Int32s | None] = [None] * rows_max
         """Tokens of the prefill in progress, by row; None once it is done."""
+        self.wanted: list[list[int]] = [[] for _ in range(rows_max)]
+        """Positions at which the sequence should leave its state, by row; see ``taps``."""
         self.computed = np.zeros(rows_max, dtype=np.int32)
         self.target = np.zeros(rows_max, dtype=np.int32)
         self.capacity = np.zeros(rows_max, dtype=np.int32)
@@ -45,6 +47,9 @@ class RowTable:
 
     def row_of(self, seq: Sequence) -> RowId:
         return self._row_of[seq.id]
+
+    def row_of_id(self, seq: SeqId) -> RowId:
+        return self._row_of[seq]
 
     def free_rows(self) -> list[RowId]:
         """In ascending order."""
@@ -79,6 +84,7 @@ class RowTable:
         assert self.seqs[row] is seq
         self.seqs[row] = None
         self.known[row] = None
+        self.wanted[row] = []
         self.computed[row] = self.target[row] = self.capacity[row] = self.pages_held[row] = 0
         self.slots[row] = self.last_token[row] = self.seq_ids[row] = PAD
         return row

@@ -11,18 +11,22 @@
 
 One pass, in order of claim:
 
-    1  close what finished since the last plan           its memory is free from the next plan on
+    1  close what finished since the last plan           its memory is free, or cached, from the next plan on
     2  every decode, best rank first                     each gets one token of capacity
-    3  those that could not: who gives way?              preemption.py; a step that is short admits nobody
+    3  those that could not: who gives way?              the cache first, then preemption.py; a step that is
+                                                         short admits nobody
     4  every prefill in progress, best rank first        capacity was leased whole when it was admitted
-    5  admissions in queue order, until one does not fit a lease for all known tokens, plus headroom
+    5  admissions in queue order, until one does not fit a lease for all known tokens, plus headroom; starts
+                                                         behind what is cached, and who waits for a twin is
+                                                         passed over (reuse.py)
+    6  publish what the last step computed, tap this one best effort, with what is left (reuse.py)
 
 Laws kept here: L3 (running short is a plan without that sequence; the best ranked sequence always runs or
 its memory is already on the way, and it fits when alone), L5 (a row is cleared by the plan that takes its
 sequence out, before anybody else gets it), L11 (the waiting queue is bounded by who submits: the engine).
 
-``plan`` never returns None while work is possible: if nothing runs and nothing closes, the head of the
-queue must fit, and that is asserted rather than waited for.
+``plan`` never returns None while work is possible: if nothing runs, nothing closes and the cache has nothing
+to give up, the head of the queue must fit, and that is asserted rather than waited for.
 
 Rejected: passing over a head of queue that does not fit for a smaller one behind it (a long prompt would
 starve under a stream of short ones); preempting for an admission (two sequences could evict each other
@@ -31,74 +35,41 @@ for ever); freeing at finish time (a second writer of memory, and memory freed u
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
 from weft.config import Sizes
 from weft.memory.memory import Memory
-from weft.memory.transaction import Draft
+from weft.memory.reservation import Match
 from weft.schedule.budget import Budget
+from weft.schedule.one_pass import Pass
 from weft.schedule.plan import Admission, Int32s, StepPlan
 from weft.schedule.preemption import headroom_pages, victim_count
 from weft.schedule.queues import RankedQueue
+from weft.schedule.reuse import FOLLOWERS_MAX, Reuse
 from weft.schedule.rows import RowTable
 from weft.schedule.sequence import SeqState, Sequence
-from weft.units import PAD, PageId, RowId, SeqId, SlotId
+from weft.schedule.taps import AUTO, TapPolicy
+from weft.units import PAD, PAGE_TOKENS, RowId, SeqId, SlotId, pages_for
 
-_NO_ROWS: Int32s = np.empty(0, dtype=np.int32)
-
-
-@dataclass(slots=True)
-class _Pass:
-    """What one pass has decided so far. ``prefill_*`` are lists in run order, by run."""
-
-    draft: Draft
-    rows_cleared: list[RowId] = field(default_factory=list)
-    finished: list[SeqId] = field(default_factory=list)
-    preempted: list[Sequence] = field(default_factory=list)
-    pages_freed: int = 0
-    short: bool = False
-    decode_rows: Int32s = field(default_factory=lambda: _NO_ROWS)
-    prefill_seqs: list[Sequence] = field(default_factory=list)
-    prefill_rows: list[int] = field(default_factory=list)
-    prefill_starts: list[int] = field(default_factory=list)
-    prefill_ends: list[int] = field(default_factory=list)
-    prefill_slots: list[int] = field(default_factory=list)
-    prefill_samples: list[bool] = field(default_factory=list)
-    prefill_tokens: list[Int32s] = field(default_factory=list)
-    admissions: list[Admission] = field(default_factory=list)
-    write_rows: list[int] = field(default_factory=list)
-    write_indexes: list[int] = field(default_factory=list)
-    write_pages: list[int] = field(default_factory=list)
-
-    def write_table(self, row: RowId, first_index: int, pages: list[PageId]) -> None:
-        self.write_rows += [row] * len(pages)
-        self.write_indexes += range(first_index, first_index + len(pages))
-        self.write_pages += pages
-
-    def add_prefill(self, seq: Sequence, row: RowId, start: int, end: int, slot: int, known: Int32s) -> None:
-        self.prefill_seqs.append(seq)
-        self.prefill_rows.append(row)
-        self.prefill_starts.append(start)
-        self.prefill_ends.append(end)
-        self.prefill_slots.append(slot)
-        self.prefill_samples.append(end == known.size and seq.samples)
-        self.prefill_tokens.append(known[start:end])
+_DOUBLINGS_MAX = 5
 
 
 class Scheduler:
-    def __init__(self, memory: Memory, sizes: Sizes) -> None:
+    def __init__(self, memory: Memory, sizes: Sizes, policy: TapPolicy = AUTO) -> None:
         self.memory = memory
         self.sizes = sizes
         self.rows = RowTable(sizes.rows_max)
+        self.reuse = Reuse(memory, policy, self.rows)
         self.waiting = RankedQueue()
         self.running = RankedQueue()
         self.preemption_count = 0
         self.recomputed_tokens = 0
-        """Tokens that were in memory when their sequence was preempted."""
+        """Tokens that were in memory when their sequence was preempted, and were not when it came back."""
         self._closing: list[Sequence] = []
         self._decode_rows: Int32s | None = None
+        self._reclaims_in_a_row = 0
         self._step = 0
 
     # ------------------------------------------------------------------ who is here
@@ -106,6 +77,11 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(len(self.waiting) or len(self.running) or self._closing)
+
+    @property
+    def has_closing(self) -> bool:
+        """Whether sequences that ended still hold their memory."""
+        return bool(self._closing)
 
     def submit(self, seq: Sequence) -> None:
         assert seq.state is SeqState.WAITING
@@ -131,26 +107,27 @@ class Scheduler:
         answers the same."""
         if not self.has_work:
             return None
-        step = _Pass(self.memory.draft())
+        step = Pass(self.memory.draft())
         self._plan_closing(step)
         self._plan_decodes(step)
         budget = Budget(self.sizes.step_tokens_max, int(step.decode_rows.size))
         self._plan_prefills(step, budget)
-        if not step.short:
-            self._plan_admissions(step, budget)
-        assert step.decode_rows.size or step.prefill_rows or step.pages_freed or step.rows_cleared, (
+        matches = self._plan_admissions(step, budget) if not step.short else {}
+        self.reuse.publish(step)
+        self.reuse.plan_taps(step, matches)
+        assert step.does_something, (
             f"nothing can run: {len(self.running)} running, {len(self.waiting)} waiting, "
             f"usage {self.memory.usage()}")
-        return self._seal(step)
+        return step.seal(self._step, self.rows)
 
-    def _plan_closing(self, step: _Pass) -> None:
+    def _plan_closing(self, step: Pass) -> None:
         for seq in self._closing:
             self._take_out(step, seq)
             step.finished.append(seq.id)
 
-    def _take_out(self, step: _Pass, seq: Sequence) -> None:
+    def _take_out(self, step: Pass, seq: Sequence) -> None:
         row = self.rows.row_of(seq)
-        step.draft.close(seq.id)
+        step.draft.close(seq.id, keep=self.reuse.kept(seq))
         step.rows_cleared.append(row)
         step.pages_freed += int(self.rows.pages_held[row])
 
@@ -162,7 +139,7 @@ class Scheduler:
             self._decode_rows = np.asarray(rows, dtype=np.int32)
         return self._decode_rows
 
-    def _plan_decodes(self, step: _Pass) -> None:
+    def _plan_decodes(self, step: Pass) -> None:
         rows = self._decodes()
         step.decode_rows = rows
         positions = self.rows.computed[rows]
@@ -179,8 +156,12 @@ class Scheduler:
         if short:
             self._plan_shortage(step, short)
 
-    def _plan_shortage(self, step: _Pass, short: set[int]) -> None:
+    def _plan_shortage(self, step: Pass, short: set[int]) -> None:
         step.short = True
+        if self._reclaim(step, pages=len(short)):
+            # the cache gives way before anybody does
+            step.decode_rows = step.decode_rows[[row not in short for row in step.decode_rows.tolist()]]
+            return
         order = list(self.running)
         order_rows = [self.rows.row_of(seq) for seq in order]
         victims = victim_count([int(self.rows.pages_held[row]) for row in order_rows],
@@ -193,7 +174,7 @@ class Scheduler:
         step.decode_rows = step.decode_rows[[row not in out for row in step.decode_rows.tolist()]]
         assert all(row not in out for row in step.write_rows), "a victim ranks above one that got a page"
 
-    def _plan_prefills(self, step: _Pass, budget: Budget) -> None:
+    def _plan_prefills(self, step: Pass, budget: Budget) -> None:
         if self._decodes().size == len(self.running):
             return
         for seq in self.running:
@@ -208,63 +189,78 @@ class Scheduler:
             budget.spend(end - start)
             step.add_prefill(seq, row, start, end, int(self.rows.slots[row]), known)
 
-    def _plan_admissions(self, step: _Pass, budget: Budget) -> None:
+    def _plan_admissions(self, step: Pass, budget: Budget) -> dict[SeqId, Match]:
+        """Returns what memory had of those that are admitted."""
+        matches: dict[SeqId, Match] = {}
         if not len(self.waiting):
-            return
+            return matches
         rows = sorted([*self.rows.free_rows(), *step.rows_cleared])
-        for seq, row in zip(self.waiting, rows, strict=False):
+        if not rows:
+            return matches
+        prefills = self.running if self._decodes().size < len(self.running) else ()
+        leaders = self.reuse.leaders(step, prefills, self._closing)
+        followers = 0
+        for seq in self.waiting:
+            if len(matches) == len(rows) or followers == FOLLOWERS_MAX:
+                break
             known = seq.known()
-            # Logprobs of the prompt need logits at each of its positions: nothing of it may be skipped.
-            match = self.memory.match(known[:0] if seq.prompt_logprobs_due else known, salt=seq.salt)
-            start = match.cached_tokens
-            assert start < known.size
-            end = budget.chunk_end(start, known.size)
-            if end == start:
+            match = self.reuse.match(seq, known)
+            wait = leaders.wait_for(seq, known, match.cached_tokens)
+            if wait is not None:
+                followers += 1
+                step.demand(wait.leader, wait.demand)
+                continue
+            end = budget.chunk_end(match.cached_tokens, known.size)
+            if end == match.cached_tokens:
                 break
-            headroom = headroom_pages(len(self.running) + len(step.admissions), seq.preemption_count)
-            if not step.draft.open(seq.id, match, known.size, headroom_pages=headroom):
+            if not self._admit(step, seq, rows[len(matches)], match, known, end):
+                self._make_room(step, seq, match.cached_tokens, len(rows) - len(matches))
                 break
-            budget.spend(end - start)
-            step.admissions.append(Admission(
-                row=row, seq=seq.id, tokens=known, prompt_tokens=int(seq.prompt.size),
-                sampling=seq.sampling, seed=seq.seed, stop_ids=seq.stop_ids))
-            step.write_table(row, 0, step.draft.new_pages(seq.id))
-            step.add_prefill(seq, row, start, end, step.draft.slot_of(seq.id), known)
+            budget.spend(end - match.cached_tokens)
+            matches[seq.id] = match
+            leaders.admitted(seq, known, match.cached_tokens)
+        return matches
 
-    def _seal(self, step: _Pass) -> StepPlan:
-        decode_count = int(step.decode_rows.size)
-        reservation = step.draft.seal()
-        rows = np.concatenate([step.decode_rows, np.asarray(step.prefill_rows, dtype=np.int32)])
-        starts = np.concatenate([self.rows.computed[step.decode_rows],
-                                 np.asarray(step.prefill_starts, dtype=np.int32)])
-        ends = np.concatenate([starts[:decode_count] + 1, np.asarray(step.prefill_ends, dtype=np.int32)])
-        slots = np.concatenate([self.rows.slots[step.decode_rows],
-                                np.asarray(step.prefill_slots, dtype=np.int32)])
-        samples = np.ones(rows.size, dtype=np.bool_)
-        samples[decode_count:] = step.prefill_samples
-        seqs = (*self.rows.seq_ids[step.decode_rows].tolist(), *(seq.id for seq in step.prefill_seqs))
-        return StepPlan(
-            step=self._step,
-            seqs=seqs,
-            rows=rows,
-            starts=starts,
-            lengths=ends - starts,
-            slots=slots,
-            fresh=starts == 0,
-            samples=samples,
-            tokens=np.concatenate([self.rows.last_token[step.decode_rows], *step.prefill_tokens]),
-            decode_count=decode_count,
-            rows_cleared=tuple(step.rows_cleared),
-            admissions=tuple(step.admissions),
-            table_writes=np.asarray([step.write_rows, step.write_indexes, step.write_pages], dtype=np.int32),
-            zero_frames=reservation.zero_frames,
-            taps=(),
-            prompt_logprob_runs=tuple(decode_count + at for at, seq in enumerate(step.prefill_seqs)
-                                      if seq.prompt_logprobs_due),
-            reservation=reservation,
-            preempted=tuple(seq.id for seq in step.preempted),
-            finished=tuple(step.finished),
-        )
+    def _admit(self, step: Pass, seq: Sequence, row: RowId, match: Match, known: Int32s, end: int) -> bool:
+        """Memory for all of ``known``, or False and nothing."""
+        start = match.cached_tokens
+        assert start < known.size
+        if not step.draft.open(seq.id, match, known.size, headroom_pages=self._headroom(step, seq)):
+            return False
+        step.admissions.append(Admission(
+            row=row, seq=seq.id, tokens=known, prompt_tokens=int(seq.prompt.size),
+            sampling=seq.sampling, seed=seq.seed, stop_ids=seq.stop_ids))
+        step.write_table(row, 0, [*step.draft.shared_pages(seq.id), *step.draft.new_pages(seq.id)])
+        step.add_prefill(seq, row, start, end, step.draft.slot_of(seq.id), known)
+        return True
+
+    def _headroom(self, step: Pass, seq: Sequence) -> int:
+        return headroom_pages(len(self.running) + len(step.admissions), seq.preemption_count)
+
+    def _make_room(self, step: Pass, seq: Sequence, cached: int, rows_free: int) -> None:
+        """``seq`` was not admitted: the cache is asked to give way, for it and for those behind it that would
+        come with it into the next pass, or else for it alone. One at a time, short requests would come in
+        at one a step where the cache has taken all there is."""
+        pages = pages_for(seq.known_count) - cached // PAGE_TOKENS + self._headroom(step, seq)
+        tokens = seq.known_count - cached
+        more_pages = more = 0
+        for other in islice(self.waiting.after(seq), rows_free - 1):
+            tokens += other.known_count
+            if tokens > self.sizes.step_tokens_max:
+                break
+            more_pages += pages_for(other.known_count) + 1
+            more += 1
+        if not (more and self._reclaim(step, pages=pages + more_pages, slots=1 + more)):
+            self._reclaim(step, pages=pages, slots=1)
+
+    def _reclaim(self, step: Pass, *, pages: int, slots: int = 0) -> bool:
+        """Ask the cache to give way. What it gives up may lie in frames that others keep from changing kind,
+        so each pass in a row that has to ask asks for twice as much."""
+        for doublings in (self._reclaims_in_a_row, 0):
+            if step.draft.reclaim(pages=pages << doublings, slots=slots << doublings):
+                step.reclaiming = True
+                return True
+        return False
 
     # ------------------------------------------------------------------ commit and after
 
@@ -273,6 +269,8 @@ class Scheduler:
         assert plan.step == self._step
         self.memory.commit(plan.reservation)
         self._step += 1
+        again = min(self._reclaims_in_a_row + 1, _DOUBLINGS_MAX)
+        self._reclaims_in_a_row = again if plan.reclaiming else 0
         if plan.finished:
             assert plan.finished == tuple(seq.id for seq in self._closing)
             for seq in self._closing:
@@ -284,6 +282,7 @@ class Scheduler:
             self._commit_admissions(plan)
         if plan.table_writes.size:
             self.rows.add_pages(plan.table_writes[0])
+        self.reuse.committed(plan)
 
     def _commit_preempted(self, preempted: tuple[SeqId, ...]) -> None:
         for seq in list(self.running)[-len(preempted):]:
@@ -291,23 +290,27 @@ class Scheduler:
             self.preemption_count += 1
             seq.preemption_count += 1
             self.running.remove(seq)
-            self.recomputed_tokens += int(self.rows.computed[self.rows.row_of(seq)])
+            seq.computed_before = int(self.rows.computed[self.rows.row_of(seq)])
             self.rows.release(seq)
             seq.state = SeqState.WAITING
             self.waiting.add(seq)
         self._decode_rows = None
 
     def _commit_admissions(self, plan: StepPlan) -> None:
-        # Admissions are the head of the queue, and the last runs, both in order.
+        # Admissions are the last runs, in the order of the queue; who waits for a twin was passed over.
         first_run = plan.run_count - len(plan.admissions)
-        for at, seq in enumerate(list(self.waiting)[:len(plan.admissions)]):
+        admitted = {admission.seq for admission in plan.admissions}
+        for at, seq in enumerate([seq for seq in self.waiting if seq.id in admitted]):
             admission, run = plan.admissions[at], first_run + at
             assert admission.seq == seq.id == plan.seqs[run]
             self.waiting.remove(seq)
             self.running.add(seq)
             seq.state = SeqState.RUNNING
-            self.rows.assign(admission.row, seq, known=admission.tokens,
-                             computed=int(plan.starts[run]), slot=SlotId(int(plan.slots[run])))
+            start = int(plan.starts[run])
+            self.recomputed_tokens += max(0, seq.computed_before - start)
+            seq.computed_before = 0
+            self.rows.assign(admission.row, seq, known=admission.tokens, computed=start,
+                             slot=SlotId(int(plan.slots[run])))
         self._decode_rows = None
 
     def advance(self, plan: StepPlan, tokens: Int32s) -> None:

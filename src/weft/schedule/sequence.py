@@ -37,11 +37,12 @@ class SeqState(enum.Enum):
 class Sequence:
     """``prompt``: int32 [n], never changed. ``generated``: a list, because it grows by one a step."""
 
-    __slots__ = ("generated", "id", "preemption_count", "prompt", "prompt_logprobs_due", "rank", "salt",
-                 "sampling", "seed", "state", "stop_ids")
+    __slots__ = ("boundaries", "computed_before", "generated", "id", "preemption_count", "prompt",
+                 "prompt_logprobs_due", "rank", "salt", "sampling", "seed", "state", "stop_ids")
 
     def __init__(self, seq: SeqId, *, prompt: Int32s, sampling: SamplingParams, seed: int,
-                 stop_ids: tuple[int, ...], rank: Rank, salt: str = "") -> None:
+                 stop_ids: tuple[int, ...], rank: Rank, salt: str = "",
+                 boundaries: tuple[int, ...] = ()) -> None:
         assert prompt.size > 0, "an empty prompt is refused where requests are accepted"
         self.id = seq
         self.prompt = prompt
@@ -50,9 +51,12 @@ class Sequence:
         self.stop_ids = stop_ids
         self.rank = rank
         self.salt = salt
+        self.boundaries = boundaries
         self.generated: list[int] = []
         self.state = SeqState.WAITING
         self.preemption_count = 0
+        self.computed_before = 0
+        """Tokens that were in memory when it was preempted, until it runs again."""
         self.prompt_logprobs_due = sampling.prompt_logprobs is not None
         """The prompt's logprobs were asked for and are not complete: its prefill must report them."""
 

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from weft.errors import RequestError, WeftError
+from weft.server.cache import cache_report
 from weft.server.chat import prepare_chat
 from weft.server.completions import prepare_completion
 from weft.server.errors import BodyTooLargeError, WrongMediaTypeError, on_bug, on_http_error, on_weft_error
@@ -64,6 +65,8 @@ def build_app(service: Service) -> ASGIApp:
         Route("/version", handlers.version, methods=["GET"]),
         Route("/load", handlers.load, methods=["GET"]),
         Route("/metrics", handlers.metrics, methods=["GET"]),
+        Route("/v1/cache", handlers.cache, methods=["GET"]),
+        Route("/v1/cache/flush", handlers.flush_cache, methods=["POST"]),
     ]
     app = Starlette(routes=routes, exception_handlers={
         WeftError: on_weft_error, HTTPException: on_http_error, ClientGoneError: _on_client_gone,
@@ -133,6 +136,16 @@ class _Handlers:
         stats = self._service.engine.stats
         return _json({"server_load": self._service.active, "running": stats.running if stats else 0,
                       "waiting": stats.waiting if stats else 0})
+
+    async def cache(self, request: Request) -> Response:
+        self._service.check_open()
+        stats = self._service.engine.stats
+        return _json(cache_report(stats.memory) if stats is not None else {})
+
+    async def flush_cache(self, request: Request) -> Response:
+        self._service.check_open()
+        await self._service.engine.flush_cache()
+        return await self.cache(request)
 
     async def metrics(self, request: Request) -> Response:
         engine = self._service.engine

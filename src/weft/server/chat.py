@@ -164,5 +164,5 @@ async def prepare_chat(service: Service, body: ChatBody) -> ChatJob:
                            code="unsupported_parameter")
     model = service.model_for(body.model)
     text = model.prompt_text(body)
-    tokens = await model.encode(text, add_special_tokens=bool(body.add_special_tokens))
-    return ChatJob(service, model, body, Prompt(tokens, text))
+    tokens, boundaries = await model.encode_chat(body, text, add_special_tokens=bool(body.add_special_tokens))
+    return ChatJob(service, model, body, Prompt(tokens, text, boundaries))

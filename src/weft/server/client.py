@@ -41,6 +41,7 @@ from weft.server.messages import (
     Cancel,
     Command,
     Fatal,
+    Flush,
     Launch,
     Progress,
     Ready,
@@ -105,6 +106,8 @@ class EngineClient:
         self._on_progress = on_progress
         self._streams: dict[str, Stream] = {}
         self._answers: dict[str, asyncio.Future[None]] = {}
+        self._flushes: dict[int, asyncio.Future[None]] = {}
+        self._flush_count = 0
         self._changed = asyncio.Event()
         self._ended = asyncio.Event()
         self._stopping = False
@@ -167,6 +170,17 @@ class EngineClient:
         """Never waits: the command is queued."""
         if self.state == "ready":
             self._spawn(self._send(Cancel(request_id, index)))
+
+    async def flush_cache(self) -> None:
+        """Returns when the engine has dropped what its prefix cache held. Raises EngineUnavailableError."""
+        self.check_alive()
+        number, self._flush_count = self._flush_count, self._flush_count + 1
+        done = self._flushes[number] = asyncio.get_running_loop().create_future()
+        try:
+            await self._send(Flush(number))
+            await done
+        finally:
+            del self._flushes[number]
 
     def close(self, stream: Stream) -> None:
         """Events that still come for it are dropped."""
@@ -238,6 +252,10 @@ class EngineClient:
             answer = self._answers.pop(request_id, None)
             if answer is not None and not answer.done():
                 answer.set_exception(refusal.as_error())
+        for number in report.flushed:
+            done = self._flushes.get(number)
+            if done is not None and not done.done():
+                done.set_result(None)
         for event in report.events:
             stream = self._streams.get(event.request_id)
             if stream is not None:
@@ -259,7 +277,7 @@ class EngineClient:
         unavailable = EngineUnavailableError(self.death.message)
         for stream in self._streams.values():
             stream.fail(unavailable)
-        for answer in self._answers.values():
+        for answer in (*self._answers.values(), *self._flushes.values()):
             if not answer.done():
                 answer.set_exception(unavailable)
         self._answers.clear()

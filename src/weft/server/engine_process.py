@@ -45,6 +45,7 @@ from weft.server.messages import (
     Cancel,
     Command,
     Fatal,
+    Flush,
     Launch,
     Progress,
     Ready,
@@ -71,6 +72,7 @@ class EngineLoop:
         self._stopping = False
         self._accepted: list[str] = []
         self._rejected: list[tuple[str, Refusal]] = []
+        self._flushed: list[int] = []
         self._step_tokens: list[int] = []
         self._stats_due_s = 0.0
 
@@ -95,7 +97,7 @@ class EngineLoop:
                 audited = True
             self._commands.poll()
             self._take_commands()
-            if not self._core.has_work and (self._accepted or self._rejected):
+            if not self._core.has_work and (self._accepted or self._rejected or self._flushed):
                 self._report([])
 
     def _take_commands(self) -> None:
@@ -114,19 +116,22 @@ class EngineLoop:
                     self._accepted.append(command.request.request_id)
             elif isinstance(command, Cancel):
                 self._core.cancel(command.request_id, command.index)
+            elif isinstance(command, Flush):
+                self._core.flush_cache()
+                self._flushed.append(command.number)
             else:
                 self._stopping = True
 
     def _report(self, events: list[TokenEvent]) -> None:
         now = time.monotonic()
         stats = None
-        if now >= self._stats_due_s or not self._core.has_work:
+        if now >= self._stats_due_s or self._flushed or not self._core.has_work:
             stats = self._core.stats()
             self._stats_due_s = now + _STATS_EVERY_S
-        if events or stats is not None or self._accepted or self._rejected:
+        if events or stats is not None or self._accepted or self._rejected or self._flushed:
             send(self._events, StepReport(accepted=self._accepted, rejected=self._rejected, events=events,
-                                          step_tokens=self._step_tokens, stats=stats))
-            self._accepted, self._rejected, self._step_tokens = [], [], []
+                                          flushed=self._flushed, step_tokens=self._step_tokens, stats=stats))
+            self._accepted, self._rejected, self._flushed, self._step_tokens = [], [], [], []
 
 
 def send(socket: zmq.Socket[bytes], report: Report) -> None:

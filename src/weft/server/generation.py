@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -29,10 +29,12 @@ from weft.server.service import ServedModel, Service
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``text`` is None for a prompt that came as token ids; echo then decodes them."""
+    """``text`` is None for a prompt that came as token ids; echo then decodes them. ``boundaries`` as in
+    ``Request``."""
 
     tokens: list[int]
     text: str | None = None
+    boundaries: list[int] = field(default_factory=list)
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -72,7 +74,8 @@ class Generation:
         self._requests: list[Request] = []
         for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
             request = Request(request_id=f"{engine_id}-{number}", prompt_tokens=prompt.tokens,
-                              sampling=sampling, priority=priority, cache_salt=cache_salt)
+                              sampling=sampling, priority=priority, cache_salt=cache_salt,
+                              boundaries=prompt.boundaries)
             self._requests.append(request)
             for index in range(sampling.n):
                 choice = Choice(len(self.choices), model.tokenizer, sampling, prompt.tokens)

@@ -4,7 +4,7 @@
     ------------                                             --------------
     Launch    (stdin, once)      ------------------------->  which engine to build
               <-------------------------------------------   Progress*, then Ready or Fatal
-    Submit, Cancel, Stop         ------------------------->  read between two steps
+    Submit, Cancel, Flush, Stop  ------------------------->  read between two steps
               <-------------------------------------------   StepReport: all that a step brought, at most
                                                              one message per step
               <-------------------------------------------   Fatal: the last message of a dying engine
@@ -56,11 +56,17 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     index: int | None = None
 
 
+class Flush(msgspec.Struct, frozen=True, tag=True):
+    """Drop what the prefix cache holds; ``number`` comes back in ``StepReport.flushed``."""
+
+    number: int
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """End after the step that is running."""
 
 
-Command = Submit | Cancel | Stop
+Command = Submit | Cancel | Flush | Stop
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +106,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defau
 
     accepted: list[str] = []
     rejected: list[tuple[str, Refusal]] = []
+    flushed: list[int] = []
     events: list[TokenEvent] = []
     step_tokens: list[int] = []
     stats: EngineStats | None = None

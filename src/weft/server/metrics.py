@@ -5,7 +5,8 @@
 
 With ``--metrics-prefix vllm`` published dashboards load as they are. ``kv_cache_usage_perc`` is the share
 of the whole arena in use, which is what "full" means where pages and states share one memory;
-``state_cache_usage_perc`` is the share of state slots.
+``state_cache_usage_perc`` is the share of state slots. What is cached and gives way to whoever comes
+is not in use.
 
 The registry is this object's, not the library's global one, so that two servers in one process (tests)
 do not meet.
@@ -21,6 +22,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from weft.engine.stats import EngineStats
+from weft.memory.memory import MemoryUsage
 from weft.request import SamplingParams, TokenEvent
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
@@ -164,14 +166,17 @@ class Metrics:
         slots = memory.slots_held + memory.slots_available
         yield self._gauge("num_requests_running", "Sequences that run.", stats.running)
         yield self._gauge("num_requests_waiting", "Sequences that wait.", stats.waiting)
-        yield self._gauge("kv_cache_usage_perc", "Share of the arena in use, 1 is all.", memory.used_share)
+        evictable = memory.evictable_bytes / memory.arena_bytes if memory.arena_bytes else 0.0
+        yield self._gauge("kv_cache_usage_perc", "Share of the arena in use, 1 is all.",
+                          max(0.0, memory.used_share - evictable))
         yield self._gauge("state_cache_usage_perc", "Share of state slots in use, 1 is all.",
-                          memory.slots_held / slots if slots else 0.0)
+                          (memory.slots_held - memory.slots_cached) / slots if slots else 0.0)
         yield self._counter("prompt_tokens", "Prompt tokens of accepted requests.", stats.prompt_tokens)
         yield self._counter("prompt_tokens_cached", "Prompt tokens found in the cache.", stats.cached_tokens)
         yield self._counter("prefix_cache_queries", "Prompt tokens looked for in the cache.",
                             stats.prompt_tokens)
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.cached_tokens)
+        yield from self._cache(memory)
         yield self._counter("generation_tokens", "Tokens generated.", stats.generation_tokens)
         yield self._counter("computed_tokens", "Tokens that went through the model.", stats.computed_tokens)
         yield self._counter("recomputed_tokens", "Tokens computed again after preemption.",
@@ -181,6 +186,26 @@ class Metrics:
                                       labels=(*_LABELS, "reason"))
         refused.add_metric((self._model, "0", "queue_full"), stats.requests_refused)
         yield refused
+
+    def _cache(self, memory: MemoryUsage) -> Iterator[Metric]:
+        counts = memory.cache
+        slots_bytes = memory.slot_bytes * memory.slots_cached // max(memory.slots_held, 1)
+        yield self._gauge("prefix_cache_bytes", "Bytes of cached pages and states.", memory.cached_bytes)
+        yield self._gauge("prefix_cache_state_bytes", "Of them, states.", slots_bytes)
+        yield self._gauge("prefix_cache_states", "States kept.", memory.slots_cached)
+        lost = CounterMetricFamily(f"{self._prefix}:prefix_cache_lost_tokens",
+                                   "Prompt tokens that were cached in part and had to be computed.",
+                                   labels=(*_LABELS, "reason"))
+        for reason, count in (("no_checkpoint", counts.lost_no_checkpoint),
+                              ("evicted_state", counts.lost_evicted_state),
+                              ("evicted_kv", counts.lost_evicted_kv)):
+            lost.add_metric((self._model, "0", reason), count)
+        yield lost
+        evicted = CounterMetricFamily(f"{self._prefix}:prefix_cache_evictions",
+                                      "States and pages that gave way to others.", labels=(*_LABELS, "kind"))
+        evicted.add_metric((self._model, "0", "state"), counts.evicted_states)
+        evicted.add_metric((self._model, "0", "page"), counts.evicted_pages)
+        yield evicted
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"{self._prefix}:{name}", text, labels=_LABELS)

@@ -8,6 +8,7 @@ and after the engine's death, ``model_for`` raises the 503 that says which of th
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -59,24 +60,37 @@ class ServedModel:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
+    async def encode_chat(self, body: ChatBody, text: str, *,
+                          add_special_tokens: bool) -> tuple[list[int], list[int]]:
+        """Tokens of ``text``, which ``prompt_text`` made of ``body``, and the positions in them up to which
+        another conversation is likely to be the same."""
+        assert self.template is not None
+        ends = self.template.boundaries(body.messages, text, variables=self._variables(body, self.template))
+        encode = functools.partial(self.tokenizer.encode_with_boundaries, text, ends,
+                                   add_special_tokens=add_special_tokens)
+        return encode() if len(text) < _LONG_TEXT_CHARS else await asyncio.to_thread(encode)
+
     def prompt_text(self, body: ChatBody | TokenizeChatBody) -> str:
         """The conversation as the model's template writes it."""
         if self.template is None:
             raise RequestError("this model has no chat template, so it serves /v1/completions only; start "
                                "the server with --chat-template FILE to give it one", param="messages")
+        return self.template.render(body.messages, add_generation_prompt=body.add_generation_prompt,
+                                    continue_final_message=bool(body.continue_final_message),
+                                    variables=self._variables(body, self.template))
+
+    def _variables(self, body: ChatBody | TokenizeChatBody, template: ChatTemplate) -> dict[str, Any]:
         variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
         for name, value, neutral in (("documents", body.documents, []),
                                      ("reasoning_effort", body.reasoning_effort, "none")):
             if value is None:
                 continue
-            if name in self.template.variables:
+            if name in template.variables:
                 variables[name] = value
             elif value != neutral:
                 raise RequestError(f"{name} is not supported: this model's chat template does not use it",
                                    param=name, code="unsupported_parameter")
-        return self.template.render(body.messages, add_generation_prompt=body.add_generation_prompt,
-                                    continue_final_message=bool(body.continue_final_message),
-                                    variables=variables)
+        return variables
 
 
 def load_served_model(info: ModelInfo, config: ServerConfig) -> ServedModel:

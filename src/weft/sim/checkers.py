@@ -4,7 +4,8 @@
                 the tokens of the pure reference (all of them, or a prefix when cancelled), logprobs,
                 prompt logprobs and queue time once
     Progress    the best ranked sequence computes at least every second step and is never preempted; a
-                step without runs is followed by one with runs; the whole run ends in bounded steps
+                step without runs is followed by one with runs; the whole run ends in bounded steps (a step
+                in which the cache gives up or takes over something does not count)
 
 Memory, rows and queues are recounted by ``EngineCore.audit`` after each step, and what kernels would read
 is checked by ``ScriptedExecutor``. A checker raises AssertionError; the simulator adds the seed and the
@@ -79,6 +80,7 @@ class Ledger:
         elif ran:
             assert event.queued_s is not None, f"{name}: no queue time on its first event"
             assert event.queued_s >= 0
+        assert event.cached_tokens < len(account.request.prompt_tokens), f"{name}: all of it was cached"
         account.reason = event.finish_reason
         made = len(account.tokens)
         assert account.tokens == account.expected[:made], f"{name}: tokens differ from the reference"
@@ -133,10 +135,13 @@ class Progress:
         assert self._best_before not in plan.preempted, f"the best sequence {self._best_before} was preempted"
         best = next((seq.id for seq in self._scheduler.running), None)
         idle = best is not None and best not in plan.seqs
-        assert not (idle and self._idle_best == best), f"the best sequence {best} idles for two steps"
-        self._idle_best = best if idle else None
+        # Where the cache gives way, memory comes in pieces: each step that evicts is one closer to its end.
+        moved = bool(plan.reservation.evicted or plan.reservation.published)
+        again = idle and self._idle_best == best
+        assert moved or not again, f"the best sequence {best} idles for two steps"
+        self._idle_best = best if idle and not moved else None
         empty = plan.run_count == 0
         if empty:
-            assert plan.rows_cleared, "a step that does nothing at all"
-            assert not self._was_empty or not self._scheduler.running, "two steps without a run"
-        self._was_empty = empty
+            assert plan.rows_cleared or moved, "a step that does nothing at all"
+            assert moved or not self._was_empty or not self._scheduler.running, "two steps without a run"
+        self._was_empty = empty and not moved

@@ -14,6 +14,7 @@ happened as an ``Outcome``; the same scenario always gives the same ``trace_hash
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from weft.engine.engine import EngineCore
@@ -22,6 +23,7 @@ from weft.errors import EngineUnavailableError, QueueFullError
 from weft.memory.memory import Memory
 from weft.schedule.budget import step_tokens_bound
 from weft.schedule.plan import StepPlan, StepResult
+from weft.schedule.taps import parse_checkpoints
 from weft.sim.checkers import Ledger, Progress
 from weft.sim.clock import VirtualClock
 from weft.sim.trace import Trace, plan_bytes
@@ -53,6 +55,17 @@ class Outcome:
     computed_tokens: int
     running_max: int
     virtual_s: float
+    cached_tokens: int = 0
+    hits: int = 0
+    evicted_states: int = 0
+    evicted_pages: int = 0
+    taps: int = 0
+    resumed: int = 0
+    """Preempted sequences that found something of theirs when they came back."""
+    page_copies: int = 0
+    table_patches: int = 0
+    followers: int = 0
+    """Steps in which somebody was passed over for a twin."""
 
 
 class _InFlightExecutor:
@@ -82,8 +95,9 @@ class Simulation:
             scenario.arena, vocab_size=VOCAB_SIZE, rows_max=sizes.rows_max, max_model_len=sizes.max_model_len,
             step_tokens_bound=step_tokens_bound(sizes.step_tokens_max, sizes.rows_max))
         self.core = EngineCore(
-            vocab_size=VOCAB_SIZE, sizes=sizes, memory=Memory(scenario.arena),
-            executor=_InFlightExecutor(self), clock=self.clock, seed=scenario.seed, eos_ids=EOS_IDS)
+            vocab_size=VOCAB_SIZE, sizes=sizes, memory=Memory(scenario.arena, cache=scenario.cache),
+            executor=_InFlightExecutor(self), clock=self.clock, seed=scenario.seed, eos_ids=EOS_IDS,
+            checkpoints=parse_checkpoints(scenario.checkpoints))
         self.ledger = Ledger(engine_seed=scenario.seed, eos_ids=EOS_IDS, max_model_len=sizes.max_model_len,
                              next_token=self.device.next_token)
         self.progress = Progress(self.core.scheduler)
@@ -97,6 +111,7 @@ class Simulation:
         self._refused = 0
         self._running_max = 0
         self._preemptions_in_prefill = 0
+        self._seen = Counter[str]()
 
     def run(self) -> Outcome:
         """Raises SimulationFailed."""
@@ -109,7 +124,12 @@ class Simulation:
                        refused=self._refused, preemptions=stats.preemptions,
                        preemptions_in_prefill=self._preemptions_in_prefill,
                        recomputed_tokens=stats.recomputed_tokens, computed_tokens=stats.computed_tokens,
-                       running_max=self._running_max, virtual_s=self.clock())
+                       running_max=self._running_max, virtual_s=self.clock(),
+                       cached_tokens=stats.cached_tokens, hits=stats.memory.cache.hits,
+                       evicted_states=stats.memory.cache.evicted_states,
+                       evicted_pages=stats.memory.cache.evicted_pages, taps=self._seen["taps"],
+                       resumed=self._seen["resumed"], page_copies=self._seen["page copies"],
+                       table_patches=self._seen["patches"], followers=self._seen["followers"])
 
     def _run(self) -> None:
         steps = 0
@@ -152,8 +172,22 @@ class Simulation:
         if plan.preempted:
             self._preemptions_in_prefill += sum(seq.id in plan.preempted and not seq.generated
                                                 for seq in self.core.scheduler.waiting)
+        self._count(plan)
         if plan.step == self.scenario.fail_in_step:
             raise DeviceLost("the device fell off the bus")
+
+    def _count(self, plan: StepPlan) -> None:
+        seen = self._seen
+        seen["taps"] += len(plan.taps)
+        seen["page copies"] += plan.page_copies.shape[1]
+        seen["patches"] += plan.table_patches.shape[1]
+        first_run = plan.run_count - len(plan.admissions)
+        for run, admission in enumerate(plan.admissions, start=first_run):
+            again = admission.tokens.size > admission.prompt_tokens
+            seen["resumed"] += again and int(plan.starts[run]) > 0
+        if plan.admissions:
+            first = plan.admissions[0].seq
+            seen["followers"] += any(seq.id < first for seq in self.core.scheduler.waiting)
 
     def in_flight(self, plan: StepPlan) -> None:
         """The step is computed; its result is on the way home."""
@@ -161,6 +195,9 @@ class Simulation:
         self._deliver_due()
         for cancel in self._cancels_in_step.pop(plan.step, []):
             self._cancel(cancel)
+        flush_every = self.scenario.flush_every_steps
+        if flush_every and plan.step % flush_every == 0:
+            self.core.flush_cache()
 
     def _deliver_due(self) -> None:
         now = self.clock()
@@ -190,6 +227,12 @@ class Simulation:
         self.trace.note(f"cancel {cancel.request_id}[{cancel.index}] {found}")
 
     def _check_everything_was_given_back(self) -> None:
+        usage = self.core.memory.usage()
+        assert usage.leases == 0
+        assert (usage.pages_held, usage.slots_held) == (usage.pages_cached, usage.slots_cached), (
+            f"memory is held and neither leased nor cached: {usage}")
+        self.core.memory.flush()
+        self.core.audit()
         usage = self.core.memory.usage()
         assert usage.leases == usage.pages_held == usage.slots_held == 0, f"memory was left over: {usage}"
         assert usage.frames_free == usage.frame_count, "frames were left over"

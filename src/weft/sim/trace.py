@@ -16,13 +16,14 @@ from weft.request import TokenEvent
 from weft.schedule.plan import StepPlan
 
 LINES_KEPT = 40
-_ARRAYS = ("rows", "starts", "lengths", "slots", "fresh", "samples", "tokens", "table_writes")
+_ARRAYS = ("rows", "starts", "lengths", "slots", "fresh", "samples", "tokens", "table_writes",
+           "table_patches", "slot_copies", "page_copies")
 _TUPLES = ("seqs", "rows_cleared", "zero_frames", "taps", "prompt_logprob_runs", "preempted", "finished")
 
 
 def plan_bytes(plan: StepPlan) -> bytes:
     """Every decision in ``plan``, for comparing two plans."""
-    words = [repr((plan.step, plan.decode_count, plan.reservation))]
+    words = [repr((plan.step, plan.decode_count, plan.reservation, plan.reclaiming))]
     words += [repr(getattr(plan, name)) for name in _TUPLES]
     words += [repr((one.row, one.seq, one.prompt_tokens, one.seed, one.stop_ids, one.tokens.tolist()))
               for one in plan.admissions]
@@ -38,6 +39,11 @@ def plan_line(plan: StepPlan) -> str:
     for name in ("finished", "preempted"):
         if getattr(plan, name):
             parts.append(f"{name} {list(getattr(plan, name))}")
+    for name in ("slot_copies", "page_copies"):
+        if getattr(plan, name).size:
+            parts.append(f"{name} {getattr(plan, name).T.tolist()}")
+    if plan.taps:
+        parts.append(f"taps {[(tap.run, tap.position, tap.slot) for tap in plan.taps]}")
     if plan.admissions:
         parts.append(f"admitted {[one.seq for one in plan.admissions]}")
     return " | ".join(parts)

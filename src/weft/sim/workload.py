@@ -46,7 +46,9 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """``fail_in_step``: the executor raises in that step (a broken device), None: never."""
+    """``fail_in_step``: the executor raises in that step (a broken device), None: never. ``cache``: prefixes
+    are kept; ``checkpoints``: where states are; ``flush_every_steps``: how often all of it is
+    dropped, while a step is in flight; 0: never."""
 
     seed: int
     arena: ArenaPlan
@@ -54,6 +56,9 @@ class Scenario:
     arrivals: tuple[Arrival, ...]
     cancels: tuple[Cancel, ...]
     fail_in_step: int | None = None
+    cache: bool = False
+    checkpoints: str = "auto"
+    flush_every_steps: int = 0
 
 
 def small_arena(*, pages_per_frame: int, slots_per_frame: int, frame_count: int) -> ArenaPlan:
@@ -83,8 +88,8 @@ def scenario_from_seed(seed: int, *, requests: int | None = None, long: bool | N
     random = Random(seed)
     drawn = random.random() < 0.1
     long = drawn if long is None else long
-    arena = (_random_arena(random, random.randrange(170, 256), (0,)) if long
-             else _random_arena(random, random.randrange(2, 12), (0, 0, 1, 2, 5, 10)))
+    arena = (random_arena(random, random.randrange(170, 256), (0,)) if long
+             else random_arena(random, random.randrange(2, 12), (0, 0, 1, 2, 5, 10)))
     max_model_len = longest_alone(arena, LONG_LENGTH_MAX if long else LENGTH_MAX)
     rows_max = 8 if long else random.choice([1, 2, 3, 4, 8, 16])
     sizes = Sizes(max_model_len=max_model_len, rows_max=rows_max,
@@ -94,13 +99,13 @@ def scenario_from_seed(seed: int, *, requests: int | None = None, long: bool | N
         arrivals = _long_arrivals(random, arena, max_model_len)
     else:
         arrivals = _random_arrivals(random, requests or random.choice([4, 12, 30]), max_model_len)
-    cancels = _random_cancels(random, arrivals)
+    cancels = random_cancels(random, arrivals)
     fail_in_step = random.randrange(1, 60) if random.random() < 0.1 else None
     return Scenario(seed=seed, arena=arena, sizes=sizes, arrivals=arrivals, cancels=cancels,
                     fail_in_step=fail_in_step)
 
 
-def _random_arena(random: Random, pages_for_one: int, frames_more: tuple[int, ...]) -> ArenaPlan:
+def random_arena(random: Random, pages_for_one: int, frames_more: tuple[int, ...]) -> ArenaPlan:
     """Three kinds of model; as few frames as hold one sequence of ``pages_for_one`` pages, and some more."""
     kind = random.choice(["hybrid", "hybrid", "hybrid", "attention", "recurrent"])
     pages = 0 if kind == "recurrent" else random.choice([1, 2, 5, 7])
@@ -168,7 +173,7 @@ def _random_request(random: Random, number: int, max_model_len: int, priorities:
                    prompt_tokens=[(first * 31 + at * 7) % VOCAB_SIZE for at in range(prompt)])
 
 
-def _random_cancels(random: Random, arrivals: tuple[Arrival, ...]) -> tuple[Cancel, ...]:
+def random_cancels(random: Random, arrivals: tuple[Arrival, ...]) -> tuple[Cancel, ...]:
     share = random.choice([0.0, 0.1, 0.5])
     cancels: list[Cancel] = []
     for arrival in arrivals:

@@ -18,6 +18,11 @@ template does not know the newer word.
 *Continuing the last message.* The template is rendered with a mark behind the last message's content,
 and the text is cut at the mark: this needs no guess about what the template writes after a message.
 
+*Boundaries.* Conversations share their beginning up to the end of the system prompt or of some message, and
+``boundaries`` says where that is in a rendered text: by rendering the first messages alone and comparing.
+A template that writes a message differently when others follow it has no boundary there. They are hints
+for what to keep, so nothing depends on them being right.
+
 Rejected: silently dropping what a template does not use. A variable the request sets (``documents``,
 ``reasoning_effort``) that the template never reads is an error that says so.
 """
@@ -42,6 +47,8 @@ from weft.errors import CheckpointError, ConfigError, RequestError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _MARK = "\ue000weft-continues-here\ue001"
+MESSAGE_ENDS_MAX = 8
+"""Messages whose end is looked for, the last ones: each costs a rendering (law L11)."""
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
@@ -104,6 +111,30 @@ class ChatTemplate:
                                "content of the last message", param="continue_final_message")
         return head
 
+    def boundaries(self, messages: list[ChatMessage], text: str, *,
+                   variables: Mapping[str, Any] | None = None) -> list[int]:
+        """Characters of ``text``, which ``render`` made of ``messages``, after which it may differ from the
+        text of another conversation: where the first message after the system prompt (and tools) begins,
+        and where messages but the last end. Ascending."""
+        found = set()
+        leading = next((at for at, message in enumerate(messages)
+                        if message.role not in ("system", "developer")), len(messages))
+        other_question = ChatMessage(role="user", content=_MARK)
+        other = self._beginning([*messages[:leading], other_question], variables)
+        found.add(_common_characters(other, text))
+        for count in range(max(leading + 1, len(messages) - MESSAGE_ENDS_MAX), len(messages)):
+            beginning = self._beginning(messages[:count], variables)
+            if text.startswith(beginning):
+                found.add(len(beginning))
+        return sorted(found - {0})
+
+    def _beginning(self, messages: list[ChatMessage], variables: Mapping[str, Any] | None) -> str:
+        """Empty where the template refuses so short a conversation."""
+        try:
+            return self.render(messages, add_generation_prompt=False, variables=variables)
+        except RequestError:
+            return ""
+
     def _run(self, variables: dict[str, Any]) -> str:
         try:
             return self._template.render(variables)
@@ -133,6 +164,18 @@ class ChatTemplate:
         if reasoning is not None:
             turn["reasoning"] = turn["reasoning_content"] = reasoning
         return turn
+
+
+def _common_characters(left: str, right: str) -> int:
+    """By halving: the comparison of slices is the C library's."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def load_chat_template(directory: Path, *, special_tokens: Mapping[str, str],

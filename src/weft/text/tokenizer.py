@@ -23,8 +23,10 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,15 @@ class Tokenizer:
         """``add_special_tokens`` applies the file's post-processor (a BOS, where the model has one)."""
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
+
+    def encode_with_boundaries(self, text: str, boundaries: Sequence[int], *,
+                               add_special_tokens: bool = True) -> tuple[list[int], list[int]]:
+        """The ids of ``text`` and, for each of ``boundaries`` (characters), how many tokens end at or before
+        it."""
+        encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        # A token that the post-processor adds has no characters; a normalizer may reorder within a word.
+        ends = list(accumulate((end for _, end in encoding.offsets), max))
+        return encoding.ids, [bisect_right(ends, at) for at in boundaries]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Bytes that are not UTF-8 become U+FFFD; ids above the vocabulary (padding rows of an embedding)

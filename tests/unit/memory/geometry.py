@@ -23,8 +23,9 @@ def small_arena(pages_per_frame: int, slots_per_frame: int, frame_count: int) ->
                      kv_dtype="float32", model_dtype="float32", kv_fields=(), state_fields=())
 
 
-def small_memory(pages_per_frame: int, slots_per_frame: int, frame_count: int) -> Memory:
-    return Memory(small_arena(pages_per_frame, slots_per_frame, frame_count))
+def small_memory(pages_per_frame: int, slots_per_frame: int, frame_count: int, *,
+                 cache: bool = False) -> Memory:
+    return Memory(small_arena(pages_per_frame, slots_per_frame, frame_count), cache=cache)
 
 
 def open_in(draft: Draft, memory: Memory, seq: int, tokens: int, headroom_pages: int = 0) -> bool:
@@ -66,6 +67,10 @@ def picture(memory: Memory) -> dict[str, Any]:
         "slot holders": list(books.slots.holders),
         "slot epochs": list(books.slots.epochs),
         "leases": [(seq, *astuple(lease)) for seq, lease in books.leases.items()],
+        "tree": [(node.id, node.start, node.tokens, list(node.pages), list(node.children), node.tail_count,
+                  node.slot, node.epoch, node.holds, node.state_lost, dict(node.ghosts))
+                 for node in books.cache.tree.nodes()],
+        "orders": (list(books.cache.order.states), list(books.cache.order.bare)),
         "usage": memory.usage(),
     }
 

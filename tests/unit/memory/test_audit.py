@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from tests.unit.memory.geometry import close_now, open_now, small_memory
 from weft.memory.arena import FrameKind
+from weft.memory.eviction import Eviction
 from weft.memory.memory import Memory
-from weft.memory.transaction import Books
-from weft.units import FrameId, PageId, SeqId, SlotId
+from weft.memory.transaction import Books, _give_back
+from weft.memory.tree import Node, NodeId
+from weft.units import PAD, FrameId, PageId, SeqId, SlotId
 
 ONE, TWO = SeqId(1), SeqId(2)
 
@@ -138,6 +141,146 @@ def a_frame_beyond_the_arena(books: Books) -> None:
     books.arena.free[None].append(FrameId(6))
 
 
+def cached() -> Memory:
+    """As ``sound``, and a tree: [0..32) with a checkpoint, a tail below it, a branch of bare KV, and sequence
+    3 reading the front."""
+    memory = small_memory(4, 2, 12, cache=True)
+    for tokens in ([0] * 40, [0] * 32, [0] * 16 + [1] * 16):
+        open_now(memory, (1, len(tokens)))
+        draft = memory.draft()
+        draft.close(ONE, keep=np.asarray(tokens, np.int32))
+        memory.commit(draft.seal())
+    branch = next(node for node in memory._books.cache.tree.nodes() if node.tokens[:4] == b"\1\0\0\0")
+    _give_back(memory._books, memory._books.cache.evict(Eviction(branch.id, "state")))
+    open_now(memory, (1, 40), (2, 17))
+    draft = memory.draft()
+    assert draft.open(SeqId(3), memory.match([0] * 33, salt=""), 50)
+    assert draft.save(ONE, 16) is not None
+    memory.commit(draft.seal())
+    memory.audit()
+    return memory
+
+
+def nodes(books: Books) -> dict[str, Node]:
+    """By what they are: the front, the reader's, the tail, the bare branch."""
+    found = {}
+    for node in books.cache.tree.nodes():
+        name = "root" if node.parent is None else "tail" if node.is_tail else "bare" if node.bare else "front"
+        found["middle" if node.slot != PAD and name == "front" else name] = node
+    return found
+
+
+def a_reader_too_many(books: Books) -> None:
+    nodes(books)["front"].holds += 1
+
+
+def a_reader_of_another_node(books: Books) -> None:
+    books.leases[SeqId(3)].held = nodes(books)["front"].id
+
+
+def a_reader_of_no_node(books: Books) -> None:
+    books.leases[SeqId(3)].held = NodeId(PAD)
+
+
+def a_reader_of_other_pages(books: Books) -> None:
+    pages = books.leases[SeqId(3)].pages
+    pages[0], pages[1] = pages[1], pages[0]
+
+
+def a_reader_of_another_namespace(books: Books) -> None:
+    books.leases[SeqId(3)].salt = "other"
+
+
+def a_page_of_a_node_and_a_lease(books: Books) -> None:
+    nodes(books)["bare"].pages[0] = books.leases[ONE].pages[0]
+
+
+def a_page_that_its_node_forgot(books: Books) -> None:
+    nodes(books)["bare"].pages.pop()
+
+
+def a_checkpoint_of_an_old_epoch(books: Books) -> None:
+    nodes(books)["middle"].epoch += 1
+
+
+def a_checkpoint_that_is_not_filed(books: Books) -> None:
+    del books.cache.order.states[nodes(books)["middle"].id]
+
+
+def bare_kv_that_is_not_filed(books: Books) -> None:
+    books.cache.order.bare.clear()
+
+
+def a_tail_that_lost_its_checkpoint(books: Books) -> None:
+    tail = nodes(books)["tail"]
+    slot, epoch = books.cache.tree.take_slot(tail)
+    del books.cache.order.states[tail.id]
+    books.cache.order.bare[tail.id] = tail
+    books.slots.drop(slot, epoch)
+
+
+def a_tail_not_counted(books: Books) -> None:
+    nodes(books)["middle"].tail_count = 0
+
+
+def a_node_at_the_wrong_position(books: Books) -> None:
+    nodes(books)["bare"].start += 16
+
+
+def a_node_under_the_wrong_key(books: Books) -> None:
+    children = nodes(books)["front"].children
+    keys = list(children)
+    children[keys[0]], children[keys[1]] = children[keys[1]], children[keys[0]]
+
+
+def a_wrong_total_of_cached_pages(books: Books) -> None:
+    books.cache.tree.page_count += 1
+
+
+def a_wrong_total_of_checkpoints(books: Books) -> None:
+    books.cache.tree.slot_count += 1
+
+
+def a_wrong_total_of_read_pages(books: Books) -> None:
+    books.cache.tree.held_page_count += 1
+
+
+def a_node_missing_in_the_index(books: Books) -> None:
+    del books.cache.tree.by_id[nodes(books)["bare"].id]
+
+
+def a_root_of_nothing(books: Books) -> None:
+    books.cache.tree.root("nobody")
+
+
+def a_tap_that_is_forgotten(books: Books) -> None:
+    books.leases[ONE].taps.clear()
+
+
+CACHE_CORRUPTIONS: list[tuple[Callable[[Books], None], str]] = [
+    (a_reader_too_many, "counts 2 leases, it has 1"),
+    (a_reader_of_another_node, "holds a node that ends at 16"),
+    (a_reader_of_no_node, "reads 32 tokens of no node"),
+    (a_reader_of_other_pages, "reads other pages than those of its node"),
+    (a_reader_of_another_namespace, "sequence 3 reads another namespace"),
+    (a_page_of_a_node_and_a_lease, r"page \d+ counts \d holders, its owners are \d"),
+    (a_page_that_its_node_forgot, "counts 1 holders, its owners are 0"),
+    (a_checkpoint_of_an_old_epoch, "stale claim on slot"),
+    (a_checkpoint_that_is_not_filed, "the order of checkpoints is not that of the tree"),
+    (bare_kv_that_is_not_filed, "the order of bare KV is not that of the tree"),
+    (a_tail_that_lost_its_checkpoint, "tail . has no checkpoint"),
+    (a_tail_not_counted, "has 1 tails, counted 0"),
+    (a_node_at_the_wrong_position, "its parent ends at 16"),
+    (a_node_under_the_wrong_key, "is not where its parent looks for it"),
+    (a_wrong_total_of_cached_pages, "the tree has . pages, counted"),
+    (a_wrong_total_of_checkpoints, "the tree has . slots, counted"),
+    (a_wrong_total_of_read_pages, "pages are read, counted wrong"),
+    (a_node_missing_in_the_index, "the index of nodes and the tree differ"),
+    (a_root_of_nothing, "has nothing below"),
+    (a_tap_that_is_forgotten, r"slot \d+ counts 1 holders, its owners are 0"),
+]
+
+
 CORRUPTIONS: list[tuple[Callable[[Books], None], str]] = [
     (a_page_with_two_owners, r"page \d+ counts \d holders, its owners are \d"),
     (a_page_held_twice_by_one, "sequence 1 holds a page twice"),
@@ -177,6 +320,15 @@ def test_the_audit_sees(corrupt: Callable[[Books], None], complaint: str) -> Non
         memory.audit()
 
 
+@pytest.mark.parametrize(("corrupt", "complaint"), CACHE_CORRUPTIONS,
+                         ids=[c.__name__ for c, _ in CACHE_CORRUPTIONS])
+def test_the_audit_sees_in_the_cache(corrupt: Callable[[Books], None], complaint: str) -> None:
+    memory = cached()
+    corrupt(memory._books)
+    with pytest.raises(AssertionError, match=complaint):
+        memory.audit()
+
+
 @pytest.mark.parametrize("corrupt", [a_count_left_on_a_free_page, a_page_free_twice])
 def test_taking_a_page_that_is_not_free_is_caught_before_any_audit(corrupt: Callable[[Books], None]) -> None:
     """Asserts in pairs: a commit that would give a held page to a second owner stops itself."""
@@ -197,20 +349,3 @@ def test_giving_a_page_back_twice_is_caught() -> None:
     memory._books.pages.drop(pages)
     with pytest.raises(AssertionError, match="is free and was given back"):
         memory._books.pages.drop(pages)
-
-
-def test_a_shared_page_is_freed_by_its_last_holder() -> None:
-    """Counts carry shared pages: the audit accepts two owners when the count says two."""
-    memory = small_memory(4, 0, 3)
-    open_now(memory, (1, 48), (2, 16))
-    books = memory._books
-    shared = books.leases[ONE].pages[0]
-    books.leases[TWO].pages.insert(0, shared)
-    books.pages.holders[shared] += 1
-    memory.audit()
-    close_now(memory, 1)
-    memory.audit()
-    assert memory.lease(TWO).pages[0] == shared
-    close_now(memory, 2)
-    memory.audit()
-    assert memory.usage().frames_free == 3

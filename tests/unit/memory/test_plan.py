@@ -50,7 +50,8 @@ def test_a_published_model_costs_what_the_design_says(
     (LFM2_1_2B, 5, 12, 0.98),
     (JAMBA_MINI, 123, 2, 32.2),
 ])
-def test_a_frame_is_what_the_documentation_says(spec: ModelSpec, pages: int, slots: int, megabytes: float) -> None:
+def test_a_frame_is_what_the_documentation_says(
+        spec: ModelSpec, pages: int, slots: int, megabytes: float) -> None:
     arena = plan_arena(spec, 80 * GB)
     assert (arena.pages_per_frame, arena.slots_per_frame) == (pages, slots)
     assert round(arena.frame_bytes / 1e6, 2 if megabytes < 1 else 1) == megabytes
@@ -115,6 +116,11 @@ def test_a_coarse_arena_has_two_frames_where_two_are_possible(page: int, slot: i
         assert frame % (256 * m) == 0
         smallest = -(-slot_bytes // page_bytes) * page_bytes
         assert memory_bytes // frame >= min(2, memory_bytes // smallest)
+
+
+def test_of_two_slot_counts_that_fit_a_frame_the_larger_is_taken() -> None:
+    """100 slots of 101 units and 101 slots of 100 fill the same page; both pad under 1 %."""
+    assert choose_frame(256 * 100 * 101, 256 * 100, 2**40) == (1, 101)
 
 
 def test_a_coarse_arena_trades_padding_for_smaller_frames() -> None:

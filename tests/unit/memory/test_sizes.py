@@ -59,6 +59,14 @@ def test_a_context_that_does_not_fit_is_shrunk_and_the_memory_for_all_of_it_is_n
     assert sizes_in(QWEN35_397B, int(enough * 0.97)).max_model_len < 262_144, "and not much less would do"
 
 
+def test_what_fits_exactly_is_not_said_to_be_shrunk() -> None:
+    memory_bytes = 10 * plan_arena(QWEN35_397B, 80 * 10**9).frame_bytes
+    exactly = EngineConfig(max_model_len=9 * 391 * 16, max_num_seqs=9)
+    assert sizes_in(QWEN35_397B, memory_bytes, exactly).notes == ()
+    one_more = EngineConfig(max_model_len=9 * 391 * 16 + 1, max_num_seqs=10)
+    assert len(sizes_in(QWEN35_397B, memory_bytes, one_more).notes) == 2
+
+
 def test_a_context_beyond_the_models_positions_is_shrunk_to_them() -> None:
     sizes = sizes_in(TINY, 10**9, EngineConfig(max_model_len=5000))
     assert sizes.max_model_len == 4096
@@ -71,6 +79,9 @@ def test_a_step_always_has_room_for_all_decodes_and_one_chunk_of_prefill() -> No
         assert sizes.rows_max >= 1
         assert sizes.rows_max + 64 <= sizes.step_tokens_max
         assert bool(sizes.notes) == (asked < 512 + 64)
+    few = sizes_in(TINY, 10**9, EngineConfig(max_num_batched_tokens=128, max_num_seqs=100))
+    assert few.rows_max == 64
+    assert "--max-num-seqs 100 shrunk to 64: a step of --max-num-batched-tokens 128" in few.notes[0]
 
 
 @pytest.mark.parametrize("field", ["max_num_seqs", "max_num_batched_tokens", "max_queued_requests",

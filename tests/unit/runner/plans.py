@@ -26,7 +26,9 @@ def plan(runs: Sequence[tuple[int, int, Sequence[int], int, bool]] = (), *, deco
          fresh: Sequence[bool] | None = None, rows_cleared: Sequence[int] = (),
          admissions: Sequence[Admission] = (), table_writes: Sequence[tuple[int, int, int]] = (),
          zero_frames: Sequence[int] = (), taps: Sequence[Tap] = (),
-         prompt_logprob_runs: Sequence[int] = ()) -> StepPlan:
+         prompt_logprob_runs: Sequence[int] = (), slot_copies: Sequence[tuple[int, int]] = (),
+         page_copies: Sequence[tuple[int, int]] = (),
+         table_patches: Sequence[tuple[int, int, int]] = ()) -> StepPlan:
     """``runs``: (row, start, tokens, slot, samples)."""
     return StepPlan(
         step=0, seqs=tuple(SeqId(row) for row, *_ in runs),
@@ -38,4 +40,7 @@ def plan(runs: Sequence[tuple[int, int, Sequence[int], int, bool]] = (), *, deco
         rows_cleared=tuple(RowId(r) for r in rows_cleared), admissions=tuple(admissions),
         table_writes=np.array(table_writes, np.int32).reshape(-1, 3).T,
         zero_frames=tuple(FrameId(f) for f in zero_frames), taps=tuple(taps),
-        prompt_logprob_runs=tuple(prompt_logprob_runs), reservation=NOTHING, preempted=())
+        prompt_logprob_runs=tuple(prompt_logprob_runs), reservation=NOTHING, preempted=(),
+        table_patches=np.array(table_patches, np.int32).reshape(-1, 3).T,
+        slot_copies=np.array(slot_copies, np.int32).reshape(-1, 2).T,
+        page_copies=np.array(page_copies, np.int32).reshape(-1, 2).T)

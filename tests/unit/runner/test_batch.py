@@ -158,3 +158,45 @@ def test_a_plan_with_more_tokens_than_a_step_may_have_is_a_bug(arena):
         batches.build(long)
     assert batches.build(plans.plan([(0, 0, list(range(64)), 0, True)])).inputs.tokens_T.tolist() == \
         np.arange(64).tolist()
+
+
+def marked(arena: DeviceArena, stride_bytes: int) -> torch.Tensor:
+    """The arena as items of ``stride_bytes``, each full of its own index."""
+    items = arena.buffer.view(-1, stride_bytes)
+    items.copy_((torch.arange(items.shape[0]) % 251).to(torch.uint8)[:, None].expand_as(items))
+    return items
+
+
+@pytest.mark.parametrize("kind", ["slot", "page"])
+@pytest.mark.parametrize("copies", [[(1, 4)], [(1, 4), (1, 5), (2, 6)], [(3, 4), (4, 5), (5, 3)]])
+def test_copies_read_every_source_before_they_write_and_touch_nothing_else(arena, kind, copies):
+    stride = arena.plan.slot_stride_bytes if kind == "slot" else arena.plan.page_bytes
+    items = marked(arena, stride)
+    before = items.clone()
+    step = plans.plan(**{f"{kind}_copies": copies})
+    builder().apply(step, sampler(), arena)
+    for source, destination in copies:
+        assert torch.equal(items[destination], before[source])
+    changed = [i for i in range(len(items)) if not torch.equal(items[i], before[i])]
+    assert changed == sorted(destination for _, destination in copies)
+
+
+def test_a_page_is_copied_into_a_frame_after_the_frame_was_zeroed(arena):
+    items = marked(arena, arena.plan.page_bytes)
+    per_frame = arena.plan.pages_per_frame
+    builder().apply(plans.plan(zero_frames=[1], page_copies=[(2, per_frame)]), sampler(), arena)
+    assert (items[per_frame] == 2).all()
+    assert not items[per_frame + 1 : 2 * per_frame].any()
+
+
+def test_a_copy_that_names_nothing_is_refused(arena):
+    for copies in ([(PAD, 1)], [(1, PAD)], [(0, arena.plan.slot_count)]):
+        with pytest.raises(AssertionError):
+            builder().apply(plans.plan(slot_copies=copies), sampler(), arena)
+
+
+def test_a_patch_replaces_an_entry_of_a_row(arena):
+    batches = builder()
+    batches.apply(MIXED, sampler(), arena)
+    batches.apply(plans.plan(table_patches=[(3, 1, 9)]), sampler(), arena)
+    assert batches.pages_of(3) == [11, 9]

@@ -157,3 +157,43 @@ def test_the_template_is_found_by_precedence(tmp_path: Path) -> None:
     config.write_text("{")
     with pytest.raises(CheckpointError, match="not JSON"):
         found()
+
+
+SYSTEM = {"role": "system", "content": "You are kind."}
+BOT = {"role": "assistant", "content": "hello"}
+
+
+def ends(source: str, *messages: dict[str, Any], **more: Any) -> list[str]:
+    """The conversation up to each of its boundaries."""
+    template = ChatTemplate(source, special_tokens={})
+    text = template.render(turns(*messages), **more)
+    variables = more.get("variables")
+    return [text[:at] for at in template.boundaries(turns(*messages), text, variables=variables)]
+
+
+def test_boundaries_are_where_the_system_prompt_and_each_message_end() -> None:
+    system = "<system>You are kind.</>"
+    assert ends(PLAIN, SYSTEM, user("hi"), BOT, user("so?")) == [
+        f"{system}<user>", f"{system}<user>hi</>", f"{system}<user>hi</><assistant>hello</>"]
+    assert ends(PLAIN, user("hi")) == ["<user>"]
+
+
+def test_what_a_template_writes_before_any_message_is_a_boundary() -> None:
+    source = "[tools: {{ tools }}]" + PLAIN
+    assert ends(source, user("hi"), variables={"tools": "clock"}) == ["[tools: clock]<user>"]
+
+
+def test_a_message_that_is_written_differently_when_others_follow_has_no_boundary() -> None:
+    source = ("{% for m in messages %}<{{ m.role }}{{ '!' if loop.last }}>{{ m.content }}</>{% endfor %}")
+    assert ends(source, SYSTEM, user("a"), user("b"), user("c")) == ["<system>You are kind.</><user"]
+
+
+def test_a_template_that_refuses_a_shorter_conversation_has_no_boundary_there() -> None:
+    source = ("{% if messages | length < 3 %}{{ raise_exception('too short') }}{% endif %}" + PLAIN)
+    assert ends(source, user("a"), user("b"), user("c")) == []
+    assert len(ends(source, user("a"), user("b"), user("c"), user("d"))) == 1
+
+
+def test_a_long_conversation_has_boundaries_at_its_last_messages() -> None:
+    found = ends(PLAIN, *[user(str(at)) for at in range(100)])
+    assert [text.count("</>") for text in found] == [0, *range(92, 100)]

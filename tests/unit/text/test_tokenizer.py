@@ -112,3 +112,16 @@ def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("[]")
     with pytest.raises(CheckpointError, match=r"tokenizer_config\.json holds list"):
         Tokenizer.load(tmp_path)
+
+
+def test_boundaries_in_a_text_become_positions_in_its_tokens(tmp_path: Path) -> None:
+    """A token counts when it ends at or before the boundary; those put in front have no characters."""
+    tokenizer = Tokenizer.load(byte_level(tmp_path))
+    text = "the crème 🏔 he"
+    ids, positions = tokenizer.encode_with_boundaries(text, [0, 1, 2, 3, 7, 8, 100])
+    assert ids == tokenizer.encode(text)
+    for boundary, position in zip([1, 3, 7, 8, 100], [2, 3, 8, 9, len(ids)], strict=True):
+        assert positions[[0, 1, 2, 3, 7, 8, 100].index(boundary)] == position
+    plain, [whole] = tokenizer.encode_with_boundaries(text, [len(text)], add_special_tokens=False)
+    assert plain == tokenizer.encode(text, add_special_tokens=False)
+    assert whole == len(plain)

@@ -1,0 +1,26 @@
+"""All that is ever written, in one place. Only ``transaction.apply`` writes it."""
+
+from __future__ import annotations
+
+from weft.memory.arena import Arena
+from weft.memory.cache import PrefixCache
+from weft.memory.lease import Lease
+from weft.memory.pages import Pages
+from weft.memory.plan import ArenaPlan
+from weft.memory.slots import Slots
+from weft.units import SeqId
+
+
+class Books:
+    """``cache`` False: no prefix is ever kept."""
+
+    __slots__ = ("arena", "cache", "leases", "pages", "plan", "slots", "version")
+
+    def __init__(self, plan: ArenaPlan, *, cache: bool = False) -> None:
+        self.plan = plan
+        self.arena = Arena(plan.frame_count)
+        self.pages = Pages(plan.pages_per_frame, plan.frame_count)
+        self.slots = Slots(plan.slots_per_frame, plan.frame_count)
+        self.cache = PrefixCache(plan, enabled=cache)
+        self.leases: dict[SeqId, Lease] = {}
+        self.version = 0

@@ -1,0 +1,220 @@
+"""The prefix cache: the tree and the order of eviction, changed together.
+
+    open on a match      hold the path, the anchor is the newest checkpoint
+    publish              the tree takes over pages and slots of a lease, the lease reads them from then on
+    evict                what ``eviction.choose`` drafted
+    release              a lease ends; what nothing needs any more becomes evictable
+
+Everything that writes is called by ``transaction.apply`` alone. Pages and slots that fall out of an
+operation are returned as ``Fallen`` and are given back there: this file allocates and frees nothing.
+
+What nothing can ever use goes at once: a tail without its checkpoint, and in a model without attention
+every edge that leads to none. Other bare KV stays until its bytes are wanted.
+
+A model without states resumes anywhere: a hit is then as far as whole pages match. One with states
+resumes at checkpoints only (law L8), and how much matched beyond them is counted by reason.
+
+Laws: L1 (audited from leases and nodes), L7 (pages of the tree are full, or copied before use), L8, L10.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.memory.eviction import Eviction, Recency
+from weft.memory.lease import Checkpoint, Lease
+from weft.memory.plan import ArenaPlan
+from weft.memory.reservation import Lost, Match, Opening, Publication
+from weft.memory.tree import NO_NODE, NO_SLOT, PAGE_KEY_BYTES, TOKEN_BYTES, Node, PrefixTree
+from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
+
+Int32s = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class Fallen:
+    """Pages and slot claims that have no owner any more."""
+
+    pages: list[PageId] = field(default_factory=list)
+    slots: list[tuple[SlotId, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class CacheCounts:
+    """Since the start; they only grow. ``lost_*`` are tokens, by why an opened sequence could not use them:
+    KV matched and no checkpoint was made there, the checkpoint was evicted, the KV was evicted."""
+
+    opened: int = 0
+    hits: int = 0
+    hit_tokens: int = 0
+    lost_no_checkpoint: int = 0
+    lost_evicted_state: int = 0
+    lost_evicted_kv: int = 0
+    published: int = 0
+    evicted_states: int = 0
+    evicted_pages: int = 0
+
+
+class PrefixCache:
+    """``enabled`` False: nothing is ever kept, and every lookup misses."""
+
+    __slots__ = ("counts", "enabled", "order", "plan", "stateful", "tree")
+
+    def __init__(self, plan: ArenaPlan, *, enabled: bool) -> None:
+        self.plan = plan
+        self.enabled = enabled
+        self.stateful = plan.slots_per_frame > 0
+        self.tree = PrefixTree(paged=plan.pages_per_frame > 0)
+        self.order = Recency()
+        self.counts = CacheCounts()
+
+    # ------------------------------------------------------------------ reading
+
+    @property
+    def evictable_bytes(self) -> int:
+        """Bytes that evictions can free: pages that no lease reads, and every checkpoint."""
+        tree, plan = self.tree, self.plan
+        return ((tree.page_count - tree.held_page_count) * plan.page_bytes
+                + tree.slot_count * plan.slot_stride_bytes)
+
+    def match(self, tokens: Int32s, salt: str, version: int) -> Match:
+        """Reads only. At least the last token is left to compute: its logits choose the next one."""
+        found = None
+        if self.enabled and len(tokens) > 1:
+            found = self.tree.find(salt, tokens[:-1].tobytes())
+        if found is None:
+            return Match(salt=salt, version=version)
+        if not self.stateful:
+            anchor = found.partly or found.node
+            return Match(found.kv_tokens, Lost(evicted_kv=found.kv_lost_tokens), found.kv_tokens,
+                         anchor.id if found.kv_tokens else NO_NODE, salt, version)
+        cached = found.anchor.end if found.anchor is not None else 0
+        reached = max(cached, found.state_lost_at)
+        lost = Lost(no_checkpoint=found.kv_tokens - reached, evicted_state=reached - cached,
+                    evicted_kv=found.kv_lost_tokens)
+        return Match(cached, lost, found.kv_tokens,
+                     found.anchor.id if found.anchor is not None else NO_NODE, salt, version)
+
+    def node(self, lease: Lease) -> Node | None:
+        """The node that ``lease`` holds."""
+        return self.tree.by_id[lease.held] if lease.held != NO_NODE else None
+
+    # ------------------------------------------------------------------ writing, by a commit
+
+    def opened(self, lease: Lease, opening: Opening) -> None:
+        """``lease`` begins on a match: hold what it reads."""
+        match, counts = opening.match, self.counts
+        counts.opened += 1
+        counts.hits += match.cached_tokens > 0
+        counts.hit_tokens += match.cached_tokens
+        counts.lost_no_checkpoint += match.lost.no_checkpoint
+        counts.lost_evicted_state += match.lost.evicted_state
+        counts.lost_evicted_kv += match.lost.evicted_kv
+        if match.anchor == NO_NODE:
+            return
+        anchor = self.tree.by_id[match.anchor]
+        if anchor.slot != PAD:
+            self.order.touch(anchor)
+        if lease.shared_tokens:
+            self._hold(lease, self.tree.node_ending(anchor, lease.shared_tokens))
+
+    def publish(self, lease: Lease, publication: Publication) -> Fallen:
+        """The tree takes over what it lacks; where it has the tokens already the lease reads the tree's
+        pages and its own fall out. Checkpoints that are there already fall out too."""
+        tree, plan = self.tree, self.plan
+        base = self.node(lease) or tree.root(lease.salt)
+        done = (base.end - publication.start) // PAGE_TOKENS
+        tokens = publication.tokens
+        whole = len(tokens) // PAGE_KEY_BYTES
+        pages = list(publication.pages[done:])
+        node, there = tree.insert(base, tokens[done * PAGE_KEY_BYTES:whole * PAGE_KEY_BYTES], pages)
+        assert there == publication.there, f"{there} tokens were there and not {publication.there}"
+        first, end = plan.pages_for(base.end), plan.pages_for(node.end)
+        fallen = Fallen([own for own, kept in zip(lease.pages[first:end], pages, strict=True) if own != kept])
+        lease.pages[first:end] = pages
+        lease.shared_tokens = node.end
+        if node is not base:
+            self._hold(lease, node)
+        for save in publication.saves:
+            self._keep(lease, node, save, tokens[whole * PAGE_KEY_BYTES:], fallen)
+        self.counts.published += 1
+        return fallen
+
+    def _keep(self, lease: Lease, path: Node, save: Checkpoint, rest: bytes, fallen: Fallen) -> None:
+        """The claim of ``save`` leaves the lease for the node that ends at its position."""
+        if save.slot == lease.slot:
+            lease.slot = NO_SLOT
+        else:
+            lease.taps.remove(save)
+        node: Node | None
+        if save.position <= path.end:
+            node = self.tree.node_ending(path, save.position)
+        else:
+            assert save.position == path.end + len(rest) // TOKEN_BYTES
+            at = self.plan.pages_for(path.end)
+            node = self.tree.add_tail(path, rest, lease.pages[at:at + 1])
+            if node is not None:
+                del lease.pages[at:at + 1]
+        if node is None:
+            self.order.touch(path.children[rest])
+        elif node.slot != PAD:
+            self.order.touch(node)
+        else:
+            self.tree.set_slot(node, save.slot, save.epoch)
+            self.order.refresh(node, newest=True)
+            return
+        fallen.slots.append((save.slot, save.epoch))
+
+    def release(self, lease: Lease) -> Fallen:
+        """``lease`` ends and reads nothing any more."""
+        fallen = Fallen()
+        node = self.node(lease)
+        if node is not None:
+            lease.held = NO_NODE
+            self.tree.release(node)
+            self._settle(node, fallen, newest=True)
+        return fallen
+
+    def evict(self, eviction: Eviction) -> Fallen:
+        node = self.tree.by_id[eviction.node]
+        fallen = Fallen()
+        if eviction.what == "state":
+            fallen.slots.append(self.tree.take_slot(node))
+            self.counts.evicted_states += 1
+            self._settle(node, fallen, newest=False)
+        elif eviction.pages_kept:
+            fallen.pages += self.tree.trim(node, eviction.pages_kept)
+        else:
+            self._remove(node, fallen)
+        self.counts.evicted_pages += len(fallen.pages)
+        return fallen
+
+    def _hold(self, lease: Lease, node: Node) -> None:
+        before = self.node(lease)
+        self.tree.hold(node)
+        self.order.refresh(node, newest=True)
+        if node.parent is not None:
+            self.order.refresh(node.parent, newest=True)  # it was a bare leaf, perhaps, before this one came
+        lease.held = node.id
+        if before is not None:
+            self.tree.release(before)
+
+    def _settle(self, node: Node, fallen: Fallen, *, newest: bool) -> None:
+        """``node`` lost a lease, a child or its checkpoint: it goes, or is filed anew."""
+        useless = node.bare and node.parent is not None and (node.is_tail or not self.tree.paged)
+        if useless:
+            self._remove(node, fallen)
+        else:
+            self.order.refresh(node, newest=newest)
+
+    def _remove(self, node: Node, fallen: Fallen) -> None:
+        parent = node.parent
+        assert parent is not None
+        fallen.pages += self.tree.remove(node)
+        self.order.bare.pop(node.id, None)
+        self.order.states.pop(node.id, None)
+        if parent.parent is not None:
+            self._settle(parent, fallen, newest=False)

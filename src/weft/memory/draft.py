@@ -1,0 +1,292 @@
+"""A draft: one step's wishes for memory, as an overlay that writes nothing outside itself.
+
+    open    a slot, and pages for all tokens; on a match the front of them is the tree's, read only
+    extend  pages for more tokens
+    save    a slot for the state at a position that this step passes
+    publish what a sequence has computed goes into the tree, with the states it saved
+    close   the lease ends; with ``keep`` its tokens and its running slot go into the tree first
+    reclaim evict for what did not fit
+    seal    the frozen sum
+
+It walks the free frames, pages and slots in the order in which they would be taken (``arena.FrameWalk``,
+``packing.Walk``) and keeps what each sequence gets. What it closes, gives up or evicts is free from the
+next draft on: the step in flight may still read it. So a step that is short evicts, and the one after it
+has the memory; and each ``seal`` evicts a little ahead, so that a step seldom is.
+
+The version of the books is checked at every use: a draft of an older one is a bug that is caught (law L5).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.memory.arena import FrameWalk
+from weft.memory.books import Books
+from weft.memory.eviction import EVICTIONS_PER_STEP, Eviction, choose
+from weft.memory.lease import Checkpoint, Lease
+from weft.memory.packing import Walk
+from weft.memory.reservation import Extension, Match, Opening, PageCopy, Reservation, Saving, SlotCopy
+from weft.memory.sharing import Sharing
+from weft.memory.tree import NO_NODE, NO_SLOT, NodeId
+from weft.units import PAGE_TOKENS, PageId, SeqId, SlotId, ceil_div, pages_for
+
+Int32s = npt.NDArray[np.int32]
+
+
+class Draft:
+    """One step's wishes. Made by ``Memory.draft``; ends in ``seal`` or is dropped."""
+
+    __slots__ = ("_books", "_bytes_wanted", "_closed", "_flushed", "_frames", "_gained", "_needed",
+                 "_opened", "_page_copies", "_page_walk", "_published", "_saved", "_sharing", "_slot_copies",
+                 "_slot_walk", "_spared", "_version")
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._version = books.version
+        self._frames = FrameWalk(books.arena)
+        self._page_walk = Walk(books.pages.packing, self._frames)
+        self._slot_walk = Walk(books.slots.packing, self._frames)
+        self._opened: dict[SeqId, tuple[Lease, Match]] = {}
+        self._gained: dict[SeqId, list[PageId]] = {}
+        self._closed: dict[SeqId, None] = {}
+        self._saved: list[Saving] = []
+        self._published: dict[SeqId, list[Checkpoint]] = {}
+        self._sharing = Sharing(books.cache.tree)
+        self._page_copies: list[PageCopy] = []
+        self._slot_copies: list[SlotCopy] = []
+        self._spared: set[NodeId] = set()
+        self._needed = 0, 0
+        self._bytes_wanted = 0
+        self._flushed = False
+
+    # ------------------------------------------------------------------ the verbs
+
+    def open(self, seq: SeqId, match: Match, tokens: int, *, headroom_pages: int = 0) -> bool:
+        """A lease with a slot and pages for ``tokens`` tokens, or False and nothing. ``headroom_pages``
+        must stay free after it. What ``match`` found is read in place; a checkpoint inside a page has that
+        page copied, and its state is copied into the slot."""
+        self._check_current()
+        assert seq not in self._books.leases, f"sequence {seq} has a lease"
+        assert seq not in self._opened, f"sequence {seq} was opened in this draft"
+        plan = self._books.plan
+        shared_tokens = match.cached_tokens // PAGE_TOKENS * PAGE_TOKENS
+        page_count = plan.pages_for(tokens) - plan.pages_for(shared_tokens)
+        if any(self._short(page_count + headroom_pages, 1)):
+            return False
+        slot, epoch = NO_SLOT, 0
+        if plan.slots_per_frame:
+            [slot] = self._slot_walk.take(1)
+            epoch = self._books.slots.epochs[slot]
+        lease = Lease(seq, [], slot, epoch, match.cached_tokens, match.salt)
+        gained = self._page_walk.take(page_count)
+        if match.anchor != NO_NODE:
+            self._open_on(lease, match, shared_tokens, gained)
+        self._opened[seq] = lease, match
+        self._gained[seq] = gained
+        return True
+
+    def _open_on(self, lease: Lease, match: Match, shared_tokens: int, gained: list[PageId]) -> None:
+        assert match.version == self._version, (
+            f"a match of version {match.version} was used on version {self._version}")
+        tree = self._books.cache.tree
+        anchor = tree.by_id[match.anchor]
+        lease.pages = tree.path_pages(anchor, 0, shared_tokens)
+        lease.shared_tokens = shared_tokens
+        if anchor.is_tail and anchor.pages:
+            self._page_copies.append(PageCopy(anchor.pages[0], gained[0]))
+        if lease.slot != NO_SLOT:
+            self._slot_copies.append(SlotCopy(anchor.slot, lease.slot))
+        self._spared.add(anchor.id)
+
+    def extend(self, seq: SeqId, tokens: int) -> bool:
+        """Room for ``tokens`` tokens in all; True at once where the lease has it, False and nothing where
+        the arena does not."""
+        lease = self._lease(seq)
+        gained = self._gained.get(seq)
+        held = len(lease.pages) + (len(gained) if gained is not None else 0)
+        if tokens <= held * PAGE_TOKENS or not self._books.plan.pages_per_frame:
+            return True
+        missing = pages_for(tokens) - held
+        if self._page_walk.room < missing:
+            return False
+        pages = self._page_walk.take(missing)
+        if gained is None:
+            self._gained[seq] = pages
+        else:
+            gained += pages
+        return True
+
+    def save(self, seq: SeqId, position: int) -> SlotId | None:
+        """A slot for the state of ``seq`` after ``position`` tokens (a multiple of a page), which a run of
+        this step writes; ``publish`` or ``close`` of a later draft puts it into the tree.
+
+        None, and nothing taken, unless it costs nobody else: best effort (law L9). Another slot must stay
+        free, and if it takes a frame, a page for each lease."""
+        self._lease(seq)
+        cache, slots = self._books.cache, self._slot_walk
+        if not cache.enabled or not cache.stateful:
+            return None
+        assert position > 0, "there is no state after no tokens"
+        assert position % PAGE_TOKENS == 0, f"a checkpoint at {position} is inside a page"
+        if slots.room < 2:
+            return None
+        per_frame = self._books.plan.pages_per_frame
+        if not slots.left and self._page_walk.room - per_frame < self._reserve_pages():
+            return None
+        [slot] = slots.take(1)
+        self._saved.append(Saving(seq, Checkpoint(position, slot, self._books.slots.epochs[slot])))
+        return slot
+
+    def publish(self, seq: SeqId, tokens: Int32s) -> None:
+        """``tokens``, the first ones of ``seq``, all computed, go into the tree as far as they fill pages,
+        with the checkpoints saved in earlier steps up to there. The sequence goes on and reads the tree's
+        pages from then on: ``table_patches`` says where those are not the ones it had."""
+        lease = self._lease(seq)
+        assert seq in self._books.leases, f"sequence {seq} was opened in this draft"
+        assert seq not in self._published, f"sequence {seq} published in this draft"
+        whole = len(tokens) // PAGE_TOKENS * PAGE_TOKENS
+        self._publish(lease, tokens[:whole], self._taps_up_to(lease, whole), patch=True)
+
+    def close(self, seq: SeqId, *, keep: Int32s | None = None) -> None:
+        """The lease ends; what it holds, and what this draft gave it, is free from the next draft on.
+
+        ``keep``: the tokens that are computed, exactly: the running slot holds the state after the last of
+        them. They go into the tree with that state and those saved on the way."""
+        lease = self._lease(seq)
+        if keep is not None and len(keep) and self._books.cache.enabled:
+            assert seq in self._books.leases, f"sequence {seq} was opened in this draft"
+            saves = self._taps_up_to(lease, len(keep))
+            if lease.slot != NO_SLOT:
+                saves = (*saves, Checkpoint(len(keep), lease.slot, lease.epoch))
+            else:
+                keep = keep[:len(keep) // PAGE_TOKENS * PAGE_TOKENS]
+            self._publish(lease, keep, saves, patch=False)
+        self._closed[seq] = None
+
+    def _taps_up_to(self, lease: Lease, position: int) -> tuple[Checkpoint, ...]:
+        done = self._published.get(lease.seq, ())
+        return tuple(tap for tap in lease.taps if tap.position <= position and tap not in done)
+
+    def _publish(self, lease: Lease, tokens: Int32s, saves: tuple[Checkpoint, ...], *, patch: bool) -> None:
+        cache = self._books.cache
+        new_kv = cache.tree.paged and len(tokens) > lease.shared_tokens
+        if not cache.enabled or not (new_kv or saves):
+            return
+        self._published.setdefault(lease.seq, []).extend(saves)
+        rest = np.ascontiguousarray(tokens[lease.shared_tokens:], dtype=np.int32)
+        self._sharing.add(lease, rest.tobytes(), saves, patch=patch)
+
+    def reclaim(self, *, pages: int = 0, slots: int = 0) -> bool:
+        """After a verb that needed so many pages and slots said no: evict for it, and for what was asked
+        before. True: something goes, and the next draft has more. False: the cache cannot help, and
+        nothing is evicted for this."""
+        self._check_current()
+        plan, evictable = self._books.plan, self._books.cache.evictable_bytes
+        free = (self._frames.left * plan.frame_bytes + self._page_walk.left * plan.page_bytes
+                + self._slot_walk.left * plan.slot_stride_bytes)
+        pages, slots = pages + self._needed[0], slots + self._needed[1]
+        short = self._short(pages, slots)
+        if not any(short) or not self._evictions(1) or self._bytes_of(pages, slots) > free + evictable:
+            return False
+        self._needed = pages, slots
+        self._bytes_wanted = self._bytes_of(*short)
+        return True
+
+    def flush(self) -> None:
+        """Drop whatever no lease reads."""
+        self._check_current()
+        self._flushed = True
+
+    # ------------------------------------------------------------------ what it gives
+
+    def new_pages(self, seq: SeqId) -> list[PageId]:
+        """Pages that this draft gives ``seq``, in order; they follow those of its lease, and the tree's
+        where it opened on a match."""
+        return self._gained.get(seq, [])
+
+    def shared_pages(self, seq: SeqId) -> list[PageId]:
+        """The tree's pages that come first in ``seq``, which was opened in this draft."""
+        return self._opened[seq][0].pages
+
+    def slot_of(self, seq: SeqId) -> SlotId:
+        """The slot of ``seq``, PAD in a model without recurrent layers."""
+        lease = self._lease(seq)
+        if seq in self._books.leases and self._books.plan.slots_per_frame:
+            self._books.slots.check(lease.slot, lease.epoch)
+        return lease.slot
+
+    def seal(self) -> Reservation:
+        """The frozen sum of this draft so far. A reading: what the draft takes later is not in it."""
+        self._check_current()
+        opened = tuple(Opening(seq, (*lease.pages, *self._gained[seq]), lease.slot, lease.epoch, match)
+                       for seq, (lease, match) in self._opened.items())
+        extended = tuple(Extension(seq, tuple(pages))
+                         for seq, pages in self._gained.items() if seq not in self._opened)
+        return Reservation(
+            version=self._version,
+            frames=tuple(self._frames.claims),
+            pages=tuple(self._page_walk.taken),
+            slots=tuple(self._slot_walk.taken),
+            opened=opened,
+            extended=extended,
+            closed=tuple(self._closed),
+            saved=tuple(self._saved),
+            published=tuple(self._sharing.publications),
+            evicted=tuple(self._evictions(self._bytes_to_evict())),
+            page_copies=tuple(self._page_copies),
+            slot_copies=tuple(self._slot_copies),
+            table_patches=tuple(patch for patch in self._sharing.patches if patch.seq not in self._closed),
+        )
+
+    # ------------------------------------------------------------------ arithmetic
+
+    def _short(self, pages: int, slots: int) -> tuple[int, int]:
+        """How many of ``pages`` and ``slots`` this draft cannot give, when it gives the slots first. A
+        kind that the model does not have is never short."""
+        plan, frames = self._books.plan, self._frames.left
+        slots_short = pages_short = 0
+        if plan.slots_per_frame:
+            more = max(0, slots - self._slot_walk.left)
+            claimed = min(frames, ceil_div(more, plan.slots_per_frame))
+            slots_short = max(0, more - claimed * plan.slots_per_frame)
+            frames -= claimed
+        if plan.pages_per_frame:
+            pages_short = max(0, pages - self._page_walk.left - frames * plan.pages_per_frame)
+        return pages_short, slots_short
+
+    def _bytes_of(self, pages: int, slots: int) -> int:
+        return pages * self._books.plan.page_bytes + slots * self._books.plan.slot_stride_bytes
+
+    def _reserve_pages(self) -> int:
+        """A page for each sequence that runs: all of them may cross into a new one in the same step."""
+        return len(self._books.leases) + len(self._opened)
+
+    def _bytes_to_evict(self) -> int:
+        """What was reclaimed, and enough to have the reserve free: pages, and one slot for whoever comes
+        next. A draft that closes something frees without evicting."""
+        plan, books = self._books.plan, self._books
+        if self._flushed:
+            return plan.arena_bytes + 1
+        if self._closed or not books.cache.evictable_bytes:
+            return self._bytes_wanted
+        return max(self._bytes_wanted, self._bytes_of(*self._short(self._reserve_pages(), 1)))
+
+    def _evictions(self, bytes_wanted: int) -> list[Eviction]:
+        cache, plan = self._books.cache, self._books.plan
+        return choose(cache.order, bytes_wanted, page_bytes=plan.page_bytes,
+                      slot_bytes=plan.slot_stride_bytes, spared=self._spared | self._sharing.visited,
+                      limit=len(cache.tree.by_id) * 2 if self._flushed else EVICTIONS_PER_STEP)
+
+    def _lease(self, seq: SeqId) -> Lease:
+        self._check_current()
+        assert seq not in self._closed, f"sequence {seq} was closed in this draft"
+        lease = self._books.leases.get(seq)
+        if lease is None and seq in self._opened:
+            lease = self._opened[seq][0]
+        assert lease is not None, f"sequence {seq} has no lease"
+        return lease
+
+    def _check_current(self) -> None:
+        assert self._version == self._books.version, (
+            f"a draft of version {self._version} was used on version {self._books.version}")

@@ -1,0 +1,134 @@
+"""What one pass of the scheduler has decided so far, and how that becomes a plan.
+
+The pass is filled in order of claim (``scheduler``), over one draft of memory; ``seal`` freezes both into a
+``StepPlan``. It writes nothing but itself: a pass that is dropped has not happened.
+
+    runs of the plan     [ decodes: arrays from the row table ][ prefills in progress | admissions ]
+                                                                 lists by run, ``prefill_*``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from weft.memory.reservation import PageCopy, SlotCopy, TablePatch
+from weft.memory.transaction import Draft
+from weft.schedule.plan import Admission, Int32s, StepPlan, Tap, no_copies, no_writes
+from weft.schedule.rows import RowTable
+from weft.schedule.sequence import Sequence
+from weft.units import PageId, RowId, SeqId, SlotId
+
+_NO_ROWS: Int32s = np.empty(0, dtype=np.int32)
+
+
+@dataclass(slots=True)
+class Pass:
+    """``short``: a decode found no page. ``reclaiming``: the cache gives up memory for the next pass;
+    ``publishing``: sequences that put what they computed into it."""
+
+    draft: Draft
+    rows_cleared: list[RowId] = field(default_factory=list)
+    finished: list[SeqId] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    pages_freed: int = 0
+    short: bool = False
+    reclaiming: bool = False
+    publishing: int = 0
+    decode_rows: Int32s = field(default_factory=lambda: _NO_ROWS)
+    prefill_seqs: list[Sequence] = field(default_factory=list)
+    prefill_rows: list[int] = field(default_factory=list)
+    prefill_starts: list[int] = field(default_factory=list)
+    prefill_ends: list[int] = field(default_factory=list)
+    prefill_slots: list[int] = field(default_factory=list)
+    prefill_samples: list[bool] = field(default_factory=list)
+    prefill_tokens: list[Int32s] = field(default_factory=list)
+    admissions: list[Admission] = field(default_factory=list)
+    taps: list[Tap] = field(default_factory=list)
+    demands: dict[SeqId, list[int]] = field(default_factory=dict)
+    """By leader: where others wait for its state."""
+    write_rows: list[int] = field(default_factory=list)
+    write_indexes: list[int] = field(default_factory=list)
+    write_pages: list[int] = field(default_factory=list)
+
+    @property
+    def does_something(self) -> bool:
+        return bool(self.decode_rows.size or self.prefill_rows or self.pages_freed or self.rows_cleared
+                    or self.reclaiming or self.publishing)
+
+    def write_table(self, row: RowId, first_index: int, pages: Seq[PageId]) -> None:
+        self.write_rows += [row] * len(pages)
+        self.write_indexes += range(first_index, first_index + len(pages))
+        self.write_pages += pages
+
+    def add_prefill(self, seq: Sequence, row: RowId, start: int, end: int, slot: int, known: Int32s) -> None:
+        self.prefill_seqs.append(seq)
+        self.prefill_rows.append(row)
+        self.prefill_starts.append(start)
+        self.prefill_ends.append(end)
+        self.prefill_slots.append(slot)
+        self.prefill_samples.append(end == known.size and seq.samples)
+        self.prefill_tokens.append(known[start:end])
+
+    def demand(self, leader: SeqId, position: int) -> None:
+        if position:
+            self.demands.setdefault(leader, []).append(position)
+
+    def add_tap(self, prefill: int, position: int, slot: SlotId) -> None:
+        """Of prefill number ``prefill``; decodes must be final."""
+        self.taps.append(Tap(int(self.decode_rows.size) + prefill, position, slot))
+
+    def seal(self, step: int, rows: RowTable) -> StepPlan:
+        """The plan; ``rows`` is the table as it stands."""
+        decode_count = int(self.decode_rows.size)
+        reservation = self.draft.seal()
+        run_rows = np.concatenate([self.decode_rows, np.asarray(self.prefill_rows, dtype=np.int32)])
+        starts = np.concatenate([rows.computed[self.decode_rows],
+                                 np.asarray(self.prefill_starts, dtype=np.int32)])
+        ends = np.concatenate([starts[:decode_count] + 1, np.asarray(self.prefill_ends, dtype=np.int32)])
+        slots = np.concatenate([rows.slots[self.decode_rows], np.asarray(self.prefill_slots, dtype=np.int32)])
+        samples = np.ones(run_rows.size, dtype=np.bool_)
+        samples[decode_count:] = self.prefill_samples
+        seqs = (*rows.seq_ids[self.decode_rows].tolist(), *(seq.id for seq in self.prefill_seqs))
+        return StepPlan(
+            step=step,
+            seqs=seqs,
+            rows=run_rows,
+            starts=starts,
+            lengths=ends - starts,
+            slots=slots,
+            fresh=starts == 0,
+            samples=samples,
+            tokens=np.concatenate([rows.last_token[self.decode_rows], *self.prefill_tokens]),
+            decode_count=decode_count,
+            rows_cleared=tuple(self.rows_cleared),
+            admissions=tuple(self.admissions),
+            table_writes=np.asarray([self.write_rows, self.write_indexes, self.write_pages], dtype=np.int32),
+            table_patches=_patches(reservation.table_patches, rows),
+            zero_frames=reservation.zero_frames,
+            slot_copies=_copies(reservation.slot_copies),
+            page_copies=_copies(reservation.page_copies),
+            taps=tuple(self.taps),
+            prompt_logprob_runs=tuple(decode_count + at for at, seq in enumerate(self.prefill_seqs)
+                                      if seq.prompt_logprobs_due),
+            reservation=reservation,
+            preempted=tuple(seq.id for seq in self.preempted),
+            finished=tuple(self.finished),
+            reclaiming=self.reclaiming,
+        )
+
+
+def _copies(copies: Seq[PageCopy] | Seq[SlotCopy]) -> Int32s:
+    if not copies:
+        return no_copies()
+    return np.asarray([[copy.src for copy in copies], [copy.dst for copy in copies]], dtype=np.int32)
+
+
+def _patches(patches: Seq[TablePatch], rows: RowTable) -> Int32s:
+    if not patches:
+        return no_writes()
+    written = [(rows.row_of_id(patch.seq), patch.first_index + at, page)
+               for patch in patches for at, page in enumerate(patch.pages)]
+    return np.asarray(written, dtype=np.int32).T

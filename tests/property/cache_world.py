@@ -1,0 +1,424 @@
+"""The prefix cache in a world that has contents: a dull device, and a dictionary of what was kept.
+
+Each position of each page, and each slot, holds the tokens that it was computed from; a frame that changes
+hands holds nothing. ``World`` does with a reservation what an executor would: zero, copy, patch the table,
+then compute runs that write pages, the running slot and taps. So that whatever memory says can be compared
+with what is there:
+
+    a lease          its pages hold its tokens, its slot the state after the last computed one
+    a node           its pages hold the tokens of its path, its checkpoint the state after them
+    a match          the longest front that the dictionary has
+    a write          goes to pages and slots that nobody else can see (law L7)
+
+Nothing here knows nodes, splits, recency or pins. What was evicted is read from the reservation, as the
+choice is the policy's, and then struck from the dictionaries by tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
+from random import Random
+
+import numpy as np
+
+from tests.property.test_tree_model import tokens_to
+from tests.unit.memory.geometry import picture, small_memory
+from weft.memory.arena import FrameKind
+from weft.memory.draft import Draft
+from weft.memory.eviction import EVICTIONS_PER_STEP
+from weft.memory.reservation import Match, Reservation
+from weft.memory.tree import Node
+from weft.units import PAD, PAGE_TOKENS, PageId, SeqId, SlotId
+
+Tokens = tuple[int, ...]
+Key = tuple[str, Tokens]
+
+GEOMETRIES = [(1, 1, 6), (2, 1, 6), (3, 1, 8), (4, 2, 5), (2, 3, 5), (1, 4, 6), (4, 4, 4), (3, 0, 5),
+              (0, 2, 4), (6, 1, 3)]
+ROOMY = [(2, 1, 24), (2, 2, 16), (4, 3, 12), (3, 0, 12), (0, 3, 5)]
+"""(pages per frame, slots per frame, frames): where everything is short, and where prefixes live on."""
+
+VERBS = frozenset(("extend", "run", "save", "publish", "close", "keep", "flush", "drop", "reclaim", "salt"))
+SEQS = 6
+
+
+@dataclass
+class Running:
+    salt: str
+    tokens: Tokens
+    computed: int
+    taps: dict[int, SlotId] = field(default_factory=dict)
+    """Saved and not yet published, as this world remembers it."""
+    table: list[PageId] = field(default_factory=list)
+
+
+@dataclass
+class Plans:
+    """What an open draft will do once it is committed."""
+
+    opened: dict[SeqId, Running] = field(default_factory=dict)
+    more: dict[SeqId, Tokens] = field(default_factory=dict)
+    runs: dict[SeqId, int] = field(default_factory=dict)
+    taps: dict[SeqId, dict[int, SlotId]] = field(default_factory=dict)
+    published: dict[SeqId, Tokens] = field(default_factory=dict)
+    kept: dict[SeqId, Tokens] = field(default_factory=dict)
+    closed: list[SeqId] = field(default_factory=list)
+
+
+class World:
+    def __init__(self, geometry: tuple[int, int, int], left_out: Set[str] = frozenset(), *,
+                 cache: bool = True) -> None:
+        self.n, self.m, self.frames = geometry
+        self.memory = small_memory(*geometry, cache=cache)
+        self.cache = cache
+        self.verbs = VERBS - left_out
+        self.seqs: dict[SeqId, Running] = {}
+        self.cells: dict[int, list[object]] = {}
+        self.states: dict[int, object] = {}
+        self.kept: set[Key] = set()
+        self.kv: set[Key] = set()
+        self.last: dict[SeqId, Running] = {}
+        self.draft: Draft | None = None
+        self.plans = Plans()
+        self.before: dict[str, object] = {}
+        self.seen: dict[str, int] = dict.fromkeys(
+            ("hit", "tail", "copy", "patch", "state", "trim", "kv", "tap", "refused", "shared", "dropped"), 0)
+
+    # ------------------------------------------------------------------ verbs, on a draft
+
+    def drafting(self) -> Draft:
+        if self.draft is None:
+            self.draft, self.plans, self.before = self.memory.draft(), Plans(), picture(self.memory)
+        return self.draft
+
+    @property
+    def absent(self) -> list[SeqId]:
+        taken = set(self.seqs) | set(self.plans.opened if self.draft else ())
+        return [SeqId(seq) for seq in range(SEQS) if seq not in taken]
+
+    @property
+    def alive(self) -> list[SeqId]:
+        closed = self.plans.closed if self.draft else []
+        return [seq for seq in self.seqs if seq not in closed]
+
+    def expected(self, salt: str, tokens: Tokens) -> int:
+        """Tokens that a lookup must find: the longest front with a checkpoint, the last token left out."""
+        known = self.kept if self.m else self.kv
+        return max((end for end in range(1, len(tokens)) if (salt, tokens[:end]) in known), default=0)
+
+    def match(self, salt: str, tokens: Tokens) -> Match:
+        match = self.memory.match(np.asarray(tokens, dtype=np.int32), salt=salt)
+        assert match.cached_tokens == self.expected(salt, tokens)
+        kv = max((end for end in range(1, len(tokens)) if (salt, tokens[:end]) in self.kv), default=0)
+        if self.n:
+            assert match.kv_tokens == max(kv, match.cached_tokens)
+            lost = match.lost.no_checkpoint + match.lost.evicted_state
+            assert lost == match.kv_tokens - match.cached_tokens
+        return match
+
+    def open(self, seq: SeqId, salt: str, tokens: Tokens, room: int = 0, *, reclaim: bool = True) -> bool:
+        salt = salt if "salt" in self.verbs else ""
+        draft, match = self.drafting(), self.match(salt, tokens)
+        sealed = draft.seal()
+        if not draft.open(seq, match, len(tokens) + room):
+            self.seen["refused"] += 1
+            assert draft.seal() == sealed
+            if reclaim and "reclaim" in self.verbs:
+                draft.reclaim(pages=self.memory.plan.pages_for(len(tokens) + room), slots=1)
+            return False
+        self.plans.opened[seq] = Running(salt, tokens, match.cached_tokens)
+        self.seen["hit"] += match.cached_tokens > 0
+        self.seen["tail"] += match.cached_tokens % PAGE_TOKENS > 0
+        pages = [*draft.shared_pages(seq), *draft.new_pages(seq)]
+        assert len(pages) == self.memory.plan.pages_for(len(tokens) + room)
+        return True
+
+    def extend(self, seq: SeqId, more: Tokens) -> None:
+        running, draft = self.seqs[seq], self.drafting()
+        if "extend" not in self.verbs or seq in self.plans.more:
+            return
+        if draft.extend(seq, len(running.tokens) + len(more)):
+            self.plans.more[seq] = more
+        elif "reclaim" in self.verbs:
+            draft.reclaim(pages=1)
+
+    def run(self, seq: SeqId, count: int, tap_at: int) -> None:
+        """Compute up to ``count`` tokens in this step; perhaps with a tap at the page ``tap_at`` on."""
+        draft, plans = self.drafting(), self.plans
+        running = plans.opened.get(seq) or self.seqs.get(seq)
+        if running is None or seq in plans.closed or seq in plans.runs:
+            return
+        end = min(running.computed + count, len(running.tokens))
+        plans.runs[seq] = end
+        position = (running.computed // PAGE_TOKENS + tap_at) * PAGE_TOKENS
+        if "save" in self.verbs and tap_at and running.computed < position <= end:
+            slot = draft.save(seq, position)
+            assert self.m or slot is None
+            if slot is not None:
+                plans.taps.setdefault(seq, {})[position] = slot
+                self.seen["tap"] += 1
+
+    def publish(self, seq: SeqId) -> None:
+        running = self.seqs[seq]
+        if "publish" not in self.verbs or seq in self.plans.published or not running.computed:
+            return
+        tokens = running.tokens[:running.computed]
+        self.drafting().publish(seq, np.asarray(tokens, dtype=np.int32))
+        self.plans.published[seq] = tokens[:len(tokens) // PAGE_TOKENS * PAGE_TOKENS]
+
+    def close(self, seq: SeqId, *, keep: bool) -> None:
+        running, draft = self.seqs[seq], self.drafting()
+        if seq in self.plans.runs:
+            return
+        if keep and "keep" in self.verbs:
+            tokens = running.tokens[:running.computed]
+            draft.close(seq, keep=np.asarray(tokens, dtype=np.int32))
+            self.plans.kept[seq] = tokens
+        else:
+            draft.close(seq)
+        self.plans.closed.append(seq)
+
+    def settle(self, *, drop: bool = False, flush: bool = False) -> None:
+        draft = self.drafting()
+        if flush and "flush" in self.verbs:
+            draft.flush()
+        reservation = draft.seal()
+        assert reservation == draft.seal(), "sealing is a reading"
+        hash(reservation)
+        assert picture(self.memory) == self.before, "a draft changes nothing"
+        if drop and "drop" in self.verbs:
+            self.draft = None
+            self.seen["dropped"] += 1
+            return
+        assert flush or len(reservation.evicted) <= EVICTIONS_PER_STEP
+        evicted = [(eviction, *self.place(self.memory._books.cache.tree.by_id[eviction.node]))
+                   for eviction in reservation.evicted]
+        self.memory.commit(reservation)
+        self.draft = None
+        self.execute(reservation)
+        self.remember()
+        for eviction, salt, tokens, start in evicted:
+            self.forget(eviction.what, salt, tokens, start + eviction.pages_kept * PAGE_TOKENS)
+            self.seen["trim" if eviction.pages_kept else eviction.what] += 1
+
+    # ------------------------------------------------------------------ the dull device
+
+    def execute(self, reservation: Reservation) -> None:
+        plans = self.plans
+        for seq, more in plans.more.items():
+            self.seqs[seq].tokens += more
+        for opening in reservation.opened:
+            self.seqs[opening.seq] = plans.opened[opening.seq]
+            self.seqs[opening.seq].table = list(opening.pages)
+        for extension in reservation.extended:
+            self.seqs[extension.seq].table += extension.pages
+        for seq in plans.closed:
+            del self.seqs[seq]
+        for claim in reservation.frames:
+            frame = int(claim.frame)
+            if claim.kind is FrameKind.SLOTS:
+                for page in range(frame * self.n, (frame + 1) * self.n):
+                    self.cells.pop(page, None)
+            else:
+                for slot in range(frame * self.m, (frame + 1) * self.m):
+                    self.states.pop(slot, None)
+        for copy in reservation.page_copies:
+            self.cells[copy.dst] = list(self.cells[copy.src])
+            self.seen["copy"] += 1
+        for slot_copy in reservation.slot_copies:
+            self.states[slot_copy.dst] = self.states[slot_copy.src]
+        for patch in reservation.table_patches:
+            table = self.seqs[patch.seq].table
+            table[patch.first_index:patch.first_index + len(patch.pages)] = patch.pages
+            self.seen["patch"] += 1
+        for seq, end in plans.runs.items():
+            self.compute(seq, end)
+
+    def compute(self, seq: SeqId, end: int) -> None:
+        running, lease = self.seqs[seq], self.memory.lease(seq)
+        start = running.computed
+        if self.m and start:
+            before = running.salt, running.tokens[:start]
+            assert self.states[lease.slot] == before, "the state to go on from"
+        read_only = {page for node in self.memory._books.cache.tree.nodes() for page in node.pages}
+        for position in range(start, end):
+            if self.n:
+                page = running.table[position // PAGE_TOKENS]
+                assert page not in read_only, f"L7: position {position} is written to a page of the tree"
+                cell = self.cells.setdefault(page, [None] * PAGE_TOKENS)
+                cell[position % PAGE_TOKENS] = (running.salt, running.tokens[:position + 1])
+        if self.m:
+            self.states[lease.slot] = (running.salt, running.tokens[:end])
+            for position, slot in self.plans.taps.get(seq, {}).items():
+                assert slot != lease.slot
+                self.states[slot] = (running.salt, running.tokens[:position])
+        running.computed = end
+
+    # ------------------------------------------------------------------ the dull dictionary
+
+    def remember(self) -> None:
+        plans = self.plans
+        for seq, tokens in plans.published.items():
+            self.remember_one(self.gone(seq), tokens, ends=False)
+        for seq, tokens in plans.kept.items():
+            if tokens:
+                self.remember_one(self.gone(seq), tokens, ends=True)
+        for seq, taps in plans.taps.items():
+            if seq in self.seqs:
+                self.seqs[seq].taps |= taps
+        self.last = dict(self.seqs)
+
+    def gone(self, seq: SeqId) -> Running:
+        return self.seqs.get(seq) or self.last[seq]
+
+    def remember_one(self, running: Running, tokens: Tokens, *, ends: bool) -> None:
+        if not self.cache:
+            return
+        taps = [position for position in running.taps if position <= len(tokens)]
+        for position in taps:
+            del running.taps[position]
+            self.kept.add((running.salt, tokens[:position]))
+        if ends and self.m:
+            self.kept.add((running.salt, tokens))
+        if self.n:
+            for end in range(PAGE_TOKENS, len(tokens) + 1, PAGE_TOKENS):
+                self.kv.add((running.salt, tokens[:end]))
+
+    def forget(self, what: str, salt: str, tokens: Tokens, kv_kept: int) -> None:
+        if what == "state":
+            self.kept.discard((salt, tokens))
+            return
+        for end in range(kv_kept + PAGE_TOKENS, len(tokens) + 1, PAGE_TOKENS):
+            self.kv.remove((salt, tokens[:end]))
+
+    def place(self, node: Node) -> tuple[str, Tokens, int]:
+        root = node
+        while root.parent is not None:
+            root = root.parent
+        [salt] = [salt for salt, at in self.memory._books.cache.tree.roots.items() if at is root]
+        return salt, tokens_to(node), node.start
+
+    # ------------------------------------------------------------------ what must be true
+
+    def check(self) -> None:
+        memory, plan = self.memory, self.memory.plan
+        memory.audit()
+        if self.draft is not None:
+            return
+        assert set(memory._books.leases) == set(self.seqs)
+        for seq, running in self.seqs.items():
+            lease = memory.lease(seq)
+            assert lease.pages == running.table, "patches and openings tell the device everything"
+            assert len(lease.pages) >= plan.pages_for(len(running.tokens))
+            assert sorted(tap.position for tap in lease.taps) == sorted(running.taps)
+            self.holds(lease.pages, 0, running.salt, running.tokens[:running.computed])
+            if self.m and running.computed:
+                assert self.states[lease.slot] == (running.salt, running.tokens[:running.computed])
+            self.seen["shared"] += lease.shared_tokens > 0
+        states, kv = set(), set()
+        for node in memory._books.cache.tree.nodes():
+            salt, tokens, start = self.place(node)
+            self.holds(node.pages, start, salt, tokens)
+            if node.slot != PAD:
+                assert self.states[node.slot] == (salt, tokens), "a checkpoint is the state of its path"
+                states.add((salt, tokens))
+            if self.n and not node.is_tail:
+                ends = range(start + PAGE_TOKENS, len(tokens) + 1, PAGE_TOKENS)
+                kv |= {(salt, tokens[:end]) for end in ends}
+        assert states == self.kept
+        assert kv == self.kv
+        usage = memory.usage()
+        private = sum(len(lease.pages) - plan.pages_for(lease.shared_tokens)
+                      for lease in memory._books.leases.values())
+        assert usage.pages_held == private + usage.pages_cached
+        taps = sum(len(running.taps) for running in self.seqs.values())
+        assert usage.slots_held == len(self.seqs) * (self.m > 0) + taps + usage.slots_cached
+
+    def holds(self, pages: list[PageId], start: int, salt: str, tokens: Tokens) -> None:
+        for position in range(start, len(tokens) if self.n else start):
+            cell = self.cells[pages[(position - start) // PAGE_TOKENS]]
+            assert cell[position % PAGE_TOKENS] == (salt, tokens[:position + 1]), f"position {position}"
+
+    def end(self) -> None:
+        """Liveness (law L3): the last sequence can have the whole arena, whatever is cached, in bounded
+        steps of which each evicts; and when nothing runs, a flush leaves nothing."""
+        self.settle()
+        for seq in self.alive[1:]:
+            self.close(seq, keep=seq % 3 > 0)
+        self.settle()
+        whole = (self.frames - (self.m > 0)) * self.n * PAGE_TOKENS or 64
+        if not self.seqs:
+            self.grow(lambda: self.open(SeqId(0), "", (0,) * 20, whole - 20, reclaim=False), whole,
+                      slots=1)
+        [seq] = self.seqs
+        if self.seqs[seq].computed:
+            computed = self.seqs[seq].tokens[:self.seqs[seq].computed]
+            self.drafting().publish(seq, np.asarray(computed, dtype=np.int32))
+            self.plans.published[seq] = computed[:len(computed) // PAGE_TOKENS * PAGE_TOKENS]
+        self.settle()
+        missing = whole - PAGE_TOKENS * len(self.memory.lease(seq).pages)
+        self.grow(lambda: self.drafting().extend(seq, whole), missing)
+        self.close(seq, keep="keep" in self.verbs)
+        self.settle()
+        self.check()
+        self.settle(flush=True)
+        self.memory.flush()
+        self.memory.audit()
+        usage = self.memory.usage()
+        assert usage.free_bytes == usage.arena_bytes
+        assert usage.cached_bytes == usage.cache_nodes == 0
+
+    def grow(self, attempt: Callable[[], bool], tokens: int, *, slots: int = 0) -> None:
+        for _ in range(200):
+            if attempt():
+                self.settle()
+                return
+            before = self.memory.usage().evictable_bytes
+            pages = self.memory.plan.pages_for(tokens)
+            assert self.drafting().reclaim(pages=pages, slots=slots), "alone, and it does not fit"
+            self.settle()
+            self.check()
+            assert self.memory.usage().evictable_bytes < before, "a step that evicts nothing"
+        raise AssertionError("a sequence that is alone waits for ever")
+
+
+def some_tokens(random: Random, longest: int) -> Tokens:
+    """Pages of one letter, of two; so that fronts are shared, and end anywhere in a page."""
+    pages = [(random.choice((0, 0, 1)),) * PAGE_TOKENS for _ in range(random.randint(0, longest))]
+    rest = (random.choice((0, 1)),) * random.choice((0, 0, 1, 5, 15))
+    return tuple(token for page in pages for token in page) + rest or (0,)
+
+
+def walk(seed: int, steps: int = 60, *, cache: bool = True) -> World:
+    """One run of random verbs that are a function of ``seed``."""
+    random = Random(seed)
+    left_out = frozenset(random.sample(sorted(VERBS), random.randrange(4)))
+    world = World(random.choice(random.choice((GEOMETRIES, ROOMY))), left_out, cache=cache)
+    longest = max(2, min(8, world.n * world.frames // 2))
+    for _ in range(steps):
+        verb = random.choices(("open", "extend", "run", "publish", "close", "settle"), (4, 1, 4, 2, 2, 5))[0]
+        if verb == "open" and world.absent:
+            tokens = some_tokens(random, longest)
+            if world.kept and random.random() < 0.6:
+                salt, front = random.choice(sorted(world.kept))
+                tokens = front + tokens[:PAGE_TOKENS]
+            else:
+                salt = random.choice(("", "", "a"))
+            world.open(random.choice(world.absent), salt, tokens, random.choice((0, 0, 16)))
+        elif verb == "settle":
+            world.settle(drop=random.random() < 0.15, flush=random.random() < 0.02)
+        elif verb == "run":
+            for seq in list(world.seqs) + list(world.plans.opened if world.draft else ()):
+                world.run(seq, random.choice((3, 16, 64, 128)), random.choice((0, 1, 1, 2)))
+        elif world.alive:
+            seq = random.choice(world.alive)
+            if verb == "extend":
+                world.extend(seq, (random.choice((0, 1)),) * random.choice((1, 1, 9)))
+            elif verb == "publish":
+                world.publish(seq)
+            else:
+                world.close(seq, keep=random.random() < 0.75)
+        world.check()
+    world.end()
+    return world

@@ -1,0 +1,244 @@
+"""The prefix cache beside its dull world: as it is, and broken in known ways, where it must be noticed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tests.property.cache_world import GEOMETRIES, ROOMY, VERBS, World, walk
+from weft.memory import draft as draft_module
+from weft.memory.cache import Fallen, PrefixCache
+from weft.memory.draft import Draft
+from weft.memory.eviction import Recency
+from weft.memory.lease import Lease
+from weft.memory.reservation import Match, Reservation
+from weft.memory.sharing import Sharing
+from weft.memory.tree import Node, PrefixTree
+from weft.units import PAGE_TOKENS
+
+QUICK = settings(max_examples=50, stateful_step_count=40, deadline=None,
+                 suppress_health_check=list(HealthCheck))
+WALKS = 300
+
+numbers = st.integers(0, 5)
+prompts = st.tuples(st.lists(st.sampled_from((0, 0, 1)), max_size=4), st.sampled_from((0, 1)),
+                    st.sampled_from((0, 0, 1, 5, 15))).map(
+    lambda p: tuple(token for page in p[0] for token in (page,) * PAGE_TOKENS) + (p[1],) * p[2] or (0,))
+
+
+class CacheMachine(RuleBasedStateMachine):
+    world: World
+
+    @initialize(geometry=st.sampled_from(GEOMETRIES + ROOMY),
+                left_out=st.sets(st.sampled_from(sorted(VERBS)), max_size=3))
+    def make(self, geometry: tuple[int, int, int], left_out: set[str]) -> None:
+        self.world = World(geometry, left_out)
+
+    @precondition(lambda self: self.world.absent)
+    @rule(number=numbers, salt=st.sampled_from(("", "", "a")), tokens=prompts, room=st.sampled_from((0, 16)))
+    def open(self, number: int, salt: str, tokens: tuple[int, ...], room: int) -> None:
+        self.world.open(self.world.absent[number % len(self.world.absent)], salt, tokens, room)
+
+    @rule(count=st.sampled_from((3, 16, 64, 128)), tap_at=st.sampled_from((0, 1, 2)))
+    def run(self, count: int, tap_at: int) -> None:
+        for seq in list(self.world.seqs) + list(self.world.plans.opened if self.world.draft else ()):
+            self.world.run(seq, count, tap_at)
+
+    @precondition(lambda self: self.world.alive)
+    @rule(number=numbers, tokens=st.sampled_from(((0,), (1,), (0,) * 9)))
+    def extend(self, number: int, tokens: tuple[int, ...]) -> None:
+        self.world.extend(self.world.alive[number % len(self.world.alive)], tokens)
+
+    @precondition(lambda self: self.world.alive)
+    @rule(number=numbers)
+    def publish(self, number: int) -> None:
+        self.world.publish(self.world.alive[number % len(self.world.alive)])
+
+    @precondition(lambda self: self.world.alive)
+    @rule(number=numbers, keep=st.sampled_from((True, True, False)))
+    def close(self, number: int, keep: bool) -> None:
+        self.world.close(self.world.alive[number % len(self.world.alive)], keep=keep)
+
+    @rule(drop=st.sampled_from((False, False, False, True)), flush=st.sampled_from((False,) * 9 + (True,)))
+    def settle(self, drop: bool, flush: bool) -> None:
+        self.world.settle(drop=drop, flush=flush)
+
+    @invariant()
+    def the_world_agrees(self) -> None:
+        self.world.check()
+
+    def teardown(self) -> None:
+        if getattr(self, "world", None) is not None:
+            self.world.end()
+
+
+def walk_all(seeds: range) -> list[World]:
+    return [walk(seed) for seed in seeds]
+
+
+def test_what_is_kept_is_what_was_computed() -> None:
+    run_state_machine_as_test(CacheMachine, settings=QUICK)
+
+
+@pytest.mark.parametrize("third", range(3))
+def test_what_is_kept_is_what_was_computed_on_long_walks(third: int) -> None:
+    walk_all(range(third * WALKS // 3, (third + 1) * WALKS // 3))
+
+
+def test_the_walks_go_where_it_matters() -> None:
+    """What is never met is never checked."""
+    seen = Counter[str]()
+    for world in walk_all(range(120)):
+        seen.update(world.seen)
+    assert len(seen) == 11
+    for what in seen:
+        assert seen[what] >= 10, f"{what} was met {seen[what]} times"
+
+
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+def _sealing(patch: pytest.MonkeyPatch, **changes: Any) -> None:
+    seal = Draft.seal
+    patch.setattr(Draft, "seal", lambda self: replace(seal(self), **changes))
+
+
+def a_state_is_not_copied(patch: pytest.MonkeyPatch) -> None:
+    _sealing(patch, slot_copies=())
+
+
+def a_partly_filled_page_is_not_copied(patch: pytest.MonkeyPatch) -> None:
+    _sealing(patch, page_copies=())
+
+
+def a_table_is_not_patched(patch: pytest.MonkeyPatch) -> None:
+    _sealing(patch, table_patches=())
+
+
+def a_hit_is_as_far_as_kv_matches(patch: pytest.MonkeyPatch) -> None:
+    match = PrefixCache.match
+
+    def matching(self: PrefixCache, *args: Any) -> Match:
+        found = match(self, *args)
+        return replace(found, cached_tokens=found.kv_tokens)
+    patch.setattr(PrefixCache, "match", matching)
+
+
+def salts_share_a_namespace(patch: pytest.MonkeyPatch) -> None:
+    root, find = PrefixTree.root, PrefixTree.find
+    patch.setattr(PrefixTree, "root", lambda self, salt: root(self, ""))
+    patch.setattr(PrefixTree, "find", lambda self, salt, data: find(self, "", data))
+
+
+def what_a_lease_reads_can_be_evicted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Node, "bare", property(lambda self: not self.children and self.slot == -1))
+
+
+def a_lease_never_lets_go(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PrefixTree, "release", lambda self, node: None)
+
+
+def twins_of_one_step_do_not_see_each_other(patch: pytest.MonkeyPatch) -> None:
+    resolve = Sharing._resolve
+
+    def resolving(self: Sharing, *args: Any) -> Any:
+        self._paths.clear()
+        return resolve(self, *args)
+    patch.setattr(Sharing, "_resolve", resolving)
+
+
+def pages_that_are_given_up_leak(patch: pytest.MonkeyPatch) -> None:
+    publish = PrefixCache.publish
+
+    def publishing(self: PrefixCache, *args: Any) -> Fallen:
+        return replace(publish(self, *args), pages=[])
+    patch.setattr(PrefixCache, "publish", publishing)
+
+
+def taps_leak_when_their_lease_ends(patch: pytest.MonkeyPatch) -> None:
+    release = PrefixCache.release
+
+    def releasing(self: PrefixCache, lease: Lease) -> Fallen:
+        lease.taps.clear()
+        return release(self, lease)
+    patch.setattr(PrefixCache, "release", releasing)
+
+
+def nothing_is_filed_for_eviction(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Recency, "refresh", lambda self, node, newest: None)
+
+
+def a_tail_outlives_its_checkpoint(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PrefixCache, "_settle",
+                  lambda self, node, fallen, newest: self.order.refresh(node, newest=newest))
+
+
+def a_draft_evicts_at_once(patch: pytest.MonkeyPatch) -> None:
+    reclaim = Draft.reclaim
+
+    def reclaiming(self: Draft, **needs: int) -> bool:
+        done = reclaim(self, **needs)
+        for eviction in self.seal().evicted:
+            self._books.cache.evict(eviction)
+        return done
+    patch.setattr(Draft, "reclaim", reclaiming)
+
+
+def nothing_is_ever_evicted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(draft_module, "choose", lambda *args, **more: [])
+
+
+def an_eviction_is_not_carried_out(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PrefixCache, "evict", lambda self, eviction: Fallen())
+
+
+def a_checkpoint_is_kept_at_the_wrong_place(patch: pytest.MonkeyPatch) -> None:
+    node_ending = PrefixTree.node_ending
+    patch.setattr(PrefixTree, "node_ending", lambda self, node, position: node if node.slot == -1
+                  else node_ending(self, node, position))
+
+
+BROKEN: list[Break] = [
+    a_state_is_not_copied, a_partly_filled_page_is_not_copied, a_table_is_not_patched,
+    a_hit_is_as_far_as_kv_matches, salts_share_a_namespace, what_a_lease_reads_can_be_evicted,
+    a_lease_never_lets_go, twins_of_one_step_do_not_see_each_other, pages_that_are_given_up_leak,
+    taps_leak_when_their_lease_ends, nothing_is_filed_for_eviction, a_tail_outlives_its_checkpoint,
+    a_draft_evicts_at_once, nothing_is_ever_evicted, an_eviction_is_not_carried_out,
+    a_checkpoint_is_kept_at_the_wrong_place,
+]
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=[b.__name__ for b in BROKEN])
+def test_the_world_notices_when(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch)
+    with pytest.raises((AssertionError, KeyError, IndexError)):
+        walk_all(range(WALKS))
+
+
+def test_with_the_cache_off_nothing_is_kept_and_nothing_else_differs() -> None:
+    """The same verbs on memory without a cache: reservations without any of its parts."""
+    for seed in range(20):
+        world = walk(seed, cache=False)
+        assert world.seen["hit"] == world.seen["tap"] == world.seen["kv"] == world.seen["state"] == 0
+        assert not world.kept
+        assert not world.kv
+
+
+def test_a_reservation_without_caching_says_nothing_about_it() -> None:
+    empty = Reservation(version=0, frames=(), pages=(), slots=(), opened=(), extended=(), closed=())
+    assert not any((empty.saved, empty.published, empty.evicted, empty.page_copies, empty.slot_copies,
+                    empty.table_patches))

@@ -1,0 +1,131 @@
+"""The whole engine in virtual time with the cache on: requests that share prefixes, in memory that is short.
+Laws are checked after each step inside ``Simulation``, and what is read is compared with what it must be."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import asdict, replace
+
+import pytest
+
+from weft.memory.draft import Draft
+from weft.schedule import twins
+from weft.schedule.one_pass import Pass
+from weft.schedule.plan import StepPlan, no_copies, no_writes
+from weft.schedule.reuse import Leaders, Reuse
+from weft.sim.sharing import sharing_scenario, without_cache
+from weft.sim.simulator import Outcome, Simulation, SimulationFailed
+from weft.sim.workload import Scenario
+from weft.units import SlotId
+
+SEEDS = range(48)
+
+
+def run(seed: int) -> Outcome:
+    return Simulation(sharing_scenario(seed)).run()
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[int, Outcome]:
+    return {seed: run(seed) for seed in SEEDS}
+
+
+def test_the_laws_hold_in_many_runs_with_the_cache_on(runs: dict[int, Outcome]) -> None:
+    total = Counter[str]()
+    for outcome in runs.values():
+        total.update({name: value for name, value in asdict(outcome).items() if isinstance(value, int)})
+    # Each mechanism was really used, or these runs show nothing.
+    for name, at_least in (("hits", 200), ("taps", 100), ("evicted_states", 500), ("evicted_pages", 5000),
+                           ("page_copies", 10), ("table_patches", 100), ("followers", 100),
+                           ("preemptions", 10), ("resumed", 3)):
+        assert total[name] >= at_least, f"{name}: {total[name]}"
+
+
+def test_the_same_seed_gives_the_same_trace_with_the_cache_on(runs: dict[int, Outcome]) -> None:
+    for seed in (3, 11, 30):
+        assert run(seed) == runs[seed]
+
+
+def with_memory(scenario: Scenario, frame_count: int) -> Scenario:
+    return replace(scenario, arena=replace(scenario.arena, frame_count=frame_count))
+
+
+def with_long_queue(scenario: Scenario) -> Scenario:
+    """Nobody is turned away, whoever is faster."""
+    return replace(scenario, sizes=replace(scenario.sizes, queue_max=10_000))
+
+
+def test_a_run_of_hundreds_of_requests_ends() -> None:
+    scenario = sharing_scenario(1_000_003, requests=300)
+    scenario = with_memory(scenario, scenario.arena.frame_count * 4)
+    outcome = Simulation(with_long_queue(scenario)).run()
+    assert sum(outcome.ended.values()) >= 300
+    assert outcome.hits > 30
+
+
+def test_what_is_kept_is_not_computed_again() -> None:
+    """Where memory is plentiful. (Where it is not, another order of events may cost more elsewhere.)"""
+    saved = 0
+    for seed in range(12):
+        scenario = sharing_scenario(seed)
+        scenario = with_memory(scenario, scenario.arena.frame_count * 20)
+        roomy = with_long_queue(replace(scenario, cancels=(), fail_in_step=None))
+        with_cache, without = Simulation(roomy).run(), Simulation(without_cache(roomy)).run()
+        assert with_cache.ended == without.ended
+        assert with_cache.computed_tokens <= without.computed_tokens
+        saved += without.computed_tokens - with_cache.computed_tokens
+    assert saved > 10_000
+
+
+# ---------------------------------------------------------------------- negative controls: broken engines
+
+def run_all() -> None:
+    for seed in SEEDS:
+        run(seed)
+
+
+def fails(words: str) -> None:
+    with pytest.raises(SimulationFailed, match=r"^seed \d+: ") as caught:
+        run_all()
+    assert re.search(words, str(caught.value)), caught.value
+
+
+@pytest.mark.parametrize(("name", "nothing", "says"), [
+    ("slot_copies", no_copies, "does not hold the state"),
+    ("page_copies", no_copies, "does not hold position"),
+    ("table_patches", no_writes, "does not hold|two readers|L6"),
+    ("taps", tuple, "holds no state|does not hold the state"),
+])
+def test_a_plan_that_leaves_something_out_is_caught(monkeypatch: pytest.MonkeyPatch, name: str, nothing: type,
+                                                    says: str) -> None:
+    plain = Pass.seal
+
+    def forget(self: Pass, *args: object) -> StepPlan:
+        return replace(plain(self, *args), **{name: nothing()})  # type: ignore[arg-type]
+    monkeypatch.setattr(Pass, "seal", forget)
+    fails(says)
+
+
+def test_donating_tokens_that_are_not_computed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reuse, "kept", lambda self, seq: seq.known() if self.enabled else None)
+    fails("does not hold|holds no|node \\d+ has")
+
+
+def test_a_state_filed_under_another_position_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Pass.add_tap
+
+    def early(self: Pass, prefill: int, position: int, slot: SlotId) -> None:
+        plain(self, prefill, max(64, position - 64), slot)
+    monkeypatch.setattr(Pass, "add_tap", early)
+    fails("does not hold the state|outside the run")
+
+
+def test_waiting_for_a_twin_for_ever_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Leaders, "wait_for", lambda self, seq, known, cached: twins.Wait(seq.id))
+    fails("nothing can run")
+
+
+def test_a_cache_that_never_gives_way_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Draft, "reclaim", lambda self, **asked: False)
+    fails("nothing can run|cannot run")

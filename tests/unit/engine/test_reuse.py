@@ -1,0 +1,236 @@
+"""What the engine does not compute again: one mechanism at a time, over the executor that checks every state
+and page it is pointed at."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.request import TokenEvent
+from weft.schedule.taps import NONE, PROMPT, TapPolicy, parse_checkpoints
+
+from .rig import VOCAB_SIZE, Rig
+
+
+def text(name: int, length: int) -> list[int]:
+    return [(name * 13 + at * (name + 3)) % VOCAB_SIZE for at in range(length)]
+
+
+def warm(**more: object) -> Rig:
+    return Rig(**{"cache": True, "frame_count": 80, **more})  # type: ignore[arg-type]
+
+
+def cached(rig: Rig, name: str, index: int = 0) -> int:
+    return rig.answers[name, index].events[-1].cached_tokens
+
+
+def taps(rig: Rig) -> list[int]:
+    return sorted(tap.position for plan in rig.plans for tap in plan.taps)
+
+
+def computed(rig: Rig) -> int:
+    return rig.core.stats().computed_tokens
+
+
+def test_with_the_cache_off_nothing_is_kept_and_nothing_waits() -> None:
+    rig = Rig(step_tokens_max=512)
+    for name in ("a", "b"):
+        rig.submit(name, text(1, 200), boundaries=(100,))
+    rig.run()
+    assert taps(rig) == []
+    assert [len(plan.admissions) for plan in rig.plans[:2]] == [2, 0]
+    assert computed(rig) == 2 * 209
+    assert cached(rig, "b") == 0
+    assert rig.core.memory.usage().cached_bytes == 0
+
+
+def test_a_second_request_starts_where_the_first_left_a_state() -> None:
+    rig = warm()
+    for name, prompt, expected in (("a", text(1, 200), 0), ("b", text(1, 200), 192), ("c", text(1, 65), 64),
+                                   ("d", text(1, 150), 64), ("e", text(2, 200), 0)):
+        rig.submit(name, prompt, boundaries=(70,) if name == "a" else ())
+        rig.run()
+        assert cached(rig, name) == expected, name
+    assert rig.tokens("a") == rig.tokens("b")
+
+
+def test_the_next_turn_starts_where_the_answer_ended() -> None:
+    rig = warm()
+    prompt = text(1, 37)
+    for turn in range(5):
+        rig.submit(f"turn {turn}", prompt)
+        rig.run()
+        made = rig.tokens(f"turn {turn}")
+        if turn:
+            assert cached(rig, f"turn {turn}") == len(prompt) - 5 - 1
+        prompt = prompt + made + text(50 + turn, 5)
+
+
+def test_every_answer_to_one_prompt_shares_its_prefill() -> None:
+    rig = warm(rows_max=8)
+    rig.submit("a", text(1, 300), n=6, temperature=1.0)
+    rig.run()
+    assert [cached(rig, "a", index) for index in range(6)] == [0, 256, 256, 256, 256, 256]
+    assert computed(rig) == 300 + 5 * 44 + 6 * 9
+
+
+def test_twins_wait_for_the_one_that_computes_what_they_share() -> None:
+    rig = warm(rows_max=8, step_tokens_max=128)
+    for number in range(4):
+        rig.submit(f"r{number}", text(1, 300) + text(10 + number, 20))
+    rig.submit("other", text(5, 30))
+    rig.run()
+    assert [cached(rig, f"r{number}") for number in range(4)] == [0, 256, 256, 256]
+    assert 256 in taps(rig), "the state was kept because others waited for it"
+    events = rig.answers["other", 0].events
+    assert events[0].queued_s == 2.0, "who waits for a twin holds up nobody behind"
+
+
+def test_twins_that_share_less_than_a_chunk_do_not_wait() -> None:
+    rig = warm(rows_max=8)
+    for number in range(3):
+        rig.submit(f"r{number}", text(1, 60) + text(10 + number, 20))
+    rig.step()
+    assert len(rig.plans[0].admissions) == 3
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_twin_whose_leader_is_cancelled_goes_on_alone(steps: int) -> None:
+    rig = warm(step_tokens_max=64)
+    rig.submit("leader", text(1, 300))
+    rig.submit("follower", text(1, 300))
+    for _ in range(steps):
+        rig.step()
+    rig.core.cancel("leader")
+    rig.run()
+    assert rig.answers["follower", 0].reason == "length"
+    # What the leader had computed is not lost: it was donated when it went.
+    assert cached(rig, "follower") == 64 * steps
+
+
+def test_a_leader_that_finds_no_room_for_its_state_is_not_waited_for_twice() -> None:
+    rig = warm(slots_per_frame=1, frame_count=2 + 8, pages_per_frame=5, rows_max=2)
+    rig.submit("a", text(1, 150), max_tokens=1)
+    rig.submit("b", text(1, 150), max_tokens=1)
+    rig.run()
+    assert {answer.reason for answer in rig.answers.values()} == {"length"}
+
+
+def test_a_request_that_wants_logprobs_of_its_prompt_computes_all_of_it_and_leaves_it_to_others() -> None:
+    rig = warm()
+    rig.submit("a", text(1, 200), prompt_logprobs=1)
+    rig.run()
+    rig.submit("b", text(1, 200), prompt_logprobs=1)
+    rig.run()
+    assert cached(rig, "b") == 0
+    rig.submit("c", text(1, 200))
+    rig.run()
+    assert cached(rig, "c") == 192
+
+
+def test_a_request_that_can_use_nothing_waits_for_nobody() -> None:
+    rig = warm(step_tokens_max=512)
+    rig.submit("a", text(1, 200))
+    rig.submit("b", text(1, 200), prompt_logprobs=1)
+    rig.step()
+    assert len(rig.plans[0].admissions) == 2
+
+
+def test_another_salt_finds_nothing_and_waits_for_nobody() -> None:
+    rig = warm(step_tokens_max=512)
+    rig.submit("a", text(1, 200), salt="x")
+    rig.submit("b", text(1, 200), salt="y")
+    rig.step()
+    assert len(rig.plans[0].admissions) == 2
+    rig.run()
+    assert cached(rig, "b") == 0
+    assert rig.core.memory.usage().cache.lost_no_checkpoint == 0, "nothing is said about another tenant"
+
+
+def test_what_is_cancelled_is_kept_as_far_as_it_came() -> None:
+    rig = warm(step_tokens_max=64)
+    rig.submit("a", text(1, 300))
+    for _ in range(3):
+        rig.step()
+    rig.core.cancel("a")
+    rig.run()
+    rig.submit("b", text(1, 300))
+    rig.run()
+    assert cached(rig, "b") == 192
+
+
+@pytest.mark.parametrize(("policy", "expected_taps", "expected_cached"), [
+    (NONE, [], 0), (PROMPT, [256], 256), (parse_checkpoints("every:64"), [64, 128, 192, 256], 256),
+])
+def test_the_policy_says_where_states_are_kept(policy: TapPolicy, expected_taps: list[int],
+                                               expected_cached: int) -> None:
+    rig = warm(checkpoints=policy)
+    rig.submit("a", text(1, 300), boundaries=(70,))
+    rig.run()
+    assert taps(rig) == expected_taps
+    rig.submit("b", text(1, 300))
+    rig.run()
+    assert cached(rig, "b") == expected_cached
+
+
+def test_a_model_without_states_resumes_at_every_page_whatever_the_policy() -> None:
+    rig = warm(slots_per_frame=0, checkpoints=NONE)
+    for name, length, expected in (("a", 200, 0), ("b", 200, 192), ("c", 100, 96), ("d", 33, 32)):
+        rig.submit(name, text(1, length), max_tokens=1)
+        rig.run()
+        assert cached(rig, name) == expected
+
+
+def test_a_model_without_attention_resumes_from_states_alone() -> None:
+    rig = warm(pages_per_frame=0)
+    for name, expected in (("a", 0), ("b", 192)):
+        rig.submit(name, text(1, 200))
+        rig.run()
+        assert cached(rig, name) == expected
+
+
+def test_a_full_cache_gives_way_to_whoever_comes() -> None:
+    rig = warm(frame_count=12, rows_max=3)
+    for number in range(12):
+        rig.submit(f"r{number}", text(number, 150), max_tokens=20)
+    rig.run()
+    assert {answer.reason for answer in rig.answers.values()} == {"length"}
+    assert rig.core.memory.usage().cache.evicted_pages > 50
+
+
+def test_flushing_forgets_what_nobody_reads_and_harms_nobody() -> None:
+    rig = warm()
+    rig.submit("a", text(1, 200))
+    rig.run()
+    rig.submit("b", text(1, 200), max_tokens=30)
+    rig.step()
+    events: list[TokenEvent] = rig.step()
+    assert events
+    rig.core.flush_cache()
+    rig.core.audit()
+    rig.run()
+    assert rig.tokens("b")[:10] == rig.tokens("a")
+    rig.core.flush_cache()
+    assert rig.core.memory.usage().cached_bytes == 0
+    rig.submit("d", text(1, 200))
+    while ("d", 0) not in rig.answers or rig.answers["d", 0].reason is None:
+        rig.step()
+    rig.core.flush_cache()  # it has ended and still holds its memory
+    rig.run()
+    assert rig.core.memory.usage().cached_bytes == 0
+    rig.submit("c", text(1, 200))
+    rig.run()
+    assert cached(rig, "c") == 0
+
+
+def test_the_numbers_say_what_was_reused_and_what_was_lost() -> None:
+    rig = warm()
+    for name in ("a", "b"):
+        rig.submit(name, text(1, 200))
+        rig.run()
+    rig.submit("c", text(1, 150) + text(2, 10))
+    rig.run()
+    stats = rig.core.stats()
+    assert stats.cached_tokens == 192
+    counts = stats.memory.cache
+    assert (counts.opened, counts.hits, counts.hit_tokens) == (3, 1, 192)
+    assert counts.lost_no_checkpoint >= 144, "the KV matched and no state was there"
