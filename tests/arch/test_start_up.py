@@ -1,4 +1,4 @@
-"""`weft --help` feels instant because it imports little: counted in modules, which no busy machine can change."""
+"""`weft --help` feels instant because it imports little: counted in modules, whatever the machine does."""
 
 from __future__ import annotations
 
