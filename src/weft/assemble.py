@@ -29,11 +29,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
 from weft.errors import ConfigError
+from weft.host import free_ram_bytes, usable_cores
 from weft.info import MemoryRow, ModelInfo
 from weft.memory.memory import Memory
 from weft.memory.plan import ArenaPlan, default_memory_bytes, fit_sizes, plan_arena
@@ -109,14 +108,8 @@ def _prepare_torch(config: EngineConfig, notes: list[str]) -> int:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     elif "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(_usable_cores())
+        torch.set_num_threads(usable_cores())
     return torch.get_num_threads()
-
-
-def _usable_cores() -> int:
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _find_model(config: EngineConfig, tell: OnProgress) -> tuple[str, Path]:
@@ -151,7 +144,7 @@ def _load(config: EngineConfig, name: str, directory: Path, tell: OnProgress) ->
 
 
 def _plan_memory(config: EngineConfig, spec: ModelSpec) -> tuple[ArenaPlan, list[str]]:
-    available = _free_ram_bytes()
+    available = free_ram_bytes()
     if config.memory is None:
         return plan_arena(spec, default_memory_bytes(available, spec, config)), []
     asked = parse_bytes(config.memory, flag="--memory")
@@ -160,20 +153,6 @@ def _plan_memory(config: EngineConfig, spec: ModelSpec) -> tuple[ArenaPlan, list
         return plan_arena(spec, asked), []
     return plan_arena(spec, most), [f"--memory {config.memory} shrunk to {format_bytes(most)}: "
                                     f"{format_bytes(available)} of RAM are free now."]
-
-
-def _free_ram_bytes() -> int:
-    """RAM that can be taken now: what the system has free, or what a container's limit leaves of it."""
-    free = int(psutil.virtual_memory().available)
-    for limit_file, used_file in (("memory.max", "memory.current"),
-                                  ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
-        root = Path("/sys/fs/cgroup")
-        try:
-            limit, used = (root / limit_file).read_text(), (root / used_file).read_text()
-            free = min(free, max(0, int(limit) - int(used)))
-        except (OSError, ValueError):  # no such control group, or no limit in it ("max")
-            continue
-    return free
 
 
 def _layers_in_words(spec: ModelSpec) -> str:

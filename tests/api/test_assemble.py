@@ -51,23 +51,23 @@ def test_what_does_not_fit_is_shrunk_and_said():
 
 
 def test_more_memory_than_the_machine_has_is_shrunk_and_said(monkeypatch):
-    monkeypatch.setattr(assembly, "_free_ram_bytes", lambda: 10_000_000)
+    monkeypatch.setattr(assembly, "free_ram_bytes", lambda: 10_000_000)
     made = info(memory="1GiB")
     assert made.sizes.memory_bytes <= 9_000_000
     assert any("--memory 1GiB shrunk to 8.6 MiB" in note for note in made.notes)
 
 
 def test_by_default_the_arena_is_a_share_of_the_free_ram_and_no_more_than_could_be_used(monkeypatch):
-    monkeypatch.setattr(assembly, "_free_ram_bytes", lambda: 20_000_000)
+    monkeypatch.setattr(assembly, "free_ram_bytes", lambda: 20_000_000)
     assert 7_000_000 < info().sizes.memory_bytes <= 8_000_000
-    monkeypatch.setattr(assembly, "_free_ram_bytes", lambda: 10**12)
+    monkeypatch.setattr(assembly, "free_ram_bytes", lambda: 10**12)
     small = info(max_num_seqs=2, max_model_len=64)
     assert small.sizes.memory_bytes < 10_000_000
     assert small.notes == []
 
 
 def test_free_ram_is_never_more_than_the_system_has():
-    assert 0 < assembly._free_ram_bytes() <= psutil.virtual_memory().total
+    assert 0 < assembly.free_ram_bytes() <= psutil.virtual_memory().total
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

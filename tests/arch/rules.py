@@ -15,7 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 
-BASE = {"errors", "units", "spec", "config", "request", "architecture", "config_keys", "families", "info"}
+BASE = {"errors", "units", "spec", "config", "request", "architecture", "config_keys", "families", "info",
+        "host"}
 PURE = {"base", "memory", "schedule", "engine", "sim", "text"}
 """Groups that never import torch, not even through something else."""
 EDGES = {"server", "cli", "eval", "embedded"}

@@ -4,8 +4,8 @@
 
 A fact that cannot be read is None, never an error: a doctor that fails on an odd machine is no help.
 Torch is asked in a child process, so that asking neither slows down nor breaks the one that asks: a
-torch that cannot be imported is itself a finding. Limits of a container (cgroup v2 and v1) are read
-because the kernel's own counts ignore them.
+torch that cannot be imported is itself a finding. Limits of a container come from ``weft.host``, because
+the kernel's own counts ignore them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import sys
 from importlib import util
 from pathlib import Path
 from typing import Any
+
+from weft.host import container_memory_limit_bytes, usable_cores
 
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8",
              "asimd", "bf16", "i8mm", "sve")
@@ -68,21 +70,11 @@ def cpu_facts(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
     }
 
 
-def usable_cores() -> int:
-    """Cores this process may run on: its affinity, or the container's quota if that is lower."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    quota = _cgroup_cpu_quota()
-    return cores if quota is None else max(1, min(cores, int(quota)))
-
-
 def memory_facts() -> dict[str, Any]:
     import psutil
 
     memory = psutil.virtual_memory()
-    limit = _cgroup_number("memory.max", "memory/memory.limit_in_bytes")
+    limit = container_memory_limit_bytes()
     bounded = limit if limit is not None and limit < memory.total else None
     return {"total_bytes": memory.total, "available_bytes": memory.available,
             "container_limit_bytes": bounded, "swap_bytes": psutil.swap_memory().total}
@@ -143,23 +135,3 @@ def _read_cpuinfo(path: Path) -> tuple[str | None, frozenset[str]]:
         found.setdefault(key.strip().lower(), value.strip())
     flags = found.get("flags") or found.get("features") or ""
     return found.get("model name"), frozenset(flags.split())
-
-
-def _cgroup_number(v2: str, v1: str) -> int | None:
-    for path in (Path("/sys/fs/cgroup") / v2, Path("/sys/fs/cgroup") / v1):
-        try:
-            return int(path.read_text().strip())
-        except (OSError, ValueError):  # no such file, or "max"
-            continue
-    return None
-
-
-def _cgroup_cpu_quota() -> float | None:
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return int(quota) / int(period)
-    except (OSError, ValueError):
-        pass
-    quota_us = _cgroup_number("cpu.cfs_quota_us", "cpu/cpu.cfs_quota_us")
-    period_us = _cgroup_number("cpu.cfs_period_us", "cpu/cpu.cfs_period_us")
-    return quota_us / period_us if quota_us and period_us and quota_us > 0 else None

@@ -1,0 +1,60 @@
+"""What this process may use of its machine: cores and RAM, within the limits of its container.
+
+Asked where the engine is put together (threads, the default of ``--memory``) and where ``weft doctor`` says
+what there is, so that both speak of the same numbers. Limits of cgroup v2 and v1 are read from their files;
+where there are none, the system's own numbers hold.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import psutil
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def usable_cores() -> int:
+    """Cores this process may run on: its affinity, or the container's quota if that is lower."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    quota = _cpu_quota()
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def free_ram_bytes() -> int:
+    """RAM that can be taken now: what the system has free, or what a container's limit leaves of it."""
+    free = int(psutil.virtual_memory().available)
+    for limit_file, used_file in (("memory.max", "memory.current"),
+                                  ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+        limit, used = _number(limit_file), _number(used_file)
+        if limit is not None and used is not None:
+            free = min(free, max(0, limit - used))
+    return free
+
+
+def container_memory_limit_bytes() -> int | None:
+    """The container's limit, None without one."""
+    return next((limit for limit in map(_number, ("memory.max", "memory/memory.limit_in_bytes"))
+                 if limit is not None), None)
+
+
+def _cpu_quota() -> float | None:
+    try:
+        quota, period = (_CGROUP / "cpu.max").read_text().split()
+        return int(quota) / int(period)
+    except (OSError, ValueError):  # no such file, or "max"
+        pass
+    for folder in ("", "cpu/"):
+        quota_us, period_us = _number(f"{folder}cpu.cfs_quota_us"), _number(f"{folder}cpu.cfs_period_us")
+        if quota_us and period_us and quota_us > 0:
+            return quota_us / period_us
+    return None
+
+
+def _number(file: str) -> int | None:
+    try:
+        return int((_CGROUP / file).read_text().strip())
+    except (OSError, ValueError):  # no such control group, or no limit in it ("max")
+        return None
