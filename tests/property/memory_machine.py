@@ -23,7 +23,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.unit.memory.geometry import open_in, picture, small_memory
 from weft.memory.arena import FrameKind
-from weft.memory.transaction import Draft, Reservation
+from weft.memory.draft import Draft
+from weft.memory.reservation import Reservation
 from weft.units import PAD, PageId, SeqId, SlotId
 
 ITEMS_MAX = 8

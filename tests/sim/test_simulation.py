@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from weft.engine.engine import EngineCore
-from weft.memory.transaction import Draft
+from weft.memory.draft import Draft
 from weft.request import Request, SamplingParams
 from weft.schedule import scheduler as scheduler_module
 from weft.schedule.plan import StepPlan, Tap

@@ -24,10 +24,13 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.memory.audit import audit
+from weft.memory.books import Books
 from weft.memory.cache import CacheCounts
+from weft.memory.draft import Draft
 from weft.memory.lease import Lease
 from weft.memory.plan import ArenaPlan
-from weft.memory.transaction import Books, Draft, Match, Reservation, apply
+from weft.memory.reservation import Match, Reservation
+from weft.memory.transaction import apply
 from weft.units import SeqId
 
 

@@ -29,13 +29,10 @@ from collections.abc import Sequence
 from weft.memory.arena import Arena, FrameKind
 from weft.memory.books import Books
 from weft.memory.cache import Fallen
-from weft.memory.draft import Draft
 from weft.memory.lease import Lease
-from weft.memory.reservation import Match, Opening, Reservation
+from weft.memory.reservation import Opening, Reservation
 from weft.memory.tree import NO_SLOT
 from weft.units import PAGE_TOKENS, FrameId
-
-__all__ = ["Books", "Draft", "Match", "Reservation", "apply"]
 
 
 def apply(books: Books, reservation: Reservation) -> None:

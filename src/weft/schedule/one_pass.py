@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from weft.memory.draft import Draft
 from weft.memory.reservation import PageCopy, SlotCopy, TablePatch
-from weft.memory.transaction import Draft
 from weft.schedule.plan import Admission, Int32s, StepPlan, Tap, no_copies, no_writes
 from weft.schedule.rows import RowTable
 from weft.schedule.sequence import Sequence

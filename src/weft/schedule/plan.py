@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from weft.memory.transaction import Reservation
+from weft.memory.reservation import Reservation
 from weft.request import SamplingParams, TokenLogprobs
 from weft.units import FrameId, RowId, SeqId, SlotId
 

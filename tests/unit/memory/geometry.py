@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any
 
+from weft.memory.draft import Draft
 from weft.memory.memory import Memory
 from weft.memory.plan import ArenaPlan
-from weft.memory.transaction import Draft, Reservation
+from weft.memory.reservation import Reservation
 from weft.spec import LayerSpec, ModelSpec, StatePart, attention, gated_delta, mamba2, short_conv
 from weft.units import SeqId
 

@@ -9,9 +9,10 @@ import pytest
 
 from tests.unit.memory.geometry import close_now, open_now, small_memory
 from weft.memory.arena import FrameKind
+from weft.memory.books import Books
 from weft.memory.eviction import Eviction
 from weft.memory.memory import Memory
-from weft.memory.transaction import Books, _give_back
+from weft.memory.transaction import _give_back
 from weft.memory.tree import Node, NodeId
 from weft.units import PAD, FrameId, PageId, SeqId, SlotId
 

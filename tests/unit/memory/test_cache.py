@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.unit.memory.geometry import close_now, open_now, picture, small_memory
+from weft.memory.draft import Draft
 from weft.memory.memory import Memory
 from weft.memory.reservation import Lost, Match, PageCopy, Reservation, SlotCopy, TablePatch
-from weft.memory.transaction import Draft
 from weft.units import SeqId
 
 ONE, TWO, THREE = SeqId(1), SeqId(2), SeqId(3)

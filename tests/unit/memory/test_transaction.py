@@ -15,8 +15,8 @@ from tests.unit.memory.geometry import (
     picture,
     small_memory,
 )
+from weft.memory.draft import Draft
 from weft.memory.memory import Memory
-from weft.memory.transaction import Draft
 from weft.units import PAD, SeqId
 
 ONE, TWO, NEW = SeqId(1), SeqId(2), SeqId(7)
