@@ -234,7 +234,7 @@ class EngineClient:
                 self.progress = report.text
                 self._on_progress(report.text)
             elif isinstance(report, Ready):
-                self.info, self.state = report.info, "ready"
+                self.info, self.stats, self.state = report.info, report.stats, "ready"
                 self._change()
             else:
                 self._die(_fatal_error(report))

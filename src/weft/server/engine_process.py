@@ -125,7 +125,9 @@ class EngineLoop:
     def _report(self, events: list[TokenEvent]) -> None:
         now = time.monotonic()
         stats = None
-        if now >= self._stats_due_s or self._flushed or not self._core.has_work:
+        # Whoever saw a request come or end finds it counted: its news and the counters travel together.
+        news = bool(self._accepted) or any(event.finish_reason is not None for event in events)
+        if news or now >= self._stats_due_s or self._flushed or not self._core.has_work:
             stats = self._core.stats()
             self._stats_due_s = now + _STATS_EVERY_S
         if events or stats is not None or self._accepted or self._rejected or self._flushed:
@@ -176,7 +178,7 @@ def main() -> int:
     events.connect(launch.events_address)
     try:
         made = build(launch, events)
-        send(events, Ready(made.info))
+        send(events, Ready(made.info, made.core.stats()))
         try:
             EngineLoop(made.core, commands, events).run()
         finally:

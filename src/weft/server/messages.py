@@ -97,7 +97,10 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
+    """``stats`` as they are before the first step, so that /metrics has every gauge from the start."""
+
     info: ModelInfo
+    stats: EngineStats
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
