@@ -14,7 +14,7 @@ import zmq
 from tests.server.scripted_engine import build, write_model_directory
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
-from weft.request import Request, SamplingParams
+from weft.request import Request, SamplingParams, TokenEvent
 from weft.server.engine_process import EngineLoop, read_launch
 from weft.server.messages import Cancel, Command, Launch, StepReport, Stop, Submit
 
@@ -46,6 +46,18 @@ class Loop:
         self.audit()
         self.audits += 1
         self.audited.set()
+
+    def hold_steps_until_waiting(self, count: int) -> None:
+        """No step does anything before ``count`` sequences wait. To be called before the first request."""
+        step, core = self.core.step, self.core
+
+        def held() -> list[TokenEvent]:
+            if core.stats().waiting < count:
+                return []
+            core.step = step  # type: ignore[method-assign]
+            return step()
+
+        core.step = held  # type: ignore[method-assign]
 
     def tell(self, command: Command) -> None:
         self._commands.send(msgspec.msgpack.encode(command))
@@ -90,6 +102,7 @@ def loop(tmp_path: Path) -> Iterator[Loop]:
 
 
 def test_a_request_is_accepted_before_its_first_token_and_a_step_is_one_message(loop: Loop) -> None:
+    loop.hold_steps_until_waiting(2)  # else "a" may end before "b" comes, and no step has both
     loop.submit("a", PROMPT, 40)
     loop.submit("b", PROMPT, 40)
     reports = loop.reports(until="b")
