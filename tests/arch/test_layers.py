@@ -50,7 +50,7 @@ def test_the_pure_half_names_no_torch_no_clock_and_no_io() -> None:
     ("src/weft/memory/arena.py", "import torch\n"),
     ("src/weft/sim/simulator.py", "def late():\n    from torch import nn\n"),
     ("src/weft/text/tokenizer.py", "from transformers import AutoTokenizer\n"),
-    ("src/weft/families.py", "import torch.nn\n"),
+    ("src/weft/families/__init__.py", "import torch.nn\n"),
     ("src/weft/schedule/queues.py", "import time\n"),
     ("src/weft/engine/engine.py", "from random import random\n"),
     ("src/weft/memory/slots.py", "x = hasattr(y, 'z')\n"),
