@@ -3,7 +3,7 @@
 #   make serve    the server on the embedded model     make serve ARGS="--port 9000 path/to/checkpoint"
 #   make test     ruff, mypy, then every test          make test  ARGS="tests/arch -k links"
 #
-# Both make .venv first where it is missing or older than pyproject.toml.
+# Both make .venv first where it is missing or older than pyproject.toml or the C++ kernels.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -28,7 +28,7 @@ help:
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "weft needs Python 3.11 or newer; $(PYTHON) is older. Name another: make $(or $(MAKECMDGOALS),install) PYTHON=python3.12"; exit 1; }
 	@$(BIN)/python -c 'import pip' 2>/dev/null || { echo "making $(VENV)"; $(PYTHON) -m venv --clear $(VENV); }
@@ -36,6 +36,7 @@ $(STAMP): pyproject.toml
 	@$(PIP) $(PIP_TORCH) '$(TORCH)'
 	@echo "installing weft and what its tests need"
 	@$(PIP) -e '.[test]' '$(TORCH)'
+	@$(BIN)/python -c 'import weft._native' 2>/dev/null || echo "the C++ kernels were not built (no compiler?): going on with torch alone"
 	@touch $@
 
 serve: install

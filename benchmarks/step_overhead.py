@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 
 import numpy as np
 
 from weft.config import Sizes
 from weft.engine.engine import EngineCore
 from weft.memory.memory import Memory
+from weft.memory.plan import ArenaPlan
 from weft.request import Request, SamplingParams
 from weft.schedule.plan import StepPlan, StepResult
 from weft.sim.workload import small_arena
@@ -35,10 +37,15 @@ class InstantExecutor:
         pass
 
 
-def measure(running: int, steps: int, spread: bool, cache: bool) -> dict[str, np.ndarray]:
-    """Microseconds of each verb, one entry a step."""
+def measure(running: int, steps: int, spread: bool, cache: bool,
+            arena: ArenaPlan | None = None,
+            clock: Callable[[], float] = time.perf_counter) -> dict[str, np.ndarray]:
+    """Microseconds of each verb by ``clock``, one entry a step. ``arena`` None: a made-up one in which all of
+    them fit."""
     length = 64 + 64 * (steps // 64 + 2)
-    arena = small_arena(pages_per_frame=5, slots_per_frame=12, frame_count=running * (length // 80 + 2) + 8)
+    if arena is None:
+        arena = small_arena(pages_per_frame=5, slots_per_frame=12,
+                            frame_count=running * (length // 80 + 2) + 8)
     sizes = Sizes(max_model_len=length, rows_max=running, step_tokens_max=running + 4096, queue_max=running,
                   memory_bytes=arena.arena_bytes)
     core = EngineCore(vocab_size=VOCAB_SIZE, sizes=sizes, memory=Memory(arena, cache=cache),
@@ -52,18 +59,18 @@ def measure(running: int, steps: int, spread: bool, cache: bool) -> dict[str, np
     scheduler = core.scheduler
     seconds: dict[str, list[float]] = {"plan": [], "commit": [], "settle": [], "whole step": []}
     for _ in range(steps):
-        at = [time.perf_counter()]
+        at = [clock()]
         plan = scheduler.plan()
-        at.append(time.perf_counter())
+        at.append(clock())
         assert plan is not None
         assert plan.decode_count == running
         scheduler.commit(plan)
-        at.append(time.perf_counter())
+        at.append(clock())
         result = core.executor.execute(plan)
-        at.append(time.perf_counter())
+        at.append(clock())
         core._settle(plan, result)
         core._outbox.clear()
-        at.append(time.perf_counter())
+        at.append(clock())
         for name, first in (("plan", 0), ("commit", 1), ("settle", 3)):
             seconds[name].append(at[first + 1] - at[first])
         seconds["whole step"].append(at[4] - at[3] + at[2] - at[0])

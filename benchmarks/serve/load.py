@@ -20,7 +20,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -130,12 +130,23 @@ def summarise(timings: Sequence[Timing], seconds: float) -> Summary:
         errors=tuple(sorted({timing.error for timing in timings if timing.error is not None}))[:5])
 
 
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a server is asked. ``body(model, prompt, output_tokens)``: greedy, streamed, exactly so many
+    tokens; ``note(timing, chunk)`` counts what a chunk brought."""
+
+    path: str
+    body: Callable[[str, list[int] | str, int], dict[str, Any]]
+    note: Callable[[Timing, dict[str, Any]], None]
+
+
 async def run_load(url: str, plan: LoadPlan, *, model: str | None = None, api_key: str | None = None,
-                   extra: dict[str, Any] | None = None,
+                   extra: dict[str, Any] | None = None, dialect: Dialect | None = None,
                    transport: httpx.AsyncBaseTransport | None = None) -> tuple[Summary, list[Timing]]:
     """Send the plan's requests to ``url`` (with or without /v1). A failed request is counted, not raised."""
     base = url.rstrip("/").removesuffix("/v1")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    speech = dialect or OPENAI
     limits = httpx.Limits(max_connections=plan.concurrency, max_keepalive_connections=plan.concurrency)
     async with httpx.AsyncClient(base_url=base, headers=headers, limits=limits, timeout=None,
                                  transport=transport) as client:
@@ -146,32 +157,33 @@ async def run_load(url: str, plan: LoadPlan, *, model: str | None = None, api_ke
         async def one(prompt: list[int], arrival_s: float) -> Timing:
             await asyncio.sleep(max(0.0, begin + arrival_s - time.perf_counter()))
             async with gate:
-                return await _one_request(client, _body(plan, name, prompt, extra or {}))
+                content = " ".join(f"w{token}" for token in prompt) if plan.as_text else prompt
+                body = speech.body(name, content, plan.output_tokens) | (extra or {})
+                return await one_request(client, body, speech)
 
         timings = await asyncio.gather(*map(one, plan.prompts(), plan.arrivals()))
         return summarise(timings, time.perf_counter() - begin), list(timings)
 
 
-def _body(plan: LoadPlan, model: str, prompt: list[int], extra: dict[str, Any]) -> dict[str, Any]:
-    content: Any = " ".join(f"w{token}" for token in prompt) if plan.as_text else prompt
-    return {"model": model, "prompt": content, "max_tokens": plan.output_tokens, "temperature": 0.0,
-            "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True,
-            "return_token_ids": True, **extra}
-
-
-async def _one_request(client: httpx.AsyncClient, body: dict[str, Any]) -> Timing:
+async def one_request(client: httpx.AsyncClient, body: dict[str, Any], dialect: Dialect) -> Timing:
+    """Send it and time what comes back. What goes wrong is in the timing, not raised."""
     timing = Timing(time.perf_counter())
     try:
-        async with client.stream("POST", "/v1/completions", json=body) as response:
+        async with client.stream("POST", dialect.path, json=body) as response:
             if response.is_error:
                 timing.error = f"{response.status_code}: {(await response.aread()).decode()[:200]}"
                 return timing
             async for line in response.aiter_lines():
                 if line.startswith("data:") and (data := line[len("data:"):].strip()) != "[DONE]":
-                    _note(timing, json.loads(data))
+                    dialect.note(timing, json.loads(data))
     except httpx.HTTPError as error:
         timing.error = f"{type(error).__name__}: {error}"
     return timing
+
+
+def _completion_body(model: str, prompt: list[int] | str, output_tokens: int) -> dict[str, Any]:
+    return {"model": model, "prompt": prompt, "max_tokens": output_tokens, "temperature": 0.0, "stream": True,
+            "stream_options": {"include_usage": True}, "ignore_eos": True, "return_token_ids": True}
 
 
 def _note(timing: Timing, chunk: dict[str, Any]) -> None:
@@ -187,6 +199,9 @@ def _note(timing: Timing, chunk: dict[str, Any]) -> None:
             timing.tokens += ids or []
     details = (chunk.get("usage") or {}).get("prompt_tokens_details") or {}
     timing.cached_tokens = details.get("cached_tokens") or timing.cached_tokens
+
+
+OPENAI = Dialect("/v1/completions", _completion_body, _note)
 
 
 def main(argv: Iterable[str] | None = None) -> int:

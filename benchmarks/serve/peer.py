@@ -1,12 +1,13 @@
 """transformers' ``generate`` in a process of its own, asked over pipes: the thing to compare with.
 
-    parent                          child (python -m benchmarks.serve.peer DIRECTORY DTYPE THREADS)
+    parent                          child (python -m benchmarks.serve.peer DIRECTORY DTYPE THREADS HOW)
     {"prompts": [[...]], "output_tokens": 64}  ->  one static batch, greedy, exactly that many tokens
     {"seconds", "first_token_s", "gaps_s", "tokens"}   <-
 
 Its best case on purpose: all prompts have one length (no padding), all answers too (no row waits for
 another), no HTTP in between. The child sleeps on its pipe while the other side is measured, and its
-OpenMP threads are passive as weft's are.
+OpenMP threads are passive as weft's are. HOW is ``static``, or ``continuous`` for transformers' own
+continuous batching, of which only the end is timed.
 """
 
 from __future__ import annotations
@@ -18,20 +19,22 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.serve.load import LoadPlan, Summary, Timing, summarise
 
 READY = "ready"
+How = Literal["static", "continuous"]
 
 
 class Peer:
-    """A child process with the model loaded. Use as a context manager."""
+    """A child process with the model loaded. Use as a context manager. What transformers refuses is a
+    RuntimeError with its reason."""
 
-    def __init__(self, directory: Path, dtype: str, threads: int) -> None:
+    def __init__(self, directory: Path, dtype: str, threads: int, how: How = "static") -> None:
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "TRANSFORMERS_VERBOSITY": "error",
                        "HF_HUB_OFFLINE": "1"}
-        command = [sys.executable, "-m", "benchmarks.serve.peer", str(directory), dtype, str(threads)]
+        command = [sys.executable, "-m", "benchmarks.serve.peer", str(directory), dtype, str(threads), how]
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                        env=environment)
         answer = self._read()
@@ -52,17 +55,24 @@ class Peer:
         begin = time.perf_counter()
         prompts = plan.prompts()
         for first in range(0, len(prompts), plan.concurrency):
-            timings += self._batch(prompts[first:first + plan.concurrency], plan.output_tokens, begin)
+            timings += self.batch(prompts[first:first + plan.concurrency], plan.output_tokens, begin)
         return summarise(timings, time.perf_counter() - begin), timings
 
-    def _batch(self, prompts: list[list[int]], output_tokens: int, sent: float) -> list[Timing]:
+    def batch(self, prompts: list[list[int]], output_tokens: int, sent: float) -> list[Timing]:
+        """One static batch, whose requests were sent at ``sent`` (``perf_counter`` of this process)."""
         assert self._child.stdin is not None
         batch_begin = time.perf_counter()
         self._child.stdin.write(json.dumps({"prompts": prompts, "output_tokens": output_tokens}) + "\n")
         self._child.stdin.flush()
         answer = json.loads(self._read())
+        if "refused" in answer:
+            raise RuntimeError(answer["refused"])
         times = [batch_begin + seconds for seconds in answer["token_times_s"]]
         return [Timing(sent, [(when, 1) for when in times], row) for row in answer["tokens"]]
+
+    def kill(self) -> None:
+        """End it now; whoever waits for its answer gets a RuntimeError."""
+        self._child.kill()
 
     def _read(self) -> str:
         assert self._child.stdout is not None
@@ -89,7 +99,22 @@ class _StepClock:
         """Nothing is buffered."""
 
 
-def _serve_pipe(directory: str, dtype: str, threads: int) -> None:
+def _continuous(model: Any, prompts: list[list[int]], count: int) -> dict[str, Any]:
+    import transformers
+
+    make_config: Any = transformers.GenerationConfig
+    config = make_config(max_new_tokens=count, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    begin = time.perf_counter()
+    try:
+        answers = list(model.generate_batch(prompts, generation_config=config).values())
+    except ValueError as error:
+        return {"refused": f"transformers' continuous batching: {error}"}
+    seconds = time.perf_counter() - begin
+    by_prompt = {tuple(answer.prompt_ids): list(answer.generated_tokens) for answer in answers}
+    return {"token_times_s": [seconds] * count, "tokens": [by_prompt[tuple(prompt)] for prompt in prompts]}
+
+
+def _serve_pipe(directory: str, dtype: str, threads: int, how: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
@@ -102,6 +127,9 @@ def _serve_pipe(directory: str, dtype: str, threads: int) -> None:
     print(READY, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
+        if how == "continuous":
+            print(json.dumps(_continuous(model, asked["prompts"], asked["output_tokens"])), flush=True)
+            continue
         prompts, count = torch.tensor(asked["prompts"]), asked["output_tokens"]
         clock = _StepClock()
         with torch.inference_mode():
@@ -112,4 +140,4 @@ def _serve_pipe(directory: str, dtype: str, threads: int) -> None:
 
 
 if __name__ == "__main__":
-    _serve_pipe(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    _serve_pipe(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])

@@ -12,7 +12,9 @@ that is half read while another prompt is generated): each step serves every cal
 pieces. Not thread-safe: one thread at a time.
 
 Without ``sampling``, a request samples as the checkpoint's makers recommend (generation_config.json);
-keywords such as ``max_tokens=64`` change single fields. A call that raises leaves nothing running.
+keywords such as ``max_tokens=64`` change single fields. ``guided_json`` (a JSON schema), ``guided_regex``,
+``guided_choice`` and ``guided_grammar`` (lark or GBNF) make the answer match. A call that raises leaves
+nothing running.
 """
 
 from __future__ import annotations
@@ -33,8 +35,10 @@ from weft.engine.choices import Choice, Piece
 from weft.engine.engine import EngineCore
 from weft.engine.stats import EngineStats
 from weft.errors import EngineUnavailableError, RequestError
-from weft.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs
+from weft.request import FinishReason, LostTokens, Request, SamplingParams, TokenEvent, TokenLogprobs
+from weft.text.cache_marks import marked_characters
 from weft.text.chat import ChatMessage, ChatTemplate, load_chat_template
+from weft.text.guides import KINDS, guide_from
 from weft.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -51,7 +55,9 @@ class Completion(msgspec.Struct, kw_only=True):
 
     ``tokens`` has the token that ended the answer, ``text`` does not show it. ``stop_reason``: the stop
     string or stop token id that ended it, None for the model's own end. ``logprobs``: one per token, when
-    asked for; ``prompt_logprobs``: one per prompt token, None for the first.
+    asked for; ``prompt_logprobs``: one per prompt token, None for the first. ``cached_tokens`` of the prompt
+    were found in the prefix cache, ``lost_tokens`` nearly, and ``recomputed_tokens`` were computed again
+    after preemptions.
     """
 
     prompt_index: int
@@ -64,6 +70,8 @@ class Completion(msgspec.Struct, kw_only=True):
     logprobs: list[TokenLogprobs] = []
     prompt_logprobs: list[TokenLogprobs | None] = []
     cached_tokens: int = 0
+    lost_tokens: LostTokens = LostTokens()
+    recomputed_tokens: int = 0
 
 
 class _Call:
@@ -105,16 +113,18 @@ class Engine:
     # ------------------------------------------------------------------ answers
 
     def generate(self, prompts: Prompt | Sequence[Prompt], sampling: SamplingParams | None = None, *,
-                 progress: bool = True, **fields: Any) -> list[Completion]:
+                 progress: bool = True, cache_boundaries: Sequence[int] = (),
+                 **fields: Any) -> list[Completion]:
         """Complete ``prompts`` (one text, one list of token ids, or a list of either).
 
         Returns completions in the order of the prompts, ``n`` for each. ``sampling`` holds the parameters,
-        ``fields`` change single ones. Raises RequestError or ContextLengthError naming the field, and
-        EngineUnavailableError when a step fails.
+        ``fields`` change single ones. ``cache_boundaries``: positions in each of the prompts, in tokens, at
+        which the prefix cache should keep a state. Raises RequestError or ContextLengthError naming the
+        field, and EngineUnavailableError when a step fails.
         """
         params = self._sampling(sampling, fields)
-        return self._complete([self._request(prompt, params) for prompt in _prompt_list(prompts)], params,
-                              progress=progress)
+        return self._complete([self._request(prompt, params, marks=cache_boundaries)
+                               for prompt in _prompt_list(prompts)], params, progress=progress)
 
     def _complete(self, requests: list[Request], params: SamplingParams, *,
                   progress: bool) -> list[Completion]:
@@ -139,12 +149,13 @@ class Engine:
             self._drop(running.values())
         return [completion for group in done for completion in group]
 
-    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None,
-               **fields: Any) -> Iterator[Piece]:
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, *,
+               cache_boundaries: Sequence[int] = (), **fields: Any) -> Iterator[Piece]:
         """Pieces of the answer to ``prompt`` as they are made; the last piece of each of the ``n`` answers
         has a ``finish_reason``. The request starts, and what is wrong with it raises as in ``generate``,
         when the first piece is asked for; leaving the loop early cancels it."""
-        yield from self._stream(self._request(prompt, self._sampling(sampling, fields)))
+        yield from self._stream(self._request(prompt, self._sampling(sampling, fields),
+                                              marks=cache_boundaries))
 
     def _stream(self, request: Request) -> Iterator[Piece]:
         call = self._submit(request)
@@ -168,15 +179,16 @@ class Engine:
         if params.n != 1:
             raise RequestError(f"chat answers once; n is {params.n}: use stream_chat, or generate with "
                                f"render_chat", param="n")
-        tokens, boundaries = self._encode_chat(messages, template)
-        [completion] = self._complete([self._request(tokens, params, boundaries)], params, progress=False)
+        tokens, boundaries, marks = self._encode_chat(messages, template)
+        request = self._request(tokens, params, boundaries, marks)
+        [completion] = self._complete([request], params, progress=False)
         return completion
 
     def stream_chat(self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams | None = None, *,
                     template: Mapping[str, Any] | None = None, **fields: Any) -> Iterator[Piece]:
         """``stream`` for a conversation."""
-        tokens, boundaries = self._encode_chat(messages, template)
-        yield from self._stream(self._request(tokens, self._sampling(sampling, fields), boundaries))
+        tokens, boundaries, marks = self._encode_chat(messages, template)
+        yield from self._stream(self._request(tokens, self._sampling(sampling, fields), boundaries, marks))
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], *,
                     template: Mapping[str, Any] | None = None) -> list[int]:
@@ -184,8 +196,9 @@ class Engine:
         return self._encode_chat(messages, template)[0]
 
     def _encode_chat(self, messages: Sequence[Mapping[str, Any]],
-                     template: Mapping[str, Any] | None) -> tuple[list[int], list[int]]:
-        """Token ids, and the positions in them up to which another conversation is likely to be the same."""
+                     template: Mapping[str, Any] | None) -> tuple[list[int], list[int], list[int]]:
+        """Token ids; the positions in them up to which another conversation is likely to be the same; and
+        those behind which the messages set a ``cache_control``."""
         if self._template is None:
             raise RequestError("this model has no chat template: use generate", param="messages")
         try:
@@ -194,7 +207,10 @@ class Engine:
             raise RequestError(f"messages: {error}", param="messages") from None
         text = self._template.render(turns, variables=template)
         ends = self._template.boundaries(turns, text, variables=template)
-        return self.tokenizer.encode_with_boundaries(text, ends, add_special_tokens=False)
+        marks = marked_characters(self._template, turns, text, variables=template)
+        tokens, positions = self.tokenizer.encode_with_boundaries(text, [*ends, *marks],
+                                                                  add_special_tokens=False)
+        return tokens, positions[:len(ends)], [at for at in positions[len(ends):] if at]
 
     # ------------------------------------------------------------------ the engine itself
 
@@ -220,6 +236,14 @@ class Engine:
     # ------------------------------------------------------------------ inside
 
     def _sampling(self, sampling: SamplingParams | None, fields: dict[str, Any]) -> SamplingParams:
+        asked = {f"guided_{kind}": (kind, fields.pop(f"guided_{kind}", None)) for kind in KINDS}
+        guides = [guide_from(kind, value, name) for name, (kind, value) in asked.items()
+                  if value is not None]
+        if len(guides) > 1:
+            raise RequestError(f"{guides[0].field} and {guides[1].field} both say what the answer must "
+                               "match; one can", param=guides[1].field)
+        if guides:
+            fields["guide"] = guides[0]
         for name in ("stop", "stop_token_ids"):
             if name in fields:
                 value = fields[name]
@@ -228,11 +252,11 @@ class Engine:
             return msgspec.structs.replace(sampling, **fields)
         return SamplingParams(**{**self.info.generation_defaults, **fields})
 
-    def _request(self, prompt: Prompt, sampling: SamplingParams,
-                 boundaries: Sequence[int] = ()) -> Request:
+    def _request(self, prompt: Prompt, sampling: SamplingParams, boundaries: Sequence[int] = (),
+                 marks: Sequence[int] = ()) -> Request:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         return Request(request_id=f"call-{next(self._numbers)}", prompt_tokens=tokens, sampling=sampling,
-                       boundaries=list(boundaries))
+                       boundaries=list(boundaries), marks=list(marks))
 
     def _has_room(self, sequences: int) -> bool:
         """Whether the queue takes so many more; an idle engine is always tried, so that a request that can
@@ -324,6 +348,8 @@ def _collect(call: _Call, completions: list[Completion]) -> None:
         if piece.finish_reason is not None:
             completion.finish_reason, completion.stop_reason = piece.finish_reason, piece.stop_reason
             completion.cached_tokens = choice.cached_tokens
+            completion.lost_tokens = choice.lost_tokens
+            completion.recomputed_tokens = choice.recomputed_tokens
             completion.prompt_logprobs = choice.prompt_logprobs
     if call.error is not None:
         raise call.error

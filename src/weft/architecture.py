@@ -9,7 +9,9 @@ Everything downstream sees only these values, so that a dialect is an entry in o
 every layer. ``ModelSpec`` is what memory needs of it (bytes per token, bytes per sequence); ``Architecture``
 is what the model code needs besides (rotary, norms, feed-forward, multipliers).
 
-A token mixer is one of four records; a layer has one mixer and one feed-forward. Pure data, no torch.
+A token mixer is one of the records below; a layer has one mixer and one feed-forward, or only one of the two
+(Nemotron-H's layers are one thing each; Mamba's have no feed-forward). A mixer may keep KV and state at once
+(Falcon-H1's parallel pair, Zamba2's layers with a shared block). Pure data, no torch.
 Rejected: handing the raw dict to the model code, where a default forgotten in one place gives wrong
 numbers instead of an error.
 """
@@ -22,7 +24,11 @@ from typing import Literal
 from weft import spec
 from weft.spec import DTypeName, LayerSpec, ModelSpec
 
-RopeKind = Literal["default", "linear", "llama3", "yarn"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "proportional"]
+
+RING_TOKENS_MAX = 1024
+"""Windows up to this many tokens are a ring in the state slot; wider ones stay in pages and are masked.
+Why: docs/decisions/0008-sliding-window.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,8 @@ class Rope:
 
     ``factor`` and what follows belong to the scaled kinds and are ignored by "default".
     ``original_positions`` is the context length before scaling. ``attention_factor`` multiplies cos and sin.
+    ``turning_dim``: of "proportional", which spaces its frequencies over all of ``rotary_dim`` and then lets
+    only the fastest ``turning_dim / 2`` of them turn.
     """
 
     theta: float
@@ -44,12 +52,15 @@ class Rope:
     beta_slow: float = 1.0
     truncate: bool = True
     attention_factor: float = 1.0
+    turning_dim: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Full attention with grouped KV heads. ``gated``: the output is multiplied by sigmoid of a gate that the
-    query projection makes too. ``qk_norm``: queries and keys pass an RMS norm per head before rotary."""
+    """Softmax attention with grouped KV heads. ``gated``: the output is multiplied by sigmoid of a gate that
+    the query projection makes too; ``head_gated``: by sigmoid of one number per head, of a projection of its
+    own. ``qk_norm``: queries and keys pass an RMS norm before rotary, per head or (``norm_whole``) over all
+    heads. ``window``: a token sees itself and the ``window - 1`` tokens before it; None: all of them."""
 
     heads: int
     kv_heads: int
@@ -59,20 +70,56 @@ class Attention:
     qk_norm: bool = False
     gated: bool = False
     bias: bool = False
+    window: int | None = None
+    head_gated: bool = False
+    norm_whole: bool = False
+
+    @property
+    def ring(self) -> bool:
+        """Whether keys and values live in a ring of ``window`` tokens in the state slot, not in pages."""
+        return self.window is not None and self.window <= RING_TOKENS_MAX
 
     def layer_spec(self) -> LayerSpec:
+        if self.window is not None and self.ring:
+            return spec.window_attention(self.kv_heads, self.head_dim, self.window)
         return spec.attention(self.kv_heads, self.head_dim)
 
 
 @dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, 2024): keys and values of all heads are made from one latent
+    of ``latent_dim`` numbers per token, and only that is cached, with ``shared_dim`` numbers of key that all
+    heads share. ``own_dim``: the part of a key that each head makes of the latent; ``value_dim``: its value.
+    ``query_rank``: width of the query's own bottleneck, None for a plain projection. No rotary (Kimi)."""
+
+    heads: int
+    latent_dim: int
+    shared_dim: int
+    own_dim: int
+    value_dim: int
+    scale: float
+    query_rank: int | None = None
+    bias: bool = False
+
+    @property
+    def key_dim(self) -> int:
+        return self.own_dim + self.shared_dim
+
+    def layer_spec(self) -> LayerSpec:
+        return spec.latent_attention(self.latent_dim + self.shared_dim)
+
+
+@dataclass(frozen=True, slots=True)
 class GatedDelta:
-    """Gated delta net (Yang et al., 2024)."""
+    """Gated delta net (Yang et al., 2024). ``beta_scale``: the write strength is sigmoid times this; 2 lets
+    the state's eigenvalues be negative (OLMo hybrid)."""
 
     k_heads: int
     v_heads: int
     k_dim: int
     v_dim: int
     conv_kernel: int
+    beta_scale: float = 1.0
 
     @property
     def key_width(self) -> int:
@@ -87,8 +134,30 @@ class GatedDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class KimiDelta:
+    """Kimi delta attention (2025): the gated delta rule with a decay for each key channel."""
+
+    heads: int
+    head_dim: int
+    conv_kernel: int
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_dim
+
+    def layer_spec(self) -> LayerSpec:
+        return spec.kimi_delta(self.heads, self.head_dim, self.conv_kernel)
+
+
+GatedNorm = Literal["gate_first", "gate_last", "none"]
+"""What becomes of a Mamba-2 output y and its gate: norm(y silu(gate)), norm(y) silu(gate), y silu(gate)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Mamba2:
-    """Mamba-2 (Dao and Gu, 2024). ``dt_limit`` clamps the step after softplus."""
+    """Mamba-2 (Dao and Gu, 2024). ``dt_limit`` clamps the step after softplus. ``multipliers``: factors on
+    the five parts of the input projection (gate, x, B, C, dt), Falcon-H1's; empty for none. ``output_bias``:
+    the output projection has a bias; None is as ``projection_bias``."""
 
     heads: int
     head_dim: int
@@ -98,6 +167,9 @@ class Mamba2:
     conv_bias: bool
     projection_bias: bool
     dt_limit: tuple[float, float]
+    norm: GatedNorm = "gate_first"
+    multipliers: tuple[float, ...] = ()
+    output_bias: bool | None = None
 
     @property
     def inner_width(self) -> int:
@@ -109,6 +181,72 @@ class Mamba2:
 
     def layer_spec(self) -> LayerSpec:
         return spec.mamba2(self.heads, self.head_dim, self.groups, self.state_dim, self.conv_kernel)
+
+
+InnerNorms = Literal["none", "plain", "weighted"]
+"""RMS norms of a Mamba-1 layer's dt, B and C: none (Mamba), without weights (Falcon-Mamba), with (Jamba)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba1:
+    """Mamba (Gu and Dao, 2023). ``dt_rank``: width of the bottleneck that makes the steps."""
+
+    channels: int
+    state_dim: int
+    dt_rank: int
+    conv_kernel: int
+    conv_bias: bool
+    projection_bias: bool
+    inner_norms: InnerNorms = "none"
+    inner_eps: float = 1e-6
+
+    def layer_spec(self) -> LayerSpec:
+        return spec.mamba1(self.channels, self.state_dim, self.conv_kernel)
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """Attention and Mamba-2 beside each other on the same normed input, their outputs added (Falcon-H1).
+    Each branch has a factor on its input and one on its output."""
+
+    attention: Attention
+    mamba: Mamba2
+    attention_in: float = 1.0
+    attention_out: float = 1.0
+    mamba_in: float = 1.0
+    mamba_out: float = 1.0
+
+    @property
+    def rope(self) -> Rope | None:
+        return self.attention.rope
+
+    def layer_spec(self) -> LayerSpec:
+        return spec.together("parallel", self.attention.layer_spec(), self.mamba.layer_spec())
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBlock:
+    """A Mamba-2 layer beside a transformer block whose weights several layers share (Zamba2): the block reads
+    [x, embedding], and what it makes is added to the Mamba layer's input, not to the stream.
+
+    ``block``: which of the shared blocks; ``use``: which of its uses in depth order this is, counted over all
+    blocks: adapters of rank ``adapter_rank`` belong to the use, not to the block. ``adapted_attention``: q, k
+    and v have adapters, not only the feed-forward. Each use has its own KV."""
+
+    attention: Attention
+    mamba: Mamba2
+    feed_forward: Dense
+    block: int
+    use: int
+    adapter_rank: int
+    adapted_attention: bool
+
+    @property
+    def rope(self) -> Rope | None:
+        return self.attention.rope
+
+    def layer_spec(self) -> LayerSpec:
+        return spec.together("shared_block", self.attention.layer_spec(), self.mamba.layer_spec())
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,21 +261,35 @@ class ShortConv:
         return spec.short_conv(self.channels, self.conv_kernel)
 
 
-Mixer = Attention | GatedDelta | Mamba2 | ShortConv
+Mixer = (Attention | LatentAttention | GatedDelta | KimiDelta | Mamba2 | Mamba1 | ShortConv | Parallel
+         | SharedBlock)
+
+
+Activation = Literal["silu", "gelu", "relu2"]
+"""``relu2``: the square of relu."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """SwiGLU feed-forward; ``width`` is the inner size."""
+    """Feed-forward; ``width`` is the inner size. ``gated``: down(act(gate(x)) * up(x)), else
+    down(act(up(x))). ``multipliers``: factors on gate(x) and on the result, Falcon-H1's."""
 
     width: int
+    activation: Activation = "silu"
+    gated: bool = True
+    bias: bool = False
+    multipliers: tuple[float, float] = (1.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
     """Mixture of experts. ``width`` is the inner size of one expert. ``shared_width`` is that of the expert
     every token passes (0: none); ``shared_gate``: its output is multiplied by sigmoid of a learned gate.
-    ``normalized``: the weights of the chosen experts sum to 1."""
+    ``normalized``: the weights of the chosen experts sum to 1 (``normalizer_eps`` is added to their sum).
+    ``scoring``: what makes a weight of a router's score. ``choice_bias``: a learned number per expert is
+    added to choose, and not to weigh. ``scale`` multiplies the weights. ``groups``: experts come in so many
+    groups, of which the ``groups_kept`` with the best two scores in sum are chosen from. ``latent_width``:
+    routed experts work on a projection of this width (0: on the stream itself)."""
 
     count: int
     per_token: int
@@ -145,6 +297,15 @@ class Experts:
     normalized: bool
     shared_width: int = 0
     shared_gate: bool = False
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    choice_bias: bool = False
+    scale: float = 1.0
+    normalizer_eps: float = 0.0
+    groups: int = 1
+    groups_kept: int = 1
+    activation: Activation = "silu"
+    gated: bool = True
+    latent_width: int = 0
 
 
 FeedForward = Dense | Experts
@@ -152,9 +313,11 @@ FeedForward = Dense | Experts
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """``mixers`` and ``feed_forwards`` are in depth order, one of each per layer.
+    """``mixers`` and ``feed_forwards`` are in depth order, one of each per layer; None for a layer without.
 
-    The multipliers are Granite's; 1 everywhere else. ``logits_divisor`` divides the logits.
+    The multipliers are Granite's and Falcon-H1's; 1 everywhere else. ``logits_divisor`` divides the logits.
+    ``sandwich_norms``: what comes out of each block is normed too (LFM3).
+    ``residual_float32``: the residual stream is kept in float32 whatever the weights are in (Mamba).
     """
 
     family: str
@@ -164,11 +327,13 @@ class Architecture:
     dtype: DTypeName
     norm_eps: float
     tied_embeddings: bool
-    mixers: tuple[Mixer, ...]
-    feed_forwards: tuple[FeedForward, ...]
+    mixers: tuple[Mixer | None, ...]
+    feed_forwards: tuple[FeedForward | None, ...]
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
+    residual_float32: bool = False
+    sandwich_norms: bool = False
 
     @property
     def layer_count(self) -> int:
@@ -177,4 +342,5 @@ class Architecture:
     def spec(self) -> ModelSpec:
         return ModelSpec(family=self.family, vocab_size=self.vocab_size, hidden_size=self.hidden_size,
                          max_positions=self.max_positions, dtype=self.dtype,
-                         layers=tuple(mixer.layer_spec() for mixer in self.mixers))
+                         layers=tuple(mixer.layer_spec() if mixer is not None else spec.stateless()
+                                      for mixer in self.mixers))

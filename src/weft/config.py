@@ -13,6 +13,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 DTypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
+QuantizeChoice = Literal["none", "int8", "int4"]
+KvDTypeChoice = Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8"]
+StateDTypeChoice = Literal["float32", "bfloat16", "float16"]
 
 
 def _flag(default: Any, help: str, **more: Any) -> Any:
@@ -25,6 +28,14 @@ class EngineConfig:
                               positional=True)
     revision: str | None = _flag(None, "Branch, tag or commit of a hub model.")
     dtype: DTypeChoice = _flag("auto", "Dtype of weights and KV; auto takes the checkpoint's own.")
+    kv_dtype: KvDTypeChoice = _flag("auto", "What keys and values are kept in; auto takes the dtype of the "
+                                            "weights. In fp8 or int8 twice the tokens of bfloat16 fit.")
+    state_dtype: StateDTypeChoice = _flag("float32", "What recurrent states are kept in; in half the bytes "
+                                                     "they are rounded after every token.")
+    quantize: QuantizeChoice = _flag(
+        "none", "Round weights on loading: int8 or int4; none keeps what the checkpoint has.")
+    quantize_inputs: bool = _flag(True, "Round the inputs of int8 and int4 layers to int8 where the CPU has "
+                                        "byte products: faster, see docs/quantization.md.")
     memory: str | None = _flag(None, "Memory for KV pages and recurrent states together, such as 4GiB; "
                                      "default: 40 % of the RAM that is free once weights are loaded.")
     max_model_len: int | None = _flag(None, "Longest prompt + answer in tokens; default: the model's own.")
@@ -32,10 +43,20 @@ class EngineConfig:
     max_num_batched_tokens: int = _flag(1024, "Token budget of one step: decodes first, then prefill chunks.")
     max_queued_requests: int = _flag(1024, "Most requests waiting to run; more are turned away with 503.")
     prefix_cache: bool = _flag(True, "Keep what was computed, and start later requests from it.")
-    checkpoints: str = _flag("auto", "Where states are kept for later requests: auto (prompt ends, messages, "
-                                     "forks, long prompts), prompt (prompt ends), every:N tokens, or none.")
+    checkpoints: str = _flag("auto", "Where states are kept for later requests: auto, prompt (prompt ends), "
+                                     "every:N tokens or none; or a list that adds and takes away sources, "
+                                     "such as auto,-insurance or boundaries,decode:4096.")
+    exact: bool = _flag(True, "Keep states as they are. With --no-exact they are kept in 8 bits when memory "
+                              "is short: several times as many, and what begins on one differs a little.")
+    cache_policy: str = _flag("worth", "What leaves the prefix cache first: worth (what saves the fewest "
+                                       "seconds per byte), lru (least recently used) or marconi (compare).")
+    count_salt: bool = _flag(False, "Count in /metrics the prompt tokens that only another cache_salt holds: "
+                                    "for operators, as it tells whoever reads it what other tenants sent.")
     seed: int = _flag(0, "Seed of the engine: of requests that bring none.")
     threads: int | None = _flag(None, "CPU threads of the model; default: all cores.")
+    cpu_kernels: Literal["auto", "native", "torch"] = _flag(
+        "auto", "Kernels on the CPU: native (C++, where it was built), torch, or auto: native if they "
+                "are there.")
     device: Literal["auto", "cpu"] = _flag("auto", "Where the model runs.")
 
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, get_args
 
 from weft.architecture import Rope, RopeKind
 from weft.errors import CheckpointError
-from weft.spec import ITEM_BYTES, DTypeName
+from weft.spec import DTypeName
 
 
 def fail(key: str, found: object, reason: str) -> NoReturn:
@@ -37,6 +37,10 @@ class ConfigKeys:
         value = self._config.get(key)
         return default if value is None else value
 
+    def has(self, key: str) -> bool:
+        """Whether the configuration says anything about ``key``, null included."""
+        return key in self._config
+
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         """``default`` None means required. Raises CheckpointError below ``least``."""
         value = self.get(key, default)
@@ -51,6 +55,15 @@ class ConfigKeys:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             fail(key, value, "it must be a number")
         return float(value)
+
+    def numbers(self, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
+        """A list of as many numbers as ``default`` has."""
+        value = self.get(key, default)
+        if not isinstance(value, (list, tuple)) or len(value) != len(default) or any(
+                isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number)
+                for number in value):
+            fail(key, value, f"it must be a list of {len(default)} numbers")
+        return tuple(float(number) for number in value)
 
     def boolean(self, key: str, default: bool) -> bool:
         value = self.get(key, default)
@@ -71,8 +84,8 @@ class ConfigKeys:
                 if value is None:
                     continue
                 name = str(value).removeprefix("torch.")
-                if name not in ITEM_BYTES:
-                    fail(key, value, f"the dtypes served are {', '.join(ITEM_BYTES)}")
+                if name not in get_args(DTypeName):
+                    fail(key, value, f"the dtypes served are {', '.join(get_args(DTypeName))}")
                 return name  # type: ignore[return-value]  # membership was checked above
         return None
 
@@ -88,12 +101,20 @@ class ConfigKeys:
         return low, high
 
 
-def read_rope(keys: ConfigKeys, head_dim: int, *, theta: float, partial: float) -> Rope:
-    """The rotary settings of ``keys``; ``theta`` and ``partial`` are the family's defaults.
+def read_rope(keys: ConfigKeys, head_dim: int, *, theta: float, partial: float, layer_kind: str | None = None,
+              scaled: bool = True) -> Rope:
+    """The rotary settings of ``keys``; ``theta`` and ``partial`` are the family's defaults. ``layer_kind``:
+    where there is one set for each kind of layer, which ("sliding_attention"). ``scaled`` False: a single
+    set's scaling is for other layers than these, its theta for all.
 
     Raises CheckpointError for a scaling that is not served or lacks a number.
     """
     found = keys.get("rope_scaling") or keys.get("rope_parameters") or {}
+    if layer_kind is not None and isinstance(found, Mapping):
+        if any(isinstance(value, Mapping) for value in found.values()):
+            found = found.get(layer_kind) or {}
+        elif not scaled:
+            found = {key: found[key] for key in ("rope_theta",) if key in found}
     if not isinstance(found, Mapping) or any(isinstance(value, Mapping) for value in found.values()):
         fail("rope_parameters", found, "one flat set of rotary settings is served")
     inner = ConfigKeys(found, fallback=found)
@@ -101,6 +122,10 @@ def read_rope(keys: ConfigKeys, head_dim: int, *, theta: float, partial: float) 
     if kind not in get_args(RopeKind):
         fail("rope_type", kind, f"the rotary kinds served are {', '.join(get_args(RopeKind))}")
     partial = inner.number("partial_rotary_factor", keys.number("partial_rotary_factor", partial))
+    if kind == "proportional":
+        theta = inner.number("rope_theta", keys.number("rope_theta", theta))
+        return Rope(theta, head_dim, "proportional", inner.number("factor", 1.0),
+                    turning_dim=2 * int(partial * head_dim // 2))
     rotary_dim = int(head_dim * partial)
     if rotary_dim < 2 or rotary_dim > head_dim or rotary_dim % 2:
         fail("partial_rotary_factor", partial, f"it must leave an even part of head_dim {head_dim} to rotate")

@@ -34,6 +34,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     load_s: float
     device: str
     threads: int
+    kernels: str
     sizes: Sizes
     memory: list[MemoryRow]
     notes: list[str]

@@ -19,7 +19,17 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 LOGPROBS_MAX = 20
 STOPS_MAX = 64
 SEQUENCES_MAX = 64
+MARKS_MAX = 32
+"""Positions that one request can mark for the cache: as many states as one run keeps at most."""
 _GREEDY_BELOW = 1e-5
+
+
+class Guide(msgspec.Struct, frozen=True, kw_only=True):
+    """What the text of an answer must match: a grammar in llguidance's form, as ``weft.text.guides`` writes
+    it. ``field`` is the field of the request that asked for it: errors name it."""
+
+    grammar: str
+    field: str = "guide"
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,7 +39,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     function of (seed, request) whatever the batch; without one the engine draws a seed per request.
     ``max_tokens`` None means "to the end of the context". ``logprobs`` n reports the chosen token and
     the n most likely ones (0: the chosen one only; None: nothing). ``prompt_logprobs`` the same for the
-    prompt's own tokens.
+    prompt's own tokens. ``guide`` is a grammar for the answer: it ends when the grammar does.
     """
 
     n: int = 1
@@ -51,6 +61,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    guide: Guide | None = None
 
     @property
     def greedy(self) -> bool:
@@ -82,6 +93,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if count is not None:
                 _within(name, count, 0, LOGPROBS_MAX)
+        if self.guide is not None and self.ignore_eos:
+            raise RequestError(f"ignore_eos cannot be combined with {self.guide.field}: an answer that "
+                               "follows a grammar ends where the grammar does", param="ignore_eos")
         if len(self.stop) > STOPS_MAX:
             raise RequestError(f"stop has {len(self.stop)} strings; the limit is {STOPS_MAX}", param="stop")
         if any(not text for text in self.stop):
@@ -97,11 +111,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                                    param="logit_bias")
 
 
-def _within(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+def _within(name: str, value: float, low: float, high: float, param: str | None = None, *,
+            open_low: bool = False) -> None:
     too_low = value <= low if open_low else value < low
     if math.isnan(value) or too_low or value > high:
         bound = "above" if open_low else "at least"
-        raise RequestError(f"{name} is {value}; it must be {bound} {low} and at most {high}", param=name)
+        raise RequestError(f"{name} is {value}; it must be {bound} {low} and at most {high}",
+                           param=param or name)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +125,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     come first served. ``arrival_s`` is a reading of the engine's clock, set where it is accepted.
     ``cache_salt`` keeps cached prefixes of different tenants apart (law L10). ``boundaries``: positions in
     the prompt up to which another one is likely to be the same (the end of the system prompt, of each
-    message); hints, so those out of range mean nothing."""
+    message); hints, so those out of range mean nothing. ``marks``: the same, asked for by the client: they go
+    before all others and are checked, see ``check_marks``."""
 
     request_id: str
     prompt_tokens: list[int]
@@ -117,6 +134,15 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     boundaries: list[int] = []
+    marks: list[int] = []
+
+    def check_marks(self) -> None:
+        """Raises RequestError: too many marks, or one outside of the prompt."""
+        if len(self.marks) > MARKS_MAX:
+            raise RequestError(f"cache_boundaries (and cache_control) mark {len(self.marks)} positions; the "
+                               f"limit is {MARKS_MAX} in a request", param="cache_boundaries")
+        for mark in self.marks:
+            _within("a position in cache_boundaries", mark, 1, len(self.prompt_tokens), "cache_boundaries")
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
@@ -127,6 +153,18 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     logprob: float
     rank: int
     top: list[tuple[int, float]]
+
+
+class LostTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompt tokens that were cached in part and had to be computed, by why (law L8). ``no_checkpoint``:
+    their KV is there, and no state was kept so far on; ``evicted_state``, ``evicted_kv``: it was, and gave
+    way; ``not_ready``: another request was computing them at that moment. Nothing is said about other
+    salts."""
+
+    no_checkpoint: int = 0
+    evicted_state: int = 0
+    evicted_kv: int = 0
+    not_ready: int = 0
 
 
 class TokenEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,3 +187,7 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int = 0
     queued_s: float | None = None
     """Seconds from acceptance to the first run; set on the first event of a sequence."""
+    lost: LostTokens | None = None
+    """What the cache could not give it; set on the first event of a sequence that lost something."""
+    recomputed_tokens: int = 0
+    """Tokens computed again after preemptions, so far."""

@@ -4,8 +4,12 @@ A layer kind is a row of data over two primitives, not a subclass:
 
     kind           kv pages (grow with the text)      state slot (one per sequence, overwritten in place)
     attention      2 x kv_heads x head_dim            -
+    latent         latent + shared key, no V block    -
+    window         -                                  ring [2, kv_heads, W, head_dim]: last W keys, values
     gated_delta    -                                  conv [C, K-1], recurrent [v_heads, k_dim, v_dim] fp32
+    kimi_delta     -                                  conv [C, K-1], recurrent [heads, dim, dim] fp32
     mamba2         -                                  conv [C, K-1], recurrent [heads, head_dim, N] fp32
+    mamba1         -                                  conv [C, K-1], recurrent [C, N] fp32
     short_conv     -                                  conv [C, K-1]
 
 A layer may have both (Falcon-H1) or neither (an MLP-only layer of Nemotron-H). Families turn a
@@ -14,24 +18,34 @@ A layer may have both (Falcon-H1) or neither (an MLP-only layer of Nemotron-H). 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 DTypeName = Literal["float32", "bfloat16", "float16"]
-ITEM_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""What weights and arithmetic may be in."""
+CacheDTypeName = Literal["float32", "bfloat16", "float16", "float8_e4m3", "int8"]
+"""What KV pages and states may be kept in."""
+ITEM_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "int8": 1}
+KV_DTYPES: dict[str, CacheDTypeName] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16",
+                                        "fp8": "float8_e4m3", "int8": "int8"}
+"""What ``--kv-dtype`` may say besides auto."""
+STATE_DTYPES: tuple[CacheDTypeName, ...] = ("float32", "bfloat16", "float16")
+"""What ``--state-dtype`` may say."""
+TOKEN_SCALE_BYTES: dict[str, int] = {"int8": 2}
+"""KV dtypes whose pages hold a scale for each token and head, and its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatePart:
     """One tensor of a recurrent layer's state for one sequence.
 
-    ``dtype`` is "float32" for accumulators, or "model" for what is kept in the model's own dtype
-    (convolution windows).
+    ``dtype`` is "float32" for accumulators unless they are asked for in another one, or "model" for what is
+    kept in the model's own dtype (convolution windows).
     """
 
     name: str
     shape: tuple[int, ...]
-    dtype: Literal["float32", "model"]
+    dtype: CacheDTypeName | Literal["model"]
 
     @property
     def element_count(self) -> int:
@@ -40,8 +54,8 @@ class StatePart:
             count *= size
         return count
 
-    def dtype_in(self, model_dtype: DTypeName) -> DTypeName:
-        return model_dtype if self.dtype == "model" else "float32"
+    def dtype_in(self, model_dtype: DTypeName) -> CacheDTypeName:
+        return model_dtype if self.dtype == "model" else self.dtype
 
     def part_bytes(self, model_dtype: DTypeName) -> int:
         return self.element_count * ITEM_BYTES[self.dtype_in(model_dtype)]
@@ -49,13 +63,23 @@ class StatePart:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
+    """``has_values``: False for a layer whose pages have no V block, because values are made of the same
+    numbers as keys (latent attention)."""
+
     kind: str
     kv_heads: int = 0
     head_dim: int = 0
     state: tuple[StatePart, ...] = ()
+    has_values: bool = True
 
-    def kv_bytes_per_token(self, kv_dtype: DTypeName) -> int:
-        return 2 * self.kv_heads * self.head_dim * ITEM_BYTES[kv_dtype]
+    @property
+    def kept_heads(self) -> int:
+        """KV heads whose keys the layer keeps, in pages or in a ring."""
+        return self.kv_heads or next((part.shape[1] for part in self.state if part.name == "window"), 0)
+
+    def kv_bytes_per_token(self, kv_dtype: CacheDTypeName) -> int:
+        head_bytes = self.head_dim * ITEM_BYTES[kv_dtype] + TOKEN_SCALE_BYTES.get(kv_dtype, 0)
+        return (1 + self.has_values) * self.kv_heads * head_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +102,14 @@ class ModelSpec:
     def recurrent_layers(self) -> tuple[int, ...]:
         return tuple(i for i, layer in enumerate(self.layers) if layer.state)
 
-    def kv_bytes_per_token(self, kv_dtype: DTypeName) -> int:
+    @property
+    def state_dtype(self) -> CacheDTypeName:
+        """What the accumulators are kept in; the model's dtype where there are none."""
+        kept = [part.dtype for layer in self.layers for part in layer.state
+                if part.dtype != "model" and part.name != "window"]
+        return kept[0] if kept else self.dtype
+
+    def kv_bytes_per_token(self, kv_dtype: CacheDTypeName) -> int:
         return sum(layer.kv_bytes_per_token(kv_dtype) for layer in self.layers)
 
     def state_bytes_per_sequence(self, model_dtype: DTypeName) -> int:
@@ -86,8 +117,38 @@ class ModelSpec:
         return sum(part.part_bytes(model_dtype) for layer in self.layers for part in layer.state)
 
 
+def kept_in(spec: ModelSpec, kv_dtype: CacheDTypeName | None,
+            state_dtype: CacheDTypeName | None) -> ModelSpec:
+    """``spec`` with its accumulators kept in ``state_dtype`` and its rings of keys and values in ``kv_dtype``
+    (int8 rings stay in the model's dtype: a ring has no room for scales). None changes nothing; convolution
+    windows always stay in the model's dtype."""
+    def kept(layer: LayerSpec, part: StatePart) -> StatePart:
+        if layer.kind == "window_attention":
+            return part if kv_dtype in (None, "int8") else replace(part, dtype=kv_dtype)
+        return part if part.dtype == "model" or state_dtype is None else replace(part, dtype=state_dtype)
+
+    return replace(spec, layers=tuple(replace(layer, state=tuple(kept(layer, part) for part in layer.state))
+                                      for layer in spec.layers))
+
+
 def attention(kv_heads: int, head_dim: int) -> LayerSpec:
     return LayerSpec("attention", kv_heads=kv_heads, head_dim=head_dim)
+
+
+def latent_attention(width: int) -> LayerSpec:
+    """One "head" of ``width`` numbers per token, and no V block."""
+    return LayerSpec("latent_attention", kv_heads=1, head_dim=width, has_values=False)
+
+
+def window_attention(kv_heads: int, head_dim: int, window: int) -> LayerSpec:
+    """Position p at place p mod ``window`` of the ring; [0] holds keys, [1] values."""
+    return LayerSpec("window_attention",
+                     state=(StatePart("window", (2, kv_heads, window, head_dim), "model"),))
+
+
+def kimi_delta(heads: int, head_dim: int, conv_kernel: int) -> LayerSpec:
+    return LayerSpec("kimi_delta", state=(StatePart("conv", (3 * heads * head_dim, conv_kernel - 1), "model"),
+                                          StatePart("recurrent", (heads, head_dim, head_dim), "float32")))
 
 
 def gated_delta(k_heads: int, v_heads: int, k_dim: int, v_dim: int, conv_kernel: int) -> LayerSpec:
@@ -104,3 +165,18 @@ def mamba2(heads: int, head_dim: int, groups: int, state_dim: int, conv_kernel: 
 
 def short_conv(channels: int, conv_kernel: int) -> LayerSpec:
     return LayerSpec("short_conv", state=(StatePart("conv", (channels, conv_kernel - 1), "model"),))
+
+
+def mamba1(channels: int, state_dim: int, conv_kernel: int) -> LayerSpec:
+    return LayerSpec("mamba1", state=(StatePart("conv", (channels, conv_kernel - 1), "model"),
+                                      StatePart("recurrent", (channels, state_dim), "float32")))
+
+
+def together(kind: str, attention: LayerSpec, recurrent: LayerSpec) -> LayerSpec:
+    """A layer with the pages of one and the state of the other."""
+    return replace(attention, kind=kind, state=attention.state + recurrent.state)
+
+
+def stateless() -> LayerSpec:
+    """A layer that keeps nothing: a feed-forward alone."""
+    return LayerSpec("feed_forward")

@@ -15,9 +15,11 @@ FOR_OTHERS = {"httptools": "uvicorn parses HTTP with it when it is there"}
 
 
 def declared() -> set[str]:
-    """Import names of the run-time dependencies."""
+    """Import names of the run-time dependencies, those of extras that users install among them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    names = {requirement.split(">")[0].strip() for requirement in project["dependencies"]}
+    extras = [requirement for name, requirements in project["optional-dependencies"].items() if name != "test"
+              for requirement in requirements]
+    names = {requirement.split(">")[0].strip() for requirement in [*project["dependencies"], *extras]}
     return {IMPORT_NAMES.get(name, name) for name in names}
 
 

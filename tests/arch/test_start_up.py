@@ -38,7 +38,7 @@ def test_help_and_version_import_nothing_heavy(arguments: list[str]) -> None:
     assert _heavy_after(arguments) == set()
 
 
-@pytest.mark.parametrize("verb", ["serve", "generate", "chat", "eval", "doctor"])
+@pytest.mark.parametrize("verb", ["serve", "generate", "chat", "eval", "plan", "doctor"])
 def test_the_help_of_a_verb_imports_no_torch(verb: str) -> None:
     assert not _heavy_after([verb, "--help"]) & {"torch", "transformers", "numpy"}
 

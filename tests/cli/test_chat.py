@@ -55,6 +55,17 @@ def _chat(*lines: str, answer: Answer = _counting, system: str | None = None) ->
     return model, "".join(written)
 
 
+def test_reasoning_is_shown_before_the_answer_and_not_kept() -> None:
+    def thinking(messages: list[dict[str, str]]) -> Generator[Piece, None, None]:
+        yield Piece(reasoning="hm, ")
+        yield Piece(reasoning="well")
+        yield Piece("Yes.")
+
+    model, written = _chat("one", "two", answer=thinking)
+    assert "well" in written.split("\n\nYes.")[0]
+    assert model.asked[1][1] == {"role": "assistant", "content": "Yes."}
+
+
 def test_each_turn_brings_the_whole_conversation() -> None:
     model, written = _chat("one", "two", system="Be brief.")
     assert [m["role"] for m in model.asked[1]] == ["system", "user", "assistant", "user"]

@@ -1,4 +1,4 @@
-"""The three ops with a state behind one call, so that the promises they share are tested by one text."""
+"""The ops with a state behind one call, so that the promises they share are tested by one text."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ from weft.tensor.ops.causal_conv import causal_conv
 from weft.tensor.ops.causal_conv.naive import causal_conv as naive_causal_conv
 from weft.tensor.ops.gated_delta import gated_delta
 from weft.tensor.ops.gated_delta.naive import gated_delta as naive_gated_delta
+from weft.tensor.ops.kimi_delta import kimi_delta
+from weft.tensor.ops.kimi_delta.naive import kimi_delta as naive_kimi_delta
+from weft.tensor.ops.mamba1 import mamba1
+from weft.tensor.ops.mamba1.naive import mamba1 as naive_mamba1
 from weft.tensor.ops.mamba2 import mamba2
 from weft.tensor.ops.mamba2.naive import mamba2 as naive_mamba2
+from weft.tensor.ops.window_attention import window_attention
+from weft.tensor.ops.window_attention.naive import window_attention as naive_window_attention
 
 Inputs = dict[str, torch.Tensor]
 
@@ -78,8 +84,50 @@ def _mamba(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Tens
               dt_limit=(0.001, 3.0))
 
 
+def _kimi_inputs(tokens: int, seed: int) -> Inputs:
+    noise = _generator(seed)
+    return {"q": torch.randn(tokens, 3, 8, generator=noise), "k": torch.randn(tokens, 3, 8, generator=noise),
+            "v": torch.randn(tokens, 3, 12, generator=noise),
+            "g": -torch.rand(tokens, 3, 8, generator=noise).square() * 2,
+            "beta": torch.rand(tokens, 3, generator=noise)}
+
+
+def _kimi(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Tensor:
+    op: Any = kimi_delta if which == "cpu" else naive_kimi_delta
+    return op(x["q"], x["k"], x["v"], x["g"], x["beta"], state, runs, scale=8**-0.5)
+
+
+def _window_inputs(tokens: int, seed: int) -> Inputs:
+    noise = _generator(seed)
+    return {"q": torch.randn(tokens, 4, 8, generator=noise), "k": torch.randn(tokens, 2, 8, generator=noise),
+            "v": torch.randn(tokens, 2, 8, generator=noise)}
+
+
+def _window(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Tensor:
+    op: Any = window_attention if which == "cpu" else naive_window_attention
+    return op(x["q"], x["k"], x["v"], state, runs, 8**-0.5)
+
+
+def _mamba1_inputs(tokens: int, seed: int) -> Inputs:
+    noise = _generator(seed)
+    return {"x": torch.randn(tokens, 5, generator=noise), "dt": torch.randn(tokens, 5, generator=noise),
+            "b": torch.randn(tokens, 4, generator=noise) * 0.5,
+            "c": torch.randn(tokens, 4, generator=noise) * 0.5}
+
+
+def _mamba1(which: str, x: Inputs, state: torch.Tensor, runs: Runs) -> torch.Tensor:
+    op: Any = mamba1 if which == "cpu" else naive_mamba1
+    rates = -torch.logspace(-2, 1, 20).view(5, 4)
+    return op(x["x"], x["dt"], rates, x["b"], x["c"], torch.tensor([1.0, 0.5, -0.3, 2.0, 0.1]),
+              torch.tensor([0.1, -1.0, 0.0, 0.5, -2.0]), state, runs)
+
+
 RECURRENT_OPS = [
     RecurrentOp("causal_conv", (6, 3), _conv_inputs, _conv),
     RecurrentOp("gated_delta", (4, 8, 12), _delta_inputs, _delta),
+    RecurrentOp("mamba1", (5, 4), _mamba1_inputs, _mamba1),
+    RecurrentOp("kimi_delta", (3, 8, 12), _kimi_inputs, _kimi),
     RecurrentOp("mamba2", (4, 6, 10), _mamba_inputs, _mamba),
+    RecurrentOp("window_attention", (2, 2, 24, 8), _window_inputs, _window),
+    RecurrentOp("window_attention_wide", (2, 2, 100, 8), _window_inputs, _window),
 ]

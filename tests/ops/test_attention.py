@@ -120,6 +120,32 @@ def test_how_decodes_are_grouped_changes_nothing(gather_bytes: int, monkeypatch:
     assert empty.tolist() == [11]
 
 
+@pytest.mark.parametrize("window", [1, 7, 16, 40, 300, 1000])
+@pytest.mark.parametrize("gather_bytes", [1, 3000, 2 << 20])
+def test_a_window_over_pages_equals_one_query_at_a_time(window: int, gather_bytes: int,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "GATHER_BYTES", gather_bytes)
+    runs = make_runs(MIXED[0], [*MIXED[1], Run(90, 100)], pages=60)
+    caches = filled_caches(runs, 60)
+    poison_scratch()
+    got = paged_attention(queries(runs), *caches, runs, 0.3, window)
+    want = naive_paged_attention(queries(runs), *caches, runs, 0.3, window)
+    torch.testing.assert_close(got, want, **CLOSE)
+    if window < 300:  # the control: a window that is ignored shows
+        assert (got - paged_attention(queries(runs), *caches, runs, 0.3)).abs().max() > 1e-2
+
+
+def test_a_window_reads_only_its_pages() -> None:
+    """What lies wholly behind the window may be anything: it is not gathered."""
+    runs = make_runs([Run(200)], [Run(150, 20)], pages=60)
+    caches = filled_caches(runs, 60)
+    want = paged_attention(queries(runs), *caches, runs, 0.3, 40)
+    for run, first in ((0, 200 - 39), (1, 150 - 39)):
+        for page in runs.page_table_RP[run, : first // PAGE_TOKENS].tolist():
+            caches[0][page] = caches[1][page] = float("nan")
+    assert torch.equal(paged_attention(queries(runs), *caches, runs, 0.3, 40), want)
+
+
 def test_what_unwritten_memory_holds_changes_nothing() -> None:
     runs = make_runs(*MIXED, pages=60)
     made = [paged_attention(queries(runs), *filled_caches(runs, 60, unwritten=fill), runs, 0.3)

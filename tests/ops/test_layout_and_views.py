@@ -26,6 +26,7 @@ class Kv:
     v_offset_bytes: int
     kv_heads: int
     head_dim: int
+    scale_offset_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,16 @@ def test_each_token_goes_through_the_experts_it_chose() -> None:
     torch.testing.assert_close(moe(x[2:3], ids[2:3], weights[2:3], gate_up, down), got[2:3], **CLOSE)
 
 
+@pytest.mark.parametrize(("activation", "gated"), [("relu2", False), ("gelu", True), ("silu", False)])
+def test_experts_of_every_form_equal_their_formula(activation: str, gated: bool) -> None:
+    x, up, down = noise(9, 6), noise(5, 8 if gated else 4, 6, seed=1), noise(5, 6, 4, seed=2)
+    ids = torch.randint(0, 5, (9, 2), generator=torch.Generator().manual_seed(3))
+    weights = noise(9, 2, seed=3)
+    options = {"activation": activation, "gated": gated}
+    got = moe(x, ids, weights, up, down, **options)  # type: ignore[arg-type]
+    torch.testing.assert_close(got, naive_moe(x, ids, weights, up, down, **options), **CLOSE)  # type: ignore
+
+
 def test_an_expert_that_nobody_chose_is_not_computed() -> None:
     x, gate_up, down = noise(4, 6), noise(3, 8, 6, seed=1), noise(3, 6, 4, seed=2)
     gate_up[1] = float("nan")

@@ -98,7 +98,7 @@ def test_a_fresh_run_over_nan_memory_changes_nothing(op: RecurrentOp) -> None:
 
     stale = op.states(5)  # the control: the same run not fresh must read what is there
     stale[1] = float("nan")
-    not_fresh = make_runs([Run(9, slot=0)], [Run(0, 90, slot=1), Run(32, 40, slot=2)])
+    not_fresh = make_runs([Run(9, slot=0)], [Run(64, 90, slot=1), Run(32, 40, slot=2)])
     made = op.call("cpu", inputs, stale, not_fresh)
     assert made[span(runs, 1)].isnan().any()
     assert torch.equal(made[span(runs, 2)], want[span(runs, 2)])

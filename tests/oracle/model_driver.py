@@ -89,7 +89,8 @@ def nan_caches(spec: ModelSpec, *, pages: int, slots: int) -> list[LayerCache]:
             k_shape, v_shape = (shape(layer.kv_heads, layer.head_dim, dtype)
                                 for shape in (k_block_shape, v_block_shape))
             cache.k = torch.full((pages, *k_shape), torch.nan, dtype=dtype)
-            cache.v = torch.full((pages, *v_shape), torch.nan, dtype=dtype)
+            if layer.has_values:
+                cache.v = torch.full((pages, *v_shape), torch.nan, dtype=dtype)
         for part in layer.state:
             cache.state[part.name] = torch.full((slots, *part.shape), torch.nan,
                                                 dtype=DTYPES[part.dtype_in(spec.dtype)])

@@ -6,8 +6,8 @@ and the logits it chose each of them from. Computed once per session and family.
 ``Serving``: the real EngineCore, Scheduler, Memory and TorchExecutor on the same checkpoint, with
   * every logits row that chose a token kept, by (sequence, position),
   * the arena full of NaN before the first step, every page and slot that becomes free (with its sequence, or
-    evicted from the cache) filled with NaN again at that moment, and NaN instead of zeros in frames that
-    change kind: what reads a byte that nobody wrote for it shows it,
+    evicted from the cache, or as what was in it moved away) filled with NaN again at that moment, and NaN
+    instead of zeros in frames that change kind: what reads a byte that nobody wrote for it shows it,
   * a hook between steps, to break things on purpose.
 """
 
@@ -25,16 +25,17 @@ import numpy as np
 import torch
 
 from tests.checkpoints import FAMILIES, checkpoint, load_reference, make_checkpoint
-from weft.config import EngineConfig
+from weft.assemble import cache_dtypes
+from weft.config import EngineConfig, KvDTypeChoice, StateDTypeChoice
 from weft.engine.engine import EngineCore
 from weft.memory.memory import Memory
-from weft.memory.plan import ArenaPlan, fit_sizes, plan_arena
+from weft.memory.plan import ArenaPlan, fit_sizes, plan_arena, with_parking
 from weft.models import LoadedModel, load_model
 from weft.request import Request, SamplingParams, TokenEvent, TokenLogprobs
 from weft.runner.arena import NAN_BYTE
 from weft.runner.torch_executor import TorchExecutor
-from weft.schedule.plan import StepPlan
-from weft.schedule.taps import parse_checkpoints
+from weft.schedule.checkpoints import parse_checkpoints
+from weft.schedule.plan import Int32s, StepPlan
 from weft.units import pages_for
 
 RECURRENT_FAMILIES = tuple(family for family in FAMILIES if family != "qwen3")
@@ -102,7 +103,10 @@ def _greedy(model: object, prompt: list[int]) -> Truth:
     rows = [prompt_logits[-1]]
     tokens = [int(rows[0].argmax())]
     while len(tokens) < DECODE_STEPS:
-        out = model(torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True)  # type: ignore
+        so_far = ({"cache_params": out.cache_params} if "cache_params" in out else   # no attention at all
+                  {"past_key_values": out.past_key_values,
+                   "position_ids": torch.tensor([[len(prompt) + len(tokens) - 1]])})
+        out = model(torch.tensor([tokens[-1:]]), **so_far, use_cache=True)  # type: ignore[operator]
         rows.append(out.logits[0, -1].float())
         tokens.append(int(rows[-1].argmax()))
     return Truth(prompt, tokens, torch.stack(rows), prompt_logits)
@@ -126,16 +130,22 @@ Break = Callable[["Serving", StepPlan], None]
 class Serving:
     """An engine on ``family``. ``memory_bytes``: the arena; ``step_tokens``: the token budget of a step;
     ``pad_decode_to``: PAD rows; ``before_step(serving, plan)``: called before a plan is applied; ``cache``:
-    whether prefixes are kept, with states where ``checkpoints`` says."""
+    whether prefixes are kept, with states where ``checkpoints`` says; with ``park`` they may be parked,
+    though these models are too small to gain by it."""
 
     def __init__(self, family: str, *, memory_bytes: int = 4 << 20, step_tokens: int = 1024,
                  pad_decode_to: int = 0, before_step: Break | None = None, max_model_len: int = 1024,
-                 max_num_seqs: int = 16, cache: bool = False, checkpoints: str = "auto") -> None:
+                 max_num_seqs: int = 16, cache: bool = False, checkpoints: str = "auto",
+                 kv_dtype: KvDTypeChoice = "auto", state_dtype: StateDTypeChoice = "float32",
+                 park: bool = False) -> None:
         model = loaded(family)
         config = EngineConfig(max_num_batched_tokens=step_tokens, max_model_len=max_model_len,
-                              max_num_seqs=max_num_seqs)
-        self.arena: ArenaPlan = plan_arena(model.spec, memory_bytes)
-        sizes = fit_sizes(config, model.spec, self.arena)
+                              max_num_seqs=max_num_seqs, kv_dtype=kv_dtype, state_dtype=state_dtype)
+        spec, kept_kv = cache_dtypes(config, model.spec)
+        self.arena: ArenaPlan = plan_arena(spec, memory_bytes, kv_dtype=kept_kv)
+        if park:
+            self.arena = with_parking(self.arena, spec)
+        sizes = fit_sizes(config, spec, self.arena)
         self.executor = TorchExecutor(model.model, self.arena, sizes, pad_decode_to=pad_decode_to,
                                       observer=self._observe, before_step=self._before_step)
         self.core = EngineCore(vocab_size=model.spec.vocab_size, sizes=sizes,
@@ -150,10 +160,21 @@ class Serving:
         self.pages_of_row: dict[int, list[int]] = {}
         self._rounds = 0
         self._held: tuple[set[int], set[int]] = (set(), set())
+        self._left: tuple[list[int], list[int]] = ([], [])
         frames = self.executor.arena
         frames.fill_frames(range(self.arena.frame_count), NAN_BYTE)
         fill = frames.fill_frames
         frames.fill_frames = lambda which, byte: fill(which, NAN_BYTE)  # type: ignore[method-assign]
+        copy_slots, copy_pages = frames.copy_slots, frames.copy_pages
+
+        def copying_slots(sources: Int32s, destinations: Int32s) -> None:
+            copy_slots(sources, destinations)
+            frames.fill_slots(self._left[1], NAN_BYTE)
+
+        def copying_pages(sources: Int32s, destinations: Int32s) -> None:
+            copy_pages(sources, destinations)
+            frames.fill_pages(self._left[0], NAN_BYTE)
+        frames.copy_slots, frames.copy_pages = copying_slots, copying_pages  # type: ignore[method-assign]
 
     def run(self, prompts: Sequence[list[int]],
             sampling: SamplingParams | Sequence[SamplingParams] = GREEDY, *, stagger_steps: int = 0,
@@ -197,6 +218,9 @@ class Serving:
         for row in plan.rows_cleared:
             self.pages_of_row.pop(row, None)
             self.slot_of_row.pop(row, None)
+        moves = plan.reservation.moves
+        left_slots = [copy.src for copy in moves.slots] + [park.slot for park in plan.reservation.parked]
+        self._left = [copy.src for copy in moves.pages], left_slots
         self._spoil_what_is_free()
         self.slot_of_row.update(zip(plan.rows.tolist(), plan.slots.tolist(), strict=True))
         for row, _, page in plan.table_writes.T.tolist():
@@ -206,10 +230,10 @@ class Serving:
 
     def _spoil_what_is_free(self) -> None:
         books = self.core.memory._books
-        pages, slots = ({item for item, count in enumerate(kind.holders) if count}
+        pages, slots = ({item for item, count in enumerate(kind.owners) if count}
                         for kind in (books.pages, books.slots))
-        self.executor.arena.fill_pages(sorted(self._held[0] - pages), NAN_BYTE)
-        self.executor.arena.fill_slots(sorted(self._held[1] - slots), NAN_BYTE)
+        self.executor.arena.fill_pages(sorted(self._held[0] - pages - {*self._left[0]}), NAN_BYTE)
+        self.executor.arena.fill_slots(sorted(self._held[1] - slots - {*self._left[1]}), NAN_BYTE)
         self._held = pages, slots
 
 

@@ -141,6 +141,48 @@ def test_a_conversation_goes_on_from_the_donated_state(family: str) -> None:
         assert any(plan.page_copies.size for plan in serving.plans), "no shared page was copied"
 
 
+LONG = SamplingParams(temperature=0.0, max_tokens=110, ignore_eos=True)
+
+
+def in_the_middle_of_an_answer(family: str, serving: Serving) -> tuple[list[int], Answer]:
+    """Two answers side by side, each keeping its state at 64 and 128; then one is gone on from at 64, another
+    way. Returns that prompt and its answer."""
+    prompts = [text(40, 30), text(41, 50)]
+    first = serving.run(prompts, LONG)
+    taken_up = prompts[1] + first[1].tokens[:25] + text(42, 8)
+    [answer] = serving.run([taken_up], SHORT)
+    assert answer.cached_tokens == 64
+    return taken_up, answer
+
+
+@pytest.mark.parametrize("family", RECURRENT_FAMILIES)
+def test_a_state_copied_between_two_decodes_changes_nothing(family: str) -> None:
+    """Neither for the answer that goes on past it, nor for the one that begins there."""
+    serving = warm(family, checkpoints="decode:64")
+    taken_up, answer = in_the_middle_of_an_answer(family, serving)
+    assert tapped(serving) == []
+    assert_like_cold(family, [answer], [taken_up])
+    plain = Serving(family).run([text(40, 30), text(41, 50)], LONG)
+    again = warm(family, checkpoints="decode:64").run([text(40, 30), text(41, 50)], LONG)
+    assert all(torch.equal(one.logits, other.logits) for one, other in zip(plain, again, strict=True))
+
+
+@pytest.mark.parametrize("family", RECURRENT_FAMILIES)
+def test_a_state_copied_one_step_late_is_noticed(family: str) -> None:
+    """After the step that overwrites the running slot it is the state of one token more."""
+    late: list[np.ndarray] = []
+
+    def copy_later(serving: Serving, plan: StepPlan) -> None:
+        if late:
+            serving.executor.arena.copy_slots(*late.pop())
+        if plan.slot_copies.size and plan.decode_count:
+            late.append(plan.slot_copies)
+
+    serving = warm(family, checkpoints="decode:64", before_step=copy_later)
+    taken_up, answer = in_the_middle_of_an_answer(family, serving)
+    assert gap(answer, cold(family, taken_up)) > 10 * TOLERANCE
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_declared_boundaries_are_found_by_the_second_request(family: str) -> None:
     serving = warm(family)

@@ -12,7 +12,7 @@ import functools
 import pytest
 import torch
 
-from tests.checkpoints import CHECKPOINTS, VOCAB_SIZE, checkpoint, reference
+from tests.checkpoints import CHECKPOINTS, VOCAB_SIZE, checkpoint, exact_reference, reference
 from tests.oracle.model_driver import ModelDriver, page_of
 from weft.models import LoadedModel, load_model
 
@@ -33,8 +33,8 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 @torch.inference_mode()
 def expected(name: str, tokens: list[int]) -> torch.Tensor:
-    """[tokens, vocab] of one forward of transformers."""
-    return reference(name)(torch.tensor([tokens])).logits[0].float()
+    """[tokens, vocab] of one forward of transformers, in float64."""
+    return exact_reference(name)(torch.tensor([tokens])).logits[0].float()
 
 
 def prefill_and_decode(driver: ModelDriver, prompts: list[list[int]], steps: int) -> list[torch.Tensor]:
@@ -107,7 +107,8 @@ def test_a_corrupted_state_or_page_is_noticed(name: str) -> None:
             assert (last[0] - truth).abs().max().item() > 100 * TOLERANCE, (layer, part)
 
 
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next", "lfm2", "granite_moe"])
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next", "lfm2", "granite_moe", "olmo3", "olmo_hybrid",
+                                  "lfm3", "kimi_linear"])
 def test_bfloat16_weights_stay_near_float32(name: str) -> None:
     small = load_model(checkpoint(name), "bfloat16")
     assert small.spec.dtype == "bfloat16"

@@ -8,6 +8,7 @@ with what is there:
     a lease          its pages hold its tokens, its slot the state after the last computed one
     a node           its pages hold the tokens of its path, its checkpoint the state after them
     a match          the longest front that the dictionary has
+    a parked state   its pages hold it, in pieces
     a write          goes to pages and slots that nobody else can see (law L7)
 
 Nothing here knows nodes, splits, recency or pins. What was evicted is read from the reservation, as the
@@ -16,7 +17,7 @@ choice is the policy's, and then struck from the dictionaries by tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from random import Random
 
@@ -27,8 +28,9 @@ from tests.unit.memory.geometry import picture, small_memory
 from weft.memory.arena import FrameKind
 from weft.memory.draft import Draft
 from weft.memory.eviction import EVICTIONS_PER_STEP
+from weft.memory.policies import POLICIES
 from weft.memory.reservation import Match, Reservation
-from weft.memory.tree import Node
+from weft.memory.tree import NO_SLOT, PARKED, Node
 from weft.units import PAD, PAGE_TOKENS, PageId, SeqId, SlotId
 
 Tokens = tuple[int, ...]
@@ -37,10 +39,22 @@ Key = tuple[str, Tokens]
 GEOMETRIES = [(1, 1, 6), (2, 1, 6), (3, 1, 8), (4, 2, 5), (2, 3, 5), (1, 4, 6), (4, 4, 4), (3, 0, 5),
               (0, 2, 4), (6, 1, 3)]
 ROOMY = [(2, 1, 24), (2, 2, 16), (4, 3, 12), (3, 0, 12), (0, 3, 5)]
-"""(pages per frame, slots per frame, frames): where everything is short, and where prefixes live on."""
+SCATTERED = [(3, 2, 24), (4, 3, 20), (6, 4, 12), (5, 1, 24)]
+PARKING = [(8, 1, 7), (6, 1, 9), (12, 2, 6), (9, 2, 8), (12, 1, 4)]
+"""(pages per frame, slots per frame, frames): where everything is short, where prefixes live on, where frames
+have many items, so that what is left of many sequences lies apart, and where states weigh many pages."""
 
-VERBS = frozenset(("extend", "run", "save", "publish", "close", "keep", "flush", "drop", "reclaim", "salt"))
-SEQS = 6
+VERBS = frozenset(("extend", "run", "save", "publish", "close", "keep", "flush", "drop", "reclaim", "salt",
+                   "compact"))
+SEQS = 10
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a page of a parked state has."""
+
+    state: object
+    index: int
 
 
 @dataclass
@@ -51,6 +65,8 @@ class Running:
     taps: dict[int, SlotId] = field(default_factory=dict)
     """Saved and not yet published, as this world remembers it."""
     table: list[PageId] = field(default_factory=list)
+    slot: SlotId = NO_SLOT
+    """Where the device was told that its state is."""
 
 
 @dataclass
@@ -68,9 +84,12 @@ class Plans:
 
 class World:
     def __init__(self, geometry: tuple[int, int, int], left_out: Set[str] = frozenset(), *,
-                 cache: bool = True) -> None:
+                 cache: bool = True, parked_pages: int = 0, policy: str = "lru") -> None:
+        """``parked_pages``: of a parked state, where the model has both kinds. ``policy``: what goes
+        first."""
         self.n, self.m, self.frames = geometry
-        self.memory = small_memory(*geometry, cache=cache)
+        parked_pages = min(parked_pages, self.n) if self.m else 0
+        self.memory = small_memory(*geometry, cache=cache, parked_pages=parked_pages, policy=policy)
         self.cache = cache
         self.verbs = VERBS - left_out
         self.seqs: dict[SeqId, Running] = {}
@@ -83,7 +102,9 @@ class World:
         self.plans = Plans()
         self.before: dict[str, object] = {}
         self.seen: dict[str, int] = dict.fromkeys(
-            ("hit", "tail", "copy", "patch", "state", "trim", "kv", "tap", "refused", "shared", "dropped"), 0)
+            ("hit", "tail", "copy", "patch", "state", "trim", "kv", "tap", "refused", "shared", "dropped",
+             "moved page", "moved slot", "moved sequence", "parked", "restored", "parked state",
+             "moved piece"), 0)
 
     # ------------------------------------------------------------------ verbs, on a draft
 
@@ -179,8 +200,10 @@ class World:
             draft.close(seq)
         self.plans.closed.append(seq)
 
-    def settle(self, *, drop: bool = False, flush: bool = False) -> None:
+    def settle(self, *, drop: bool = False, flush: bool = False, compact: bool = False) -> None:
         draft = self.drafting()
+        if compact and "compact" in self.verbs:
+            draft.compact()
         if flush and "flush" in self.verbs:
             draft.flush()
         reservation = draft.seal()
@@ -194,6 +217,7 @@ class World:
         assert flush or len(reservation.evicted) <= EVICTIONS_PER_STEP
         evicted = [(eviction, *self.place(self.memory._books.cache.tree.by_id[eviction.node]))
                    for eviction in reservation.evicted]
+        parked = set(self.memory._books.cache.parked.pages)
         self.memory.commit(reservation)
         self.draft = None
         self.execute(reservation)
@@ -201,6 +225,7 @@ class World:
         for eviction, salt, tokens, start in evicted:
             self.forget(eviction.what, salt, tokens, start + eviction.pages_kept * PAGE_TOKENS)
             self.seen["trim" if eviction.pages_kept else eviction.what] += 1
+            self.seen["parked state"] += eviction.node in parked and eviction.what == "state"
 
     # ------------------------------------------------------------------ the dull device
 
@@ -211,6 +236,7 @@ class World:
         for opening in reservation.opened:
             self.seqs[opening.seq] = plans.opened[opening.seq]
             self.seqs[opening.seq].table = list(opening.pages)
+            self.seqs[opening.seq].slot = opening.slot
         for extension in reservation.extended:
             self.seqs[extension.seq].table += extension.pages
         for seq in plans.closed:
@@ -223,25 +249,57 @@ class World:
             else:
                 for slot in range(frame * self.m, (frame + 1) * self.m):
                     self.states.pop(slot, None)
-        for copy in reservation.page_copies:
-            self.cells[copy.dst] = list(self.cells[copy.src])
+        self.park_and_restore(reservation)
+        copied = [(copy.dst, self.cells.get(copy.src)) for copy in reservation.page_copies]
+        copied_states = [(copy.dst, self.states.get(copy.src)) for copy in reservation.slot_copies]
+        for page in (copy.src for copy in reservation.moves.pages):
+            self.seen["moved piece"] += isinstance((self.cells.pop(page, None) or [None])[0], Piece)
+            self.seen["moved page"] += 1
+        for slot in (copy.src for copy in reservation.moves.slots):
+            self.states.pop(slot, None)
+            self.seen["moved slot"] += 1
+        for page, cells in copied:
+            self.cells[page] = [None] * PAGE_TOKENS if cells is None else list(cells)
             self.seen["copy"] += 1
-        for slot_copy in reservation.slot_copies:
-            self.states[slot_copy.dst] = self.states[slot_copy.src]
+        self.states.update(copied_states)
         for patch in reservation.table_patches:
             table = self.seqs[patch.seq].table
             table[patch.first_index:patch.first_index + len(patch.pages)] = patch.pages
             self.seen["patch"] += 1
+        for slot_patch in reservation.moves.slot_patches:
+            self.seqs[slot_patch.seq].slot = slot_patch.slot
+            self.seen["moved sequence"] += 1
         for seq, end in plans.runs.items():
             self.compute(seq, end)
 
+    def park_and_restore(self, reservation: Reservation) -> None:
+        """A parked state is in pieces, a page each. What is read was there before this step."""
+        for restore in reservation.restored:
+            self.states[restore.slot] = self.parked_in(restore.pages)
+            self.seen["restored"] += 1
+        for park in reservation.parked:
+            state = self.states.pop(park.slot)
+            for index, page in enumerate(park.pages):
+                self.cells[page] = [Piece(state, index)] * PAGE_TOKENS
+            self.seen["parked"] += 1
+
+    def parked_in(self, pages: Sequence[PageId]) -> object:
+        """The state whose pieces ``pages`` have, all of them and in order."""
+        assert len(pages) == self.memory.plan.parked_pages
+        [first, *others] = [self.cells[page][0] for page in pages]
+        assert isinstance(first, Piece), "what is restored is no parked state"
+        assert first.index == 0
+        assert others == [Piece(first.state, index) for index in range(1, len(pages))]
+        return first.state
+
     def compute(self, seq: SeqId, end: int) -> None:
-        running, lease = self.seqs[seq], self.memory.lease(seq)
+        running = self.seqs[seq]
         start = running.computed
         if self.m and start:
             before = running.salt, running.tokens[:start]
-            assert self.states[lease.slot] == before, "the state to go on from"
+            assert self.states[running.slot] == before, "the state to go on from"
         read_only = {page for node in self.memory._books.cache.tree.nodes() for page in node.pages}
+        read_only |= {page for pages in self.memory._books.cache.parked.pages.values() for page in pages}
         for position in range(start, end):
             if self.n:
                 page = running.table[position // PAGE_TOKENS]
@@ -249,9 +307,9 @@ class World:
                 cell = self.cells.setdefault(page, [None] * PAGE_TOKENS)
                 cell[position % PAGE_TOKENS] = (running.salt, running.tokens[:position + 1])
         if self.m:
-            self.states[lease.slot] = (running.salt, running.tokens[:end])
+            self.states[running.slot] = (running.salt, running.tokens[:end])
             for position, slot in self.plans.taps.get(seq, {}).items():
-                assert slot != lease.slot
+                assert slot != running.slot
                 self.states[slot] = (running.salt, running.tokens[:position])
         running.computed = end
 
@@ -310,6 +368,7 @@ class World:
         for seq, running in self.seqs.items():
             lease = memory.lease(seq)
             assert lease.pages == running.table, "patches and openings tell the device everything"
+            assert lease.slot == running.slot
             assert len(lease.pages) >= plan.pages_for(len(running.tokens))
             assert sorted(tap.position for tap in lease.taps) == sorted(running.taps)
             self.holds(lease.pages, 0, running.salt, running.tokens[:running.computed])
@@ -321,7 +380,9 @@ class World:
             salt, tokens, start = self.place(node)
             self.holds(node.pages, start, salt, tokens)
             if node.slot != PAD:
-                assert self.states[node.slot] == (salt, tokens), "a checkpoint is the state of its path"
+                state = (self.states[node.slot] if node.slot != PARKED
+                         else self.parked_in(memory._books.cache.parked.pages[node.id]))
+                assert state == (salt, tokens), "a checkpoint is the state of its path"
                 states.add((salt, tokens))
             if self.n and not node.is_tail:
                 ends = range(start + PAGE_TOKENS, len(tokens) + 1, PAGE_TOKENS)
@@ -374,12 +435,13 @@ class World:
             if attempt():
                 self.settle()
                 return
-            before = self.memory.usage().evictable_bytes
             pages = self.memory.plan.pages_for(tokens)
             assert self.drafting().reclaim(pages=pages, slots=slots), "alone, and it does not fit"
+            reservation = self.drafting().seal()
+            assert reservation.evicted or reservation.moves or reservation.parked, (
+                "a step that gives nothing up, parks nothing and moves nothing")
             self.settle()
             self.check()
-            assert self.memory.usage().evictable_bytes < before, "a step that evicts nothing"
         raise AssertionError("a sequence that is alone waits for ever")
 
 
@@ -390,11 +452,23 @@ def some_tokens(random: Random, longest: int) -> Tokens:
     return tuple(token for page in pages for token in page) + rest or (0,)
 
 
+def parked_pages_of(seed: int) -> int:
+    """Of a parked state in the run of ``seed``; in every other run states are never parked."""
+    return (0, 1, 0, 2)[seed // 3 % 4]
+
+
+def policy_of(seed: int) -> str:
+    return tuple(POLICIES)[seed % len(POLICIES)]
+
+
 def walk(seed: int, steps: int = 60, *, cache: bool = True) -> World:
     """One run of random verbs that are a function of ``seed``."""
     random = Random(seed)
     left_out = frozenset(random.sample(sorted(VERBS), random.randrange(4)))
-    world = World(random.choice(random.choice((GEOMETRIES, ROOMY))), left_out, cache=cache)
+    parked_pages = parked_pages_of(seed)
+    among = PARKING if parked_pages else random.choice((GEOMETRIES, ROOMY))
+    world = World(random.choice(among), left_out, cache=cache, parked_pages=parked_pages,
+                  policy=policy_of(seed))
     longest = max(2, min(8, world.n * world.frames // 2))
     for _ in range(steps):
         verb = random.choices(("open", "extend", "run", "publish", "close", "settle"), (4, 1, 4, 2, 2, 5))[0]
@@ -407,7 +481,8 @@ def walk(seed: int, steps: int = 60, *, cache: bool = True) -> World:
                 salt = random.choice(("", "", "a"))
             world.open(random.choice(world.absent), salt, tokens, random.choice((0, 0, 16)))
         elif verb == "settle":
-            world.settle(drop=random.random() < 0.15, flush=random.random() < 0.02)
+            world.settle(drop=random.random() < 0.15, flush=random.random() < 0.02,
+                         compact=random.random() < 0.4)
         elif verb == "run":
             for seq in list(world.seqs) + list(world.plans.opened if world.draft else ()):
                 world.run(seq, random.choice((3, 16, 64, 128)), random.choice((0, 1, 1, 2)))
@@ -422,3 +497,72 @@ def walk(seed: int, steps: int = 60, *, cache: bool = True) -> World:
         world.check()
     world.end()
     return world
+
+
+def scatter(seed: int, rounds: int = 5) -> World:
+    """One run in which much lies apart: many sequences on a few fronts come together, half of them leave,
+    some of what they leave behind is evicted, and everything is moved together while the others go on."""
+    random = Random(seed)
+    world = World(random.choice(SCATTERED), policy=policy_of(seed // 10))
+    fronts = [(letter,) * (PAGE_TOKENS * random.randint(1, 3)) for letter in (2, 3, 4)]
+
+    def step(**more: bool) -> None:
+        for seq in world.alive:
+            if random.random() < 0.3:
+                world.extend(seq, (1,) * random.choice((1, 9, 16)))
+            world.run(seq, random.choice((3, 16, 64)), random.choice((0, 1, 2)))
+        world.settle(**more)
+        world.check()
+
+    for _ in range(rounds):
+        for seq in world.absent:
+            if random.random() < 0.8:
+                own = (random.choice((0, 1)),) * random.choice((1, 5, 16, 20, 40))
+                world.open(seq, "", random.choice(fronts) + own, random.choice((0, 0, 16)))
+                world.run(seq, random.choice((3, 16, 64)), random.choice((0, 1, 2)))
+        step()
+        for seq in world.alive:
+            if random.random() < 0.6:
+                world.publish(seq)
+        step(compact=random.random() < 0.3)
+        for seq in world.alive:
+            if random.random() < 0.5:
+                world.close(seq, keep=random.random() < 0.6)
+        step(compact=random.random() < 0.3)
+        if random.random() < 0.3:
+            step(flush=True)
+        for _ in range(3):
+            step(compact=True, drop=random.random() < 0.1)
+    world.end()
+    return world
+
+
+def turns(seed: int, rounds: int = 30) -> World:
+    """One run in which answers come back: each request goes on from a state that was kept, or begins anew,
+    and leaves one; so memory is full of states, and of little else."""
+    random = Random(seed)
+    world = World(random.choice(PARKING), parked_pages=1 + seed // 10 % 2)
+    for _ in range(rounds):
+        for seq in world.absent[:random.choice((1, 1, 2, 3))]:
+            salt, front = "", ()
+            if world.kept and random.random() < 0.6:
+                salt, front = random.choice(sorted(world.kept))
+            letters = (random.choice((0, 1, 2, 3, 4)),) * random.choice((1, 9, 16, 20))
+            world.open(seq, salt, (*front[:5 * PAGE_TOKENS], *letters), random.choice((0, 0, 16)))
+            world.run(seq, 128, random.choice((0, 1)))
+        world.settle(compact=random.random() < 0.4, drop=random.random() < 0.05)
+        world.check()
+        for seq in world.alive:
+            if random.random() < 0.7:
+                world.close(seq, keep=random.random() < 0.9)
+            elif random.random() < 0.5:
+                world.publish(seq)
+        world.settle(compact=random.random() < 0.4)
+        world.check()
+    world.end()
+    return world
+
+
+def run_of(seed: int) -> World:
+    """One run of any kind."""
+    return {0: scatter, 5: turns}.get(seed % 10, walk)(seed)

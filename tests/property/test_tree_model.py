@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.memory import strand as strand_module
 from weft.memory import tree as tree_module
-from weft.memory.tree import PAGE_KEY_BYTES, Node, PrefixTree
+from weft.memory.strand import PAGE_KEY_BYTES
+from weft.memory.tree import Node, PrefixTree
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
 
 Tokens = tuple[int, ...]
@@ -122,7 +124,7 @@ class Beside:
         node = self.some_node(number, lambda node: node.bare)
         if node is None:
             return
-        salt, path, kept = self.salt_of(node), tokens_to(node), len(node.pages) // 2 if trim else 0
+        salt, path, kept = self.salt_of(node), tokens_to(node), node.page_count // 2 if trim else 0
         first = node.start + kept * PAGE_TOKENS
         gone = self.tree.trim(node, kept) if kept else self.tree.remove(node)
         assert gone == [self.pages.pop((salt, path[:end]))
@@ -185,7 +187,7 @@ def test_an_eventful_life_passes() -> None:
 
 
 def a_page_is_compared_by_its_first_token(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(tree_module, "common_pages",
+    patch.setattr(strand_module, "common_pages",
                   lambda left, right: min(len(left), len(right)) // PAGE_KEY_BYTES)
 
 
@@ -194,7 +196,7 @@ def a_split_loses_a_page(patch: pytest.MonkeyPatch) -> None:
 
     def splitting(self: PrefixTree, node: Node, at: int) -> Node:
         upper = split(self, node, at)
-        node.pages = node.pages[1:]
+        node.strand.pages.pop()
         return upper
     patch.setattr(PrefixTree, "split", splitting)
 

@@ -1,6 +1,6 @@
 """Engines for the server's tests: the real EngineCore over an executor that answers as the prompt says.
 
-    prompt has "say:TEXT"     the answer is TEXT, then the end token
+    prompt has "say:TEXT"     the answer is TEXT, then the end token; "⟦x⟧" in it is "<|x|>"
     prompt has "crash"        the executor raises, as broken hardware would
     anything else             SONG again and again; with temperature and a seed, letters drawn by the seed
 
@@ -11,6 +11,7 @@ ready, ``build_broken`` fails to start.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from weft.assemble import Assembled
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
+from weft.engine.guides import GuideCompiler
 from weft.engine.scripted import made_up_logprobs
 from weft.errors import CheckpointError
 from weft.info import MemoryRow, ModelInfo
@@ -49,20 +51,22 @@ _SPEC = ModelSpec("scripted", VOCAB_SIZE, 64, MAX_MODEL_LEN, "float32",
                   (attention(1, 16), gated_delta(1, 1, 16, 16, 4)))
 
 
-def write_model_directory(directory: Path) -> Path:
-    """Tokenizer and chat template; no weights, as no scripted engine reads any."""
+def write_model_directory(directory: Path, *, template: str = CHAT_TEMPLATE,
+                          markers: tuple[str, ...] = ()) -> Path:
+    """Tokenizer and chat template; no weights, as no scripted engine reads any. ``markers`` are special
+    tokens besides the three."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {piece: index for index, piece in enumerate(alphabet)}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     specials = ["<|end|>", "<|user|>", "<|assistant|>"]
-    backend.add_special_tokens(specials)
+    backend.add_special_tokens([*specials, *markers])
     assert [backend.token_to_id(name) for name in specials] == [EOS, USER, ASSISTANT]
     backend.enable_truncation(5)  # as some checkpoints carry; weft must not apply it
     backend.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps(
-        {"eos_token": "<|end|>", "chat_template": CHAT_TEMPLATE}))
+        {"eos_token": "<|end|>", "chat_template": template}))
     return directory
 
 
@@ -107,6 +111,7 @@ class AnsweringExecutor:
         if "crash" in text:
             raise RuntimeError("the accelerator fell off the bus")
         _, found, said = text.partition("say:")
+        said = said.replace("⟦", "<|").replace("⟧", "|>")
         return [*self._encode(said), EOS] if found else self._encode(SONG)
 
     def _encode(self, text: str) -> list[int]:
@@ -128,15 +133,18 @@ def build(config: EngineConfig, *, on_progress: Callable[[str], None], step_s: f
     on_progress("reading the script")
     backend = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
     backend.no_truncation()
-    arena = plan_arena(_SPEC, 32_000_000)
-    sizes = fit_sizes(config, _SPEC, arena)
-    core = EngineCore(vocab_size=VOCAB_SIZE, sizes=sizes, memory=Memory(arena),
+    vocab_size = backend.get_vocab_size(with_added_tokens=True)
+    spec = dataclasses.replace(_SPEC, vocab_size=vocab_size)
+    arena = plan_arena(spec, 32_000_000)
+    sizes = fit_sizes(config, spec, arena)
+    guides = GuideCompiler((directory / "tokenizer.json").read_text, (EOS,), vocab_size)
+    core = EngineCore(vocab_size=vocab_size, sizes=sizes, guides=guides, memory=Memory(arena),
                       executor=AnsweringExecutor(backend, step_s), clock=time.monotonic, seed=config.seed,
                       eos_ids=(EOS,))
     info = ModelInfo(
         name="scripted", directory=str(directory), family="scripted", layers="1 attention, 1 gated delta",
-        vocab_size=VOCAB_SIZE, dtype="float32", weights_bytes=0, load_s=0.1, device="cpu", threads=1,
-        sizes=sizes, memory=[MemoryRow("arena", arena.arena_bytes, "scripted")],
+        vocab_size=vocab_size, dtype="float32", weights_bytes=0, load_s=0.1, device="cpu", threads=1,
+        kernels="no", sizes=sizes, memory=[MemoryRow("arena", arena.arena_bytes, "scripted")],
         notes=["a note about what was shrunk"], eos_ids=[EOS], generation_defaults={"temperature": 0.0})
     return Assembled(core, info)
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import openai
 import pytest
+from starlette.responses import Response
+from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
 from tests.server.running import RunningServer
+from weft.server.gate import Gate
 
 SERVER = {"api_key": ["first-key", "second-key"]}
 
@@ -34,6 +38,26 @@ def test_a_wrong_key_is_refused(server: RunningServer, header: str) -> None:
 def test_every_right_key_works(server: RunningServer, key: str) -> None:
     assert server.client(api_key=key).models.list().data
     assert server.get("/metrics", headers={"Authorization": f"bearer {key}"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/v1/cache", "/v1/models"])
+def test_an_operators_key_opens_everything_and_alone_what_adds_up_over_clients(path: str) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response("in")(scope, receive, send)
+
+    def status(gate: Gate, key: str) -> int:
+        client = TestClient(gate, raise_server_exceptions=True)
+        return client.get(path, headers={"Authorization": f"Bearer {key}"} if key else {}).status_code
+
+    guarded = Gate(answer, api_keys=["client"], operator_keys=["boss"])
+    is_open = path == "/v1/models"
+    assert [status(guarded, key) for key in ("boss", "client", "other", "")] == [
+        200, 200 if is_open else 401, 401, 401]
+    without_clients = Gate(answer, api_keys=[], operator_keys=["boss"])
+    others = 200 if is_open else 401
+    assert [status(without_clients, key) for key in ("boss", "other", "")] == [200, others, others]
+    without_operators = Gate(answer, api_keys=["client"])
+    assert status(without_operators, "client") == 200
 
 
 def test_health_needs_no_key(server: RunningServer) -> None:

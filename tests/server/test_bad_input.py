@@ -114,9 +114,8 @@ def test_a_wrong_value_names_its_field(server: RunningServer, path: str, body: A
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("tools", [{"type": "function", "function": {"name": "f"}}]), ("tool_choice", "required"),
-    ("functions", [{"name": "f"}]), ("response_format", {"type": "json_object"}),
-    ("structured_outputs", {"json": {}}), ("guided_json", {}), ("audio", {"voice": "x"}),
+    ("tools", [{"type": "function", "function": {"name": "f"}}]),
+    ("functions", [{"name": "f"}]), ("json_schema", {}), ("grammar", "root ::= x"), ("audio", {"voice": "x"}),
     ("modalities", ["text", "audio"]), ("best_of", 3), ("suffix", "end"), ("use_beam_search", True),
     ("allowed_token_ids", [1]), ("bad_words", ["x"]), ("truncate_prompt_tokens", 5),
     ("chat_template", "{{ x }}"),
@@ -129,6 +128,50 @@ def test_what_is_not_served_is_refused_by_name(server: RunningServer, path: str,
     error = error_of(server.post(path, {**body, name: value}))
     assert (error["param"], error["code"]) == (name, "unsupported_parameter")
     assert name in error["message"]
+
+
+@pytest.mark.parametrize(("name", "value"), [("tool_choice", "required"), ("include_reasoning", False)])
+def test_what_belongs_to_a_chat_is_refused_by_name_elsewhere(server: RunningServer, name: str,
+                                                             value: Any) -> None:
+    error = error_of(server.post(COMPLETIONS, {"prompt": "a", name: value}))
+    assert (error["param"], error["code"]) == (name, "unsupported_parameter")
+    assert CHAT in error["message"]
+
+
+@pytest.mark.parametrize(("field", "value", "param", "words"), [
+    ("response_format", {"type": "xml"}, "response_format.type", "xml"),
+    ("response_format", {"type": "json_schema"}, "response_format.json_schema.schema", "missing"),
+    ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "objekt"}}},
+     "response_format.json_schema.schema", "objekt"),
+    ("response_format", "json", "response_format", "expected object"),
+    ("structured_outputs", {"json": {}, "regex": "a"}, "structured_outputs", "json and regex"),
+    ("structured_outputs", {"whitespace_pattern": " "}, "structured_outputs", "nothing"),
+    ("structured_outputs", {"structural_tag": "x"}, "structured_outputs.structural_tag", "not supported"),
+    ("structured_outputs", {"choice": "yes"}, "structured_outputs.choice", "array"),
+    ("structured_outputs", {"regex": 3}, "structured_outputs.regex", "got int"),
+    ("guided_json", "{", "guided_json", "not JSON"),
+    ("guided_json", {"type": "object", "if": {}}, "guided_json", "if"),
+    ("guided_regex", "(a", "guided_regex", "unclosed"),
+    ("guided_choice", [], "guided_choice", "empty"),
+    ("guided_grammar", "start: nothing", "guided_grammar", "nothing")])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_a_grammar_that_cannot_be_is_refused_before_anything_runs(
+        server: RunningServer, path: str, field: str, value: Any, param: str, words: str) -> None:
+    body = {"messages": HI} if path == CHAT else {"prompt": "a"}
+    error = error_of(server.post(path, {**body, field: value, "stream": True}))
+    assert error["param"] == param
+    assert words in error["message"]
+
+
+@pytest.mark.parametrize(("body", "param"), [
+    ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
+    ({"response_format": {"type": "json_object"}, "structured_outputs": {"json": {}}}, "structured_outputs"),
+    ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function")])
+def test_what_cannot_be_combined_names_one_of_the_two(server: RunningServer, body: Any, param: str) -> None:
+    assert error_of(server.post(CHAT, {"messages": HI, **body}))["param"] == param
 
 
 @pytest.mark.parametrize(("name", "value"), [("echo", True), ("documents", [{"text": "d"}]),

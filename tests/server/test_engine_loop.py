@@ -17,6 +17,7 @@ from weft.engine.engine import EngineCore
 from weft.request import Request, SamplingParams, TokenEvent
 from weft.server.engine_process import EngineLoop, read_launch
 from weft.server.messages import Cancel, Command, Launch, StepReport, Stop, Submit
+from weft.server.recorder import Recorder
 
 PROMPT = [104, 105]
 
@@ -24,8 +25,9 @@ PROMPT = [104, 105]
 class Loop:
     """An EngineLoop in a thread. ``audits`` counts; ``error`` is what the loop raised."""
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, core: EngineCore, recorder: Recorder | None = None) -> None:
         self.core = core
+        self._recorder = recorder
         self.audits = 0
         self.audited = threading.Event()
         self.error: Exception | None = None
@@ -87,7 +89,7 @@ class Loop:
 
     def _run(self, commands: zmq.Socket[bytes], events: zmq.Socket[bytes]) -> None:
         try:
-            EngineLoop(self.core, commands, events).run()
+            EngineLoop(self.core, commands, events, self._recorder).run()
         except Exception as error:
             self.error = error
 

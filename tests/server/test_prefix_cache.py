@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from tests.checkpoints import checkpoint
-from tests.server.running import RunningServer, running_server
+from tests.server.running import RunningServer, eventually, running_server
+from weft.cli.main import main
+from weft.cli.top import read_metrics
 
 SYSTEM = "You keep one slot for each running sequence and pages for its tokens. " * 12
 
@@ -62,11 +64,113 @@ def test_the_cache_tells_its_sizes_and_is_flushed(server: RunningServer) -> None
 def test_metrics_say_what_was_found_and_what_was_lost(server: RunningServer) -> None:
     chat(server, "a question")
     chat(server, "a question")
-    text = server.get("/metrics").text
-    values = {line.split(" ")[0].replace('model_name="qwen3_5",', ""): float(line.split(" ")[1])
-              for line in text.splitlines() if "cache" in line and not line.startswith("#")}
-    assert sum(value for name, value in values.items() if "prefix_cache_hits_total" in name) > 0
-    assert sum(value for name, value in values.items() if "prefix_cache_state_bytes" in name) > 0
-    assert {"no_checkpoint", "evicted_state", "evicted_kv"} == {
-        reason for reason in ("no_checkpoint", "evicted_state", "evicted_kv")
-        if any("lost_tokens" in name and reason in name for name in values)}
+    reading = read_metrics(server.get("/metrics").text, 0.0)
+    assert reading.values["prefix_cache_hits_total"] > 0
+    assert reading.values["prefix_cache_state_bytes"] > 0
+    reasons = set(reading.by_label["prefix_cache_lost_tokens_total"])
+    assert reasons == {"no_checkpoint", "evicted_state", "evicted_kv", "not_ready"}, "salt only if asked for"
+    arena = server.get("/v1/cache").json()["memory_bytes"]
+    assert reading.by_label["memory_bytes"].keys() == arena.keys()
+    assert reading.by_label["memory_bytes"]["cached_states"] > 0
+    assert reading.by_label["prefix_cache_evictions_total"].keys() == {"state", "tail", "page"}
+    assert reading.by_label["compaction_moves_total"].keys() == {"state", "page"}
+
+
+def test_the_cache_tells_its_shape_and_no_text(server: RunningServer) -> None:
+    for question in ("one", "two"):
+        chat(server, question, cache_salt="tenant 7")
+    # An answer may be as old as the engine may be asked again.
+    assert eventually(lambda: server.get("/v1/cache").json()["tree"]["namespace_count"] > 0, 30.0)
+    found = server.get("/v1/cache").json()
+    tree = found["tree"]
+    assert tree["prefixes"][0]["tokens"] >= 64
+    assert sum(one["nodes"] for one in tree["by_depth"]) <= found["nodes"]
+    assert "tenant" not in str(found)
+
+
+# ---------------------------------------------------------------------- what a client marks, and is told
+
+HERE = {"type": "ephemeral"}
+
+
+def ask(server: RunningServer, *parts: dict[str, Any], **more: Any) -> Any:
+    messages = [{"role": "user", "content": list(parts)}]
+    return server.post("/v1/chat/completions", {"messages": messages, "max_tokens": 2, "temperature": 0,
+                                                **more}).json()
+
+
+def details(answer: Any) -> Any:
+    return answer["usage"]["prompt_tokens_details"]
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_marked_part_of_a_message_is_kept_and_found_by_the_second_request(server: RunningServer, *,
+                                                                            marked: bool) -> None:
+    """Inside a message there is no boundary that the chat layer could find by itself."""
+    handbook = {"type": "text", "text": SYSTEM, **({"cache_control": HERE} if marked else {})}
+    salt = f"marked {marked}"
+    for question in ("first " * 40, "second " * 40):
+        answer = ask(server, handbook, {"type": "text", "text": question}, cache_salt=salt)
+    found = details(answer)
+    kept = server.post("/tokenize", {"prompt": SYSTEM}).json()["count"]
+    if marked:
+        assert found["cached_tokens"] > kept - 64
+        assert found["lost_tokens"]["no_checkpoint"] < 64
+    else:
+        assert found["cached_tokens"] == 0
+        assert found["lost_tokens"]["no_checkpoint"] > kept - 64, "its KV was there"
+    assert found["recomputed_tokens"] == 0
+
+
+def test_positions_in_tokens_are_marked_in_completions_and_chat(server: RunningServer) -> None:
+    prompt = list(range(5, 305))
+    for ending in ([1, 2, 3], [4, 5, 6]):
+        body = {"prompt": prompt + ending * 20, "cache_boundaries": [200, 70], "cache_salt": "positions"}
+        answer = server.post("/v1/completions", {**body, "max_tokens": 1}).json()
+    assert details(answer)["cached_tokens"] == 192
+    said = {"type": "text", "text": SYSTEM}
+    for question in ("first " * 40, "second " * 40):
+        part = {"type": "text", "text": question}
+        answer = ask(server, said, part, cache_boundaries=[130], cache_salt="chat")
+    assert details(answer)["cached_tokens"] == 128
+
+
+@pytest.mark.parametrize(("body", "says"), [
+    ({"cache_boundaries": [5000]}, "cache_boundaries is 5000; it must be at least 1 and at most"),
+    ({"cache_boundaries": [0]}, "cache_boundaries is 0"),
+    ({"cache_boundaries": [1] * 33}, "33 positions; the limit is 32"),
+    ({"cache_boundaries": "64"}, "cache_boundaries: expected array"),
+])
+def test_marks_that_cannot_be_are_refused_with_the_limit(server: RunningServer, body: dict[str, Any],
+                                                         says: str) -> None:
+    response = server.post("/v1/completions", {"prompt": "hello", "max_tokens": 1, **body})
+    assert response.status_code == 400
+    assert says in response.json()["error"]["message"]
+    assert response.json()["error"]["param"] == "cache_boundaries"
+
+
+def test_too_many_or_unknown_cache_controls_are_refused(server: RunningServer) -> None:
+    part = {"type": "text", "text": "a", "cache_control": HERE}
+    assert "9 places; the limit is 8" in ask(server, *[part] * 9)["error"]["message"]
+    wrong = ask(server, {**part, "cache_control": {"type": "eternal"}})["error"]
+    assert wrong["param"] == "messages[0].content[0].cache_control"
+
+
+# ---------------------------------------------------------------------- weft top
+
+def test_top_shows_one_frame_of_a_running_server(server: RunningServer, capsys: pytest.CaptureFixture[str],
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    chat(server, "one")
+    chat(server, "two")
+    monkeypatch.setenv("COLUMNS", "100")
+    assert eventually(lambda: bool(server.get("/v1/cache").json()["tree"]["prefixes"]), 30.0)
+    assert main(["top", "--url", server.url, "--once"]) == 0
+    shown = capsys.readouterr().out
+    for words in ("qwen3_5 at http", "up", "tokens generated", "KV of running requests", "biggest prefixes",
+                  "lost: being computed", "state kept"):
+        assert words in shown, f"{words}\n{shown}"
+
+
+def test_top_says_when_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "--url", "http://127.0.0.1:9", "--once"]) == 2
+    assert "nothing answers at http://127.0.0.1:9" in capsys.readouterr().err

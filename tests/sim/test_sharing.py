@@ -14,6 +14,7 @@ from weft.schedule import twins
 from weft.schedule.one_pass import Pass
 from weft.schedule.plan import StepPlan, no_copies, no_writes
 from weft.schedule.reuse import Leaders, Reuse
+from weft.schedule.sequence import Sequence
 from weft.sim.sharing import sharing_scenario, without_cache
 from weft.sim.simulator import Outcome, Simulation, SimulationFailed
 from weft.sim.workload import Scenario
@@ -93,7 +94,7 @@ def fails(words: str) -> None:
 
 @pytest.mark.parametrize(("name", "nothing", "says"), [
     ("slot_copies", no_copies, "does not hold the state"),
-    ("page_copies", no_copies, "does not hold position"),
+    ("page_copies", no_copies, "does not hold position|holds other tokens"),
     ("table_patches", no_writes, "does not hold|two readers|L6"),
     ("taps", tuple, "holds no state|does not hold the state"),
 ])
@@ -108,7 +109,9 @@ def test_a_plan_that_leaves_something_out_is_caught(monkeypatch: pytest.MonkeyPa
 
 
 def test_donating_tokens_that_are_not_computed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Reuse, "kept", lambda self, seq: seq.known() if self.enabled else None)
+    def donate_all(self: Reuse, step: Pass, seq: Sequence, *, preempted: bool) -> None:
+        step.draft.close(seq.id, keep=seq.known() if self.enabled else None)
+    monkeypatch.setattr(Reuse, "leave", donate_all)
     fails("does not hold|holds no|node \\d+ has")
 
 

@@ -46,7 +46,7 @@ def test_hundreds_of_requests_in_tiny_memory_all_end(seed: int) -> None:
     outcome = run(scenario_from_seed(seed, requests=250, long=False))
     assert outcome.ended["length"] + outcome.ended["stop"] > 300
     assert outcome.ended["cancelled"] >= 10
-    assert outcome.preemptions > 40
+    assert outcome.preemptions > 20
 
 
 def test_a_sequence_preempted_inside_its_prefill_loses_nothing() -> None:

@@ -104,13 +104,20 @@ def _turn(model: Any, conversation: Conversation, text: str, fields: dict[str, A
     begin = time.monotonic()
     first: float | None = None
     parts: list[str] = []
+    reasoned = False
     usage: dict[str, Any] = {}
     note = ""
     pieces = model.stream_chat(conversation.asking(text), fields)
     try:
         for piece in pieces:
+            if first is None and (piece.text or piece.reasoning):
+                first = time.monotonic() - begin
+            if piece.reasoning:
+                reasoned = True
+                write(click.style(piece.reasoning, dim=True))
             if piece.text:
-                first = first if first is not None else time.monotonic() - begin
+                if reasoned and not parts:
+                    write("\n\n")
                 parts.append(piece.text)
                 write(piece.text)
             usage = piece.usage or usage

@@ -100,6 +100,11 @@ def _torch(torch: Mapping[str, Any]) -> list[Finding]:
     rows = [Finding("torch", fact, "good")]
     if not torch["mkldnn"]:
         rows.append(Finding("oneDNN", "not in this build of torch", "note", "bfloat16 products will be slow"))
+    if torch["kernels"]:
+        rows.append(Finding("kernels", "C++ (weft._native)", "good"))
+    else:
+        rows.append(Finding("kernels", "torch alone: the C++ kernels were not built", "note",
+                            "install a C++ compiler, then reinstall weft"))
     gpus = torch["gpus"]
     if gpus:
         rows.append(Finding("GPU", ", ".join(gpus), "note", "present; this version of weft runs on the CPU"))

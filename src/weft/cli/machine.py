@@ -34,7 +34,7 @@ _TORCH_TIMEOUT_S = 120
 _HUB_TIMEOUT_S = 3.0
 
 _ASK_TORCH = """
-import json, os
+import importlib.util, json, os
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 cuda = torch.cuda.is_available()
@@ -42,6 +42,7 @@ print(json.dumps({
     "version": torch.__version__, "path": os.path.dirname(torch.__file__), "threads": torch.get_num_threads(),
     "capability": torch.backends.cpu.get_cpu_capability(), "mkldnn": torch.backends.mkldnn.is_available(),
     "cuda_version": torch.version.cuda,
+    "kernels": importlib.util.find_spec("weft._native") is not None,
     "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [],
 }))
 """

@@ -33,7 +33,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "generate": ("weft.cli.generate", "Complete a prompt (argument or pipe) and stream the text."),
     "chat": ("weft.cli.chat", "Talk to a model in the terminal, or to a running server with --url."),
     "eval": ("weft.cli.evaluate", "Score a model: `weft eval recall`."),
+    "plan": ("weft.cli.plan", "Show what a model takes of a device's memory, and what then fits."),
+    "top": ("weft.cli.top", "Watch a running server: requests, memory, what its prefix cache saves."),
     "doctor": ("weft.cli.doctor", "Show what this machine has, and what would make it faster."),
+    "simulate": ("weft.cli.simulate", "Replay a trace of traffic: hit rates by policy and by memory."),
     "version": ("weft.cli.version", "Print the versions of weft, Python and torch."),
 }
 

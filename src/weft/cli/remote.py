@@ -21,11 +21,13 @@ CONNECT_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a streamed answer. ``usage`` comes with the last one, where the server sends it."""
+    """A part of a streamed answer. ``usage`` comes with the last one, where the server sends it;
+    ``reasoning`` before the text, where the model reasons."""
 
     text: str = ""
     finish_reason: str | None = None
     usage: dict[str, Any] = field(default_factory=dict)
+    reasoning: str = ""
 
 
 class RemoteModel:
@@ -54,12 +56,16 @@ class RemoteModel:
         return self._model
 
     def models(self) -> list[str]:
+        return [row["id"] for row in self.get("/v1/models").json()["data"]]
+
+    def get(self, path: str, *, timeout_s: float | None = None) -> httpx.Response:
+        """Raises ConfigError where nothing answers, UserError or WeftError with the server's own sentence."""
         try:
-            response = self._http.get("/v1/models")
+            response = self._http.get(path, timeout=timeout_s or httpx.USE_CLIENT_DEFAULT)
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise self._unreachable(error) from None
         _raise_for(response)
-        return [row["id"] for row in response.json()["data"]]
+        return response
 
     def stream_chat(self, messages: list[dict[str, str]], fields: dict[str, Any]) -> Iterator[Piece]:
         """Pieces of the answer to ``messages`` as they arrive. Closing the iterator cancels the request.
@@ -97,7 +103,9 @@ def _pieces(lines: Iterator[str]) -> Iterator[Piece]:
             raise WeftError(_sentence(chunk, "the server ended the answer with an error"))
         choices = chunk.get("choices") or [{}]
         delta = choices[0].get("delta") or {}
-        yield Piece(delta.get("content") or "", choices[0].get("finish_reason"), chunk.get("usage") or {})
+        reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
+        yield Piece(delta.get("content") or "", choices[0].get("finish_reason"), chunk.get("usage") or {},
+                    reasoning)
 
 
 def _raise_for(response: httpx.Response) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from weft.engine.detokenize import IncrementalDetokenizer, TextDecoder
 from weft.engine.stopping import StopStrings
 from weft.errors import EngineUnavailableError
-from weft.request import FinishReason, SamplingParams, TokenEvent, TokenLogprobs
+from weft.request import FinishReason, LostTokens, SamplingParams, TokenEvent, TokenLogprobs
 
 
 @dataclass(slots=True)
@@ -44,6 +44,8 @@ class Choice:
         self.finished = False
         self.generated_tokens = 0
         self.cached_tokens = 0
+        self.lost_tokens = LostTokens()
+        self.recomputed_tokens = 0
         self.prompt_logprobs: list[TokenLogprobs | None] = []
         self._sampling = sampling
         self._text = IncrementalDetokenizer(decoder, skip_special_tokens=sampling.skip_special_tokens,
@@ -65,6 +67,8 @@ class Choice:
         if event.finish_reason == "error":
             raise EngineUnavailableError(event.error or "the engine failed")
         self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
+        self.lost_tokens = event.lost or self.lost_tokens
+        self.recomputed_tokens = event.recomputed_tokens
         if event.prompt_logprobs:
             self.prompt_logprobs.extend(event.prompt_logprobs)
         kept = self._take_tokens(event)

@@ -32,24 +32,30 @@ from collections.abc import Callable
 import numpy as np
 
 from weft.config import Sizes
+from weft.engine.ages import Ages
 from weft.engine.executor import Executor
+from weft.engine.guides import GuideCompiler
 from weft.engine.seeds import split
 from weft.engine.stats import EngineStats
 from weft.engine.stopping import StopRule, stop_ids, stop_rule
 from weft.errors import ContextLengthError, EngineUnavailableError, QueueFullError, RequestError
 from weft.memory.memory import Memory
-from weft.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs
+from weft.memory.reservation import Lost
+from weft.memory.shape import CacheShape
+from weft.request import FinishReason, LostTokens, Request, SamplingParams, TokenEvent, TokenLogprobs
+from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.plan import Int32s, StepPlan, StepResult
 from weft.schedule.scheduler import Scheduler
 from weft.schedule.sequence import Sequence
-from weft.schedule.taps import AUTO, TapPolicy
 from weft.units import PAD, SeqId
+
+_NOTHING_LOST = LostTokens()
 
 
 class _Stream:
     """One sequence and where its tokens go."""
 
-    __slots__ = ("accepted_s", "cached_tokens", "index", "prompt_logprobs", "queued_s", "request_id",
+    __slots__ = ("accepted_s", "cached_tokens", "index", "lost", "prompt_logprobs", "queued_s", "request_id",
                  "rule", "seq", "started", "wants_logprobs")
 
     def __init__(self, request_id: str, index: int, seq: Sequence, rule: StopRule, accepted_s: float) -> None:
@@ -63,12 +69,14 @@ class _Stream:
         self.cached_tokens = 0
         # What the next event has to bring besides tokens; None once it was sent.
         self.queued_s: float | None = None
+        self.lost: LostTokens | None = None
         self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if seq.prompt_logprobs_due else None
 
     def event(self, tokens: list[int], *, logprobs: TokenLogprobs | None = None,
               finish_reason: FinishReason | None = None, error: str | None = None) -> TokenEvent:
         stop_reason = self.rule.stop_reason(tokens[-1]) if finish_reason == "stop" else None
         queued_s, self.queued_s = self.queued_s, None
+        lost, self.lost = self.lost, None
         prompt_logprobs = None
         if self.prompt_logprobs is not None and not self.seq.prompt_logprobs_due:
             prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
@@ -76,24 +84,36 @@ class _Stream:
             request_id=self.request_id, index=self.index, tokens=tokens,
             logprobs=None if logprobs is None else [logprobs], prompt_logprobs=prompt_logprobs,
             finish_reason=finish_reason, stop_reason=stop_reason, error=error,
-            cached_tokens=self.cached_tokens, preemptions=self.seq.preemption_count, queued_s=queued_s)
+            cached_tokens=self.cached_tokens, preemptions=self.seq.preemption_count, queued_s=queued_s,
+            lost=lost, recomputed_tokens=self.seq.recomputed_tokens)
+
+
+def _told(lost: Lost) -> LostTokens | None:
+    """What a client learns of ``lost``: nothing about the prompts of other salts (law L10)."""
+    told = LostTokens(no_checkpoint=lost.no_checkpoint, evicted_state=lost.evicted_state,
+                      evicted_kv=lost.evicted_kv, not_ready=lost.not_ready)
+    return told if told != _NOTHING_LOST else None
 
 
 class EngineCore:
     """See the module. ``clock`` returns seconds and never goes back; ``eos_ids`` are the model's own.
-    Whether prefixes are cached is up to ``memory``; ``checkpoints`` says where states are kept then."""
+    Whether prefixes are cached is up to ``memory``; ``checkpoints`` says where states are kept then.
+    ``guides`` compiles the grammars of requests that bring one."""
 
     def __init__(self, *, vocab_size: int, sizes: Sizes, memory: Memory, executor: Executor,
                  clock: Callable[[], float], seed: int, eos_ids: tuple[int, ...],
-                 checkpoints: TapPolicy = AUTO) -> None:
+                 checkpoints: CheckpointPolicy = AUTO, guides: GuideCompiler | None = None) -> None:
         self.vocab_size = vocab_size
         self.sizes = sizes
         self.memory = memory
         self.executor = executor
         self.eos_ids = eos_ids
+        self.guides = guides or GuideCompiler(None, eos_ids, vocab_size)
         self.scheduler = Scheduler(memory, sizes, checkpoints)
         self.failure: BaseException | None = None
         """What ended the engine: the exception that ``execute`` (or an assert) raised."""
+        self.on_step: Callable[[StepPlan, float], None] | None = None
+        """Told each step that was computed and its seconds; for recording."""
         self._clock = clock
         self._seed = seed
         self._closed = False
@@ -102,6 +122,7 @@ class EngineCore:
         self._requests: dict[str, dict[int, SeqId]] = {}
         self._outbox: list[TokenEvent] = []
         self._next_seq = 0
+        self._ages = Ages()
         self._counts = Counter[str]()
         self._finished: dict[str, int] = {"stop": 0, "length": 0, "cancelled": 0, "error": 0}
         self._last_step = (0, 0, 0.0)
@@ -124,6 +145,7 @@ class EngineCore:
             raise RequestError(f"request_id {request.request_id!r} is in use by a request that has not ended",
                                param="request_id")
         self._check_length(len(request.prompt_tokens), sampling)
+        request.check_marks()
         prompt = self._prompt_array(request.prompt_tokens)
         waiting = len(self.scheduler.waiting)
         if waiting + sampling.n > self.sizes.queue_max:
@@ -132,6 +154,7 @@ class EngineCore:
                 f"{waiting} sequences are waiting and this request brings {sampling.n}; the limit is "
                 f"{self.sizes.queue_max} (--max-queued-requests). Try again later, or raise the limit",
                 param="--max-queued-requests", code="queue_full")
+        guide = None if sampling.guide is None else self.guides.compile(sampling.guide)
         now = self._clock()
         number = self._counts["requests"]
         self._counts["requests"] += 1
@@ -143,7 +166,8 @@ class EngineCore:
         for index in range(sampling.n):
             seq = Sequence(SeqId(self._next_seq), prompt=prompt, sampling=sampling, seed=split(seed, index),
                            stop_ids=ends, rank=(request.priority, number, index), salt=request.cache_salt,
-                           boundaries=tuple(request.boundaries))
+                           boundaries=tuple(request.boundaries), marks=tuple(request.marks),
+                           guide=guide)
             self._next_seq += 1
             self._streams[seq.id] = _Stream(request.request_id, index, seq, rule, now)
             self._requests[request.request_id][index] = seq.id
@@ -184,6 +208,12 @@ class EngineCore:
             self._outbox.append(self._end(self._streams[seq], [], "cancelled"))
         return True
 
+    def cache_shape(self) -> CacheShape:
+        """What the prefix cache holds, in sizes and uses. Between steps only, and not free: it looks at every
+        node (``weft.memory.shape``)."""
+        now = self._clock()
+        return self.memory.cache_shape(lambda version: self._ages.seconds_since(version, now))
+
     def flush_cache(self) -> None:
         """Drop every prefix that no running sequence reads. Answers in progress go on unharmed. What has
         ended and is not closed yet goes with the next step, in which it is."""
@@ -223,6 +253,7 @@ class EngineCore:
         plan = self.scheduler.plan()
         assert plan is not None
         self.scheduler.commit(plan)
+        self._ages.note(self.memory.version, began_s)
         self._note_started(plan, began_s)
         result = self.executor.execute(plan)
         if self._flush_due:
@@ -231,13 +262,18 @@ class EngineCore:
         self._counts["steps"] += 1
         self._counts["computed_tokens"] += plan.token_count
         self._last_step = (plan.token_count, plan.decode_count, self._clock() - began_s)
+        if self.on_step is not None:
+            self.on_step(plan, self._last_step[2])
 
     def _note_started(self, plan: StepPlan, now: float) -> None:
         first_run = plan.run_count - len(plan.admissions)
-        for run, admission in enumerate(plan.admissions, start=first_run):
+        openings = plan.reservation.opened
+        for run, (admission, opening) in enumerate(zip(plan.admissions, openings, strict=True), first_run):
+            assert opening.seq == admission.seq
             stream = self._streams[admission.seq]
             if not stream.started:
                 stream.started = True
+                stream.lost = _told(opening.match.lost)
                 stream.queued_s = now - stream.accepted_s
                 stream.cached_tokens = int(plan.starts[run])
                 self._counts["cached_tokens"] += stream.cached_tokens
@@ -259,6 +295,9 @@ class EngineCore:
                 continue  # cancelled while the step was in flight: what it computed is dropped
             if token == PAD:
                 self._settle_unsampled(plan, run, stream)
+                continue
+            if run in result.failures:
+                outbox.append(self._end(stream, [], "error", error=result.failures[run]))
                 continue
             seq = stream.seq
             seq.generated.append(token)

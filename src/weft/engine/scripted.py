@@ -17,8 +17,8 @@ cleared, a slot that holds another sequence's state or an older one of its own, 
 position, a page written under a second reader (L7), memory that changed kind without zeroing (L6), a chunk
 that ends off the grid, a wrong token fed to a decode, a budget overrun; and, because a copy carries its
 digests along, a hit on another prefix's state or page, a state at another position than the run starts at, a
-page replaced by one with other tokens, a copy of what was never written, a tap off the grid, outside its run
-or into a slot in use.
+parked state that is put together from other pages or in another order, a page replaced by one with other
+tokens, a copy of what was never written, a tap off the grid, outside its run or into a slot in use.
 
 The token chosen is a pure function of the tokens before it and of the sequence's seed (none when greedy):
 ``reference_tokens`` computes a whole answer without any engine, and batching, chunking and preemption must
@@ -73,6 +73,10 @@ def digest_of(tokens: Iterable[int]) -> int:
 def _require(holds: object, message: str) -> None:
     if not holds:
         raise PlanViolation(message)
+
+
+def _piece(index: int) -> int:
+    return digest(_EMPTY, index)
 
 
 def hashed_token(vocab_size: int) -> NextToken:
@@ -146,8 +150,10 @@ class ScriptedExecutor:
         self._apply_rows(plan)
         for frame in plan.zero_frames:
             self._zero_frame(frame)
+        self._park_and_restore(plan)
         self._copy_slots(plan)
         self._copy_pages(plan)
+        self._patch_rows(plan)
         tokens = np.full(plan.run_count, PAD, dtype=np.int32)
         logprobs: dict[int, TokenLogprobs] = {}
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
@@ -205,6 +211,10 @@ class ScriptedExecutor:
             _require(0 <= page < self._arena.page_count, f"page {page} is outside the arena")
             self._table[row_id, index] = page
             self._readers[page] += 1
+
+    def _patch_rows(self, plan: StepPlan) -> None:
+        """After the copies, as a page that was moved holds what its copy brought; where it was, and where a
+        slot was, nothing is from here on."""
         for row_id, index, page in plan.table_patches.T.tolist():
             before = int(self._table[row_id, index])
             _require(before != PAD, f"entry {index} of row {row_id} is replaced and was not written")
@@ -214,6 +224,12 @@ class ScriptedExecutor:
             self._table[row_id, index] = page
             self._readers[before] -= 1
             self._readers[page] += 1
+        moves = plan.reservation.moves
+        for page in (copy.src for copy in moves.pages):
+            _require(self._readers[page] == 0, f"L5: page {page} was moved away from under a row")
+            self._cells[page] = _UNWRITTEN
+        for slot in (copy.src for copy in moves.slots):
+            self._states[slot] = _UNWRITTEN
 
     def _zero_frame(self, frame: int) -> None:
         arena = self._arena
@@ -228,6 +244,33 @@ class ScriptedExecutor:
         _require(held in ("zero", kind), f"L6: frame {frame} is used for {kind} and was not zeroed "
                                          f"(it held {held or 'nothing yet'})")
         self._frame_kinds[frame] = kind
+
+    def _park_and_restore(self, plan: StepPlan) -> None:
+        """A page of a parked state holds the state's digest in one cell, in the others which piece it is."""
+        for slot, *pages in plan.restores.tolist():
+            self._check_parked(slot, pages)
+            state = self._cells[pages[0], 0]
+            for index, page in enumerate(pages):
+                _require(state != _UNWRITTEN and self._cells[page, 0] == state
+                         and self._cells[page, 1:].tolist() == [_piece(index)] * (PAGE_TOKENS - 1),
+                         f"L5: page {page} is not piece {index} of the parked state that slot {slot} gets")
+            self._claim_frame(slot // self._arena.slots_per_frame, "slots")
+            self._states[slot] = state
+        for slot, *pages in plan.parks.tolist():
+            self._check_parked(slot, pages)
+            _require(self._states[slot] != _UNWRITTEN, f"L6: slot {slot} is parked and holds no state")
+            _require((self._readers[pages] == 0).all(), f"L7: slot {slot} is parked where a row reads")
+            for index, page in enumerate(pages):
+                self._claim_frame(page // self._arena.pages_per_frame, "pages")
+                self._cells[page, 0] = self._states[slot]
+                self._cells[page, 1:] = _piece(index)
+            self._states[slot] = _UNWRITTEN
+
+    def _check_parked(self, slot: int, pages: list[int]) -> None:
+        _require(0 <= slot < self._arena.slot_count, f"L4: slot {slot} is outside the arena")
+        _require(len(pages) == self._arena.parked_pages > 0, f"a parked state has {len(pages)} pages")
+        _require(all(0 <= page < self._arena.page_count for page in pages), "L4: parked outside the arena")
+        _require(len(set(pages)) == len(pages), f"slot {slot}: a page twice in a parked state")
 
     def _copy_slots(self, plan: StepPlan) -> None:
         sources, destinations = plan.slot_copies
@@ -246,7 +289,9 @@ class ScriptedExecutor:
             return
         self._check_copies(sources, destinations, self._arena.page_count, "page")
         held = self._cells[sources]
-        _require((held[:, 0] != _UNWRITTEN).all(), "L6: a page is copied that holds no token")
+        moved = [copy.src for copy in plan.reservation.moves.pages]  # leased whole, perhaps not yet written
+        _require(((held[:, 0] != _UNWRITTEN) | np.isin(sources, moved)).all(),
+                 "L6: a page is copied that holds no token")
         for page in destinations.tolist():
             self._claim_frame(page // self._arena.pages_per_frame, "pages")
         self._cells[destinations] = held

@@ -48,8 +48,10 @@ class StopRule:
 def stop_rule(sampling: SamplingParams, eos_ids: Iterable[int], context_left: int) -> StopRule:
     """``context_left``: tokens between the prompt's end and ``max_model_len``."""
     made_max = context_left if sampling.max_tokens is None else min(sampling.max_tokens, context_left)
+    # An end before min_tokens is masked, except where the grammar leaves nothing else: then it is the end.
+    min_tokens = sampling.min_tokens if sampling.guide is None else 0
     return StopRule(ids=frozenset(stop_ids(sampling, eos_ids)), named_ids=frozenset(sampling.stop_token_ids),
-                    min_tokens=sampling.min_tokens, made_max=made_max)
+                    min_tokens=min_tokens, made_max=made_max)
 
 
 def stop_ids(sampling: SamplingParams, eos_ids: Iterable[int]) -> tuple[int, ...]:

@@ -1,12 +1,26 @@
 """``config.json`` -> Architecture and ModelSpec: the table of what weft serves, and the dialects it reads.
 
     model_type        family           mixers                         feed-forward
-    qwen3             qwen3            attention                      dense
+    llama, mistral    llama            attention                      dense
+    qwen3, qwen3_moe  qwen3            attention                      dense or experts
     qwen3_5[_text]    qwen3_5          gated delta + gated attention  dense
     qwen3_5_moe[_text] qwen3_5         gated delta + gated attention  experts + gated shared expert
     qwen3_next        qwen3_next       gated delta + gated attention  experts + gated shared expert
     lfm2              lfm2             short convolution + attention  dense
+    lfm2_moe          lfm2             short convolution + attention  dense in the first layers, then experts
+    lfm3              lfm3             short conv. + attention, windows dense
+    olmo3             olmo3            attention, some with a window  dense
+    olmo_hybrid       olmo_hybrid      gated delta + attention        dense
+    kimi_linear       kimi_linear      Kimi delta + latent attention  dense or experts + shared expert
     granitemoehybrid  granite_hybrid   Mamba-2 + attention            (experts +) shared dense
+    bamba             bamba            Mamba-2 + attention            dense
+    falcon_h1         falcon_h1        Mamba-2 beside attention       dense
+    nemotron_h        nemotron_h       Mamba-2 or attention or none   dense or experts in layers without mixer
+    jamba             jamba            Mamba-1 + attention            dense or experts
+    zamba2            zamba2           Mamba-2, some beside a shared transformer block
+    mamba2            mamba2           Mamba-2                        none
+    mamba             mamba            Mamba-1                        none
+    falcon_mamba      falcon_mamba     Mamba-1                        none
 
 One file here for each kin of families, over ``reading.py``.
 
@@ -29,7 +43,7 @@ from typing import Any
 from weft.architecture import Architecture
 from weft.config_keys import ConfigKeys, fail
 from weft.errors import UnknownArchitectureError
-from weft.families import granite, lfm2, qwen
+from weft.families import bamba, granite, jamba, kimi, lfm2, llama, mamba, nemotron_h, olmo, qwen, zamba2
 from weft.spec import DTypeName, ModelSpec
 
 
@@ -52,7 +66,7 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture:
             f"config.json has model_type {model_type!r}{f' ({named})' if named else ''}; "
             f"weft serves {', '.join(SUPPORTED)}", param="model")
     keys = ConfigKeys(text_config(config), fallback=config)
-    _refuse_what_is_not_served(keys)
+    _refuse_what_is_not_served(keys, row.activation)
     return row.read(row.family, keys)
 
 
@@ -67,30 +81,52 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else config
 
 
-def _refuse_what_is_not_served(keys: ConfigKeys) -> None:
-    if keys.get("quantization_config"):
-        method = keys.get("quantization_config").get("quant_method", "unknown")
-        fail("quantization_config", method, "quantised checkpoints are not served; use the bf16 release")
-    activation = keys.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        fail("hidden_act", activation, "only silu is served")
+QUANTIZATIONS = ("fp8", "compressed-tensors", "gptq", "awq")
+"""The ``quant_method`` values of config.json whose weights are read (``weft.models.forms``)."""
+
+
+def _refuse_what_is_not_served(keys: ConfigKeys, served: str) -> None:
+    if quantization := keys.get("quantization_config"):
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
+        if method not in QUANTIZATIONS:
+            fail("quantization_config", method, f"weft reads {', '.join(QUANTIZATIONS)}; or use the bf16 one")
+    activation = keys.get("hidden_act", served)
+    if activation != served and (served, activation) != ("silu", "swish"):
+        fail("hidden_act", activation, f"only {served} is served")
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
     family: str
     read: Callable[[str, ConfigKeys], Architecture]
+    activation: str = "silu"
 
 
 _TABLE: dict[str, _Family] = {
+    "llama": _Family("llama", llama.read_llama),
+    "mistral": _Family("llama", llama.read_mistral),
     "qwen3": _Family("qwen3", qwen.read_qwen3),
+    "qwen3_moe": _Family("qwen3", qwen.read_qwen3),
     "qwen3_5": _Family("qwen3_5", qwen.read_qwen_hybrid),
     "qwen3_5_text": _Family("qwen3_5", qwen.read_qwen_hybrid),
     "qwen3_5_moe": _Family("qwen3_5", qwen.read_qwen_hybrid),
     "qwen3_5_moe_text": _Family("qwen3_5", qwen.read_qwen_hybrid),
     "qwen3_next": _Family("qwen3_next", qwen.read_qwen_hybrid),
     "lfm2": _Family("lfm2", lfm2.read_lfm2),
+    "lfm2_moe": _Family("lfm2", lfm2.read_lfm2_moe),
+    "lfm3": _Family("lfm3", lfm2.read_lfm3),
+    "olmo3": _Family("olmo3", olmo.read_olmo3),
+    "olmo_hybrid": _Family("olmo_hybrid", olmo.read_olmo_hybrid),
+    "kimi_linear": _Family("kimi_linear", kimi.read_kimi_linear),
     "granitemoehybrid": _Family("granite_hybrid", granite.read_granite),
+    "bamba": _Family("bamba", bamba.read_bamba),
+    "falcon_h1": _Family("falcon_h1", bamba.read_falcon_h1),
+    "nemotron_h": _Family("nemotron_h", nemotron_h.read_nemotron_h),
+    "jamba": _Family("jamba", jamba.read_jamba),
+    "zamba2": _Family("zamba2", zamba2.read_zamba2, activation="gelu"),
+    "mamba2": _Family("mamba2", mamba.read_mamba2_alone),
+    "mamba": _Family("mamba", mamba.read_mamba),
+    "falcon_mamba": _Family("falcon_mamba", mamba.read_mamba),
 }
 
 SUPPORTED: tuple[str, ...] = tuple(_TABLE)

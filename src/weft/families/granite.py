@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from weft.architecture import Architecture, Dense, Experts, FeedForward, Mamba2
+from weft.architecture import Architecture, Dense, Experts, FeedForward
 from weft.config_keys import ConfigKeys, fail
-from weft.families.reading import build_architecture, experts_per_token, layer_kinds, read_attention
+from weft.families.reading import (
+    build_architecture,
+    experts_per_token,
+    layer_kinds,
+    read_attention,
+    read_mamba2,
+)
 
 
 def read_granite(family: str, keys: ConfigKeys) -> Architecture:
@@ -14,7 +20,7 @@ def read_granite(family: str, keys: ConfigKeys) -> Architecture:
         fail("position_embedding_type", position, "null, 'nope' and 'rope' are served")
     attention = read_attention(keys, rotary=position == "rope",
                                scale=keys.number("attention_multiplier", 1.0))
-    mamba = _granite_mamba(keys)
+    mamba = read_mamba2(keys)
     shared = keys.integer("shared_intermediate_size", 1024)
     count = keys.integer("num_local_experts", 8, least=0)
     feed: FeedForward = Dense(shared)
@@ -27,21 +33,3 @@ def read_granite(family: str, keys: ConfigKeys) -> Architecture:
                          embedding_multiplier=keys.number("embedding_multiplier", 1.0),
                          residual_multiplier=keys.number("residual_multiplier", 1.0),
                          logits_divisor=keys.number("logits_scaling", 1.0))
-
-
-def _granite_mamba(keys: ConfigKeys) -> Mamba2:
-    heads = keys.integer("mamba_n_heads", 128)
-    groups = keys.integer("mamba_n_groups", 1)
-    inner = keys.integer("mamba_expand", 2) * keys.integer("hidden_size")
-    stated = keys.get("mamba_d_head", "auto")
-    head_dim = inner // heads if stated == "auto" else keys.integer("mamba_d_head")
-    if heads * head_dim != inner:
-        fail("mamba_n_heads", heads,
-             f"{heads} heads of {head_dim} are not mamba_expand x hidden_size = {inner}")
-    if heads % groups:
-        fail("mamba_n_groups", groups, f"it must divide mamba_n_heads {heads}")
-    return Mamba2(heads=heads, head_dim=head_dim, groups=groups,
-                  state_dim=keys.integer("mamba_d_state", 256), conv_kernel=keys.integer("mamba_d_conv", 4),
-                  conv_bias=keys.boolean("mamba_conv_bias", True),
-                  projection_bias=keys.boolean("mamba_proj_bias", False),
-                  dt_limit=keys.limits("time_step_limit", (0.0, float("inf"))))

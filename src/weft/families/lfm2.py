@@ -1,10 +1,13 @@
-"""LFM2: short convolution + attention."""
+"""LFM2 (short convolution + attention), dense and with experts, and LFM3, which adds layers with a window."""
 
 from __future__ import annotations
 
-from weft.architecture import Architecture, Dense, ShortConv
-from weft.config_keys import ConfigKeys
-from weft.families.reading import build_architecture, layer_kinds, read_attention
+import dataclasses
+
+from weft.architecture import Architecture, Attention, Dense, Experts, Mixer, ShortConv
+from weft.config_keys import ConfigKeys, fail, read_rope
+from weft.families.reading import build_architecture, experts_per_token, layer_kinds, read_attention
+from weft.families.windows import WINDOW_KIND, kinds_with_windows, windowed
 
 
 def read_lfm2(family: str, keys: ConfigKeys) -> Architecture:
@@ -33,3 +36,55 @@ def _lfm2_width(keys: ConfigKeys) -> int:
         multiple = keys.integer("block_multiple_of", 256)
         width = -(-width // multiple) * multiple
     return width
+
+
+def read_lfm2_moe(family: str, keys: ConfigKeys) -> Architecture:
+    """The defaults are those of LFM2-8B-A1B. ``layer_types`` has no default."""
+    kinds = layer_kinds(keys, lambda count: fail("layer_types", None, "it must say what each layer is"))
+    hidden = keys.integer("hidden_size", 2048)
+    attention = read_attention(keys, qk_norm=True, theta=1e6)
+    conv = ShortConv(hidden, keys.integer("conv_L_cache", 3), keys.boolean("conv_bias", False))
+    count = keys.integer("num_experts", 32)
+    experts = Experts(count=count, per_token=experts_per_token(keys, count),
+                      width=keys.integer("moe_intermediate_size", 1792),
+                      normalized=keys.boolean("norm_topk_prob", True), scoring="sigmoid",
+                      choice_bias=keys.boolean("use_expert_bias", True),
+                      scale=keys.number("routed_scaling_factor", 1.0), normalizer_eps=1e-6)
+    dense = Dense(keys.integer("intermediate_size", 7168))
+    first = keys.integer("num_dense_layers", 2, least=0)
+    return build_architecture(family, keys, [attention if kind == "attention" else conv for kind in kinds],
+                              [dense if layer < first else experts for layer in range(len(kinds))],
+                              tied=keys.boolean("tie_embedding", keys.boolean("tie_word_embeddings", True)),
+                              eps=keys.number("norm_eps", 1e-5), max_positions=128_000)
+
+
+def read_lfm3(family: str, keys: ConfigKeys) -> Architecture:
+    """Window and full layers have rotary settings of their own. The defaults are those of LFM3-1.7B."""
+    hidden, count = keys.integer("hidden_size", 2048), keys.integer("num_hidden_layers", 24)
+    of_four = (WINDOW_KIND, "conv", "full_attention", "conv")
+    kinds = kinds_with_windows(keys, ("conv", "full_attention", WINDOW_KIND),
+                               [of_four[i % 4] if i else "conv" for i in range(count)])
+    plain = dataclasses.replace(
+        read_attention(keys, rotary=False, qk_norm=True, head_dim=128),
+        head_gated=keys.boolean("use_attention_gate", True))
+    default = ConfigKeys({"rope_parameters": LFM3_ROPE}, fallback={})
+
+    def turned(kind: str) -> Attention:
+        stated = keys.get("rope_parameters") or keys.get("rope_scaling")
+        rope = read_rope(keys if stated else default, plain.head_dim, theta=1e6, partial=1.0, layer_kind=kind)
+        return dataclasses.replace(plain, rope=rope)
+
+    mixers: dict[str, Mixer] = {
+        "conv": ShortConv(hidden, keys.integer("conv_L_cache", 7), keys.boolean("conv_bias", False)),
+        "full_attention": turned("full_attention"),
+        WINDOW_KIND: windowed(turned(WINDOW_KIND), keys, default=256, max_positions=128_000)}
+    return build_architecture(family, keys, [mixers[kind] for kind in kinds],
+                              [Dense(keys.integer("intermediate_size", 7680))] * count,
+                              tied=keys.boolean("tie_word_embeddings", True),
+                              eps=keys.number("norm_eps", 1e-5), max_positions=128_000,
+                              sandwich_norms=keys.boolean("use_sandwich_norm", True))
+
+
+LFM3_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    "full_attention": {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5}}

@@ -1,4 +1,4 @@
-"""Qwen3 (attention only), Qwen3-Next and Qwen3.5 (gated delta net + gated attention, dense or sparse)."""
+"""Qwen3 (attention only), Qwen3-Next and Qwen3.5 (gated delta net + gated attention), dense or sparse."""
 
 from __future__ import annotations
 
@@ -11,19 +11,27 @@ from weft.families.reading import (
     layer_kinds,
     read_attention,
 )
+from weft.families.windows import WINDOW_KIND, kinds_with_windows, states_window, windowed
 
 
 def read_qwen3(family: str, keys: ConfigKeys) -> Architecture:
-    kinds = layer_kinds(keys, lambda count: ["attention"] * count)
-    if "recurrent" in kinds:
-        fail("layer_types", kinds, "every layer of qwen3 is full attention")
-    if keys.boolean("use_sliding_window", False) and keys.get("sliding_window") is not None:
-        fail("use_sliding_window", True, "sliding windows are not served")
-    attention = read_attention(keys, qk_norm=True, head_dim=128)
-    dense = Dense(keys.integer("intermediate_size"))
-    return build_architecture(family, keys, [attention] * len(kinds), [dense] * len(kinds),
+    """Dense and mixture of experts. Windows, where ``use_sliding_window`` says so: the layers that
+    ``layer_types`` names, or those from ``max_window_layers`` on; in the sparse models all."""
+    count = keys.integer("num_hidden_layers")
+    sparse = _expert_count(keys) > 0
+    full = read_attention(keys, qk_norm=True, head_dim=None if sparse else 128)
+    windows = keys.boolean("use_sliding_window", False) and states_window(keys)
+    first = 0 if sparse else keys.integer("max_window_layers", 28, least=0)
+    kinds = kinds_with_windows(keys, ("full_attention", WINDOW_KIND),
+                               [WINDOW_KIND if windows and i >= first else "full_attention"
+                                for i in range(count)])
+    if WINDOW_KIND in kinds and not windows:
+        fail("layer_types", WINDOW_KIND, "use_sliding_window and sliding_window say that there is no window")
+    window = windowed(full, keys, default=4096, max_positions=32768) if windows else full
+    return build_architecture(family, keys, [window if kind == WINDOW_KIND else full for kind in kinds],
+                         [_qwen_feed_forward(keys, layer, shared=False) for layer in range(count)],
                          tied=keys.boolean("tie_word_embeddings", False),
-                         eps=keys.number("rms_norm_eps", 1e-6))
+                         eps=keys.number("rms_norm_eps", 1e-6), max_positions=32768)
 
 
 def read_qwen_hybrid(family: str, keys: ConfigKeys) -> Architecture:
@@ -41,17 +49,23 @@ def read_qwen_hybrid(family: str, keys: ConfigKeys) -> Architecture:
         fail("linear_num_value_heads", delta.v_heads,
              f"it must be a multiple of linear_num_key_heads {delta.k_heads}")
     return build_architecture(family, keys, [attention if kind == "attention" else delta for kind in kinds],
-                         [_qwen_feed_forward(keys, layer) for layer in range(len(kinds))],
+                         [_qwen_feed_forward(keys, layer, shared=True) for layer in range(len(kinds))],
                          tied=keys.outer_boolean("tie_word_embeddings", False),
                          eps=keys.number("rms_norm_eps", 1e-6))
 
 
-def _qwen_feed_forward(keys: ConfigKeys, layer: int) -> FeedForward:
-    count = keys.integer("num_experts", 0, least=0)
+def _expert_count(keys: ConfigKeys) -> int:
+    return keys.integer("num_experts", keys.integer("num_local_experts", 0, least=0), least=0)
+
+
+def _qwen_feed_forward(keys: ConfigKeys, layer: int, *, shared: bool) -> FeedForward:
+    """``shared``: the families with a shared expert; they normalise weights where config.json is silent."""
+    count = _expert_count(keys)
     sparse = count > 0 and (layer + 1) % keys.integer("decoder_sparse_step", 1) == 0
     if not sparse or layer in (keys.get("mlp_only_layers") or ()):
         return Dense(keys.integer("intermediate_size"))
     return Experts(count=count, per_token=experts_per_token(keys, count),
                    width=keys.integer("moe_intermediate_size"),
-                   normalized=keys.boolean("norm_topk_prob", True),
-                   shared_width=keys.integer("shared_expert_intermediate_size"), shared_gate=True)
+                   normalized=keys.boolean("norm_topk_prob", shared),
+                   shared_width=keys.integer("shared_expert_intermediate_size") if shared else 0,
+                   shared_gate=shared)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from weft.architecture import Architecture, Attention, FeedForward, Mixer
+from weft.architecture import Architecture, Attention, FeedForward, GatedNorm, Mamba2, Mixer
 from weft.config_keys import ConfigKeys, fail, read_rope
 
 KINDS = {"full_attention": "attention", "attention": "attention",
@@ -49,19 +49,48 @@ def read_attention(keys: ConfigKeys, *, rotary: bool = True, partial: float = 1.
                      qk_norm=qk_norm, gated=gated, bias=keys.boolean("attention_bias", False))
 
 
-def build_architecture(family: str, keys: ConfigKeys, mixers: Sequence[Mixer],
-                  feed_forwards: Sequence[FeedForward], *, tied: bool = False, eps: float = 1e-6,
-                  max_positions: int | None = None, **multipliers: float) -> Architecture:
+def read_mamba2(keys: ConfigKeys, *, inner: int | None = None, norm: GatedNorm = "gate_first",
+                multipliers: tuple[float, ...] = (), output_bias: bool | None = None) -> Mamba2:
+    """From the ``mamba_*`` keys of Granite, Bamba and Falcon-H1. ``inner``: the width that the heads fill, if
+    it is not ``mamba_expand`` times the hidden size."""
+    heads, groups = keys.integer("mamba_n_heads", 128), keys.integer("mamba_n_groups", 1)
+    stated = "mamba_d_ssm" if inner is not None else "mamba_expand x hidden_size"
+    inner = inner or keys.integer("mamba_expand", 2) * keys.integer("hidden_size")
+    head_dim = inner // heads if keys.get("mamba_d_head", "auto") == "auto" else keys.integer("mamba_d_head")
+    mamba = Mamba2(heads=heads, head_dim=head_dim, groups=groups,
+                   state_dim=keys.integer("mamba_d_state", 256), conv_kernel=keys.integer("mamba_d_conv", 4),
+                   conv_bias=keys.boolean("mamba_conv_bias", True),
+                   projection_bias=keys.boolean("mamba_proj_bias", False),
+                   dt_limit=keys.limits("time_step_limit", (0.0, float("inf"))), norm=norm,
+                   multipliers=multipliers, output_bias=output_bias)
+    return check_mamba2(mamba, inner, stated, heads="mamba_n_heads", groups="mamba_n_groups")
+
+
+def check_mamba2(mamba: Mamba2, inner: int, stated: str, *, heads: str, groups: str) -> Mamba2:
+    """``mamba`` itself. ``heads`` and ``groups`` are the names of the keys; ``inner``, by the name
+    ``stated``, is what the heads must fill."""
+    if mamba.inner_width != inner:
+        fail(heads, mamba.heads, f"{mamba.heads} heads of {mamba.head_dim} are not {stated} = {inner}")
+    if mamba.heads % mamba.groups:
+        fail(groups, mamba.groups, f"it must divide {heads} {mamba.heads}")
+    return mamba
+
+
+def build_architecture(family: str, keys: ConfigKeys, mixers: Sequence[Mixer | None],
+                  feed_forwards: Sequence[FeedForward | None], *, tied: bool = False, eps: float = 1e-6,
+                  max_positions: int | None = None, residual_float32: bool = False,
+                  sandwich_norms: bool = False,
+                  **multipliers: float) -> Architecture:
     return Architecture(
         family=family, vocab_size=keys.integer("vocab_size"), hidden_size=keys.integer("hidden_size"),
         max_positions=keys.integer("max_position_embeddings", max_positions),
         dtype=keys.dtype() or "float32",
         norm_eps=eps, tied_embeddings=tied, mixers=tuple(mixers), feed_forwards=tuple(feed_forwards),
-        **multipliers)
+        residual_float32=residual_float32, sandwich_norms=sandwich_norms, **multipliers)
 
 
-def experts_per_token(keys: ConfigKeys, count: int) -> int:
-    chosen = keys.integer("num_experts_per_tok")
+def experts_per_token(keys: ConfigKeys, count: int, default: int | None = None) -> int:
+    chosen = keys.integer("num_experts_per_tok", default)
     if chosen > count:
         fail("num_experts_per_tok", chosen, f"the model has {count} experts")
     return chosen

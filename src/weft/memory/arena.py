@@ -83,6 +83,12 @@ class FrameWalk:
         self.left = arena.free_count
         self.claims: list[FrameClaim] = []
 
+    def fork(self) -> FrameWalk:
+        """One that goes on from here and leaves this one where it is; with no claims of its own yet."""
+        fork = FrameWalk.__new__(FrameWalk)
+        fork._free, fork._depth, fork.left, fork.claims = self._free, dict(self._depth), self.left, []
+        return fork
+
     def claim(self, kind: FrameKind) -> FrameId:
         """The next free frame for ``kind``; the caller has seen that ``left`` is not 0."""
         for held in _PREFERENCE[kind]:

@@ -3,11 +3,11 @@
     leases, nodes --own--> pages, slots --lie in--> frames --are--> claimed by one packing, or free in
                                                                     one stack
 
-Owners are walked first: how often each page and slot is named by a lease as its own, or by a node of the
-prefix tree; what a lease reads of the tree is compared with the way to the node that it holds. Then every
-record that was kept along the way is compared with that: holder counts, free stacks, buckets, totals,
-free frames, orders of eviction, counts of readers. Any two that disagree are a leak, a double owner or a
-wrong count, and the message says which and where.
+Owners are walked first: which page and slot is named by a lease as its own, or by a node of the prefix
+tree; what a lease reads of the tree is compared with the way to the node that it holds. Then every record
+that was kept along the way is compared with that: owners, free stacks, buckets, totals, free frames,
+strands, orders of eviction, counts of readers. Any two that disagree are a leak, a double owner or a wrong
+count, and the message says which and where.
 
 It reads everything once: linear in the arena, for property tests after each operation and for production
 when the engine idles. It writes nothing.
@@ -22,52 +22,69 @@ from weft.memory.arena import Arena
 from weft.memory.books import Books
 from weft.memory.cache import PrefixCache
 from weft.memory.lease import Lease
+from weft.memory.owners import NOBODY, of_lease, of_parked, of_tree
 from weft.memory.packing import Item, Packing
-from weft.memory.tree import PAGE_KEY_BYTES, Node, NodeId
-from weft.units import PAD, FrameId, PageId, SeqId, SlotId
+from weft.memory.strand import TOKEN_BYTES
+from weft.memory.tree import PARKED, Node, NodeId, PrefixTree
+from weft.units import PAD, PAGE_TOKENS, FrameId, PageId, SeqId, SlotId, ceil_div
 
 
 def audit(books: Books) -> None:
     """Raises AssertionError where the books do not add up."""
-    page_owners: Counter[PageId] = Counter()
-    slot_owners: Counter[SlotId] = Counter()
+    page_owners, slot_owners = _Recount("page", books.pages.owners), _Recount("slot", books.slots.owners)
     for seq, lease in books.leases.items():
         assert lease.seq == seq, f"the lease of sequence {seq} says {lease.seq}"
-        page_owners.update(lease.pages[books.plan.pages_for(lease.shared_tokens):])
+        assert len(set(lease.pages)) == len(lease.pages), f"sequence {seq} holds a page twice"
+        for index in range(books.plan.pages_for(lease.shared_tokens), len(lease.pages)):
+            page_owners.add(lease.pages[index], of_lease(seq), index, books.pages.indexes)
         if books.plan.slots_per_frame:
             books.slots.check(lease.slot, lease.epoch)
-            slot_owners[lease.slot] += 1
+            slot_owners.add(lease.slot, of_lease(seq))
         else:
             assert lease.slot == PAD, f"sequence {seq} holds slot {lease.slot} of a model without states"
         for tap in lease.taps:
             books.slots.check(tap.slot, tap.epoch)
-            slot_owners[tap.slot] += 1
-        assert len(set(lease.pages)) == len(lease.pages), f"sequence {seq} holds a page twice"
+            slot_owners.add(tap.slot, of_lease(seq))
     for node in books.cache.tree.nodes():
-        page_owners.update(node.pages)
-        if node.slot != PAD:
+        for index, page in enumerate(node.pages, start=node.start // PAGE_TOKENS):
+            page_owners.add(page, of_tree(node.strand.id), index, books.pages.indexes)
+        if node.slot == PARKED:
+            for index, page in enumerate(books.cache.parked.pages.get(node.id, ())):
+                page_owners.add(page, of_parked(node.id), index, books.pages.indexes)
+        elif node.slot != PAD:
             books.slots.check(node.slot, node.epoch)
-            slot_owners[node.slot] += 1
-    _audit_holders("page", books.pages.holders, page_owners)
-    _audit_holders("slot", books.slots.holders, slot_owners)
-    assert all(count == 1 for count in slot_owners.values()), "a slot has two owners"
-    _audit_packing("page", books.pages.packing, page_owners)
-    _audit_packing("slot", books.slots.packing, slot_owners)
+            slot_owners.add(node.slot, of_tree(node.id))
+    page_owners.compare()
+    slot_owners.compare()
+    _audit_packing("page", books.pages.packing, page_owners.found)
+    _audit_packing("slot", books.slots.packing, slot_owners.found)
     _audit_frames(books.arena, books.pages.packing, books.slots.packing)
     _audit_tree(books.cache)
     _audit_holds(books.cache, books.leases)
 
 
-def _audit_holders(what: str, holders: Sequence[int], owners: Mapping[Item, int]) -> None:
-    for item in owners:
-        assert 0 <= item < len(holders), f"{what} {item} is owned and does not exist"
-    counts: Mapping[int, int] = owners  # type: ignore[assignment]
-    for index, count in enumerate(holders):
-        named = counts.get(index, 0)
-        assert count == named, f"{what} {index} counts {count} holders, its owners are {named}"
+class _Recount:
+    """Owners as leases and nodes say, beside what is ``recorded`` with each item."""
+
+    def __init__(self, what: str, recorded: Sequence[int]) -> None:
+        self.what = what
+        self.recorded = recorded
+        self.found: dict[int, int] = {}
+
+    def add(self, item: int, owner: int, index: int = 0, indexes: Sequence[int] = ()) -> None:
+        assert 0 <= item < len(self.recorded), f"{self.what} {item} is owned and does not exist"
+        assert item not in self.found, f"{self.what} {item} has two owners, {self.found[item]} and {owner}"
+        assert not indexes or indexes[item] == index, (
+            f"{self.what} {item} is number {index} of its sequence, recorded as {indexes[item]}")
+        self.found[item] = owner
+
+    def compare(self) -> None:
+        for item, owner in enumerate(self.recorded):
+            named = self.found.get(item, NOBODY)
+            assert owner == named, f"{self.what} {item} is recorded as of {owner}, its owner is {named}"
 
 
-def _audit_packing(what: str, packing: Packing[Item], owners: Mapping[Item, int]) -> None:
+def _audit_packing(what: str, packing: Packing[Item], owners: Mapping[int, int]) -> None:
     held_in: Counter[int] = Counter(item // packing.per_frame for item in owners)
     assert set(held_in) <= set(packing.stacks), f"a held {what} is in a frame that is not of {what}s"
     buckets = {frame: used for used, bucket in enumerate(packing.by_used) for frame in bucket}
@@ -112,6 +129,7 @@ def _audit_tree(cache: PrefixCache) -> None:
     assert set(tree.by_id) == set(nodes), "the index of nodes and the tree differ"
     for node in nodes.values():
         assert tree.by_id[node.id] is node, f"node {node.id} is not the one in the index"
+        assert node.parent is None or node in node.strand.nodes, f"node {node.id} is not on its strand"
         if node.parent is not None:
             _audit_node(cache, node, node.parent)
         else:
@@ -119,10 +137,15 @@ def _audit_tree(cache: PrefixCache) -> None:
             assert node.slot == PAD, f"root {node.id} has a checkpoint"
         tails = sum(child.is_tail for child in node.children.values())
         assert node.tail_count == tails, f"node {node.id} has {tails} tails, counted {node.tail_count}"
+    _audit_strands(tree)
     pages = sum(len(node.pages) for node in nodes.values())
     assert tree.page_count == pages, f"the tree has {pages} pages, counted {tree.page_count}"
     states = {node.id for node in nodes.values() if node.slot != PAD}
-    assert tree.slot_count == len(states), f"the tree has {len(states)} slots, counted {tree.slot_count}"
+    parked = {node.id for node in nodes.values() if node.slot == PARKED}
+    in_slots = states - parked
+    assert tree.slot_count == len(in_slots), f"the tree has {len(in_slots)} slots, counted {tree.slot_count}"
+    assert set(order.in_slots) == in_slots, "the order of checkpoints in slots is not that of the tree"
+    _audit_parked(cache, parked)
     assert set(order.states) == states, "the order of checkpoints is not that of the tree"
     bare = {node.id for node in nodes.values() if node.bare and node.parent is not None}
     assert set(order.bare) == bare, "the order of bare KV is not that of the tree"
@@ -130,20 +153,44 @@ def _audit_tree(cache: PrefixCache) -> None:
         assert nodes[node_id] is node, f"the order names a node {node_id} that is not in the tree"
 
 
+def _audit_parked(cache: PrefixCache, nodes: set[NodeId]) -> None:
+    parked, each = cache.parked, cache.plan.parked_pages
+    assert set(parked.pages) == nodes, "what is parked is not what the tree says"
+    for node, pages in parked.pages.items():
+        assert len(pages) == each, f"node {node} is parked in {len(pages)} pages and not {each}"
+    count = each * len(nodes)
+    assert parked.page_count == count, f"parked states have {count} pages, counted {parked.page_count}"
+
+
+def _audit_strands(tree: PrefixTree) -> None:
+    assert len(tree.by_id) - len(tree.roots) == sum(len(strand.nodes) for strand in tree.strands.values()), (
+        "strands have nodes that the tree has not")
+    for strand in tree.strands.values():
+        name = f"strand {strand.id}"
+        assert strand.nodes, f"{name} has no nodes"
+        at = strand.start
+        for above, node in zip((None, *strand.nodes), strand.nodes, strict=False):
+            assert node.strand is strand, f"{name} has a node of another"
+            assert node.start == at, f"{name} has no node from position {at} on"
+            assert above is None or node.parent is above, f"{name} parts above node {node.id}"
+            at = node.end
+        pages = -((strand.start - at) // PAGE_TOKENS) if tree.paged else 0
+        assert len(strand.pages) == pages, f"{name} has {len(strand.pages)} pages and not {pages}"
+
+
 def _audit_node(cache: PrefixCache, node: Node, parent: Node) -> None:
     name = f"node {node.id}"
-    key = node.tokens if node.is_tail else node.tokens[:PAGE_KEY_BYTES]
-    assert parent.children.get(key) is node, f"{name} is not where its parent looks for it"
+    assert parent.children.get(node.key) is node, f"{name} is not where its parent looks for it"
     assert node.start == parent.end, f"{name} begins at {node.start}, its parent ends at {parent.end}"
     assert node.tokens, f"{name} has no tokens"
+    assert len(node.tokens) == TOKEN_BYTES * (node.end - node.start), f"{name} lacks tokens"
     if node.is_tail:
         assert not node.children, f"tail {node.id} has children"
         assert node.slot != PAD, f"tail {node.id} has no checkpoint"
-        page_count = 1
     else:
-        assert len(node.tokens) % PAGE_KEY_BYTES == 0, f"{name} ends inside a page"
-        page_count = len(node.tokens) // PAGE_KEY_BYTES
-    assert len(node.pages) == (page_count if cache.tree.paged else 0), f"{name} has {len(node.pages)} pages"
+        assert node.end % PAGE_TOKENS == 0, f"{name} ends inside a page"
+    expected = ceil_div(node.end - node.start, PAGE_TOKENS) if cache.tree.paged else 0
+    assert len(node.pages) == node.page_count == expected, f"{name} has {len(node.pages)} pages"
     assert cache.tree.paged or not node.bare, f"{name} has no pages, and leads to no checkpoint"
 
 

@@ -2,7 +2,7 @@
 
     open on a match      hold the path, the anchor is the newest checkpoint
     publish              the tree takes over pages and slots of a lease, the lease reads them from then on
-    evict                what ``eviction.choose`` drafted
+    evict, park          what ``eviction.choose`` drafted
     release              a lease ends; what nothing needs any more becomes evictable
 
 Everything that writes is called by ``transaction.apply`` alone. Pages and slots that fall out of an
@@ -19,6 +19,7 @@ Laws: L1 (audited from leases and nodes), L7 (pages of the tree are full, or cop
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,9 +27,12 @@ import numpy.typing as npt
 
 from weft.memory.eviction import Eviction, Recency
 from weft.memory.lease import Checkpoint, Lease
+from weft.memory.parking import ParkedStates
 from weft.memory.plan import ArenaPlan
+from weft.memory.policy import LeastRecentlyUsed, Policy
 from weft.memory.reservation import Lost, Match, Opening, Publication
-from weft.memory.tree import NO_NODE, NO_SLOT, PAGE_KEY_BYTES, TOKEN_BYTES, Node, PrefixTree
+from weft.memory.strand import PAGE_KEY_BYTES, TOKEN_BYTES
+from weft.memory.tree import NO_NODE, NO_SLOT, PARKED, Node, NodeId, Owners, PrefixTree
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
 
 Int32s = npt.NDArray[np.int32]
@@ -45,7 +49,8 @@ class Fallen:
 @dataclass(slots=True)
 class CacheCounts:
     """Since the start; they only grow. ``lost_*`` are tokens, by why an opened sequence could not use them:
-    KV matched and no checkpoint was made there, the checkpoint was evicted, the KV was evicted."""
+    KV matched and no checkpoint was made there, the checkpoint was evicted, the KV was evicted, another
+    sequence was computing them, only another namespace has them (0 where that is not looked at)."""
 
     opened: int = 0
     hits: int = 0
@@ -53,32 +58,51 @@ class CacheCounts:
     lost_no_checkpoint: int = 0
     lost_evicted_state: int = 0
     lost_evicted_kv: int = 0
+    lost_not_ready: int = 0
+    lost_salt: int = 0
     published: int = 0
     evicted_states: int = 0
+    """Tails among them."""
     evicted_pages: int = 0
+    """Bare KV, and a page for each tail."""
+    evicted_tails: int = 0
+    """Checkpoints inside a page: where a request had ended."""
+    parked: int = 0
+    """Checkpoints that went into 8 bits."""
+    restored: int = 0
+    """Leases that were opened on one of those."""
 
 
 class PrefixCache:
-    """``enabled`` False: nothing is ever kept, and every lookup misses."""
+    """``enabled`` False: nothing is ever kept, and every lookup misses. Whose pages and slots are is entered
+    into ``page_owners`` and ``slot_owners``."""
 
-    __slots__ = ("counts", "enabled", "order", "plan", "stateful", "tree")
+    __slots__ = ("counts", "enabled", "order", "parked", "plan", "policy", "stateful", "tree")
 
-    def __init__(self, plan: ArenaPlan, *, enabled: bool) -> None:
+    def __init__(self, plan: ArenaPlan, *, enabled: bool, page_owners: Owners, slot_owners: Owners,
+                 policy: Policy | None = None) -> None:
         self.plan = plan
+        self.policy = policy or LeastRecentlyUsed()
         self.enabled = enabled
         self.stateful = plan.slots_per_frame > 0
-        self.tree = PrefixTree(paged=plan.pages_per_frame > 0)
+        self.tree = PrefixTree(paged=plan.pages_per_frame > 0, page_owners=page_owners,
+                               slot_owners=slot_owners)
         self.order = Recency()
+        self.parked = ParkedStates()
         self.counts = CacheCounts()
 
     # ------------------------------------------------------------------ reading
 
     @property
+    def evictable(self) -> tuple[int, int]:
+        """Pages and slots that evictions can free: what no lease reads, and every checkpoint."""
+        tree = self.tree
+        return tree.page_count - tree.held_page_count + self.parked.page_count, tree.slot_count
+
+    @property
     def evictable_bytes(self) -> int:
-        """Bytes that evictions can free: pages that no lease reads, and every checkpoint."""
-        tree, plan = self.tree, self.plan
-        return ((tree.page_count - tree.held_page_count) * plan.page_bytes
-                + tree.slot_count * plan.slot_stride_bytes)
+        pages, slots = self.evictable
+        return pages * self.plan.page_bytes + slots * self.plan.slot_stride_bytes
 
     def match(self, tokens: Int32s, salt: str, version: int) -> Match:
         """Reads only. At least the last token is left to compute: its logits choose the next one."""
@@ -113,13 +137,21 @@ class PrefixCache:
         counts.lost_no_checkpoint += match.lost.no_checkpoint
         counts.lost_evicted_state += match.lost.evicted_state
         counts.lost_evicted_kv += match.lost.evicted_kv
+        counts.lost_not_ready += match.lost.not_ready
+        counts.lost_salt += match.lost.salt
         if match.anchor == NO_NODE:
+            self.policy.opened(lease.seq, match, None)
             return
         anchor = self.tree.by_id[match.anchor]
+        self.policy.opened(lease.seq, match, anchor)
+        counts.restored += anchor.slot == PARKED
         if anchor.slot != PAD:
             self.order.touch(anchor)
         if lease.shared_tokens:
             self._hold(lease, self.tree.node_ending(anchor, lease.shared_tokens))
+        used = anchor if self.stateful else self.tree.by_id[lease.held]
+        used.hits += 1
+        used.used_at = self.tree.version
 
     def publish(self, lease: Lease, publication: Publication) -> Fallen:
         """The tree takes over what it lacks; where it has the tokens already the lease reads the tree's
@@ -138,6 +170,7 @@ class PrefixCache:
         lease.shared_tokens = node.end
         if node is not base:
             self._hold(lease, node)
+        self.policy.published(lease.seq, lease.salt, publication.start, tokens)
         for save in publication.saves:
             self._keep(lease, node, save, tokens[whole * PAGE_KEY_BYTES:], fallen)
         self.counts.published += 1
@@ -145,7 +178,8 @@ class PrefixCache:
 
     def _keep(self, lease: Lease, path: Node, save: Checkpoint, rest: bytes, fallen: Fallen) -> None:
         """The claim of ``save`` leaves the lease for the node that ends at its position."""
-        if save.slot == lease.slot:
+        ended = save.slot == lease.slot
+        if ended:
             lease.slot = NO_SLOT
         else:
             lease.taps.remove(save)
@@ -159,13 +193,14 @@ class PrefixCache:
             if node is not None:
                 del lease.pages[at:at + 1]
         if node is None:
-            self.order.touch(path.children[rest])
-        elif node.slot != PAD:
-            self.order.touch(node)
-        else:
+            node = path.children[rest]
+        if node.slot == PAD:
             self.tree.set_slot(node, save.slot, save.epoch)
             self.order.refresh(node, newest=True)
+            self.policy.kept(lease.seq, node, rest, ended=ended)
             return
+        self.order.touch(node)
+        self.policy.again(node)
         fallen.slots.append((save.slot, save.epoch))
 
     def release(self, lease: Lease) -> Fallen:
@@ -176,20 +211,38 @@ class PrefixCache:
             lease.held = NO_NODE
             self.tree.release(node)
             self._settle(node, fallen, newest=True)
+        self.policy.left(lease.seq, node)
         return fallen
 
     def evict(self, eviction: Eviction) -> Fallen:
+        """Carry out what was chosen."""
         node = self.tree.by_id[eviction.node]
-        fallen = Fallen()
+        fallen, parked = Fallen(), []
         if eviction.what == "state":
-            fallen.slots.append(self.tree.take_slot(node))
+            self.policy.evicted(node)
+            if node.slot == PARKED:
+                parked = self.parked.leave(node)
+                self.tree.lose_state(node)
+            else:
+                fallen.slots.append(self.tree.take_slot(node))
             self.counts.evicted_states += 1
+            self.counts.evicted_tails += node.is_tail
             self._settle(node, fallen, newest=False)
         elif eviction.pages_kept:
             fallen.pages += self.tree.trim(node, eviction.pages_kept)
         else:
             self._remove(node, fallen)
         self.counts.evicted_pages += len(fallen.pages)
+        fallen.pages += parked
+        return fallen
+
+    def park(self, name: NodeId, pages: Sequence[PageId]) -> Fallen:
+        """The checkpoint of node ``name`` goes from its slot to ``pages``."""
+        node = self.tree.by_id[name]
+        self.parked.enter(node, pages)
+        fallen = Fallen(slots=[self.tree.take_slot(node, PARKED)])
+        self.order.refresh(node, newest=False)
+        self.counts.parked += 1
         return fallen
 
     def _hold(self, lease: Lease, node: Node) -> None:
@@ -214,7 +267,7 @@ class PrefixCache:
         parent = node.parent
         assert parent is not None
         fallen.pages += self.tree.remove(node)
-        self.order.bare.pop(node.id, None)
-        self.order.states.pop(node.id, None)
+        self.order.forget(node)
         if parent.parent is not None:
             self._settle(parent, fallen, newest=False)
+            self.policy.narrowed(parent)

@@ -5,41 +5,68 @@
     save    a slot for the state at a position that this step passes
     publish what a sequence has computed goes into the tree, with the states it saved
     close   the lease ends; with ``keep`` its tokens and its running slot go into the tree first
-    reclaim evict for what did not fit
+    reclaim make room for what did not fit: move what lies badly, park or evict
     seal    the frozen sum
 
 It walks the free frames, pages and slots in the order in which they would be taken (``arena.FrameWalk``,
-``packing.Walk``) and keeps what each sequence gets. What it closes, gives up or evicts is free from the
-next draft on: the step in flight may still read it. So a step that is short evicts, and the one after it
-has the memory; and each ``seal`` evicts a little ahead, so that a step seldom is.
+``packing.Walk``) and keeps what each sequence gets. What it closes, gives up, moves away from or evicts is
+free from the next draft on: the step in flight may still read it. So a step that is short makes room, and
+the one after it has the memory; and each ``seal`` makes a little ahead, so that a step seldom is. Whether
+moving is enough or something must go is arithmetic (pressure.py).
 
 The version of the books is checked at every use: a draft of an older one is a bug that is caught (law L5).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
-from weft.memory.arena import FrameWalk
+from weft.memory.arena import FrameClaim, FrameWalk
 from weft.memory.books import Books
+from weft.memory.compaction import Compaction, Fixed
 from weft.memory.eviction import EVICTIONS_PER_STEP, Eviction, choose
 from weft.memory.lease import Checkpoint, Lease
 from weft.memory.packing import Walk
-from weft.memory.reservation import Extension, Match, Opening, PageCopy, Reservation, Saving, SlotCopy
+from weft.memory.parking import PARK_BYTES_PER_STEP, ParkingRoom, pages_beyond
+from weft.memory.pressure import UNMEETABLE, Demand, Room
+from weft.memory.reservation import (
+    Extension,
+    Match,
+    Moves,
+    Opening,
+    PageCopy,
+    Park,
+    Reservation,
+    Restore,
+    Saving,
+    SlotCopy,
+)
 from weft.memory.sharing import Sharing
-from weft.memory.tree import NO_NODE, NO_SLOT, NodeId
+from weft.memory.tree import NO_NODE, NO_SLOT, PARKED, NodeId
 from weft.units import PAGE_TOKENS, PageId, SeqId, SlotId, ceil_div, pages_for
 
 Int32s = npt.NDArray[np.int32]
+
+SLOTS_AHEAD_MAX = 8
+SLOTS_AHEAD_SHARE = 64
+"""One slot in so many is free ahead of need."""
+_NO_MOVES = Moves()
+
+
+def slots_ahead(slot_count: int) -> int:
+    """Slots to have free of ``slot_count``: a state that finds none is not kept; a step may want several."""
+    return min(SLOTS_AHEAD_MAX, ceil_div(slot_count, SLOTS_AHEAD_SHARE))
 
 
 class Draft:
     """One step's wishes. Made by ``Memory.draft``; ends in ``seal`` or is dropped."""
 
-    __slots__ = ("_books", "_bytes_wanted", "_closed", "_flushed", "_frames", "_gained", "_needed",
-                 "_opened", "_page_copies", "_page_walk", "_published", "_saved", "_sharing", "_slot_copies",
-                 "_slot_walk", "_spared", "_version")
+    __slots__ = ("_books", "_closed", "_compacting", "_flushed", "_frames", "_gained", "_needed",
+                 "_opened", "_page_copies", "_page_walk", "_published", "_restored", "_saved", "_sharing",
+                 "_slot_copies", "_slot_walk", "_spared", "_version")
 
     def __init__(self, books: Books) -> None:
         self._books = books
@@ -55,10 +82,11 @@ class Draft:
         self._sharing = Sharing(books.cache.tree)
         self._page_copies: list[PageCopy] = []
         self._slot_copies: list[SlotCopy] = []
+        self._restored: list[Restore] = []
         self._spared: set[NodeId] = set()
         self._needed = 0, 0
-        self._bytes_wanted = 0
         self._flushed = False
+        self._compacting = False
 
     # ------------------------------------------------------------------ the verbs
 
@@ -72,7 +100,7 @@ class Draft:
         plan = self._books.plan
         shared_tokens = match.cached_tokens // PAGE_TOKENS * PAGE_TOKENS
         page_count = plan.pages_for(tokens) - plan.pages_for(shared_tokens)
-        if any(self._short(page_count + headroom_pages, 1)):
+        if any(self._room().short(page_count + headroom_pages, 1)):
             return False
         slot, epoch = NO_SLOT, 0
         if plan.slots_per_frame:
@@ -95,7 +123,10 @@ class Draft:
         lease.shared_tokens = shared_tokens
         if anchor.is_tail and anchor.pages:
             self._page_copies.append(PageCopy(anchor.pages[0], gained[0]))
-        if lease.slot != NO_SLOT:
+        if anchor.slot == PARKED:
+            parked = self._books.cache.parked.pages[anchor.id]
+            self._restored.append(Restore(tuple(parked), lease.slot))
+        elif lease.slot != NO_SLOT:
             self._slot_copies.append(SlotCopy(anchor.slot, lease.slot))
         self._spared.add(anchor.id)
 
@@ -132,7 +163,7 @@ class Draft:
         if slots.room < 2:
             return None
         per_frame = self._books.plan.pages_per_frame
-        if not slots.left and self._page_walk.room - per_frame < self._reserve_pages():
+        if per_frame and not slots.left and self._page_walk.room - per_frame < self._reserve_pages():
             return None
         [slot] = slots.take(1)
         self._saved.append(Saving(seq, Checkpoint(position, slot, self._books.slots.epochs[slot])))
@@ -178,20 +209,25 @@ class Draft:
         self._sharing.add(lease, rest.tobytes(), saves, patch=patch)
 
     def reclaim(self, *, pages: int = 0, slots: int = 0) -> bool:
-        """After a verb that needed so many pages and slots said no: evict for it, and for what was asked
-        before. True: something goes, and the next draft has more. False: the cache cannot help, and
-        nothing is evicted for this."""
+        """After a verb that needed so many pages and slots said no: make room for it, and for what was asked
+        before, by moving things together and by evicting what that leaves short. True: the next draft has
+        more. False: nothing helps, and nothing is done for this."""
         self._check_current()
-        plan, evictable = self._books.plan, self._books.cache.evictable_bytes
-        free = (self._frames.left * plan.frame_bytes + self._page_walk.left * plan.page_bytes
-                + self._slot_walk.left * plan.slot_stride_bytes)
-        pages, slots = pages + self._needed[0], slots + self._needed[1]
-        short = self._short(pages, slots)
-        if not any(short) or not self._evictions(1) or self._bytes_of(pages, slots) > free + evictable:
+        wanted = self._needed[0] + pages, self._needed[1] + slots
+        if not any(self._room().short(*wanted)):
             return False
-        self._needed = pages, slots
-        self._bytes_wanted = self._bytes_of(*short)
+        demand = self._demand(*wanted)
+        if not demand.met(*self._books.cache.evictable):
+            return False
+        if not demand.met() and not self._choose(demand):
+            return False
+        self._needed = wanted
         return True
+
+    def compact(self) -> None:
+        """Empty as many frames as there are holes for and a step may, whether somebody needs them or not."""
+        self._check_current()
+        self._compacting = True
 
     def flush(self) -> None:
         """Drop whatever no lease reads."""
@@ -223,64 +259,139 @@ class Draft:
                        for seq, (lease, match) in self._opened.items())
         extended = tuple(Extension(seq, tuple(pages))
                          for seq, pages in self._gained.items() if seq not in self._opened)
+        chosen, moves = self._relief()
+        parked, pages_parked_in, frames_parked_in = self._park(chosen)
+        patches = tuple(patch for patch in self._sharing.patches if patch.seq not in self._closed)
         return Reservation(
             version=self._version,
-            frames=tuple(self._frames.claims),
-            pages=tuple(self._page_walk.taken),
-            slots=tuple(self._slot_walk.taken),
+            frames=(*self._frames.claims, *frames_parked_in),
+            pages=(*self._page_walk.taken, *(copy.dst for copy in moves.pages), *pages_parked_in),
+            slots=(*self._slot_walk.taken, *(copy.dst for copy in moves.slots)),
             opened=opened,
             extended=extended,
             closed=tuple(self._closed),
             saved=tuple(self._saved),
             published=tuple(self._sharing.publications),
-            evicted=tuple(self._evictions(self._bytes_to_evict())),
-            page_copies=tuple(self._page_copies),
-            slot_copies=tuple(self._slot_copies),
-            table_patches=tuple(patch for patch in self._sharing.patches if patch.seq not in self._closed),
+            evicted=tuple(one for one in chosen if one.what != "slot"),
+            page_copies=(*self._page_copies, *moves.pages),
+            slot_copies=(*self._slot_copies, *moves.slots),
+            table_patches=(*patches, *moves.table_patches),
+            moves=moves,
+            parked=parked,
+            restored=tuple(self._restored),
         )
 
-    # ------------------------------------------------------------------ arithmetic
+    # ------------------------------------------------------------------ when memory is short
 
-    def _short(self, pages: int, slots: int) -> tuple[int, int]:
-        """How many of ``pages`` and ``slots`` this draft cannot give, when it gives the slots first. A
-        kind that the model does not have is never short."""
-        plan, frames = self._books.plan, self._frames.left
-        slots_short = pages_short = 0
-        if plan.slots_per_frame:
-            more = max(0, slots - self._slot_walk.left)
-            claimed = min(frames, ceil_div(more, plan.slots_per_frame))
-            slots_short = max(0, more - claimed * plan.slots_per_frame)
-            frames -= claimed
-        if plan.pages_per_frame:
-            pages_short = max(0, pages - self._page_walk.left - frames * plan.pages_per_frame)
-        return pages_short, slots_short
+    def _room(self) -> Room:
+        plan = self._books.plan
+        return Room(self._page_walk.left, self._slot_walk.left, self._frames.left,
+                    plan.pages_per_frame, plan.slots_per_frame)
 
-    def _bytes_of(self, pages: int, slots: int) -> int:
-        return pages * self._books.plan.page_bytes + slots * self._books.plan.slot_stride_bytes
+    def _demand(self, pages: int, slots: int) -> Demand:
+        """That ``pages`` and ``slots`` fit beside what is held once this draft is true."""
+        plan, books = self._books.plan, self._books
+        pages_freed, slots_freed = self._freed()
+        return Demand(plan.frame_count, plan.pages_per_frame, plan.slots_per_frame,
+                      books.pages.packing.held_count + len(self._page_walk.taken) - pages_freed + pages,
+                      books.slots.packing.held_count + len(self._slot_walk.taken) - slots_freed + slots)
+
+    def _freed(self) -> tuple[int, int]:
+        """Pages and slots that what is closed and published here gives back, besides evictions; at least."""
+        pages = slots = 0
+        kept = {}
+        for published in self._sharing.publications:
+            pages += (published.there - published.start) // PAGE_TOKENS if published.pages else 0
+            kept[published.seq] = published
+        for seq in self._closed:
+            lease = self._lease_of(seq)
+            own = len(lease.pages) + len(self._gained.get(seq, ())) - self._books.plan.pages_for(
+                lease.shared_tokens)
+            publication = kept.get(seq)
+            if publication is not None:
+                pages += max(0, own - len(publication.pages) - 1)
+            else:
+                pages += own
+                slots += lease.slot != NO_SLOT
+        return pages, slots
 
     def _reserve_pages(self) -> int:
         """A page for each sequence that runs: all of them may cross into a new one in the same step."""
         return len(self._books.leases) + len(self._opened)
 
-    def _bytes_to_evict(self) -> int:
-        """What was reclaimed, and enough to have the reserve free: pages, and one slot for whoever comes
-        next. A draft that closes something frees without evicting."""
-        plan, books = self._books.plan, self._books
+    def _relief(self) -> tuple[list[Eviction], Moves]:
+        """What is done so that the next draft has what is wanted: nothing where it is there; moves where it
+        would be if things lay well; parking or evictions where it would not."""
         if self._flushed:
-            return plan.arena_bytes + 1
-        if self._closed or not books.cache.evictable_bytes:
-            return self._bytes_wanted
-        return max(self._bytes_wanted, self._bytes_of(*self._short(self._reserve_pages(), 1)))
+            return self._choose(UNMEETABLE), _NO_MOVES  # perhaps between steps, where nobody makes copies
+        room, (pages, slots) = self._room(), self._wanted()
+        frames, evictions = (0, 0), []
+        if any(room.short(pages, slots)):
+            demand = self._demand(pages, slots)
+            if demand.met():
+                pages_freed, slots_freed = self._freed()
+                room = replace(room, pages=room.pages + pages_freed, slots=room.slots + slots_freed)
+                frames = room.frames_to_empty(pages, slots)
+            else:
+                evictions = self._choose(demand)
+        if any(one.what == "slot" for one in evictions):
+            return evictions, _NO_MOVES  # both would take the next pages
+        if self._compacting:
+            frames = (self._books.plan.frame_count,) * 2
+        return evictions, self._moves(*frames)
 
-    def _evictions(self, bytes_wanted: int) -> list[Eviction]:
+    def _wanted(self) -> tuple[int, int]:
+        """Pages and slots that were reclaimed, and a reserve to have free ahead of need: pages, and slots for
+        whoever comes next and what it keeps on its way, where that can be had at all. A draft that closes
+        something frees anyway."""
+        cache = self._books.cache
+        pages, slots = self._needed
+        if self._closed or not any(cache.evictable):
+            return pages, slots
+        reserve = max(pages, self._reserve_pages()), slots + slots_ahead(self._books.plan.slot_count)
+        to_park_in = self._books.plan.parked_pages if cache.order.in_slots else 0
+        for more in (to_park_in, 0) if to_park_in else (0,):
+            wanted = reserve[0] + more, reserve[1]
+            if not any(self._room().short(*wanted)) or self._demand(*wanted).met(*cache.evictable):
+                return wanted
+        return reserve[0], slots
+
+    def _moves(self, frames_of_pages: int, frames_of_slots: int) -> Moves:
+        if not frames_of_pages and not frames_of_slots:
+            return _NO_MOVES
+        published = {publication.seq for publication in self._sharing.publications}
+        nodes = self._spared | self._sharing.visited
+        for _, match in self._opened.values():
+            nodes |= self._books.cache.tree.path_ids(match.anchor)
+        fixed = Fixed(published, nodes, self._closed)
+        compaction = Compaction(self._books, self._page_walk, self._slot_walk, fixed)
+        return compaction.moves(frames_of_pages, frames_of_slots)
+
+    def _choose(self, demand: Demand) -> list[Eviction]:
         cache, plan = self._books.cache, self._books.plan
-        return choose(cache.order, bytes_wanted, page_bytes=plan.page_bytes,
-                      slot_bytes=plan.slot_stride_bytes, spared=self._spared | self._sharing.visited,
-                      limit=len(cache.tree.by_id) * 2 if self._flushed else EVICTIONS_PER_STEP)
+        at_once = 0
+        if plan.parked_pages and not self._flushed:
+            room = self._page_walk.room - self._reserve_pages()
+            at_once = min(room // plan.parked_pages, max(1, PARK_BYTES_PER_STEP // plan.slot_stride_bytes))
+        return choose(cache.order, demand, ranked=cache.policy.order(cache.order.states),
+                      spared=self._spared | self._sharing.visited,
+                      limit=len(cache.tree.by_id) * 2 if self._flushed else EVICTIONS_PER_STEP,
+                      parking=ParkingRoom(plan.parked_pages, at_once))
+
+    def _park(self, chosen: list[Eviction]) -> tuple[tuple[Park, ...], list[PageId], list[FrameClaim]]:
+        """What goes from its slot into pages, those pages, and frames to claim for them."""
+        nodes = [self._books.cache.tree.by_id[one.node] for one in chosen if one.what == "slot"]
+        each = self._books.plan.parked_pages
+        pages, frames = pages_beyond(self._page_walk, self._frames, each * len(nodes))
+        return tuple(Park(node.id, node.slot, tuple(pages[at * each:(at + 1) * each]))
+                     for at, node in enumerate(nodes)), pages, frames
 
     def _lease(self, seq: SeqId) -> Lease:
         self._check_current()
         assert seq not in self._closed, f"sequence {seq} was closed in this draft"
+        return self._lease_of(seq)
+
+    def _lease_of(self, seq: SeqId) -> Lease:
         lease = self._books.leases.get(seq)
         if lease is None and seq in self._opened:
             lease = self._opened[seq][0]

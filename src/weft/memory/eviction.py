@@ -1,21 +1,29 @@
 """What leaves the prefix cache first: two orders, and a choice that is a pure function of them.
 
     class 0   bare KV         leaves that no checkpoint and no lease needs         oldest first
-    class 1   checkpoints     any of them, also inside the tree and on the path    oldest first
-                              of a lease: its KV stays, the state alone goes
+    class 1   checkpoints     any of them, also inside the tree and on the path    as the policy ranks
+                              of a lease: its KV stays, the state alone goes      them (policy.py)
 
-    wanted bytes --choose--> [trim a bare leaf] ... [take a checkpoint, then the KV that it leaves bare] ...
+    demand --choose--> [trim a bare leaf] ... [take a checkpoint, then the KV that it leaves bare] ...
+
+Where states may be parked (parking.py), that comes between the two, and states are evicted for what is still
+missing.
 
 A lease holds KV, never a checkpoint: it copied the state when it opened. So every checkpoint can go at
 any moment, and a sequence that is alone can have the whole arena but what it reads itself (law L3).
 
-Both classes are counted in one currency, bytes, as a frame can hold either. Bare KV goes first whatever
-is short: in a model with states nothing can be resumed from it. A leaf is cut from its end, so that no
-more is lost than is wanted. In a model without states KV is all there is, and class 0 is plain LRU.
+What is enough is said by ``pressure.Demand``: in pages, slots and whole frames, wherever they lie, as what
+stays is moved together (compaction.py). Bare KV goes first whatever is short: in a model with states nothing
+can be resumed from it. A leaf is cut from its end, so that no more is lost than is wanted. In a model
+without states KV is all there is, and class 0 is plain LRU.
+
+Where several slots share a frame, one state that goes alone empties none. Of the states next in turn that
+together would, one at a leaf goes first: its KV goes with it, and that may be all it takes.
 
 ``choose`` changes nothing. It follows its own choices (a parent that becomes bare, KV whose checkpoint was
-chosen) in an overlay, looks at no more nodes than it chooses and is told to leave alone, and stops at
-``EVICTIONS_PER_STEP`` (law L11). Whoever wants a better policy writes another ``choose``.
+chosen) in an overlay, looks at no more nodes than it chooses, is told to leave alone, and are slots in a
+frame, and stops at ``EVICTIONS_PER_STEP`` (law L11). Whoever wants a better policy writes another
+``choose``.
 
 Rejected: leases that hold checkpoints (a second slot for each running sequence, and a sequence that fits
 alone might not); evicting whole edges (a cached prompt of 100,000 tokens for one page); a clock over all
@@ -25,35 +33,41 @@ nodes (work that grows with the tree).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from weft.memory.tree import Node, NodeId
-from weft.units import PAD, ceil_div
+from weft.memory.parking import ParkingRoom
+from weft.memory.pressure import Demand
+from weft.memory.tree import PARKED, Node, NodeId
+from weft.units import PAD
 
 EVICTIONS_PER_STEP = 64
 """Nodes that one reservation may cut, remove or rob of their checkpoint."""
+NO_PARKING = ParkingRoom(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
     """``what`` "state": the checkpoint of ``node`` goes, and a tail goes whole. "kv": the pages of ``node``
-    go but for the first ``pages_kept``; with none kept the node goes."""
+    go but for the first ``pages_kept``; with none kept the node goes. "slot": only the slot goes, as the
+    checkpoint is parked."""
 
     node: NodeId
-    what: Literal["state", "kv"]
+    what: Literal["state", "kv", "slot"]
     pages_kept: int = 0
 
 
 class Recency:
-    """The two classes, oldest first; O(1) for every change. Only a commit changes them."""
+    """The two classes, oldest first; O(1) for every change. Only a commit changes them. ``in_slots``: of the
+    checkpoints those that are not parked."""
 
-    __slots__ = ("bare", "states")
+    __slots__ = ("bare", "in_slots", "states")
 
     def __init__(self) -> None:
         self.bare: OrderedDict[NodeId, Node] = OrderedDict()
         self.states: OrderedDict[NodeId, Node] = OrderedDict()
+        self.in_slots: OrderedDict[NodeId, Node] = OrderedDict()
 
     def refresh(self, node: Node, *, newest: bool) -> None:
         """Put ``node`` into the classes it belongs to now. A bare node that is new in its class is the
@@ -62,6 +76,10 @@ class Recency:
             self.states.pop(node.id, None)
         elif node.id not in self.states:
             self.states[node.id] = node
+        if node.slot < 0:
+            self.in_slots.pop(node.id, None)
+        elif node.id not in self.in_slots:
+            self.in_slots[node.id] = node
         if not node.bare or node.parent is None:
             self.bare.pop(node.id, None)
         elif node.id not in self.bare:
@@ -71,11 +89,13 @@ class Recency:
     def touch(self, node: Node) -> None:
         """The checkpoint of ``node`` was used."""
         self.states.move_to_end(node.id)
+        if node.id in self.in_slots:
+            self.in_slots.move_to_end(node.id)
 
-
-def pages_to_drop(bytes_wanted: int, page_bytes: int, held: int) -> int:
-    """How many of ``held`` pages to give up for ``bytes_wanted``: no more than it takes."""
-    return min(held, ceil_div(bytes_wanted, page_bytes))
+    def forget(self, node: Node) -> None:
+        """``node`` is gone."""
+        for nodes in (self.bare, self.states, self.in_slots):
+            nodes.pop(node.id, None)
 
 
 class _Overlay:
@@ -97,47 +117,98 @@ class _Overlay:
         return node.parent
 
     def bare(self, node: Node) -> bool:
+        return (node.slot == PAD or node.id in self._stateless) and self.leaf(node)
+
+    def leaf(self, node: Node) -> bool:
+        """Nothing but its own checkpoint needs the KV of ``node``."""
         return (node.parent is not None and not node.holds
-                and (node.slot == PAD or node.id in self._stateless)
                 and len(node.children) == self._gone_children.get(node.id, 0))
 
 
-def choose(order: Recency, bytes_wanted: int, *, page_bytes: int, slot_bytes: int,
-           spared: Container[NodeId] = (), limit: int = EVICTIONS_PER_STEP) -> list[Eviction]:
-    """Evictions that free at least ``bytes_wanted``, in the order in which to carry them out, or as many
-    as there are up to ``limit``. Nodes in ``spared`` are left alone. ``page_bytes`` 0: a model without
-    attention, whose edges go by themselves with their checkpoints."""
+def choose(order: Recency, demand: Demand, *, ranked: Iterable[Node] = (), spared: Container[NodeId] = (),
+           limit: int = EVICTIONS_PER_STEP, parking: ParkingRoom = NO_PARKING) -> list[Eviction]:
+    """Evictions after which ``demand`` is met, in the order in which to carry them out, or as many as there
+    are up to ``limit``. Checkpoints go as ``ranked``, and what it leaves out by recency. Nodes in ``spared``
+    are left alone. In a model without attention edges go by themselves with their checkpoints."""
     chosen: list[Eviction] = []
     overlay = _Overlay()
     left_bare: list[Node] = []
-    bare, states = _others(order.bare, spared), _others(order.states, spared)
+    parked: set[NodeId] = set()
+    bare, states = _others(order.bare, spared), _States(_in_turn(ranked, order.states, spared), overlay.leaf)
+    pages = slots = 0
 
     def now_bare(node: Node) -> None:
-        if page_bytes and overlay.bare(node) and node.id not in spared:
+        if node.page_count and overlay.bare(node) and node.id not in spared:
             left_bare.append(node)
 
-    while bytes_wanted > 0 and len(chosen) < limit:
+    while len(chosen) < limit and not demand.met(pages, slots):
         node = left_bare.pop() if left_bare else next(bare, None)
         if node is not None:
-            dropped = pages_to_drop(bytes_wanted, page_bytes, len(node.pages))
-            bytes_wanted -= dropped * page_bytes
-            kept = len(node.pages) - dropped
-            chosen.append(Eviction(node.id, "kv", kept))
-            if not kept:
+            held = node.page_count
+            dropped = min(held, demand.pages_missing(pages, slots))
+            pages += dropped
+            chosen.append(Eviction(node.id, "kv", held - dropped))
+            if dropped == held:
                 now_bare(overlay.remove(node))
             continue
-        node = next(states, None)
+        if parking.at_once > 0:
+            for node in parking.choose(order.in_slots.values(), spared, demand, pages, slots):
+                chosen.append(Eviction(node.id, "slot"))
+                pages, slots = pages - parking.pages_each, slots + 1
+                parked.add(node.id)
+            parking = replace(parking, at_once=0)
+            continue
+        node = states.next(demand.slots_to_a_frame(slots))
         if node is None:
             break
+        if node.id in parked:
+            continue
         chosen.append(Eviction(node.id, "state"))
-        bytes_wanted -= slot_bytes
+        if node.slot == PARKED:
+            pages += parking.pages_each
+        else:
+            slots += 1
         overlay.lose_state(node)
         if node.is_tail:
-            bytes_wanted -= page_bytes
+            pages += node.page_count
             now_bare(overlay.remove(node))
         else:
             now_bare(node)
     return chosen
+
+
+class _States:
+    """Checkpoints in turn; but of the next few, a leaf before the others."""
+
+    __slots__ = ("_is_leaf", "_nodes", "_seen")
+
+    def __init__(self, nodes: Iterator[Node], is_leaf: Callable[[Node], bool]) -> None:
+        self._nodes = nodes
+        self._is_leaf = is_leaf
+        self._seen: list[Node] = []
+
+    def next(self, few: int) -> Node | None:
+        while len(self._seen) < min(few, EVICTIONS_PER_STEP):
+            node = next(self._nodes, None)
+            if node is None:
+                break
+            self._seen.append(node)
+        leaves = (at for at, node in enumerate(self._seen[:few]) if node.page_count and self._is_leaf(node))
+        return self._seen.pop(next(leaves, 0)) if self._seen else None
+
+
+def _in_turn(ranked: Iterable[Node], states: OrderedDict[NodeId, Node],
+             spared: Container[NodeId]) -> Iterator[Node]:
+    """Every checkpoint once; what is ranked and is none is passed over."""
+    named: set[NodeId] = set()
+    for node in ranked:
+        if node.id not in named and states.get(node.id) is node:
+            named.add(node.id)
+            if node.id not in spared:
+                yield node
+    for node in _others(states, spared):
+        if node.id not in named:
+            yield node
 
 
 def _others(nodes: OrderedDict[NodeId, Node], spared: Container[NodeId]) -> Iterator[Node]:

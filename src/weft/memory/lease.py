@@ -38,3 +38,11 @@ class Lease:
     held: NodeId = NO_NODE
     """The node that ends after ``shared_tokens``; none where that is 0."""
     taps: list[Checkpoint] = field(default_factory=list)
+
+    def move_slot(self, src: SlotId, dst: SlotId, epoch: int) -> None:
+        """Its state, or that of one of its taps, is in ``dst`` from now on."""
+        if self.slot == src:
+            self.slot, self.epoch = dst, epoch
+            return
+        [at] = [at for at, tap in enumerate(self.taps) if tap.slot == src]
+        self.taps[at] = Checkpoint(self.taps[at].position, dst, epoch)

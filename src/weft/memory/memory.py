@@ -17,7 +17,7 @@ assert. Nobody outside this folder sees frames, except as the ids to zero (law L
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -28,10 +28,24 @@ from weft.memory.books import Books
 from weft.memory.cache import CacheCounts
 from weft.memory.draft import Draft
 from weft.memory.lease import Lease
+from weft.memory.namespaces import with_lost_to_salt
 from weft.memory.plan import ArenaPlan
-from weft.memory.reservation import Match, Reservation
+from weft.memory.policy import Policy
+from weft.memory.reservation import NOTHING_RECALLED, Match, Reservation
+from weft.memory.shape import CacheShape, shape_of
 from weft.memory.transaction import apply
 from weft.units import SeqId
+
+
+@dataclass(slots=True)
+class MoveCounts:
+    """What compaction and changes of kind have cost since the start; they only grow. ``bytes``: copied for
+    moves; ``frames_converted``: frames that became the other kind, and were zeroed for it."""
+
+    pages: int = 0
+    slots: int = 0
+    bytes: int = 0
+    frames_converted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +76,16 @@ class MemoryUsage:
     pages_shared: int = 0
     """Of ``pages_cached``, those that running sequences read: they cannot be evicted."""
     slots_cached: int = 0
-    """Of ``slots_held``, checkpoints in the prefix tree."""
+    """Of ``slots_held``, checkpoints in the prefix tree; those that are parked are in pages."""
+    states_parked: int = 0
+    parked_bytes: int = 0
+    """Of the pages, among ``pages_cached``, that ``states_parked`` checkpoints lie in."""
     cached_bytes: int = 0
     """``pages_cached`` and ``slots_cached``."""
     evictable_bytes: int = 0
     cache_nodes: int = 0
     cache: CacheCounts = field(default_factory=CacheCounts)
+    moves: MoveCounts = field(default_factory=MoveCounts)
 
     @property
     def used_share(self) -> float:
@@ -78,12 +96,18 @@ class MemoryUsage:
 class Memory:
     """The memory of one rank. ``plan`` is its geometry; not thread safe, as one engine owns it."""
 
-    def __init__(self, plan: ArenaPlan, *, cache: bool = False) -> None:
+    def __init__(self, plan: ArenaPlan, *, cache: bool = False, policy: Policy | None = None,
+                 count_salt: bool = False) -> None:
+        """``cache``: prefixes are kept; ``policy``: what of them goes first, None for least recently used;
+        ``count_salt``: what only other namespaces have is looked for, and counted as lost (see
+        ``namespaces``)."""
         self.plan = plan
-        self._books = Books(plan, cache=cache)
+        self.counts_salt = count_salt
+        self._books = Books(plan, cache=cache, policy=policy)
         self._pages_held_max = 0
         self._slots_held_max = 0
         self._frames_used_max = 0
+        self._moved = MoveCounts()
 
     @property
     def caches(self) -> bool:
@@ -94,7 +118,12 @@ class Memory:
         """What is cached of ``tokens`` for ``salt``; reads only. At least the last token is left to compute.
         With the cache off it is nothing, and nothing is lost."""
         books = self._books
-        return books.cache.match(np.asarray(tokens, dtype=np.int32), salt, books.version)
+        asked = np.asarray(tokens, dtype=np.int32)
+        match = books.cache.match(asked, salt, books.version)
+        if self.caches:
+            recall = books.cache.policy.recall(salt, asked[:-1].tobytes())
+            match = match if recall is NOTHING_RECALLED else replace(match, recall=recall)
+        return with_lost_to_salt(books.cache, asked, match) if self.counts_salt else match
 
     def draft(self) -> Draft:
         """A transaction to fill; see ``Draft`` for open, extend, save, close and seal."""
@@ -108,15 +137,34 @@ class Memory:
         slots_held = books.slots.packing.held_count + len(reservation.slots)
         frames_used = self.plan.frame_count - books.arena.free_count + len(reservation.frames)
         apply(books, reservation)
+        books.cache.policy.committed()
+        self._count_moves(reservation)
         self._pages_held_max = max(self._pages_held_max, pages_held)
         self._slots_held_max = max(self._slots_held_max, slots_held)
         self._frames_used_max = max(self._frames_used_max, frames_used)
+
+    def _count_moves(self, reservation: Reservation) -> None:
+        pages, slots, counts = len(reservation.moves.pages), len(reservation.moves.slots), self._moved
+        counts.pages += pages
+        counts.slots += slots
+        counts.bytes += pages * self.plan.page_bytes + slots * self.plan.slot_stride_bytes
+        counts.frames_converted += sum(claim.held not in (None, claim.kind) for claim in reservation.frames)
 
     def flush(self) -> None:
         """Drop whatever is cached and no sequence reads. A commit of its own: between steps only."""
         draft = self.draft()
         draft.flush()
         self.commit(draft.seal())
+
+    @property
+    def version(self) -> int:
+        """Commits so far."""
+        return self._books.version
+
+    def cache_shape(self, seconds_since: Callable[[int], float]) -> CacheShape:
+        """What the prefix tree looks like: sizes and uses, no tokens. ``seconds_since``: how long ago a
+        version was. Looks at each node once, up to a bound."""
+        return shape_of(self._books.cache, seconds_since)
 
     def lease(self, seq: SeqId) -> Lease:
         """What ``seq`` holds. AssertionError where it has no lease."""
@@ -125,7 +173,8 @@ class Memory:
         return lease
 
     def usage(self) -> MemoryUsage:
-        plan, books, tree = self.plan, self._books, self._books.cache.tree
+        plan, books, tree, parked = self.plan, self._books, self._books.cache.tree, self._books.cache.parked
+        pages_cached = tree.page_count + parked.page_count
         pages, slots = books.pages.packing, books.slots.packing
         free = books.arena.free_count
         page_bytes = pages.held_count * plan.page_bytes
@@ -148,13 +197,16 @@ class Memory:
             pages_held_max=self._pages_held_max,
             slots_held_max=self._slots_held_max,
             frames_used_max=self._frames_used_max,
-            pages_cached=tree.page_count,
+            pages_cached=pages_cached,
             pages_shared=tree.held_page_count,
             slots_cached=tree.slot_count,
-            cached_bytes=tree.page_count * plan.page_bytes + tree.slot_count * plan.slot_stride_bytes,
+            states_parked=len(parked),
+            parked_bytes=parked.page_count * plan.page_bytes,
+            cached_bytes=pages_cached * plan.page_bytes + tree.slot_count * plan.slot_stride_bytes,
             evictable_bytes=books.cache.evictable_bytes,
             cache_nodes=len(tree.by_id),
             cache=replace(books.cache.counts),
+            moves=replace(self._moved),
         )
 
     def audit(self) -> None:

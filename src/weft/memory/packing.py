@@ -18,7 +18,7 @@ list of all items (frames never drain); a bitmap per frame (finding a bit costs 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Generic, TypeVar, cast
 
 from weft.memory.arena import FrameKind, FrameWalk
@@ -92,6 +92,14 @@ class Packing(Generic[Item]):
                 yield self.stacks[frame]
             left ^= 1 << used
 
+    def emptiest_first(self) -> Iterator[FrameId]:
+        """The partly used frames, in the opposite order."""
+        left = self.occupied
+        while left:
+            used = (left & -left).bit_length() - 1
+            yield from reversed(self.by_used[used])
+            left ^= 1 << used
+
     def _frame_of(self, item: Item) -> FrameId:
         return FrameId(item // self.per_frame)
 
@@ -146,6 +154,18 @@ class Walk(Generic[Item]):
             items += chunk
         self.taken += items
         return items
+
+    def ahead(self) -> Iterator[Item]:
+        """What ``take`` would give next without claiming a frame; ``left`` items."""
+        passed = len(self.taken)
+        claimed = (self._packing.items_of(claim.frame) for claim in self._frames.claims
+                   if claim.kind is self._packing.kind)
+        for stack in chain(self._packing.fullest_first(), claimed):
+            yield from reversed(stack[:max(0, len(stack) - passed)])
+            passed = max(0, passed - len(stack))
+
+    def items_of(self, frame: FrameId) -> list[Item]:
+        return self._packing.items_of(frame)
 
     def _advance(self) -> None:
         stack = next(self._ahead, None)

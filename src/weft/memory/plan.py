@@ -20,16 +20,19 @@ charges a request of 100 tokens for 2,000; two fixed pools, where one starves wh
 
 A model without attention has P = 0 and frames of one slot; one without recurrent layers has S = 0 and
 frames of one page. Both are ordinary. Everything here is integers: no torch, no I/O.
+
+A *parked* state is a checkpoint in 8 bits, and lies in KV pages: as many as its bytes take, anywhere
+(docs/decisions/0013-parked-states.md). So it is no third kind for a frame to hold.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 from weft.config import EngineConfig, Sizes, flag_name
 from weft.errors import ConfigError
-from weft.spec import ITEM_BYTES, DTypeName, ModelSpec
+from weft.spec import ITEM_BYTES, TOKEN_SCALE_BYTES, CacheDTypeName, DTypeName, ModelSpec
 from weft.units import ALIGN_BYTES, CHUNK_TOKENS, PAGE_TOKENS, align_up, ceil_div, format_bytes, pages_for
 
 FRAMES_WANTED = 50
@@ -37,6 +40,9 @@ FRAMES_WANTED = 50
 
 DEFAULT_MEMORY_SHARE = 0.4
 """Share of the free RAM taken when ``--memory`` is not given."""
+
+KEPT_SHARE = 0.1
+"""Share of what the weights leave that no arena takes: the step's own tensors live there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +53,31 @@ class StateField:
     name: str
     offset_bytes: int
     shape: tuple[int, ...]
-    dtype: DTypeName
+    dtype: CacheDTypeName
 
 
 @dataclass(frozen=True, slots=True)
 class KvField:
-    """One attention layer inside a page: a K block and a V block, each kv_heads x head_dim x 16 items."""
+    """One attention layer inside a page: a K block and a V block, each kv_heads x head_dim x 16 items.
+    ``v_offset_bytes`` None: a layer without a V block (latent attention). ``scale_offset_bytes``: where the
+    scales of the layer's tokens are, kv_heads x 16 for each block; None in dtypes that have none."""
 
     layer: int
     k_offset_bytes: int
-    v_offset_bytes: int
+    v_offset_bytes: int | None
     kv_heads: int
     head_dim: int
+    scale_offset_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedField:
+    """A state field inside a parked state: at ``offset_bytes``, as int8 codes with a float32 scale for each
+    row (all but the last dimension) at ``scale_offset_bytes``; where that is None, its bytes as they are."""
+
+    field: StateField
+    offset_bytes: int
+    scale_offset_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +91,17 @@ class ArenaPlan:
     slots_per_frame: int
     frame_bytes: int
     frame_count: int
-    kv_dtype: DTypeName
+    kv_dtype: CacheDTypeName
     model_dtype: DTypeName
     kv_fields: tuple[KvField, ...]
     state_fields: tuple[StateField, ...]
+    parked_pages: int = 0
+    """Pages of a parked state; 0: states are never parked."""
+    parked_fields: tuple[ParkedField, ...] = ()
+
+    @property
+    def parked_bytes(self) -> int:
+        return self.parked_pages * self.page_bytes
 
     @property
     def page_count(self) -> int:
@@ -109,13 +135,17 @@ class ArenaPlan:
         return slots + (ceil_div(pages, self.pages_per_frame) if pages else 0)
 
 
-def _lay_page(spec: ModelSpec, kv_dtype: DTypeName) -> tuple[tuple[KvField, ...], int]:
+def _lay_page(spec: ModelSpec, kv_dtype: CacheDTypeName) -> tuple[tuple[KvField, ...], int]:
     fields, offset = [], 0
     for layer in spec.attention_layers:
         kv_heads, head_dim = spec.layers[layer].kv_heads, spec.layers[layer].head_dim
+        has_values = spec.layers[layer].has_values
         block = align_up(kv_heads * head_dim * PAGE_TOKENS * ITEM_BYTES[kv_dtype])
-        fields.append(KvField(layer, offset, offset + block, kv_heads, head_dim))
-        offset += 2 * block
+        end = offset + (1 + has_values) * block
+        scales = (1 + has_values) * kv_heads * PAGE_TOKENS * TOKEN_SCALE_BYTES.get(kv_dtype, 0)
+        fields.append(KvField(layer, offset, offset + block if has_values else None, kv_heads, head_dim,
+                              end if scales else None))
+        offset = end + align_up(scales)
     return tuple(fields), offset
 
 
@@ -125,6 +155,19 @@ def _lay_slot(spec: ModelSpec) -> tuple[tuple[StateField, ...], int]:
         for part in spec.layers[layer].state:
             fields.append(StateField(layer, part.name, offset, part.shape, part.dtype_in(spec.dtype)))
             offset = align_up(offset + part.part_bytes(spec.dtype))
+    return tuple(fields), offset
+
+
+def _lay_parked(spec: ModelSpec, state_fields: tuple[StateField, ...]) -> tuple[tuple[ParkedField, ...], int]:
+    """Accumulators as codes and scales; what is kept in the model's own dtype (windows) as it is."""
+    parts = [part for layer in spec.recurrent_layers for part in spec.layers[layer].state]
+    fields, offset = [], 0
+    for field, part in zip(state_fields, parts, strict=True):
+        coded = part.dtype != "model" and ITEM_BYTES[field.dtype] > 1
+        codes_bytes = part.element_count if coded else part.part_bytes(spec.dtype)
+        end = align_up(offset + codes_bytes)
+        fields.append(ParkedField(field, offset, end if coded else None))
+        offset = align_up(end + part.element_count // part.shape[-1] * 4) if coded else end
     return tuple(fields), offset
 
 
@@ -165,15 +208,17 @@ def choose_frame(page_bytes: int, slot_bytes: int, memory_bytes: int) -> tuple[i
     return min(candidates, key=loss)
 
 
-def plan_arena(spec: ModelSpec, memory_bytes: int, *, kv_dtype: DTypeName | None = None) -> ArenaPlan:
-    """The arena of ``spec`` in at most ``memory_bytes``. ``kv_dtype`` None takes the model's. Never
-    fails: too little memory makes too few frames, which ``fit_sizes`` reports."""
+def plan_arena(spec: ModelSpec, memory_bytes: int, *, kv_dtype: CacheDTypeName | None = None,
+               park: bool = False) -> ArenaPlan:
+    """The arena of ``spec`` in at most ``memory_bytes``. ``kv_dtype`` None takes the model's. ``park``:
+    checkpoints may be parked, where that saves a quarter of their bytes and there are pages to park them in.
+    Never fails: too little memory makes too few frames, which ``fit_sizes`` reports."""
     kv_dtype = kv_dtype or spec.dtype
     kv_fields, page_bytes = _lay_page(spec, kv_dtype)
     state_fields, slot_bytes = _lay_slot(spec)
     n, m = choose_frame(page_bytes, slot_bytes, memory_bytes)
     frame_bytes = n * page_bytes if n else m * slot_bytes
-    return ArenaPlan(
+    arena = ArenaPlan(
         page_bytes=page_bytes,
         pages_per_frame=n,
         slot_bytes=slot_bytes,
@@ -186,17 +231,30 @@ def plan_arena(spec: ModelSpec, memory_bytes: int, *, kv_dtype: DTypeName | None
         kv_fields=kv_fields,
         state_fields=state_fields,
     )
+    parking = with_parking(arena, spec) if park else arena
+    return parking if 4 * parking.parked_bytes <= 3 * arena.slot_stride_bytes else arena
 
 
-def default_memory_bytes(available_ram: int, spec: ModelSpec, config: EngineConfig) -> int:
+def with_parking(arena: ArenaPlan, spec: ModelSpec) -> ArenaPlan:
+    """``arena`` of ``spec`` with a layout for parked states, whatever that saves; as it is where the model
+    has no pages to park them in, or no states."""
+    if not arena.pages_per_frame or not arena.slots_per_frame:
+        return arena
+    fields, parked_bytes = _lay_parked(spec, arena.state_fields)
+    return replace(arena, parked_pages=ceil_div(parked_bytes, arena.page_bytes), parked_fields=fields)
+
+
+def default_memory_bytes(available_ram: int, spec: ModelSpec, config: EngineConfig,
+                         kv_dtype: CacheDTypeName | None = None) -> int:
     """What ``--memory`` is when not given: 40 % of ``available_ram``, but no more than
     ``max_num_seqs`` sequences of full length could ever use."""
     share = int(available_ram * DEFAULT_MEMORY_SHARE)
     length = min(config.max_model_len or spec.max_positions, spec.max_positions)
-    return min(share, _memory_for(spec, spec.dtype, config.max_num_seqs, length)[0])
+    return min(share, memory_for(spec, kv_dtype or spec.dtype, config.max_num_seqs, length)[0])
 
 
-def _memory_for(spec: ModelSpec, kv_dtype: DTypeName, sequences: int, tokens_each: int) -> tuple[int, str]:
+def memory_for(spec: ModelSpec, kv_dtype: CacheDTypeName, sequences: int,
+               tokens_each: int) -> tuple[int, str]:
     """Bytes that surely hold so many sequences of so many tokens, and how to type them.
 
     More memory may choose another frame, and typing rounds up: so the answer is tried, and grown until
@@ -236,7 +294,7 @@ def fit_sizes(config: EngineConfig, spec: ModelSpec, arena: ArenaPlan) -> Sizes:
             flag = flag_name(name)
             raise ConfigError(f"{flag} is {value}; it must be at least 1", param=flag)
     if arena.frame_count < arena.frames_min:
-        need, flag = _memory_for(spec, arena.kv_dtype, 1, 1)
+        need, flag = memory_for(spec, arena.kv_dtype, 1, 1)
         raise ConfigError(
             f"--memory is too small for one sequence of this {spec.family} model, which takes "
             f"{format_bytes(need)} at least: use {flag}", param="--memory")
@@ -257,7 +315,7 @@ def _fit_length(config: EngineConfig, spec: ModelSpec, arena: ArenaPlan, notes: 
     slot_frames = int(arena.slots_per_frame > 0)
     holds = (arena.frame_count - slot_frames) * arena.pages_per_frame * PAGE_TOKENS
     if holds < length:
-        _, flag = _memory_for(spec, arena.kv_dtype, 1, length)
+        _, flag = memory_for(spec, arena.kv_dtype, 1, length)
         notes.append(f"--max-model-len {length} shrunk to {holds}: one sequence of {holds} tokens fills "
                      f"the arena of {format_bytes(arena.arena_bytes)}; {flag} would hold {length}.")
     return min(length, holds)

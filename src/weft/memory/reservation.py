@@ -14,23 +14,52 @@ from weft.memory.arena import FrameClaim
 from weft.memory.eviction import Eviction
 from weft.memory.lease import Checkpoint
 from weft.memory.tree import NO_NODE, NodeId
-from weft.units import FrameId, PageId, SeqId, SlotId
+from weft.units import PAD, FrameId, PageId, SeqId, SlotId
 
-LostReason = Literal["no_checkpoint", "evicted_state", "evicted_kv"]
+LostReason = Literal["no_checkpoint", "evicted_state", "evicted_kv", "not_ready", "salt"]
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
     """Tokens that were there in part and cannot be used (law L8). ``no_checkpoint``: KV matches, and no
     state was kept so far on; ``evicted_state``: one was, and is gone; ``evicted_kv``: the KV is gone (at
-    most so many: of what was evicted the first page is known to match).
-
-    What another namespace has is never looked at: to say so would tell one client about another's
-    prompts (law L10)."""
+    most so many: of what was evicted the first page is known to match); ``not_ready``: another sequence
+    computes them now, and waiting for it would have taken longer; ``salt``: another namespace has them,
+    looked at only where the operator wants it counted, as it says what others asked (law L10)."""
 
     no_checkpoint: int = 0
     evicted_state: int = 0
     evicted_kv: int = 0
+    not_ready: int = 0
+    salt: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.no_checkpoint + self.evicted_state + self.evicted_kv + self.not_ready + self.salt
+
+    def but_not_ready(self, tokens: int) -> Lost:
+        """The first ``tokens`` of what was lost, or more than that, are ``not_ready`` and nothing else. What
+        a match loses is, in the order of positions: evicted states, no checkpoint, evicted KV."""
+        left = tokens
+        remaining = []
+        for count in (self.evicted_state, self.no_checkpoint, self.evicted_kv):
+            remaining.append(max(0, count - left))
+            left = max(0, left - count)
+        evicted_state, no_checkpoint, evicted_kv = remaining
+        return Lost(no_checkpoint, evicted_state, evicted_kv, tokens, self.salt)
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """What the cache policy remembers of a prompt of ``prompt_tokens``: how far it was seen before, with KV
+    or without, and the policy's own record of the deepest state on the way, PAD without one. It is no hit."""
+
+    prompt_tokens: int = 0
+    seen_tokens: int = 0
+    row: int = PAD
+
+
+NOTHING_RECALLED = Recall()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +74,19 @@ class Match:
     anchor: NodeId = NO_NODE
     salt: str = ""
     version: int = 0
+    recall: Recall = NOTHING_RECALLED
 
     @property
     def lost_tokens(self) -> int:
-        return self.lost.no_checkpoint + self.lost.evicted_state + self.lost.evicted_kv
+        return self.lost.total
 
     @property
     def lost_reason(self) -> LostReason:
         """The reason of most of them; "no_checkpoint" where nothing is lost."""
         counts: dict[LostReason, int] = {"no_checkpoint": self.lost.no_checkpoint,
                                          "evicted_state": self.lost.evicted_state,
-                                         "evicted_kv": self.lost.evicted_kv}
+                                         "evicted_kv": self.lost.evicted_kv,
+                                         "not_ready": self.lost.not_ready, "salt": self.lost.salt}
         return max(counts, key=lambda reason: counts[reason])
 
 
@@ -96,13 +127,54 @@ class SlotCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class Park:
+    """Before anything is computed, the state in ``slot``, the checkpoint of ``node``, goes to ``pages`` in
+    8 bits."""
+
+    node: NodeId
+    slot: SlotId
+    pages: tuple[PageId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Before anything is computed, the state that is parked in ``pages`` goes to ``slot``, whose run is not
+    fresh."""
+
+    pages: tuple[PageId, ...]
+    slot: SlotId
+
+
+@dataclass(frozen=True, slots=True)
 class TablePatch:
     """From this step on the entries of ``seq`` in the page table from ``first_index`` on are ``pages``,
-    which hold the same tokens: those it had are given up for the tree's."""
+    which hold the same tokens: those it had are given up for the tree's, or have moved."""
 
     seq: SeqId
     first_index: int
     pages: tuple[PageId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPatch:
+    """From this step on the state of ``seq`` is in ``slot``: it was moved there."""
+
+    seq: SeqId
+    slot: SlotId
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Pages and slots that go elsewhere so that frames become free (compaction.py), and who is told. Copies
+    and patches of tables are among those of the reservation too."""
+
+    pages: tuple[PageCopy, ...] = ()
+    slots: tuple[SlotCopy, ...] = ()
+    table_patches: tuple[TablePatch, ...] = ()
+    slot_patches: tuple[SlotPatch, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.pages or self.slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +203,12 @@ class Publication:
 class Reservation:
     """Everything one step changes in the books, from the version it was drafted on.
 
-    ``pages`` and ``slots`` are what is taken, in allocation order; openings, extensions and savings say who
-    gets which. ``frames`` are claimed first; ``closed`` leases are given back, and what is ``evicted``
-    with them, last.
+    ``pages`` and ``slots`` are what is taken, in allocation order; openings, extensions, savings and moves
+    say who gets which. ``frames`` are claimed first; ``closed`` leases are given back, and what is
+    ``evicted`` with them, last.
 
-    For the step itself, in this order and before anything is computed: ``zero_frames``, the copies, the
-    patches of the page table.
+    For the step itself, in this order and before anything is computed: ``zero_frames``, what is parked and
+    restored, the copies, the patches of the page table.
     """
 
     version: int
@@ -152,6 +224,9 @@ class Reservation:
     page_copies: tuple[PageCopy, ...] = ()
     slot_copies: tuple[SlotCopy, ...] = ()
     table_patches: tuple[TablePatch, ...] = ()
+    moves: Moves = Moves()
+    parked: tuple[Park, ...] = ()
+    restored: tuple[Restore, ...] = ()
 
     @property
     def zero_frames(self) -> tuple[FrameId, ...]:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from weft.memory.lease import Checkpoint, Lease
 from weft.memory.reservation import Publication, TablePatch
-from weft.memory.tree import NO_NODE, PAGE_KEY_BYTES, Node, NodeId, PrefixTree, common_pages
+from weft.memory.strand import PAGE_KEY_BYTES, common_pages
+from weft.memory.tree import NO_NODE, Node, NodeId, PrefixTree
 from weft.units import PAGE_TOKENS, PageId
 
 

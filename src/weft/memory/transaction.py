@@ -10,9 +10,10 @@ told, asserts that it was free and next, and is the only code that writes the bo
 fits is therefore answered by the same walk that hands it out; there is no predictor that could disagree
 (law L2).
 
-Order: everything is taken before anything is given back, and the tree grows before it is cut. So what a
-draft closes, gives up for the tree's pages or evicts is free from the next draft on, and never handed out
-under a sequence that the step in flight may still be reading.
+Order: everything is taken before anything is given back, what moves has moved before anybody else gets or
+loses something, and the tree grows before it is cut. So what a draft closes, leaves, gives up for the tree's
+pages or evicts is free from the next draft on, and never handed out under a sequence that the step in flight
+may still be reading.
 
 Laws: L2 (each verb takes all it needs or nothing), L3 (what does not fit is False or None), L5 (a draft
 of an older version of the books is caught when it is used, a reservation when it is applied), L6
@@ -30,8 +31,9 @@ from weft.memory.arena import Arena, FrameKind
 from weft.memory.books import Books
 from weft.memory.cache import Fallen
 from weft.memory.lease import Lease
-from weft.memory.reservation import Opening, Reservation
-from weft.memory.tree import NO_SLOT
+from weft.memory.owners import lease_named, of_lease, of_parked, parked_named
+from weft.memory.reservation import Moves, Opening, Reservation
+from weft.memory.tree import NO_SLOT, NodeId
 from weft.units import PAGE_TOKENS, FrameId
 
 
@@ -40,25 +42,61 @@ def apply(books: Books, reservation: Reservation) -> None:
     that the books are those it was drafted on and that everything it takes is free and next."""
     assert reservation.version == books.version, (
         f"a reservation of version {reservation.version} was committed to version {books.version}")
+    books.cache.tree.version = reservation.version + 1
     for claim in reservation.frames:
         books.arena.claim(claim)
         packing = books.pages.packing if claim.kind is FrameKind.PAGES else books.slots.packing
         packing.add(claim.frame)
     books.pages.take(reservation.pages)
     books.slots.take(reservation.slots)
+    _move(books, reservation.moves)
     for opening in reservation.opened:
         _open(books, opening)
     for extension in reservation.extended:
-        books.leases[extension.seq].pages.extend(extension.pages)
+        held = books.leases[extension.seq].pages
+        books.pages.give(extension.pages, of_lease(extension.seq), len(held))
+        held.extend(extension.pages)
     for publication in reservation.published:
         _give_back(books, books.cache.publish(books.leases[publication.seq], publication))
     for saving in reservation.saved:
         books.leases[saving.seq].taps.append(saving.checkpoint)
+        books.slots.give(saving.checkpoint.slot, of_lease(saving.seq))
     for seq in reservation.closed:
         _close(books, books.leases.pop(seq))
+    for park in reservation.parked:
+        books.pages.give(park.pages, of_parked(park.node), 0)
+        _give_back(books, books.cache.park(park.node, park.pages))
     for eviction in reservation.evicted:
         _give_back(books, books.cache.evict(eviction))
     books.version += 1
+
+
+def _move(books: Books, moves: Moves) -> None:
+    """What moves is the same owner's in its new place; the old place is nobody's."""
+    pages, slots, tree = books.pages, books.slots, books.cache.tree
+    left = Fallen([copy.src for copy in moves.pages])
+    for page in moves.pages:
+        owner, index = pages.owners[page.src], pages.indexes[page.src]
+        seq, parked = lease_named(owner), parked_named(owner)
+        if seq is not None:
+            books.leases[seq].pages[index] = page.dst
+        elif parked is not None:
+            books.cache.parked.pages[NodeId(parked)][index] = page.dst
+        else:
+            tree.replace_page(owner, index, page.dst)
+        pages.give([page.dst], owner, index)
+    for patch in moves.table_patches:
+        books.leases[patch.seq].pages[patch.first_index:patch.first_index + len(patch.pages)] = patch.pages
+    for slot in moves.slots:
+        owner, epoch = slots.owners[slot.src], slots.epochs[slot.dst]
+        seq = lease_named(owner)
+        if seq is not None:
+            books.leases[seq].move_slot(slot.src, slot.dst, epoch)
+        else:
+            tree.replace_slot(owner, slot.dst, epoch)
+        slots.give(slot.dst, owner)
+        left.slots.append((slot.src, slots.epochs[slot.src]))
+    _give_back(books, left)
 
 
 def _open(books: Books, opening: Opening) -> None:
@@ -67,6 +105,10 @@ def _open(books: Books, opening: Opening) -> None:
     lease = Lease(opening.seq, list(opening.pages), opening.slot, opening.epoch, match.cached_tokens,
                   match.salt, match.cached_tokens // PAGE_TOKENS * PAGE_TOKENS)
     books.leases[opening.seq] = lease
+    first = books.plan.pages_for(lease.shared_tokens)
+    books.pages.give(opening.pages[first:], of_lease(opening.seq), first)
+    if opening.slot != NO_SLOT:
+        books.slots.give(opening.slot, of_lease(opening.seq))
     books.cache.opened(lease, opening)
 
 

@@ -18,12 +18,13 @@ A lease *holds* the node at whose end the pages that it reads end. ``holds`` cou
 a node, so what is read is known without a scan, and a page has exactly one owner: the pool, a lease, or
 a node (law L1). A root is made for the first node of its namespace and goes with the last one.
 
-Tokens are kept as bytes of int32: keys are slices of them, and the comparison of an edge is one memcmp
-(100,000 tokens in some 20 microseconds).
+Tokens and pages of an edge lie in its *strand* (strand.py), which nodes cut out of it share: a thousand
+checkpoints along a prompt cost a lookup one comparison of bytes and not a thousand steps.
 
 Rejected: hash-chained blocks (equality by hash; a lookup touches every block); a reference count per
 page (6,250 increments to adopt a prefix of 100,000 tokens); cutting edges at any token (pages straddle
-nodes and need counts again); a class for tails (they are nodes in everything but length).
+nodes and need counts again); a class for tails (they are nodes in everything but length); tokens and pages
+by node (each of a thousand cuts copies what is left of the edge).
 """
 
 from __future__ import annotations
@@ -32,16 +33,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NewType
 
-import numpy as np
-
-from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
+from weft.memory import owners
+from weft.memory.strand import NO_STRAND, PAGE_KEY_BYTES, TOKEN_BYTES, Strand, StrandId
+from weft.units import PAD, PAGE_TOKENS, PageId, SlotId, ceil_div
 
 NodeId = NewType("NodeId", int)
 
-TOKEN_BYTES = 4
-PAGE_KEY_BYTES = PAGE_TOKENS * TOKEN_BYTES
 NO_NODE = NodeId(PAD)
 NO_SLOT = SlotId(PAD)
+PARKED = SlotId(PAD - 1)
+"""In place of a slot: the checkpoint is parked (parking.py)."""
+Owners = list[int] | dict[int, int]
+"""By page or slot; see ``owners``."""
 
 _GHOSTS_MAX = 8
 """Children whose eviction a node remembers (law L11)."""
@@ -49,20 +52,18 @@ _GHOSTS_MAX = 8
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """An edge from token position ``start`` on, and what stands at its end. ``parent`` is None for a root."""
+    """An edge over the tokens [start, end), and what stands at its end. ``parent`` is None for a root."""
 
     id: NodeId
     parent: Node | None = field(repr=False)
+    strand: Strand = field(repr=False)
     start: int
-    tokens: bytes = field(repr=False)
-    """int32 of the edge."""
-    pages: list[PageId] = field(repr=False)
-    """Of the edge; empty in a model without attention."""
+    end: int
     children: dict[bytes, Node] = field(default_factory=dict, repr=False)
     tail_count: int = 0
     """Children that are tails."""
     slot: SlotId = NO_SLOT
-    """Checkpoint at ``end``, PAD without one."""
+    """Checkpoint at ``end``: PAD without one, PARKED where it has pages and no slot."""
     epoch: int = 0
     holds: int = 0
     """Leases that read this node's pages."""
@@ -70,14 +71,33 @@ class Node:
     """A checkpoint at ``end``, or of a tail here, was evicted: a miss is a lost state, not one never made."""
     ghosts: dict[bytes, int] = field(default_factory=dict, repr=False)
     """Tokens that were evicted below, by the key of their first page."""
+    hits: int = 0
+    """Leases that were opened on its end."""
+    used_at: int = 0
+    """Version of the books when it was made or last opened on."""
 
     @property
-    def end(self) -> int:
-        return self.start + len(self.tokens) // TOKEN_BYTES
+    def tokens(self) -> bytes:
+        """int32 of the edge; a copy."""
+        return self.strand.tokens_between(self.start, self.end)
+
+    @property
+    def key(self) -> bytes:
+        """Under which its parent has it: its first page of tokens, or all of a tail's."""
+        return self.strand.tokens_between(self.start, min(self.end, self.start + PAGE_TOKENS))
+
+    @property
+    def pages(self) -> list[PageId]:
+        """Of the edge; empty in a model without attention. A copy."""
+        return self.strand.pages_between(self.start, self.end)
+
+    @property
+    def page_count(self) -> int:
+        return ceil_div(self.end - self.start, PAGE_TOKENS) if self.strand.pages else 0
 
     @property
     def is_tail(self) -> bool:
-        return 0 < len(self.tokens) < PAGE_KEY_BYTES
+        return 0 < self.end - self.start < PAGE_TOKENS
 
     @property
     def bare(self) -> bool:
@@ -112,17 +132,24 @@ class Way:
 
 
 class PrefixTree:
-    """Nodes by namespace. ``paged`` False: a model without attention, edges have no pages."""
+    """Nodes by namespace. ``paged`` False: a model without attention, edges have no pages. What the tree
+    takes over it enters into ``page_owners`` and ``slot_owners``."""
 
-    __slots__ = ("_namespaces", "by_id", "held_page_count", "next_id", "page_count", "paged", "roots",
-                 "slot_count")
+    __slots__ = ("_namespaces", "by_id", "held_page_count", "next_id", "page_count", "page_owners", "paged",
+                 "roots", "slot_count", "slot_owners", "strands", "version")
 
-    def __init__(self, *, paged: bool) -> None:
+    def __init__(self, *, paged: bool, page_owners: Owners | None = None,
+                 slot_owners: Owners | None = None) -> None:
         self.paged = paged
+        self.page_owners: Owners = {} if page_owners is None else page_owners
+        self.slot_owners: Owners = {} if slot_owners is None else slot_owners
         self.roots: dict[str, Node] = {}
         self._namespaces: dict[NodeId, str] = {}
         self.by_id: dict[NodeId, Node] = {}
+        self.strands: dict[StrandId, Strand] = {}
         self.next_id = 0
+        self.version = 0
+        """Of the books once the commit that writes is done: nodes note it."""
         self.page_count = 0
         self.held_page_count = 0
         """Pages of nodes with holds: those that cannot be evicted."""
@@ -173,13 +200,13 @@ class PrefixTree:
             child = node.children.get(data[at:at + PAGE_KEY_BYTES])
             if child is None:
                 break
-            tokens = child.tokens
-            if not data.startswith(tokens, at):
-                pages = common_pages(tokens, data[at:at + len(tokens)])
-                return Way(tuple(passed), child, child.start + pages * PAGE_TOKENS)
-            passed.append(child)
-            node = child
-            at += len(tokens)
+            strand = child.strand
+            reached = strand.matches_until(child.start, data, at)
+            passed += strand.nodes_passed(strand.index_of(child), reached)
+            if not passed or passed[-1].end < reached:
+                return Way(tuple(passed), strand.node_at(reached - 1), reached)
+            node = passed[-1]
+            at = (reached - first) * TOKEN_BYTES
         return Way(tuple(passed), None, first + at // TOKEN_BYTES)
 
     def path_pages(self, node: Node, first: int, end: int) -> list[PageId]:
@@ -187,11 +214,26 @@ class PrefixTree:
         multiples of a page. Empty in a model without attention."""
         pieces: list[list[PageId]] = []
         at: Node | None = node
-        while self.paged and at is not None and at.end > first:
-            lower = max(first - at.start, 0) // PAGE_TOKENS
-            pieces.append(at.pages[lower:max(end - at.start, 0) // PAGE_TOKENS])
-            at = at.parent
+        while self.paged and at is not None and at.parent is not None and at.end > first:
+            strand = at.strand
+            if strand.start < end:
+                pieces.append(strand.pages_between(max(first, strand.start), min(end, at.end)))
+            at = strand.nodes[0].parent
         return [page for piece in reversed(pieces) for page in piece]
+
+    def path_ids(self, name: NodeId) -> set[NodeId]:
+        """The node ``name`` and those above it; none for NO_NODE."""
+        found: set[NodeId] = set()
+        at = self.by_id.get(name)
+        while at is not None:
+            found.add(at.id)
+            at = at.parent
+        return found
+
+    def node_of_page(self, owner: int, index: int) -> Node:
+        """The node with page number ``index`` of its path, which ``owner`` says is the tree's."""
+        strand = self.strands[StrandId(owners.name_in_tree(owner))]
+        return strand.node_at(index * PAGE_TOKENS)
 
     def nodes(self) -> Iterator[Node]:
         """Every node, parents before children, roots included: for the audit and for telling the shape."""
@@ -206,7 +248,7 @@ class PrefixTree:
     def root(self, namespace: str) -> Node:
         root = self.roots.get(namespace)
         if root is None:
-            root = self.roots[namespace] = self._new(None, 0, b"", [])
+            root = self.roots[namespace] = self._new(None, Strand(NO_STRAND, 0, b"", []), 0, 0)
             self._namespaces[root.id] = namespace
         return root
 
@@ -221,10 +263,7 @@ class PrefixTree:
             node = self.split(way.partly, way.end)
         done = (way.end - base.end) // PAGE_TOKENS
         if done * PAGE_KEY_BYTES < len(data):
-            child = self._new(node, way.end, data[done * PAGE_KEY_BYTES:], list(pages[done:]))
-            node.children[child.tokens[:PAGE_KEY_BYTES]] = child
-            node.ghosts.pop(child.tokens[:PAGE_KEY_BYTES], None)
-            node = child
+            node = self._add(node, data[done * PAGE_KEY_BYTES:], list(pages[done:]))
         return node, way.end
 
     def add_tail(self, node: Node, data: bytes, pages: list[PageId]) -> Node | None:
@@ -233,9 +272,8 @@ class PrefixTree:
         assert 0 < len(data) < PAGE_KEY_BYTES
         if data in node.children:
             return None
-        tail = node.children[data] = self._new(node, node.end, data, pages)
         node.tail_count += 1
-        return tail
+        return self._add(node, data, pages)
 
     def split(self, node: Node, at: int) -> Node:
         """Cut the edge of ``node`` at position ``at``; returns the new upper part. ``node`` stays the lower
@@ -243,20 +281,23 @@ class PrefixTree:
         assert node.parent is not None
         assert node.start < at < node.end
         assert at % PAGE_TOKENS == 0
-        cut = (at - node.start) // PAGE_TOKENS
-        upper = self._new(node.parent, node.start, node.tokens[:cut * PAGE_KEY_BYTES], node.pages[:cut],
-                          counted=False)
+        strand = node.strand
+        place = strand.index_of(node)
+        upper = self._new(node.parent, strand, node.start, at)
         upper.holds = node.holds
-        node.parent.children[upper.tokens[:PAGE_KEY_BYTES]] = upper
+        node.parent.children[upper.key] = upper
         node.parent, node.start = upper, at
-        node.tokens, node.pages = node.tokens[cut * PAGE_KEY_BYTES:], node.pages[cut:]
-        upper.children[node.tokens[:PAGE_KEY_BYTES]] = node
+        upper.children[node.key] = node
+        strand.nodes.insert(place, upper)
         return upper
 
     def node_ending(self, node: Node, position: int) -> Node:
         """The node on the way to ``node`` that ends at ``position``, cut out of an edge if need be."""
         while node.start >= position and node.parent is not None:
-            node = node.parent
+            strand = node.strand
+            above = strand.nodes[0].parent
+            assert above is not None
+            node = strand.node_at(position - 1) if strand.start < position else above
         return node if node.end == position else self.split(node, position)
 
     def hold(self, node: Node) -> None:
@@ -264,7 +305,7 @@ class PrefixTree:
         at: Node | None = node
         while at is not None:
             if not at.holds:
-                self.held_page_count += len(at.pages)
+                self.held_page_count += at.page_count
             at.holds += 1
             at = at.parent
 
@@ -274,7 +315,7 @@ class PrefixTree:
             assert at.holds > 0, f"node {at.id} is released more often than held"
             at.holds -= 1
             if not at.holds:
-                self.held_page_count -= len(at.pages)
+                self.held_page_count -= at.page_count
             at = at.parent
 
     def set_slot(self, node: Node, slot: SlotId, epoch: int) -> None:
@@ -282,27 +323,43 @@ class PrefixTree:
         assert slot != PAD
         assert node.parent is not None
         node.slot, node.epoch = slot, epoch
+        self.slot_owners[slot] = owners.of_tree(node.id)
         self.slot_count += 1
 
-    def take_slot(self, node: Node) -> tuple[SlotId, int]:
-        """The checkpoint of ``node`` leaves."""
-        assert node.slot != PAD, f"node {node.id} has no checkpoint"
+    def replace_page(self, owner: int, index: int, page: PageId) -> None:
+        """Page number ``index`` of its path, which ``owner`` says is the tree's, has moved to ``page``."""
+        strand = self.strands[StrandId(owners.name_in_tree(owner))]
+        strand.pages[index - strand.start // PAGE_TOKENS] = page
+
+    def replace_slot(self, owner: int, slot: SlotId, epoch: int) -> None:
+        """A checkpoint, which ``owner`` says is the tree's, has moved to ``slot``."""
+        node = self.by_id[NodeId(owners.name_in_tree(owner))]
+        node.slot, node.epoch = slot, epoch
+
+    def take_slot(self, node: Node, to: SlotId = NO_SLOT) -> tuple[SlotId, int]:
+        """The checkpoint of ``node`` leaves its slot, and is lost or PARKED."""
+        assert node.slot >= 0, f"node {node.id} has no checkpoint in a slot"
         claim = node.slot, node.epoch
-        node.slot = NO_SLOT
         self.slot_count -= 1
+        node.slot = to
+        if to == NO_SLOT:
+            self.lose_state(node)
+        return claim
+
+    def lose_state(self, node: Node) -> None:
+        node.slot = NO_SLOT
         lost_at = node.parent if node.is_tail else node
         assert lost_at is not None
         lost_at.state_lost = True
-        return claim
 
     def trim(self, node: Node, pages_kept: int) -> list[PageId]:
         """Cut a bare node to its first ``pages_kept`` pages, at least one; returns the others."""
         assert node.bare
-        assert 0 < pages_kept < len(node.pages)
-        dropped = node.pages[pages_kept:]
-        gone = node.tokens[pages_kept * PAGE_KEY_BYTES:]
-        del node.pages[pages_kept:]
-        node.tokens = node.tokens[:pages_kept * PAGE_KEY_BYTES]
+        assert 0 < pages_kept < node.page_count
+        kept_end = node.start + pages_kept * PAGE_TOKENS
+        gone = node.strand.tokens_between(kept_end, node.end)
+        node.end = kept_end
+        dropped = node.strand.cut_to(kept_end)
         self.page_count -= len(dropped)
         node.state_lost = False
         below = max(node.ghosts.values(), default=0)
@@ -312,40 +369,47 @@ class PrefixTree:
 
     def remove(self, node: Node) -> list[PageId]:
         """Take a bare node out; returns its pages. A root that is left with nothing goes too."""
-        parent = node.parent
+        parent, strand = node.parent, node.strand
         assert node.bare
         assert parent is not None
+        assert strand.nodes[-1] is node, "a leaf is the end of its strand"
+        del parent.children[node.key]
         if node.is_tail:
-            del parent.children[node.tokens]
             parent.tail_count -= 1
         else:
-            del parent.children[node.tokens[:PAGE_KEY_BYTES]]
             self._remember(parent, node.tokens, max(node.ghosts.values(), default=0))
+        pages = strand.cut_to(node.start)
+        strand.nodes.pop()
+        if not strand.nodes:
+            del self.strands[strand.id]
         del self.by_id[node.id]
-        self.page_count -= len(node.pages)
+        self.page_count -= len(pages)
         if parent.parent is None and not parent.children:
             del self.by_id[parent.id]
             del self.roots[self._namespaces.pop(parent.id)]
-        return node.pages
+        return pages
 
-    def _new(self, parent: Node | None, start: int, tokens: bytes, pages: list[PageId], *,
-             counted: bool = True) -> Node:
-        node = self.by_id[NodeId(self.next_id)] = Node(NodeId(self.next_id), parent, start, tokens, pages)
+    def _add(self, parent: Node, tokens: bytes, pages: list[PageId]) -> Node:
+        """A new leaf on a strand of its own; its pages are the tree's from now on."""
+        strand = Strand(StrandId(self.next_id), parent.end, tokens, pages)
+        node = self._new(parent, strand, parent.end, parent.end + len(tokens) // TOKEN_BYTES)
+        strand.nodes.append(node)
+        self.strands[strand.id] = strand
+        owner = owners.of_tree(strand.id)
+        for page in pages:
+            self.page_owners[page] = owner
+        self.page_count += len(pages)
+        parent.children[node.key] = node
+        parent.ghosts.pop(node.key, None)
+        return node
+
+    def _new(self, parent: Node | None, strand: Strand, start: int, end: int) -> Node:
+        node = self.by_id[NodeId(self.next_id)] = Node(NodeId(self.next_id), parent, strand, start, end,
+                                                       used_at=self.version)
         self.next_id += 1
-        if counted:
-            self.page_count += len(pages)
         return node
 
     def _remember(self, node: Node, gone: bytes, below: int) -> None:
         while len(node.ghosts) >= _GHOSTS_MAX:
             del node.ghosts[next(iter(node.ghosts))]
         node.ghosts[gone[:PAGE_KEY_BYTES]] = len(gone) // TOKEN_BYTES + below
-
-
-def common_pages(left: bytes, right: bytes) -> int:
-    """Whole pages of tokens at the front of both that are equal."""
-    length = min(len(left), len(right)) // PAGE_KEY_BYTES * PAGE_KEY_BYTES
-    differ = np.frombuffer(left, np.int32, length // TOKEN_BYTES) != np.frombuffer(
-        right, np.int32, length // TOKEN_BYTES)
-    first = int(differ.argmax()) if length else 0
-    return (first if length and differ[first] else length // TOKEN_BYTES) // PAGE_TOKENS

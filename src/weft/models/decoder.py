@@ -1,8 +1,9 @@
 """The frame every family fits into: embedding, layers of (mixer, feed-forward), final norm, head.
 
     x = embed(tokens) * embedding_multiplier
-    for each layer:   x += residual_multiplier * mixer(norm(x))
-                      x += residual_multiplier * feed_forward(norm(x))
+    for each layer:   x += residual_multiplier * norm(mixer(norm(x)))           (either norm may be absent)
+                      x += residual_multiplier * norm(feed_forward(norm(x)))
+                      (a layer may lack either line; a block beside the mixer may add to its input only)
     hidden = norm(x)        logits = head(hidden) / logits_divisor      (only for rows that are sampled)
 
 A family is a function that fills a ``CausalModel`` (see ``registry``), not a subclass of it: what differs
@@ -18,12 +19,13 @@ from typing import Protocol
 
 import torch
 
-from weft.architecture import Architecture, Attention, Rope
+from weft.architecture import Architecture, Rope
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.rotary import RotaryTable
 from weft.spec import ModelSpec
 from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.ops.add_norm import add_norm
 
 
 class Mixer(Protocol):
@@ -33,14 +35,26 @@ class Mixer(Protocol):
                  cos_sin: CosSin | None) -> torch.Tensor: ...
 
 
+class Beside(Protocol):
+    """What reads the stream and the embedding, and is added to what a mixer sees."""
+
+    def __call__(self, x_TD: torch.Tensor, embedded_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
+                 cos_sin: CosSin | None) -> torch.Tensor: ...
+
+
 @dataclass(slots=True)
 class DecoderLayer:
-    """Pre-norm residual pair."""
+    """Residual pair. Most families norm what goes in; OLMo's attention layers norm what comes out
+    (``mixer_out_norm``, ``feed_out_norm``), LFM3 both. One of ``mixer`` and ``feed_forward`` may be None
+    (Nemotron-H, Mamba). ``beside``: Zamba2's shared block."""
 
-    mixer_norm: Norm
-    mixer: Mixer
-    feed_norm: Norm
-    feed_forward: Callable[[torch.Tensor], torch.Tensor]
+    mixer_norm: Norm | None
+    mixer: Mixer | None
+    feed_norm: Norm | None
+    feed_forward: Callable[[torch.Tensor], torch.Tensor] | None
+    mixer_out_norm: Norm | None = None
+    feed_out_norm: Norm | None = None
+    beside: Beside | None = None
 
 
 class CausalModel:
@@ -59,23 +73,47 @@ class CausalModel:
         self.layers = layers
         self.final_norm = final_norm
         self.head = head
-        rope = _rope_of(architecture)
-        self._rotary = RotaryTable(rope) if rope is not None else None
+        self._ropes = [rope_of(mixer) for mixer in architecture.mixers]
+        self._rotary = {rope: RotaryTable(rope) for rope in dict.fromkeys(self._ropes) if rope is not None}
 
     def forward(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
         """One step: -> hidden [T, D] after the final norm. Writes the pages and states of ``inputs.runs``.
         ``caches`` has one entry per layer. Rows of PAD runs are finite and mean nothing."""
-        scale = self.architecture.residual_multiplier
-        cos_sin = self._rotary.at(inputs.positions_T) if self._rotary is not None else None
+        turned: dict[Rope | None, CosSin | None] = {None: None}
+        turned.update((rope, table.at(inputs.positions_T)) for rope, table in self._rotary.items())
         x_TD = torch.nn.functional.embedding(inputs.tokens_T, self.embedding)
         if self.architecture.embedding_multiplier != 1.0:
             x_TD = x_TD * self.architecture.embedding_multiplier
-        for layer, cache in zip(self.layers, caches, strict=True):
-            y_TD = layer.mixer(layer.mixer_norm(x_TD), inputs, cache, cos_sin)
-            x_TD = x_TD + (y_TD if scale == 1.0 else y_TD * scale)
-            y_TD = layer.feed_forward(layer.feed_norm(x_TD))
-            x_TD = x_TD + (y_TD if scale == 1.0 else y_TD * scale)
-        return self.final_norm(x_TD)
+        embedded_TD, dtype = x_TD, x_TD.dtype
+        if self.architecture.residual_float32:
+            x_TD = x_TD.float()
+        y_TD: torch.Tensor | None = None  # not yet added: a norm of the sum comes with it
+        for layer, cache, rope in zip(self.layers, caches, self._ropes, strict=True):
+            if layer.mixer is not None:
+                if layer.beside is None:
+                    x_TD, seen_TD = self._added(x_TD, y_TD, layer.mixer_norm, dtype)
+                else:
+                    x_TD = self._add(x_TD, y_TD)
+                    seen_TD = x_TD + layer.beside(x_TD, embedded_TD, inputs, cache, turned[rope])
+                    seen_TD = _normed(layer.mixer_norm, seen_TD.to(dtype))
+                y_TD = _normed(layer.mixer_out_norm, layer.mixer(seen_TD, inputs, cache, turned[rope]))
+            if layer.feed_forward is not None:
+                x_TD, seen_TD = self._added(x_TD, y_TD, layer.feed_norm, dtype)
+                y_TD = _normed(layer.feed_out_norm, layer.feed_forward(seen_TD))
+        return self._added(x_TD, y_TD, self.final_norm, x_TD.dtype)[1].to(dtype)
+
+    def _added(self, x_TD: torch.Tensor, y_TD: torch.Tensor | None, norm: Norm | None,
+               dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """The stream with ``y_TD`` added, and its norm, taken in ``dtype``."""
+        if y_TD is not None and norm is not None and x_TD.dtype == y_TD.dtype == dtype:
+            return add_norm(x_TD, y_TD, norm.weight, norm.eps, scale=self.architecture.residual_multiplier,
+                            plus_one=norm.plus_one)
+        x_TD = self._add(x_TD, y_TD)
+        return x_TD, _normed(norm, x_TD.to(dtype))
+
+    def _add(self, x_TD: torch.Tensor, y_TD: torch.Tensor | None) -> torch.Tensor:
+        scale = self.architecture.residual_multiplier
+        return x_TD if y_TD is None else x_TD + (y_TD if scale == 1.0 else y_TD * scale)
 
     def logits(self, hidden_XD: torch.Tensor) -> torch.Tensor:
         """Any rows of ``forward``'s result -> float32 [X, vocab]."""
@@ -85,8 +123,13 @@ class CausalModel:
         return logits_XV
 
 
-def _rope_of(architecture: Architecture) -> Rope | None:
-    """One rotary table serves all layers: a model whose layers differ would need a table per kind."""
-    ropes = {mixer.rope for mixer in architecture.mixers if isinstance(mixer, Attention)} - {None}
-    assert len(ropes) <= 1, "attention layers with different rotary settings"
-    return next(iter(ropes), None)
+def _normed(norm: Norm | None, x_TD: torch.Tensor) -> torch.Tensor:
+    return x_TD if norm is None else norm(x_TD)
+
+
+def rope_of(mixer: object) -> Rope | None:
+    """The rotary settings of a layer's mixer, None for one that has no positions. Layers may differ (a window
+    layer often has a shorter base than a full one): cos and sin are made once per step for each setting."""
+    rope = getattr(mixer, "rope", None)
+    assert rope is None or isinstance(rope, Rope)
+    return rope

@@ -19,7 +19,7 @@ from weft.models.blocks.linear import Linear, Norm
 from weft.models.decoder import CausalModel, DecoderLayer, Mixer
 from weft.models.weights import TensorSource
 
-ReadProjection = Callable[[TensorSource, GatedDelta, str, int], torch.Tensor]
+ReadProjection = Callable[[TensorSource, GatedDelta, str, int], Linear]
 """(source, shape, layer's name, hidden size) -> [rows of q k v z b a, hidden]."""
 
 
@@ -34,11 +34,11 @@ def build_hybrid(architecture: Architecture, source: TensorSource, projection: R
     return parts.model(architecture, source, layers, plus_one=True)
 
 
-def _projection(source: TensorSource, shape: GatedDelta, name: str, hidden: int) -> torch.Tensor:
-    return source.rows([(f"{name}.in_proj_qkv.weight", 2 * shape.key_width + shape.value_width),
-                        (f"{name}.in_proj_z.weight", shape.value_width),
-                        (f"{name}.in_proj_b.weight", shape.v_heads),
-                        (f"{name}.in_proj_a.weight", shape.v_heads)], hidden)
+def _projection(source: TensorSource, shape: GatedDelta, name: str, hidden: int) -> Linear:
+    return source.linear([(f"{name}.in_proj_qkv.weight", 2 * shape.key_width + shape.value_width),
+                          (f"{name}.in_proj_z.weight", shape.value_width),
+                          (f"{name}.in_proj_b.weight", shape.v_heads),
+                          (f"{name}.in_proj_a.weight", shape.v_heads)], hidden)
 
 
 def _layer(architecture: Architecture, source: TensorSource, index: int,
@@ -64,9 +64,9 @@ def _delta(source: TensorSource, shape: GatedDelta, name: str, hidden: int, eps:
            projection: ReadProjection) -> GatedDeltaBlock:
     channels = 2 * shape.key_width + shape.value_width
     return GatedDeltaBlock(
-        shape, Linear(projection(source, shape, name, hidden)),
+        shape, projection(source, shape, name, hidden),
         conv=source.tensor(f"{name}.conv1d.weight", channels, 1, shape.conv_kernel).squeeze(1),
         decay=-source.tensor(f"{name}.A_log", shape.v_heads, dtype=torch.float32).exp(),
         dt_bias=source.tensor(f"{name}.dt_bias", shape.v_heads, dtype=torch.float32),
         norm=source.tensor(f"{name}.norm.weight", shape.v_dim), norm_eps=eps,
-        out=Linear(source.tensor(f"{name}.out_proj.weight", hidden, shape.value_width)))
+        out=source.linear([(f"{name}.out_proj.weight", hidden)], shape.value_width))

@@ -7,10 +7,9 @@ Source: transformers ``qwen3_next``.
 
 from __future__ import annotations
 
-import torch
-
 from weft.architecture import Architecture, GatedDelta
 from weft.models.blocks.gated_delta import ungroup_ba, ungroup_qkvz
+from weft.models.blocks.linear import Linear
 from weft.models.decoder import CausalModel
 from weft.models.qwen3_5 import build_hybrid
 from weft.models.weights import TensorSource
@@ -21,10 +20,8 @@ def build(architecture: Architecture, source: TensorSource) -> CausalModel:
     return build_hybrid(architecture, source, _projection)
 
 
-def _projection(source: TensorSource, shape: GatedDelta, name: str, hidden: int) -> torch.Tensor:
+def _projection(source: TensorSource, shape: GatedDelta, name: str, hidden: int) -> Linear:
     wide = 2 * (shape.key_width + shape.value_width)
-    weight = source.rows([(f"{name}.in_proj_qkvz.weight", wide),
-                          (f"{name}.in_proj_ba.weight", 2 * shape.v_heads)], hidden)
-    weight[:wide] = ungroup_qkvz(weight[:wide], shape)
-    weight[wide:] = ungroup_ba(weight[wide:], shape)
-    return weight
+    return source.linear([
+        (f"{name}.in_proj_qkvz.weight", wide, lambda rows: ungroup_qkvz(rows, shape)),
+        (f"{name}.in_proj_ba.weight", 2 * shape.v_heads, lambda rows: ungroup_ba(rows, shape))], hidden)

@@ -44,6 +44,9 @@ def inverse_frequencies(rope: Rope) -> torch.Tensor:
         return plain / rope.factor
     if rope.kind == "llama3":
         return _llama3(rope, plain)
+    if rope.kind == "proportional":
+        turning = torch.arange(plain.numel()) < rope.turning_dim // 2
+        return torch.where(turning, plain / rope.factor, 0.0)
     if rope.kind == "yarn":
         return _yarn(rope, plain)
     return plain

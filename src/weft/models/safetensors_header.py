@@ -21,23 +21,21 @@ from weft.errors import CheckpointError
 
 _LENGTH_BYTES = 8
 _HEADER_BYTES_MAX = 100_000_000
-_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-"""The dtypes weights may be stored in. Integers and 8-bit floats are quantised forms: not served."""
+_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
+                "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "BOOL": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of one file. ``dtype`` is the format's own name ("BF16")."""
+    """One tensor of one file. ``dtype`` is the format's own name ("BF16"); ``begin``: its first byte in the
+    file."""
 
     file: Path
     name: str
     dtype: str
     shape: tuple[int, ...]
     stored_bytes: int
-
-    @property
-    def readable(self) -> bool:
-        return self.dtype in _DTYPE_BYTES
+    begin: int = 0
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
@@ -64,13 +62,13 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     try:
         header = json.loads(text)
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        return {name: _tensor(path, name, entry, size - _LENGTH_BYTES - length)
+        return {name: _tensor(path, name, entry, _LENGTH_BYTES + length, size - _LENGTH_BYTES - length)
                 for name, entry in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         _not_safetensors(path, f"its header cannot be read ({error})")
 
 
-def _tensor(path: Path, name: str, entry: dict[str, Any], data_bytes: int) -> StoredTensor:
+def _tensor(path: Path, name: str, entry: dict[str, Any], data_begin: int, data_bytes: int) -> StoredTensor:
     begin, end = (int(offset) for offset in entry["data_offsets"])
     shape = tuple(int(size) for size in entry["shape"])
     if not 0 <= begin <= end:
@@ -82,7 +80,7 @@ def _tensor(path: Path, name: str, entry: dict[str, Any], data_bytes: int) -> St
     if item is not None and math.prod(shape) * item != end - begin:
         raise CheckpointError(f"{path}: {name} is {entry['dtype']} {list(shape)} but {end - begin} bytes "
                               f"are stored", param="model")
-    return StoredTensor(path, name, str(entry["dtype"]), shape, end - begin)
+    return StoredTensor(path, name, str(entry["dtype"]), shape, end - begin, data_begin + begin)
 
 
 def _not_safetensors(path: Path, reason: str) -> NoReturn:

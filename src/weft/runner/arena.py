@@ -27,6 +27,7 @@ import numpy.typing as npt
 import torch
 
 from weft.memory.plan import ArenaPlan
+from weft.runner.parking import park_states, restore_states
 from weft.tensor.inputs import LayerCache
 from weft.tensor.views import build_layer_caches
 
@@ -65,6 +66,14 @@ class DeviceArena:
     def copy_pages(self, sources: Int32s, destinations: Int32s) -> None:
         """int32 [k] page ids each; no destination twice."""
         self._copy(sources, destinations, self.plan.page_bytes)
+
+    def park(self, parks: Int32s) -> None:
+        """int32 [k, 1 + pages] of a slot and the pages that its state goes to, in 8 bits."""
+        park_states(self.buffer, self.plan, parks)
+
+    def restore(self, restores: Int32s) -> None:
+        """int32 [k, 1 + pages] of a slot and the pages that its state comes from."""
+        restore_states(self.buffer, self.plan, restores)
 
     def _copy(self, sources: Int32s, destinations: Int32s, stride_bytes: int) -> None:
         if not sources.size:

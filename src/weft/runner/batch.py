@@ -6,7 +6,8 @@ Per step, in buffers made once:         tokens, positions, starts, slots, contex
 
 ``apply`` brings the rows up to date, in the order the plan promises (L5, L6):
 
-    rows_cleared -> admissions -> table_writes, table_patches -> zero_frames -> slot_copies, page_copies
+    rows_cleared -> admissions -> table_writes, table_patches -> zero_frames -> parks, restores
+                                                                             -> slot_copies, page_copies
 
 ``build`` makes the inputs. Decodes come first, so that is where padding goes, when asked for a batch of a
 fixed width (as graphs of a device want it):
@@ -100,7 +101,7 @@ class BatchBuilder:
             self._prompts.pop(cleared, None)
             sampler.clear(cleared)
         for a in plan.admissions:
-            sampler.admit(a.row, a.tokens, a.prompt_tokens, a.sampling, a.seed, a.stop_ids)
+            sampler.admit(a.row, a.tokens, a.prompt_tokens, a.sampling, a.seed, a.stop_ids, a.guide)
             if a.sampling.prompt_logprobs is not None:
                 prompt = a.tokens[: a.prompt_tokens].astype(np.int64)
                 self._prompts[a.row] = (prompt, a.sampling.prompt_logprobs)
@@ -109,6 +110,8 @@ class BatchBuilder:
                 rows, columns, pages = torch.from_numpy(writes.astype(np.int64)).to(self._device)
                 self._table[rows, columns] = pages.to(torch.int32)
         arena.fill_frames(plan.zero_frames, 0)
+        arena.park(plan.parks)
+        arena.restore(plan.restores)
         arena.copy_slots(*plan.slot_copies)
         arena.copy_pages(*plan.page_copies)
 

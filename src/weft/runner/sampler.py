@@ -2,8 +2,9 @@
 
     logits_XV --copy of rows that ask--> logprobs
         |
-        +-- edits (sparse: min_tokens, bias, penalties) --+-- greedy rows:  argmax
-                                                          +-- other rows:   filters -> one uniform -> token
+        +-- edits (sparse: min_tokens, bias, penalties) --+-- guides (grammars) --+-- greedy rows:  argmax
+                                                                                  +-- other rows:   filters
+                                                                                      -> one uniform -> token
 
 Owns, per row of the executor, what a sequence asked for: parameters in numpy columns (one gather per step,
 no loop over rows) and, for the rows that need them, their edits. A row is written by ``admit`` and emptied by
@@ -28,18 +29,22 @@ import torch
 from weft.request import SamplingParams, TokenLogprobs
 from weft.runner.edits import RowEdits, apply_edits
 from weft.runner.filters import Filters, choose
+from weft.runner.guides import GuideRows
 from weft.runner.logprobs import token_logprobs
 from weft.runner.randomness import seed_word, uniforms
+from weft.schedule.plan import CompiledGuide
 
 _NO_LOGPROBS = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """``tokens``: int32 [X]; ``logprobs`` by index in X, for rows that asked."""
+    """``tokens``: int32 [X]; ``logprobs`` by index in X, for rows that asked; ``failures`` by index in X: why
+    a row cannot go on."""
 
     tokens: npt.NDArray[np.int32]
     logprobs: dict[int, TokenLogprobs]
+    failures: dict[int, str]
 
 
 class Sampler:
@@ -55,9 +60,10 @@ class Sampler:
         self._seed = np.zeros(rows_max, np.uint64)
         self._logprobs = np.full(rows_max, _NO_LOGPROBS, np.int64)
         self._edits: dict[int, RowEdits] = {}
+        self._guides = GuideRows(vocab_size)
 
     def admit(self, row: int, tokens: npt.NDArray[np.int32], prompt_tokens: int, sampling: SamplingParams,
-              seed: int, stop_ids: tuple[int, ...]) -> None:
+              seed: int, stop_ids: tuple[int, ...], guide: CompiledGuide | None = None) -> None:
         """A sequence takes ``row``. ``tokens``: its prompt, then what it had generated before a preemption;
         ``stop_ids`` are masked while fewer than ``sampling.min_tokens`` are generated."""
         self._greedy[row] = sampling.greedy
@@ -72,12 +78,23 @@ class Sampler:
             self._edits[row] = edits
         else:
             self._edits.pop(row, None)
+        if guide is not None:
+            self._guides.admit(row, guide, tokens[prompt_tokens:])
 
     def clear(self, row: int) -> None:
         """The row's sequence left: nothing of it stays."""
         self._greedy[row] = True
         self._logprobs[row] = _NO_LOGPROBS
         self._edits.pop(row, None)
+        self._guides.clear(row)
+
+    def begin(self, rows: npt.NDArray[np.int64]) -> None:
+        """``sample`` will be called for these rows: what does not need their logits may start now."""
+        self._guides.begin(rows)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._guides.close()
 
     def sample(self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64],
                positions: npt.NDArray[np.int64]) -> Sampled:
@@ -92,10 +109,13 @@ class Sampler:
                  if row in self._edits] if self._edits else []
         if edits:
             apply_edits(logits_XV, edits)
+        masks = self._guides.apply(logits_XV, rows)
         best = logits_XV.max(dim=1)
         chosen_X = best.indices
         if not bool(best.values.isfinite().all()):
             logits_XV = _finite(logits_XV)
+            if masks is not None:
+                masks.apply(logits_XV)  # what a grammar refuses is less than what a NaN became
             chosen_X = logits_XV.argmax(dim=1)
         drawn = np.flatnonzero(~self._greedy[rows])
         if drawn.size:
@@ -109,11 +129,12 @@ class Sampler:
         for i, _, edit in edits:
             if edit.history is not None:
                 edit.history.add(int(tokens[i]))
+        failures = self._guides.advance(rows, tokens)
         if raw is None:
-            return Sampled(tokens, {})
+            return Sampled(tokens, {}, failures)
         found = token_logprobs(raw, chosen_X[torch.from_numpy(asking).to(chosen_X.device)],
                                self._logprobs[rows[asking]].tolist())
-        return Sampled(tokens, dict(zip(asking.tolist(), found, strict=True)))
+        return Sampled(tokens, dict(zip(asking.tolist(), found, strict=True)), failures)
 
 
 def _finite(logits_XV: torch.Tensor) -> torch.Tensor:

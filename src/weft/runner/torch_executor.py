@@ -18,7 +18,7 @@ None in service.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -29,11 +29,13 @@ from weft.memory.plan import ArenaPlan
 from weft.request import TokenLogprobs
 from weft.runner.arena import DeviceArena
 from weft.runner.batch import BatchBuilder, StepBatch
+from weft.runner.kv_scales import head_scales
 from weft.runner.logprobs import token_logprobs
 from weft.runner.sampler import Sampler
 from weft.schedule.plan import StepPlan, StepResult
 from weft.spec import ModelSpec
 from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.layout import DTYPES
 from weft.units import PAD
 
 Observer = Callable[[StepPlan, torch.Tensor], None]
@@ -59,16 +61,21 @@ class Model(Protocol):
 
 
 class TorchExecutor:
-    """One model on one device. ``pad_decode_to`` and the two hooks are described above and in
+    """One model on one device. ``kv_scales``: the checkpoint's, of layers that have some; used where KV is
+    fp8, and measured for the other layers. ``pad_decode_to`` and the two hooks are described above and in
     ``weft.runner.batch``. Not thread-safe: one step at a time."""
 
     def __init__(self, model: Model, arena_plan: ArenaPlan, sizes: Sizes, *,
-                 device: torch.device | None = None, pad_decode_to: int = 0,
-                 observer: Observer | None = None, before_step: BeforeStep | None = None) -> None:
+                 kv_scales: Mapping[int, torch.Tensor] | None = None, device: torch.device | None = None,
+                 pad_decode_to: int = 0, observer: Observer | None = None,
+                 before_step: BeforeStep | None = None) -> None:
         device = device or torch.device("cpu")
         self.model = model
         self.arena = DeviceArena(arena_plan, device)
         self._caches = self.arena.layer_caches(len(model.spec.layers))
+        if arena_plan.kv_dtype == "float8_e4m3":
+            for layer, scales in head_scales(model, kv_scales or {}).items():
+                self._caches[layer].head_scales = scales.to(device, DTYPES[model.spec.dtype])
         self.batches = BatchBuilder(
             rows_max=sizes.rows_max, pages_max=arena_plan.pages_for(sizes.max_model_len),
             step_tokens_max=sizes.step_tokens_max, device=device, pad_decode_to=pad_decode_to)
@@ -86,9 +93,11 @@ class TorchExecutor:
         if not plan.run_count:
             return StepResult(tokens, {}, {}, time.perf_counter() - started)
         batch = self.batches.build(plan)
+        self.sampler.begin(batch.sample_rows)
         hidden_TD = self.model.forward(batch.inputs, self._caches)
         prompt_logprobs = self._prompt_logprobs(batch, hidden_TD)
         logprobs: dict[int, TokenLogprobs] = {}
+        failures: dict[int, str] = {}
         if batch.sample_runs.size:
             logits_XV = self.model.logits(hidden_TD[batch.sample_index_X])
             if self.observer is not None:
@@ -96,11 +105,13 @@ class TorchExecutor:
             sampled = self.sampler.sample(logits_XV, batch.sample_rows, batch.sample_positions)
             tokens[batch.sample_runs] = sampled.tokens
             logprobs = {int(batch.sample_runs[i]): found for i, found in sampled.logprobs.items()}
-        return StepResult(tokens, logprobs, prompt_logprobs, time.perf_counter() - started)
+            failures = {int(batch.sample_runs[i]): why for i, why in sampled.failures.items()}
+        return StepResult(tokens, logprobs, prompt_logprobs, time.perf_counter() - started, failures)
 
     def close(self) -> None:
         """Free the arena. Idempotent; no step may follow."""
         self._caches = []
+        self.sampler.close()
         self.arena.buffer = torch.empty(0, dtype=torch.uint8)
 
     def _prompt_logprobs(self, batch: StepBatch, hidden_TD: torch.Tensor) -> dict[int, list[TokenLogprobs]]:

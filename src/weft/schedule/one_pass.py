@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weft.memory.draft import Draft
-from weft.memory.reservation import PageCopy, SlotCopy, TablePatch
-from weft.schedule.plan import Admission, Int32s, StepPlan, Tap, no_copies, no_writes
+from weft.memory.reservation import PageCopy, Park, Restore, SlotCopy, TablePatch
+from weft.schedule.plan import Admission, Int32s, StepPlan, Tap, no_copies, no_writes, none_parked
 from weft.schedule.rows import RowTable
 from weft.schedule.sequence import Sequence
 from weft.units import PageId, RowId, SeqId, SlotId
@@ -47,6 +47,8 @@ class Pass:
     prefill_tokens: list[Int32s] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
     taps: list[Tap] = field(default_factory=list)
+    copies: list[SlotCopy] = field(default_factory=list)
+    """Of running slots, before this step overwrites them; besides those of the draft."""
     demands: dict[SeqId, list[int]] = field(default_factory=dict)
     """By leader: where others wait for its state."""
     write_rows: list[int] = field(default_factory=list)
@@ -80,6 +82,9 @@ class Pass:
         """Of prefill number ``prefill``; decodes must be final."""
         self.taps.append(Tap(int(self.decode_rows.size) + prefill, position, slot))
 
+    def copy_slot(self, running: SlotId, kept: SlotId) -> None:
+        self.copies.append(SlotCopy(running, kept))
+
     def seal(self, step: int, rows: RowTable) -> StepPlan:
         """The plan; ``rows`` is the table as it stands."""
         decode_count = int(self.decode_rows.size)
@@ -89,6 +94,8 @@ class Pass:
                                  np.asarray(self.prefill_starts, dtype=np.int32)])
         ends = np.concatenate([starts[:decode_count] + 1, np.asarray(self.prefill_ends, dtype=np.int32)])
         slots = np.concatenate([rows.slots[self.decode_rows], np.asarray(self.prefill_slots, dtype=np.int32)])
+        for moved in reservation.moves.slot_patches:
+            slots[run_rows == rows.row_of_id(moved.seq)] = moved.slot
         samples = np.ones(run_rows.size, dtype=np.bool_)
         samples[decode_count:] = self.prefill_samples
         seqs = (*rows.seq_ids[self.decode_rows].tolist(), *(seq.id for seq in self.prefill_seqs))
@@ -108,8 +115,10 @@ class Pass:
             table_writes=np.asarray([self.write_rows, self.write_indexes, self.write_pages], dtype=np.int32),
             table_patches=_patches(reservation.table_patches, rows),
             zero_frames=reservation.zero_frames,
-            slot_copies=_copies(reservation.slot_copies),
+            slot_copies=_copies((*reservation.slot_copies, *self.copies)),
             page_copies=_copies(reservation.page_copies),
+            parks=_parked(reservation.parked),
+            restores=_parked(reservation.restored),
             taps=tuple(self.taps),
             prompt_logprob_runs=tuple(decode_count + at for at, seq in enumerate(self.prefill_seqs)
                                       if seq.prompt_logprobs_due),
@@ -124,6 +133,12 @@ def _copies(copies: Seq[PageCopy] | Seq[SlotCopy]) -> Int32s:
     if not copies:
         return no_copies()
     return np.asarray([[copy.src for copy in copies], [copy.dst for copy in copies]], dtype=np.int32)
+
+
+def _parked(states: Seq[Park] | Seq[Restore]) -> Int32s:
+    if not states:
+        return none_parked()
+    return np.asarray([(state.slot, *state.pages) for state in states], dtype=np.int32)
 
 
 def _patches(patches: Seq[TablePatch], rows: RowTable) -> Int32s:

@@ -6,8 +6,8 @@
 It can be printed, compared, replayed, and simulated. The executor sees nothing else of the pure half:
 no sequence object, no memory object. Persistent per-row state on the device (page table, sampling
 parameters, token counts) is kept in step with ``rows_cleared``, ``admissions``, ``table_writes`` and
-``table_patches``; then memory is made ready with ``zero_frames``, ``slot_copies`` and ``page_copies``. All
-of it is applied in that order before anything is computed.
+``table_patches``; then memory is made ready with ``zero_frames``, ``parks``, ``restores``, ``slot_copies``
+and ``page_copies``. All of it is applied in that order before anything is computed.
 
     runs are ordered: first every decode (length 1, start > 0), then every prefill.
 
@@ -24,6 +24,7 @@ page tables sent whole each step (linear in context length).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -40,8 +41,25 @@ def no_copies() -> Int32s:
     return np.empty((2, 0), dtype=np.int32)
 
 
+def none_parked() -> Int32s:
+    return np.empty((0, 1), dtype=np.int32)
+
+
 def no_writes() -> Int32s:
     return np.empty((3, 0), dtype=np.int32)
+
+
+class CompiledGuide(Protocol):
+    """A grammar that is ready to follow: ``weft.engine.guides``. To the planner it is a value it carries."""
+
+    @property
+    def token_count(self) -> int:
+        """Tokens that a mask of its matcher tells of, from 0 on."""
+        ...
+
+    def matcher(self) -> Any:
+        """A new matcher (``llguidance.LLMatcher``) that has seen no token."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +79,8 @@ class Admission:
     seed: int
     stop_ids: tuple[int, ...]
     """Ids that end the sequence; the sampler masks them while fewer than ``min_tokens`` are made."""
+    guide: CompiledGuide | None = None
+    """What its answer must match, if it must."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +104,8 @@ class StepPlan:
     ``table_patches``, in the same form, replaces entries by pages that hold the same tokens.
     ``slot_copies`` and ``page_copies``: int32 [2, k] of (source, destination). Of each kind, every source is
     read before any destination is written, so that one may be both; no destination comes twice.
+    ``parks`` and ``restores``: int32 [k, 1 + pages], a slot and the pages of a parked state, in order: the
+    state is put into the pages in 8 bits, or is put from them into the slot.
     """
 
     step: int
@@ -107,10 +129,12 @@ class StepPlan:
     finished: tuple[SeqId, ...] = ()
     """Sequences that ended (or were cancelled) since the last plan; their rows are in rows_cleared."""
     reclaiming: bool = False
-    """Somebody did not fit, and the cache gives up memory for the next plan."""
+    """Somebody did not fit, and memory makes room for the next plan: the cache gives up, or things move."""
     table_patches: Int32s = field(default_factory=no_writes)
     slot_copies: Int32s = field(default_factory=no_copies)
     page_copies: Int32s = field(default_factory=no_copies)
+    parks: Int32s = field(default_factory=none_parked)
+    restores: Int32s = field(default_factory=none_parked)
 
     @property
     def run_count(self) -> int:
@@ -125,9 +149,11 @@ class StepPlan:
 class StepResult:
     """``tokens``: int32 [runs], PAD where the run did not sample. ``logprobs`` by run index for those
     that asked; ``prompt_logprobs`` by run index: one entry per token of the run, each the logprob of the
-    *next* prompt token (the last entry of the prompt's last run is absent)."""
+    *next* prompt token (the last entry of the prompt's last run is absent). ``failures`` by run index: why a
+    sequence cannot go on, where that is its own affair (its grammar went over a limit)."""
 
     tokens: Int32s
     logprobs: dict[int, TokenLogprobs]
     prompt_logprobs: dict[int, list[TokenLogprobs]]
     device_s: float = 0.0
+    failures: dict[int, str] = field(default_factory=dict)

@@ -3,6 +3,7 @@
     admission        match -> open on it; remember where the sequence should leave its state (``taps``)
     each pass        publish   what the last step computed with states on the way goes into the tree
                      taps      slots for the positions that this step's runs pass
+                     copies    of running slots that have come as far as an answer keeps its states
     leaving          close with ``keep``: pages and the running slot are donated, not freed
     the queue        a request whose prefix is being computed waits for it (``twins``)
 
@@ -13,22 +14,30 @@
 All of it follows from what is known without it: which sequences run, what memory found. So a plan asked for
 twice is the same twice, and with a cache that is off every function here says "nothing".
 
-Owned: which sequences have something to publish. Laws: L8 (cached tokens
-are what memory matched, never more), L9 (a tap that finds no slot is left out; nothing else changes).
+Owned: which sequences have something to publish. Laws: L8 (cached tokens are what memory matched, never
+more; each lost one has its reason), L9 (a tap that finds no slot is left out; nothing else changes).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from weft.memory.memory import Memory
 from weft.memory.reservation import Match
+from weft.schedule.checkpoints import CheckpointPolicy
 from weft.schedule.one_pass import Pass
 from weft.schedule.plan import Int32s, StepPlan
 from weft.schedule.rows import RowTable
 from weft.schedule.sequence import SeqState, Sequence
-from weft.schedule.taps import TapPolicy, insurance_tokens, taps_in_run, wanted_positions
-from weft.schedule.twins import SAVED_TOKENS_MIN, Leader, Wait, front, wait_for
+from weft.schedule.taps import (
+    decode_distance,
+    decodes_due,
+    insurance_tokens,
+    taps_in_run,
+    wanted_positions,
+)
+from weft.schedule.twins import SAVED_TOKENS_MIN, Leader, Wait, front, in_the_making, wait_for
 from weft.units import RowId, SeqId
 
 FOLLOWERS_MAX = 64
@@ -38,15 +47,17 @@ FOLLOWERS_MAX = 64
 class Reuse:
     """``memory`` says whether anything is cached at all; ``policy`` where states are kept."""
 
-    def __init__(self, memory: Memory, policy: TapPolicy, rows: RowTable) -> None:
+    def __init__(self, memory: Memory, policy: CheckpointPolicy, rows: RowTable) -> None:
         plan = memory.plan
         self.enabled = memory.caches
         self._memory = memory
         self._policy = policy
         self._rows = rows
         self._stateful = plan.slots_per_frame > 0
-        self._donates = policy.donations or not self._stateful
         self._insurance_first = insurance_tokens(plan.slot_bytes, plan.page_bytes)
+        self._decode_distance = 0
+        if self.enabled and self._stateful:
+            self._decode_distance = decode_distance(policy, plan.slot_bytes, plan.page_bytes)
         self._unpublished: list[Sequence] = []
 
     # ------------------------------------------------------------------ looking and leaving
@@ -56,11 +67,21 @@ class Reuse:
         of it may be skipped."""
         return self._memory.match(known[:0] if seq.prompt_logprobs_due else known, salt=seq.salt)
 
-    def kept(self, seq: Sequence) -> Int32s | None:
-        """What ``seq``, which leaves its row, donates: the tokens that are computed."""
-        if not self.enabled or not self._donates:
-            return None
-        return seq.known()[:int(self._rows.computed[self._rows.row_of(seq)])]
+    def leave(self, step: Pass, seq: Sequence, *, preempted: bool) -> None:
+        """``seq`` gives up its memory; it donates what it computed, or at least states kept on its way."""
+        if not self.enabled:
+            step.draft.close(seq.id)
+            return
+        donates = self._donates(preempted=preempted)
+        keep = None
+        if donates or self._memory.lease(seq.id).taps:
+            keep = seq.known()[:int(self._rows.computed[self._rows.row_of(seq)])]
+            if not donates:
+                step.draft.publish(seq.id, keep)
+        step.draft.close(seq.id, keep=keep if donates else None)
+
+    def _donates(self, *, preempted: bool) -> bool:
+        return not self._stateful or (self._policy.preemption if preempted else self._policy.request_end)
 
     # ------------------------------------------------------------------ in a pass
 
@@ -89,12 +110,27 @@ class Reuse:
                 if slot is None:
                     return
                 step.add_tap(prefill, position, slot)
+        self._plan_copies(step)
+
+    def _plan_copies(self, step: Pass) -> None:
+        """The states that decodes have come to: what the running slot holds now, this step overwrites."""
+        if not self._decode_distance:
+            return
+        rows = step.decode_rows
+        for at in decodes_due(self._rows.computed[rows], self._rows.target[rows], self._decode_distance):
+            row = rows[at]
+            seq = SeqId(int(self._rows.seq_ids[row]))
+            slot = step.draft.save(seq, int(self._rows.computed[row]))
+            if slot is None:
+                return
+            step.copy_slot(step.draft.slot_of(seq), slot)
 
     def _wishes(self, seq: Sequence, match: Match) -> list[int]:
         if not self._stateful:
             return []
         return wanted_positions(self._policy, known_tokens=seq.known_count, start=match.cached_tokens,
-                                boundaries=seq.boundaries, kv_tokens=match.kv_tokens,
+                                boundaries=seq.boundaries, marks=seq.marks,
+                                kv_tokens=max(match.kv_tokens, match.recall.seen_tokens),
                                 insurance_first=self._insurance_first)
 
     # ------------------------------------------------------------------ twins
@@ -116,9 +152,10 @@ class Reuse:
         for seq in closing:
             row = self._rows.row_of(seq)
             at = int(self._rows.computed[row])
-            if self._donates:
-                taps = tuple(tap.position for tap in self._memory.lease(seq.id).taps)
-                found.add(Leader(seq.id, seq.salt, None, seq.known()[:at], at, (*taps, at)))
+            arriving = [tap.position for tap in self._memory.lease(seq.id).taps]
+            arriving += [at] if self._donates(preempted=False) else []
+            if arriving:
+                found.add(Leader(seq.id, seq.salt, None, seq.known()[:at], at, tuple(arriving)))
         return found
 
     def _leader(self, seq: Sequence, row: RowId, known: Int32s, *, publishes: bool) -> Leader:
@@ -137,17 +174,25 @@ class Reuse:
         if not self.enabled:
             return
         openings = {opening.seq: opening.match for opening in plan.reservation.opened}
-        tapped = {tap.run for tap in plan.taps}
+        saving = {save.seq for save in plan.reservation.saved}
         self._unpublished = []
         for run in range(plan.decode_count, plan.run_count):
-            row = int(plan.rows[run])
-            seq = self._rows.seqs[row]
-            assert seq is not None, f"row {row} computes and is empty"
-            assert seq.id == plan.seqs[run]
+            seq = self._seq_of(plan, run)
             if seq.id in openings:
-                self._rows.wanted[row] = self._wishes(seq, openings[seq.id])
-            if run in tapped or not self._stateful:
+                self._rows.wanted[int(plan.rows[run])] = self._wishes(seq, openings[seq.id])
+            if seq.id in saving or not self._stateful:
                 self._unpublished.append(seq)
+                saving.discard(seq.id)
+        for run in range(plan.decode_count if saving else 0):
+            if plan.seqs[run] in saving:
+                self._unpublished.append(self._seq_of(plan, run))
+
+    def _seq_of(self, plan: StepPlan, run: int) -> Sequence:
+        row = int(plan.rows[run])
+        seq = self._rows.seqs[row]
+        assert seq is not None, f"row {row} computes and is empty"
+        assert seq.id == plan.seqs[run]
+        return seq
 
 
 class Leaders:
@@ -173,9 +218,20 @@ class Leaders:
 
     def wait_for(self, seq: Sequence, known: Int32s, cached: int) -> Wait | None:
         """What ``seq`` should wait for before it is admitted."""
+        alike = self._alike(seq, known, cached)
+        return wait_for(known, cached, seq.rank, alike, stateful=self._stateful) if alike else None
+
+    def with_not_ready(self, seq: Sequence, known: Int32s, match: Match) -> Match:
+        """``match`` of ``seq``, which is admitted and waits for nobody: of what it has to compute, that which
+        others compute at this moment is lost because it is not ready."""
+        alike = self._alike(seq, known, match.cached_tokens)
+        ready = in_the_making(known, match.cached_tokens, alike, stateful=self._stateful) if alike else 0
+        if ready <= match.cached_tokens:
+            return match
+        return replace(match, lost=match.lost.but_not_ready(ready - match.cached_tokens))
+
+    def _alike(self, seq: Sequence, known: Int32s, cached: int) -> list[Leader]:
+        """Who computes what begins as ``known`` does, when enough is to be had from anybody."""
         if not self._by_front or seq.prompt_logprobs_due or known.size - 1 - cached < SAVED_TOKENS_MIN:
-            return None
-        alike = self._by_front.get((seq.salt, front(known)))
-        if alike is None:
-            return None
-        return wait_for(known, cached, seq.rank, alike, stateful=self._stateful)
+            return []
+        return self._by_front.get((seq.salt, front(known)), [])

@@ -43,6 +43,7 @@ from weft.config import Sizes
 from weft.memory.memory import Memory
 from weft.memory.reservation import Match
 from weft.schedule.budget import Budget
+from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.one_pass import Pass
 from weft.schedule.plan import Admission, Int32s, StepPlan
 from weft.schedule.preemption import headroom_pages, victim_count
@@ -50,14 +51,11 @@ from weft.schedule.queues import RankedQueue
 from weft.schedule.reuse import FOLLOWERS_MAX, Reuse
 from weft.schedule.rows import RowTable
 from weft.schedule.sequence import SeqState, Sequence
-from weft.schedule.taps import AUTO, TapPolicy
 from weft.units import PAD, PAGE_TOKENS, RowId, SeqId, SlotId, pages_for
-
-_DOUBLINGS_MAX = 5
 
 
 class Scheduler:
-    def __init__(self, memory: Memory, sizes: Sizes, policy: TapPolicy = AUTO) -> None:
+    def __init__(self, memory: Memory, sizes: Sizes, policy: CheckpointPolicy = AUTO) -> None:
         self.memory = memory
         self.sizes = sizes
         self.rows = RowTable(sizes.rows_max)
@@ -69,7 +67,6 @@ class Scheduler:
         """Tokens that were in memory when their sequence was preempted, and were not when it came back."""
         self._closing: list[Sequence] = []
         self._decode_rows: Int32s | None = None
-        self._reclaims_in_a_row = 0
         self._step = 0
 
     # ------------------------------------------------------------------ who is here
@@ -122,12 +119,12 @@ class Scheduler:
 
     def _plan_closing(self, step: Pass) -> None:
         for seq in self._closing:
-            self._take_out(step, seq)
+            self._take_out(step, seq, preempted=False)
             step.finished.append(seq.id)
 
-    def _take_out(self, step: Pass, seq: Sequence) -> None:
+    def _take_out(self, step: Pass, seq: Sequence, *, preempted: bool) -> None:
         row = self.rows.row_of(seq)
-        step.draft.close(seq.id, keep=self.reuse.kept(seq))
+        self.reuse.leave(step, seq, preempted=preempted)
         step.rows_cleared.append(row)
         step.pages_freed += int(self.rows.pages_held[row])
 
@@ -169,7 +166,7 @@ class Scheduler:
         if victims:
             step.preempted = order[-victims:]
             for seq in step.preempted:
-                self._take_out(step, seq)
+                self._take_out(step, seq, preempted=True)
         out = short.union(order_rows[len(order) - victims:])
         step.decode_rows = step.decode_rows[[row not in out for row in step.decode_rows.tolist()]]
         assert all(row not in out for row in step.write_rows), "a victim ranks above one that got a page"
@@ -210,6 +207,7 @@ class Scheduler:
                 followers += 1
                 step.demand(wait.leader, wait.demand)
                 continue
+            match = leaders.with_not_ready(seq, known, match)
             end = budget.chunk_end(match.cached_tokens, known.size)
             if end == match.cached_tokens:
                 break
@@ -229,7 +227,7 @@ class Scheduler:
             return False
         step.admissions.append(Admission(
             row=row, seq=seq.id, tokens=known, prompt_tokens=int(seq.prompt.size),
-            sampling=seq.sampling, seed=seq.seed, stop_ids=seq.stop_ids))
+            sampling=seq.sampling, seed=seq.seed, stop_ids=seq.stop_ids, guide=seq.guide))
         step.write_table(row, 0, [*step.draft.shared_pages(seq.id), *step.draft.new_pages(seq.id)])
         step.add_prefill(seq, row, start, end, step.draft.slot_of(seq.id), known)
         return True
@@ -254,13 +252,10 @@ class Scheduler:
             self._reclaim(step, pages=pages, slots=1)
 
     def _reclaim(self, step: Pass, *, pages: int, slots: int = 0) -> bool:
-        """Ask the cache to give way. What it gives up may lie in frames that others keep from changing kind,
-        so each pass in a row that has to ask asks for twice as much."""
-        for doublings in (self._reclaims_in_a_row, 0):
-            if step.draft.reclaim(pages=pages << doublings, slots=slots << doublings):
-                step.reclaiming = True
-                return True
-        return False
+        """Ask memory to make room: what lies apart is moved together, and the cache gives way."""
+        done = step.draft.reclaim(pages=pages, slots=slots)
+        step.reclaiming |= done
+        return done
 
     # ------------------------------------------------------------------ commit and after
 
@@ -269,8 +264,6 @@ class Scheduler:
         assert plan.step == self._step
         self.memory.commit(plan.reservation)
         self._step += 1
-        again = min(self._reclaims_in_a_row + 1, _DOUBLINGS_MAX)
-        self._reclaims_in_a_row = again if plan.reclaiming else 0
         if plan.finished:
             assert plan.finished == tuple(seq.id for seq in self._closing)
             for seq in self._closing:
@@ -282,6 +275,8 @@ class Scheduler:
             self._commit_admissions(plan)
         if plan.table_writes.size:
             self.rows.add_pages(plan.table_writes[0])
+        for moved in plan.reservation.moves.slot_patches:
+            self.rows.slots[self.rows.row_of_id(moved.seq)] = moved.slot
         self.reuse.committed(plan)
 
     def _commit_preempted(self, preempted: tuple[SeqId, ...]) -> None:
@@ -307,7 +302,9 @@ class Scheduler:
             self.running.add(seq)
             seq.state = SeqState.RUNNING
             start = int(plan.starts[run])
-            self.recomputed_tokens += max(0, seq.computed_before - start)
+            again = max(0, seq.computed_before - start)
+            self.recomputed_tokens += again
+            seq.recomputed_tokens += again
             seq.computed_before = 0
             self.rows.assign(admission.row, seq, known=admission.tokens, computed=start,
                              slot=SlotId(int(plan.slots[run])))

@@ -22,7 +22,7 @@ import enum
 import numpy as np
 
 from weft.request import SamplingParams
-from weft.schedule.plan import Int32s
+from weft.schedule.plan import CompiledGuide, Int32s
 from weft.units import SeqId
 
 Rank = tuple[int, int, int]
@@ -37,12 +37,14 @@ class SeqState(enum.Enum):
 class Sequence:
     """``prompt``: int32 [n], never changed. ``generated``: a list, because it grows by one a step."""
 
-    __slots__ = ("boundaries", "computed_before", "generated", "id", "preemption_count", "prompt",
-                 "prompt_logprobs_due", "rank", "salt", "sampling", "seed", "state", "stop_ids")
+    __slots__ = ("boundaries", "computed_before", "generated", "guide", "id", "marks", "preemption_count",
+                 "prompt", "prompt_logprobs_due", "rank", "recomputed_tokens", "salt", "sampling", "seed",
+                 "state", "stop_ids")
 
     def __init__(self, seq: SeqId, *, prompt: Int32s, sampling: SamplingParams, seed: int,
                  stop_ids: tuple[int, ...], rank: Rank, salt: str = "",
-                 boundaries: tuple[int, ...] = ()) -> None:
+                 boundaries: tuple[int, ...] = (), marks: tuple[int, ...] = (),
+                 guide: CompiledGuide | None = None) -> None:
         assert prompt.size > 0, "an empty prompt is refused where requests are accepted"
         self.id = seq
         self.prompt = prompt
@@ -52,11 +54,15 @@ class Sequence:
         self.rank = rank
         self.salt = salt
         self.boundaries = boundaries
+        self.marks = marks
+        self.guide = guide
         self.generated: list[int] = []
         self.state = SeqState.WAITING
         self.preemption_count = 0
         self.computed_before = 0
         """Tokens that were in memory when it was preempted, until it runs again."""
+        self.recomputed_tokens = 0
+        """Of those, in all: tokens that were not in memory any more when it came back."""
         self.prompt_logprobs_due = sampling.prompt_logprobs is not None
         """The prompt's logprobs were asked for and are not complete: its prefill must report them."""
 

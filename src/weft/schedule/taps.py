@@ -8,19 +8,28 @@ least is computed to have logits.
     a prompt of n tokens        |system + tools|  turn 1  |   turn 2      |  question   |
     boundary (declared)                        b          b               b
     prompt end, floor64(n - 1)                                                       e
-    fork: KV matches to f, the deepest checkpoint is at c        c ---- f
+    tail: the same on a coarser grid                                            t
+    fork: seen before up to f, the deepest checkpoint is at c        c ---- f
     insurance: i, 2i, 4i, ...        i      2i              4i
+    decode: d, 2d, ... of the answer that follows                                      d       2d
 
 * *prompt end*: the same prompt again, and n > 1, compute the last chunk only.
+* *tail*: the last tokens of a prompt are the least likely to come again as they are: a template adds a few
+  that it later takes away, a question is put in other words. So it lies on a grid that grows with the prompt,
+  an eighth of it or less, up to 512: found by whoever shares the rest; no more than that is computed again.
 * *boundary*: a system prompt is shared by requests that share nothing else; waiting for a second one to see
   that it is would pay for it twice.
 * *fork*: two prompts are known to have parted here, so a third may.
 * *insurance*: what nobody declared. With doubling distances, a prompt that shares p tokens with this one
   finds more than p / 2 of them, for log2(n) states. The first distance is where the KV of the tokens behind
   it weighs as much as the state itself: closer ones would fill memory with states.
+* *marks*: what the client asks for. First of all wishes, as it knows what it will send next.
+* *decode*: an answer of many thousand tokens may be taken up in its middle (edited, cut, its reasoning left
+  out). The kernels of decode runs look for no taps, and need not: between two steps the running slot holds
+  the state after everything computed, and the plan of the step that would overwrite it has it copied. The
+  distance makes these states weigh at most a quarter of the KV they go with.
 
-What ends (or is preempted) donates its running slot besides; that needs no tap. Decode runs have no taps:
-their kernels do not look for them, and the donated slot covers what a following turn needs.
+What ends (or is preempted) donates its running slot besides; that needs no tap.
 
 All of this is a wish (law L9): a run is never cut for a tap, and a tap that finds no slot is left out.
 Wishes are ordered, the ones most likely to be used first, because that is the order in which slots are given
@@ -32,54 +41,23 @@ one at the prompt's end (it lies in the unique tail of most prompts, where nobod
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from weft.errors import ConfigError
+import numpy as np
+
+from weft.schedule.checkpoints import CheckpointPolicy
+from weft.schedule.plan import Int32s
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS, ceil_div
 
 INSURANCE_TOKENS_MIN = 512
 INSURANCE_TOKENS_MAX = 8192
+TAIL_GRID_MAX = 512
+_TAIL_PARTS = 8
+DECODE_TOKENS_MIN = 4096
+DECODE_TOKENS_MAX = 32768
+_DECODE_WEIGHTS = 4
 TAPS_PER_RUN_MAX = 32
 """Most states that one run keeps (law L11): each costs a write of a whole state in the forward pass."""
-
-_FLAG = "--checkpoints"
-
-
-@dataclass(frozen=True, slots=True)
-class TapPolicy:
-    """Which sources are on. ``every_tokens`` 0: not at regular distances. ``donations``: a sequence that ends
-    or is preempted leaves its pages and its state to the cache."""
-
-    prompt_end: bool = False
-    boundaries: bool = False
-    forks: bool = False
-    insurance: bool = False
-    every_tokens: int = 0
-    donations: bool = False
-
-
-AUTO = TapPolicy(prompt_end=True, boundaries=True, forks=True, insurance=True, donations=True)
-PROMPT = TapPolicy(prompt_end=True, donations=True)
-NONE = TapPolicy()
-
-
-def parse_checkpoints(text: str) -> TapPolicy:
-    """``auto``, ``prompt``, ``every:N`` or ``none``. Raises ConfigError that names the flag and the forms."""
-    named = {"auto": AUTO, "prompt": PROMPT, "none": NONE}.get(text)
-    if named is not None:
-        return named
-    match = re.fullmatch(r"every:(\d{1,9})", text)
-    if match is None:
-        raise ConfigError(f"{_FLAG} is {text!r}; it must be auto, prompt, every:N (N tokens, a multiple of "
-                          f"{CHUNK_TOKENS}) or none", param=_FLAG)
-    every = int(match.group(1))
-    if every == 0 or every % CHUNK_TOKENS:
-        nearest = max(CHUNK_TOKENS, on_grid(every + CHUNK_TOKENS // 2))
-        raise ConfigError(f"{_FLAG} is {text}; N must be a multiple of {CHUNK_TOKENS}, the grid of the "
-                          f"recurrent kernels, such as every:{nearest}", param=_FLAG)
-    return TapPolicy(prompt_end=True, forks=True, every_tokens=every, donations=True)
 
 
 def on_grid(position: int) -> int:
@@ -87,17 +65,54 @@ def on_grid(position: int) -> int:
     return position - position % CHUNK_TOKENS
 
 
+def tail_position(known_tokens: int) -> int:
+    """A little before the end of so many tokens: see *tail*."""
+    grid = CHUNK_TOKENS
+    while grid < TAIL_GRID_MAX and 2 * grid * _TAIL_PARTS <= known_tokens:
+        grid *= 2
+    return (known_tokens - 1) // grid * grid
+
+
+def _within(tokens: int, low: int, high: int) -> int:
+    """``tokens`` between ``low`` and ``high``, up to the grid."""
+    return on_grid(min(max(tokens, low), high) + CHUNK_TOKENS - 1)
+
+
+def _state_weight_tokens(slot_bytes: int, page_bytes: int) -> int:
+    """Tokens whose KV weighs as much as one state; 0 where there is no KV."""
+    return PAGE_TOKENS * ceil_div(slot_bytes, page_bytes) if page_bytes else 0
+
+
 def insurance_tokens(slot_bytes: int, page_bytes: int) -> int:
     """The first distance: tokens whose KV weighs as much as one state, on the grid and within reason."""
-    weight = PAGE_TOKENS * ceil_div(slot_bytes, page_bytes) if page_bytes else INSURANCE_TOKENS_MIN
-    return on_grid(min(max(weight, INSURANCE_TOKENS_MIN), INSURANCE_TOKENS_MAX) + CHUNK_TOKENS - 1)
+    return _within(_state_weight_tokens(slot_bytes, page_bytes), INSURANCE_TOKENS_MIN, INSURANCE_TOKENS_MAX)
 
 
-def wanted_positions(policy: TapPolicy, *, known_tokens: int, start: int, boundaries: Iterable[int] = (),
-                     kv_tokens: int = 0, insurance_first: int = INSURANCE_TOKENS_MIN) -> list[int]:
+def decode_distance(policy: CheckpointPolicy, slot_bytes: int, page_bytes: int) -> int:
+    """Tokens of an answer from one state to the next, 0 for none: as asked, or as many as weigh four times
+    what the state does, on the grid and within reason."""
+    if not policy.decode or policy.decode_tokens:
+        return policy.decode_tokens
+    weight = _state_weight_tokens(slot_bytes, page_bytes)
+    return _within(_DECODE_WEIGHTS * weight, DECODE_TOKENS_MIN, DECODE_TOKENS_MAX)
+
+
+def decodes_due(computed: Int32s, targets: Int32s, distance: int) -> list[int]:
+    """Which of the decodes, with so many tokens ``computed`` and their prefill up to ``targets`` behind them
+    (int32 [decodes]), have come as far as their next state: multiples of ``distance`` from the grid point at
+    which the answer began, so all on the grid."""
+    made = computed - (targets - targets % CHUNK_TOKENS)
+    due: list[int] = np.flatnonzero((made % distance == 0) & (made > 0)).tolist()
+    return due
+
+
+def wanted_positions(policy: CheckpointPolicy, *, known_tokens: int, start: int,
+                     boundaries: Iterable[int] = (), marks: Iterable[int] = (), kv_tokens: int = 0,
+                     insurance_first: int = INSURANCE_TOKENS_MIN) -> list[int]:
     """Positions after ``start`` at which a sequence of ``known_tokens`` should leave its state, the most
-    useful first. ``start``: where its computation begins; ``kv_tokens``: how far the cache had its KV;
-    ``boundaries``: declared positions, any order, on the grid or not, beyond the end or not."""
+    useful first. ``start``: where its computation begins; ``kv_tokens``: how far it was seen before;
+    ``boundaries`` (declared) and ``marks`` (asked for): any order, on the grid or not, beyond the end or
+    not."""
     last = on_grid(known_tokens - 1)
     wishes: dict[int, None] = {}
 
@@ -105,8 +120,13 @@ def wanted_positions(policy: TapPolicy, *, known_tokens: int, start: int, bounda
         if start < position <= last:
             wishes.setdefault(position)
 
+    if policy.marks:
+        for mark in sorted(marks):
+            wish(on_grid(mark))
     if policy.prompt_end:
         wish(last)
+    if policy.tail:
+        wish(tail_position(known_tokens))
     if policy.forks and kv_tokens > start:
         wish(on_grid(min(kv_tokens, last)))
     if policy.boundaries:

@@ -94,6 +94,17 @@ def wait_for(known: Int32s, cached: int, rank: Rank, leaders: Iterable[Leader], 
     return best
 
 
+def in_the_making(known: Int32s, cached: int, leaders: Iterable[Leader], *, stateful: bool) -> int:
+    """How far of a prompt of ``known`` tokens, ``cached`` of them in the cache, the state (or KV) could be
+    had by waiting for one of ``leaders``, whether that is worth it or not; 0 where it could not."""
+    furthest = 0
+    for leader in leaders:
+        if min(leader.known.size, known.size - 1) > max(cached, furthest):
+            shared = min(common_tokens(leader.known, known), known.size - 1)
+            furthest = max([furthest, *(point for point, _, _ in _points(leader, shared, stateful=stateful))])
+    return furthest if furthest > cached else 0
+
+
 def _points(leader: Leader, shared: int, *, stateful: bool) -> Iterator[tuple[int, int, int]]:
     """Positions up to ``shared`` that ``leader`` brings or can bring, the tokens it computes until then, and
     the tap to ask it for."""

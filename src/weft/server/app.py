@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from weft.errors import RequestError, WeftError
-from weft.server.cache import cache_report
+from weft.server.cache import Looks, cache_report
 from weft.server.chat import prepare_chat
 from weft.server.completions import prepare_completion
 from weft.server.errors import BodyTooLargeError, WrongMediaTypeError, on_bug, on_http_error, on_weft_error
@@ -28,6 +28,7 @@ from weft.server.generation import Generation
 from weft.server.metrics import CONTENT_TYPE
 from weft.server.protocol import (
     UNSERVED_IN_CHAT,
+    UNSERVED_IN_COMPLETIONS,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
@@ -72,12 +73,13 @@ def build_app(service: Service) -> ASGIApp:
         WeftError: on_weft_error, HTTPException: on_http_error, ClientGoneError: _on_client_gone,
         Exception: on_bug})
     app.router.redirect_slashes = False
-    return Gate(app, api_keys=service.config.api_key)
+    return Gate(app, api_keys=service.config.api_key, operator_keys=service.config.operator_key)
 
 
 class _Handlers:
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._looks = Looks(service.engine.cache_shape)
 
     async def chat(self, request: Request) -> Response:
         self._service.check_open()
@@ -87,7 +89,7 @@ class _Handlers:
 
     async def completions(self, request: Request) -> Response:
         self._service.check_open()
-        body = parse_body(await self._body(request), CompletionBody)
+        body = parse_body(await self._body(request), CompletionBody, unserved=UNSERVED_IN_COMPLETIONS)
         job = await prepare_completion(self._service, body)
         return await self._answer(request, job, stream=bool(body.stream))
 
@@ -139,12 +141,14 @@ class _Handlers:
 
     async def cache(self, request: Request) -> Response:
         self._service.check_open()
+        shape = await self._looks.shape()
         stats = self._service.engine.stats
-        return _json(cache_report(stats.memory) if stats is not None else {})
+        return _json(cache_report(stats.memory, shape) if stats is not None else {})
 
     async def flush_cache(self, request: Request) -> Response:
         self._service.check_open()
         await self._service.engine.flush_cache()
+        self._looks.forget()
         return await self.cache(request)
 
     async def metrics(self, request: Request) -> Response:

@@ -1,27 +1,102 @@
-"""GET /v1/cache: what the prefix cache holds and what it has done, in sizes and counts.
+"""GET /v1/cache: what the prefix cache holds and what it has done, in sizes, counts and ages.
 
-No text, no tokens, no names of tenants: nothing that says what anybody asked.
+No text, no tokens, no names of tenants: nothing that says what anybody asked. That somebody asked something
+is still to be seen in numbers that move, so with ``--operator-key`` this is for operators only (``gate``).
+
+The engine looks at every node of its tree to answer, between two steps. ``Looks`` lets it do so at most once
+in LOOK_EVERY_S, however many ask.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from weft.memory.memory import MemoryUsage
+from weft.memory.shape import CacheShape, ShapeSum, SizeClass
+
+LOOK_EVERY_S = 1.0
 
 
-def cache_report(usage: MemoryUsage) -> dict[str, Any]:
-    """``states`` are checkpoints, ``pages`` of 16 tokens; ``read_now``: pages that running requests read.
-    ``counts`` are since the start; what they mean is at ``weft.memory.cache.CacheCounts``."""
+class Looks:
+    """``look`` asks the engine. Raises what it raises."""
+
+    def __init__(self, look: Callable[[], Awaitable[CacheShape]]) -> None:
+        self._look = look
+        self._one_asks = asyncio.Lock()
+        self._seen: tuple[float, CacheShape] | None = None
+
+    def forget(self) -> None:
+        """The cache was flushed: what was seen is no more."""
+        self._seen = None
+
+    async def shape(self) -> CacheShape:
+        """At most LOOK_EVERY_S old."""
+        async with self._one_asks:
+            if self._seen is None or time.monotonic() - self._seen[0] > LOOK_EVERY_S:
+                self._seen = time.monotonic(), await self._look()
+            return self._seen[1]
+
+
+def memory_bytes(usage: MemoryUsage) -> dict[str, int]:
+    """The arena by what its bytes are used for, they add up to it. KV and states of one running sequence;
+    KV that is cached and read by running ones; KV and states that are cached and may give way; what is free
+    in frames that hold one kind; what is free for either."""
+    page_bytes = usage.page_bytes // max(usage.pages_held, 1)
+    slot_bytes = usage.slot_bytes // max(usage.slots_held, 1)
+    return {
+        "running_kv": (usage.pages_held - usage.pages_cached) * page_bytes,
+        "running_states": (usage.slots_held - usage.slots_cached) * slot_bytes,
+        "shared_kv": usage.pages_shared * page_bytes,
+        "cached_kv": (usage.pages_cached - usage.pages_shared) * page_bytes - usage.parked_bytes,
+        "cached_states": usage.slots_cached * slot_bytes + usage.parked_bytes,
+        "open": usage.open_bytes,
+        "free": usage.free_bytes,
+    }
+
+
+def cache_report(usage: MemoryUsage, shape: CacheShape) -> dict[str, Any]:
+    """``states`` are checkpoints, ``states_parked`` of them in 8 bits in ``parked_bytes`` of pages; ``pages``
+    of 16 tokens; ``read_now``: pages that running requests read.
+    ``counts`` are since the start; what they mean is at ``weft.memory.cache.CacheCounts``. ``tree`` is at
+    ``weft.memory.shape``."""
+    counts = dataclasses.asdict(usage.cache)
+    if not counts["lost_salt"]:  # not looked for without --count-salt, and 0 would say that there is none
+        del counts["lost_salt"]
     return {
         "object": "cache",
         "bytes": usage.cached_bytes,
         "share": usage.cached_bytes / usage.arena_bytes if usage.arena_bytes else 0.0,
         "evictable_bytes": usage.evictable_bytes,
+        "memory_bytes": memory_bytes(usage),
         "nodes": usage.cache_nodes,
         "pages": usage.pages_cached,
         "pages_read_now": usage.pages_shared,
-        "states": usage.slots_cached,
-        "counts": dataclasses.asdict(usage.cache),
+        "states": usage.slots_cached + usage.states_parked,
+        "states_parked": usage.states_parked,
+        "parked_bytes": usage.parked_bytes,
+        "counts": counts,
+        "moves": dataclasses.asdict(usage.moves),
+        "tree": {
+            "namespaces": [{"number": one.number, "salted": one.salted, **_sum(one.total)}
+                           for one in shape.namespaces],
+            "namespace_count": shape.namespace_count,
+            "by_depth": _classes(shape.depths),
+            "by_length": _classes(shape.lengths),
+            "prefixes": [{**dataclasses.asdict(one), "age_s": round(one.age_s, 1)}
+                         for one in shape.prefixes],
+            "cut_off": shape.cut_off,
+        },
     }
+
+
+def _classes(classes: list[SizeClass]) -> list[dict[str, Any]]:
+    return [{"tokens_max": one.tokens_max, **_sum(one.total)} for one in classes]
+
+
+def _sum(total: ShapeSum) -> dict[str, Any]:
+    return {**dataclasses.asdict(total), "youngest_s": round(total.youngest_s, 1),
+            "oldest_s": round(total.oldest_s, 1)}

@@ -2,6 +2,10 @@
 
 Parse -> chat template -> tokens -> Generation -> one JSON object, or a stream: a first chunk per choice
 with the role, then text, the last chunk of a choice with its ``finish_reason``, usage if asked, [DONE].
+
+    Piece --AnswerReader (weft.text.dialect)--> reasoning | content | tool calls
+
+Reasoning goes out under both names that clients look for, ``reasoning`` and ``reasoning_content``.
 """
 
 from __future__ import annotations
@@ -15,16 +19,40 @@ from msgspec import UNSET, UnsetType
 
 from weft.engine.choices import Piece
 from weft.errors import RequestError
-from weft.server.generation import Generation, Prompt, Usage
+from weft.server.generation import CompletionTokensDetails, Generation, Prompt, Usage
 from weft.server.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, namer, prompt_logprobs
 from weft.server.protocol import ChatBody, refuse_stream_fields, sampling_params
 from weft.server.service import ServedModel, Service
 from weft.server.sse import DONE, sse_line
+from weft.server.structured import guide_of
+from weft.text.chat import ChatMessage
+from weft.text.dialect import AnswerPlan, Heard
+from weft.text.tools.definitions import read_choice, read_tools
+from weft.text.tools.reader import CallDelta
+
+
+class Function(msgspec.Struct, kw_only=True):
+    """``name`` is left out behind the first delta of a call. ``arguments``: JSON text, in a stream a part."""
+
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """``index`` is in streams only, where ``id`` and ``type`` are in the first delta of a call."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: Function
 
 
 class ChatAnswer(msgspec.Struct, kw_only=True):
     role: str = "assistant"
-    content: str
+    content: str | None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -50,6 +78,13 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
 class Delta(msgspec.Struct, kw_only=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+    @property
+    def empty(self) -> bool:
+        return self.content is UNSET and self.reasoning is UNSET and self.tool_calls is UNSET
 
 
 class DeltaChoice(msgspec.Struct, kw_only=True):
@@ -77,7 +112,8 @@ _encoder = msgspec.json.Encoder()
 class ChatJob:
     """One request to /v1/chat/completions, prepared: ``generation`` is ready to start."""
 
-    def __init__(self, service: Service, model: ServedModel, body: ChatBody, prompt: Prompt) -> None:
+    def __init__(self, service: Service, model: ServedModel, body: ChatBody, prompt: Prompt,
+                 plan: AnswerPlan) -> None:
         self._body = body
         self._model = model
         self._prompt = prompt
@@ -88,20 +124,23 @@ class ChatJob:
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         self._top = body.top_logprobs or 0
         sampling = sampling_params(body, model.sampling_defaults, max_tokens=max_tokens,
-                                   logprobs=self._top if body.logprobs else None)
+                                   logprobs=self._top if body.logprobs else None, guide=plan.guide)
         self.generation = Generation(service, model, [prompt], [sampling], priority=body.priority or 0,
-                                     cache_salt=body.cache_salt or "")
+                                     cache_salt=body.cache_salt or "",
+                                     decoder=model.tokenizer.showing(plan.shown_ids))
+        self._with_reasoning = body.include_reasoning is not False
+        self._readers = [plan.reader(eager=bool(body.stream)) for _ in self.generation.choices]
 
     async def answer(self) -> bytes:
         generation, body = self.generation, self._body
         choices = []
         for piece in await generation.whole():
-            choices.append(ChatChoice(index=piece.index, message=ChatAnswer(content=piece.text),
-                                      logprobs=self._logprobs(piece), finish_reason=piece.finish_reason,
+            choices.append(ChatChoice(index=piece.index, message=self._message(piece),
+                                      logprobs=self._logprobs(piece), finish_reason=self._reason(piece),
                                       stop_reason=piece.stop_reason,
                                       token_ids=piece.tokens if body.return_token_ids else UNSET))
         response = ChatCompletion(id=self._id, created=self._created_s, model=self._name, choices=choices,
-                                  usage=generation.usage())
+                                  usage=self._usage())
         if body.return_token_ids:
             response.prompt_token_ids = self._prompt.tokens
         if body.prompt_logprobs is not None:
@@ -118,7 +157,7 @@ class ChatJob:
         def line(choices: list[DeltaChoice], *, first: bool = False) -> bytes:
             chunk = ChatChunk(id=self._id, created=self._created_s, model=self._name, choices=choices)
             if always or (with_usage and not choices):
-                chunk.usage = generation.usage()
+                chunk.usage = self._usage()
             elif with_usage:
                 chunk.usage = None
             if first and body.return_token_ids:
@@ -130,28 +169,92 @@ class ChatJob:
                      for choice in generation.choices]
             yield b"".join(line([role], first=role.index == 0) for role in roles)
             async for pieces in generation.pieces():
-                yield b"".join(line([self._delta(piece)]) for piece in pieces)
+                # A piece whose text is held back (it may become a marker) says nothing yet.
+                deltas = [delta for delta in map(self._delta, pieces) if delta is not None]
+                if deltas:
+                    yield b"".join(line([delta]) for delta in deltas)
             if with_usage:
                 yield line([])
             yield DONE
         finally:
             generation.close()
 
-    def _delta(self, piece: Piece) -> DeltaChoice:
+    def _read(self, piece: Piece) -> Heard:
+        last = piece.finish_reason is not None
+        heard = self._readers[piece.index].read(piece.text, piece.tokens, last=last)
+        if not self._with_reasoning:
+            heard.reasoning = ""
+        return heard
+
+    def _reason(self, piece: Piece) -> str | None:
+        called = self._readers[piece.index].call_count > 0
+        return "tool_calls" if called and piece.finish_reason == "stop" else piece.finish_reason
+
+    def _message(self, piece: Piece) -> ChatAnswer:
+        heard = self._read(piece)
+        answer = ChatAnswer(content=heard.content)
+        if heard.reasoning:
+            answer.reasoning = answer.reasoning_content = heard.reasoning
+        calls: dict[int, ToolCall] = {}
+        for delta in heard.calls:
+            call = calls.setdefault(delta.index, ToolCall(type="function", function=Function()))
+            if delta.name is not None and delta.call_id is not None:
+                call.id, call.function.name = delta.call_id, delta.name
+            call.function.arguments += delta.arguments
+        if calls:
+            answer.tool_calls = list(calls.values())
+            answer.content = heard.content or None
+        return answer
+
+    def _delta(self, piece: Piece) -> DeltaChoice | None:
+        heard = self._read(piece)
         choice = DeltaChoice(index=piece.index, delta=Delta(), logprobs=self._logprobs(piece),
-                             finish_reason=piece.finish_reason)
-        if piece.text:
-            choice.delta.content = piece.text
+                             finish_reason=self._reason(piece))
+        if heard.content:
+            choice.delta.content = heard.content
+        if heard.reasoning:
+            choice.delta.reasoning = choice.delta.reasoning_content = heard.reasoning
+        if heard.calls:
+            choice.delta.tool_calls = [_call_delta(delta) for delta in heard.calls]
         if piece.finish_reason is not None:
             choice.stop_reason = piece.stop_reason
+        elif choice.delta.empty and choice.logprobs is None and not self._body.return_token_ids:
+            return None
         if self._body.return_token_ids:
             choice.token_ids = piece.tokens
         return choice
+
+    def _usage(self) -> Usage:
+        reasoned = sum(reader.reasoning_tokens for reader in self._readers)
+        details = CompletionTokensDetails(reasoning_tokens=reasoned)
+        return msgspec.structs.replace(self.generation.usage(), completion_tokens_details=details)
 
     def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
         if not self._body.logprobs:
             return None
         return chat_logprobs(piece.logprobs, self._model.tokenizer, self._namer, self._top)
+
+
+def _call_delta(delta: CallDelta) -> ToolCall:
+    call = ToolCall(index=delta.index, function=Function(arguments=delta.arguments))
+    if delta.name is not None and delta.call_id is not None:
+        call.id, call.type, call.function.name = delta.call_id, "function", delta.name
+    return call
+
+
+def _plan(model: ServedModel, body: ChatBody, prompt: str) -> AnswerPlan:
+    tools = read_tools(body.tools)
+    continued = _content_of(body.messages[-1]) if body.continue_final_message else None
+    return model.dialect.plan(prompt, tools=tools, choice=read_choice(body.tool_choice, tools),
+                              several_calls=body.parallel_tool_calls is not False, guide=guide_of(body),
+                              continued=continued)
+
+
+def _content_of(message: ChatMessage) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    parts = message.content or ()
+    return "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in parts)
 
 
 async def prepare_chat(service: Service, body: ChatBody) -> ChatJob:
@@ -164,5 +267,8 @@ async def prepare_chat(service: Service, body: ChatBody) -> ChatJob:
                            code="unsupported_parameter")
     model = service.model_for(body.model)
     text = model.prompt_text(body)
-    tokens, boundaries = await model.encode_chat(body, text, add_special_tokens=bool(body.add_special_tokens))
-    return ChatJob(service, model, body, Prompt(tokens, text, boundaries))
+    plan = _plan(model, body, text)
+    tokens, boundaries, marks = await model.encode_chat(body, text,
+                                                        add_special_tokens=bool(body.add_special_tokens))
+    marks += body.cache_boundaries or []
+    return ChatJob(service, model, body, Prompt(tokens, text, boundaries, marks), plan)

@@ -26,7 +26,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import zmq
@@ -36,6 +36,7 @@ from weft.config import EngineConfig
 from weft.engine.stats import EngineStats
 from weft.errors import EngineUnavailableError, WeftError
 from weft.info import ModelInfo
+from weft.memory.shape import CacheShape
 from weft.request import Request, TokenEvent
 from weft.server.messages import (
     Cancel,
@@ -43,6 +44,7 @@ from weft.server.messages import (
     Fatal,
     Flush,
     Launch,
+    Look,
     Progress,
     Ready,
     Report,
@@ -59,6 +61,7 @@ _encoder = msgspec.msgpack.Encoder()
 _reports = msgspec.msgpack.Decoder(Report)
 
 State = Literal["starting", "ready", "dead"]
+Answer = TypeVar("Answer")
 
 
 class Stream:
@@ -91,9 +94,10 @@ class Stream:
 
 class EngineClient:
     """``on_progress`` gets the lines of a starting engine; ``on_step_tokens``, which may be set later, the
-    sizes of its steps in tokens."""
+    sizes of its steps in tokens. ``record``: file and most bytes of a recording of its traffic."""
 
     def __init__(self, config: EngineConfig, *, factory: str = ASSEMBLE,
+                 record: tuple[str, int] | None = None,
                  on_progress: Callable[[str], None] = lambda text: None) -> None:
         self.state: State = "starting"
         self.progress = "starting the engine"
@@ -103,11 +107,13 @@ class EngineClient:
         self.on_step_tokens: Callable[[list[int]], None] = lambda sizes: None
         self._config = config
         self._factory = factory
+        self._record = record
         self._on_progress = on_progress
         self._streams: dict[str, Stream] = {}
         self._answers: dict[str, asyncio.Future[None]] = {}
         self._flushes: dict[int, asyncio.Future[None]] = {}
-        self._flush_count = 0
+        self._looks: dict[int, asyncio.Future[CacheShape]] = {}
+        self._question_count = 0
         self._changed = asyncio.Event()
         self._ended = asyncio.Event()
         self._stopping = False
@@ -119,7 +125,8 @@ class EngineClient:
         self._folder = _socket_folder()
         context = self._context = zmq.asyncio.Context()
         self._commands, self._events = context.socket(zmq.PUSH), context.socket(zmq.PULL)
-        launch = Launch(factory=self._factory, config=dataclasses.asdict(self._config), folder=self._folder)
+        launch = Launch(factory=self._factory, config=dataclasses.asdict(self._config), folder=self._folder,
+                        record=self._record)
         self._commands.bind(launch.commands_address)
         self._events.bind(launch.events_address)
         self._process = await asyncio.create_subprocess_exec(
@@ -173,14 +180,23 @@ class EngineClient:
 
     async def flush_cache(self) -> None:
         """Returns when the engine has dropped what its prefix cache held. Raises EngineUnavailableError."""
+        await self._ask(self._flushes, Flush)
+
+    async def cache_shape(self) -> CacheShape:
+        """What its prefix cache holds. Raises EngineUnavailableError."""
+        return await self._ask(self._looks, Look)
+
+    async def _ask(self, answers: dict[int, asyncio.Future[Answer]],
+                   question: type[Flush] | type[Look]) -> Answer:
         self.check_alive()
-        number, self._flush_count = self._flush_count, self._flush_count + 1
-        done = self._flushes[number] = asyncio.get_running_loop().create_future()
+        number, self._question_count = self._question_count, self._question_count + 1
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answers[number] = answer
         try:
-            await self._send(Flush(number))
-            await done
+            await self._send(question(number))
+            return await answer
         finally:
-            del self._flushes[number]
+            del answers[number]
 
     def close(self, stream: Stream) -> None:
         """Events that still come for it are dropped."""
@@ -256,6 +272,10 @@ class EngineClient:
             done = self._flushes.get(number)
             if done is not None and not done.done():
                 done.set_result(None)
+        for number, shape in report.shapes:
+            look = self._looks.get(number)
+            if look is not None and not look.done():
+                look.set_result(shape)
         for event in report.events:
             stream = self._streams.get(event.request_id)
             if stream is not None:
@@ -277,7 +297,9 @@ class EngineClient:
         unavailable = EngineUnavailableError(self.death.message)
         for stream in self._streams.values():
             stream.fail(unavailable)
-        for answer in (*self._answers.values(), *self._flushes.values()):
+        asked: list[asyncio.Future[Any]] = [*self._answers.values(), *self._flushes.values(),
+                                            *self._looks.values()]
+        for answer in asked:
             if not answer.done():
                 answer.set_exception(unavailable)
         self._answers.clear()

@@ -34,6 +34,7 @@ from weft.server.protocol import (
 )
 from weft.server.service import ServedModel, Service
 from weft.server.sse import DONE, sse_line
+from weft.server.structured import guide_of
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -67,6 +68,7 @@ class CompletionJob:
     def __init__(self, service: Service, model: ServedModel, body: CompletionBody,
                  prompts: list[Prompt]) -> None:
         self._body = body
+        self._guide = guide_of(body)
         self._model = model
         self._id = f"cmpl-{body.request_id or uuid.uuid4().hex}"
         self._created_s = int(time.time())
@@ -113,7 +115,7 @@ class CompletionJob:
             max_tokens = max(min(COMPLETION_TOKENS_DEFAULT, info.max_model_len - len(prompt.tokens)), 1)
             max_tokens = max(max_tokens, body.min_tokens or 0)
         sampling = sampling_params(body, self._model.sampling_defaults, logprobs=body.logprobs,
-                                   max_tokens=max_tokens)
+                                   max_tokens=max_tokens, guide=self._guide)
         if self._echo and body.logprobs is not None:
             wanted = max(body.logprobs, body.prompt_logprobs or 0)
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=wanted)
@@ -168,11 +170,13 @@ async def prepare_completion(service: Service, body: CompletionBody) -> Completi
                            param="prompt_logprobs", code="unsupported_parameter")
     model = service.model_for(body.model)
     prompts = []
+    marks = body.cache_boundaries or []
     for given in prompts_of(body.prompt):
         if isinstance(given, str):
             add_special_tokens = body.add_special_tokens is not False
-            prompts.append(Prompt(await model.encode(given, add_special_tokens=add_special_tokens), given))
+            tokens = await model.encode(given, add_special_tokens=add_special_tokens)
+            prompts.append(Prompt(tokens, given, marks=marks))
         else:
             model.check_ids(given, param="prompt")
-            prompts.append(Prompt(given))
+            prompts.append(Prompt(given, marks=marks))
     return CompletionJob(service, model, body, prompts)

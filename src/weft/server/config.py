@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from weft.errors import ConfigError
+from weft.text.reasoning import check_reasoning_parser
+from weft.text.tools.formats import check_tool_parser
+from weft.units import parse_bytes
 
 DEFAULT_PORT = 8000
 PORTS_TRIED = 20
@@ -28,10 +32,17 @@ class ServerConfig:
                                    "that is free.")
     api_key: tuple[str, ...] = _flag((), "Key that clients must send as 'Authorization: Bearer KEY'; may be "
                                          "given several times. Guards everything but /health.")
+    operator_key: tuple[str, ...] = _flag((), "Key that opens everything, and alone opens /metrics and "
+                                              "/v1/cache; may be given several times. Without one, every "
+                                              "--api-key opens those.")
     served_model_name: tuple[str, ...] = _flag(
         (), "Name(s) that requests may use for the model, besides 'default'; may be given several times. "
             "Default: the model's own.")
     chat_template: str | None = _flag(None, "File with the chat template to use instead of the checkpoint's.")
+    reasoning_parser: str = _flag("auto", "Format of the model's reasoning, which answers give apart from "
+                                          "their content; auto goes by the chat template, none leaves it in.")
+    tool_parser: str = _flag("auto", "Format of the model's tool calls; auto goes by the chat template, none "
+                                     "refuses tools.")
     metrics_prefix: str = _flag("weft", "Prefix of metric names; with 'vllm', published dashboards load as "
                                         "they are.")
     drain_timeout: float = _flag(30.0, "Seconds that running requests get to finish after the first Ctrl-C.")
@@ -40,8 +51,24 @@ class ServerConfig:
                                        "0: never.")
     exit_on_engine_death: bool = _flag(False, "End the server with code 1 when its engine process dies, "
                                               "instead of answering 503 until it is stopped.")
+    record: str | None = _flag(None, "File for a recording of the traffic, to replay with `weft simulate`: "
+                                     "arrival times, lengths and keyed hashes, never text.")
+    record_limit: str = _flag("1GB", "Size at which the recording ends.")
     log_level: Literal["debug", "info", "warning", "error"] = _flag(
         "info", "What is logged; info has one line per request.")
+
+    def recording(self) -> tuple[str, int] | None:
+        """File and most bytes, as absolute path; None for no recording. Raises ConfigError."""
+        limit = parse_bytes(self.record_limit, flag="--record-limit")
+        if self.record is None:
+            return None
+        if not self.record.strip():
+            raise ConfigError("--record is empty: it takes the name of a file", param="--record")
+        file = Path(self.record).expanduser().absolute()
+        if file.exists():
+            raise ConfigError(f"--record {file}: the file is there already, and a recording begins a "
+                              "new one: name another, or remove it", param="--record")
+        return str(file), limit
 
     def check(self) -> None:
         """Raises ConfigError that names the flag. (Whether the address can be bound shows when it is.)"""
@@ -58,8 +85,13 @@ class ServerConfig:
                               param="--max-body-mb")
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("--api-key is empty: leave it out to serve without a key", param="--api-key")
+        if any(not key.strip() for key in self.operator_key):
+            raise ConfigError("--operator-key is empty: leave it out to let every --api-key in",
+                              param="--operator-key")
         if any(not name.strip() for name in self.served_model_name):
             raise ConfigError("--served-model-name is empty", param="--served-model-name")
+        check_reasoning_parser(self.reasoning_parser)
+        check_tool_parser(self.tool_parser)
         if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", self.metrics_prefix):
             raise ConfigError(f"--metrics-prefix {self.metrics_prefix!r}: use letters, digits and _, and "
                               "start with a letter", param="--metrics-prefix")

@@ -24,6 +24,7 @@ JSON).
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import shutil
@@ -32,21 +33,25 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 import zmq
 
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
-from weft.errors import UserError, WeftError
-from weft.request import TokenEvent
+from weft.errors import RequestError, UserError, WeftError
+from weft.memory.shape import CacheShape
+from weft.request import Request, TokenEvent
+from weft.server.guide_desk import GuideDesk
 from weft.server.messages import (
     Cancel,
     Command,
     Fatal,
     Flush,
     Launch,
+    Look,
     Progress,
     Ready,
     Refusal,
@@ -55,7 +60,12 @@ from weft.server.messages import (
     Submit,
 )
 
+if TYPE_CHECKING:
+    from weft.server.recorder import Recorder
+
 _AUDIT_AFTER_MS = 100
+_GUIDE_LOOK_MS = 2
+"""While a grammar is compiled and nothing else is to do, its thread is looked after so often."""
 _STATS_EVERY_S = 0.1
 _LINGER_MS = 2000
 _encoder = msgspec.msgpack.Encoder()
@@ -65,14 +75,18 @@ _commands = msgspec.msgpack.Decoder(Command)
 class EngineLoop:
     """Steps a core until a Stop command. ``commands`` and ``events`` are connected sockets."""
 
-    def __init__(self, core: EngineCore, commands: zmq.Socket[bytes], events: zmq.Socket[bytes]) -> None:
+    def __init__(self, core: EngineCore, commands: zmq.Socket[bytes], events: zmq.Socket[bytes],
+                 recorder: Recorder | None = None) -> None:
         self._core = core
+        self._recorder = recorder
         self._commands = commands
         self._events = events
         self._stopping = False
+        self._desk = GuideDesk(core.guides, core.sizes.queue_max)
         self._accepted: list[str] = []
         self._rejected: list[tuple[str, Refusal]] = []
         self._flushed: list[int] = []
+        self._shapes: list[tuple[int, CacheShape]] = []
         self._step_tokens: list[int] = []
         self._stats_due_s = 0.0
 
@@ -92,15 +106,22 @@ class EngineLoop:
                     raise self._core.failure
                 audited = False
                 continue
-            if not audited and not self._commands.poll(_AUDIT_AFTER_MS):
-                self._core.audit()
-                audited = True
-            self._commands.poll()
+            if self._desk.busy:
+                self._commands.poll(_GUIDE_LOOK_MS)
+            else:
+                if not audited and not self._commands.poll(_AUDIT_AFTER_MS):
+                    self._core.audit()
+                    audited = True
+                self._commands.poll()
             self._take_commands()
-            if not self._core.has_work and (self._accepted or self._rejected or self._flushed):
+            if not self._core.has_work and (self._accepted or self._rejected or self._flushed
+                                            or self._shapes):
                 self._report([])
+        self._desk.close()
 
     def _take_commands(self) -> None:
+        for request, refused in self._desk.ready():
+            self._submit(request, refused)
         while True:
             try:
                 raw = self._commands.recv(zmq.NOBLOCK)
@@ -108,21 +129,38 @@ class EngineLoop:
                 return
             command = _commands.decode(raw)
             if isinstance(command, Submit):
-                try:
-                    self._core.submit(command.request)
-                except WeftError as error:
-                    self._rejected.append((command.request.request_id, Refusal.of(error)))
-                else:
-                    self._accepted.append(command.request.request_id)
+                self._submit(command.request)
             elif isinstance(command, Cancel):
+                if self._recorder is not None:
+                    self._recorder.cancelled(command.request_id, command.index)
+                self._desk.cancel(command.request_id)
                 self._core.cancel(command.request_id, command.index)
             elif isinstance(command, Flush):
                 self._core.flush_cache()
                 self._flushed.append(command.number)
+            elif isinstance(command, Look):
+                self._shapes.append((command.number, self._core.cache_shape()))
             else:
                 self._stopping = True
 
+    def _submit(self, request: Request, refused: WeftError | None = None) -> None:
+        """``refused``: what was wrong with its grammar."""
+        try:
+            if refused is not None:
+                raise refused
+            if self._desk.take(request):
+                return
+            self._core.submit(request)
+        except WeftError as error:
+            self._rejected.append((request.request_id, Refusal.of(error)))
+        else:
+            self._accepted.append(request.request_id)
+            if self._recorder is not None:
+                self._recorder.accepted(request)
+
     def _report(self, events: list[TokenEvent]) -> None:
+        if self._recorder is not None:
+            self._recorder.events(events)
         now = time.monotonic()
         stats = None
         # Whoever saw a request come or end finds it counted: its news and the counters travel together.
@@ -130,10 +168,24 @@ class EngineLoop:
         if news or now >= self._stats_due_s or self._flushed or not self._core.has_work:
             stats = self._core.stats()
             self._stats_due_s = now + _STATS_EVERY_S
-        if events or stats is not None or self._accepted or self._rejected or self._flushed:
+        if (events or stats is not None or self._accepted or self._rejected or self._flushed
+                or self._shapes):
             send(self._events, StepReport(accepted=self._accepted, rejected=self._rejected, events=events,
-                                          flushed=self._flushed, step_tokens=self._step_tokens, stats=stats))
+                                          flushed=self._flushed, shapes=self._shapes,
+                                          step_tokens=self._step_tokens, stats=stats))
             self._accepted, self._rejected, self._flushed, self._step_tokens = [], [], [], []
+            self._shapes = []
+
+
+def start_recording(launch: Launch, made: Any) -> Recorder | None:
+    """Raises ConfigError where the file cannot be made."""
+    if launch.record is None:
+        return None
+    from weft.server.recorder import Recorder
+
+    file, limit_bytes = launch.record
+    return Recorder(Path(file), made.core, model=made.info.name, clock=time.monotonic,
+                    checkpoints=str(launch.config.get("checkpoints", "auto")), limit_bytes=limit_bytes)
 
 
 def send(socket: zmq.Socket[bytes], report: Report) -> None:
@@ -178,11 +230,17 @@ def main() -> int:
     events.connect(launch.events_address)
     try:
         made = build(launch, events)
+        with contextlib.suppress(RequestError):  # a model that no grammar can follow refuses them by request
+            made.core.guides.warm()
+        recorder = start_recording(launch, made)
         send(events, Ready(made.info, made.core.stats()))
         try:
-            EngineLoop(made.core, commands, events).run()
+            EngineLoop(made.core, commands, events, recorder).run()
         finally:
-            made.core.close()
+            last = made.core.close()
+            if recorder is not None:
+                recorder.events(last)
+                recorder.close()
         return 0
     except UserError as error:
         send(events, Fatal(message=error.message, refusal=Refusal.of(error)))

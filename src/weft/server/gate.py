@@ -4,6 +4,8 @@
   every answer, errors too.
 * ``--api-key``: without a right one nothing is answered but /health. Keys are compared as SHA-256 digests
   in constant time, and all of them each time, so that timing says nothing about any.
+* ``--operator-key``: a right one opens everything. Where there is one, /metrics and /v1/cache open to no
+  other: what they say adds up over all clients, and differences of it tell one about the others.
 
 Plain ASGI rather than Starlette's BaseHTTPMiddleware, which puts a queue and two tasks around every
 response, streams included.
@@ -24,13 +26,15 @@ from weft.errors import AuthenticationError
 from weft.server.errors import error_response
 
 _OPEN_PATHS = frozenset({"/health"})
+_OPERATOR_PATHS = ("/metrics", "/v1/cache")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class Gate:
-    def __init__(self, app: ASGIApp, *, api_keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, *, api_keys: Sequence[str], operator_keys: Sequence[str] = ()) -> None:
         self._app = app
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in api_keys]
+        self._operators = [hashlib.sha256(key.encode()).digest() for key in operator_keys]
+        self._clients = [hashlib.sha256(key.encode()).digest() for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -47,20 +51,28 @@ class Gate:
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
-        if self._digests and scope["path"] not in _OPEN_PATHS:
-            refused = self._refusal(headers.get("authorization", ""))
+        if scope["path"] not in _OPEN_PATHS:
+            refused = self._refusal(scope["path"], headers.get("authorization", ""))
             if refused is not None:
                 await error_response(refused)(scope, receive, send_with_id)
                 return
         await self._app(scope, receive, send_with_id)
 
-    def _refusal(self, authorization: str) -> AuthenticationError | None:
+    def _refusal(self, path: str, authorization: str) -> AuthenticationError | None:
+        for_operators = bool(self._operators) and path.startswith(_OPERATOR_PATHS)
+        if not self._clients and not for_operators:
+            return None
         scheme, _, key = authorization.partition(" ")
         if not authorization:
             return AuthenticationError("this server wants an API key: send the header 'Authorization: Bearer "
                                        "KEY' (api_key= in the openai client)", code="missing_api_key")
         given = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        if scheme.lower() != "bearer" or not any(matches):
-            return AuthenticationError("this API key is not one of the server's", code="invalid_api_key")
-        return None
+        client_matches = [hmac.compare_digest(given, digest) for digest in self._clients]
+        operator_matches = [hmac.compare_digest(given, digest) for digest in self._operators]
+        is_bearer = scheme.lower() == "bearer"
+        if is_bearer and (any(operator_matches) or (any(client_matches) and not for_operators)):
+            return None
+        if is_bearer and any(client_matches):
+            return AuthenticationError(f"{path} is for the operator of this server (--operator-key)",
+                                       code="invalid_api_key")
+        return AuthenticationError("this API key is not one of the server's", code="invalid_api_key")

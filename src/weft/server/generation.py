@@ -18,10 +18,12 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from weft.engine.choices import Choice, Piece
+from weft.engine.detokenize import TextDecoder
 from weft.errors import RequestError
-from weft.request import Request, SamplingParams, TokenEvent
+from weft.request import LostTokens, Request, SamplingParams, TokenEvent
 from weft.server.client import Stream
 from weft.server.metrics import SequenceTimes
 from weft.server.service import ServedModel, Service
@@ -29,16 +31,26 @@ from weft.server.service import ServedModel, Service
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``text`` is None for a prompt that came as token ids; echo then decodes them. ``boundaries`` as in
-    ``Request``."""
+    """``text`` is None for a prompt that came as token ids; echo then decodes them. ``boundaries`` and
+    ``marks`` as in ``Request``."""
 
     tokens: list[int]
     text: str | None = None
     boundaries: list[int] = field(default_factory=list)
+    marks: list[int] = field(default_factory=list)
 
 
-class PromptTokensDetails(msgspec.Struct, frozen=True):
+class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """``cached_tokens`` is the field's; the others are ours: tokens that were computed again after
+    preemptions, and what the prefix cache had in part and could not give, by why."""
+
     cached_tokens: int
+    recomputed_tokens: int
+    lost_tokens: LostTokens
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    reasoning_tokens: int
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,16 +58,19 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class Generation:
     """``samplings``: one for each prompt (they differ where max_tokens depends on the prompt's length).
+    ``decoder``: what makes text of the answers' tokens, if it is not the model's tokenizer.
 
     Choices are numbered prompt by prompt: choice ``p * n + i`` is answer i to prompt p.
     """
 
     def __init__(self, service: Service, model: ServedModel, prompts: Sequence[Prompt],
-                 samplings: Sequence[SamplingParams], *, priority: int, cache_salt: str) -> None:
+                 samplings: Sequence[SamplingParams], *, priority: int, cache_salt: str,
+                 decoder: TextDecoder | None = None) -> None:
         self._service = service
         self._engine = service.engine
         self._metrics = service.metrics
@@ -75,10 +90,10 @@ class Generation:
         for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
             request = Request(request_id=f"{engine_id}-{number}", prompt_tokens=prompt.tokens,
                               sampling=sampling, priority=priority, cache_salt=cache_salt,
-                              boundaries=prompt.boundaries)
+                              boundaries=prompt.boundaries, marks=prompt.marks)
             self._requests.append(request)
             for index in range(sampling.n):
-                choice = Choice(len(self.choices), model.tokenizer, sampling, prompt.tokens)
+                choice = Choice(len(self.choices), decoder or model.tokenizer, sampling, prompt.tokens)
                 self._by_event[request.request_id, index] = choice
                 self.choices.append(choice)
                 self._times.append(SequenceTimes(self._arrived_s, len(prompt.tokens)))
@@ -146,12 +161,24 @@ class Generation:
             first += sampling.n
         return total
 
+    def lost_tokens(self) -> LostTokens:
+        """Of the first sequence of each prompt: the others of its n wait for that one."""
+        total: dict[str, int] = {}
+        first = 0
+        for sampling in self.samplings:
+            lost = msgspec.structs.asdict(self.choices[first].lost_tokens)
+            total = {reason: total.get(reason, 0) + count for reason, count in lost.items()}
+            first += sampling.n
+        return LostTokens(**total)
+
     def usage(self) -> Usage:
         prompt_tokens = sum(len(prompt.tokens) for prompt in self.prompts)
         generated = sum(choice.generated_tokens for choice in self.choices)
         return Usage(prompt_tokens=prompt_tokens, completion_tokens=generated,
                      total_tokens=prompt_tokens + generated,
-                     prompt_tokens_details=PromptTokensDetails(self.cached_tokens()))
+                     prompt_tokens_details=PromptTokensDetails(
+                         cached_tokens=self.cached_tokens(), lost_tokens=self.lost_tokens(),
+                         recomputed_tokens=sum(choice.recomputed_tokens for choice in self.choices)))
 
     def prompt_of(self, index: int) -> Prompt:
         """The prompt that choice ``index`` answers."""

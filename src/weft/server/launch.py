@@ -58,7 +58,8 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: 
         server_config.check()
         listener = bind(server_config)
         progress = StartProgress(console)
-        engine = EngineClient(engine_config, factory=factory, on_progress=progress.show)
+        engine = EngineClient(engine_config, factory=factory, record=server_config.recording(),
+                              on_progress=progress.show)
         service = Service(server_config, engine)
     except UserError as error:
         _complain(error)

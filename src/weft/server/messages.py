@@ -4,7 +4,8 @@
     ------------                                             --------------
     Launch    (stdin, once)      ------------------------->  which engine to build
               <-------------------------------------------   Progress*, then Ready or Fatal
-    Submit, Cancel, Flush, Stop  ------------------------->  read between two steps
+    Submit, Cancel, Flush,
+    Look, Stop                   ------------------------->  read between two steps
               <-------------------------------------------   StepReport: all that a step brought, at most
                                                              one message per step
               <-------------------------------------------   Fatal: the last message of a dying engine
@@ -25,16 +26,19 @@ import msgspec
 from weft.engine.stats import EngineStats
 from weft.errors import UserError, WeftError
 from weft.info import ModelInfo
+from weft.memory.shape import CacheShape
 from weft.request import Request, TokenEvent
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """``factory`` is "module:function"; called with an EngineConfig of ``config`` and ``on_progress``.
-    ``folder`` has the sockets; whoever goes last removes it."""
+    ``folder`` has the sockets; whoever goes last removes it. ``record``: file and most bytes of a
+    recording."""
 
     factory: str
     config: dict[str, Any]
     folder: str
+    record: tuple[str, int] | None = None
 
     @property
     def commands_address(self) -> str:
@@ -62,11 +66,17 @@ class Flush(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
+class Look(msgspec.Struct, frozen=True, tag=True):
+    """What is the shape of the prefix cache? Answered in ``StepReport.shapes``, with ``number``."""
+
+    number: int
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """End after the step that is running."""
 
 
-Command = Submit | Cancel | Flush | Stop
+Command = Submit | Cancel | Flush | Look | Stop
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +120,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defau
     accepted: list[str] = []
     rejected: list[tuple[str, Refusal]] = []
     flushed: list[int] = []
+    shapes: list[tuple[int, CacheShape]] = []
     events: list[TokenEvent] = []
     step_tokens: list[int] = []
     stats: EngineStats | None = None

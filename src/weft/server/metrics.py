@@ -24,6 +24,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from weft.engine.stats import EngineStats
 from weft.memory.memory import MemoryUsage
 from weft.request import SamplingParams, TokenEvent
+from weft.server.cache import memory_bytes
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 _LABELS = ("model_name", "engine")
@@ -154,11 +155,8 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """Called by the registry."""
         yield self._gauge("engine_up", "1 while the engine process is alive and ready.", float(self._alive))
-        finished = CounterMetricFamily(f"{self._prefix}:request_success", "Sequences that ended, by reason.",
-                                       labels=(*_LABELS, "finished_reason"))
-        for reason, count in self._finished.items():
-            finished.add_metric((self._model, "0", reason), count)
-        yield finished
+        yield self._by("request_success", "Sequences that ended, by reason.", "finished_reason",
+                       self._finished)
         stats = self._stats
         if stats is None:
             return
@@ -182,34 +180,47 @@ class Metrics:
         yield self._counter("recomputed_tokens", "Tokens computed again after preemption.",
                             stats.recomputed_tokens)
         yield self._counter("num_preemptions", "Sequences preempted.", stats.preemptions)
-        refused = CounterMetricFamily(f"{self._prefix}:admission_rejections", "Requests turned away.",
-                                      labels=(*_LABELS, "reason"))
-        refused.add_metric((self._model, "0", "queue_full"), stats.requests_refused)
-        yield refused
+        yield self._by("admission_rejections", "Requests turned away.", "reason",
+                       {"queue_full": stats.requests_refused})
 
     def _cache(self, memory: MemoryUsage) -> Iterator[Metric]:
-        counts = memory.cache
-        slots_bytes = memory.slot_bytes * memory.slots_cached // max(memory.slots_held, 1)
+        counts, used = memory.cache, memory_bytes(memory)
         yield self._gauge("prefix_cache_bytes", "Bytes of cached pages and states.", memory.cached_bytes)
-        yield self._gauge("prefix_cache_state_bytes", "Of them, states.", slots_bytes)
-        yield self._gauge("prefix_cache_states", "States kept.", memory.slots_cached)
-        lost = CounterMetricFamily(f"{self._prefix}:prefix_cache_lost_tokens",
-                                   "Prompt tokens that were cached in part and had to be computed.",
-                                   labels=(*_LABELS, "reason"))
-        for reason, count in (("no_checkpoint", counts.lost_no_checkpoint),
-                              ("evicted_state", counts.lost_evicted_state),
-                              ("evicted_kv", counts.lost_evicted_kv)):
-            lost.add_metric((self._model, "0", reason), count)
-        yield lost
-        evicted = CounterMetricFamily(f"{self._prefix}:prefix_cache_evictions",
-                                      "States and pages that gave way to others.", labels=(*_LABELS, "kind"))
-        evicted.add_metric((self._model, "0", "state"), counts.evicted_states)
-        evicted.add_metric((self._model, "0", "page"), counts.evicted_pages)
-        yield evicted
+        yield self._gauge("prefix_cache_state_bytes", "Of them, states.", used["cached_states"])
+        yield self._gauge("prefix_cache_states", "States kept.", memory.slots_cached + memory.states_parked)
+        yield self._gauge("prefix_cache_parked_states", "Of them, in 8 bits.", memory.states_parked)
+        yield self._counter("prefix_cache_parks", "States that went into 8 bits.", counts.parked)
+        yield self._counter("prefix_cache_restores", "Requests that began on one of those.", counts.restored)
+        by_use = GaugeMetricFamily(f"{self._prefix}:memory_bytes", "Bytes of the arena by use; they add up.",
+                                   labels=(*_LABELS, "use"))
+        for use, size in used.items():
+            by_use.add_metric((self._model, "0", use), size)
+        yield by_use
+        lost = {"no_checkpoint": counts.lost_no_checkpoint, "evicted_state": counts.lost_evicted_state,
+                "evicted_kv": counts.lost_evicted_kv, "not_ready": counts.lost_not_ready}
+        if counts.lost_salt:  # not looked for without --count-salt, and 0 would say that there is none
+            lost["salt"] = counts.lost_salt
+        yield self._by("prefix_cache_lost_tokens", "Tokens that were cached in part and had to be computed.",
+                       "reason", lost)
+        yield self._by("prefix_cache_evictions", "What gave way to others: tails are states inside a page.",
+                       "kind", {"state": counts.evicted_states - counts.evicted_tails,
+                                "tail": counts.evicted_tails, "page": counts.evicted_pages})
+        moves = memory.moves
+        yield self._by("compaction_moves", "Pages and states moved to empty a frame.", "kind",
+                       {"page": moves.pages, "state": moves.slots})
+        yield self._counter("compaction_bytes", "Bytes copied for such moves.", moves.bytes)
+        yield self._counter("frames_converted", "Frames that became the other kind, and were zeroed for it.",
+                            moves.frames_converted)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"{self._prefix}:{name}", text, labels=_LABELS)
         family.add_metric((self._model, "0"), value)
+        return family
+
+    def _by(self, name: str, text: str, label: str, values: dict[str, int]) -> Metric:
+        family = CounterMetricFamily(f"{self._prefix}:{name}", text, labels=(*_LABELS, label))
+        for value, count in values.items():
+            family.add_metric((self._model, "0", value), count)
         return family
 
     def _counter(self, name: str, text: str, value: float) -> Metric:

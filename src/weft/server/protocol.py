@@ -6,7 +6,7 @@ What a field means is in docs/server.md. Three rules hold for every body:
 
 * a field that this server serves is checked for its type, and the error names field, expected, got;
 * a field that the field's APIs know and this server does not serve is refused unless its value is the one
-  that asks for nothing (``tools: []``): nobody should get an answer that silently lacks what was asked;
+  that asks for nothing (``functions: []``): nobody should get an answer that silently lacks what was asked;
 * a field nobody knows is ignored, as clients of every API version send some.
 
 ``null`` always means "not given". Refusals are 400 and not 501: clients of the field retry a 5xx.
@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from weft.errors import RequestError
-from weft.request import SamplingParams
+from weft.request import Guide, SamplingParams
 from weft.text.chat import ChatMessage
 
 COMPLETION_TOKENS_DEFAULT = 16
@@ -61,10 +61,17 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     prompt_logprobs: int | None = None
     priority: Priority | None = None
     cache_salt: str | None = None
+    cache_boundaries: list[int] | None = None
     request_id: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     add_special_tokens: bool | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
 
 class CompletionBody(GenerateBody, kw_only=True):
@@ -83,6 +90,10 @@ class ChatBody(GenerateBody, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
 
 class TokenizePromptBody(msgspec.Struct, kw_only=True):
@@ -101,6 +112,8 @@ class TokenizeChatBody(msgspec.Struct, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[Any] | None = None
     reasoning_effort: str | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
     model: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
@@ -111,26 +124,16 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
-_STRUCTURED = "structured output is not served by this server"
-_TOOLS = "tool calls are not served by this server"
+_CHAT_ONLY = "it belongs to /v1/chat/completions"
 _TEXT_ONLY = "this server reads and writes text only"
-_NEUTRAL_TEXT_FORMAT: tuple[Any, ...] = ({"type": "text"},)
 
 Unserved = Mapping[str, tuple[str, tuple[Any, ...]]]
 
 UNSERVED: Unserved = {
-    "tools": (_TOOLS, ([],)),
-    "tool_choice": (_TOOLS, ("none", "auto")),
-    "functions": (_TOOLS, ([],)),
-    "function_call": (_TOOLS, ("none", "auto")),
-    "response_format": (_STRUCTURED, _NEUTRAL_TEXT_FORMAT),
-    "structured_outputs": (_STRUCTURED, ({},)),
-    "guided_json": (_STRUCTURED, ()),
-    "guided_regex": (_STRUCTURED, ()),
-    "guided_choice": (_STRUCTURED, ()),
-    "guided_grammar": (_STRUCTURED, ()),
-    "json_schema": (_STRUCTURED, ()),
-    "grammar": (_STRUCTURED, ("",)),
+    "functions": ("use tools", ([],)),
+    "function_call": ("use tool_choice", ("none", "auto")),
+    "json_schema": ("use response_format or guided_json", ()),
+    "grammar": ("use guided_grammar", ("",)),
     "modalities": (_TEXT_ONLY, (["text"],)),
     "audio": (_TEXT_ONLY, ()),
     "mm_processor_kwargs": (_TEXT_ONLY, ({},)),
@@ -148,7 +151,6 @@ UNSERVED: Unserved = {
     "truncate_prompt_tokens": ("prompts are never cut; shorten it on your side", ()),
     "truncation_side": ("prompts are never cut; shorten it on your side", ()),
     "thinking_token_budget": ("it is not served", ()),
-    "include_reasoning": ("reasoning is part of the text here", (True,)),
     "verbosity": ("it is not served", ("medium",)),
     "store": ("this server stores no answers", (False,)),
     "background": ("this server stores no answers", (False,)),
@@ -167,6 +169,9 @@ UNSERVED: Unserved = {
 """Field -> (why it is refused, values besides null that ask for nothing)."""
 
 UNSERVED_IN_CHAT = {**UNSERVED, "echo": ("it belongs to /v1/completions", (False,))}
+UNSERVED_IN_COMPLETIONS = {
+    **UNSERVED, "tools": (_CHAT_ONLY, ([],)), "tool_choice": (_CHAT_ONLY, ("none", "auto")),
+    "include_reasoning": (_CHAT_ONLY, (True,))}
 
 
 def parse_body(raw: bytes, body_type: type[Body], *, unserved: Unserved = UNSERVED) -> Body:
@@ -193,7 +198,7 @@ def refuse_unserved(value: Mapping[str, Any], unserved: Unserved) -> None:
 
 
 def sampling_params(body: GenerateBody, defaults: Mapping[str, Any], *, logprobs: int | None,
-                    max_tokens: int | None) -> SamplingParams:
+                    max_tokens: int | None, guide: Guide | None) -> SamplingParams:
     """The request's values, then the checkpoint's (generation_config.json), then SamplingParams' own.
 
     Ranges are checked by ``SamplingParams.check`` where the vocabulary is known.
@@ -211,7 +216,7 @@ def sampling_params(body: GenerateBody, defaults: Mapping[str, Any], *, logprobs
         "skip_special_tokens": body.skip_special_tokens, "prompt_logprobs": body.prompt_logprobs,
     }
     chosen = {**defaults, **{name: value for name, value in given.items() if value is not None}}
-    return SamplingParams(**chosen, stop=stop, logprobs=logprobs, max_tokens=max_tokens)
+    return SamplingParams(**chosen, stop=stop, logprobs=logprobs, max_tokens=max_tokens, guide=guide)
 
 
 def refuse_stream_fields(body: GenerateBody) -> None:

@@ -21,8 +21,11 @@ from weft.server.client import EngineClient
 from weft.server.config import ServerConfig
 from weft.server.metrics import Metrics
 from weft.server.protocol import ChatBody, TokenizeChatBody
+from weft.text.cache_marks import marked_characters, without_marks
 from weft.text.chat import ChatTemplate, load_chat_template
+from weft.text.dialect import Dialect
 from weft.text.tokenizer import Tokenizer
+from weft.text.tools.definitions import read_choice, read_tools
 
 ANY_NAME = "default"
 """A name under which every server has its model."""
@@ -36,6 +39,7 @@ class ServedModel:
     names: tuple[str, ...]
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    dialect: Dialect
     created_s: int
 
     @property
@@ -61,14 +65,19 @@ class ServedModel:
         return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
     async def encode_chat(self, body: ChatBody, text: str, *,
-                          add_special_tokens: bool) -> tuple[list[int], list[int]]:
-        """Tokens of ``text``, which ``prompt_text`` made of ``body``, and the positions in them up to which
-        another conversation is likely to be the same."""
+                          add_special_tokens: bool) -> tuple[list[int], list[int], list[int]]:
+        """Tokens of ``text``, which ``prompt_text`` made of ``body``; the positions in them up to which
+        another conversation is likely to be the same; and those behind which the client set a
+        ``cache_control``."""
         assert self.template is not None
-        ends = self.template.boundaries(body.messages, text, variables=self._variables(body, self.template))
-        encode = functools.partial(self.tokenizer.encode_with_boundaries, text, ends,
+        variables = self._variables(body, self.template)
+        ends = self.template.boundaries(body.messages, text, variables=variables)
+        tools = [tool.definition for tool in read_tools(body.tools)] if "tools" in variables else []
+        marks = marked_characters(self.template, body.messages, text, variables=variables, tools=tools)
+        encode = functools.partial(self.tokenizer.encode_with_boundaries, text, [*ends, *marks],
                                    add_special_tokens=add_special_tokens)
-        return encode() if len(text) < _LONG_TEXT_CHARS else await asyncio.to_thread(encode)
+        tokens, positions = encode() if len(text) < _LONG_TEXT_CHARS else await asyncio.to_thread(encode)
+        return tokens, positions[:len(ends)], [at for at in positions[len(ends):] if at]
 
     def prompt_text(self, body: ChatBody | TokenizeChatBody) -> str:
         """The conversation as the model's template writes it."""
@@ -81,6 +90,9 @@ class ServedModel:
 
     def _variables(self, body: ChatBody | TokenizeChatBody, template: ChatTemplate) -> dict[str, Any]:
         variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
+        tools = read_tools(body.tools)
+        if tools and read_choice(body.tool_choice, tools).mode != "none":
+            variables["tools"] = without_marks([tool.definition for tool in tools])
         for name, value, neutral in (("documents", body.documents, []),
                                      ("reasoning_effort", body.reasoning_effort, "none")):
             if value is None:
@@ -99,8 +111,10 @@ def load_served_model(info: ModelInfo, config: ServerConfig) -> ServedModel:
     tokenizer = Tokenizer.load(directory)
     template = load_chat_template(directory, special_tokens=tokenizer.special_tokens,
                                   override=config.chat_template)
+    dialect = Dialect(template, tokenizer, reasoning_parser=config.reasoning_parser,
+                      tool_parser=config.tool_parser)
     names = config.served_model_name or (info.name,)
-    return ServedModel(info, tuple(dict.fromkeys(names)), tokenizer, template, int(time.time()))
+    return ServedModel(info, tuple(dict.fromkeys(names)), tokenizer, template, dialect, int(time.time()))
 
 
 class Service:

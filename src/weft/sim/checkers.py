@@ -135,8 +135,9 @@ class Progress:
         assert self._best_before not in plan.preempted, f"the best sequence {self._best_before} was preempted"
         best = next((seq.id for seq in self._scheduler.running), None)
         idle = best is not None and best not in plan.seqs
-        # Where the cache gives way, memory comes in pieces: each step that evicts is one closer to its end.
-        moved = bool(plan.reservation.evicted or plan.reservation.published)
+        # Where memory is short it comes in pieces: a step that evicts, parks or moves is closer to its end.
+        reservation = plan.reservation
+        moved = bool(reservation.evicted or reservation.published or reservation.moves or reservation.parked)
         again = idle and self._idle_best == best
         assert moved or not again, f"the best sequence {best} idles for two steps"
         self._idle_best = best if idle and not moved else None

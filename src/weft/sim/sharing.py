@@ -45,7 +45,7 @@ def sharing_scenario(seed: int, *, requests: int | None = None) -> Scenario:
                     flush_every_steps=random.choice([0, 0, 0, 0, 0, 0, 0, 3, 50]),
                     fail_in_step=random.randrange(1, 60) if random.random() < 0.05 else None,
                     checkpoints=random.choice(["auto", "auto", "auto", "prompt", "every:64", "every:128",
-                                               "none"]))
+                                               "auto,decode:64", "decode:64,-preemption", "none"]))
 
 
 def _conversations(random: Random, count: int, max_model_len: int) -> tuple[Arrival, ...]:

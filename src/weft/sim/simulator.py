@@ -22,8 +22,8 @@ from weft.engine.scripted import ScriptedExecutor
 from weft.errors import EngineUnavailableError, QueueFullError
 from weft.memory.memory import Memory
 from weft.schedule.budget import step_tokens_bound
+from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan, StepResult
-from weft.schedule.taps import parse_checkpoints
 from weft.sim.checkers import Ledger, Progress
 from weft.sim.clock import VirtualClock
 from weft.sim.trace import Trace, plan_bytes

@@ -68,8 +68,15 @@ class StepInputs:
 @dataclass(slots=True)
 class LayerCache:
     """Views into the arena for one layer. ``k``/``v`` are the packed pages (see tensor.layout), None for
-    a layer without attention; ``state`` maps part name -> [S, *part shape]."""
+    a layer without attention (``v`` alone: latent attention); ``state``: part name -> [S, *part shape].
+
+    ``token_scales`` bfloat16 [P, K and V, kv_heads, 16]: of int8 pages. ``head_scales`` [K and V, kv_heads],
+    powers of two in the model's dtype: of fp8, not in the arena; None counts as ones. See ``kv_numbers``.
+    ``layer``: the layer's number, from which a state in few bits draws how it is rounded."""
 
     k: torch.Tensor | None = None
     v: torch.Tensor | None = None
     state: dict[str, torch.Tensor] = field(default_factory=dict)
+    token_scales: torch.Tensor | None = None
+    head_scales: torch.Tensor | None = None
+    layer: int = 0

@@ -5,7 +5,7 @@ and a V block. Values are packed so that a dot product over packed pairs needs n
 CPU's widening dot instructions (bf16 pairs, fp8 quads) take ``pack`` neighbours of the summed axis and
 add them into one fp32 lane; the lane then is a *token* for Q K^T and a *channel* for P V.
 
-    pack = 4 // itemsize          fp32 1, bf16/fp16 2, fp8 4
+    pack = 4 // itemsize          fp32 1, bf16/fp16 2, fp8/int8 4
 
     K block [kv_heads, D/pack, 16, pack]      summed axis is D (a query against a token)
 
@@ -32,7 +32,8 @@ import torch
 from weft.units import PAGE_TOKENS
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16,
-                                  "float16": torch.float16}
+                                  "float16": torch.float16, "float8_e4m3": torch.float8_e4m3fn,
+                                  "int8": torch.int8}
 """Names used by the torch-free half -> torch dtypes."""
 
 

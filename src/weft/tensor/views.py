@@ -22,6 +22,7 @@ import torch
 
 from weft.tensor.inputs import LayerCache
 from weft.tensor.layout import DTYPES, k_block_shape, v_block_shape
+from weft.units import PAGE_TOKENS
 
 
 class KvFieldLike(Protocol):
@@ -32,11 +33,13 @@ class KvFieldLike(Protocol):
     @property
     def k_offset_bytes(self) -> int: ...
     @property
-    def v_offset_bytes(self) -> int: ...
+    def v_offset_bytes(self) -> int | None: ...
     @property
     def kv_heads(self) -> int: ...
     @property
     def head_dim(self) -> int: ...
+    @property
+    def scale_offset_bytes(self) -> int | None: ...
 
 
 class StateFieldLike(Protocol):
@@ -78,11 +81,14 @@ def strided_view(buffer: torch.Tensor, *, count: int, stride_bytes: int, offset_
 
 
 def kv_views(buffer: torch.Tensor, *, page_bytes: int, page_count: int, k_offset_bytes: int,
-             v_offset_bytes: int, kv_heads: int, head_dim: int,
-             dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """K ``[P, kv_heads, D/pack, 16, pack]`` and V ``[P, kv_heads, 16/pack, D, pack]`` of one layer."""
+             v_offset_bytes: int | None, kv_heads: int, head_dim: int,
+             dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """K ``[P, kv_heads, D/pack, 16, pack]`` and V ``[P, kv_heads, 16/pack, D, pack]`` of one layer; no V for
+    a layer that keeps none."""
     k = strided_view(buffer, count=page_count, stride_bytes=page_bytes, offset_bytes=k_offset_bytes,
                      shape=k_block_shape(kv_heads, head_dim, dtype), dtype=dtype)
+    if v_offset_bytes is None:
+        return k, None
     v = strided_view(buffer, count=page_count, stride_bytes=page_bytes, offset_bytes=v_offset_bytes,
                      shape=v_block_shape(kv_heads, head_dim, dtype), dtype=dtype)
     return k, v
@@ -102,14 +108,19 @@ def build_layer_caches(buffer: torch.Tensor, *, layer_count: int, page_bytes: in
     """One ``LayerCache`` per layer, in depth order, empty for a layer that keeps nothing.
 
     ``buffer``: uint8 ``[arena_bytes]``. The other arguments are the integers of an ``ArenaPlan``;
-    ``kv_dtype`` and each state field's ``dtype`` are names ("float32", "bfloat16", "float16").
+    ``kv_dtype`` and each state field's ``dtype`` are names of ``layout.DTYPES``.
     """
-    caches = [LayerCache() for _ in range(layer_count)]
+    caches = [LayerCache(layer=layer) for layer in range(layer_count)]
     for kv in kv_fields:
         caches[kv.layer].k, caches[kv.layer].v = kv_views(
             buffer, page_bytes=page_bytes, page_count=page_count, k_offset_bytes=kv.k_offset_bytes,
             v_offset_bytes=kv.v_offset_bytes, kv_heads=kv.kv_heads, head_dim=kv.head_dim,
             dtype=DTYPES[kv_dtype])
+        if kv.scale_offset_bytes is not None:
+            parts = 1 if kv.v_offset_bytes is None else 2
+            caches[kv.layer].token_scales = strided_view(
+                buffer, count=page_count, stride_bytes=page_bytes, offset_bytes=kv.scale_offset_bytes,
+                shape=(parts, kv.kv_heads, PAGE_TOKENS), dtype=torch.bfloat16)
     for part in state_fields:
         caches[part.layer].state[part.name] = state_view(
             buffer, slot_stride_bytes=slot_stride_bytes, slot_count=slot_count,

@@ -46,7 +46,7 @@ import msgspec
 from weft.errors import CheckpointError, ConfigError, RequestError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_MARK = "\ue000weft-continues-here\ue001"
+MARK = "\ue000weft-continues-here\ue001"
 MESSAGE_ENDS_MAX = 8
 """Messages whose end is looked for, the last ones: each costs a rendering (law L11)."""
 
@@ -61,6 +61,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     tool_calls: list[dict[str, Any]] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    cache_control: dict[str, Any] | None = None
 
 
 class ChatTemplate:
@@ -77,6 +78,8 @@ class ChatTemplate:
             raise ConfigError(f"{origin}, line {error.lineno}: {error.message}",
                               param="--chat-template") from error
         self.variables = frozenset(jinja2.meta.find_undeclared_variables(tree))
+        self.source = source
+        self.reads_tools = any(name.name == "tools" for name in tree.find_all(jinja2.nodes.Name))
         self._knows_developer = "developer" in source
 
     def render(self, messages: list[ChatMessage], *, add_generation_prompt: bool | None = None,
@@ -94,7 +97,7 @@ class ChatTemplate:
                                param="continue_final_message")
         turns = [self._turn(position, message) for position, message in enumerate(messages)]
         if continue_final_message:
-            turns[-1]["content"] += _MARK
+            turns[-1]["content"] += MARK
         given = dict(variables or {})
         for name in given:
             if name in ("messages", "add_generation_prompt", *self._special_tokens):
@@ -105,7 +108,7 @@ class ChatTemplate:
                           "add_generation_prompt": starts_answer})
         if not continue_final_message:
             return text
-        head, mark, _ = text.rpartition(_MARK)
+        head, mark, _ = text.rpartition(MARK)
         if not mark:
             raise RequestError("continue_final_message: this model's chat template does not render the "
                                "content of the last message", param="continue_final_message")
@@ -119,9 +122,9 @@ class ChatTemplate:
         found = set()
         leading = next((at for at, message in enumerate(messages)
                         if message.role not in ("system", "developer")), len(messages))
-        other_question = ChatMessage(role="user", content=_MARK)
+        other_question = ChatMessage(role="user", content=MARK)
         other = self._beginning([*messages[:leading], other_question], variables)
-        found.add(_common_characters(other, text))
+        found.add(common_characters(other, text))
         for count in range(max(leading + 1, len(messages) - MESSAGE_ENDS_MAX), len(messages)):
             beginning = self._beginning(messages[:count], variables)
             if text.startswith(beginning):
@@ -166,7 +169,7 @@ class ChatTemplate:
         return turn
 
 
-def _common_characters(left: str, right: str) -> int:
+def common_characters(left: str, right: str) -> int:
     """By halving: the comparison of slices is the C library's."""
     low, high = 0, min(len(left), len(right))
     while low < high:

@@ -49,6 +49,7 @@ class Tokenizer:
         self.special_tokens = special_tokens or {}
         added = backend.get_added_tokens_decoder()
         self._added = {index: token.content for index, token in added.items()}
+        self._added_ids = {token.content: index for index, token in added.items()}
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self.vocab_size = max([*backend.get_vocab(with_added_tokens=True).values(), -1]) + 1
         kinds = _decoder_kinds(decoder)
@@ -91,6 +92,14 @@ class Tokenizer:
         text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
+    def added_id(self, text: str) -> int | None:
+        """The id of ``text`` where it is a token that was added to the vocabulary as a whole (a marker)."""
+        return self._added_ids.get(text)
+
+    def showing(self, ids: frozenset[int]) -> ShowingDecoder:
+        """A decoder that leaves the special tokens ``ids`` in the text when it skips the others."""
+        return ShowingDecoder(self, self.special_ids - ids)
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes that this token adds to a text; a special token's are those of its name."""
         if token in self._added:
@@ -112,6 +121,19 @@ class Tokenizer:
     def token_text(self, token: int) -> str:
         """Text of one token for display; half a character shows as U+FFFD."""
         return self.token_bytes(token).decode("utf-8", errors="replace")
+
+
+class ShowingDecoder:
+    """Decodes as ``Tokenizer``, but skips only ``hidden`` tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = hidden
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        if skip_special_tokens:
+            ids = [token for token in ids if token not in self._hidden]
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def _special_tokens(directory: Path) -> dict[str, str]:

@@ -11,8 +11,8 @@ from weft.engine.scripted import NextToken, ScriptedExecutor
 from weft.memory.memory import Memory
 from weft.request import Request, SamplingParams, TokenEvent
 from weft.schedule.budget import step_tokens_bound
+from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.plan import StepPlan, StepResult
-from weft.schedule.taps import AUTO, TapPolicy
 from weft.sim.clock import VirtualClock
 from weft.sim.workload import longest_alone, small_arena
 
@@ -38,7 +38,7 @@ class Rig:
     def __init__(self, *, pages_per_frame: int = 5, slots_per_frame: int = 2, frame_count: int = 40,
                  rows_max: int = 4, step_tokens_max: int = 256, queue_max: int = 64, seed: int = 0,
                  max_model_len: int | None = None, next_token: NextToken | None = None,
-                 cache: bool = False, checkpoints: TapPolicy = AUTO) -> None:
+                 cache: bool = False, checkpoints: CheckpointPolicy = AUTO) -> None:
         arena = small_arena(pages_per_frame=pages_per_frame, slots_per_frame=slots_per_frame,
                             frame_count=frame_count)
         self.sizes = Sizes(max_model_len=max_model_len or longest_alone(arena, 512), rows_max=rows_max,
@@ -65,12 +65,13 @@ class Rig:
         self.device.close()
 
     def submit(self, name: str, prompt: int | list[int] = 20, *, priority: int = 0,
-               salt: str = "", boundaries: tuple[int, ...] = (), **sampling: object) -> None:
+               salt: str = "", boundaries: tuple[int, ...] = (), marks: tuple[int, ...] = (),
+               **sampling: object) -> None:
         if isinstance(prompt, int):
             prompt = [(7 * at + len(name)) % VOCAB_SIZE for at in range(prompt)]
         chosen = {"temperature": 0.0, "max_tokens": 10, "ignore_eos": True, **sampling}
         self.core.submit(Request(request_id=name, prompt_tokens=prompt, priority=priority,
-                                 cache_salt=salt, boundaries=list(boundaries),
+                                 cache_salt=salt, boundaries=list(boundaries), marks=list(marks),
                                  sampling=SamplingParams(**chosen)))
 
     def step(self) -> list[TokenEvent]:

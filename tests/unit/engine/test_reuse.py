@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import pytest
 
+from weft.errors import RequestError
+from weft.memory.reservation import Lost
 from weft.request import TokenEvent
-from weft.schedule.taps import NONE, PROMPT, TapPolicy, parse_checkpoints
+from weft.schedule.checkpoints import NONE, PROMPT, CheckpointPolicy, parse_checkpoints
 
 from .rig import VOCAB_SIZE, Rig
 
@@ -161,7 +163,7 @@ def test_what_is_cancelled_is_kept_as_far_as_it_came() -> None:
 @pytest.mark.parametrize(("policy", "expected_taps", "expected_cached"), [
     (NONE, [], 0), (PROMPT, [256], 256), (parse_checkpoints("every:64"), [64, 128, 192, 256], 256),
 ])
-def test_the_policy_says_where_states_are_kept(policy: TapPolicy, expected_taps: list[int],
+def test_the_policy_says_where_states_are_kept(policy: CheckpointPolicy, expected_taps: list[int],
                                                expected_cached: int) -> None:
     rig = warm(checkpoints=policy)
     rig.submit("a", text(1, 300), boundaries=(70,))
@@ -180,8 +182,9 @@ def test_a_model_without_states_resumes_at_every_page_whatever_the_policy() -> N
         assert cached(rig, name) == expected
 
 
-def test_a_model_without_attention_resumes_from_states_alone() -> None:
-    rig = warm(pages_per_frame=0)
+@pytest.mark.parametrize("slots_per_frame", [1, 2])
+def test_a_model_without_attention_resumes_from_states_alone(slots_per_frame: int) -> None:
+    rig = warm(pages_per_frame=0, slots_per_frame=slots_per_frame)
     for name, expected in (("a", 0), ("b", 192)):
         rig.submit(name, text(1, 200))
         rig.run()
@@ -234,3 +237,133 @@ def test_the_numbers_say_what_was_reused_and_what_was_lost() -> None:
     counts = stats.memory.cache
     assert (counts.opened, counts.hits, counts.hit_tokens) == (3, 1, 192)
     assert counts.lost_no_checkpoint >= 144, "the KV matched and no state was there"
+
+
+# ---------------------------------------------------------------------- sources, one at a time
+
+def copies(rig: Rig) -> int:
+    return sum(plan.slot_copies.shape[1] for plan in rig.plans)
+
+
+def test_a_long_answer_keeps_a_state_at_every_distance_and_is_taken_up_in_its_middle() -> None:
+    rig = warm(checkpoints=parse_checkpoints("decode:64"))
+    prompt = text(1, 30)
+    rig.submit("a", prompt, max_tokens=200)
+    rig.run()
+    assert copies(rig) == 3, "at 64, 128 and 192 of 230 tokens, and nothing else was kept"
+    whole = prompt + rig.tokens("a")
+    for name, length, expected in (("b", 180, 128), ("c", 230, 192), ("d", 64, 0), ("e", 65, 64)):
+        rig.submit(name, whole[:length], max_tokens=1)
+        rig.run()
+        assert cached(rig, name) == expected, name
+        assert rig.tokens(name) == [(whole + text(9, 1))[length]] or length == 230
+
+
+def test_the_distance_of_an_answer_counts_from_where_it_began() -> None:
+    rig = warm(checkpoints=parse_checkpoints("decode:128"))
+    rig.submit("a", text(1, 200), max_tokens=150)
+    rig.run()
+    rig.submit("b", text(1, 200) + rig.tokens("a")[:140], max_tokens=1)
+    rig.run()
+    assert cached(rig, "b") == 192 + 128
+
+
+def test_keeping_states_of_answers_takes_nothing_from_anybody() -> None:
+    """Law L9: with no slot to spare for it, an answer goes on without, and no step is lost."""
+    def steps(checkpoints: str) -> tuple[int, int]:
+        rig = warm(checkpoints=parse_checkpoints(checkpoints), slots_per_frame=1, frame_count=8,
+                   pages_per_frame=5, rows_max=2, max_model_len=200)
+        for name in ("a", "b"):
+            rig.submit(name, text(len(name), 30), max_tokens=150)
+        rig.run()
+        return len(rig.plans), copies(rig)
+    without, _ = steps("none")
+    with_copies, made = steps("decode:64")
+    assert with_copies == without
+    assert 0 < made < 4, "there is room for some"
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("request-end", 48), ("auto,-request-end", 0)])
+def test_the_end_of_an_answer_is_kept_or_not(policy: str, expected: int) -> None:
+    rig = warm(checkpoints=parse_checkpoints(policy))
+    rig.submit("a", text(1, 40))
+    rig.run()
+    rig.submit("b", text(1, 40) + rig.tokens("a") + text(2, 9))
+    rig.run()
+    assert cached(rig, "b") == (49 if expected else 0)
+
+
+def test_what_was_kept_on_the_way_is_not_lost_with_a_slot_that_is_not_donated() -> None:
+    """An answer of one token ends in the step of its taps: they are published by the plan that closes it."""
+    rig = warm(checkpoints=parse_checkpoints("prompt-end"))
+    rig.submit("a", text(1, 200), max_tokens=1)
+    rig.run()
+    rig.submit("b", text(1, 200), max_tokens=1)
+    rig.run()
+    assert cached(rig, "b") == 192
+
+
+@pytest.mark.parametrize(("policy", "donates"), [("preemption", True), ("auto,-preemption", False)])
+def test_a_preempted_sequence_leaves_its_state_behind_or_not(policy: str, *, donates: bool) -> None:
+    rig = warm(checkpoints=parse_checkpoints(policy), pages_per_frame=4, frame_count=6, rows_max=3,
+               max_model_len=220)
+    for name in ("a", "bb", "ccc"):
+        rig.submit(name, 30, max_tokens=130)
+    rig.run()
+    assert {answer.reason for answer in rig.answers.values()} == {"length"}
+    assert any(plan.preempted for plan in rig.plans)
+    for plan in rig.plans:
+        left = {publication.seq for publication in plan.reservation.published if publication.saves}
+        assert left >= set(plan.preempted) if donates else not left & set(plan.preempted)
+
+
+def test_a_mark_of_the_client_is_kept_where_boundaries_are_off() -> None:
+    for policy, expected in (("prompt", 128), ("prompt,-marks", 0)):
+        rig = warm(checkpoints=parse_checkpoints(policy))
+        rig.submit("a", text(1, 300), marks=(150,), boundaries=(250,))
+        rig.run()
+        rig.submit("b", text(1, 160) + text(2, 30))
+        rig.run()
+        assert cached(rig, "b") == expected
+
+
+@pytest.mark.parametrize(("marks", "says"), [
+    ((0,), "is 0; it must be at least 1 and at most 20"), ((21,), "is 21; it must be at least 1"),
+    ((-3,), "is -3"), (tuple(range(1, 20)) * 2, "mark 38 positions; the limit is 32"),
+])
+def test_marks_outside_the_prompt_or_too_many_are_refused(marks: tuple[int, ...], says: str) -> None:
+    rig = warm()
+    with pytest.raises(RequestError, match="cache_boundaries") as caught:
+        rig.submit("a", text(1, 20), marks=marks)
+    assert says in caught.value.message
+    assert caught.value.param == "cache_boundaries"
+
+
+# ---------------------------------------------------------------------- what is lost, and why
+
+def test_what_another_computes_at_this_moment_is_not_ready_and_nothing_else() -> None:
+    """The first is of worse rank than the second, so that the second does not wait for it."""
+    rig = warm(step_tokens_max=320)
+    rig.submit("a", text(1, 450), priority=1)
+    rig.step()
+    rig.submit("b", text(1, 440) + text(2, 20), priority=0)
+    rig.run()
+    openings = [opening for plan in rig.plans for opening in plan.reservation.opened]
+    assert [opening.match.lost for opening in openings] == [Lost(), Lost(not_ready=384)]
+
+
+def test_what_nobody_computes_any_more_is_lost_for_want_of_a_state() -> None:
+    rig = warm(checkpoints=parse_checkpoints("request-end"))
+    rig.submit("a", text(1, 300))
+    rig.run()
+    rig.submit("b", text(1, 250) + text(2, 20))
+    rig.run()
+    openings = [opening for plan in rig.plans for opening in plan.reservation.opened]
+    assert openings[1].match.lost == Lost(no_checkpoint=240)
+
+
+def test_each_lost_token_has_one_reason() -> None:
+    match = Lost(no_checkpoint=100, evicted_state=50, evicted_kv=30)
+    assert match.but_not_ready(120) == Lost(no_checkpoint=30, evicted_kv=30, not_ready=120)
+    assert match.but_not_ready(500) == Lost(not_ready=500)
+    assert match.but_not_ready(20) == Lost(no_checkpoint=100, evicted_state=30, evicted_kv=30, not_ready=20)

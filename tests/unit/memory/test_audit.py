@@ -12,6 +12,7 @@ from weft.memory.arena import FrameKind
 from weft.memory.books import Books
 from weft.memory.eviction import Eviction
 from weft.memory.memory import Memory
+from weft.memory.owners import of_lease, of_tree
 from weft.memory.transaction import _give_back
 from weft.memory.tree import Node, NodeId
 from weft.units import PAD, FrameId, PageId, SeqId, SlotId
@@ -44,12 +45,20 @@ def a_page_beyond_the_arena(books: Books) -> None:
     books.leases[ONE].pages.append(PageId(99))
 
 
-def a_count_too_high(books: Books) -> None:
-    books.pages.holders[books.leases[ONE].pages[0]] = 2
+def a_page_recorded_as_of_another(books: Books) -> None:
+    books.pages.owners[books.leases[ONE].pages[0]] = of_lease(TWO)
 
 
-def a_count_left_on_a_free_page(books: Books) -> None:
-    books.pages.holders[20] = 1
+def a_page_recorded_at_another_place(books: Books) -> None:
+    books.pages.indexes[books.leases[ONE].pages[0]] += 1
+
+
+def an_owner_of_a_free_page(books: Books) -> None:
+    books.pages.owners[20] = of_lease(ONE)
+
+
+def a_slot_recorded_as_of_another(books: Books) -> None:
+    books.slots.owners[books.leases[ONE].slot] = of_lease(TWO)
 
 
 def a_lease_that_vanished(books: Books) -> None:
@@ -193,11 +202,11 @@ def a_reader_of_another_namespace(books: Books) -> None:
 
 
 def a_page_of_a_node_and_a_lease(books: Books) -> None:
-    nodes(books)["bare"].pages[0] = books.leases[ONE].pages[0]
+    nodes(books)["bare"].strand.pages[0] = books.leases[ONE].pages[0]
 
 
 def a_page_that_its_node_forgot(books: Books) -> None:
-    nodes(books)["bare"].pages.pop()
+    nodes(books)["bare"].strand.pages.pop()
 
 
 def a_checkpoint_of_an_old_epoch(books: Books) -> None:
@@ -226,6 +235,28 @@ def a_tail_not_counted(books: Books) -> None:
 
 def a_node_at_the_wrong_position(books: Books) -> None:
     nodes(books)["bare"].start += 16
+
+
+def a_node_that_is_not_on_its_strand(books: Books) -> None:
+    nodes(books)["bare"].strand.nodes.clear()
+
+
+def a_strand_that_nobody_knows(books: Books) -> None:
+    del books.cache.tree.strands[nodes(books)["bare"].strand.id]
+
+
+def a_strand_with_a_page_too_many(books: Books) -> None:
+    strand = nodes(books)["front"].strand
+    strand.pages.append(strand.pages[0])
+
+
+def a_strand_out_of_order(books: Books) -> None:
+    assert nodes(books)["middle"].strand is nodes(books)["front"].strand
+    nodes(books)["middle"].strand.nodes.reverse()
+
+
+def a_checkpoint_recorded_as_of_another(books: Books) -> None:
+    books.slots.owners[nodes(books)["middle"].slot] = of_tree(nodes(books)["tail"].id)
 
 
 def a_node_under_the_wrong_key(books: Books) -> None:
@@ -264,34 +295,41 @@ CACHE_CORRUPTIONS: list[tuple[Callable[[Books], None], str]] = [
     (a_reader_of_no_node, "reads 32 tokens of no node"),
     (a_reader_of_other_pages, "reads other pages than those of its node"),
     (a_reader_of_another_namespace, "sequence 3 reads another namespace"),
-    (a_page_of_a_node_and_a_lease, r"page \d+ counts \d holders, its owners are \d"),
-    (a_page_that_its_node_forgot, "counts 1 holders, its owners are 0"),
+    (a_page_of_a_node_and_a_lease, r"page \d+ has two owners"),
+    (a_page_that_its_node_forgot, r"page \d+ is recorded as of -\d+, its owner is 0"),
     (a_checkpoint_of_an_old_epoch, "stale claim on slot"),
     (a_checkpoint_that_is_not_filed, "the order of checkpoints is not that of the tree"),
     (bare_kv_that_is_not_filed, "the order of bare KV is not that of the tree"),
     (a_tail_that_lost_its_checkpoint, "tail . has no checkpoint"),
     (a_tail_not_counted, "has 1 tails, counted 0"),
-    (a_node_at_the_wrong_position, "its parent ends at 16"),
+    (a_node_at_the_wrong_position, r"strand \d+ has no node from position 16 on|is recorded as of -\d+, its"),
+    (a_node_that_is_not_on_its_strand, "node . is not on its strand"),
+    (a_strand_that_nobody_knows, "strands have nodes that the tree has not"),
+    (a_strand_with_a_page_too_many, "has 3 pages and not 2"),
+    (a_strand_out_of_order, r"strand \d+ has no node from position 0 on"),
+    (a_checkpoint_recorded_as_of_another, r"slot \d+ is recorded as of -\d+, its owner is -\d+"),
     (a_node_under_the_wrong_key, "is not where its parent looks for it"),
     (a_wrong_total_of_cached_pages, "the tree has . pages, counted"),
     (a_wrong_total_of_checkpoints, "the tree has . slots, counted"),
     (a_wrong_total_of_read_pages, "pages are read, counted wrong"),
     (a_node_missing_in_the_index, "the index of nodes and the tree differ"),
     (a_root_of_nothing, "has nothing below"),
-    (a_tap_that_is_forgotten, r"slot \d+ counts 1 holders, its owners are 0"),
+    (a_tap_that_is_forgotten, r"slot \d+ is recorded as of 2, its owner is 0"),
 ]
 
 
 CORRUPTIONS: list[tuple[Callable[[Books], None], str]] = [
-    (a_page_with_two_owners, r"page \d+ counts \d holders, its owners are \d"),
+    (a_page_with_two_owners, r"page \d+ has two owners, 2 and 3"),
     (a_page_held_twice_by_one, "sequence 1 holds a page twice"),
-    (a_page_that_no_owner_names, "counts 1 holders, its owners are 0"),
+    (a_page_that_no_owner_names, "is recorded as of 2, its owner is 0"),
     (a_page_beyond_the_arena, "page 99 is owned and does not exist"),
-    (a_count_too_high, "counts 2 holders, its owners are 1"),
-    (a_count_left_on_a_free_page, "page 20 counts 1 holders, its owners are 0"),
-    (a_lease_that_vanished, "counts 1 holders, its owners are 0"),
+    (a_page_recorded_as_of_another, r"page \d+ is recorded as of 3, its owner is 2"),
+    (a_page_recorded_at_another_place, "is number 0 of its sequence, recorded as 1"),
+    (an_owner_of_a_free_page, "page 20 is recorded as of 2, its owner is 0"),
+    (a_slot_recorded_as_of_another, r"slot \d+ is recorded as of 3, its owner is 2"),
+    (a_lease_that_vanished, "is recorded as of 3, its owner is 0"),
     (a_lease_under_another_name, "the lease of sequence 2 says 1"),
-    (a_slot_with_two_owners, "a slot has two owners|slot . counts . holders"),
+    (a_slot_with_two_owners, r"slot \d+ has two owners, 2 and 3"),
     (a_slot_of_an_old_epoch, "stale claim on slot"),
     (a_slot_that_is_free, "stale claim on slot 10: it is free"),
     (a_free_page_lost, "leaked"),
@@ -330,7 +368,7 @@ def test_the_audit_sees_in_the_cache(corrupt: Callable[[Books], None], complaint
         memory.audit()
 
 
-@pytest.mark.parametrize("corrupt", [a_count_left_on_a_free_page, a_page_free_twice])
+@pytest.mark.parametrize("corrupt", [an_owner_of_a_free_page, a_page_free_twice])
 def test_taking_a_page_that_is_not_free_is_caught_before_any_audit(corrupt: Callable[[Books], None]) -> None:
     """Asserts in pairs: a commit that would give a held page to a second owner stops itself."""
     memory = small_memory(4, 0, 6)
@@ -339,7 +377,7 @@ def test_taking_a_page_that_is_not_free_is_caught_before_any_audit(corrupt: Call
         stack = memory._books.pages.packing.stacks[FrameId(0)]
         stack[-1] = memory.lease(ONE).pages[0]
     else:
-        memory._books.pages.holders[1] = 1
+        memory._books.pages.owners[1] = of_lease(ONE)
     with pytest.raises(AssertionError, match="is held and was drafted as free"):
         open_now(memory, (5, 64))
 

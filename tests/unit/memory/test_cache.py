@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.unit.memory.geometry import close_now, open_now, picture, small_memory
 from weft.memory.draft import Draft
+from weft.memory.eviction import choose
 from weft.memory.memory import Memory
+from weft.memory.pressure import Demand
 from weft.memory.reservation import Lost, Match, PageCopy, Reservation, SlotCopy, TablePatch
 from weft.units import SeqId
 
@@ -238,7 +241,7 @@ def test_a_lost_hit_is_told_from_no_shared_prefix() -> None:
     assert memory.match(tokens_of(7, 8), salt="").lost == Lost()
     match = memory.match(tokens_of(1, 2, 3, 9), salt="")
     assert (match.cached_tokens, match.kv_tokens, match.lost) == (16, 48, Lost(no_checkpoint=32))
-    in_one(memory, evicting(2 * memory.plan.slot_stride_bytes))
+    evict(memory, states=2)
     match = memory.match(tokens_of(1, 2, 3, 4, 5), salt="")
     assert (match.cached_tokens, match.lost) == (0, Lost(evicted_state=64))
     assert match.lost_reason == "evicted_state"
@@ -259,8 +262,11 @@ def test_what_is_needed_is_evicted_and_there_for_the_next_draft() -> None:
     assert memory.usage().cache.evicted_pages > 0
 
 
-def evicting(bytes_wanted: int) -> Callable[[Draft], object]:
-    return lambda draft: setattr(draft, "_bytes_wanted", bytes_wanted)
+def evict(memory: Memory, *, pages: int = 0, states: int = 0) -> None:
+    demand = Demand(0, 1, 1, pages, states)
+    memory.commit(replace(memory.draft().seal(),
+                          evicted=tuple(choose(memory._books.cache.order, demand))))
+    memory.audit()
 
 
 def touched_by_opening(memory: Memory) -> None:
@@ -280,7 +286,7 @@ def test_the_least_recently_used_checkpoint_goes_first(old: np.ndarray,
     remember(memory, old)
     remember(memory, tokens_of(5, 6))
     use(memory)
-    in_one(memory, evicting(1))
+    evict(memory, states=1)
     assert hit(memory, np.append(old, 7)) == len(old)
     assert hit(memory, tokens_of(5, 6, 7)) == 0
 
@@ -290,7 +296,7 @@ def test_a_front_whose_branches_are_gone_goes_before_what_was_left_later() -> No
     for tokens in (tokens_of(1, 2, 3), tokens_of(1, 2, 4), tokens_of(6)):
         remember(memory, tokens)
     for _ in range(3):
-        in_one(memory, evicting(1))
+        evict(memory, pages=1)
     assert hit(memory, tokens_of(1, 2, 3)) == 16
     assert hit(memory, tokens_of(6, 7)) == 16
 

@@ -64,7 +64,7 @@ def test_the_picture_shows_each_verb_once_it_is_committed(verb: Callable[[Draft,
     memory.commit(draft.seal())
     after = picture(memory)
     changed = {key for key in before if before[key] != after[key]}
-    assert {"version", "packings", "page holders", "leases", "usage"} <= changed
+    assert {"version", "packings", "page owners", "leases", "usage"} <= changed
     memory.audit()
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.memory.tree import Node, PrefixTree, common_pages
+from weft.memory.strand import Strand, common_pages
+from weft.memory.tree import Node, PrefixTree
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
 
 A, B, C = ([letter] * PAGE_TOKENS for letter in (1, 2, 3))
@@ -201,6 +202,45 @@ def test_a_node_can_be_cut_out_where_a_reader_stops() -> None:
     assert tree.node_ending(node, 16).end == 16
     assert tree.path_pages(node, 16, 48) == [2, 3]
     assert tree.path_pages(node, 0, 32) == [1, 2]
+
+
+def test_a_thousand_checkpoints_along_a_prompt_cost_a_lookup_one_comparison(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = PrefixTree(paged=True)
+    tokens = list(range(1000 * PAGE_TOKENS))
+    node = put(tree, tokens, list(range(1000)), slot=0)
+    for page in range(1, 1000):
+        tree.set_slot(tree.node_ending(node, page * PAGE_TOKENS), SlotId(page), 0)
+    put(tree, tokens[:500 * PAGE_TOKENS] + A, list(range(501)))
+    compared: list[int] = []
+    matches_until = Strand.matches_until
+
+    def watching(self: Strand, position: int, data: bytes, at: int) -> int:
+        compared.append(position)
+        return matches_until(self, position, data, at)
+    monkeypatch.setattr(Strand, "matches_until", watching)
+    assert hit(tree, tokens) == (16_000, 16_000)
+    assert compared == [0]
+    assert hit(tree, tokens[:500 * PAGE_TOKENS] + A + B) == (8000, 8016)
+    assert compared == [0, 0, 8000], "and one more where it goes on elsewhere"
+    assert hit(tree, tokens[:7000]) == (6992, 6992)
+    assert tree.path_pages(node, 160, 16_000) == list(range(10, 1000))
+
+
+def test_a_strand_that_is_evicted_from_its_end_gives_back_what_it_took() -> None:
+    tree = PrefixTree(paged=True)
+    node = put(tree, A * 8, list(range(8)))
+    for page in range(1, 8):
+        tree.node_ending(node, page * PAGE_TOKENS)
+    strand = node.strand
+    assert [one.pages for one in strand.nodes] == [[page] for page in range(8)]
+    for left in range(7, 0, -1):
+        assert tree.remove(strand.nodes[-1]) == [left]
+        assert len(strand.pages) == len(strand.nodes) == left
+        assert len(strand.tokens) < 2 * left * len(data_of(A)) + 1
+        assert hit(tree, A * 8) == (0, 16 * left)
+    tree.remove(strand.nodes[-1])
+    assert not tree.strands
 
 
 def test_a_model_without_attention_has_edges_without_pages() -> None:

@@ -15,7 +15,9 @@ import pytest
 import torch
 import transformers
 
+from tests.unit.models.releases_mamba import MAMBA_RELEASES, SMALLER_MAMBA
 from tests.unit.models.test_families import RELEASES, changed
+from tests.unit.models.test_families_more import RELEASES_MORE, SMALLER_MORE
 from weft.errors import CheckpointError
 from weft.families import read_architecture
 from weft.models.registry import FAMILIES
@@ -24,7 +26,8 @@ from weft.models.weights import Checkpoint, TensorCheck
 
 SMALLER: dict[str, dict[str, Any]] = {      # as many layers as show each kind: names repeat after that
     "qwen3_next": {"num_hidden_layers": 8}, "qwen3": {"num_hidden_layers": 4}, "qwen3_5": {}, "lfm2": {},
-    "granite_hybrid": {}}
+    "granite_hybrid": {}} | SMALLER_MORE | SMALLER_MAMBA
+ALL = RELEASES | RELEASES_MORE | MAMBA_RELEASES
 
 
 def stand_in(config: dict[str, Any]) -> Checkpoint:
@@ -34,9 +37,10 @@ def stand_in(config: dict[str, Any]) -> Checkpoint:
         model = transformers.AutoModelForCausalLM.from_config(
             transformers.AutoConfig.for_model(**text), dtype=torch.bfloat16)
     file = Path("model.safetensors")
+    stored = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}   # shared ones once
     tensors = {name: StoredTensor(file, name, "BF16", tuple(value.shape), value.numel() * 2)
-               for name, value in model.state_dict().items()}
-    return Checkpoint(Path(), config, tensors, "model.", file)
+               for name, value in model.state_dict().items() if name in stored}
+    return Checkpoint(Path(), config, tensors, f"{model.base_model_prefix}.", file)
 
 
 def check(config: dict[str, Any], checkpoint: Checkpoint) -> TensorCheck:
@@ -46,9 +50,9 @@ def check(config: dict[str, Any], checkpoint: Checkpoint) -> TensorCheck:
     return source
 
 
-@pytest.mark.parametrize("name", RELEASES)
+@pytest.mark.parametrize("name", ALL)
 def test_every_tensor_of_the_release_is_asked_for_with_its_shape(name: str) -> None:
-    config = changed(RELEASES[name], **SMALLER[name])
+    config = changed(ALL[name], **SMALLER[name])
     checkpoint = stand_in(config)
     source = check(config, checkpoint)
     source.raise_problems()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from weft.errors import ConfigError
+from weft.schedule.checkpoints import AUTO, NONE, PROMPT, CheckpointPolicy, parse_checkpoints
 from weft.schedule.taps import (
-    AUTO,
-    NONE,
-    PROMPT,
     TAPS_PER_RUN_MAX,
-    TapPolicy,
+    decode_distance,
+    decodes_due,
     insurance_tokens,
-    parse_checkpoints,
+    tail_position,
     taps_in_run,
     wanted_positions,
 )
@@ -24,6 +23,16 @@ from weft.units import CHUNK_TOKENS
 ])
 def test_the_prompt_end_is_the_last_grid_point_before_the_last_token(known: int, expected: list[int]) -> None:
     assert wanted_positions(PROMPT, known_tokens=known, start=0) == expected
+
+
+@pytest.mark.parametrize(("known", "expected"), [
+    (1, 0), (64, 0), (65, 64), (1023, 960), (1024, 896), (1025, 1024), (2047, 1920), (2048, 1792),
+    (4095, 3840), (4096, 3584), (5000, 4608), (100_001, 99_840),
+])
+def test_a_tail_is_near_the_end_on_a_grid_of_an_eighth_at_most(known: int, expected: int) -> None:
+    assert tail_position(known) == expected
+    wanted = [expected] if expected else []
+    assert wanted_positions(CheckpointPolicy(tail=True), known_tokens=known, start=0) == wanted
 
 
 @pytest.mark.parametrize(("start", "expected"), [(0, [1024]), (1000, [1024]), (1024, []), (1040, [])])
@@ -41,7 +50,7 @@ def test_nothing_is_wanted_where_the_computation_does_not_come_through(start: in
     ([-5, 0], []),
 ])
 def test_declared_boundaries_are_floored_to_the_grid(boundaries: list[int], expected: list[int]) -> None:
-    only = TapPolicy(boundaries=True)
+    only = CheckpointPolicy(boundaries=True)
     assert wanted_positions(only, known_tokens=420, start=0, boundaries=boundaries) == expected
 
 
@@ -50,15 +59,15 @@ def test_declared_boundaries_are_floored_to_the_grid(boundaries: list[int], expe
 ])
 def test_a_fork_is_kept_where_the_kv_matched_further_than_the_state(start: int, kv_tokens: int,
                                                                     expected: list[int]) -> None:
-    only = TapPolicy(forks=True)
+    only = CheckpointPolicy(forks=True)
     assert wanted_positions(only, known_tokens=2000, start=start, kv_tokens=kv_tokens) == expected
 
 
 def test_insurance_doubles_its_distance_and_keeps_away_from_what_is_kept_anyway() -> None:
-    only = TapPolicy(insurance=True)
+    only = CheckpointPolicy(insurance=True)
     assert wanted_positions(only, known_tokens=5000, start=0, insurance_first=512) == [512, 1024, 2048, 4096]
     # The prompt's end at 4992 is within a quarter of 4096, the boundary at 576 within a quarter of 512.
-    both = TapPolicy(insurance=True, boundaries=True, prompt_end=True)
+    both = CheckpointPolicy(insurance=True, boundaries=True, prompt_end=True)
     found = wanted_positions(both, known_tokens=5000, start=0, boundaries=[600], insurance_first=512)
     assert found == [4992, 576, 1024, 2048]
 
@@ -75,7 +84,7 @@ def test_insurance_begins_where_the_kv_weighs_as_much_as_the_state(slot_bytes: i
 
 def test_the_most_useful_wish_comes_first() -> None:
     found = wanted_positions(AUTO, known_tokens=2000, start=0, boundaries=[500], kv_tokens=700)
-    assert found[:3] == [1984, 640, 448]
+    assert found[:3] == [1920, 640, 448]
 
 
 def test_each_source_can_be_off() -> None:
@@ -109,20 +118,28 @@ def test_every_wish_is_on_the_grid_ahead_of_the_start_and_before_the_last_token(
             assert all(start < at < known and at % CHUNK_TOKENS == 0 for at in found)
 
 
-def test_the_flag_is_understood_in_all_its_forms() -> None:
-    assert parse_checkpoints("auto") is AUTO
-    assert parse_checkpoints("prompt") is PROMPT
-    assert parse_checkpoints("none") is NONE
-    assert parse_checkpoints("every:128").every_tokens == 128
-
-
-@pytest.mark.parametrize(("text", "says"), [
-    ("", "auto, prompt, every:N"), ("all", "auto, prompt, every:N"), ("every:", "auto, prompt, every:N"),
-    ("every:0", "every:64"), ("every:100", "every:128"), ("every:-64", "auto, prompt, every:N"),
-    ("Auto", "auto, prompt, every:N"), ("every:99999999999", "auto, prompt, every:N"),
+@pytest.mark.parametrize(("policy", "slot_bytes", "page_bytes", "expected"), [
+    (AUTO, 192_100_000, 30_720 * 16, 4 * 6253 // 64 * 64 + 64),   # a quarter of the KV, for 397B
+    (AUTO, 82_000, 12_288 * 16, 4096), (AUTO, 100, 0, 4096), (AUTO, 10**12, 1, 32768),
+    (NONE, 82_000, 12_288 * 16, 0), (PROMPT, 82_000, 12_288 * 16, 0),
+    (parse_checkpoints("decode:128"), 10**12, 1, 128),
 ])
-def test_a_wrong_value_is_refused_with_what_would_be_right(text: str, says: str) -> None:
-    with pytest.raises(ConfigError, match="--checkpoints") as caught:
-        parse_checkpoints(text)
-    assert says in caught.value.message
-    assert caught.value.param == "--checkpoints"
+def test_the_states_of_an_answer_weigh_a_quarter_of_its_kv_or_are_as_far_apart_as_asked(
+        policy: CheckpointPolicy, slot_bytes: int, page_bytes: int, expected: int) -> None:
+    assert decode_distance(policy, slot_bytes, page_bytes) == expected
+
+
+def test_an_answer_keeps_a_state_at_each_distance_from_where_it_began() -> None:
+    computed = np.asarray([100, 192, 256, 300, 128, 64, 320], dtype=np.int32)
+    target = np.asarray([100, 100, 129, 100, 128, 100, 100], dtype=np.int32)
+    assert decodes_due(computed, target, 128) == [1, 2, 6]
+    assert decodes_due(computed[:0], target[:0], 128) == []
+
+
+def test_what_the_client_marks_comes_before_everything_and_without_boundaries_too() -> None:
+    marked = {"known_tokens": 2000, "start": 0, "boundaries": [500], "marks": [1300, 130, 10]}
+    assert wanted_positions(AUTO, **marked)[:4] == [128, 1280, 1920, 448]  # type: ignore[arg-type]
+    assert wanted_positions(PROMPT, **marked) == [128, 1280, 1984]  # type: ignore[arg-type]
+    without = parse_checkpoints("auto,-marks,-insurance")
+    assert wanted_positions(without, **marked) == [1920, 448]  # type: ignore[arg-type]
+    assert wanted_positions(NONE, **marked) == []  # type: ignore[arg-type]

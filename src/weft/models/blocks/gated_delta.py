@@ -2,7 +2,7 @@
 
     x_TD --in--> [ q | k | v | z | b | a ]                 rows of one matrix, in this order
                    causal conv + silu over q k v (window state)
-                   beta = sigmoid(b)      g = -exp(A_log) * softplus(a + dt_bias)
+                   beta = sigmoid(b) (times 2 in OLMo)      g = -exp(A_log) * softplus(a + dt_bias)
                    delta rule over (q, k, v, g, beta) (recurrent state, fp32)
                    norm per head, times silu(z) --out--> y_TD
 
@@ -12,18 +12,15 @@ follows. Sources: Gated Delta Networks (Yang et al., 2024), transformers ``Qwen3
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 
 from weft.architecture import GatedDelta
 from weft.models.blocks.attention import CosSin
-from weft.models.blocks.linear import Linear, by_head
+from weft.models.blocks.linear import Linear
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.causal_conv import causal_conv
-from weft.tensor.ops.gated_delta import gated_delta
-from weft.tensor.ops.rms_norm import rms_norm
+from weft.tensor.ops.gated_delta_layer import GatedDeltaWeights, gated_delta_layer
 
 
 @dataclass(slots=True)
@@ -40,20 +37,19 @@ class GatedDeltaBlock:
     norm_eps: float
     out: Linear
 
+    middle: GatedDeltaWeights = field(init=False)
+
+    def __post_init__(self) -> None:
+        shape = self.shape
+        self.middle = GatedDeltaWeights(
+            self.conv, self.decay, self.dt_bias, self.norm, self.norm_eps, shape.k_heads, shape.v_heads,
+            shape.k_dim, shape.v_dim, shape.beta_scale)
+
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
-        shape, runs = self.shape, inputs.runs
-        channels = 2 * shape.key_width + shape.value_width
-        qkv_TC, z, b_TH, a_TH = torch.split(
-            self.project(x_TD), [channels, shape.value_width, shape.v_heads, shape.v_heads], dim=-1)
-        qkv_TC = causal_conv(qkv_TC, self.conv, None, "silu", cache.state["conv"], runs)
-        q, k, v = torch.split(qkv_TC, [shape.key_width, shape.key_width, shape.value_width], dim=-1)
-        g_TH = self.decay * F.softplus(a_TH.float() + self.dt_bias)
-        o_THV = gated_delta(by_head(q, shape.k_heads), by_head(k, shape.k_heads), by_head(v, shape.v_heads),
-                            g_TH, torch.sigmoid(b_TH.float()), cache.state["recurrent"], runs,
-                            scale=shape.k_dim**-0.5)
-        o_THV = rms_norm(o_THV, self.norm, self.norm_eps, gate=by_head(z, shape.v_heads))
-        return self.out(o_THV.flatten(1))
+        state = cache.state
+        return self.out(gated_delta_layer(self.project(x_TD), self.middle, state["conv"], state["recurrent"],
+                                          inputs.runs, cache.layer))
 
 
 def ungroup_qkvz(weight: torch.Tensor, shape: GatedDelta) -> torch.Tensor:

@@ -8,11 +8,16 @@ busy); the block splits the result.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
+from weft.tensor.ops.quantized_linear import quantized_linear
 from weft.tensor.ops.rms_norm import rms_norm
+from weft.tensor.ops.silu_mul import silu_mul
+from weft.tensor.packed import PackedWeight
+from weft.tensor.quantized import QuantizedWeight
 
 
 def by_head(x_TC: torch.Tensor, heads: int) -> torch.Tensor:
@@ -20,15 +25,50 @@ def by_head(x_TC: torch.Tensor, heads: int) -> torch.Tensor:
     return x_TC.reshape(x_TC.shape[0], heads, x_TC.shape[1] // heads)
 
 
+class Projection(Protocol):
+    """What a block asks of a projection: x [..., in] -> [..., out]."""
+
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedWeight:
+    """Projections of the same input whose forms differ (a quantised checkpoint leaves some as they are): each
+    is multiplied by itself, the results lie side by side."""
+
+    parts: tuple[PlainWeight, ...]
+
+
+PlainWeight = torch.Tensor | PackedWeight | QuantizedWeight
+Weight = PlainWeight | JoinedWeight
+
+
 @dataclass(slots=True)
 class Linear:
-    """``weight`` [out, in], ``bias`` [out] or None: x [..., in] -> [..., out]."""
+    """x [..., in] -> [..., out]. ``weight`` [out, in] in any form; ``bias`` [out] or None, float32 beside
+    quantised weights and of the weight's dtype else.
 
-    weight: torch.Tensor
+        plain        F.linear                        small matrices, tied embeddings, routers, other devices
+        packed       oneDNN's own order              float weights on a CPU
+        quantised    tensor.ops.quantized_linear     int8 and int4
+        joined       each part, side by side"""
+
+    weight: Weight
     bias: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+        if isinstance(self.weight, JoinedWeight):
+            y = torch.cat([_product(x, part, None) for part in self.weight.parts], dim=-1)
+            return y if self.bias is None else y.add_(self.bias)
+        return _product(x, self.weight, self.bias)
+
+
+def _product(x: torch.Tensor, weight: PlainWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    if isinstance(weight, PackedWeight):
+        return weight.product(x, bias)
+    if isinstance(weight, QuantizedWeight):
+        return quantized_linear(x, weight, bias)
+    return F.linear(x, weight, bias)
 
 
 @dataclass(slots=True)
@@ -51,5 +91,4 @@ class SwiGlu:
     down: Linear
 
     def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up(x_TD).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(silu_mul(self.gate_up(x_TD)))

@@ -5,28 +5,29 @@
                    state space over (x, dt, A, B, C, D) (recurrent state, fp32); dt = softplus(dt + bias)
                    RMS norm of (y * silu(gate)), per group --out--> y_TD
 
-Sources: Mamba-2 (Dao and Gu, 2024), transformers ``GraniteMoeHybridMambaLayer``.
+Families differ in where the gate comes in (``Mamba2.norm``), and Falcon-H1 has factors on the five parts of
+the projection. Sources: Mamba-2 (Dao and Gu, 2024), transformers ``GraniteMoeHybridMambaLayer`` and
+``FalconH1Mixer``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from weft.architecture import Mamba2
 from weft.models.blocks.attention import CosSin
-from weft.models.blocks.linear import Linear, by_head
+from weft.models.blocks.linear import Linear
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.causal_conv import causal_conv
-from weft.tensor.ops.mamba2 import mamba2
-from weft.tensor.ops.rms_norm import rms_norm
+from weft.tensor.ops.mamba2_layer import Mamba2Weights, mamba2_layer
 
 
 @dataclass(slots=True)
 class Mamba2Block:
     """``conv``: [channels, kernel], ``conv_bias``: [channels] or None; ``a`` (-exp(A_log)), ``d``,
-    ``dt_bias``: float32 [heads]; ``norm``: [heads * head_dim]."""
+    ``dt_bias``: float32 [heads]; ``norm``: [heads * head_dim], None for a layer without; ``factors``: on each
+    output of ``project``, None where all are 1."""
 
     shape: Mamba2
     project: Linear
@@ -35,20 +36,23 @@ class Mamba2Block:
     a: torch.Tensor
     d: torch.Tensor
     dt_bias: torch.Tensor
-    norm: torch.Tensor
+    norm: torch.Tensor | None
     norm_eps: float
     out: Linear
+    factors: torch.Tensor | None = None
+    middle: Mamba2Weights = field(init=False)
+
+    def __post_init__(self) -> None:
+        shape = self.shape
+        self.middle = Mamba2Weights(
+            self.conv, self.conv_bias, self.a, self.d, self.dt_bias, self.norm, self.norm_eps,
+            shape.norm == "gate_first", shape.heads, shape.groups, shape.head_dim, shape.state_dim,
+            shape.dt_limit)
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
-        shape, runs = self.shape, inputs.runs
-        inner, group = shape.inner_width, shape.group_width
-        gate, xbc_TC, dt_TH = torch.split(self.project(x_TD), [inner, inner + 2 * group, shape.heads], dim=-1)
-        xbc_TC = causal_conv(xbc_TC, self.conv, self.conv_bias, "silu", cache.state["conv"], runs)
-        x, b, c = torch.split(xbc_TC, [inner, group, group], dim=-1)
-        y_THP = mamba2(by_head(x, shape.heads), dt_TH, self.a,
-                       by_head(b, shape.groups), by_head(c, shape.groups), self.d, self.dt_bias,
-                       cache.state["recurrent"], runs, dt_limit=shape.dt_limit)
-        y_TC = rms_norm(y_THP.flatten(1), self.norm, self.norm_eps, gate=gate, gate_first=True,
-                        group_size=inner // shape.groups)
-        return self.out(y_TC)
+        made = self.project(x_TD)
+        if self.factors is not None:
+            made = made * self.factors
+        return self.out(mamba2_layer(made, self.middle, cache.state["conv"], cache.state["recurrent"],
+                                     inputs.runs, cache.layer))

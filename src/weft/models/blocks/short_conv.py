@@ -15,7 +15,7 @@ from weft.architecture import ShortConv
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.causal_conv import causal_conv
+from weft.tensor.ops.short_conv import short_conv
 
 
 @dataclass(slots=True)
@@ -30,6 +30,5 @@ class ShortConvBlock:
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
-        b, c, x = self.project(x_TD).chunk(3, dim=-1)
-        y = causal_conv(b * x, self.conv, self.conv_bias, None, cache.state["conv"], inputs.runs)
-        return self.out(c * y)
+        return self.out(short_conv(self.project(x_TD), self.conv, self.conv_bias, cache.state["conv"],
+                                   inputs.runs))

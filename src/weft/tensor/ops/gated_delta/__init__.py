@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.gated_delta import cpu
+from weft.tensor.ops.gated_delta import cpu, native
+from weft.tensor.rounding import by_token
 
 
 def gated_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_TH: torch.Tensor,
                 beta_TH: torch.Tensor, state_SHKV: torch.Tensor, runs: Runs, *,
-                scale: float) -> torch.Tensor:
+                scale: float, layer: int = 0) -> torch.Tensor:
     """Per value head, with q and k L2-normalised (eps 1e-6) and q scaled:
 
         S <- exp(g_t) S;   S <- S + k_t (beta_t (v_t - k_t^T S))^T;   o_t = q_t^T S
@@ -19,11 +20,20 @@ def gated_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g
     ``beta_TH`` [T, v_heads]; value head h reads key head h // (v_heads / k_heads). ``scale``: usually
     K ** -0.5. Any float dtypes; computed in float32. Returns [T, v_heads, V] in the dtype of ``q_THK``.
 
-    ``state_SHKV`` float32 [S, v_heads, K, V]: S of each run's slot before the run (zeros where ``fresh``),
+    ``state_SHKV`` [S, v_heads, K, V]: S of each run's slot before the run (zeros where ``fresh``),
     and after it, in place. Runs with slot PAD start from zeros and write nothing. A tap writes the state
     after ``offset`` tokens of its run. Decode runs use the recurrence, prefill runs the chunked form with
-    chunks cut on the absolute grid of CHUNK_TOKENS positions.
+    chunks cut on the absolute grid of CHUNK_TOKENS positions. A state that is not float32 is rounded after
+    every token as ``tensor.rounding`` says, where ``layer`` is the layer's number.
 
     Source: Yang et al., "Gated Delta Networks" (2024), eqs. 8-10; transformers' qwen3_5 for what is inside.
     """
+    if native.supported(q_THK, k_THK, v_THV, state_SHKV):
+        return native.gated_delta(q_THK, k_THK, v_THV, g_TH, beta_TH, state_SHKV, runs, scale=scale,
+                                  layer=layer)
+    if state_SHKV.dtype != torch.float32:
+        def step(x: tuple[torch.Tensor, ...], state: torch.Tensor, rows: Runs) -> torch.Tensor:
+            return cpu.gated_delta(x[0], x[1], x[2], x[3], x[4], state, rows, scale=scale)
+
+        return by_token(step, (q_THK, k_THK, v_THV, g_TH, beta_TH), state_SHKV, runs, layer)
     return cpu.gated_delta(q_THK, k_THK, v_THV, g_TH, beta_TH, state_SHKV, runs, scale=scale)

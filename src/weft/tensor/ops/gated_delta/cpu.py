@@ -13,12 +13,7 @@ Only the last three lines are in the loop over chunks (see ``tensor.chunks``), a
 product there. Sums of log decays are float64: their differences are wanted to 1e-7 where the sums are in
 the hundreds (see ``chunks.pairwise_decay``).
 
-T by inverting is 7 times faster here than triangular solves of the wide right-hand sides, and as exact:
-the blocks are unit lower triangular with entries at most 1 in size, 16 at a time by substitution, then
-two halves of an inverse give the corner between them, -D^-1 B A^-1.
-
-A tap inside a chunk is the same update with the tokens behind it left out; v' of a token depends only on
-tokens before it, so nothing else is computed again.
+The inverse and the pass over the states are shared with ``kimi_delta``: see ``tensor.delta_scan``.
 
 Source: Yang et al., "Parallelizing linear transformers with the delta rule" (2024) and "Gated Delta
 Networks" (2024).
@@ -29,13 +24,12 @@ from __future__ import annotations
 import torch
 
 from weft.tensor.chunks import Step, chunk_layout, decay_of, pairwise_decay
+from weft.tensor.delta_scan import ChunkWork, scan, unit_lower_inverse
 from weft.tensor.inputs import Runs
 from weft.tensor.scratch import scratch
 from weft.tensor.state_rows import decode_blocks, prefill_rows
 
 L2_EPS = 1e-6
-BASE = 16
-"""Side of the blocks that are inverted by substitution."""
 
 
 def gated_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_TH: torch.Tensor,
@@ -140,34 +134,13 @@ def _block(x: dict[str, torch.Tensor], first: int, steps: list[Step], state: tor
     k_left = scratch.take("gated_delta.k_left", (count, v_heads, size, k_dim), torch.float32)
     torch.mul(k[:, :, None], left.view(count, k_heads, group, size, 1),
               out=k_left.view(count, k_heads, group, size, k_dim))
-    _scan(steps, first, state, state_SHKV, out, reads=reads, new_values=new_values, attention=attention,
-          k_left=k_left, k=k, sums=sums)
 
+    def inside(state_HKV: torch.Tensor, chunk: int, places: int, added_HCV: torch.Tensor) -> torch.Tensor:
+        return _state_inside(state_HKV, k[chunk], sums[chunk], added_HCV, places)
 
-def _scan(steps: list[Step], first: int, state: torch.Tensor, state_SHKV: torch.Tensor, out: torch.Tensor, *,
-          reads: torch.Tensor, new_values: torch.Tensor, attention: torch.Tensor, k_left: torch.Tensor,
-          k: torch.Tensor, sums: torch.Tensor) -> None:
-    """Chunk after chunk over the states; ``out`` is [all chunks, size, heads, V]."""
-    _, heads, size, v_dim = new_values.shape
-    k_dim = k_left.shape[-1]
-    for step in steps:
-        at = slice(step.first - first, step.first - first + step.rows)
-        batch = step.rows * heads
-        alive = state[: step.rows].view(batch, k_dim, v_dim)
-        read = torch.bmm(reads[at].view(batch, 2 * size, k_dim), alive)
-        added = new_values[at].view(batch, size, v_dim).sub_(read[:, :size])
-        made = torch.baddbmm(read[:, size:], attention[at].view(batch, size, size), added)
-        out[step.first : step.first + step.rows] = made.view(step.rows, heads, size, v_dim).transpose(1, 2)
-        for tap in step.taps:
-            if not tap.whole:
-                chunk = step.first - first + tap.row
-                state_SHKV[tap.slot] = _state_inside(state[tap.row], k[chunk], sums[chunk],
-                                                     new_values[chunk], tap.places)
-        alive.mul_(decay_of(sums[at, :, -1]).view(batch, 1, 1))
-        alive.baddbmm_(k_left[at].view(batch, size, k_dim).transpose(1, 2), added)
-        for tap in step.taps:
-            if tap.whole:
-                state_SHKV[tap.slot] = state[tap.row]
+    over_chunk = decay_of(sums[..., -1])[..., None, None]
+    scan(steps, first, ChunkWork(reads, new_values, attention, k_left, over_chunk, inside), state, state_SHKV,
+         out)
 
 
 def _state_inside(state_HKV: torch.Tensor, k_HCK: torch.Tensor, sums_HC: torch.Tensor,
@@ -179,29 +152,3 @@ def _state_inside(state_HKV: torch.Tensor, k_HCK: torch.Tensor, sums_HC: torch.T
     k_left = k_HCK[:, :places].repeat_interleave(heads // k_HCK.shape[0], dim=0) * left_HC[..., None]
     return torch.baddbmm(state_HKV * decay_of(last_H1)[..., None], k_left.transpose(1, 2),
                          added_HCV[:, :places])
-
-
-def unit_lower_inverse(a_BCC: torch.Tensor) -> torch.Tensor:
-    """(1 + strictly lower part of a)^-1 for [B, C, C], C = 16 x a power of 2. In scratch memory; what
-    ``a`` holds on and above the diagonal is not read."""
-    batch, size, _ = a_BCC.shape
-    blocks = size // BASE
-    inverse = scratch.take("gated_delta.inverse", a_BCC.shape, torch.float32).zero_()
-    tiles = a_BCC.view(batch, blocks, BASE, blocks, BASE).diagonal(dim1=1, dim2=3)
-    base = scratch.take("gated_delta.tiles", (batch, blocks, BASE, BASE), torch.float32)
-    base.copy_(tiles.permute(0, 3, 1, 2))
-    base = base.view(-1, BASE, BASE)
-    solved = torch.zeros_like(base)
-    solved.diagonal(dim1=1, dim2=2).fill_(1.0)
-    for row in range(1, BASE):
-        solved[:, row : row + 1, :row] = torch.bmm(base[:, row : row + 1, :row], solved[:, :row, :row]).neg_()
-    tiled = inverse.view(batch, blocks, BASE, blocks, BASE).diagonal(dim1=1, dim2=3)
-    tiled.copy_(solved.view(batch, blocks, BASE, BASE).permute(0, 2, 3, 1))
-    half = BASE
-    while half < size:
-        for begin in range(0, size, 2 * half):
-            top, low = slice(begin, begin + half), slice(begin + half, begin + 2 * half)
-            corner = torch.bmm(a_BCC[:, low, top], inverse[:, top, top])
-            inverse[:, low, top] = torch.bmm(inverse[:, low, low], corner).neg_()
-        half *= 2
-    return inverse

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 
 from weft.tensor.inputs import Runs
+from weft.tensor.rounding import kept_state
 from weft.units import PAD
 
 
 def gated_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_TH: torch.Tensor,
                 beta_TH: torch.Tensor, state_SHKV: torch.Tensor, runs: Runs, *,
-                scale: float) -> torch.Tensor:
+                scale: float, layer: int = 0) -> torch.Tensor:
     group = v_THV.shape[1] // k_THK.shape[1]
     q = (_unit(q_THK.double()) * scale).repeat_interleave(group, dim=1)
     k = _unit(k_THK.double()).repeat_interleave(group, dim=1)
@@ -30,6 +31,7 @@ def gated_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g
             correction = (v[t] - predicted) * beta[t, :, None]
             state = state + k[t, :, :, None] * correction[:, None, :]
             out[t] = (state * q[t, :, :, None]).sum(1)
+            state = kept_state(state, state_SHKV.dtype, runs.starts[run] + index, layer)
             if index + 1 in taps and taps[index + 1] != PAD:
                 state_SHKV[taps[index + 1]] = state.to(state_SHKV.dtype)
         if slot != PAD:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.mamba2 import cpu
+from weft.tensor.ops.mamba2 import cpu, native
+from weft.tensor.rounding import by_token
 
 
 def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: torch.Tensor,
            C_TGN: torch.Tensor, D_H: torch.Tensor, dt_bias_H: torch.Tensor, state_SHPN: torch.Tensor,
-           runs: Runs, *, dt_limit: tuple[float, float] = (0.0, float("inf"))) -> torch.Tensor:
+           runs: Runs, *, dt_limit: tuple[float, float] = (0.0, float("inf")),
+           layer: int = 0) -> torch.Tensor:
     """Per head, with ``d_t = clamp(softplus(dt_t + dt_bias), *dt_limit)``:
 
         S <- exp(d_t A) S + (d_t x_t) B_t^T;   y_t = S C_t + D x_t
@@ -20,11 +22,20 @@ def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: t
     h // (heads / groups); ``D_H``, ``dt_bias_H`` [heads]. Any float dtypes; computed in float32. Returns
     [T, heads, P] in the dtype of ``x_THP``.
 
-    ``state_SHPN`` float32 [S, heads, P, N]: S of each run's slot before the run (zeros where ``fresh``),
+    ``state_SHPN`` [S, heads, P, N]: S of each run's slot before the run (zeros where ``fresh``),
     and after it, in place. Runs with slot PAD start from zeros and write nothing. A tap writes the state
     after ``offset`` tokens of its run. Decode runs use the recurrence, prefill runs the chunked form with
-    chunks cut on the absolute grid of CHUNK_TOKENS positions.
+    chunks cut on the absolute grid of CHUNK_TOKENS positions. A state that is not float32 is rounded after
+    every token as ``tensor.rounding`` says, where ``layer`` is the layer's number.
 
     Source: Dao and Gu, "Transformers are SSMs" (2024), section 6; transformers' granitemoehybrid.
     """
+    if native.supported(x_THP, B_TGN, C_TGN, state_SHPN):
+        return native.mamba2(x_THP, dt_TH, A_H, B_TGN, C_TGN, D_H, dt_bias_H, state_SHPN, runs,
+                             dt_limit=dt_limit, layer=layer)
+    if state_SHPN.dtype != torch.float32:
+        def step(x: tuple[torch.Tensor, ...], state: torch.Tensor, rows: Runs) -> torch.Tensor:
+            return cpu.mamba2(x[0], x[1], A_H, x[2], x[3], D_H, dt_bias_H, state, rows, dt_limit=dt_limit)
+
+        return by_token(step, (x_THP, dt_TH, B_TGN, C_TGN), state_SHPN, runs, layer)
     return cpu.mamba2(x_THP, dt_TH, A_H, B_TGN, C_TGN, D_H, dt_bias_H, state_SHPN, runs, dt_limit=dt_limit)

@@ -6,12 +6,14 @@ import torch
 import torch.nn.functional as F
 
 from weft.tensor.inputs import Runs
+from weft.tensor.rounding import kept_state
 from weft.units import PAD
 
 
 def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: torch.Tensor,
            C_TGN: torch.Tensor, D_H: torch.Tensor, dt_bias_H: torch.Tensor, state_SHPN: torch.Tensor,
-           runs: Runs, *, dt_limit: tuple[float, float] = (0.0, float("inf"))) -> torch.Tensor:
+           runs: Runs, *, dt_limit: tuple[float, float] = (0.0, float("inf")),
+           layer: int = 0) -> torch.Tensor:
     group = x_THP.shape[1] // B_TGN.shape[1]
     x = x_THP.double()
     step = F.softplus(dt_TH.double() + dt_bias_H.double()).clamp(*dt_limit)
@@ -31,6 +33,7 @@ def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: t
             pushed = (x[t] * step[t, :, None])[:, :, None] * b[t, :, None, :]
             state = state * decay[t, :, None, None] + pushed
             out[t] += (state * c[t, :, None, :]).sum(-1)
+            state = kept_state(state, state_SHPN.dtype, runs.starts[run] + index, layer)
             if index + 1 in taps and taps[index + 1] != PAD:
                 state_SHPN[taps[index + 1]] = state.to(state_SHPN.dtype)
         if slot != PAD:

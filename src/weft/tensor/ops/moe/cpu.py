@@ -10,19 +10,21 @@ The choices of a token are added in the router's order, in float32, whatever els
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
+from weft.tensor.activation import Activation, activate
+from weft.tensor.ops.moe.weights import ExpertWeights, count_of, product
 from weft.tensor.scratch import scratch
 from weft.units import PAD
 
 
 def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torch.Tensor,
-        gate_up_EJD: torch.Tensor, down_EDI: torch.Tensor) -> torch.Tensor:
+        gate_up_EJD: ExpertWeights, down_EDI: ExpertWeights, *, activation: Activation = "silu",
+        gated: bool = True) -> torch.Tensor:
     tokens, choices = expert_ids_TX.shape
     ids = expert_ids_TX.flatten()
     order = torch.argsort(ids, stable=True)
     # Ids start at PAD (-1), so that the first count is of the pairs to skip.
-    counts = torch.bincount(ids - PAD, minlength=gate_up_EJD.shape[0] + 1).tolist()
+    counts = torch.bincount(ids - PAD, minlength=count_of(gate_up_EJD) + 1).tolist()
     made = scratch.take("moe.made", (ids.numel(), x_TD.shape[1]), x_TD.dtype)
     begin = counts[0]
     made[:begin] = 0
@@ -30,8 +32,13 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
         if count == 0:
             continue
         rows = x_TD.index_select(0, order[begin : begin + count] // choices)
-        gate, up = F.linear(rows, gate_up_EJD[expert]).chunk(2, dim=-1)
-        made[begin : begin + count] = F.linear(F.silu(gate) * up, down_EDI[expert])
+        inner = product(rows, gate_up_EJD, expert)
+        if gated:
+            gate, up = inner.chunk(2, dim=-1)
+            inner = activate(gate, activation) * up
+        else:
+            inner = activate(inner, activation)
+        made[begin : begin + count] = product(inner, down_EDI, expert)
         begin += count
     place_TX = torch.empty_like(order).scatter_(0, order, torch.arange(ids.numel(), device=ids.device))
     place_TX = place_TX.view(tokens, choices)

@@ -5,19 +5,24 @@ from __future__ import annotations
 import torch
 
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.paged_attention import cpu
+from weft.tensor.ops.paged_attention import cpu, native
 
 
 def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs,
-                    scale: float) -> torch.Tensor:
-    """softmax(scale * Q K^T) V; the token at position p sees positions [0, p] of its own sequence.
+                    scale: float, window: int | None = None,
+                    scales: torch.Tensor | None = None) -> torch.Tensor:
+    """softmax(scale * Q K^T) V; the token at position p sees positions [0, p] of its own sequence, or with a
+    ``window`` the last so many of them, itself included.
 
     ``q_THD`` [T, heads, D] with heads = G x kv_heads, query head h reading KV head h // G; caches as in
-    ``tensor.layout``; the step's own keys and values must already be written (``write_kv``). Returns
+    ``tensor.layout``, of int8 with ``scales`` bfloat16 [P, 2, kv_heads, 16]; the step's own keys and values
+    must already be written (``write_kv``). Returns
     [T, heads, D] in the dtype of ``q_THD``. Softmax and sums are float32.
 
     Only pages [0, ceil(context / 16)) of a row of ``page_table_RP`` are used, and of the last one only the
     written places: whatever unwritten memory holds, NaN too, does not reach the output (L6). PAD rows
     (start PAD) read nothing and get zeros.
     """
-    return cpu.paged_attention(q_THD, cache_k, cache_v, runs, scale)
+    if native.supported(q_THD, cache_k):
+        return native.paged_attention(q_THD, cache_k, cache_v, runs, scale, window, scales)
+    return cpu.paged_attention(q_THD, cache_k, cache_v, runs, scale, window, scales)

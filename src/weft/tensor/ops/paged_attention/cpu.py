@@ -35,69 +35,89 @@ GATHER_BYTES = 2 << 20
 class Group:
     """Decode rows that are computed together. ``pages_NP``: page ids, 0 where there is none;
     ``read_min``: every row reads [0, read_min); ``unread_NS``: places from read_min on that a row must
-    not read; ``segment``: pages gathered at once."""
+    not read; ``segment``: pages gathered at once. ``left_NS``: with a window, places of the first page that
+    a row has left behind. Places count from a row's first page, which a window moves."""
 
     rows_N: torch.Tensor
     pages_NP: torch.Tensor
     read_min: int
     unread_NS: torch.Tensor
     segment: int
+    left_NS: torch.Tensor | None = None
 
 
 def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs,
-                    scale: float) -> torch.Tensor:
+                    scale: float, window: int | None = None,
+                    scales: torch.Tensor | None = None) -> torch.Tensor:
     out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
     page_bytes = cache_k[0].numel() * cache_k.itemsize if cache_k.shape[0] else 1
-    key = f"paged_attention.{page_bytes}"
+    key = f"paged_attention.{page_bytes}.{window}"
     if key not in runs.memo:
-        runs.memo[key] = group_decodes(runs, page_bytes)
+        runs.memo[key] = group_decodes(runs, page_bytes, window)
     groups, empty_rows = runs.memo[key]
     if empty_rows is not None:
         out_THD.index_fill_(0, empty_rows, 0.0)
     for group in groups:
-        _attend_group(q_THD, cache_k, cache_v, group, scale, out_THD)
+        _attend_group(q_THD, cache_k, cache_v, scales, group, scale, out_THD)
     for run in range(runs.decode_count, runs.run_count):
         begin, length = runs.offsets[run], runs.lengths[run]
         if runs.starts[run] == PAD:
             out_THD[begin : begin + length] = 0.0
             continue
         context = runs.starts[run] + length
-        pages = runs.page_table_RP[run, : pages_for(context)].long()
-        out_THD[begin : begin + length] = _attend_run(q_THD[begin : begin + length], cache_k, cache_v, pages,
-                                                      context, scale)
+        first = first_page(runs.starts[run], window)
+        pages = runs.page_table_RP[run, first : pages_for(context)].long()
+        out_THD[begin : begin + length] = _attend_run(q_THD[begin : begin + length], cache_k, cache_v, scales,
+                                                      pages, context - first * PAGE_TOKENS, scale, window)
     return out_THD
 
 
-def group_decodes(runs: Runs, page_bytes: int) -> tuple[list[Group], torch.Tensor | None]:
+def first_page(position: int, window: int | None) -> int:
+    """The first page that the token at ``position`` reads."""
+    return 0 if window is None else max(0, position - window + 1) // PAGE_TOKENS
+
+
+def group_decodes(runs: Runs, page_bytes: int,
+                  window: int | None = None) -> tuple[list[Group], torch.Tensor | None]:
     """Cut the decode rows into groups, longest first; also the rows that read nothing (PAD)."""
     device = runs.page_table_RP.device
     live = [run for run in range(runs.decode_count) if runs.starts[run] != PAD]
     empty = [run for run in range(runs.decode_count) if runs.starts[run] == PAD]
-    live.sort(key=lambda run: -runs.starts[run])
+    skipped = {run: first_page(runs.starts[run], window) for run in live}
+    last = {run: runs.starts[run] - skipped[run] * PAGE_TOKENS for run in live}
+    live.sort(key=lambda run: -last[run])
     groups = []
     begin = 0
     while begin < len(live):
-        pages_max = runs.starts[live[begin]] // PAGE_TOKENS + 1
+        pages_max = last[live[begin]] // PAGE_TOKENS + 1
         end = begin + 1
         while end < len(live) and (end + 1 - begin) * pages_max * page_bytes <= GATHER_BYTES:
-            pages = runs.starts[live[end]] // PAGE_TOKENS + 1
+            pages = last[live[end]] // PAGE_TOKENS + 1
             if pages_max - pages > max(4, pages_max // 4):
                 break
             end += 1
         rows = live[begin:end]
-        contexts_N = torch.tensor([runs.starts[run] + 1 for run in rows], device=device)
+        contexts_N = torch.tensor([last[run] + 1 for run in rows], device=device)
         rows_N = torch.tensor(rows, device=device)
-        read_min = runs.starts[rows[-1]] + 1
+        read_min = last[rows[-1]] + 1
         places_S = torch.arange(read_min, pages_max * PAGE_TOKENS, device=device)
-        groups.append(Group(rows_N, runs.page_table_RP[rows_N, :pages_max].long().clamp_min_(0), read_min,
-                            places_S >= contexts_N[:, None],
-                            max(1, GATHER_BYTES // (len(rows) * page_bytes))))
+        left_NS = None
+        if window is None:
+            pages_NP = runs.page_table_RP[rows_N, :pages_max]
+        else:
+            skipped_N1 = torch.tensor([skipped[run] for run in rows], device=device)[:, None]
+            columns_NP = skipped_N1 + torch.arange(pages_max, device=device)
+            columns_NP.clamp_(max=runs.page_table_RP.shape[1] - 1)
+            pages_NP = runs.page_table_RP[rows_N[:, None], columns_NP]
+            left_NS = torch.arange(PAGE_TOKENS, device=device) < contexts_N[:, None] - window
+        groups.append(Group(rows_N, pages_NP.long().clamp_min_(0), read_min, places_S >= contexts_N[:, None],
+                            max(1, GATHER_BYTES // (len(rows) * page_bytes)), left_NS))
         begin = end
     return groups, torch.tensor(empty, device=device) if empty else None
 
 
-def _attend_group(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, group: Group,
-                  scale: float, out_THD: torch.Tensor) -> None:
+def _attend_group(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor,
+                  scales: torch.Tensor | None, group: Group, scale: float, out_THD: torch.Tensor) -> None:
     rows, page_count = group.pages_NP.shape
     kv_heads, dim = cache_k.shape[1], q_THD.shape[2]
     heads = q_THD.shape[1] // kv_heads
@@ -112,10 +132,23 @@ def _attend_group(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Ten
             torch.bmm(q_BGD, keys_BDS, out=scores_BGS)
         else:
             scores_BGS[:, :, first * PAGE_TOKENS : last * PAGE_TOKENS] = torch.bmm(q_BGD, keys_BDS)
+    if scales is not None:
+        token_NHGS = scores_BGS.view(rows, kv_heads, heads, context)
+        token_NHGS.mul_(_token_scales(scales[:, 0], group.pages_NP)[:, :, None])
     if group.read_min < context:
         tail = scores_BGS.view(rows, kv_heads * heads, context)[:, :, group.read_min :]
         tail.masked_fill_(group.unread_NS[:, None, :], float("-inf"))
+    if group.left_NS is not None:
+        head = scores_BGS.view(rows, kv_heads * heads, context)[:, :, :PAGE_TOKENS]
+        head.masked_fill_(group.left_NS[:, None], float("-inf"))
     weights_BGS = torch.softmax(scores_BGS, dim=-1)
+    if scales is not None:
+        v_scale_NHS = _token_scales(scales[:, 1], group.pages_NP)
+        if group.read_min < context:
+            v_scale_NHS[..., group.read_min :].masked_fill_(group.unread_NS[:, None], 0.0)
+        if group.left_NS is not None:
+            v_scale_NHS[..., :PAGE_TOKENS].masked_fill_(group.left_NS[:, None], 0.0)
+        weights_BGS.view(rows, kv_heads, heads, context).mul_(v_scale_NHS[:, :, None])
     out_BGD = torch.zeros(rows * kv_heads, heads, dim)
     for first, last in cuts:
         values_NHSD = _wide_values(cache_v, group.pages_NP[:, first:last])
@@ -134,6 +167,12 @@ def _lane_order(q_NHD: torch.Tensor, pack: int) -> torch.Tensor:
         return q_NHD
     rows, heads, dim = q_NHD.shape
     return q_NHD.view(rows, heads, dim // pack, pack).transpose(-1, -2).reshape(rows, heads, dim)
+
+
+def _token_scales(scales_PH: torch.Tensor, pages_NP: torch.Tensor) -> torch.Tensor:
+    """bfloat16 [pages, kv_heads, 16] -> float32 [N, kv_heads, P x 16]."""
+    taken = scales_PH[pages_NP].float()
+    return taken.transpose(1, 2).flatten(2)
 
 
 def _gather(cache: torch.Tensor, pages: torch.Tensor, name: str) -> torch.Tensor:
@@ -178,9 +217,11 @@ def _split_pairs(pairs: torch.Tensor, first: torch.Tensor, second: torch.Tensor)
     torch.bitwise_and(lanes, -65536, out=second.view(torch.int32))
 
 
-def _attend_run(q_LHD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, pages: torch.Tensor,
-                context: int, scale: float) -> torch.Tensor:
-    """All queries of one prefill run over its context: [L, heads, D] float32.
+def _attend_run(q_LHD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor,
+                scales: torch.Tensor | None, pages: torch.Tensor, context: int, scale: float,
+                window: int | None) -> torch.Tensor:
+    """All queries of one prefill run over its context: [L, heads, D] float32. ``pages`` and ``context`` begin
+    with the first page that a query reads.
 
     KV heads are the batch and the G query heads of each share its keys by a stride of 0. Slicing to
     ``context`` is the mask against unwritten memory.
@@ -194,14 +235,20 @@ def _attend_run(q_LHD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tenso
     v_packed = _gather(cache_v, pages, "paged_attention.v")
     v_HSD = scratch.take("paged_attention.v_wide", (kv_heads, padded, dim), torch.float32)
     v_HSD.view(kv_heads, pages.numel(), tokens // pack, pack, dim).copy_(v_packed.permute(1, 0, 2, 4, 3))
+    if scales is not None:
+        for part, x_HSD in enumerate((k_HSD, v_HSD)):
+            x_HSD.mul_(_token_scales(scales[:, part], pages[None])[0, ..., None])
     group = q_heads // kv_heads
     q_HGLD = q_LHD.float().view(length, kv_heads, group, dim).permute(1, 2, 0, 3)
     k_HGSD = k_HSD[:, None, :context].expand(kv_heads, group, context, dim)
     v_HGSD = v_HSD[:, None, :context].expand(kv_heads, group, context, dim)
-    if length == context:
+    if length == context and (window is None or window >= context):
         made = F.scaled_dot_product_attention(q_HGLD, k_HGSD, v_HGSD, is_causal=True, scale=scale)
     else:
-        seen = torch.arange(context, device=q_LHD.device) <= torch.arange(
-            context - length, context, device=q_LHD.device)[:, None]
+        places = torch.arange(context, device=q_LHD.device)
+        queries_L1 = places[context - length :, None]
+        seen = places <= queries_L1
+        if window is not None:
+            seen &= places > queries_L1 - window
         made = F.scaled_dot_product_attention(q_HGLD, k_HGSD, v_HGSD, attn_mask=seen, scale=scale)
     return made.permute(2, 0, 1, 3).reshape(length, q_heads, dim)

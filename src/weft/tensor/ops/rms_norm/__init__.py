@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from weft.tensor.ops.rms_norm import cpu
+from weft.tensor.ops.rms_norm import cpu, native
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool = False,
@@ -20,5 +20,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: boo
 
     Source: Zhang and Sennrich, 2019; the norms of transformers' qwen3_5 and granitemoehybrid.
     """
+    if native.supported(x, weight, gate, group_size):
+        return native.rms_norm(x, weight, eps, plus_one=plus_one, gate=gate, gate_first=gate_first,
+                               group_size=group_size)
     return cpu.rms_norm(x, weight, eps, plus_one=plus_one, gate=gate, gate_first=gate_first,
                         group_size=group_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from weft.tensor.ops.rotary import cpu
+from weft.tensor.ops.rotary import cpu, native
 
 
 def rotary(q_THD: torch.Tensor, k_THD: torch.Tensor, cos_TD: torch.Tensor,
@@ -18,4 +18,6 @@ def rotary(q_THD: torch.Tensor, k_THD: torch.Tensor, cos_TD: torch.Tensor,
 
     Source: RoPE (Su et al., 2021) in the half-split order of GPT-NeoX, as transformers applies it.
     """
+    if native.supported(q_THD, k_THD, cos_TD):
+        return native.rotary(q_THD, k_THD, cos_TD, sin_TD)
     return cpu.rotary(q_THD, k_THD, cos_TD, sin_TD)

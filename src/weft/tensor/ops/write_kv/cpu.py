@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from weft.tensor.inputs import Runs
+from weft.tensor.kv_numbers import as_bytes, narrowed, quantized
 from weft.units import PAGE_TOKENS
 
 
@@ -25,19 +26,25 @@ class Places:
 
 
 def write_kv(k_THD: torch.Tensor, v_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor,
-             positions_T: torch.Tensor, runs: Runs) -> None:
+             positions_T: torch.Tensor, runs: Runs, scales: torch.Tensor | None = None) -> None:
     where = runs.memo.get("write_kv")
     if where is None:
         where = runs.memo["write_kv"] = find_places(positions_T, runs)
     assert isinstance(where, Places)
     if where.tokens is not None:
         k_THD, v_THD = k_THD[where.tokens], v_THD[where.tokens]
-    k_lanes = k_THD.to(cache_k.dtype).contiguous().view(torch.int32)
+    if scales is not None:
+        k_THD, k_scale_TH = quantized(k_THD)
+        v_THD, v_scale_TH = quantized(v_THD)
+        scales.permute(0, 3, 1, 2).index_put_((where.pages, where.places),
+                                              torch.stack((k_scale_TH, v_scale_TH), dim=1))
+    k_lanes = narrowed(k_THD, cache_k.dtype).contiguous().view(torch.int32)
     lane_view = cache_k.view(torch.int32).squeeze(-1).permute(0, 3, 1, 2)
     lane_view.index_put_((where.pages, where.places), k_lanes)
     pack = cache_v.shape[-1]
-    token_view = cache_v.permute(0, 2, 4, 1, 3)
-    token_view.index_put_((where.pages, where.places // pack, where.places % pack), v_THD.to(cache_v.dtype))
+    token_view = as_bytes(cache_v).permute(0, 2, 4, 1, 3)
+    token_view.index_put_((where.pages, where.places // pack, where.places % pack),
+                          as_bytes(narrowed(v_THD, cache_v.dtype)))
 
 
 def find_places(positions_T: torch.Tensor, runs: Runs) -> Places:

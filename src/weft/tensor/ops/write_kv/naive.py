@@ -9,7 +9,7 @@ from weft.units import PAD, PAGE_TOKENS
 
 
 def write_kv(k_THD: torch.Tensor, v_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor,
-             positions_T: torch.Tensor, runs: Runs) -> None:
+             positions_T: torch.Tensor, runs: Runs, scales: torch.Tensor | None = None) -> None:
     pack = cache_k.shape[-1]
     for run in range(runs.run_count):
         for token in range(runs.offsets[run], runs.offsets[run] + runs.lengths[run]):
@@ -18,6 +18,27 @@ def write_kv(k_THD: torch.Tensor, v_THD: torch.Tensor, cache_k: torch.Tensor, ca
             if page == PAD:
                 continue
             place = position % PAGE_TOKENS
-            for dim in range(k_THD.shape[2]):
-                cache_k[page, :, dim // pack, place, dim % pack] = k_THD[token, :, dim].to(cache_k.dtype)
-                cache_v[page, :, place // pack, dim, place % pack] = v_THD[token, :, dim].to(cache_v.dtype)
+            for head in range(k_THD.shape[1]):
+                k_D, v_D = k_THD[token, head], v_THD[token, head]
+                if scales is not None:
+                    k_D, scales[page, 0, head, place] = _whole(k_D)
+                    v_D, scales[page, 1, head, place] = _whole(v_D)
+                for dim in range(k_THD.shape[2]):
+                    cache_k[page, head, dim // pack, place, dim % pack] = _stored(k_D[dim], cache_k.dtype)
+                    cache_v[page, head, place // pack, dim, place % pack] = _stored(v_D[dim], cache_v.dtype)
+
+
+def _whole(x_D: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whole numbers up to 127, and what they are multiples of."""
+    scale = (x_D.float().abs().max() * (1 / 127)).bfloat16()
+    if scale == 0:
+        return torch.zeros_like(x_D), scale
+    return (x_D.float() / scale.float()).round().clamp(-127, 127), scale
+
+
+def _stored(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if dtype == torch.float8_e4m3fn:
+        x = x.float().clamp(-448, 448)
+    elif dtype == torch.float16:
+        x = x.float().clamp(-65504, 65504)
+    return x.to(dtype)

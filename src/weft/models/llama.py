@@ -1,13 +1,16 @@
-"""Qwen3: attention in every layer, per-head norms on queries and keys, SwiGLU.
+"""Attention in every layer, SwiGLU or experts: Llama, Mistral, Qwen3 and Qwen3-MoE.
 
-The plain case: no recurrent state at all. Source: transformers ``qwen3``.
+The plain case, without recurrent state (windows that are kept as rings are a state too). Qwen3 has norms on
+queries and keys, its sparse models experts without a shared one. Sources: transformers ``llama``,
+``mistral``, ``qwen3``, ``qwen3_moe``.
 """
 
 from __future__ import annotations
 
-from weft.architecture import Architecture, Attention, Dense
+from weft.architecture import Architecture, Attention, Dense, Experts
 from weft.models import parts
-from weft.models.blocks.linear import Norm
+from weft.models.blocks.experts import ExpertsBlock
+from weft.models.blocks.linear import Linear, Norm
 from weft.models.decoder import CausalModel, DecoderLayer
 from weft.models.weights import TensorSource
 
@@ -22,9 +25,16 @@ def _layer(architecture: Architecture, source: TensorSource, index: int) -> Deco
     name, hidden, eps = f"layers.{index}", architecture.hidden_size, architecture.norm_eps
     mixer, feed = architecture.mixers[index], architecture.feed_forwards[index]
     assert isinstance(mixer, Attention)
-    assert isinstance(feed, Dense)
+    assert isinstance(feed, (Dense, Experts))
     return DecoderLayer(
         mixer_norm=Norm(source.tensor(f"{name}.input_layernorm.weight", hidden), eps),
         mixer=parts.attention(architecture, source, mixer, f"{name}.self_attn"),
         feed_norm=Norm(source.tensor(f"{name}.post_attention_layernorm.weight", hidden), eps),
-        feed_forward=parts.swiglu(source, f"{name}.mlp", hidden, feed.width))
+        feed_forward=(parts.swiglu(source, f"{name}.mlp", hidden, feed.width) if isinstance(feed, Dense)
+                      else _experts(source, f"{name}.mlp", hidden, feed)))
+
+
+def _experts(source: TensorSource, name: str, hidden: int, shape: Experts) -> ExpertsBlock:
+    gate_up, down = parts.gated_experts(source, f"{name}.experts", hidden, shape)
+    router = source.tensor(f"{name}.gate.weight", shape.count, hidden)
+    return ExpertsBlock(shape, Linear(router), gate_up, down)

@@ -2,8 +2,8 @@
 
 A name that exists as a directory is that directory, as everywhere in the field; anything else is asked of
 ``huggingface_hub`` (which uses its cache first when offline). Only what serving reads is fetched:
-configuration, tokenizer, chat template, safetensors. Every failure is an error that says which of the two
-was tried and what to do.
+configuration, tokenizer, chat template, safetensors; or ``config.json`` alone, which is all that planning
+reads. Every failure is an error that says which of the two was tried and what to do.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ _FETCHED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 _NOT_FETCHED = ["original/*", "consolidated*", "onnx/*", "*.gguf"]
 
 
-def resolve_model(name: str | Path, revision: str | None = None) -> Path:
-    """The checkpoint directory for ``name``: a path, or "owner/name" on the hub at ``revision``.
+def resolve_model(name: str | Path, revision: str | None = None, *, config_only: bool = False) -> Path:
+    """The checkpoint directory for ``name``: a path, or "owner/name" on the hub at ``revision``. Of a hub
+    model ``config_only`` fetches ``config.json`` and nothing else.
 
     Raises CheckpointError when a path has no config.json, or the hub (or its cache, offline) has no such
     model.
@@ -33,16 +34,16 @@ def resolve_model(name: str | Path, revision: str | None = None) -> Path:
         raise CheckpointError(f"{path} is a file; give the directory that holds config.json", param="model")
     if text.startswith(("/", ".", "~")) or text.count("/") > 1 or "\\" in text:
         raise CheckpointError(f"{path}: there is no such directory", param="model")
-    return _from_hub(text, revision)
+    return _from_hub(text, revision, ["config.json"] if config_only else _FETCHED)
 
 
-def _from_hub(name: str, revision: str | None) -> Path:
+def _from_hub(name: str, revision: str | None, fetched: list[str]) -> Path:
     import huggingface_hub as hub
     from huggingface_hub import errors
 
     asked = f"model {name!r}" + (f" at revision {revision!r}" if revision else "")
     try:
-        found = Path(hub.snapshot_download(name, revision=revision, allow_patterns=_FETCHED,
+        found = Path(hub.snapshot_download(name, revision=revision, allow_patterns=fetched,
                                            ignore_patterns=_NOT_FETCHED))
     except errors.HFValidationError as error:
         reason = f"there is no such directory, and it is not a hub name (owner/name): {error}"

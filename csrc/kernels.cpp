@@ -1,0 +1,56 @@
+#include "kernels.hpp"
+
+#include <atomic>
+#include <cstring>
+
+namespace weft {
+
+extern const Kernels portable;
+#ifdef WEFT_X86
+extern const Kernels x86_64_v3;
+extern const Kernels x86_64_v4;
+extern const Kernels x86_64_v4_bf16;  // multiplies pairs of bf16
+#endif
+
+namespace {
+
+std::vector<const Kernels*> usable() {
+  std::vector<const Kernels*> found;
+#ifdef WEFT_X86
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd")) {
+    if (__builtin_cpu_supports("avx512bf16")) found.push_back(&x86_64_v4_bf16);
+    found.push_back(&x86_64_v4);
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
+    found.push_back(&x86_64_v3);
+#endif
+  found.push_back(&portable);
+  return found;
+}
+
+std::atomic<const Kernels*>& chosen() {
+  static std::atomic<const Kernels*> table{usable().front()};
+  return table;
+}
+
+}  // namespace
+
+const Kernels& kernels() { return *chosen().load(std::memory_order_relaxed); }
+
+std::vector<const char*> usable_kernels() {
+  std::vector<const char*> names;
+  for (const Kernels* table : usable()) names.push_back(table->name);
+  return names;
+}
+
+bool use_kernels(const char* name) {
+  for (const Kernels* table : usable())
+    if (std::strcmp(table->name, name) == 0) {
+      chosen().store(table);
+      return true;
+    }
+  return false;
+}
+
+}  // namespace weft

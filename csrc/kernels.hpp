@@ -1,0 +1,251 @@
+// What the kernels are called with, and the table of them that one instruction set fills.
+//
+// Tensors come as an address and strides in elements: what a kernel reads of them is the caller's promise
+// (src/weft/tensor/native.py checks dtypes, contiguity and shapes once). Rows of dimension D are dense.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "pool.hpp"
+
+namespace weft {
+
+constexpr int64_t kPad = -1;
+constexpr int kPageTokens = 16;
+
+// Inputs are one of the first two, pages any.
+enum class Dtype : int { float32 = 0, bfloat16 = 1, float16 = 2, float8_e4m3 = 3, int8 = 4 };
+
+// bfloat16 [pages, K and V, kv_heads, 16] of int8 pages, the heads dense; null for the others.
+struct TokenScales {
+  void* data;
+  int64_t page, part;  // strides in elements
+};
+
+struct Tap {
+  int64_t offset;  // the state after so many tokens of the run
+  int64_t slot;
+};
+
+// One span of tokens of one sequence. ``slot`` PAD: the state starts from zeros and is not kept.
+// ``start`` PAD: a padding row; it reads and writes nothing.
+struct Run {
+  int64_t offset, start, length, slot;
+  bool fresh;
+  std::vector<Tap> taps;  // by offset
+};
+
+struct Runs {
+  std::vector<Run> runs;
+};
+
+// [tokens, heads, dim]: token and head strides in elements.
+struct Rows {
+  const void* data;
+  int64_t token_stride, head_stride;
+  Dtype dtype;
+};
+
+struct AttentionArgs {
+  const Runs* runs;
+  Rows q;                  // [T, q_heads, dim]
+  void* out;               // [T, q_heads, dim] dense, dtype of q
+  const void *k, *v;       // packed pages, see tensor/layout.py
+  int64_t k_page, v_page;  // strides of a page, in elements
+  int64_t kv_heads, group, dim;
+  const int32_t* page_table;  // [R, ...]
+  int64_t table_stride;
+  float scale;
+  Dtype kv_dtype;
+  TokenScales scales;
+  int64_t window;          // the last so many tokens, 0 for all
+};
+
+// What a recurrent state is kept in (one of the first three dtypes), and the number of its layer.
+struct StateKind {
+  Dtype dtype;
+  int64_t layer;
+};
+
+struct GatedDeltaArgs {
+  const Runs* runs;
+  Rows q, k, v;            // [T, k_heads, K], [T, k_heads, K], [T, heads, V]
+  Rows g, beta;            // [T, heads] or, with line_decays, [T, heads, K]; [T, heads]; both of one dtype
+  bool line_decays;        // a decay for each line of the state
+  const float* decay;      // [heads], or null: g is the log decay and beta is beta. Given, they are gates:
+  const float* dt_bias;    //   g <- decay softplus(g + dt_bias), [heads] or [heads, K]; beta <- scale sigmoid(beta)
+  float beta_scale;
+  void* out;               // [T, heads, V] dense, dtype of q
+  void* state;             // [slots, heads, K, V]; a slot's part is dense
+  int64_t slot_stride;
+  int64_t k_heads, heads, k_dim, v_dim;
+  float scale;
+  StateKind kind;
+};
+
+struct Mamba2Args {
+  const Runs* runs;
+  Rows x, b, c;            // [T, heads, P], [T, groups, N] twice
+  Rows dt;                 // [T, heads] (head_stride 1), before bias and softplus
+  const float *a, *d, *dt_bias;  // [heads]
+  void* out;               // [T, heads, P] dense, dtype of x
+  void* state;             // [slots, heads, P, N]
+  int64_t slot_stride;
+  int64_t heads, groups, head_dim, state_dim;
+  float dt_min, dt_max;
+  StateKind kind;
+};
+
+struct Mamba1Args {
+  const Runs* runs;
+  Rows x, dt;              // [T, 1, C]; dt before bias and softplus
+  Rows b, c;               // [T, 1, N]
+  const float* a;          // [C, N]
+  const float *d, *dt_bias;  // [C]
+  void* out;               // [T, C] dense, dtype of x
+  void* state;             // [slots, C, N]
+  int64_t slot_stride;
+  int64_t channels, state_dim;
+  StateKind kind;
+};
+
+struct ConvArgs {
+  const Runs* runs;
+  Rows x;                  // [T, 1, C]
+  Rows in_gate, out_gate;  // [T, 1, C], multiplied in before and after; data null for none
+  const void* weight;      // [C, K] dense
+  const void* bias;        // [C] or null, dtype of the weight
+  Dtype weight_dtype;
+  bool silu;
+  void* out;               // [T, C] dense, dtype of x
+  void* window;            // [slots, C, K-1]; a slot's part is dense
+  int64_t slot_stride;
+  int64_t channels, kernel;
+  Dtype window_dtype;
+};
+
+struct NormArgs {
+  Rows x, gate;            // [tokens, heads, dim]; gate.data null for none
+  Rows add;                // as x, or data null: the sum x + add_scale add goes to sum_out (dense), and is normed
+  float add_scale;
+  void* sum_out;
+  const void* weight;      // [dim]
+  Dtype weight_dtype;
+  float eps;
+  bool plus_one, gate_first;
+  int64_t tokens, heads, dim, group;
+  void* out;               // [tokens, heads, dim] dense, dtype of x
+};
+
+struct RotaryArgs {
+  Rows q, k;               // [tokens, heads, dim], of one dtype
+  const float *cos, *sin;  // [tokens, rotary_dim]
+  int64_t tokens, q_heads, kv_heads, dim, rotary_dim;
+  void *q_out, *k_out;     // dense
+};
+
+struct WriteKvArgs {
+  const Runs* runs;
+  Rows k, v;               // [T, kv_heads, dim]
+  void *cache_k, *cache_v;
+  int64_t k_page, v_page, kv_heads, dim;
+  const int32_t* page_table;
+  int64_t table_stride;
+  Dtype kv_dtype;
+  TokenScales scales;
+};
+
+struct SiluMulArgs {
+  const void* gate_up;     // [tokens, 2 width], stride apart
+  int64_t stride, tokens, width;
+  Dtype dtype;
+  void* out;               // [tokens, width] dense
+};
+
+struct GateArgs {
+  void* x;                 // [tokens, heads, dim] dense, in place
+  Rows gate;               // [tokens, heads * dim], or [tokens, heads] with per_head
+  bool per_head;
+  int64_t tokens, heads, dim;
+};
+
+// How a weight matrix [out, in] is stored, see linear.inl and src/weft/tensor/quantized.py.
+enum class WeightForm : int {
+  float32 = 0,   // dense rows; in is a multiple of 32
+  bfloat16 = 1,  // the same
+  int8 = 2,      // tiles of 16 rows: for each 4 columns 16 x 4 bytes
+  int4 = 3,      // tiles of 16 rows: for each 8 columns 16 x 4 bytes, columns 0-3 in the low halves
+};
+
+struct Weight {
+  const void* data;
+  WeightForm form;
+  int64_t in, out;
+  const void* scales;      // of tiles: [tiles][groups][16]; the rest is of tiles as well
+  bool half_scales;        // float16 instead of float32
+  const uint8_t* zeros;    // [tiles][groups][16], or null: 128 or 8
+  int64_t group;           // columns that share a scale, a multiple of 32
+};
+
+struct LinearArgs {
+  const void* x;           // [rows, in], x_stride apart
+  int64_t x_stride;
+  Dtype x_dtype;
+  int64_t rows;
+  Weight weight;
+  const float* bias;       // [out] or null
+  bool exact;              // x is not rounded to int8
+  void* out;               // [rows, out] dense, dtype of x
+};
+
+enum class Activation : int { silu = 0, gelu = 1, relu2 = 2 };
+
+struct MoeArgs {
+  const void* x;           // [tokens, dim], x_stride apart
+  int64_t x_stride;
+  Dtype x_dtype;
+  int64_t tokens, choices, experts;
+  const int64_t* ids;      // [tokens, choices], PAD: skipped
+  const float* weights;    // [tokens, choices]
+  Weight gate_up, down;    // of the first expert; the others lie behind. Widths are multiples of 16.
+  Activation activation;
+  bool gated, exact;
+  void* out;               // [tokens, dim] dense, dtype of x
+};
+
+struct WidenArgs {         // weight rows [first, last), first a multiple of 16 -> [in, stride], transposed
+  Weight weight;
+  int64_t first, last, stride;  // stride: last - first rounded up to 16, or more
+  Dtype out_dtype;
+  void* out;
+};
+
+struct Kernels {
+  const char* name;
+  void (*attention)(const AttentionArgs&);
+  void (*gated_delta)(const GatedDeltaArgs&);
+  void (*mamba2)(const Mamba2Args&);
+  void (*mamba1)(const Mamba1Args&);
+  void (*conv)(const ConvArgs&);
+  void (*norm)(const NormArgs&);
+  void (*rotary)(const RotaryArgs&);
+  void (*write_kv)(const WriteKvArgs&);
+  void (*silu_mul)(const SiluMulArgs&);
+  void (*sigmoid_gate)(const GateArgs&);
+  void (*linear)(const LinearArgs&);
+  void (*widen_weight)(const WidenArgs&);
+  bool (*has_byte_products)();
+  void (*moe)(const MoeArgs&);
+};
+
+// The best that this machine runs, or what ``use`` chose.
+const Kernels& kernels();
+
+// Those that this machine runs, the best first.
+std::vector<const char*> usable_kernels();
+
+// For the whole process, by name; false where this machine cannot run them. For tests and measurements.
+bool use_kernels(const char* name);
+
+}  // namespace weft

@@ -1,0 +1,153 @@
+#include "layers.hpp"
+
+namespace weft {
+namespace {
+
+int64_t bytes_of(Dtype dtype) { return dtype == Dtype::bfloat16 ? 2 : 4; }
+
+// Columns from ``first`` on, as heads ``head_stride`` apart.
+Rows columns(const Projected& made, int64_t first, int64_t head_stride) {
+  return {static_cast<const char*>(made.data) + first * bytes_of(made.dtype), made.stride, head_stride, made.dtype};
+}
+
+// [T, width] that one call needs and the next may overwrite: the largest step so far, for each thread.
+Projected between(int which, const Projected& like, int64_t width) {
+  static thread_local std::vector<char> held[2];
+  const size_t bytes = static_cast<size_t>(like.tokens * width * bytes_of(like.dtype));
+  if (held[which].size() < bytes) held[which].resize(bytes);
+  return {held[which].data(), width, like.tokens, like.dtype};
+}
+
+void convolve(const Runs& runs, const ConvWeights& conv, const Rows& x, int64_t channels, const SlotView& window,
+              const Projected& out) {
+  ConvArgs args = {};
+  args.runs = &runs;
+  args.x = x;
+  args.weight = conv.weight;
+  args.bias = conv.bias;
+  args.weight_dtype = conv.dtype;
+  args.silu = true;
+  args.out = const_cast<void*>(out.data);
+  args.window = window.data;
+  args.slot_stride = window.slot_stride;
+  args.channels = channels;
+  args.kernel = conv.kernel;
+  args.window_dtype = window.dtype;
+  kernels().conv(args);
+}
+
+NormArgs gated_norm(const NormWeights& norm, const Rows& x, const Rows& gate, int64_t tokens, void* out) {
+  NormArgs args = {};
+  args.x = x;
+  args.gate = gate;
+  args.weight = norm.weight;
+  args.weight_dtype = norm.dtype;
+  args.eps = norm.eps;
+  args.tokens = tokens;
+  args.out = out;
+  return args;
+}
+
+}  // namespace
+
+void GatedDeltaLayer::run(const Runs& runs, const Projected& made, const SlotView& window, const SlotView& state,
+                          int64_t layer, void* out) const {
+  const int64_t keys = k_heads * k_dim, values = heads * v_dim, channels = 2 * keys + values;
+  const Projected qkv = between(0, made, channels), o = between(1, made, values);
+  convolve(runs, conv, columns(made, 0, 0), channels, window, qkv);
+  GatedDeltaArgs args = {};
+  args.runs = &runs;
+  args.q = columns(qkv, 0, k_dim);
+  args.k = columns(qkv, keys, k_dim);
+  args.v = columns(qkv, 2 * keys, v_dim);
+  args.beta = columns(made, channels + values, 1);
+  args.g = columns(made, channels + values + heads, 1);
+  args.decay = decay;
+  args.dt_bias = dt_bias;
+  args.beta_scale = beta_scale;
+  args.out = const_cast<void*>(o.data);
+  args.state = state.data;
+  args.kind = {state.dtype, layer};
+  args.slot_stride = state.slot_stride;
+  args.k_heads = k_heads;
+  args.heads = heads;
+  args.k_dim = k_dim;
+  args.v_dim = v_dim;
+  args.scale = 1.0f / __builtin_sqrtf(static_cast<float>(k_dim));
+  kernels().gated_delta(args);
+  NormArgs last = gated_norm(norm, columns(o, 0, v_dim), columns(made, channels, v_dim), made.tokens, out);
+  last.heads = heads;
+  last.dim = last.group = v_dim;
+  kernels().norm(last);
+}
+
+void Mamba2Layer::run(const Runs& runs, const Projected& made, const SlotView& window, const SlotView& state,
+                      int64_t layer, void* out) const {
+  const int64_t inner = heads * head_dim, group = groups * state_dim, channels = inner + 2 * group;
+  const Projected xbc = between(0, made, channels), y = between(1, made, inner);
+  convolve(runs, conv, columns(made, inner, 0), channels, window, xbc);
+  Mamba2Args args = {};
+  args.runs = &runs;
+  args.x = columns(xbc, 0, head_dim);
+  args.b = columns(xbc, inner, state_dim);
+  args.c = columns(xbc, inner + group, state_dim);
+  args.dt = columns(made, inner + channels, 1);
+  args.a = a;
+  args.d = d;
+  args.dt_bias = dt_bias;
+  args.out = const_cast<void*>(y.data);
+  args.state = state.data;
+  args.kind = {state.dtype, layer};
+  args.slot_stride = state.slot_stride;
+  args.heads = heads;
+  args.groups = groups;
+  args.head_dim = head_dim;
+  args.state_dim = state_dim;
+  args.dt_min = dt_min;
+  args.dt_max = dt_max;
+  kernels().mamba2(args);
+  NormArgs last = gated_norm(norm, columns(y, 0, inner), columns(made, 0, inner), made.tokens, out);
+  last.gate_first = gate_first;
+  last.heads = 1;
+  last.dim = inner;
+  last.group = norm_group;
+  kernels().norm(last);
+}
+
+void AttentionLayer::run(const Runs& runs, const Projected& made, const Turned& turned, const Pages& pages,
+                         void* out) const {
+  const int64_t q_width = heads * dim, kv_width = kv_heads * dim, k_at = q_width * (gated ? 2 : 1);
+  Rows q = columns(made, 0, dim), k = columns(made, k_at, dim);
+  const Rows v = columns(made, k_at + kv_width, dim);
+  if (q_norm.weight || turned.cos) {
+    const Projected own_q = between(0, made, q_width), own_k = between(1, made, kv_width);
+    const auto normed = [&](const NormWeights& norm, const Rows& x, int64_t count, const Projected& to) {
+      NormArgs args = gated_norm(norm, x, {}, made.tokens, const_cast<void*>(to.data));
+      args.plus_one = plus_one;
+      args.heads = norm_whole ? 1 : count;
+      args.dim = args.group = norm_whole ? count * dim : dim;
+      kernels().norm(args);
+      return columns(to, 0, dim);
+    };
+    if (q_norm.weight) {
+      q = normed(q_norm, q, heads, own_q);
+      k = normed(k_norm, k, kv_heads, own_k);
+    }
+    if (turned.cos) {  // in place where it was normed
+      kernels().rotary({q, k, turned.cos, turned.sin, made.tokens, heads, kv_heads, dim, turned.rotary_dim,
+                        const_cast<void*>(own_q.data), const_cast<void*>(own_k.data)});
+      q = columns(own_q, 0, dim);
+      k = columns(own_k, 0, dim);
+    }
+  }
+  kernels().write_kv({&runs, k, v, pages.k.data, pages.v.data, pages.k.slot_stride, pages.v.slot_stride, kv_heads, dim,
+                      pages.table, pages.table_stride, pages.k.dtype, pages.scales});
+  kernels().attention({&runs, q, out, pages.k.data, pages.v.data, pages.k.slot_stride, pages.v.slot_stride, kv_heads,
+                       heads / kv_heads, dim, pages.table, pages.table_stride, scale, pages.k.dtype, pages.scales,
+                       window});
+  if (head_gated)
+    kernels().sigmoid_gate({out, columns(made, k_at + 2 * kv_width, 1), true, made.tokens, heads, dim});
+  if (gated) kernels().sigmoid_gate({out, columns(made, q_width, dim), false, made.tokens, heads, dim});
+}
+
+}  // namespace weft

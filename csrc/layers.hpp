@@ -1,0 +1,91 @@
+// What lies between the two projections of a layer, in one crossing from Python: a decode step of 24 layers would
+// spend more time on the way into the kernels (some microseconds for each call and each tensor) than in them.
+//
+//   gated delta   [ q | k | v | z | b | a ]    conv -> delta rule -> norm, gated by z
+//   Mamba-2       [ gate | x | B | C | dt ]    conv -> state space -> norm, gated
+//   attention     [ q | (gate) | k | v | (head gates) ]    norms -> rotary -> pages -> attention -> gates
+//
+// A layer is made once, of addresses of weights that its maker keeps alive; a call brings what changes. Numbers
+// between the kernels are kept in the dtype of the model, rounded where separate calls would round them.
+#pragma once
+
+#include "kernels.hpp"
+
+namespace weft {
+
+// [T, width], rows ``stride`` apart.
+struct Projected {
+  const void* data;
+  int64_t stride, tokens;
+  Dtype dtype;
+};
+
+// A state's view over the arena: slots ``slot_stride`` elements apart.
+struct SlotView {
+  void* data;
+  int64_t slot_stride;
+  Dtype dtype;
+};
+
+struct ConvWeights {
+  const void *weight, *bias;  // [C, K], [C] or null
+  Dtype dtype;
+  int64_t kernel;
+};
+
+struct NormWeights {
+  const void* weight;
+  Dtype dtype;
+  float eps;
+};
+
+struct GatedDeltaLayer {
+  ConvWeights conv;
+  NormWeights norm;             // [v_dim]
+  const float *decay, *dt_bias;  // [heads]
+  float beta_scale;
+  int64_t k_heads, heads, k_dim, v_dim;
+
+  // out: [T, heads * v_dim] dense, dtype of the projection; ``layer``: see StateKind
+  void run(const Runs& runs, const Projected& made, const SlotView& window, const SlotView& state, int64_t layer,
+           void* out) const;
+};
+
+struct Mamba2Layer {
+  ConvWeights conv;
+  NormWeights norm;                  // [heads * head_dim]
+  const float *a, *d, *dt_bias;      // [heads]
+  int64_t heads, groups, head_dim, state_dim, norm_group;
+  bool gate_first;
+  float dt_min, dt_max;
+
+  // out: [T, heads * head_dim] dense
+  void run(const Runs& runs, const Projected& made, const SlotView& window, const SlotView& state, int64_t layer,
+           void* out) const;
+};
+
+struct Turned {
+  const float *cos, *sin;  // [T, rotary_dim]; null for a layer without rotary
+  int64_t rotary_dim;
+};
+
+struct Pages {
+  SlotView k, v;           // slots are pages
+  const int32_t* table;    // [R, ...]
+  int64_t table_stride;
+  TokenScales scales;
+};
+
+struct AttentionLayer {
+  int64_t heads, kv_heads, dim;
+  bool gated, head_gated, norm_whole;  // norm_whole: over all heads at once
+  NormWeights q_norm, k_norm;          // weight null for a layer without
+  bool plus_one;
+  float scale;
+  int64_t window;                      // 0 for all
+
+  // out: [T, heads * dim] dense
+  void run(const Runs& runs, const Projected& made, const Turned& turned, const Pages& pages, void* out) const;
+};
+
+}  // namespace weft

@@ -1,0 +1,446 @@
+// Matrix products y = x W^T of weights in any form, bound by how fast W comes out of memory.
+//
+//   item     64 rows of W: four tiles of 16
+//   inside   up to 8 rows of x at a time; every vector of W that is loaded meets all of them
+//
+//   rows (bfloat16, float32)    a row of W times a row of x, added across at the end
+//   tiles (int8, int4)          tile | columns 0-3 of 16 rows | columns 4-7 of 16 rows | ...
+//                               a lane is a row of W: nothing is added across, a scale is one multiplication
+//
+// Tiles meet x in one of two ways. *Rounded*: x is int8 with a scale per 32 columns, and four products of bytes
+// are one lane of vpdpbusd; integers are exact and the scales are added in the order of the columns, so a row of
+// x gives the same bits whatever rows are beside it. *Exact*: codes are widened to float32 and meet x as it is;
+// this is also what runs where there is no vpdpbusd.
+
+namespace weft {
+namespace {
+
+constexpr int kTile = 16;
+constexpr int kOutTiles = 4;
+constexpr int kOutRows = kTile * kOutTiles;
+constexpr int kRowsTogether = 8;
+constexpr int64_t kLine = 32;  // columns that share a scale of x
+
+#if defined(__AVX512F__)
+#define WEFT_VNNI __attribute__((target("avx512vnni")))
+#define WEFT_BF16 __attribute__((target("avx512bf16")))
+bool has_vnni() {
+  static const bool has = __builtin_cpu_supports("avx512vnni");
+  return has;
+}
+bool has_bf16_dot() {
+  static const bool has = __builtin_cpu_supports("avx512bf16");
+  return has;
+}
+#else
+bool has_vnni() { return false; }
+bool has_bf16_dot() { return false; }
+#endif
+
+enum class Inputs { floats, halves, codes };
+
+// Rows of x in the shape that a kernel reads, [rows][padded]. Rows are rounded up to what is taken together:
+// the additional ones are zeros.
+struct Prepared {
+  Inputs kind;
+  int64_t padded, lines;
+  std::vector<float> values;
+  std::vector<bf16> halves;
+  std::vector<int8_t> codes;
+  std::vector<float> scales;     // [rows][lines]
+  std::vector<int32_t> sums;     // [rows][lines] of codes
+  std::vector<float> value_sums; // [rows][lines] of values
+
+  void resize(Inputs kind_, int64_t rows, int64_t in) {
+    kind = kind_;
+    lines = (in + kLine - 1) / kLine;
+    padded = lines * kLine;
+    const int64_t whole = (rows + kRowsTogether - 1) / kRowsTogether * kRowsTogether;
+    if (kind == Inputs::halves) halves.resize(static_cast<size_t>(whole * padded));
+    if (kind == Inputs::floats) {
+      values.resize(static_cast<size_t>(whole * padded));
+      value_sums.resize(static_cast<size_t>(whole * lines));
+    }
+    if (kind == Inputs::codes) {
+      codes.resize(static_cast<size_t>(whole * padded));
+      scales.resize(static_cast<size_t>(whole * lines));
+      sums.resize(static_cast<size_t>(whole * lines));
+    }
+    for (int64_t row = rows; row < whole; ++row) clear(row);
+  }
+
+  void clear(int64_t row) {
+    const float none = 0;
+    for (int64_t line = 0; line < lines; ++line) set_line(row, line, &none, 0);
+  }
+
+  // ``count`` values, up to 32, of one line; what is missing is zero.
+  void set_line(int64_t row, int64_t line, const float* from, int64_t count) {
+    alignas(64) float x[kLine] = {};
+    for (int64_t i = 0; i < count; ++i) x[i] = from[i];
+    const f32x16 first = load(x), second = load(x + 16);
+    const int64_t at = row * padded + line * kLine;
+    if (kind == Inputs::halves) {
+      store(halves.data() + at, first);
+      store(halves.data() + at + 16, second);
+    } else if (kind == Inputs::floats) {
+      store(values.data() + at, first);
+      store(values.data() + at + 16, second);
+      value_sums[static_cast<size_t>(row * lines + line)] = sum(first + second);
+    } else {
+      const bool finite = sum(first * 0.0f + second * 0.0f) == 0;  // else the scale is NaN, and so is all made of it
+      const float most = finite ? largest(max(max(first, -first), max(second, -second))) : 0;
+      const float up = most > 0 ? 127.0f / most : 0;
+      int32_t total = 0;
+      int8_t* const to = codes.data() + at;
+      const f32x16 half = splat(0.5f);
+      for (int part = 0; part < 2; ++part) {
+        const f32x16 scaled = finite ? (part ? second : first) * up : splat(0);
+        const i32x16 whole =
+            __builtin_convertvector(scaled + select(scaled < splat(0), -half, half), i32x16);
+        for (int i = 0; i < 16; ++i) {
+          to[part * 16 + i] = static_cast<int8_t>(whole[i]);
+          total += whole[i];
+        }
+      }
+      scales[static_cast<size_t>(row * lines + line)] = finite ? most / 127.0f : std::nanf("");
+      sums[static_cast<size_t>(row * lines + line)] = total;
+    }
+  }
+
+  template <class T>
+  void set_row(int64_t row, const T* x, int64_t in) {
+    for (int64_t line = 0; line < lines; ++line) {
+      alignas(64) float wide[kLine];
+      const int64_t count = in - line * kLine < kLine ? in - line * kLine : kLine;
+      if (count == kLine) {
+        store(wide, load(x + line * kLine));
+        store(wide + 16, load(x + line * kLine + 16));
+      } else {
+        for (int64_t i = 0; i < count; ++i) wide[i] = widen(x[line * kLine + i]);
+      }
+      set_line(row, line, wide, count);
+    }
+  }
+};
+
+bool in_tiles(WeightForm form) { return form == WeightForm::int8 || form == WeightForm::int4; }
+
+Inputs inputs_for(const Weight& weight, bool exact) {
+  if (weight.form == WeightForm::bfloat16 && has_bf16_dot()) return Inputs::halves;
+  return in_tiles(weight.form) && !exact && has_vnni() ? Inputs::codes : Inputs::floats;
+}
+
+template <int BITS>
+constexpr int64_t tile_line_bytes() {
+  return kTile * kLine * BITS / 8;
+}
+
+float widen_half(uint16_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, rest = bits & 0x7FFF;
+  uint32_t wide = rest << 13;
+  float y;
+  std::memcpy(&y, &wide, sizeof y);
+  y *= 0x1p112f;  // moves the exponent; denormals come out right as well
+  std::memcpy(&wide, &y, sizeof y);
+  wide |= sign;
+  std::memcpy(&y, &wide, sizeof y);
+  return y;
+}
+
+WEFT_INLINE f32x16 tile_scales(const Weight& weight, int64_t at) {
+  if (!weight.half_scales) return load(static_cast<const float*>(weight.scales) + at);
+  const uint16_t* from = static_cast<const uint16_t*>(weight.scales) + at;
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#else
+  f32x16 x;
+  for (int i = 0; i < kTile; ++i) x[i] = widen_half(from[i]);
+  return x;
+#endif
+}
+
+WEFT_INLINE i32x16 tile_zeros(const Weight& weight, int64_t at) {
+  typedef uint8_t u8x16 __attribute__((vector_size(16)));
+  u8x16 bytes;
+  std::memcpy(&bytes, weight.zeros + at, sizeof bytes);
+  return __builtin_convertvector(bytes, i32x16);
+}
+
+template <int BITS>
+constexpr int kMiddle = BITS == 8 ? 128 : 8;
+
+// TILES tiles from ``tile`` on, times ROWS rows of x from ``row`` on -> y [ROWS][kOutRows].
+template <int BITS, int ROWS, int TILES, bool ZEROS>
+WEFT_INLINE void exact_tiles(const Weight& weight, int64_t tile, const Prepared& x, int64_t row, float* y) {
+  const int64_t lines = x.lines, groups = (x.padded + weight.group - 1) / weight.group;
+  for (int t = 0; t < TILES; ++t) {
+    const uint8_t* from = static_cast<const uint8_t*>(weight.data) + (tile + t) * lines * tile_line_bytes<BITS>();
+    f32x16 total[ROWS] = {};
+    f32x16 scale = splat(0), zero = splat(static_cast<float>(kMiddle<BITS>));
+    for (int64_t line = 0; line < lines; ++line) {
+      if (line * kLine % weight.group == 0) {
+        const int64_t at = ((tile + t) * groups + line * kLine / weight.group) * kTile;
+        scale = tile_scales(weight, at);
+        if constexpr (ZEROS) zero = __builtin_convertvector(tile_zeros(weight, at), f32x16);
+      }
+      f32x16 acc[ROWS] = {};
+      const float* values = x.values.data() + row * x.padded + line * kLine;
+      for (int vector = 0; vector < BITS; ++vector, from += 64) {
+        u32x16 bytes;
+        std::memcpy(&bytes, from, sizeof bytes);
+        for (int nibble = 0; nibble < 8 / BITS; ++nibble)
+          for (int j = 0; j < 4; ++j) {
+            const u32x16 code = (bytes >> (8 * j + 4 * nibble)) & (BITS == 8 ? 255u : 15u);
+            const f32x16 wide = __builtin_convertvector((i32x16)code, f32x16);
+            for (int r = 0; r < ROWS; ++r)
+              acc[r] += wide * values[r * x.padded + (vector * (8 / BITS) + nibble) * 4 + j];
+          }
+      }
+      for (int r = 0; r < ROWS; ++r)
+        total[r] += (acc[r] - zero * x.value_sums[static_cast<size_t>((row + r) * lines + line)]) * scale;
+    }
+    for (int r = 0; r < ROWS; ++r) store(y + r * kOutRows + t * kTile, total[r]);
+  }
+}
+
+#if defined(__AVX512F__)
+template <int BITS, int ROWS, int TILES, bool ZEROS>
+WEFT_VNNI void rounded_tiles(const Weight& weight, int64_t tile, const Prepared& x, int64_t row, float* y) {
+  const int64_t lines = x.lines, groups = (x.padded + weight.group - 1) / weight.group;
+  const uint8_t* from = static_cast<const uint8_t*>(weight.data) + tile * lines * tile_line_bytes<BITS>();
+  const int64_t tile_bytes = lines * tile_line_bytes<BITS>();
+  const __m512i low = _mm512_set1_epi8(15);
+  f32x16 total[TILES][ROWS] = {};
+  f32x16 scale[TILES] = {};
+  __m512i zero[TILES] = {};
+  int64_t left = 0, group = 0;
+  for (int64_t line = 0; line < lines; ++line, from += tile_line_bytes<BITS>()) {
+    if (left == 0) {
+      for (int t = 0; t < TILES; ++t) {
+        const int64_t at = ((tile + t) * groups + group) * kTile;
+        scale[t] = tile_scales(weight, at);
+        if constexpr (ZEROS) zero[t] = (__m512i)tile_zeros(weight, at);
+      }
+      left = weight.group;
+      ++group;
+    }
+    left -= kLine;
+    __m512i acc[TILES][ROWS];
+    for (int r = 0; r < ROWS; ++r) {
+      const int32_t sum = x.sums[static_cast<size_t>((row + r) * lines + line)];
+      for (int t = 0; t < TILES; ++t)
+        acc[t][r] = ZEROS ? _mm512_mullo_epi32(_mm512_set1_epi32(-sum), zero[t])
+                          : _mm512_set1_epi32(-kMiddle<BITS> * sum);
+    }
+    const int8_t* codes = x.codes.data() + row * x.padded + line * kLine;
+    for (int vector = 0; vector < BITS; ++vector) {
+      __m512i w[TILES][8 / BITS];
+      for (int t = 0; t < TILES; ++t) {
+        const __m512i bytes = _mm512_loadu_si512(from + t * tile_bytes + vector * 64);
+        if constexpr (BITS == 8) {
+          w[t][0] = bytes;
+        } else {
+          w[t][0] = _mm512_and_si512(bytes, low);
+          w[t][1] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), low);
+        }
+      }
+      for (int nibble = 0; nibble < 8 / BITS; ++nibble)
+        for (int r = 0; r < ROWS; ++r) {
+          int32_t four;
+          std::memcpy(&four, codes + r * x.padded + (vector * (8 / BITS) + nibble) * 4, sizeof four);
+          const __m512i xs = _mm512_set1_epi32(four);
+          for (int t = 0; t < TILES; ++t) acc[t][r] = _mm512_dpbusd_epi32(acc[t][r], w[t][nibble], xs);
+        }
+    }
+    for (int r = 0; r < ROWS; ++r) {
+      const float x_scale = x.scales[static_cast<size_t>((row + r) * lines + line)];
+      for (int t = 0; t < TILES; ++t)
+        total[t][r] += (f32x16)_mm512_cvtepi32_ps(acc[t][r]) * (scale[t] * x_scale);
+    }
+  }
+  for (int r = 0; r < ROWS; ++r)
+    for (int t = 0; t < TILES; ++t) store(y + r * kOutRows + t * kTile, total[t][r]);
+}
+
+// Few rows of x: one row of W after the other, so that W is one stream from memory (several short ones defeat the
+// prefetcher), and sums in several parts, so that they need not wait for one another.
+template <int ROWS>
+WEFT_BF16 void bf16_rows(const Weight& weight, int64_t first, const Prepared& x, int64_t row, float* y, int64_t count) {
+  constexpr int together = ROWS <= 2 ? 1 : 2, parts = ROWS <= 2 ? 4 : ROWS <= 4 ? 2 : 1;
+  const bf16* values = x.halves.data() + row * x.padded;
+  for (int64_t o = 0; o < count; o += together) {
+    const bf16* w[together];
+    for (int i = 0; i < together; ++i)  // past the end: the last one again, not stored
+      w[i] = static_cast<const bf16*>(weight.data) + (first + (o + i < count ? o + i : count - 1)) * weight.in;
+    __m512 acc[together][parts][ROWS] = {};
+    int64_t i = 0;
+    const auto line = [&](int part) __attribute__((always_inline, target("avx512bf16"))) {
+      __m512i from[ROWS];
+      for (int r = 0; r < ROWS; ++r) from[r] = _mm512_loadu_si512(values + r * x.padded + i);
+      for (int j = 0; j < together; ++j) {
+        const __m512i bits = _mm512_loadu_si512(w[j] + i);
+        for (int r = 0; r < ROWS; ++r)
+          acc[j][part][r] = _mm512_dpbf16_ps(acc[j][part][r], (__m512bh)bits, (__m512bh)from[r]);
+      }
+      i += kLine;
+    };
+    while (i + parts * kLine <= weight.in)
+      for (int part = 0; part < parts; ++part) line(part);
+    while (i < weight.in) line(0);
+    for (int j = 0; j < together && o + j < count; ++j)
+      for (int r = 0; r < ROWS; ++r) {
+        __m512 all = acc[j][0][r];
+        for (int part = 1; part < parts; ++part) all = _mm512_add_ps(all, acc[j][part][r]);
+        y[r * kOutRows + o + j] = _mm512_reduce_add_ps(all);
+      }
+  }
+}
+#endif
+
+template <class W, int ROWS>
+void float_rows(const Weight& weight, int64_t first, const Prepared& x, int64_t row, float* y, int64_t count) {
+  constexpr int together = ROWS <= 4 ? 4 : 2;
+  for (int64_t o = 0; o < count; o += together) {
+    const W* w[together];
+    for (int i = 0; i < together; ++i)
+      w[i] = static_cast<const W*>(weight.data) + (first + (o + i < count ? o + i : count - 1)) * weight.in;
+    const float* values = x.values.data() + row * x.padded;
+    f32x16 acc[together][ROWS] = {};
+    for (int64_t i = 0; i < weight.in; i += 16)
+      for (int j = 0; j < together; ++j) {
+        const f32x16 wide = load(w[j] + i);
+        for (int r = 0; r < ROWS; ++r) acc[j][r] += wide * load(values + r * x.padded + i);
+      }
+    for (int j = 0; j < together && o + j < count; ++j)
+      for (int r = 0; r < ROWS; ++r) y[r * kOutRows + o + j] = sum(acc[j][r]);
+  }
+}
+
+template <int BITS, int ROWS, bool ZEROS>
+void tile_item(const Weight& weight, int64_t first, const Prepared& x, int64_t row, float* y, int64_t count) {
+  const int64_t tile = first / kTile;
+  const int tiles = static_cast<int>((count + kTile - 1) / kTile);
+  int t = 0;
+#if defined(__AVX512F__)
+  if (x.kind == Inputs::codes) {
+    constexpr int together = ROWS <= 2 ? 4 : ROWS <= 4 ? 2 : 1;
+    for (; t + together <= tiles; t += together)
+      rounded_tiles<BITS, ROWS, together, ZEROS>(weight, tile + t, x, row, y + t * kTile);
+    if constexpr (together > 1)
+      for (; t < tiles; ++t) rounded_tiles<BITS, ROWS, 1, ZEROS>(weight, tile + t, x, row, y + t * kTile);
+    return;
+  }
+#endif
+  for (; t < tiles; ++t) exact_tiles<BITS, ROWS, 1, ZEROS>(weight, tile + t, x, row, y + t * kTile);
+}
+
+template <int ROWS>
+void item_of(const Weight& weight, int64_t first, const Prepared& x, int64_t row, float* y, int64_t count) {
+  switch (weight.form) {
+    case WeightForm::float32: return float_rows<float, ROWS>(weight, first, x, row, y, count);
+    case WeightForm::bfloat16:
+#if defined(__AVX512F__)
+      if (x.kind == Inputs::halves) return bf16_rows<ROWS>(weight, first, x, row, y, count);
+#endif
+      return float_rows<bf16, ROWS>(weight, first, x, row, y, count);
+    case WeightForm::int8:
+      if (weight.zeros) return tile_item<8, ROWS, true>(weight, first, x, row, y, count);
+      return tile_item<8, ROWS, false>(weight, first, x, row, y, count);
+    case WeightForm::int4:
+      if (weight.zeros) return tile_item<4, ROWS, true>(weight, first, x, row, y, count);
+      return tile_item<4, ROWS, false>(weight, first, x, row, y, count);
+  }
+}
+
+// Rows [first, first + count) of W, at most an item from a multiple of 16 on, times rows [row, row + rows) of x, at most 8 -> y
+// [8][kOutRows]; sums in the same order for any number of rows.
+void item_products(const Weight& weight, int64_t first, int64_t count, const Prepared& x, int64_t row, int64_t rows,
+                   float* y) {
+  if (rows > 4) return item_of<8>(weight, first, x, row, y, count);
+  if (rows > 2) return item_of<4>(weight, first, x, row, y, count);
+  if (rows > 1) return item_of<2>(weight, first, x, row, y, count);
+  item_of<1>(weight, first, x, row, y, count);
+}
+
+template <class T>
+void write_row(T* to, const float* y, const float* bias, int64_t count) {
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16) store(to + i, bias ? load(y + i) + load(bias + i) : load(y + i));
+  for (; i < count; ++i) narrow(to + i, bias ? y[i] + bias[i] : y[i]);
+}
+
+template <class T>
+void linear_in(const LinearArgs& args) {
+  static thread_local Prepared kept;
+  Prepared& x = kept;
+  const Weight& weight = args.weight;
+  x.resize(inputs_for(weight, args.exact), args.rows, weight.in);
+  const auto set = [&](int64_t row) {
+    x.set_row(row, static_cast<const T*>(args.x) + row * args.x_stride, weight.in);
+  };
+  if (args.rows < kRowsTogether)
+    for (int64_t row = 0; row < args.rows; ++row) set(row);
+  else
+    Pool::instance().for_each(args.rows, set);
+  Pool::instance().for_each((weight.out + kOutRows - 1) / kOutRows, [&](int64_t item) {
+    const int64_t first = item * kOutRows;
+    const int64_t count = weight.out - first < kOutRows ? weight.out - first : kOutRows;
+    alignas(64) float y[kRowsTogether * kOutRows];
+    for (int64_t row = 0; row < args.rows; row += kRowsTogether) {
+      const int64_t rows = args.rows - row < kRowsTogether ? args.rows - row : kRowsTogether;
+      item_products(weight, first, count, x, row, rows, y);
+      for (int64_t r = 0; r < rows; ++r)
+        write_row(static_cast<T*>(args.out) + (row + r) * weight.out + first, y + r * kOutRows,
+                  args.bias ? args.bias + first : nullptr, count);
+    }
+  });
+}
+
+void linear(const LinearArgs& args) {
+  if (args.x_dtype == Dtype::bfloat16) linear_in<bf16>(args);
+  else linear_in<float>(args);
+}
+
+template <int BITS, class T>
+void widen_tiles(const WidenArgs& args) {
+  const Weight& weight = args.weight;
+  const int64_t lines = (weight.in + kLine - 1) / kLine;
+  const int64_t groups = (lines * kLine + weight.group - 1) / weight.group;
+  Pool::instance().for_each((args.last - args.first + kTile - 1) / kTile, [&](int64_t item) {
+    const int64_t tile = args.first / kTile + item;
+    const uint8_t* from = static_cast<const uint8_t*>(weight.data) + tile * lines * tile_line_bytes<BITS>();
+    T* const to = static_cast<T*>(args.out) + item * kTile;
+    for (int64_t line = 0; line < lines; ++line) {
+      const int64_t at = (tile * groups + line * kLine / weight.group) * kTile;
+      const f32x16 scale = tile_scales(weight, at);
+      const f32x16 zero = weight.zeros ? __builtin_convertvector(tile_zeros(weight, at), f32x16)
+                                       : splat(static_cast<float>(kMiddle<BITS>));
+      for (int vector = 0; vector < BITS; ++vector, from += 64) {
+        u32x16 bytes;
+        std::memcpy(&bytes, from, sizeof bytes);
+        for (int nibble = 0; nibble < 8 / BITS; ++nibble)
+          for (int j = 0; j < 4; ++j) {
+            const int64_t column = line * kLine + (vector * (8 / BITS) + nibble) * 4 + j;
+            if (column >= weight.in) break;
+            const u32x16 code = (bytes >> (8 * j + 4 * nibble)) & (BITS == 8 ? 255u : 15u);
+            store(to + column * args.stride, (__builtin_convertvector((i32x16)code, f32x16) - zero) * scale);
+          }
+      }
+    }
+  });
+}
+
+void widen_weight(const WidenArgs& args) {
+  const bool eight = args.weight.form == WeightForm::int8;
+  if (args.out_dtype == Dtype::bfloat16) {
+    if (eight) widen_tiles<8, bf16>(args);
+    else widen_tiles<4, bf16>(args);
+  } else {
+    if (eight) widen_tiles<8, float>(args);
+    else widen_tiles<4, float>(args);
+  }
+}
+
+}  // namespace
+}  // namespace weft

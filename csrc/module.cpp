@@ -1,0 +1,223 @@
+// weft._native: the kernels as Python functions over addresses and strides. What is checked, and why tensors
+// come as addresses, is in src/weft/tensor/native.py; nobody else calls this.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
+
+#include "kernels.hpp"
+#include "layers.hpp"
+
+namespace nb = nanobind;
+using namespace weft;
+
+namespace {
+
+using Address = uint64_t;
+using RowsTuple = std::tuple<Address, int64_t, int64_t, int>;  // address, token stride, head stride, dtype
+
+template <class T = void>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+Rows rows(const RowsTuple& from) {
+  return {at(std::get<0>(from)), std::get<1>(from), std::get<2>(from), static_cast<Dtype>(std::get<3>(from))};
+}
+
+// address, form, in, out, scales, whether they are float16, zeros, group
+using WeightTuple = std::tuple<Address, int, int64_t, int64_t, Address, bool, Address, int64_t>;
+
+Weight weight_of(const WeightTuple& from) {
+  const auto& [data, form, in, out, scales, half_scales, zeros, group] = from;
+  return {at(data), static_cast<WeightForm>(form), in, out, at(scales), half_scales, at<const uint8_t>(zeros), group};
+}
+
+using ProjectedTuple = std::tuple<Address, int64_t, int64_t, int>;  // address, row stride, tokens, dtype
+using SlotsTuple = std::tuple<Address, int64_t, int>;               // address, slot stride, dtype
+using ConvTuple = std::tuple<Address, Address, int, int64_t>;       // weight, bias, dtype, kernel
+using NormTuple = std::tuple<Address, int, float>;                  // weight, dtype, eps
+
+Projected projected(const ProjectedTuple& from) {
+  const auto& [data, stride, tokens, dtype] = from;
+  return {at(data), stride, tokens, static_cast<Dtype>(dtype)};
+}
+
+SlotView slots(const SlotsTuple& from) {
+  const auto& [data, stride, dtype] = from;
+  return {at(data), stride, static_cast<Dtype>(dtype)};
+}
+
+ConvWeights conv_weights(const ConvTuple& from) {
+  const auto& [weight, bias, dtype, kernel] = from;
+  return {at(weight), at(bias), static_cast<Dtype>(dtype), kernel};
+}
+
+NormWeights norm_weights(const NormTuple& from) {
+  const auto& [weight, dtype, eps] = from;
+  return {at(weight), static_cast<Dtype>(dtype), eps};
+}
+
+template <class Layer>
+void run_layer(const Layer& layer, const Runs& runs, const ProjectedTuple& made, const SlotsTuple& window,
+               const SlotsTuple& state, int64_t number, Address out) {
+  nb::gil_scoped_release unlocked;
+  layer.run(runs, projected(made), slots(window), slots(state), number, at(out));
+}
+
+Runs make_runs(const std::vector<int64_t>& offsets, const std::vector<int64_t>& starts,
+               const std::vector<int64_t>& lengths, const std::vector<int64_t>& slots,
+               const std::vector<bool>& fresh, const std::vector<std::tuple<int64_t, int64_t, int64_t>>& taps) {
+  Runs made;
+  for (size_t i = 0; i < offsets.size(); ++i)
+    made.runs.push_back({offsets[i], starts[i], lengths[i], slots[i], fresh[i], {}});
+  for (const auto& [run, offset, slot] : taps) made.runs[run].taps.push_back({offset, slot});  // by offset
+  return made;
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs));
+  m.def("instruction_set", [] { return kernels().name; });
+  m.def("instruction_sets", &usable_kernels);
+  m.def("use", &use_kernels);
+  m.def("threads", [] { return Pool::instance().threads(); });
+  m.def("set_threads", [](int threads) { Pool::instance().resize(threads); });
+
+  m.def("attention", [](const Runs& runs, const RowsTuple& q, Address out, Address k, Address v, int64_t k_page,
+                        int64_t v_page, int64_t kv_heads, int64_t group, int64_t dim, Address page_table,
+                        int64_t table_stride, float scale, int kv_dtype, Address scales, int64_t scale_page,
+                        int64_t scale_part, int64_t window) {
+    nb::gil_scoped_release unlocked;
+    kernels().attention({&runs, rows(q), at(out), at(k), at(v), k_page, v_page, kv_heads, group, dim,
+                         at<const int32_t>(page_table), table_stride, scale, static_cast<Dtype>(kv_dtype),
+                         {at(scales), scale_page, scale_part}, window});
+  });
+  nb::class_<AttentionLayer>(m, "AttentionLayer")
+      .def(nb::new_([](int64_t heads, int64_t kv_heads, int64_t dim, bool gated, bool head_gated, bool norm_whole,
+                       const NormTuple& q_norm, const NormTuple& k_norm, bool plus_one, float scale, int64_t window) {
+        return AttentionLayer{heads, kv_heads, dim, gated, head_gated, norm_whole, norm_weights(q_norm),
+                              norm_weights(k_norm), plus_one, scale, window};
+      }))
+      .def("run", [](const AttentionLayer& layer, const Runs& runs, const ProjectedTuple& made, Address cos,
+                     Address sin, int64_t rotary_dim, const SlotsTuple& k, const SlotsTuple& v, Address page_table,
+                     int64_t table_stride, Address scales, int64_t scale_page, int64_t scale_part, Address out) {
+        nb::gil_scoped_release unlocked;
+        const SlotView keys = slots(k), values = slots(v);
+        layer.run(runs, projected(made), {at<const float>(cos), at<const float>(sin), rotary_dim},
+                  {keys, values, at<const int32_t>(page_table), table_stride, {at(scales), scale_page, scale_part}},
+                  at(out));
+      });
+  m.def("gated_delta", [](const Runs& runs, const RowsTuple& q, const RowsTuple& k, const RowsTuple& v,
+                          const RowsTuple& g, const RowsTuple& beta, bool line_decays, Address out, Address state,
+                          int64_t slot_stride, int64_t k_heads, int64_t heads, int64_t k_dim, int64_t v_dim,
+                          float scale, Address decay, Address dt_bias, int state_dtype, int64_t layer) {
+    nb::gil_scoped_release unlocked;
+    kernels().gated_delta({&runs, rows(q), rows(k), rows(v), rows(g), rows(beta), line_decays, at<const float>(decay),
+                           at<const float>(dt_bias), 1.0f, at(out), at(state), slot_stride, k_heads, heads,
+                           k_dim, v_dim, scale, {static_cast<Dtype>(state_dtype), layer}});
+  });
+  nb::class_<GatedDeltaLayer>(m, "GatedDeltaLayer")
+      .def(nb::new_([](const ConvTuple& conv, const NormTuple& norm, Address decay, Address dt_bias, float beta_scale,
+                       int64_t k_heads, int64_t heads, int64_t k_dim, int64_t v_dim) {
+        return GatedDeltaLayer{conv_weights(conv), norm_weights(norm), at<const float>(decay),
+                               at<const float>(dt_bias), beta_scale, k_heads, heads, k_dim, v_dim};
+      }))
+      .def("run", &run_layer<GatedDeltaLayer>);
+  nb::class_<Mamba2Layer>(m, "Mamba2Layer")
+      .def(nb::new_([](const ConvTuple& conv, const NormTuple& norm, Address a, Address d, Address dt_bias,
+                       int64_t heads, int64_t groups, int64_t head_dim, int64_t state_dim, int64_t norm_group,
+                       bool gate_first, float dt_min, float dt_max) {
+        return Mamba2Layer{conv_weights(conv), norm_weights(norm), at<const float>(a), at<const float>(d),
+                           at<const float>(dt_bias), heads, groups, head_dim, state_dim, norm_group, gate_first,
+                           dt_min, dt_max};
+      }))
+      .def("run", &run_layer<Mamba2Layer>);
+  m.def("mamba2", [](const Runs& runs, const RowsTuple& x, const RowsTuple& b, const RowsTuple& c,
+                     const RowsTuple& dt, Address a, Address d, Address dt_bias, Address out, Address state,
+                     int64_t slot_stride, int64_t heads, int64_t groups, int64_t head_dim, int64_t state_dim,
+                     float dt_min, float dt_max, int state_dtype, int64_t layer) {
+    nb::gil_scoped_release unlocked;
+    kernels().mamba2({&runs, rows(x), rows(b), rows(c), rows(dt), at<const float>(a), at<const float>(d),
+                      at<const float>(dt_bias), at(out), at(state), slot_stride, heads, groups, head_dim,
+                      state_dim, dt_min, dt_max, {static_cast<Dtype>(state_dtype), layer}});
+  });
+  m.def("mamba1", [](const Runs& runs, const RowsTuple& x, const RowsTuple& dt, const RowsTuple& b,
+                     const RowsTuple& c, Address a, Address d, Address dt_bias, Address out, Address state,
+                     int64_t slot_stride, int64_t channels, int64_t state_dim, int state_dtype, int64_t layer) {
+    nb::gil_scoped_release unlocked;
+    kernels().mamba1({&runs, rows(x), rows(dt), rows(b), rows(c), at<const float>(a), at<const float>(d),
+                      at<const float>(dt_bias), at(out), at(state), slot_stride, channels, state_dim,
+                      {static_cast<Dtype>(state_dtype), layer}});
+  });
+  m.def("conv", [](const Runs& runs, const RowsTuple& x, const RowsTuple& in_gate, const RowsTuple& out_gate,
+                   const ConvTuple& conv, bool silu, Address out, const SlotsTuple& window, int64_t channels) {
+    nb::gil_scoped_release unlocked;
+    const ConvWeights with = conv_weights(conv);
+    const SlotView kept = slots(window);
+    kernels().conv({&runs, rows(x), rows(in_gate), rows(out_gate), with.weight, with.bias, with.dtype, silu, at(out),
+                    kept.data, kept.slot_stride, channels, with.kernel, kept.dtype});
+  });
+  m.def("norm", [](const RowsTuple& x, const RowsTuple& gate, Address weight, int weight_dtype, float eps,
+                   bool plus_one, bool gate_first, int64_t tokens, int64_t heads, int64_t dim, int64_t group,
+                   Address out) {
+    nb::gil_scoped_release unlocked;
+    kernels().norm({rows(x), rows(gate), {}, 1.0f, nullptr, at(weight), static_cast<Dtype>(weight_dtype), eps,
+                    plus_one, gate_first, tokens, heads, dim, group, at(out)});
+  });
+  m.def("add_norm", [](const ProjectedTuple& x, const ProjectedTuple& added, float scale, int64_t dim, Address sum,
+                       const NormTuple& norm, bool plus_one, Address out) {
+    nb::gil_scoped_release unlocked;
+    const Projected to = projected(x), from = projected(added);
+    const NormWeights with = norm_weights(norm);
+    kernels().norm({{to.data, to.stride, 0, to.dtype}, {}, {from.data, from.stride, 0, from.dtype}, scale, at(sum),
+                    with.weight, with.dtype, with.eps, plus_one, false, to.tokens, 1, dim, dim, at(out)});
+  });
+  m.def("sigmoid_gate", [](Address x, const RowsTuple& gate, bool per_head, int64_t tokens, int64_t heads,
+                           int64_t dim) {
+    nb::gil_scoped_release unlocked;
+    kernels().sigmoid_gate({at(x), rows(gate), per_head, tokens, heads, dim});
+  });
+  m.def("rotary", [](const RowsTuple& q, const RowsTuple& k, Address cos, Address sin, int64_t tokens,
+                     int64_t q_heads, int64_t kv_heads, int64_t dim, int64_t rotary_dim, Address q_out,
+                     Address k_out) {
+    nb::gil_scoped_release unlocked;
+    kernels().rotary({rows(q), rows(k), at<const float>(cos), at<const float>(sin), tokens, q_heads, kv_heads,
+                      dim, rotary_dim, at(q_out), at(k_out)});
+  });
+  m.def("write_kv", [](const Runs& runs, const RowsTuple& k, const RowsTuple& v, Address cache_k, Address cache_v,
+                       int64_t k_page, int64_t v_page, int64_t kv_heads, int64_t dim, Address page_table,
+                       int64_t table_stride, int kv_dtype, Address scales, int64_t scale_page,
+                       int64_t scale_part) {
+    nb::gil_scoped_release unlocked;
+    kernels().write_kv({&runs, rows(k), rows(v), at(cache_k), at(cache_v), k_page, v_page, kv_heads, dim,
+                        at<const int32_t>(page_table), table_stride, static_cast<Dtype>(kv_dtype),
+                        {at(scales), scale_page, scale_part}});
+  });
+  m.def("silu_mul", [](Address gate_up, int64_t stride, int64_t tokens, int64_t width, int dtype, Address out) {
+    nb::gil_scoped_release unlocked;
+    kernels().silu_mul({at(gate_up), stride, tokens, width, static_cast<Dtype>(dtype), at(out)});
+  });
+  m.def("linear", [](Address x, int64_t x_stride, int x_dtype, int64_t rows, const WeightTuple& weight, Address bias,
+                     bool exact, Address out) {
+    nb::gil_scoped_release unlocked;
+    kernels().linear({at(x), x_stride, static_cast<Dtype>(x_dtype), rows, weight_of(weight), at<const float>(bias),
+                      exact, at(out)});
+  });
+  m.def("moe", [](Address x, int64_t x_stride, int x_dtype, int64_t tokens, int64_t choices, int64_t experts, Address ids,
+                  Address weights, const WeightTuple& gate_up, const WeightTuple& down, int activation, bool gated,
+                  bool exact, Address out) {
+    nb::gil_scoped_release unlocked;
+    kernels().moe({at(x), x_stride, static_cast<Dtype>(x_dtype), tokens, choices, experts, at<const int64_t>(ids),
+                   at<const float>(weights), weight_of(gate_up), weight_of(down), static_cast<Activation>(activation),
+                   gated, exact, at(out)});
+  });
+  m.def("has_byte_products", [] { return kernels().has_byte_products(); });
+  m.def("widen_weight", [](const WeightTuple& weight, int64_t first, int64_t last, int64_t stride, int out_dtype,
+                           Address out) {
+    nb::gil_scoped_release unlocked;
+    kernels().widen_weight({weight_of(weight), first, last, stride, static_cast<Dtype>(out_dtype), at(out)});
+  });
+}

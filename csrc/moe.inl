@@ -1,0 +1,146 @@
+// Mixture of experts for few tokens: each expert that some token chose is read once.
+//
+//   pairs (token, choice) sorted by expert     e0 e0 e3 e3 e3 e7
+//   1   x of each pair                         as the weights' kernel wants it (linear.inl)
+//   2   (expert, 64 rows of gate and up)       inner = act(gate) * up, float32
+//   3   inner of each pair                     as the kernel wants it
+//   4   (expert, 64 rows of down)              made, float32
+//   5   each token                             its choices weighted and added, in the router's order
+//
+// Nothing is rounded between 1 and 5 but what the kernel's form of inputs rounds.
+
+namespace weft {
+namespace {
+
+// ``weight`` is the first of a stack of ``experts`` that lie one after the other.
+Weight expert_of(const Weight& weight, int64_t expert) {
+  Weight one = weight;
+  const auto move = [&](const void* from, int64_t bytes) { return static_cast<const uint8_t*>(from) + expert * bytes; };
+  if (!in_tiles(weight.form)) {
+    one.data = move(weight.data, weight.out * weight.in * (weight.form == WeightForm::bfloat16 ? 2 : 4));
+    return one;
+  }
+  const int64_t tiles = (weight.out + kTile - 1) / kTile, lines = (weight.in + kLine - 1) / kLine;
+  const int64_t numbers = tiles * ((lines * kLine + weight.group - 1) / weight.group) * kTile;
+  one.data = move(weight.data, tiles * lines * kTile * kLine / (weight.form == WeightForm::int8 ? 1 : 2));
+  one.scales = move(weight.scales, numbers * (weight.half_scales ? 2 : 4));
+  if (weight.zeros) one.zeros = weight.zeros + expert * numbers;
+  return one;
+}
+
+WEFT_INLINE f32x16 activated(f32x16 x, Activation activation) {
+  if (activation == Activation::silu) return silu(x);
+  if (activation == Activation::relu2) {
+    const f32x16 up = max(x, splat(0));
+    return up * up;
+  }
+  for (int i = 0; i < 16; ++i) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678118654752f));
+  return x;
+}
+
+struct ExpertRows {
+  int64_t expert, first, count;  // rows [first, first + count) of the sorted pairs
+};
+
+struct MoeStep {
+  std::vector<int64_t> pairs, place;   // sorted: token * choices + choice; place of each pair, or kPad
+  std::vector<ExpertRows> groups;
+  std::vector<float> inner, made;
+  Prepared x, middle;
+
+  void sort(const MoeArgs& args) {
+    const int64_t count = args.tokens * args.choices;
+    pairs.clear();
+    groups.clear();
+    place.assign(static_cast<size_t>(count), kPad);
+    std::vector<int64_t> begin(static_cast<size_t>(args.experts + 1), 0);
+    for (int64_t i = 0; i < count; ++i)
+      if (args.ids[i] != kPad) ++begin[static_cast<size_t>(args.ids[i] + 1)];
+    for (int64_t e = 0; e < args.experts; ++e) {
+      if (const int64_t rows = begin[static_cast<size_t>(e + 1)]) groups.push_back({e, begin[static_cast<size_t>(e)], rows});
+      begin[static_cast<size_t>(e + 1)] += begin[static_cast<size_t>(e)];
+    }
+    pairs.resize(static_cast<size_t>(begin.back()));
+    for (int64_t i = 0; i < count; ++i)
+      if (args.ids[i] != kPad) {
+        const int64_t to = begin[static_cast<size_t>(args.ids[i])]++;
+        pairs[static_cast<size_t>(to)] = i;
+        place[static_cast<size_t>(i)] = to;
+      }
+  }
+};
+
+// body(group, first row of W, rows of W) for each expert hit and each 64 rows.
+template <class Body>
+void for_each_block(const std::vector<ExpertRows>& groups, int64_t rows, const Body& body) {
+  const int64_t blocks = (rows + kOutRows - 1) / kOutRows;
+  Pool::instance().for_each(static_cast<int64_t>(groups.size()) * blocks, [&](int64_t item) {
+    const int64_t first = item % blocks * kOutRows;
+    body(groups[static_cast<size_t>(item / blocks)], first, rows - first < kOutRows ? rows - first : kOutRows);
+  });
+}
+
+template <class T>
+void moe_in(const MoeArgs& args) {
+  static thread_local MoeStep kept;
+  MoeStep& step = kept;
+  step.sort(args);
+  const int64_t pairs = static_cast<int64_t>(step.pairs.size());
+  const int64_t width = args.down.in, dim = args.down.out;
+  step.x.resize(inputs_for(args.gate_up, args.exact), pairs, args.gate_up.in);
+  step.middle.resize(inputs_for(args.down, args.exact), pairs, width);
+  step.inner.resize(static_cast<size_t>(pairs * width));
+  step.made.resize(static_cast<size_t>(pairs * dim));
+  Pool::instance().for_each(pairs, [&](int64_t pair) {
+    const int64_t token = step.pairs[static_cast<size_t>(pair)] / args.choices;
+    step.x.set_row(pair, static_cast<const T*>(args.x) + token * args.x_stride, args.gate_up.in);
+  });
+  for_each_block(step.groups, width, [&](const ExpertRows& group, int64_t first, int64_t count) {
+    const Weight weight = expert_of(args.gate_up, group.expert);
+    alignas(64) float gate[kRowsTogether * kOutRows], up[kRowsTogether * kOutRows];
+    for (int64_t row = 0; row < group.count; row += kRowsTogether) {
+      const int64_t rows = group.count - row < kRowsTogether ? group.count - row : kRowsTogether;
+      item_products(weight, first, count, step.x, group.first + row, rows, gate);
+      if (args.gated) item_products(weight, width + first, count, step.x, group.first + row, rows, up);
+      for (int64_t r = 0; r < rows; ++r) {
+        float* const to = step.inner.data() + (group.first + row + r) * width + first;
+        for (int64_t i = 0; i < count; i += 16) {
+          const f32x16 made = activated(load(gate + r * kOutRows + i), args.activation);
+          store(to + i, args.gated ? made * load(up + r * kOutRows + i) : made);
+        }
+      }
+    }
+  });
+  Pool::instance().for_each(pairs, [&](int64_t pair) {
+    step.middle.set_row(pair, step.inner.data() + pair * width, width);
+  });
+  for_each_block(step.groups, dim, [&](const ExpertRows& group, int64_t first, int64_t count) {
+    const Weight weight = expert_of(args.down, group.expert);
+    alignas(64) float y[kRowsTogether * kOutRows];
+    for (int64_t row = 0; row < group.count; row += kRowsTogether) {
+      const int64_t rows = group.count - row < kRowsTogether ? group.count - row : kRowsTogether;
+      item_products(weight, first, count, step.middle, group.first + row, rows, y);
+      for (int64_t r = 0; r < rows; ++r)
+        write_row(step.made.data() + (group.first + row + r) * dim + first, y + r * kOutRows, nullptr, count);
+    }
+  });
+  Pool::instance().for_each(args.tokens, [&](int64_t token) {
+    T* const out = static_cast<T*>(args.out) + token * dim;
+    for (int64_t d = 0; d < dim; d += 16) {
+      f32x16 sum = splat(0);
+      for (int64_t choice = 0; choice < args.choices; ++choice) {
+        const int64_t pair = token * args.choices + choice, from = step.place[static_cast<size_t>(pair)];
+        if (from != kPad) sum += load(step.made.data() + from * dim + d) * args.weights[pair];
+      }
+      store(out + d, sum);
+    }
+  });
+}
+
+void moe(const MoeArgs& args) {
+  if (args.x_dtype == Dtype::bfloat16) moe_in<bf16>(args);
+  else moe_in<float>(args);
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,87 @@
+// The worker threads of the kernels: the one place that owns them.
+//
+//   caller     opens a job ---- takes items ------------------ none left: closes it, waits for who is inside
+//   worker 1        comes in -- takes items -- none left: goes out
+//   worker 2                                                wakes too late: finds it closed, sleeps on
+//
+// Items are handed out by one atomic counter, in order and some at a time, so that uneven items balance by
+// themselves. The caller never waits for a worker that has not begun: a thread that the system wakes late (a
+// busy machine takes a millisecond) costs nothing but its help. What a job costs is told in nanoseconds, and
+// decides how many workers it is worth waking: a small one runs on the caller alone.
+//
+// A worker spins for a moment after a job before it sleeps, as the next kernel of a forward pass usually comes
+// within microseconds. It never spins for long: the cores are shared with an HTTP process (libgomp's endless
+// spin is what this replaces).
+//
+// One job at a time: callers of different threads wait for one another. Bodies may not throw, and may not start
+// jobs. After a fork the child has no workers, as no thread but the forking one goes over: it works alone until
+// it asks for threads itself.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace weft {
+
+class Pool {
+ public:
+  static Pool& instance();
+
+  // Threads that work on a job, the caller included; at least 1.
+  int threads() const { return worker_count_.load(std::memory_order_relaxed) + 1; }
+  void resize(int threads);
+
+  // body(item) for each item in [0, count), in any order, on any thread; returns when all are done.
+  // ``nanoseconds``: about what one item takes.
+  template <class Body>
+  void for_each(int64_t count, double nanoseconds, const Body& body) {
+    const double whole = static_cast<double>(count) * nanoseconds;
+    if (count <= 1 || threads() == 1 || whole < kWorthWaking) {
+      for (int64_t item = 0; item < count; ++item) body(item);
+      return;
+    }
+    const Call call = [](const void* context, int64_t begin, int64_t end) {
+      for (int64_t item = begin; item < end; ++item) (*static_cast<const Body*>(context))(item);
+    };
+    run(count, nanoseconds, call, &body);
+  }
+
+  template <class Body>
+  void for_each(int64_t count, const Body& body) {
+    for_each(count, kWorthWaking, body);
+  }
+
+ private:
+  using Call = void (*)(const void*, int64_t, int64_t);
+
+  static constexpr double kWorthWaking = 8000;  // a wake-up through the kernel, and what caches lose by it
+  static constexpr double kTogether = 1500;     // least work that is taken at once
+
+  Pool();
+  ~Pool();
+  void run(int64_t count, double nanoseconds, Call call, const void* context);
+  void work(uint64_t seen);
+  void take_items();
+  void stop();
+  void forget_workers();
+
+  std::vector<std::thread> workers_;  // changed by ``resize`` alone, under one_job_
+  std::atomic<int> worker_count_{0};
+  std::mutex one_job_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  // Workers inside the job | kOpen | the number of the job, from kJob on.
+  static constexpr uint64_t kInside = 0xFFFF, kOpen = 0x10000, kJob = 0x20000;
+  std::atomic<uint64_t> state_{0};
+  std::atomic<bool> stopping_{false};
+  Call call_ = nullptr;
+  const void* context_ = nullptr;
+  int64_t count_ = 0, together_ = 1;
+  std::atomic<int64_t> next_{0};
+};
+
+}  // namespace weft

@@ -1,0 +1,189 @@
+"""``weft plan MODEL``: what a model takes of a device's memory and what then fits, before anything is bought.
+
+    MODEL  ->  config.json  ->  planning.make_plan  ->  a screen (plan_view), --json, or a file (--plot)
+
+Where the configuration comes from, in this order: a directory; the table of public geometries, which needs no
+network; the hub, of which only config.json is fetched. No weights are read and torch is never imported.
+
+Exit code 1 when the model does not fit, so that a script can ask.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from weft.cli.flags import FlagCommand
+from weft.errors import CheckpointError, ConfigError
+from weft.planning.weights import FORMS
+from weft.spec import CacheDTypeName
+from weft.units import parse_bytes
+
+_DTYPES: dict[str, CacheDTypeName] = {
+    "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3", "int8": "int8"}
+
+
+class DTypeParam(click.ParamType[CacheDTypeName]):
+    """A dtype by its short or its long name: bf16 or bfloat16."""
+
+    name = "dtype"
+
+    def __init__(self, *short: str) -> None:
+        self._names = {name: _DTYPES[name] for name in short}
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return f"[{'|'.join(self._names)}]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> CacheDTypeName:
+        found = self._names.get(str(value).lower())
+        if found is None and value in self._names.values():
+            found = value
+        if found is None:
+            self.fail(f"{value!r} is not one of {', '.join(self._names)}.", param, ctx)
+        return found
+
+
+@click.command("plan", cls=FlagCommand, params=[
+    click.Argument(["model"], required=False),
+    click.Option(["--memory"], help="Memory of one device, weights included, such as 80GiB; default: the RAM "
+                                    "that is free here."),
+    click.Option(["--arena"], help="Instead: memory for KV pages and states alone, which is what "
+                                   "`weft serve --memory` names."),
+    click.Option(["--tp"], type=click.IntRange(min=1), default=1, show_default=True,
+                 help="Devices that share the model (tensor parallelism)."),
+    click.Option(["--dtype"], type=DTypeParam("bf16", "fp16", "fp32"),
+                 help="Dtype of weights and KV; default: the checkpoint's own."),
+    click.Option(["--kv-dtype"], type=DTypeParam("bf16", "fp8", "int8", "fp16", "fp32"),
+                 help="What KV is kept in; default: --dtype."),
+    click.Option(["--state-dtype"], type=DTypeParam("fp32", "bf16", "fp16"),
+                 help="What recurrent states are kept in; default: fp32, as weft does."),
+    click.Option(["--weights"], type=click.Choice(list(FORMS)),
+                 help="What matrices are stored in; default: as config.json says."),
+    click.Option(["--length", "lengths"], type=click.IntRange(min=1), multiple=True,
+                 help="Tokens of a sequence; may be given several times. Default: 4k, 32k, 128k and the "
+                      "model's longest."),
+    click.Option(["--compare"], is_flag=True, help="The same bytes as other engines would cut them."),
+    click.Option(["--drafts"], type=click.IntRange(min=0, max=64), default=3, show_default=True,
+                 help="Speculated tokens per step, for --compare."),
+    click.Option(["--json", "as_json"], is_flag=True, help="Print every figure as JSON."),
+    click.Option(["--plot"], type=click.Path(path_type=Path, dir_okay=False),
+                 help="Write the screen, pictures included, to this .svg or .html file."),
+    click.Option(["--revision"], help="Branch, tag or commit of a hub model."),
+])
+def command(model: str | None, memory: str | None, arena: str | None, lengths: tuple[int, ...], compare: bool,
+            as_json: bool, plot: Path | None, revision: str | None, **more: Any) -> int:
+    """Show what a model takes of a device's memory, and how many sequences then fit at once.
+
+    MODEL is a checkpoint directory, a public model that weft knows by name, or a hub name (only config.json
+    is fetched). Without one, lists the models it knows.
+    """
+    if plot is not None and plot.suffix not in (".svg", ".html"):
+        raise ConfigError(f"--plot {plot}: the file's name must end in .svg or .html", param="--plot")
+    if model is None:
+        return _list_known(as_json)
+
+    from weft.planning.model_plan import Asked, make_plan
+    from weft.planning.report import plan_data
+
+    sizes, from_here = _sizes(memory, arena)
+    plan = make_plan(*find_config(model, revision), Asked(**sizes, lengths=lengths, **more))
+    if as_json:
+        click.echo(json.dumps(plan_data(plan, compare=compare), indent=2))
+    if plot is not None or not as_json:
+        from weft.cli.plan_view import show
+
+        show(plan, compare=compare, from_here=from_here, quiet=as_json, file=plot)
+    return 0 if plan.enough else 1
+
+
+def find_config(model: str, revision: str | None = None) -> tuple[str, Mapping[str, Any]]:
+    """(name to show, parsed config.json) of a directory, a name of the table, or a hub name.
+
+    Raises CheckpointError that says what was tried, and which names of the table are near.
+    """
+    from weft.planning.geometries import find_geometry, near_names
+
+    is_path = Path(model).expanduser().exists()
+    known = find_geometry(model)
+    if known is not None and not is_path and revision is None:
+        return known.name, known.config
+    if is_path or "/" in model or model == _embedded_name():
+        return _read_config(model, revision)
+    near = near_names(model)
+    hint = f"did you mean {' or '.join(near)}?" if near else "`weft plan` lists those it knows."
+    raise CheckpointError(f"there is no directory {model!r}, and weft knows no model of that name: {hint} "
+                          "Or give a directory that holds config.json, or a hub name (owner/name)",
+                          param="model")
+
+
+def _read_config(model: str, revision: str | None) -> tuple[str, Mapping[str, Any]]:
+    from weft.hub import resolve_model
+    from weft.planning.geometries import near_names
+
+    try:
+        directory = _embedded_directory() if model == _embedded_name() else resolve_model(
+            model, revision, config_only=True)
+    except CheckpointError as error:
+        near = near_names(model)
+        hint = f". weft knows {' and '.join(near)} without the hub" if near else ""
+        raise CheckpointError(error.message + hint, param="model") from None
+    file = directory / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: not readable as JSON: {error}", param="model") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{file}: a JSON object is needed", param="model")
+    return directory.name if Path(model).expanduser().is_dir() else model, config
+
+
+def _embedded_name() -> str:
+    from weft.assemble import EMBEDDED_MODEL
+
+    return EMBEDDED_MODEL
+
+
+def _embedded_directory() -> Path:
+    import weft
+
+    return Path(weft.__file__).parent / "embedded" / _embedded_name()
+
+
+def _sizes(memory: str | None, arena: str | None) -> tuple[dict[str, Any], bool]:
+    """(the bytes asked for, as fields of Asked; whether they are this machine's)."""
+    if memory is not None and arena is not None:
+        raise ConfigError("--memory and --arena are two ways to say it: give one of them", param="--arena")
+    if arena is not None:
+        return {"arena_bytes": _positive(arena, "--arena")}, False
+    if memory is not None:
+        return {"memory_bytes": _positive(memory, "--memory")}, False
+    from weft.host import free_ram_bytes
+
+    return {"memory_bytes": free_ram_bytes()}, True
+
+
+def _positive(text: str, flag: str) -> int:
+    size = parse_bytes(text, flag=flag)
+    if size < 1:
+        raise ConfigError(f"{flag} {text} is no memory at all", param=flag)
+    return size
+
+
+def _list_known(as_json: bool) -> int:
+    """The table of public geometries, each planned by itself."""
+    from weft.planning.geometries import GEOMETRIES
+    from weft.planning.model_plan import Asked, make_plan
+    from weft.planning.report import plan_data
+
+    plans = [make_plan(geometry.name, geometry.config, Asked(arena_bytes=1 << 40)) for geometry in GEOMETRIES]
+    if as_json:
+        click.echo(json.dumps([plan_data(plan, compare=False) for plan in plans], indent=2))
+    else:
+        from weft.cli.plan_view import show_known
+
+        show_known(plans)
+    return 0

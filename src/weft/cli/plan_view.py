@@ -1,0 +1,283 @@
+"""The screen of ``weft plan``: a bar of the device's memory, what things cost, what fits, and the comparison.
+
+    name and shape            one line each
+    [ weights | arena | free ]
+    costs                     a token, a sequence, a frame, a checkpoint
+    length   a sequence  at once
+    --compare: a table of layouts, then for each length a bar per layout
+
+Everything drawn is a figure of ``planning``; here is only what it looks like. It must read well at 80 columns
+without colours: bars differ by their fill. The same screen goes to a file when asked, by rich's own export.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from weft.planning.layouts import Load
+from weft.planning.model_plan import Fit, ModelPlan
+from weft.planning.report import SHORT_TOKENS, loads
+from weft.spec import KV_DTYPES
+from weft.units import ceil_div, format_bytes
+
+BAR_CELLS_MAX = 60
+PICTURES_MAX = 3
+"""Lengths that are drawn: the table above has them all."""
+FULL, PART = "█", "░"
+_COST_COLUMNS = ("bold", "", "dim")
+
+
+def show(plan: ModelPlan, *, compare: bool, from_here: bool, quiet: bool, file: Path | None) -> None:
+    """Print the screen unless ``quiet``, and write it to ``file`` (.svg or .html). ``from_here``: the memory
+    is this machine's own."""
+    console = Console(highlight=False, record=file is not None, file=io.StringIO() if quiet else None)
+    console.print(screen(plan, compare=compare, from_here=from_here, width=console.width))
+    if file is not None and file.suffix == ".svg":
+        console.save_svg(str(file), title=f"weft plan {plan.name}")
+    elif file is not None:
+        console.save_html(str(file))
+
+
+def screen(plan: ModelPlan, *, compare: bool, from_here: bool, width: int) -> RenderableType:
+    """All of it, for a terminal of ``width`` columns."""
+    parts: list[RenderableType] = [_head(plan), "", *_device(plan, from_here, width), _costs(plan), ""]
+    parts += [_lengths(plan), "", _verdict(plan)]
+    if compare:
+        parts += ["", _comparison(plan)]
+        if plan.enough:
+            parts += ["", *_pictures(plan, width)]
+        parts += ["", _footnote(plan)]
+    return Group(*parts)
+
+
+def show_known(plans: Sequence[ModelPlan]) -> None:
+    """The models that are known by name, with what they cost at --tp 1 and their own dtypes."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("model", no_wrap=True)
+    for title in ("weights", "KV, 1k tokens", "a state", "as KV of"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for plan in plans:
+        table.add_row(plan.name.split("/")[-1], format_bytes(plan.weights.rank_bytes),
+                      format_bytes(1024 * plan.kv_token_bytes), format_bytes(plan.state_bytes),
+                      f"{plan.checkpoint_tokens:,} tokens")
+    console = Console(highlight=False)
+    console.print(table)
+    console.print("\nPlan one of them, a checkpoint directory or a hub model:\n"
+                  "  [bold]weft plan MODEL --memory 80GiB --tp 2 --compare[/]")
+
+
+def _head(plan: ModelPlan) -> Text:
+    kinds = Counter(layer.kind.replace("_", " ") for layer in plan.spec.layers)
+    layers = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    text = Text(plan.name, style="bold")
+    text.append(f"\n{_parameters(plan)} parameters; {len(plan.spec.layers)} layers: {layers}\n",
+                style="not bold")
+    stored = _SHORT.get(plan.weights.form, plan.weights.form)
+    text.append(f"weights {stored}", style="dim not bold")
+    if plan.kv_token_bytes:
+        text.append(f", KV {_SHORT[plan.arena.kv_dtype]}", style="dim not bold")
+    if plan.state_bytes:
+        text.append(f", states {_SHORT[plan.state_dtype]}", style="dim not bold")
+    if plan.asked.tp > 1:
+        text.append(f"; each figure is of one of {plan.asked.tp} devices", style="dim not bold")
+    return text
+
+
+def _device(plan: ModelPlan, from_here: bool, width: int) -> list[RenderableType]:
+    """The bar of one device's memory, and what its parts are."""
+    memory = plan.asked.memory_bytes
+    if memory is None:
+        return []
+    weights = plan.weights.rank_bytes
+    left = max(0, memory - weights)
+    cells = min(width - 4, BAR_CELLS_MAX)
+    for_weights = min(cells, round(cells * weights / memory))
+    for_arena = round(cells * plan.arena.arena_bytes / memory)
+    bar = Text("  ")
+    bar.append(FULL * for_weights, style="blue" if left else "red")
+    bar.append("▒" * for_arena, style="green")
+    bar.append("·" * (cells - for_weights - for_arena), style="dim")
+    words = Text("  ")
+    words.append(f"{FULL} weights {format_bytes(weights)}", style="blue" if left else "red")
+    if left:
+        words.append(f"   ▒ arena {format_bytes(plan.arena.arena_bytes)}", style="green")
+        words.append(f"   · kept free {format_bytes(left - plan.arena.arena_bytes)}", style="dim")
+    else:
+        words.append(", more than there is")
+    where = "RAM free on this machine" if from_here else "memory of a device"
+    return [Text(f"{format_bytes(memory)} {where}"), bar, words, ""]
+
+
+def _costs(plan: ModelPlan) -> Table:
+    arena, spec = plan.arena, plan.spec
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for style in _COST_COLUMNS:
+        table.add_column(style=style)
+    if plan.asked.memory_bytes is None:
+        table.add_row("arena", format_bytes(plan.asked.arena_bytes or 0), "weights apart")
+        table.add_row("weights", format_bytes(plan.weights.rank_bytes), "")
+    if plan.kv_token_bytes:
+        table.add_row("a token's KV", format_bytes(plan.kv_token_bytes),
+                      f"{plan.kv_token_bytes:,} bytes in {len(spec.attention_layers)} layers; pages of "
+                      f"{arena.page_tokens} tokens")
+    if plan.state_bytes:
+        table.add_row("a sequence's state", format_bytes(plan.state_bytes),
+                      f"{plan.state_bytes:,} bytes in {len(spec.recurrent_layers)} layers, at any length")
+    kinds = " or ".join(f"{count:,} {noun}{'s' if count > 1 else ''}" for count, noun in
+                        ((arena.pages_per_frame, "KV page"), (arena.slots_per_frame, "state")) if count)
+    table.add_row("a frame", format_bytes(arena.frame_bytes),
+                  kinds + (f"; {arena.frame_count:,} of them" if arena.frame_count else ""))
+    if arena.slot_stride_bytes:
+        table.add_row("a checkpoint", format_bytes(arena.slot_stride_bytes),
+                      f"as much as the KV of {plan.checkpoint_tokens:,} tokens" if plan.kv_token_bytes
+                      else "one state")
+    if plan.parked_bytes:
+        table.add_row("one in 8 bits", format_bytes(plan.parked_bytes), "--no-exact, when memory is short")
+    return table
+
+
+def _lengths(plan: ModelPlan) -> Table:
+    table = Table(box=None, padding=(0, 3, 0, 0))
+    table.add_column("tokens", justify="right")
+    table.add_column("one sequence", justify="right")
+    table.add_column("at once", justify="right", style="bold")
+    table.add_column()
+    for fit in plan.fits:
+        note = "the model's longest" if fit.tokens == plan.spec.max_positions else ""
+        table.add_row(f"{fit.tokens:,}", format_bytes(fit.request_bytes), f"{fit.sequences:,}",
+                      Text(note, style="dim"))
+    return table
+
+
+def _verdict(plan: ModelPlan) -> Text:
+    shortest = plan.fits[0].tokens
+    where = "--memory" if plan.asked.memory_bytes is not None else "--arena"
+    if not plan.enough:
+        text = Text("does not fit", style="red bold")
+        text.append(f": one sequence of {shortest:,} tokens needs {where} {_typed(plan.need_bytes, up=True)}"
+                    f" at --tp {plan.asked.tp}", style="not bold default")
+        if plan.tp_that_fits is not None:
+            text.append(f", or --tp {plan.tp_that_fits} with this memory", style="not bold default")
+        if plan.longest_tokens:
+            text.append(f"; {plan.longest_tokens:,} tokens do fit", style="not bold default")
+        return text
+    text = Text("fits", style="green bold")
+    words = f": up to {plan.longest_tokens:,} tokens"
+    if plan.asked.memory_bytes is not None and _as_served(plan):
+        words += f"; `weft serve` takes the arena as --memory {_typed(plan.arena.arena_bytes, up=False)}"
+        words += _dtype_flags(plan)
+    return text.append(words, style="not bold default")
+
+
+def _as_served(plan: ModelPlan) -> bool:
+    """Whether ``weft serve`` can cut its memory the same way."""
+    return plan.asked.tp == 1 and plan.asked.weights is None
+
+
+def _dtype_flags(plan: ModelPlan) -> str:
+    """What `weft serve` must be told of the cache besides its bytes."""
+    kv, state = plan.asked.kv_dtype, plan.asked.state_dtype
+    name = next((name for name, dtype in KV_DTYPES.items() if dtype == kv), None)
+    return (f" --kv-dtype {name}" if name else "") + (f" --state-dtype {state}" if state else "")
+
+
+def _comparison(plan: ModelPlan) -> Table:
+    """A row for each layout and load: what fits at each length, or, where nothing does, what one takes."""
+    what = "sequences at once" if plan.enough else "what one request takes"
+    table = Table(box=None, padding=(0, 2, 0, 0), title=f"The same bytes, cut otherwise: {what}",
+                  title_justify="left", title_style="bold")
+    table.add_column("layout", no_wrap=True)
+    table.add_column("block", justify="right")
+    table.add_column("a request is", no_wrap=True)
+    table.add_column(f"{SHORT_TOKENS} tokens", justify="right", no_wrap=True)
+    fits = plan.fits if plan.enough else plan.fits[:2]
+    for fit in fits:
+        table.add_column(_length_title(fit), justify="right", no_wrap=True)
+    for layout in plan.layouts:
+        style = "green" if layout is plan.layouts[0] else ""
+        for row, load in enumerate(loads(plan)):
+            each = [replace(load, tokens=fit.tokens) for fit in fits]
+            cells = [f"{layout.sequences(one):,}" if plan.enough else format_bytes(layout.request_bytes(one))
+                     for one in each]
+            cost = layout.request_bytes(replace(load, tokens=SHORT_TOKENS))
+            first = (layout.name, f"{layout.block_tokens:,}" if layout.block_tokens else "-")
+            first = first if row == 0 else ("", "")
+            table.add_row(*first, _load_words(load), format_bytes(cost), *cells, style=style)
+    return table
+
+
+def _pictures(plan: ModelPlan, width: int) -> list[RenderableType]:
+    """For each length a bar per layout: full for speculating, light for what fits besides without."""
+    drafts = plan.asked.drafts
+    key = f"{FULL} sequences at once" + (f", each with {_drafts(drafts)}   {PART} without" if drafts else "")
+    parts: list[RenderableType] = [Text(key, style="dim")]
+    names = max(len(layout.name) for layout in plan.layouts)
+    for fit in plan.fits[:PICTURES_MAX]:
+        counts = [(layout.sequences(Load(fit.tokens, drafts)), layout.sequences(Load(fit.tokens)))
+                  for layout in plan.layouts]
+        labels = [f"{full:,}" + (f" / {bare:,}" if bare != full else "") for full, bare in counts]
+        most = max(bare for _, bare in counts)
+        if not most:
+            continue
+        scale = min(width - names - max(map(len, labels)) - 6, BAR_CELLS_MAX) / most
+        parts.append(Text(f"{fit.tokens:,} tokens", style="bold"))
+        for layout, (full, bare), label in zip(plan.layouts, counts, labels, strict=True):
+            bar = Text(f"  {layout.name:<{names}}  ")
+            bar.append(FULL * round(scale * full) + PART * (round(scale * bare) - round(scale * full)),
+                       style="green" if layout is plan.layouts[0] else "yellow")
+            parts.append(bar.append(f" {label}"))
+    return parts
+
+
+def _footnote(plan: ModelPlan) -> Text:
+    names = " ".join(layout.name for layout in plan.layouts)
+    words = ["block: the tokens that a prefix is cached in."]
+    if "padded pages" in names:
+        words.append("padded pages: vLLM.")
+    if "layers a page" in names:
+        words.append("N layers a page: proposed there.")
+    words.append("static pools: SGLang at its default split. cache: with the states that a running request "
+                 "reserves for prefix caching.")
+    if plan.asked.drafts and plan.state_bytes:
+        words.append("weft does not speculate yet: its drafts count the log of inputs that it will keep.")
+    return Text(" ".join(words), style="dim")
+
+
+def _load_words(load: Load) -> str:
+    words = [_drafts(load.drafts)] if load.drafts else []
+    return " + ".join([*words, "cache"] if load.cached else words) or "bare"
+
+
+def _drafts(count: int) -> str:
+    return f"{count} draft{'s' if count > 1 else ''}"
+
+
+def _length_title(fit: Fit) -> str:
+    return f"{fit.tokens // 1024}k" if fit.tokens % 1024 == 0 else f"{fit.tokens:,}"
+
+
+def _parameters(plan: ModelPlan) -> str:
+    count = plan.weights.parameters
+    for suffix, scale in (("B", 1e9), ("M", 1e6)):
+        if count >= scale:
+            return f"{count / scale:.1f}{suffix}"
+    return f"{count / 1e3:.0f}K"
+
+
+_SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3": "fp8", "int8": "int8"}
+
+
+def _typed(count: int, *, up: bool) -> str:
+    """``count`` as short as a flag takes it, rounded to where it still holds."""
+    for suffix, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= 10 * scale:
+            return f"{ceil_div(count, scale) if up else count // scale}{suffix}"
+    return str(count)

@@ -1,0 +1,247 @@
+"""``weft simulate TRACE``: what the cache would find on this traffic, by policy and by memory, without a
+device.
+
+    TRACE        a file (Mooncake's form, or a recording of `weft serve --record`), or `sample`
+    --model      a directory, a public model by name, or a hub name: its geometry; a recording has its own
+    seconds      a roofline of --device x --tp; or fitted from a recording: --fit, or the trace itself
+
+Everything is computed by ``weft.sim``; here are the flags, the progress bar, and what is shown
+(simulate_view, simulate_plot). Torch is never imported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft.cli.flags import FlagCommand
+from weft.cli.plan import DTypeParam, find_config
+from weft.errors import ConfigError
+from weft.planning.weights import FORMS
+from weft.sim.arms import ARMS, DEFAULT_ARM, find_arm
+from weft.sim.cost import BANDWIDTH_SHARE, DEVICES, FLOPS_SHARE, STEP_FIXED_S
+from weft.sim.replay import ROWS_MAX, STEP_TOKENS_MAX
+from weft.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from weft.memory.plan import ArenaPlan
+    from weft.sim.cost import CostModel
+    from weft.sim.recording import Recording
+    from weft.sim.study import Study
+
+DEFAULT_MEMORY = "20GB,40GB,80GB"
+DEFAULT_DEVICE = "H100"
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+@click.command("simulate", cls=FlagCommand, params=[
+    click.Argument(["trace"]),
+    click.Option(["--model"], help="Checkpoint directory, public model or hub name; only its config.json is "
+                                   "read. A recording has its model's geometry in it."),
+    click.Option(["--memory"], help="Memory for KV and states on each device, as `weft serve --memory`; "
+                                    f"several with commas. Default: {DEFAULT_MEMORY}, or as recorded."),
+    click.Option(["--policy"], default=DEFAULT_ARM, show_default=True,
+                 help=f"What the cache keeps and drops: {', '.join(ARMS)}, every:N, each also with +parked "
+                      "(states in 8 bits, as `weft serve --no-exact`); several with commas."),
+    click.Option(["--tp"], type=click.IntRange(min=1), default=1, show_default=True,
+                 help="Devices that share the model."),
+    click.Option(["--device"], help=f"The device: {', '.join(one.name for one in DEVICES.values())}. "
+                                    f"Default: {DEFAULT_DEVICE}, or times fitted from the recording."),
+    click.Option(["--fit"], type=click.Path(path_type=Path), help="Recording whose step times the cost is "
+                                                                  "fitted to, instead of a roofline."),
+    click.Option(["--weights"], type=click.Choice(list(FORMS)),
+                 help="What matrices are stored in; default: as config.json says."),
+    click.Option(["--kv-dtype"], type=DTypeParam("bf16", "fp8", "int8", "fp16", "fp32"),
+                 help="What KV is kept in; default: the model's dtype."),
+    click.Option(["--limit"], type=click.IntRange(min=1), help="Only the first so many requests."),
+    click.Option(["--rate"], type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True,
+                 help="Requests arrive so many times as fast."),
+    click.Option(["--linked/--not-linked"], default=True, show_default=True,
+                 help="Infer which requests of a Mooncake trace go on with the answer of which."),
+    click.Option(["--max-num-seqs"], type=click.IntRange(min=1), default=ROWS_MAX, show_default=True,
+                 help="Most sequences that run at once."),
+    click.Option(["--max-num-batched-tokens"], type=click.IntRange(min=65), default=STEP_TOKENS_MAX,
+                 show_default=True, help="Token budget of one step."),
+    click.Option(["--max-model-len"], type=click.IntRange(min=1),
+                 help="Longest request that is served; default: the model's own."),
+    click.Option(["--oracle/--no-oracle"], default=True, show_default=True,
+                 help="Also what eviction could reach with the future known."),
+    click.Option(["--json", "as_json"], is_flag=True, help="Print every figure as JSON."),
+    click.Option(["--plot"], type=click.Path(path_type=Path, dir_okay=False),
+                 help="Draw hit rate by memory into this .png, .svg or .pdf file (needs `weft[plot]`)."),
+    click.Option(["--revision"], help="Branch, tag or commit of a hub model."),
+])
+def command(trace: str, policy: str, memory: str | None, as_json: bool, plot: Path | None, oracle: bool,
+            limit: int | None, rate: float, linked: bool, **more: Any) -> int:
+    """Replay a trace through weft's own cache and scheduler, with a cost model in place of the device.
+
+    TRACE is a file of JSON lines (Mooncake's form, or a recording of `weft serve --record`), or `sample`.
+    """
+    from weft.sim.study import run_study
+    from weft.sim.trace_files import read_trace
+
+    if plot is not None:
+        from weft.cli.simulate_plot import check_plot
+
+        check_plot(plot)
+    arms = [find_arm(name) for name in _several(policy, "--policy")]
+    traffic, recording = read_trace(trace, limit=limit, linked=linked, rate=rate)
+    setup = _setup(memory, recording, more)
+    with _progress(len(arms) * len(setup.plans)) as on_progress:
+        study = run_study(traffic, setup.plans, setup.cost, arms, asked_bytes=setup.sizes, oracle=oracle,
+                          on_progress=on_progress,
+                          rows_max=more["max_num_seqs"], step_tokens_max=more["max_num_batched_tokens"],
+                          length_max=setup.length_max)
+    if as_json:
+        click.echo(json.dumps(_data(trace, setup, study, recording), indent=2))
+    else:
+        from weft.cli.simulate_view import show
+
+        show(trace, setup.words, study, recording)
+    if plot is not None:
+        from weft.cli.simulate_plot import draw
+
+        draw(plot, f"{Path(trace).stem}, {setup.model}", study)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """``plans``: an arena for each of ``sizes``, in bytes. ``length_max``: longest request served."""
+
+    model: str
+    sizes: list[int]
+    plans: list[ArenaPlan]
+    cost: CostModel
+    length_max: int
+    words: list[str]
+
+
+def _setup(memory: str | None, recording: Recording | None, more: dict[str, Any]) -> Setup:
+    """Geometry and costs. Raises ConfigError where neither the flags nor the recording say what they are."""
+    if more["model"] is None:
+        return _as_recorded(memory, recording, more)
+    from weft.memory.plan import plan_arena
+    from weft.planning.model_plan import Asked, make_plan
+    from weft.sim.cost import roofline
+    from weft.sim.model_load import model_load
+
+    name, config = find_config(more["model"], more["revision"])
+    sizes = _sizes(memory or DEFAULT_MEMORY)
+    tp, kv_dtype = more["tp"], more["kv_dtype"]
+    plan = make_plan(name, config, Asked(arena_bytes=max(sizes), tp=tp, kv_dtype=kv_dtype,
+                                         weights=more["weights"]))
+    plans = [_enough(plan_arena(plan.spec, size, kv_dtype=kv_dtype, park=True), size) for size in sizes]
+    cost = _fitted(more["fit"], recording, more["device"])
+    if cost is None:
+        load = model_load(
+            plan.architecture, parameters=plan.weights.parameters,
+            eight_bit=plan.weights.form in ("fp8", "int8"),
+            weight_bytes=plan.weights.rank_bytes * tp / plan.weights.parameters,
+            kv_bytes=plan.kv_token_bytes * tp, state_bytes=plan.state_bytes * tp)
+        cost = roofline(load, more["device"] or DEFAULT_DEVICE, count=tp)
+    length_max = min(plan.spec.max_positions, more["max_model_len"] or plan.spec.max_positions)
+    where = f" on each of {tp} devices" if tp > 1 else ""
+    words = [f"{name}: {format_bytes(plan.kv_token_bytes)} of KV a token, "
+             f"{format_bytes(plan.state_bytes)} of state a sequence{where}", _cost_words(cost)]
+    return Setup(name, sizes, plans, cost, length_max, words)
+
+
+def _as_recorded(memory: str | None, recording: Recording | None, more: dict[str, Any]) -> Setup:
+    from weft.sim.recording import resized
+
+    if recording is None:
+        raise ConfigError("the trace does not say which model it is for: name one with --model, such as "
+                          "--model Qwen3.5-4B (`weft plan` lists those it knows)", param="--model")
+    cost = _fitted(more["fit"], recording, None)
+    if cost is None:
+        raise ConfigError("the recording has no step times to fit: name the model with --model for a "
+                          "roofline, or a recording that has them with --fit", param="--fit")
+    arena = recording.arena
+    sizes = [arena.arena_bytes] if memory is None else _sizes(memory)
+    plans = [arena] if memory is None else [_enough(resized(arena, size), size) for size in sizes]
+    words = [f"{recording.model}, as recorded: {format_bytes(arena.page_bytes / arena.page_tokens)} of KV a "
+             f"token, {format_bytes(arena.slot_bytes)} of state a sequence", _cost_words(cost)]
+    return Setup(recording.model, sizes, plans, cost, more["max_model_len"] or recording.max_model_len, words)
+
+
+def _fitted(fit: Path | None, recording: Recording | None, device: str | None) -> CostModel | None:
+    """The cost of the steps of --fit, or of the trace where no device is named; None: a roofline it is."""
+    from weft.sim.cost import STEPS_TO_FIT_MIN, fit_steps
+    from weft.sim.trace_files import read_trace
+
+    if fit is not None:
+        _, source = read_trace(str(fit))
+        if source is None:
+            raise ConfigError(f"--fit {fit}: only a recording of `weft serve --record` has step times",
+                              param="--fit")
+        return fit_steps(source.steps, name=str(fit))
+    if recording is None or device is not None or len(recording.steps) < STEPS_TO_FIT_MIN:
+        return None
+    return fit_steps(recording.steps)
+
+
+def _cost_words(cost: CostModel) -> str:
+    numbers = cost.to_json()
+    prefill = f"a prompt of 1,000 tokens adds {cost.prefill_s(0, 1000) * 1e3:.1f} ms"
+    if numbers["kind"] == "fitted":
+        return (f"times fitted to {numbers['steps']:,} steps (median error {numbers['error']:.0%}): "
+                f"{numbers['fixed_s'] * 1e3:.1f} ms a step, {prefill}")
+    return (f"{numbers['name']} at {FLOPS_SHARE:.0%} of FLOP/s and {BANDWIDTH_SHARE:.0%} of bandwidth: "
+            f"{STEP_FIXED_S * 1e3:.0f} ms a step, {prefill}")
+
+
+def _several(text: str, flag: str) -> list[str]:
+    items = [item.strip() for item in text.split(",")]
+    if not all(items):
+        raise ConfigError(f"{flag} {text!r} has an empty item in it", param=flag)
+    return list(dict.fromkeys(items))
+
+
+def _sizes(memory: str) -> list[int]:
+    return [parse_bytes(item, flag="--memory") for item in _several(memory, "--memory")]
+
+
+def _enough(arena: ArenaPlan, size: int) -> ArenaPlan:
+    if arena.frame_count < arena.frames_min:
+        raise ConfigError(f"--memory {format_bytes(size)} holds {arena.frame_count} frames of "
+                          f"{format_bytes(arena.frame_bytes)}: not even one sequence", param="--memory")
+    return arena
+
+
+def _data(trace: str, setup: Setup, study: Study, recording: Recording | None) -> dict[str, Any]:
+    recorded = {} if recording is None else {"recorded_cached_tokens": sum(recording.cached_tokens),
+                                             "recorded_dropped": recording.dropped}
+    return {"trace": trace, "model": setup.model, "cost": setup.cost.to_json(), **recorded, **study.to_json()}
+
+
+OnStudyProgress = Callable[[str, int, int, int], None]
+
+
+@contextmanager
+def _progress(runs: int) -> Iterator[OnStudyProgress | None]:
+    """A bar on stderr, over the requests of all runs; nothing where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f} %"),
+               TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        row = bar.add_task("reading", total=None)
+
+        def show(words: str, run: int, ended: int, requests: int) -> None:
+            bar.update(row, description=words, total=runs * requests, completed=run * requests + ended)
+
+        yield show
+
+

@@ -1,0 +1,111 @@
+"""The screen of ``weft simulate``: what was replayed, a row for each policy and memory size, what was lost
+and why.
+
+    trace, model, cost                 one line each
+    memory  policy  hit rate ...       oracle under each size, and the cache without end under all
+    lost tokens by reason
+
+Every number is one of the study's; nothing is computed here but shares. It must read well at 80 columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from weft.sim.recording import Recording
+from weft.sim.report import Report
+from weft.sim.study import Sized, Study
+
+_LOST = {"no_checkpoint": "no state", "evicted_state": "state gone", "evicted_kv": "KV gone",
+         "not_ready": "not ready"}
+
+
+def show(trace: str, words: Sequence[str], study: Study, recording: Recording | None) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"[bold]{trace}[/bold]: {study.requests:,} requests in {study.duration_s:,.0f} s, "
+                  f"{_tokens(study.prompt_tokens)} prompt tokens" + _linked(study, recording))
+    for line in words:
+        console.print(line, markup=False)
+    console.print()
+    table_console = Console(highlight=False)
+    table_console.print(_results(study))
+    console.print()
+    table_console.print(_lost(study))
+    for line in _notes(study, recording):
+        console.print(Text(line, style="dim"))
+
+
+def _linked(study: Study, recording: Recording | None) -> str:
+    return f", {study.linked:,} requests go on with an answer (inferred)" if recording is None else ""
+
+
+def _tokens(count: int) -> str:
+    return f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count:,}"
+
+
+def _size(size: Sized) -> str:
+    scale, unit = next(((scale, unit) for scale, unit in ((1e9, "GB"), (1e6, "MB"))
+                        if size.memory_bytes >= scale), (1e3, "kB"))
+    return f"{size.memory_bytes / scale:.3g} {unit}"
+
+
+def _results(study: Study) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("memory", no_wrap=True)
+    table.add_column("policy", no_wrap=True)
+    for title in ("hits", "saved", "TTFT 50/99", "TPOT 50/99", "runs", "preempted"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for size in study.sizes:
+        for at, report in enumerate(size.reports):
+            table.add_row(_size(size) if not at else "", report.arm, *_cells(report))
+        if size.oracle is not None:
+            table.add_row("", "oracle", f"{size.oracle.hit_rate:.1%}", f"{size.oracle.saved_s:,.0f} s",
+                          style="dim")
+    bound = f"{study.bound.state_rate:.1%}"
+    table.add_row("no limit", "", bound, style="dim")
+    return table
+
+
+def _cells(report: Report) -> list[str]:
+    return [f"{report.hit_rate:.1%}", f"{report.saved_s:,.0f} s",
+            f"{report.ttft.p50:.2f} / {report.ttft.p99:.1f} s",
+            f"{report.tpot.p50 * 1e3:.0f} / {report.tpot.p99 * 1e3:.0f} ms", f"{report.running_max:,}",
+            f"{report.preemptions:,}"]
+
+
+def _lost(study: Study) -> Table:
+    """Shares of all prompt tokens."""
+    table = Table(box=None, padding=(0, 2, 0, 0), title="Matched in part, and computed again; states",
+                  title_justify="left", title_style="bold")
+    table.add_column("memory", no_wrap=True)
+    table.add_column("policy", no_wrap=True)
+    reports = [report for size in study.sizes for report in size.reports]
+    reasons = [reason for reason in reports[0].lost
+               if reason in _LOST or any(report.lost[reason] for report in reports)]
+    for reason in reasons:
+        table.add_column(_LOST.get(reason, reason.replace("_", " ")), justify="right", no_wrap=True)
+    table.add_column("kept", justify="right", no_wrap=True)
+    table.add_column("evicted", justify="right", no_wrap=True)
+    for size in study.sizes:
+        for at, report in enumerate(size.reports):
+            shares = [f"{report.lost[reason] / max(1, report.prompt_tokens):.1%}" for reason in reasons]
+            table.add_row(_size(size) if not at else "", report.arm, *shares, f"{report.states_kept:,}",
+                          f"{report.cache.evicted_states:,}")
+    return table
+
+
+def _notes(study: Study, recording: Recording | None) -> list[str]:
+    notes = []
+    refused = max(report.refused for size in study.sizes for report in size.reports)
+    if refused:
+        notes.append(f"{refused:,} requests are longer than what is served, and were left out.")
+    if recording is not None:
+        cached, prompts = sum(recording.cached_tokens), study.prompt_tokens
+        notes.append(f"When it was recorded, the engine found {cached / max(1, prompts):.1%} in its cache.")
+        if recording.dropped:
+            notes.append(f"{recording.dropped:,} lines were dropped while recording.")
+    return notes

@@ -1,0 +1,225 @@
+"""``weft top``: a running server in the terminal, drawn anew every second.
+
+    /metrics   ---> Reading  (numbers by name and label) --.
+    /v1/cache  ---> what is cached, the biggest prefixes    +--> frame(now, before, ...) --> rich
+                                                           -'
+Rates are differences of two readings; the first frame, and the one of ``--once``, has totals only. All of it
+is read from the two pages that every operator can read, so what is shown here can be had by other tools too.
+
+Rejected: an endpoint of its own (a third place for the same numbers); reading the engine's socket (the server
+may be on another machine).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from weft.cli.flags import FlagCommand
+from weft.cli.remote import RemoteModel
+from weft.errors import UserError
+from weft.units import format_bytes
+
+TIMEOUT_S = 10.0
+_USES = {"running_kv": ("KV of running requests", "green"), "running_states": ("their states", "cyan"),
+         "shared_kv": ("KV they share", "blue"), "cached_kv": ("cached KV", "yellow"),
+         "cached_states": ("cached states", "magenta"), "open": ("free in part", "bright_black"),
+         "free": ("free", "white")}
+_BAR_CELLS = 60
+_PREFIXES_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """``values`` by name, less the prefix; ``by_label`` by name and the one label that is its own."""
+
+    at_s: float
+    model: str
+    values: Mapping[str, float]
+    by_label: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def rate(self, name: str, before: Reading | None) -> float | None:
+        """Per second since ``before``; None without one, or where the server was started anew."""
+        if before is None or self.at_s <= before.at_s:
+            return None
+        gained = self.values.get(name, 0.0) - before.values.get(name, 0.0)
+        return gained / (self.at_s - before.at_s) if gained >= 0 else None
+
+
+def read_metrics(text: str, at_s: float) -> Reading:
+    """Raises UserError where ``text`` is not the metrics of a weft server."""
+    values: dict[str, float] = {}
+    by_label: dict[str, dict[str, float]] = {}
+    model, is_weft = "", False
+    for family in text_string_to_metric_families(text):
+        if family.type not in ("gauge", "counter"):
+            continue
+        for sample in family.samples:
+            name = sample.name.partition(":")[2]
+            own = [value for label, value in sample.labels.items() if label not in ("model_name", "engine")]
+            model = sample.labels.get("model_name", model)
+            is_weft = is_weft or name == "engine_up"
+            if own:
+                by_label.setdefault(name, {})[own[0]] = sample.value
+            else:
+                values[name] = sample.value
+    if not is_weft:
+        raise UserError("what answers there has no metrics of a weft server")
+    return Reading(at_s, model, values, by_label)
+
+
+def frame(url: str, now: Reading, before: Reading | None, cache: Mapping[str, Any]) -> RenderableType:
+    """What is on the screen. ``cache`` is the answer of /v1/cache, empty while the engine is not there."""
+    up = now.values.get("engine_up", 0.0) == 1.0
+    state = Text("up", "green") if up else Text("the engine is not there", "bold red")
+    head = Text.assemble(("weft top", "bold"), f"  {now.model or '(no model yet)'} at {url}  ", state)
+    return Group(head, Text(), _traffic(now, before), Text(), _memory(now), Text(), _reuse(now, before),
+                 Text(), _prefixes(cache))
+
+
+def _table(*columns: str, first_width: int = 26) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(columns[0], min_width=first_width)
+    for column in columns[1:]:
+        table.add_column(column, justify="right", min_width=9)
+    return table
+
+
+def _traffic(now: Reading, before: Reading | None) -> RenderableType:
+    values = now.values
+    table = _table("traffic", "now", "per second", "in all")
+    table.add_row("requests running", _count(values.get("num_requests_running")), "", "")
+    table.add_row("requests waiting", _count(values.get("num_requests_waiting")), "", "")
+    ended = sum(now.by_label.get("request_success_total", {}).values())
+    table.add_row("answers ended", "", "", _count(ended))
+    for what, name in (("tokens generated", "generation_tokens_total"),
+                       ("tokens computed", "computed_tokens_total"),
+                       ("prompt tokens from cache", "prompt_tokens_cached_total"),
+                       ("preemptions", "num_preemptions_total")):
+        rate = now.rate(name, before)
+        table.add_row(what, "", "" if rate is None else f"{rate:,.0f}", _count(values.get(name)))
+    return table
+
+
+def _memory(now: Reading) -> RenderableType:
+    uses = now.by_label.get("memory_bytes", {})
+    total = sum(uses.values())
+    if not total:
+        return Text("memory: nothing is known of it yet", "bright_black")
+    bar, drawn, passed = Text(), 0, 0.0
+    table = _table("memory", "bytes", "share")
+    for use, (words, style) in _USES.items():
+        size = uses.get(use, 0.0)
+        passed += size
+        cells = round(_BAR_CELLS * passed / total) - drawn
+        drawn += cells
+        bar.append(("░" if use in ("open", "free") else "█") * cells, style)
+        table.add_row(Text.assemble(("■ ", style), words), format_bytes(int(size)), f"{size / total:.1%}")
+    return Group(table, bar)
+
+
+def _reuse(now: Reading, before: Reading | None) -> RenderableType:
+    values = now.values
+    asked, found = (values.get(f"prefix_cache_{what}_total", 0.0) for what in ("queries", "hits"))
+    table = _table("prefix cache", "tokens", "of prompts")
+
+    def row(words: str, tokens: float) -> None:
+        table.add_row(words, _count(tokens), f"{tokens / asked:.1%}" if asked else "")
+
+    row("found", found)
+    reasons = {"no_checkpoint": "lost: no state kept there", "evicted_state": "lost: its state gave way",
+               "evicted_kv": "lost: its KV gave way", "not_ready": "lost: being computed",
+               "salt": "lost: of another salt"}
+    for reason, tokens in now.by_label.get("prefix_cache_lost_tokens_total", {}).items():
+        row(reasons.get(reason, f"lost: {reason}"), tokens)
+    row("computed again", values.get("recomputed_tokens_total", 0.0))
+    recent = _recent_hit_rate(now, before)
+    gone = ", ".join(f"{int(count):,} {kind}{'' if count == 1 else 's'}" for kind, count in
+                     now.by_label.get("prefix_cache_evictions_total", {}).items())
+    moves = ", ".join(f"{int(count):,} {kind}{'' if count == 1 else 's'}" for kind, count in
+                      now.by_label.get("compaction_moves_total", {}).items())
+    lines = [f"gave way: {gone or 'nothing'}", f"moved to empty frames: {moves or 'nothing'}"]
+    return Group(table, *([Text(f"found since the last frame: {recent:.1%}")] if recent is not None else []),
+                 *(Text(line, "bright_black") for line in lines))
+
+
+def _recent_hit_rate(now: Reading, before: Reading | None) -> float | None:
+    asked, found = (now.rate(f"prefix_cache_{what}_total", before) for what in ("queries", "hits"))
+    return found / asked if asked and found is not None else None
+
+
+def _prefixes(cache: Mapping[str, Any]) -> RenderableType:
+    shape: Mapping[str, Any] = cache.get("tree", {})
+    rows: Sequence[Mapping[str, Any]] = shape.get("prefixes", ())[:_PREFIXES_SHOWN]
+    if not rows:
+        return Text("no prefix is shared yet", "bright_black")
+    table = _table("biggest prefixes", "tokens", "hits", "branches", "read by", "last used", first_width=18)
+    for place, row in enumerate(rows, start=1):
+        kept = "state kept" if row["checkpoint"] else "KV only"
+        table.add_row(f"{place}. {kept}", _count(row["tokens"]), _count(row["hits"]), _count(row["branches"]),
+                      _count(row["readers"]), _age(row["age_s"]))
+    count = shape["namespace_count"]
+    return Group(table, Text(f"{cache['nodes']:,} nodes, {cache['states']:,} states, {count} "
+                             f"namespace{'' if count == 1 else 's'}", "bright_black"))
+
+
+def _count(value: float | None) -> str:
+    return "" if value is None else f"{int(value):,}"
+
+
+def _age(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def look(server: RemoteModel) -> tuple[Reading, Mapping[str, Any]]:
+    """Both pages. Raises what says that nobody answers, or not as a weft server does."""
+    reading = read_metrics(server.get("/metrics", timeout_s=TIMEOUT_S).text, time.monotonic())
+    if reading.values.get("engine_up") != 1.0:
+        return reading, {}
+    return reading, server.get("/v1/cache", timeout_s=TIMEOUT_S).json()
+
+
+@click.command("top", cls=FlagCommand, params=[
+    click.Option(["--url"], envvar="WEFT_URL", default="http://127.0.0.1:8000", show_default=True,
+                 help="Server to watch."),
+    click.Option(["--api-key"], envvar=["WEFT_OPERATOR_KEY", "WEFT_API_KEY"],
+                 help="Its key: the operator's, where it has one (--operator-key)."),
+    click.Option(["--every"], type=click.FloatRange(min=0.2), default=1.0, show_default=True,
+                 help="Seconds between two frames."),
+    click.Option(["--once"], is_flag=True, help="Print one frame and end."),
+])
+def command(url: str, api_key: str | None, every: float, once: bool) -> int:
+    """Watch a running server: requests, tokens per second, memory by use, what its prefix cache found.
+
+    Ctrl-C ends it. The server goes on.
+    """
+    server = RemoteModel(url, api_key=api_key)
+    console = Console()
+    try:
+        now, cache = look(server)
+        if once:
+            console.print(frame(server.url, now, None, cache))
+            return 0
+        with Live(frame(server.url, now, None, cache), console=console, screen=console.is_terminal,
+                  auto_refresh=False) as live:
+            while True:
+                time.sleep(every)
+                before = now
+                now, cache = look(server)
+                live.update(frame(server.url, now, before, cache), refresh=True)
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        server.close()

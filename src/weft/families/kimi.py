@@ -1,0 +1,92 @@
+"""Kimi Linear: Kimi delta attention, every fourth layer latent attention without positions; experts.
+
+Released configurations keep the delta layers' numbers in ``linear_attn_config`` and count layers from 1;
+transformers writes them at top level, with ``layer_types`` and ``mlp_layer_types``. Both are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from weft.architecture import Architecture, Dense, Experts, FeedForward, KimiDelta, LatentAttention
+from weft.config_keys import ConfigKeys, fail
+from weft.families.reading import build_architecture, layer_kinds
+
+
+def read_kimi_linear(family: str, keys: ConfigKeys) -> Architecture:
+    found = keys.get("linear_attn_config") or {}
+    inner = ConfigKeys(found if isinstance(found, Mapping) else {}, fallback={})
+    delta = KimiDelta(heads=inner.integer("num_heads", keys.integer("linear_num_heads", 32)),
+                      head_dim=inner.integer("head_dim", keys.integer("linear_head_dim", 128)),
+                      conv_kernel=inner.integer("short_conv_kernel_size",
+                                                keys.integer("linear_conv_kernel_dim", 4)))
+    kinds = layer_kinds(keys, lambda count: _kinds(inner, count))
+    attention = _latent_attention(keys)
+    return build_architecture(family, keys, [attention if kind == "attention" else delta for kind in kinds],
+                              _feed_forwards(keys, len(kinds)),
+                              tied=keys.boolean("tie_word_embeddings", False),
+                              eps=keys.number("rms_norm_eps", 1e-5),
+                              max_positions=keys.integer("model_max_length", 1_048_576))
+
+
+def _kinds(inner: ConfigKeys, count: int) -> list[str]:
+    full = inner.get("full_attn_layers")
+    if full is None:
+        return ["attention" if i and i % 4 == 0 else "recurrent" for i in range(count)]
+    kinds = ["attention" if i + 1 in full else "recurrent" for i in range(count)]
+    delta = inner.get("kda_layers", [i + 1 for i in range(count) if i + 1 not in full])
+    if sorted([*full, *delta]) != list(range(1, count + 1)):
+        fail("linear_attn_config", {"full_attn_layers": full, "kda_layers": delta},
+             f"together they must name each of the {count} layers once, counted from 1")
+    return kinds
+
+
+def _latent_attention(keys: ConfigKeys) -> LatentAttention:
+    heads = keys.integer("num_attention_heads", 32)
+    if keys.integer("num_key_value_heads", heads) != heads:
+        fail("num_key_value_heads", keys.get("num_key_value_heads"),
+             f"latent attention has as many as num_attention_heads, {heads}")
+    if not keys.boolean("mla_use_nope", True):
+        fail("mla_use_nope", False, "latent attention with positions is not served")
+    rank = keys.get("q_lora_rank")
+    own, shared = keys.integer("qk_nope_head_dim", 128), keys.integer("qk_rope_head_dim", 64)
+    return LatentAttention(heads=heads, latent_dim=keys.integer("kv_lora_rank", 512), shared_dim=shared,
+                           own_dim=own, value_dim=keys.integer("v_head_dim", 128),
+                           scale=(own + shared) ** -0.5,
+                           query_rank=None if rank is None else keys.integer("q_lora_rank"),
+                           bias=keys.boolean("attention_bias", False))
+
+
+def _feed_forwards(keys: ConfigKeys, count: int) -> list[FeedForward]:
+    listed = keys.get("mlp_layer_types")
+    if listed is None:
+        first = keys.integer("first_k_dense_replace", 1, least=0)
+        every = keys.integer("moe_layer_freq", 1)
+        listed = ["dense" if i < first or i % every else "sparse" for i in range(count)]
+    if not isinstance(listed, list) or len(listed) != count or not set(listed) <= {"dense", "sparse"}:
+        fail("mlp_layer_types", listed, f"it must say dense or sparse for each of the {count} layers")
+    dense = Dense(keys.integer("intermediate_size", 9216))
+    if "sparse" not in listed:
+        return [dense] * count
+    sparse = _experts(keys)
+    return [sparse if kind == "sparse" else dense for kind in listed]
+
+
+def _experts(keys: ConfigKeys) -> Experts:
+    scoring = keys.get("moe_router_activation_func", "sigmoid")
+    if scoring != "sigmoid":
+        fail("moe_router_activation_func", scoring, "experts chosen by sigmoid are served")
+    count = keys.integer("num_experts", keys.integer("num_local_experts", 256))
+    per_token = keys.integer("num_experts_per_token", keys.integer("num_experts_per_tok", 8))
+    if per_token > count:
+        fail("num_experts_per_token", per_token, f"the model has {count} experts")
+    width = keys.integer("moe_intermediate_size", 1024)
+    shared = keys.integer("num_shared_experts", keys.integer("n_shared_experts", 1))
+    groups = keys.integer("num_expert_group", keys.integer("n_group", 1))
+    if count % groups:
+        fail("num_expert_group", groups, f"it must divide the {count} experts")
+    return Experts(count=count, per_token=per_token, width=width,
+                   normalized=keys.boolean("moe_renormalize", keys.boolean("norm_topk_prob", True)),
+                   shared_width=width * shared, scoring="sigmoid", choice_bias=True,
+                   scale=keys.number("routed_scaling_factor", 2.446),
+                   normalizer_eps=1e-20, groups=groups, groups_kept=keys.integer("topk_group", 1))

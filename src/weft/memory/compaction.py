@@ -1,0 +1,227 @@
+"""Moving what is alive so that a frame becomes free, where enough is free and it lies badly.
+
+    frames of pages   [ A A A A ]  [ B . C C ]  [ . . D . ]      3 + 1 holes are a frame: D moves into the
+                                       ^------------'            hole of the fuller one, and the emptiest
+                                                                 frame may become one of slots
+
+Pages are handed out from the fullest frames, so the emptiest are the last that anybody would take from.
+Compaction works from that other end: it moves the fewest items there are, into the very holes that would be
+filled next. A kind with a frame's worth of holes can always give a frame (the emptiest one has no more items
+than the others have holes), so moving settles whatever ``pressure.Demand`` says can be settled, and neither
+kind can keep frames from the other.
+
+A move is a copy in the step's plan, like any other: made before anything is computed, its destination new in
+this step, its source free from the next draft on. Who named the old page is told: the lease or the strand
+that owns it, found by its owner number (owners.py), each sequence that reads it, by a patch of its row in the
+page table. A slot that moves has a new epoch, and the sequence computes in the new one from this step on.
+
+What the draft itself changes stays where it is (``Fixed``): what is opened on, published or closed. What ends
+with this draft anyway is not moved, and the frame empties when it goes.
+
+Bounded by bytes, moves and patches of a step (law L11). A frame that is too much for one step is emptied over
+several: each move goes from an emptier frame to a fuller one, so what one step did the next does not undo,
+and they come to an end.
+
+Rejected: evicting what lies in the emptiest frame instead of what is worth least (it costs a prefill where a
+copy would do); moving in the background whenever there are holes (copies for frames that nobody needs);
+separate streams of allocation for running tails and cached prefixes (docs/decisions/0002-frames.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
+from typing import Generic
+
+from weft.memory.books import Books
+from weft.memory.owners import NOBODY, lease_named, name_in_tree, parked_named
+from weft.memory.packing import Item, Packing, Walk
+from weft.memory.reservation import Moves, PageCopy, SlotCopy, SlotPatch, TablePatch
+from weft.memory.tree import Node, NodeId
+from weft.units import PAGE_TOKENS, FrameId, PageId, SeqId, SlotId
+
+MOVE_BYTES_PER_STEP = 64 << 20
+"""On a device that copies 1 TB a second some 0.1 ms. One item may move however large it is."""
+MOVES_PER_STEP = 1024
+PATCHES_PER_STEP = 4096
+"""Entries of page tables: a page that many sequences read is told to all of them."""
+FRAMES_LOOKED_AT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """What a draft changes itself: sequences that publish, nodes that it reads, sequences that it closes."""
+
+    published: Container[SeqId]
+    nodes: Container[NodeId]
+    closed: Container[SeqId]
+
+    def leaves(self, owner: int) -> bool:
+        """What it owns falls free with this draft."""
+        seq = lease_named(owner)
+        return seq in self.closed and seq not in self.published
+
+
+@dataclass(slots=True)
+class _Budget:
+    bytes: int
+    patches: int
+    moves: int
+    spent: int = 0
+
+    def spend(self, item_bytes: int, patches: int) -> bool:
+        """Whether one more fits; the first one always does."""
+        if self.spent and (self.bytes < item_bytes or self.patches < patches or self.spent == self.moves):
+            return False
+        self.bytes -= item_bytes
+        self.patches -= patches
+        self.spent += 1
+        return True
+
+
+class _Emptying(Generic[Item]):
+    """Frames of one kind, emptied from the emptiest on. ``cost(item)``: entries to patch when it moves, None
+    where it has to stay; ``free(item)``: it is, or falls free with this draft."""
+
+    def __init__(self, packing: Packing[Item], walk: Walk[Item], item_bytes: int,
+                 cost: Callable[[Item], int | None], free: Callable[[Item], bool]) -> None:
+        self._packing = packing
+        self._walk = walk
+        self._item_bytes = item_bytes
+        self._cost = cost
+        self._free = free
+        self.moved: list[tuple[Item, Item]] = []
+
+    def run(self, frames_wanted: int, budget: _Budget) -> None:
+        """Empty up to ``frames_wanted`` frames, as far as ``budget`` goes."""
+        packing, per_frame = self._packing, self._packing.per_frame
+        kept = {FrameId(item // per_frame) for item in self._walk.taken}
+        given_up: set[FrameId] = set()
+        holes = self._walk.left
+        into = (item for item in self._walk.ahead() if item // per_frame not in given_up)
+        for looked, frame in enumerate(packing.emptiest_first()):
+            if not frames_wanted or looked == FRAMES_LOOKED_AT:
+                break
+            items = None if frame in kept else self._movable(frame)
+            if items is None:
+                continue
+            holes -= len(packing.stacks[frame])
+            if len(items) > holes:
+                break
+            given_up.add(frame)
+            holes -= len(items)
+            frames_wanted -= 1
+            if not self._move(items, into, kept, budget):
+                break
+
+    def _movable(self, frame: FrameId) -> list[tuple[Item, int]] | None:
+        """What is in ``frame`` and has to move, with its cost; None where something has to stay."""
+        items = []
+        for item in self._packing.items_of(frame):
+            if not self._free(item):
+                cost = self._cost(item)
+                if cost is None:
+                    return None
+                items.append((item, cost))
+        return items
+
+    def _move(self, items: list[tuple[Item, int]], into: Iterator[Item], kept: set[FrameId],
+              budget: _Budget) -> bool:
+        for item, cost in items:
+            if not budget.spend(self._item_bytes, cost):
+                return False
+            place = next(into)
+            kept.add(FrameId(place // self._packing.per_frame))
+            self.moved.append((item, place))
+        return True
+
+
+class Compaction:
+    """The moves of one draft. It reads ``books`` and the walks, and changes neither."""
+
+    def __init__(self, books: Books, page_walk: Walk[PageId], slot_walk: Walk[SlotId], fixed: Fixed) -> None:
+        self._books = books
+        self._fixed = fixed
+        self._readers: dict[NodeId, list[SeqId]] = {}
+        pages, slots, plan = books.pages, books.slots, books.plan
+        self._pages = _Emptying(pages.packing, page_walk, plan.page_bytes, self._page_cost,
+                                lambda page: (pages.owners[page] == NOBODY
+                                              or fixed.leaves(pages.owners[page])))
+        self._slots = _Emptying(slots.packing, slot_walk, plan.slot_stride_bytes, self._slot_cost,
+                                lambda slot: (slots.owners[slot] == NOBODY
+                                              or fixed.leaves(slots.owners[slot])))
+
+    def moves(self, frames_of_pages: int, frames_of_slots: int) -> Moves:
+        """Moves towards emptying so many frames of each kind."""
+        budget = _Budget(MOVE_BYTES_PER_STEP, PATCHES_PER_STEP, MOVES_PER_STEP)
+        self._pages.run(frames_of_pages, budget)
+        self._slots.run(frames_of_slots, budget)
+        return Moves(tuple(PageCopy(src, dst) for src, dst in self._pages.moved),
+                     tuple(SlotCopy(src, dst) for src, dst in self._slots.moved),
+                     tuple(self._table_patches()), tuple(self._slot_patches()))
+
+    # ------------------------------------------------------------------ who is told
+
+    def _page_cost(self, page: PageId) -> int | None:
+        owner = self._books.pages.owners[page]
+        seq = lease_named(owner)
+        if seq is not None:
+            return None if seq in self._fixed.published else 1
+        parked = parked_named(owner)
+        if parked is not None:
+            return None if NodeId(parked) in self._fixed.nodes else 0
+        node = self._node_of(page)
+        return None if node.id in self._fixed.nodes else len(self._readers_of(node))
+
+    def _slot_cost(self, slot: SlotId) -> int | None:
+        owner = self._books.slots.owners[slot]
+        seq = lease_named(owner)
+        if seq is not None:
+            return None if seq in self._fixed.published else 0
+        return None if NodeId(name_in_tree(owner)) in self._fixed.nodes else 0
+
+    def _node_of(self, page: PageId) -> Node:
+        pages = self._books.pages
+        return self._books.cache.tree.node_of_page(pages.owners[page], pages.indexes[page])
+
+    def _readers_of(self, node: Node) -> list[SeqId]:
+        """Sequences whose row of the page table has the pages of ``node``; those that leave have none. One
+        look at each lease, as a lease reads all of a node or nothing."""
+        readers = self._readers.get(node.id)
+        if readers is None:
+            readers = self._readers[node.id] = []
+            if node.holds:
+                index = node.start // PAGE_TOKENS
+                [first] = node.strand.pages_between(node.start, node.start + PAGE_TOKENS)
+                readers += [lease.seq for lease in self._books.leases.values()
+                            if lease.shared_tokens > node.start and lease.pages[index] == first
+                            and lease.seq not in self._fixed.closed]
+        return readers
+
+    def _table_patches(self) -> Iterator[TablePatch]:
+        """By sequence, runs of entries that lie side by side in one patch."""
+        pages = self._books.pages
+        by_seq: dict[SeqId, dict[int, PageId]] = {}
+        for src, dst in self._pages.moved:
+            seq = lease_named(pages.owners[src])
+            if parked_named(pages.owners[src]) is not None:
+                continue
+            for reader in self._readers_of(self._node_of(src)) if seq is None else [seq]:
+                by_seq.setdefault(reader, {})[pages.indexes[src]] = dst
+        for seq, entries in by_seq.items():
+            run: list[PageId] = []
+            first = -1
+            for index in sorted(entries):
+                if index != first + len(run) and run:
+                    yield TablePatch(seq, first, tuple(run))
+                    run = []
+                if not run:
+                    first = index
+                run.append(entries[index])
+            yield TablePatch(seq, first, tuple(run))
+
+    def _slot_patches(self) -> Iterator[SlotPatch]:
+        for src, dst in self._slots.moved:
+            seq = lease_named(self._books.slots.owners[src])
+            if seq is not None and self._books.leases[seq].slot == src:
+                yield SlotPatch(seq, dst)

@@ -1,0 +1,54 @@
+"""Who holds a page or a slot, as one number beside it.
+
+    NOBODY = 0          free
+    seq + 1             the lease of a sequence
+    -1 - id             the prefix tree: a strand for a page, a node for a slot
+    PARKED - id         the prefix tree: a node, for a page with a piece of its parked state
+
+One int per page and slot, written by commits when something changes hands and at no other time, so whoever
+has a page in hand knows whom to tell that it moves: no scan of leases, none of the tree. It is law L1's one
+owner, written down; ``audit`` recounts it from leases and nodes.
+
+With ``indexes`` (which page of its sequence a page is, from its front) a page that moves is put back into its
+place in O(1). That number is the same for the lease that wrote a page and for the tree that took it over.
+
+Rejected: a count of holders (0 or 1 always, and it does not say who); objects instead of numbers (pages by
+the million are plain ints in a list).
+"""
+
+from __future__ import annotations
+
+from weft.units import SeqId
+
+NOBODY = 0
+PARKED = -1 << 62
+
+
+def of_lease(seq: SeqId) -> int:
+    return seq + 1
+
+
+def of_tree(name: int) -> int:
+    """``name``: the id of a strand (pages) or of a node (slots)."""
+    return -1 - name
+
+
+def of_parked(name: int) -> int:
+    """``name``: the id of the node whose state is parked there."""
+    return PARKED - name
+
+
+def parked_named(owner: int) -> int | None:
+    """The node whose parked state a page has a piece of, None where it has KV."""
+    return PARKED - owner if owner <= PARKED else None
+
+
+def lease_named(owner: int) -> SeqId | None:
+    """The sequence that ``owner`` means, None where it is the tree."""
+    assert owner != NOBODY
+    return SeqId(owner - 1) if owner > 0 else None
+
+
+def name_in_tree(owner: int) -> int:
+    assert PARKED < owner < 0, "it belongs to a lease, to nobody, or to a parked state"
+    return -1 - owner

@@ -1,0 +1,1 @@
+"""The cache policy that keeps what saves most seconds per byte; see ``policy``."""

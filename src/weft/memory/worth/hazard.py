@@ -1,0 +1,125 @@
+"""How soon things are used again: a hazard by kind and age, times what their features say. Learned by
+counting.
+
+    hazard(kind, age, features) = rate[kind][age bin]  x  product of factor[kind, feature, bucket]
+
+    rate   = (uses + PRIOR_USES) / (exposure + PRIOR_USES / prior rate)        exposure in seconds x factors
+    factor = (uses + PRIOR_FACTOR) / (expected uses + PRIOR_FACTOR)            expected by everything else
+
+This is a Poisson regression whose coefficients are updated one at a time by what happened over what was
+expected, each with a gamma prior: a feature that says nothing stays at 1, a bucket that was seen twice
+hardly moves, and nothing has a learning rate. Exposure counts for what was evicted as for what was kept, as
+long as it is remembered (ghosts): without that a policy learns only what it chose to see.
+
+Age bins double, from one second to some ten minutes. The prior falls with age like the gaps of anything that
+spans many scales (0.2 / (age + 60 s)); it is gone after a few dozen uses.
+
+Rejected: a table crossed over all features (each cell sees too little); forgetting old counts (worse, and one
+more constant); finer bins, smoothing over ages (change nothing); step sizes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+PRIOR_USES = 4.0
+PRIOR_FACTOR = 3.0
+FACTOR_MAX = 64.0
+NO_CODE = 0
+"""The code of a feature that is not there: its factor is always 1."""
+
+_BINS = 11
+EDGES: Floats = np.concatenate([[0.0], 2.0 ** np.arange(_BINS - 1)])
+"""Seconds at which each age bin begins; the last has no end."""
+WIDTHS: Floats = np.append(np.diff(EDGES), EDGES[-1])
+_ENDS: Floats = np.append(EDGES[1:], np.inf)
+_ENDS_LIST: list[float] = _ENDS.tolist()
+
+
+def bin_of(age_s: float) -> int:
+    """The bin of an age in seconds."""
+    return min(_BINS - 1, int(age_s).bit_length())
+
+
+def bins_of(ages_s: Floats) -> Ints:
+    bins: Ints = np.searchsorted(EDGES, ages_s, side="right") - 1
+    return bins
+
+
+def seconds_by_bin(since_s: Floats, until_s: Floats) -> Floats:
+    """[rows, bins]: how much of the ages [since, until) lies in each bin."""
+    spent: Floats = np.clip(until_s[:, None], EDGES, _ENDS) - np.clip(since_s[:, None], EDGES, _ENDS)
+    return spent
+
+
+def prior_rates() -> Floats:
+    """Uses per second that are assumed of anything before it was seen."""
+    rates: Floats = 0.2 / (EDGES + WIDTHS / 2 + 60.0)
+    return rates
+
+
+class Hazard:
+    """``kinds`` and ``codes``: how many there are; code NO_CODE stands for no feature."""
+
+    __slots__ = ("_code_expected", "_code_uses", "_exposure", "_prior", "_uses", "factors", "rates")
+
+    def __init__(self, kinds: int, codes: int) -> None:
+        self._prior = prior_rates()
+        self._uses = np.zeros((kinds, _BINS))
+        self._exposure = np.zeros((kinds, _BINS))
+        self._code_uses = np.zeros(codes)
+        self._code_expected = np.zeros(codes)
+        self.rates: Floats = np.tile(self._prior, (kinds, 1))
+        """[kinds, bins], uses per second; as of the last ``learn``."""
+        self.factors: Floats = np.ones(codes)
+        """[codes]; as of the last ``learn``."""
+
+    def factor_of(self, codes: tuple[int, ...]) -> float:
+        """The product of the factors of ``codes``, within reason."""
+        product = 1.0
+        for code in codes:
+            product *= float(self.factors[code])
+        return min(FACTOR_MAX, max(1 / FACTOR_MAX, product))
+
+    def factors_of(self, codes: Ints) -> Floats:
+        """[rows] for [rows, features]."""
+        products: Floats = np.clip(self.factors[codes].prod(axis=1), 1 / FACTOR_MAX, FACTOR_MAX)
+        return products
+
+    def waited(self, kinds: Ints, codes: Ints, factors: Floats, since_s: Floats, until_s: Floats) -> None:
+        """Things of ``kinds`` [rows] with ``codes`` [rows, features] and ``factors`` [rows] were not used
+        between the ages ``since_s`` and ``until_s`` [rows]."""
+        weighted = seconds_by_bin(since_s, until_s) * factors[:, None]
+        np.add.at(self._exposure, kinds, weighted)
+        expected = (weighted * self.rates[kinds]).sum(axis=1)
+        for column in codes.T:
+            self._code_expected += np.bincount(column, expected / self.factors[column],
+                                               minlength=self.factors.size)
+
+    def one_waited(self, kind: int, codes: tuple[int, ...], factor: float, since_s: float,
+                   until_s: float) -> None:
+        """``waited`` of one thing, for a tenth of the time."""
+        expected, at = 0.0, bin_of(since_s)
+        while since_s < until_s:
+            end_s = min(until_s, _ENDS_LIST[at])
+            self._exposure[kind, at] += (end_s - since_s) * factor
+            expected += (end_s - since_s) * float(self.rates[kind, at])
+            since_s, at = end_s, at + 1
+        for code in codes:
+            self._code_expected[code] += expected * factor / self.factors[code]
+
+    def used(self, kind: int, codes: tuple[int, ...], age_s: float) -> None:
+        """One of them was used at that age."""
+        self._uses[kind, bin_of(age_s)] += 1.0
+        for code in codes:
+            self._code_uses[code] += 1.0
+
+    def learn(self) -> None:
+        """Take in what was counted."""
+        self.rates = (self._uses + PRIOR_USES) / (self._exposure + PRIOR_USES / self._prior)
+        self.factors = (self._code_uses + PRIOR_FACTOR) / (self._code_expected + PRIOR_FACTOR)
+        self.factors[NO_CODE] = 1.0

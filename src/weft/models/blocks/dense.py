@@ -1,0 +1,37 @@
+"""The dense feed-forward in its less usual forms: another activation, no gate, factors.
+
+    down(act(gate(x)) * up(x))      or, without a gate,      down(act(up(x)))
+
+``SwiGlu`` (``blocks.linear``) is the usual one. Sources: Primer (So et al., 2021) for squared relu;
+transformers ``FalconH1MLP``, ``NemotronHMLP``, ``Zamba2MLP``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from weft.architecture import Dense
+from weft.models.blocks.linear import Linear, Projection
+from weft.tensor.activation import activate
+
+
+@dataclass(slots=True)
+class DenseBlock:
+    """``into``: rows gate, up when ``shape.gated``, else up alone."""
+
+    shape: Dense
+    into: Projection
+    down: Linear
+
+    def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
+        made = self.into(x_TD)
+        gate_factor, factor = self.shape.multipliers
+        if self.shape.gated:
+            gate, up = made.chunk(2, dim=-1)
+            made = activate(gate if gate_factor == 1.0 else gate * gate_factor, self.shape.activation) * up
+        else:
+            made = activate(made, self.shape.activation)
+        y_TD = self.down(made)
+        return y_TD if factor == 1.0 else y_TD * factor

@@ -1,0 +1,51 @@
+"""A transformer block that several layers share, each with adapters of its own (Zamba2).
+
+    [x | embedding] --norm--> attention (q, k, v + adapters) --norm--> feed-forward (+ adapter) --out--> y
+
+No residual inside: y is added to what the layer's Mamba mixer sees, and to nothing else. The weights of
+``attention`` and ``feed_forward`` are the same tensors in every use of a block; adapters, ``out`` and the KV
+pages are the use's own. Adapters are kept apart rather than added into the shared matrices: that would make
+each use a full copy of the block.
+
+Sources: Zamba2 (Glorioso et al., 2024), transformers ``Zamba2AttentionDecoderLayer``, ``Zamba2HybridLayer``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from weft.models.blocks.attention import AttentionBlock, CosSin
+from weft.models.blocks.dense import DenseBlock
+from weft.models.blocks.linear import Linear, Norm
+from weft.tensor.inputs import LayerCache, StepInputs
+
+
+@dataclass(slots=True)
+class Adapted:
+    """A shared projection and what a use adds to it: low-rank products up(down(x)), one for each part of the
+    projection's rows, in their order."""
+
+    shared: Linear
+    adapters: tuple[tuple[Linear, Linear], ...]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.shared(x) + torch.cat([up(down(x)) for down, up in self.adapters], dim=-1)
+
+
+@dataclass(slots=True)
+class SharedUse:
+    """One use of a shared block: the norms and the weights inside are the block's, the rest is the use's."""
+
+    norm: Norm
+    attention: AttentionBlock
+    feed_norm: Norm
+    feed_forward: DenseBlock
+    out: Linear
+
+    def __call__(self, x_TD: torch.Tensor, embedded_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
+                 cos_sin: CosSin | None) -> torch.Tensor:
+        seen = self.norm(torch.cat((x_TD, embedded_TD), dim=-1))
+        attended = self.attention(seen, inputs, cache, cos_sin)
+        return self.out(self.feed_forward(self.feed_norm(attended)))

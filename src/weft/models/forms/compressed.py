@@ -1,0 +1,112 @@
+"""compressed-tensors: int8 by rows or groups, int4 and int8 in words, fp8 by tensors, rows or blocks.
+
+    x.weight             I8 or F8_E4M3 [rows, columns]   or   x.weight_packed  I32 [rows, columns x bits / 32]
+    x.weight_scale       [rows, groups], [rows, 1], [1], or by blocks
+    x.weight_zero_point  as the scale, I8; beside packed weights I32, packed along the rows
+
+    value = (weight - zero point) * scale          packed codes have 2^(bits-1) added, so have packed zeros
+
+Integer weights are kept as codes, fp8 is widened. Scales of activations are left: inputs are rounded by their
+own largest values. Source: the compressed-tensors library's compressors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from weft.models.forms.stored_form import FLOATS, Ask, StoredForm, refuse, unpacked
+from weft.tensor.quantized import LINE, MIDDLE, Codes
+
+_METHOD = "compressed-tensors"
+_FORMATS = ("int-quantized", "naive-quantized", "pack-quantized", "float-quantized", "dense",
+            "mixed-precision")
+
+
+class Compressed(StoredForm):
+    left_ends = ("input_scale", "input_zero_point", "output_scale", "k_scale", "v_scale", "weight_shape")
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__(settings)
+        form = settings.get("format", "int-quantized")
+        if form not in _FORMATS:
+            refuse(_METHOD, "format", form, f"weft reads {', '.join(_FORMATS)}")
+        if settings.get("sparsity_config"):
+            refuse(_METHOD, "sparsity_config", settings["sparsity_config"], "sparse weights are not served")
+        for name, group in (settings.get("config_groups") or {}).items():
+            weights = (group or {}).get("weights") or {}
+            if weights.get("type", "int") == "int" and weights.get("num_bits", 8) not in (4, 8):
+                refuse(_METHOD, f"config_groups.{name}.weights.num_bits", weights["num_bits"],
+                       "weft reads 4 and 8")
+            if weights.get("actorder") in ("group", True):
+                refuse(_METHOD, f"config_groups.{name}.weights.actorder", weights["actorder"],
+                       "weft reads groups of neighbouring columns (actorder static or weight)")
+
+    def holds(self, name: str) -> bool:
+        return self.dtype_of(name) in ("I8", "F8_E4M3") or f"{name}_packed" in self.tensors
+
+    def kept(self, name: str, columns: int) -> tuple[int, int] | None:
+        if f"{name}_packed" not in self.tensors and self.dtype_of(name) != "I8":
+            return None
+        scale = self.tensors.get(f"{name}_scale")
+        groups = scale.shape[1] if scale is not None and len(scale.shape) == 2 else 1
+        group = 0 if groups <= 1 else columns // groups
+        return (self._bits(name, columns), group) if group % LINE == 0 else None
+
+    def _bits(self, name: str, columns: int) -> int:
+        """By the words of a row: layers may differ."""
+        packed = self.tensors.get(f"{name}_packed")
+        return 8 if packed is None or (packed.shape and packed.shape[-1] * 8 > columns + 7) else 4
+
+    def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
+        rows, columns = shape
+        if self.dtype_of(name) == "F8_E4M3":
+            return ask(name, shape, ("F8_E4M3",)).float() * self._by_element(ask, name, rows, columns)
+        scale_shape = self._scale_shape(name, rows)
+        scales = ask(f"{name}_scale", scale_shape, FLOATS).float()
+        groups = scale_shape[1] if len(scale_shape) == 2 else 1
+        zeros = None
+        if f"{name}_packed" in self.tensors:
+            bits = self._bits(name, columns)
+            words = ask(f"{name}_packed", (rows, -(-columns * bits // 32)), ("I32",))
+            codes = unpacked(words, bits, 1)[:, :columns]
+            if f"{name}_zero_point" in self.tensors:
+                packed = ask(f"{name}_zero_point", (-(-rows * bits // 32), groups), ("I32",))
+                zeros = unpacked(packed, bits, 0)[:rows]
+        else:
+            bits = 8
+            codes = _unsigned(ask(name, shape, ("I8",)))
+            if f"{name}_zero_point" in self.tensors:
+                zeros = _unsigned(ask(f"{name}_zero_point", scale_shape, ("I8",)))
+                zeros = zeros.reshape(-1, groups).expand(rows, groups)
+        scales = scales.reshape(-1, groups).expand(rows, groups)
+        group = columns // groups if groups > 1 else -(-columns // LINE) * LINE
+        made = Codes(bits, codes, scales, zeros, group)
+        return made if self.kept(name, columns) is not None else made.dense()
+
+    def _scale_shape(self, name: str, rows: int) -> tuple[int, ...]:
+        """As it is stored, where that is one of the shapes there are; else by rows, for the error."""
+        stored = self.tensors.get(f"{name}_scale")
+        if stored is not None and (stored.shape in ((), (1,), (1, 1))
+                                   or (len(stored.shape) == 2 and stored.shape[0] == rows)):
+            return stored.shape
+        return rows, 1
+
+    def _by_element(self, ask: Ask, name: str, rows: int, columns: int) -> torch.Tensor:
+        """Scales of fp8, for each element: of the tensor, of rows, of groups or of blocks."""
+        shape: tuple[int, ...] = self._scale_shape(name, rows)
+        for group in (self.settings.get("config_groups") or {}).values():
+            block = ((group or {}).get("weights") or {}).get("block_structure")
+            if block:
+                shape = (-(-rows // int(block[0])), -(-columns // int(block[1])))
+                scales = ask(f"{name}_scale", shape, FLOATS).float()
+                by_row = scales.repeat_interleave(int(block[0]), dim=0)[:rows]
+                return by_row.repeat_interleave(int(block[1]), dim=1)[:, :columns]
+        scales = ask(f"{name}_scale", shape, FLOATS).float().reshape(-1, shape[1] if len(shape) == 2 else 1)
+        return scales.repeat_interleave(columns // scales.shape[1], dim=1)
+
+
+def _unsigned(codes: torch.Tensor) -> torch.Tensor:
+    return (codes.to(torch.int16) + MIDDLE[8]).to(torch.uint8)

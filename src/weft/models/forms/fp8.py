@@ -1,0 +1,45 @@
+"""fp8 with a scale per block, as the FP8 releases of Qwen3-Next, Qwen3.5 and DeepSeek have it.
+
+    x.weight            F8_E4M3 [rows, columns]
+    x.weight_scale_inv  [rows / 128, columns / 128] up:  value = weight * scale_inv[row / 128, column / 128]
+
+(the name says inverse, of the scale that made it; it is multiplied with). Widened to the model's dtype: no
+CPU computes in fp8, and bfloat16 has every bit of e4m3. It takes twice the memory of the files; --quantize
+int8 keeps it near theirs. Source: transformers ``finegrained_fp8``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from weft.models.forms.stored_form import Ask, StoredForm, refuse
+
+SCALES = ("F32", "BF16", "F16", "F8_E8M0")
+
+
+class BlockFp8(StoredForm):
+    left_ends = ("activation_scale", "input_scale")
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__(settings)
+        size = settings.get("weight_block_size")
+        if not (isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(n, int) for n in size)):
+            refuse("fp8", "weight_block_size", size, "weft reads blocks of two sizes, such as [128, 128]")
+        self.block = (int(size[0]), int(size[1]))
+
+    def holds(self, name: str) -> bool:
+        return self.dtype_of(name) == "F8_E4M3"
+
+    def kept(self, name: str, columns: int) -> None:
+        return None
+
+    def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        *stack, rows, columns = shape
+        high, wide = self.block
+        weight = ask(name, shape, ("F8_E4M3",))
+        scales = ask(f"{name}_scale_inv", (*stack, -(-rows // high), -(-columns // wide)), SCALES).float()
+        by_row = scales.repeat_interleave(high, dim=-2)[..., :rows, :]
+        return weight.float() * by_row.repeat_interleave(wide, dim=-1)[..., :columns]

@@ -1,0 +1,84 @@
+"""What a form of storage is asked: is this matrix stored in it, and what are its values or codes?
+
+    TensorSource --wants "x.weight" [rows, columns]--> StoredForm.read(ask, ...) --ask("x.qweight", ...)--+
+                                                                                                          |
+      Codes (kept in 8 or 4 bits)  or  a float32 tensor (widened)  <--------------------------------------+
+
+``ask(name, shape, dtypes)`` gives one stored tensor as it lies in the file. Against headers it gives a meta
+tensor and notes what is wrong, so a form states what it needs once, like a model does, and its arithmetic
+must run on meta tensors: no decision by value.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, NoReturn, Protocol
+
+import torch
+
+from weft.errors import CheckpointError
+from weft.models.safetensors_header import StoredTensor
+from weft.tensor.quantized import Codes
+
+FLOATS = ("F32", "BF16", "F16", "F64")
+
+
+class Ask(Protocol):
+    def __call__(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> torch.Tensor: ...
+
+
+class StoredForm(ABC):
+    """``settings``: quantization_config. ``tensors``: of the checkpoint, set once the form is chosen."""
+
+    tensors: Mapping[str, StoredTensor]
+    left_ends: tuple[str, ...] = ()
+    """How names end that nobody asks for and that may be there."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.settings = settings
+        self.tensors = {}
+
+    @abstractmethod
+    def holds(self, name: str) -> bool:
+        """Whether the matrix ``name`` ("….weight") is stored in this form, as the headers tell."""
+
+    @abstractmethod
+    def kept(self, name: str, columns: int) -> tuple[int, int] | None:
+        """(bits, columns per scale) where ``read`` gives Codes of a matrix with ``columns``; None where it
+        widens. Only for what it holds; a scale for whole rows counts as 0 columns."""
+
+    @abstractmethod
+    def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
+        """The matrix ``name`` of ``shape`` [rows, columns]; float32 where it is widened."""
+
+    def dtype_of(self, name: str) -> str | None:
+        stored = self.tensors.get(name)
+        return None if stored is None else stored.dtype
+
+
+class Plain(StoredForm):
+    """Everything is an ordinary tensor."""
+
+    def holds(self, name: str) -> bool:
+        return False
+
+    def kept(self, name: str, columns: int) -> None:
+        return None
+
+    def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return ask(name, shape, FLOATS)
+
+
+def refuse(method: str, key: str, value: object, reason: str) -> NoReturn:
+    raise CheckpointError(f"config.json has quantization_config.{key} {value!r} with quant_method {method}; "
+                          f"{reason}", param="model")
+
+
+def unpacked(words: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
+    """int32 words along ``dim`` -> their codes, lowest bits first: uint8, ``dim`` 32 / bits times as long."""
+    dim %= words.ndim
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
+    shifts = shifts.view(*([1] * (dim + 1)), -1, *([1] * (words.ndim - dim - 1)))
+    codes = (words.unsqueeze(dim + 1) >> shifts) & ((1 << bits) - 1)
+    return codes.to(torch.uint8).flatten(dim, dim + 1)

@@ -1,0 +1,51 @@
+"""The scales that a checkpoint brings for KV in fp8: of K and V of a layer, one number or one per KV head.
+
+Names differ by the tool that calibrated: ``self_attn.k_scale`` or ``attn.k_scale``, ``k_proj.k_scale``,
+``k_proj.output_scale`` (compressed-tensors), ``kv_scale`` for both. They are few and tiny, so they are read
+by what they are called, whatever the family, once the weights are there. Scales of queries and of attention
+weights mean nothing here: neither is ever narrowed.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from safetensors import safe_open
+
+from weft.errors import CheckpointError
+from weft.models.weights import Checkpoint
+from weft.spec import ModelSpec
+
+_NAME = re.compile(r"layers\.(\d+)\.(?:[\w.]+\.)?"
+                   r"(?:(?P<part>k|v|kv)_scale|(?P<projection>k|v)_proj\.output_scale)$")
+_UNREAD = re.compile(r"layers\.\d+\.(?:[\w.]+\.)?(?:q_scale|prob_scale|[qkv]_zero_point)$")
+
+
+def read_kv_scales(checkpoint: Checkpoint, spec: ModelSpec) -> tuple[dict[int, torch.Tensor], set[str]]:
+    """Layer -> float32 [K and V, kv_heads] for each layer that has both, or K alone where it keeps no V; and
+    the names that were looked at. Raises CheckpointError for a scale of another shape, naming it."""
+    found: dict[int, dict[str, torch.Tensor]] = {}
+    names = {name for name in checkpoint.tensors if _UNREAD.search(name)}
+    for name, stored in checkpoint.tensors.items():
+        match = _NAME.search(name)
+        if match is None or int(match[1]) >= len(spec.layers):
+            continue
+        layer, heads = int(match[1]), spec.layers[int(match[1])].kept_heads
+        names.add(name)
+        if not heads:
+            continue
+        with safe_open(stored.file, framework="pt", device="cpu") as file:
+            scale = file.get_tensor(name).float().flatten()
+        if scale.numel() not in (1, heads):
+            raise CheckpointError(f"{stored.file}: {name} holds {scale.numel()} scales for {heads} KV heads",
+                                  param="model")
+        part = match["part"] or match["projection"]
+        for kind in part:
+            found.setdefault(layer, {})[kind] = scale.expand(heads)
+    whole = {}
+    for layer, scales in found.items():
+        parts = "kv" if spec.layers[layer].has_values else "k"
+        if all(part in scales for part in parts):
+            whole[layer] = torch.stack([scales[part] for part in parts])
+    return whole, names

@@ -1,0 +1,49 @@
+"""What a matrix becomes in memory: plain, packed for the matrix library, int8 or int4.
+
+                     --quantize none          --quantize int8          --quantize int4
+    float matrices   packed, or plain         int8                     int4
+    the head         the same                 int8                     int8 (the last layer is felt most)
+    codes of files   as they are              as they are              as they are
+
+Never rounded: embeddings, norms, convolutions, routers and gates of one row, whatever a family reads with
+``TensorSource.tensor``. A head tied to the embedding is not packed (the rows are needed as they are), and is
+rounded as a copy, since every step reads all of it and only a few rows of the embedding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from weft.config import QuantizeChoice
+from weft.models.blocks.linear import PlainWeight
+from weft.tensor.packed import pack
+from weft.tensor.quantized import Codes, QuantizedWeight, in_tiles, rounded
+
+_BITS: dict[QuantizeChoice, int] = {"int8": 8, "int4": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeForm:
+    """``exact_inputs``: quantised layers see their inputs as they are. ``packs``: whether plain matrices may
+    be put into the order of the matrix library."""
+
+    quantize: QuantizeChoice = "none"
+    exact_inputs: bool = False
+    packs: bool = True
+
+    def of_values(self, weight: torch.Tensor, *, head: bool = False) -> PlainWeight:
+        """``weight`` [out, in], which the caller gives away."""
+        bits = _BITS.get(self.quantize)
+        if bits is not None:
+            return self.rounded(weight, 8 if head else bits)
+        return (pack(weight) if self.packs else None) or weight
+
+    def of_codes(self, codes: Codes) -> QuantizedWeight:
+        return in_tiles(codes, exact=self.exact_inputs)
+
+    def rounded(self, weight: torch.Tensor, bits: int | None = None) -> QuantizedWeight:
+        """``weight`` [..., out, in] in ``bits``, those of ``--quantize`` where none are given."""
+        bits = bits or _BITS[self.quantize]
+        return self.of_codes(rounded(weight, bits))

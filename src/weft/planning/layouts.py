@@ -1,0 +1,244 @@
+"""The same bytes as other engines cut them, beside frames: what a request takes and how many fit.
+
+    padded pages    one pool of pages of one size. A page is the state of one recurrent layer, or the KV of
+                    one attention layer, so the KV block grows until its bytes reach the state's:
+
+                        block = 16 x ceil(state of a layer / (16 x KV per token of a layer))
+
+                    Layers are taken in groups of equal size (the smaller kind's count), each group has a
+                    block table, and one block is a page for each layer of a group. A request takes
+                    ceil(tokens / block) blocks per attention group and 1 + drafts per group of states.
+    packed pages    the same with N attention layers in a page: the block is 1/N of it, the groups too.
+    static pools    two pools, cut at the start: states get r / (1 + r) of the bytes (r = 0.9), KV the rest,
+                    in pages of one token. A request takes a state, and with speculation one more for each
+                    token that is verified. Whichever pool is empty first is the limit.
+    frames          weft: ``memory.plan``. Pages of 16 tokens of all layers, states in slots; any frame holds
+                    either.
+
+Each is given its own bytes and no weights, graphs or activations, so this is about the cut and nothing else.
+What prefix caching holds per running request is counted apart (``Load.cached``): padded pages keep one more
+state in their aligned mode, static pools four (the room for snapshots that their cache reserves).
+
+Sources, for behaviour: vLLM's hybrid KV cache (pull request 20016; block sizes in its issues 40696 and 53749,
+672 tokens for Nemotron-Nano-9B-v2 in 24280), its proposal of packed pages (pull request 35703), SGLang's
+``--mamba-full-memory-ratio`` and the slots that a request reserves (its cookbook for Qwen3.8-27B).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Protocol
+
+from weft.memory.plan import ArenaPlan
+from weft.spec import ITEM_BYTES, CacheDTypeName, LayerSpec, ModelSpec
+from weft.units import PAGE_TOKENS, ceil_div
+
+KERNEL_TOKENS = 16
+"""Tokens that a block of the others is a multiple of: what their attention kernels take."""
+GROUP_SLACK = 1.5
+"""Where the larger kind of layer has fewer than this many times the smaller, groups take its size instead."""
+STATE_RATIO = 0.9
+"""Bytes of the state pool to bytes of the KV pool, static pools' default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What every request is: ``tokens`` long, with ``drafts`` speculated tokens per step; ``cached``: with
+    prefix caching on."""
+
+    tokens: int
+    drafts: int = 0
+    cached: bool = False
+
+
+class Layout(Protocol):
+    """One way to cut an arena. ``block_tokens`` is what a prefix is cached in: 0 without attention."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def block_tokens(self) -> int: ...
+
+    def request_bytes(self, load: Load) -> int:
+        """What one request takes from the pool."""
+        ...
+
+    def sequences(self, load: Load) -> int:
+        """Requests that fit at once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """weft's own. ``log_bytes``: kept per drafted token, the inputs that replay needs."""
+
+    plan: ArenaPlan
+    log_bytes: int
+    name: str = "weft: frames"
+
+    @property
+    def block_tokens(self) -> int:
+        return PAGE_TOKENS if self.plan.page_bytes else 0
+
+    def request_bytes(self, load: Load) -> int:
+        pages = self.plan.pages_for(load.tokens) * self.plan.page_bytes
+        return pages + self.plan.slot_stride_bytes + load.drafts * self.log_bytes
+
+    def sequences(self, load: Load) -> int:
+        """The most for which ``frames_for`` frames are there, after the drafts' logs."""
+        least = self.request_bytes(load)
+        low, high = 0, self.plan.arena_bytes // least if least else 0
+        while low < high:
+            middle = (low + high + 1) // 2
+            left = self.plan.arena_bytes - middle * load.drafts * self.log_bytes
+            if self.plan.frames_for(middle, load.tokens) * self.plan.frame_bytes <= left:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedPages:
+    """``group_layers`` pages make a block; the counts are groups of layers of each kind."""
+
+    name: str
+    arena_bytes: int
+    page_bytes: int
+    block_tokens: int
+    group_layers: int
+    attention_groups: int
+    window_groups: tuple[int, ...]
+    """For each group of sliding-window layers, its window."""
+    state_groups: int
+
+    def blocks(self, load: Load) -> int:
+        kv = ceil_div(load.tokens, self.block_tokens) if self.block_tokens else 0
+        windows = sum(min(kv, ceil_div(window, self.block_tokens) + 1) for window in self.window_groups)
+        states = 1 + load.drafts + load.cached
+        return self.attention_groups * kv + windows + self.state_groups * states
+
+    def request_bytes(self, load: Load) -> int:
+        return self.blocks(load) * self.group_layers * self.page_bytes
+
+    def sequences(self, load: Load) -> int:
+        """One block is the null block and belongs to nobody."""
+        blocks = self.arena_bytes // (self.group_layers * self.page_bytes) - 1
+        return max(0, blocks) // self.blocks(load)
+
+
+@dataclass(frozen=True, slots=True)
+class StaticPools:
+    name: str
+    arena_bytes: int
+    state_bytes: int
+    kv_token_bytes: int
+
+    CACHE_STATES = 4
+    """States that a request reserves beside its own where prefixes are cached."""
+
+    @property
+    def block_tokens(self) -> int:
+        return 1 if self.kv_token_bytes else 0
+
+    def _states(self, load: Load) -> int:
+        verified = load.drafts + 1 if load.drafts else 0
+        return 1 + verified + self.CACHE_STATES * load.cached
+
+    def request_bytes(self, load: Load) -> int:
+        return self._states(load) * self.state_bytes + load.tokens * self.kv_token_bytes
+
+    def sequences(self, load: Load) -> int:
+        if not self.state_bytes:
+            return self.arena_bytes // (load.tokens * self.kv_token_bytes)
+        if not self.kv_token_bytes:
+            return self.arena_bytes // (self._states(load) * self.state_bytes)
+        for_states = int(self.arena_bytes * STATE_RATIO / (1 + STATE_RATIO))
+        for_kv = self.arena_bytes - for_states
+        return min(for_states // (self._states(load) * self.state_bytes),
+                   for_kv // (load.tokens * self.kv_token_bytes))
+
+
+def all_layouts(spec: ModelSpec, plan: ArenaPlan) -> list[Layout]:
+    """weft's frames first, then the field's, over the same bytes. ``spec`` is one rank's, with the dtypes
+    that states are kept in; a layout that does not differ for this model is left out."""
+    layouts: list[Layout] = [Frames(plan, draft_log_bytes(spec))]
+    padded = padded_pages(spec, plan.kv_dtype, plan.arena_bytes)
+    if padded.group_layers:
+        layouts.append(padded)
+    packed = len(_paged(spec))
+    if packed > 1 and spec.recurrent_layers:
+        layouts.append(padded_pages(spec, plan.kv_dtype, plan.arena_bytes, packed=packed))
+    layouts.append(StaticPools("static pools", plan.arena_bytes, spec.state_bytes_per_sequence(spec.dtype),
+                               spec.kv_bytes_per_token(plan.kv_dtype)))
+    return layouts
+
+
+def padded_pages(spec: ModelSpec, kv_dtype: CacheDTypeName, arena_bytes: int, *,
+                 packed: int = 1) -> PaddedPages:
+    """One pool of pages of one size, with ``packed`` attention layers in a page."""
+    state_bytes = max((_layer_state_bytes(layer, spec) for layer in _stateful(spec)), default=0)
+    token_bytes = packed * max((layer.kv_bytes_per_token(kv_dtype) for layer in _paged(spec)), default=0)
+    block = 0
+    if token_bytes:
+        block = KERNEL_TOKENS * max(1, ceil_div(state_bytes, KERNEL_TOKENS * token_bytes))
+    windows = Counter(layer.state[0].shape[2] for layer in spec.layers if layer.kind == "window_attention")
+    kinds = {"attention": ceil_div(len(_paged(spec)), packed), "state": len(_stateful(spec))}
+    kinds |= {f"window {window}": ceil_div(count, packed) for window, count in windows.items()}
+    kinds = {kind: count for kind, count in kinds.items() if count}
+    group = min(kinds.values(), default=0)
+    if kinds and max(kinds.values()) < GROUP_SLACK * group:
+        group = max(kinds.values())
+    groups = {kind: ceil_div(count, group) for kind, count in kinds.items()}
+    return PaddedPages(
+        name="padded pages" if packed == 1 else f"{packed} layers a page", arena_bytes=arena_bytes,
+        page_bytes=block * token_bytes if block else state_bytes, block_tokens=block, group_layers=group,
+        attention_groups=groups.get("attention", 0), state_groups=groups.get("state", 0),
+        window_groups=tuple(window for window in windows if block
+                            for _ in range(groups[f"window {window}"])))
+
+
+def draft_log_bytes(spec: ModelSpec) -> int:
+    """Inputs of one token of all recurrent layers, from which its step can be replayed.
+
+    Of a layer with a matrix state: keys (or B) and values (or x) in the model's dtype, which are what its
+    convolution carries without the queries (or C), and two numbers per head in float32 for gates. Of a
+    convolution alone: its input.
+    """
+    item = ITEM_BYTES[spec.dtype]
+    total = 0
+    for layer in _stateful(spec):
+        parts = {part.name: part.shape for part in layer.state}
+        channels = parts["conv"][0] if "conv" in parts else 0
+        recurrent = parts.get("recurrent")
+        if recurrent is None:
+            total += channels * item
+        else:
+            values = _value_width(layer, recurrent)
+            total += (channels + values) // 2 * item + 2 * recurrent[0] * 4
+    return total
+
+
+def _paged(spec: ModelSpec) -> list[LayerSpec]:
+    return [spec.layers[index] for index in spec.attention_layers]
+
+
+def _stateful(spec: ModelSpec) -> list[LayerSpec]:
+    """Layers whose state is a recurrence: a window of keys and values is pages everywhere but here."""
+    return [spec.layers[index] for index in spec.recurrent_layers
+            if spec.layers[index].kind != "window_attention"]
+
+
+def _layer_state_bytes(layer: LayerSpec, spec: ModelSpec) -> int:
+    return sum(part.part_bytes(spec.dtype) for part in layer.state)
+
+
+
+def _value_width(layer: LayerSpec, state: tuple[int, ...]) -> int:
+    """Width of what a recurrence writes. ``state``: [heads, keys, values] of a delta rule, [heads, values, N]
+    of Mamba-2, [channels, N] of Mamba."""
+    if len(state) == 2:
+        return state[0]
+    return state[0] * (state[2] if layer.kind.endswith("delta") else state[1])

@@ -1,0 +1,181 @@
+"""A plan: what a model takes of a device's memory, and what is left holds.
+
+    memory of a device  = weights | kept free for the step | arena
+                                    KEPT_SHARE of the rest   frames: KV pages or states
+
+The arena's geometry and the count of what fits are ``memory.plan``'s own (``plan_arena``, ``frames_for``), so
+that they are what the engine allocates with ``--memory`` set to the arena's bytes. With ``arena_bytes`` given
+instead of a device's memory, weights are left out of the account.
+
+Pure: the configuration and the bytes are passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from weft.architecture import Architecture
+from weft.config import EngineConfig
+from weft.errors import ConfigError
+from weft.families import read_architecture
+from weft.memory.plan import KEPT_SHARE, ArenaPlan, fit_sizes, memory_for, plan_arena
+from weft.planning.layouts import Frames, Layout, Load, all_layouts, draft_log_bytes
+from weft.planning.ranks import possible_tps, rank_architecture
+from weft.planning.weights import Weights, count_weights, form_of
+from weft.spec import CacheDTypeName, DTypeName, ModelSpec, kept_in
+
+LENGTHS = (4096, 32768, 131072)
+"""Lengths shown unless others are asked for; the longest the model takes comes on top."""
+DRAFTS = 3
+"""Speculated tokens per step, in comparisons that speculate."""
+_AMPLE_BYTES = 1 << 50
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the user asked for. Exactly one of ``memory_bytes`` (of a device, with weights) and
+    ``arena_bytes`` (for pages and states alone). ``weights``: a name of ``weights.FORMS``. None: the
+    model's own."""
+
+    memory_bytes: int | None = None
+    arena_bytes: int | None = None
+    tp: int = 1
+    dtype: DTypeName | None = None
+    kv_dtype: CacheDTypeName | None = None
+    state_dtype: CacheDTypeName | None = None
+    weights: str | None = None
+    lengths: tuple[int, ...] = ()
+    drafts: int = DRAFTS
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """One sequence of ``tokens`` takes ``request_bytes``; ``sequences`` fit at once."""
+
+    tokens: int
+    request_bytes: int
+    sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """All bytes are of one device. ``arena`` has no frames where the weights leave nothing; its page, slot
+    and frame sizes hold all the same. ``need_bytes``: the least memory of a device that runs one sequence of
+    the shortest length; ``tp_that_fits``: the least ``--tp`` with which the memory asked for does, None if
+    none does or the memory is enough."""
+
+    name: str
+    asked: Asked
+    architecture: Architecture
+    spec: ModelSpec
+    weights: Weights
+    state_dtype: CacheDTypeName
+    arena: ArenaPlan
+    kept_bytes: int
+    fits: tuple[Fit, ...]
+    need_bytes: int
+    tp_that_fits: int | None
+    layouts: tuple[Layout, ...]
+
+    @property
+    def enough(self) -> bool:
+        return self.fits[0].sequences > 0
+
+    @property
+    def longest_tokens(self) -> int:
+        """The context that the engine would serve: one sequence alone surely fits. 0 where nothing does."""
+        if self.arena.frame_count < self.arena.frames_min:
+            return 0
+        return fit_sizes(EngineConfig(), self.spec, self.arena).max_model_len
+
+    @property
+    def kv_token_bytes(self) -> int:
+        return self.spec.kv_bytes_per_token(self.arena.kv_dtype)
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one sequence, exactly; a slot adds alignment."""
+        return self.spec.state_bytes_per_sequence(self.spec.dtype)
+
+    @property
+    def checkpoint_tokens(self) -> int:
+        """Tokens whose KV takes as much as one kept state: 0 where either is nothing."""
+        return self.arena.slot_stride_bytes // self.kv_token_bytes if self.kv_token_bytes else 0
+
+    @property
+    def parked_bytes(self) -> int:
+        """Of a kept state in 8 bits (``--no-exact``): 0 where that would save little."""
+        memory_bytes = self.arena.arena_bytes or _AMPLE_BYTES
+        return plan_arena(self.spec, memory_bytes, kv_dtype=self.arena.kv_dtype, park=True).parked_bytes
+
+
+def make_plan(name: str, config: Mapping[str, Any], asked: Asked) -> ModelPlan:
+    """Plan the model that ``config`` (a parsed config.json) describes.
+
+    Raises UnknownArchitectureError or CheckpointError where the configuration cannot be read, ConfigError
+    where ``--tp`` does not divide it or a length is longer than it takes.
+    """
+    assert (asked.memory_bytes is None) != (asked.arena_bytes is None)
+    whole = read_architecture({key: value for key, value in config.items() if key != "quantization_config"})
+    if asked.dtype is not None:
+        whole = replace(whole, dtype=asked.dtype)
+    lengths = _lengths(asked, whole.max_positions)
+    spec, weights = _of_rank(config, whole, asked, asked.tp)
+    available = _available_bytes(asked, weights)
+    arena = plan_arena(spec, max(0, available), kv_dtype=asked.kv_dtype)
+    if arena.frame_count < arena.frames_min:    # sizes to talk about; nothing fits
+        arena = replace(plan_arena(spec, _AMPLE_BYTES, kv_dtype=asked.kv_dtype), frame_count=0)
+    frames = Frames(arena, draft_log_bytes(spec))
+    fits = tuple(Fit(tokens, frames.request_bytes(Load(tokens)), frames.sequences(Load(tokens)))
+                 for tokens in lengths)
+    return ModelPlan(
+        name=name, asked=asked, architecture=whole, spec=spec, weights=weights,
+        state_dtype=spec.state_dtype, arena=arena,
+        kept_bytes=max(0, (asked.memory_bytes or 0) - weights.rank_bytes - available),
+        fits=fits, need_bytes=_need_bytes(asked, spec, weights, lengths[0]),
+        tp_that_fits=None if fits[0].sequences else _tp_that_fits(config, whole, asked, lengths[0]),
+        layouts=tuple(all_layouts(spec, arena)))
+
+
+def _of_rank(config: Mapping[str, Any], whole: Architecture, asked: Asked,
+             tp: int) -> tuple[ModelSpec, Weights]:
+    rank = rank_architecture(whole, tp)
+    spec = kept_in(rank.spec(), asked.kv_dtype, asked.state_dtype)
+    return spec, count_weights(whole, rank, tp, form_of(config, whole.dtype, asked.weights))
+
+
+def _available_bytes(asked: Asked, weights: Weights) -> int:
+    """For the arena; negative where the weights alone are more than there is."""
+    if asked.arena_bytes is not None:
+        return asked.arena_bytes
+    assert asked.memory_bytes is not None
+    left = asked.memory_bytes - weights.rank_bytes
+    return left - max(0, int(left * KEPT_SHARE))
+
+
+def _need_bytes(asked: Asked, spec: ModelSpec, weights: Weights, tokens: int) -> int:
+    arena, _ = memory_for(spec, asked.kv_dtype or spec.dtype, 1, tokens)
+    if asked.arena_bytes is not None:
+        return arena
+    return weights.rank_bytes + int(arena / (1 - KEPT_SHARE)) + 1
+
+
+def _tp_that_fits(config: Mapping[str, Any], whole: Architecture, asked: Asked, tokens: int) -> int | None:
+    have = asked.memory_bytes if asked.memory_bytes is not None else asked.arena_bytes
+    assert have is not None
+    for tp in possible_tps(whole):
+        if tp > asked.tp and _need_bytes(asked, *_of_rank(config, whole, asked, tp), tokens) <= have:
+            return tp
+    return None
+
+
+def _lengths(asked: Asked, longest: int) -> tuple[int, ...]:
+    """As asked for; or the usual ones below the model's longest, and that."""
+    too_long = [tokens for tokens in asked.lengths if tokens > longest]
+    if too_long:
+        raise ConfigError(f"--length {too_long[0]} is longer than the {longest} positions of this model",
+                          param="--length")
+    chosen: Sequence[int] = asked.lengths or [*(tokens for tokens in LENGTHS if tokens < longest), longest]
+    return tuple(sorted(set(chosen)))

@@ -1,0 +1,283 @@
+"""Parameters and bytes of the weights, counted from the architecture: the shapes the model code asks for.
+
+    Architecture of one rank  -->  pieces: (part, elements, how they are stored)  -->  bytes
+
+    matrix     products of the stream: in the model's dtype, or quantised with a scale per group
+    plain      embedding, head, norms, convolutions, routers: the model's dtype, never quantised
+    float32    decay rates and steps of recurrent layers, kept exact
+
+A row per kind of mixer, as ``models`` has a file for it; a test counts every tiny checkpoint both ways. Under
+tensor parallelism the architecture is a rank's already (``ranks``) and only the vocabulary is cut here.
+
+Rejected: the file sizes on the hub, which are not there before a download, know no ``--tp``, and count vision
+towers; and running the model code without weights, which needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from weft.architecture import (
+    Architecture,
+    Attention,
+    Dense,
+    Experts,
+    FeedForward,
+    GatedDelta,
+    KimiDelta,
+    LatentAttention,
+    Mamba1,
+    Mamba2,
+    Mixer,
+    Parallel,
+    SharedBlock,
+    ShortConv,
+)
+from weft.errors import CheckpointError
+from weft.spec import ITEM_BYTES, DTypeName
+from weft.units import ceil_div
+
+Stored = Literal["matrix", "plain", "float32"]
+Pieces = Iterator[tuple[Stored, int]]
+"""(how it is stored, elements), one per tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightForm:
+    """How matrices are stored: ``bits`` per element, ``scale_bits`` for each group of ``group`` elements."""
+
+    name: str
+    bits: int
+    group: int = 0
+    scale_bits: int = 0
+
+    def matrix_bytes(self, elements: int) -> int:
+        scales = ceil_div(elements, self.group) * self.scale_bits if self.group else 0
+        return ceil_div(elements * self.bits + scales, 8)
+
+
+FORMS: dict[str, WeightForm] = {
+    "fp8": WeightForm("fp8", 8, 128 * 128, 32),     # e4m3, a float32 scale for each block of 128 x 128
+    "int8": WeightForm("int8", 8, 128, 16),         # a 16-bit scale for each 128
+    "int4": WeightForm("int4", 4, 128, 16 + 4),     # AWQ, GPTQ: a 16-bit scale and a 4-bit zero for each 128
+}
+"""What ``--weights`` may name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Of one device. ``parts``: bytes by what they belong to. ``parameters``: of the whole model."""
+
+    parameters: int
+    rank_bytes: int
+    form: str
+    parts: Mapping[str, int] = field(default_factory=dict)
+
+
+def count_weights(whole: Architecture, rank: Architecture, tp: int, form: WeightForm) -> Weights:
+    """Weights of ``whole``, of which ``rank`` is one device's share among ``tp``."""
+    parts: dict[str, int] = {}
+    for part, stored, elements in _pieces(rank, tp):
+        parts[part] = parts.get(part, 0) + _bytes(stored, elements, rank.dtype, form)
+    return Weights(parameters=sum(elements for _, _, elements in _pieces(whole, 1)),
+                   rank_bytes=sum(parts.values()), form=form.name, parts=parts)
+
+
+def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None) -> WeightForm:
+    """How the matrices are stored: as ``asked`` (a name of FORMS), as config.json says, or in ``dtype``.
+
+    Raises CheckpointError for a quantisation that config.json names and this does not know.
+    """
+    if asked is not None:
+        return FORMS[asked]
+    found = config.get("quantization_config")
+    if not isinstance(found, Mapping) or not found:
+        return WeightForm(dtype, 8 * ITEM_BYTES[dtype])
+    method = str(found.get("quant_method", "unknown"))
+    if method == "fp8":
+        rows, columns = found.get("weight_block_size") or (1, 1 << 20)
+        return WeightForm("fp8", 8, int(rows) * int(columns), 32)
+    scheme: Any = {"num_bits": found.get("bits"), "group_size": found.get("group_size")}
+    if method == "compressed-tensors":
+        groups = found.get("config_groups") or {}
+        scheme = next((group.get("weights") for group in groups.values()), None) or {}
+    bits = scheme.get("num_bits")
+    if bits not in (4, 8):
+        raise CheckpointError(f"config.json: quantization_config is of method {method!r}, whose sizes are "
+                              f"not known here: say how weights are stored with --weights fp8, int8 or int4",
+                              param="--weights")
+    size = scheme.get("group_size") or 0        # -1 or none: a scale for each row
+    return WeightForm(f"{method} {bits}-bit", bits, size if size > 0 else 4096, 16 if bits == 8 else 20)
+
+
+def _bytes(stored: Stored, elements: int, dtype: DTypeName, form: WeightForm) -> int:
+    if stored == "matrix":
+        return form.matrix_bytes(elements)
+    return elements * ITEM_BYTES["float32" if stored == "float32" else dtype]
+
+
+def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Stored, int]]:
+    hidden = architecture.hidden_size
+    table = ceil_div(architecture.vocab_size, tp) * hidden
+    yield "embedding", "plain", table
+    if not architecture.tied_embeddings:
+        yield "head", "plain", table
+    yield "norms", "plain", hidden
+    shared_seen: set[int] = set()
+    for mixer, feed in zip(architecture.mixers, architecture.feed_forwards, strict=True):
+        for record in (mixer, feed):
+            if record is None:
+                continue
+            yield "norms", "plain", hidden * (1 + architecture.sandwich_norms)
+            part = _PART[type(record)]
+            for stored, elements in _record_pieces(record, hidden):
+                yield part, stored, elements
+        if isinstance(mixer, SharedBlock) and mixer.block not in shared_seen:
+            shared_seen.add(mixer.block)
+            for stored, elements in _shared_weights(mixer, hidden):
+                yield "attention", stored, elements
+
+
+def _record_pieces(record: Mixer | FeedForward, hidden: int) -> Pieces:
+    count: Callable[[Any, int], Pieces] = _COUNTED[type(record)]
+    return count(record, hidden)
+
+
+def _attention(shape: Attention, hidden: int, *, inputs: int | None = None) -> Pieces:
+    """``inputs``: width of what it reads, where that is not the stream."""
+    inputs = inputs or hidden
+    q_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    rows = q_width * (2 if shape.gated else 1) + 2 * kv_width
+    yield "matrix", rows * inputs
+    yield "matrix", hidden * q_width
+    if shape.head_gated:
+        yield "matrix", shape.heads * inputs
+    if shape.bias:
+        yield "plain", rows + hidden
+    if shape.qk_norm:
+        yield "plain", q_width + kv_width if shape.norm_whole else 2 * shape.head_dim
+
+
+def _latent_attention(shape: LatentAttention, hidden: int) -> Pieces:
+    queries = shape.heads * shape.key_dim
+    if shape.query_rank is None:
+        yield "matrix", queries * hidden
+    else:
+        yield "matrix", shape.query_rank * hidden + queries * shape.query_rank
+        yield "plain", shape.query_rank
+    yield "matrix", (shape.latent_dim + shape.shared_dim) * hidden
+    yield "plain", shape.latent_dim
+    yield "matrix", shape.heads * (shape.own_dim + shape.value_dim) * shape.latent_dim
+    yield "matrix", hidden * shape.heads * shape.value_dim
+    if shape.bias:
+        yield "plain", (shape.query_rank or 0) + shape.latent_dim + shape.shared_dim + hidden
+
+
+def _gated_delta(shape: GatedDelta, hidden: int) -> Pieces:
+    channels = 2 * shape.key_width + shape.value_width
+    yield "matrix", (channels + shape.value_width) * hidden
+    yield "plain", 2 * shape.v_heads * hidden
+    yield "plain", channels * shape.conv_kernel
+    yield "float32", 2 * shape.v_heads
+    yield "plain", shape.v_dim
+    yield "matrix", hidden * shape.value_width
+
+
+def _kimi_delta(shape: KimiDelta, hidden: int) -> Pieces:
+    yield "matrix", 3 * shape.width * hidden
+    yield "plain", 3 * shape.width * shape.conv_kernel
+    yield "matrix", 2 * shape.head_dim * (hidden + shape.width)
+    yield "plain", shape.heads * hidden
+    yield "float32", shape.heads + shape.width
+    yield "plain", shape.head_dim
+    yield "matrix", hidden * shape.width
+
+
+def _mamba2(shape: Mamba2, hidden: int) -> Pieces:
+    channels = shape.inner_width + 2 * shape.group_width
+    rows = shape.inner_width + channels + shape.heads
+    yield "matrix", rows * hidden
+    yield "plain", channels * (shape.conv_kernel + shape.conv_bias)
+    yield "float32", 3 * shape.heads
+    if shape.norm != "none":
+        yield "plain", shape.inner_width
+    yield "matrix", hidden * shape.inner_width
+    if shape.projection_bias:
+        yield "plain", rows
+    if shape.projection_bias if shape.output_bias is None else shape.output_bias:
+        yield "plain", hidden
+
+
+def _mamba1(shape: Mamba1, hidden: int) -> Pieces:
+    width = shape.dt_rank + 2 * shape.state_dim
+    yield "matrix", 2 * shape.channels * hidden
+    yield "plain", shape.channels * (shape.conv_kernel + shape.conv_bias)
+    yield "matrix", width * shape.channels
+    yield "matrix", shape.channels * shape.dt_rank
+    yield "float32", shape.channels * (shape.state_dim + 2)
+    if shape.inner_norms == "weighted":
+        yield "plain", width
+    yield "matrix", hidden * shape.channels
+    if shape.projection_bias:
+        yield "plain", 2 * shape.channels + hidden
+
+
+def _short_conv(shape: ShortConv, hidden: int) -> Pieces:
+    yield "matrix", 4 * shape.channels * hidden
+    yield "plain", shape.channels * shape.conv_kernel
+    if shape.bias:
+        yield "plain", 4 * shape.channels + hidden
+
+
+def _parallel(shape: Parallel, hidden: int) -> Pieces:
+    yield from _attention(shape.attention, hidden)
+    yield from _mamba2(shape.mamba, hidden)
+
+
+def _shared_use(shape: SharedBlock, hidden: int) -> Pieces:
+    """What a layer has of its own: its Mamba-2, the projection into it, and adapters."""
+    yield from _mamba2(shape.mamba, hidden)
+    yield "matrix", hidden * hidden
+    rank, wide = shape.adapter_rank, shape.attention.heads * shape.attention.head_dim
+    yield "matrix", rank * (hidden + 2 * shape.feed_forward.width)
+    if shape.adapted_attention:
+        yield "matrix", 3 * rank * (2 * hidden + wide)
+
+
+def _shared_weights(shape: SharedBlock, hidden: int) -> Pieces:
+    """What all uses of a block share: its attention over [x, embedding], its feed-forward, their norms."""
+    yield from _attention(shape.attention, hidden, inputs=2 * hidden)
+    yield from _dense(shape.feed_forward, hidden)
+    yield "plain", 3 * hidden
+
+
+def _dense(shape: Dense, hidden: int) -> Pieces:
+    into = 2 * shape.width if shape.gated else shape.width
+    yield "matrix", (into + shape.width) * hidden
+    if shape.bias:
+        yield "plain", into + hidden
+
+
+def _experts(shape: Experts, hidden: int) -> Pieces:
+    inner = shape.latent_width or hidden
+    matrices = 3 if shape.gated else 2
+    yield "plain", shape.count * hidden
+    yield "matrix", matrices * shape.count * shape.width * inner
+    if shape.latent_width:
+        yield "matrix", 2 * shape.latent_width * hidden
+    if shape.choice_bias:
+        yield "float32", shape.count
+    yield "matrix", matrices * shape.shared_width * hidden
+    if shape.shared_gate:
+        yield "plain", hidden
+
+
+_COUNTED: dict[type, Callable[[Any, int], Pieces]] = {
+    Attention: _attention, LatentAttention: _latent_attention, GatedDelta: _gated_delta,
+    KimiDelta: _kimi_delta, Mamba2: _mamba2, Mamba1: _mamba1, ShortConv: _short_conv, Parallel: _parallel,
+    SharedBlock: _shared_use, Dense: _dense, Experts: _experts,
+}
+_PART: dict[type, str] = dict.fromkeys(_COUNTED, "recurrent") | {
+    Attention: "attention", LatentAttention: "attention", Dense: "feed-forward", Experts: "experts"}

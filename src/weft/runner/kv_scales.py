@@ -1,0 +1,106 @@
+"""Head scales for fp8 KV: from the checkpoint where it has them, measured on the model itself where not.
+
+    checkpoint     k_scale, v_scale of a layer (a number for all heads, or one for each)
+    measured       one prefill of PROBE_TOKENS tokens over float32 pages; the largest |k| and |v| of each head
+                   comes to lie at 1 / HEADROOM of fp8's largest number
+
+A scale is a power of two (see ``tensor.kv_numbers``): the checkpoint's is rounded up, so that what its makers
+saw still fits. Measuring needs no data and no luck: fp8 has 15 powers of two between its largest number and
+the least that it keeps three bits of; what the probe saw as largest comes to lie three below the top, with
+eleven under it, and tokens up to eight times larger than any it saw still fit. Larger still, they saturate.
+The tokens are taken from the vocabulary by a fixed rule, so a model has the same scales in every process on
+one machine.
+
+Rejected: 1.0 for everybody (values of 0.01, which small models have, lose their digits: below 2^-6 fp8 counts
+in steps of 2^-9); a bound from the weights (needs to know what is in front of each projection, family by
+family, for a number that is some 50 times too large); scales that change while serving (a page written before
+would mean something else after, and two requests could not share it).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from weft.spec import LayerSpec, ModelSpec
+from weft.tensor.inputs import LayerCache, Runs, StepInputs
+from weft.tensor.layout import DTYPES, k_block_shape, unpack_k, unpack_v, v_block_shape
+from weft.units import pages_for
+
+PROBE_TOKENS = 256
+FP8_MAX = 448.0
+HEADROOM = 8.0
+SCALE_MIN, SCALE_MAX = 2.0**-10, 2.0**10
+"""Beyond these a query times a scale could leave float16."""
+
+class Model(Protocol):
+    """What is measured: a model of ``weft.models``."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    def forward(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor: ...
+
+
+Scales = dict[int, torch.Tensor]
+"""Layer -> float32 [K and V, kv_heads], powers of two; one row where a layer has no values of its own."""
+
+
+def head_scales(model: Model, from_checkpoint: Mapping[int, torch.Tensor]) -> Scales:
+    """For every layer of ``model`` that keeps keys. ``from_checkpoint``: as Scales, any positive numbers."""
+    layers = [i for i, layer in enumerate(model.spec.layers) if layer.kept_heads]
+    found = {i: _power_of_two(scale) for i, scale in from_checkpoint.items() if i in layers}
+    if len(found) < len(layers):
+        found = {i: _power_of_two(most * HEADROOM / FP8_MAX) for i, most in _measured(model).items()} | found
+    return found
+
+
+def _power_of_two(x: torch.Tensor) -> torch.Tensor:
+    """Rounded up; 1 where a head said nothing at all."""
+    exact = torch.where((x > 0) & x.isfinite(), x.double(), 1.0)
+    return exact.log2().ceil().exp2().clamp(SCALE_MIN, SCALE_MAX).float()
+
+
+@torch.inference_mode()
+def _measured(model: Model) -> Scales:
+    """Largest |k| and |v| of each head of each layer over the probe."""
+    spec, count = model.spec, min(PROBE_TOKENS, model.spec.max_positions)
+    caches = [_wide_cache(i, layer, spec) for i, layer in enumerate(spec.layers)]
+    tokens_T = torch.arange(count, dtype=torch.int64) * _stride(spec.vocab_size) % spec.vocab_size
+    page_table_RP = torch.arange(pages_for(count), dtype=torch.int32)[None]
+    runs = Runs(offsets=[0], starts=[0], lengths=[count], slots=[0], fresh=[True], decode_count=0,
+                starts_R=torch.tensor([0]), slots_R=torch.tensor([0]), context_R=torch.tensor([count]),
+                page_table_RP=page_table_RP)
+    model.forward(StepInputs(tokens_T, torch.arange(count), runs), caches)
+    return {i: _largest(cache) for i, cache in enumerate(caches) if spec.layers[i].kept_heads}
+
+
+def _stride(vocab_size: int) -> int:
+    """Steps through the vocabulary that visit all of it: prime to its size, about 0.618 of it."""
+    step = max(1, int(vocab_size * 0.618))
+    while math.gcd(step, vocab_size) > 1:
+        step += 1
+    return step
+
+
+def _wide_cache(index: int, layer: LayerSpec, spec: ModelSpec) -> LayerCache:
+    """Zeros for one sequence: pages and rings in float32, other states as they are."""
+    cache, pages = LayerCache(layer=index), pages_for(PROBE_TOKENS)
+    if layer.kv_heads:
+        cache.k = torch.zeros(pages, *k_block_shape(layer.kv_heads, layer.head_dim, torch.float32))
+        if layer.has_values:
+            cache.v = torch.zeros(pages, *v_block_shape(layer.kv_heads, layer.head_dim, torch.float32))
+    for part in layer.state:
+        dtype = torch.float32 if part.name == "window" else DTYPES[part.dtype_in(spec.dtype)]
+        cache.state[part.name] = torch.zeros(1, *part.shape, dtype=dtype)
+    return cache
+
+
+def _largest(cache: LayerCache) -> torch.Tensor:
+    if cache.k is None:
+        return cache.state["window"][0].abs().amax(dim=(2, 3))
+    kept = [unpack_k(cache.k)] if cache.v is None else [unpack_k(cache.k), unpack_v(cache.v)]
+    return torch.stack([x_THD.abs().amax(dim=(0, 2)) for x_THD in kept])

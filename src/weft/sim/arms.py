@@ -1,0 +1,95 @@
+"""The cache policies that can be compared, by name: where states are kept, and what leaves first.
+
+    arm         states are kept                                     leaves first
+    worth       as ``--checkpoints auto``                           what saves the fewest seconds per byte
+    marconi     as ``--checkpoints auto``                           least recent and fewest FLOP per byte
+    lru         as ``--checkpoints auto``                           least recently used
+    prompt      at the end of prompts and of requests               least recently used
+    every:N     every N tokens of a prompt, at forks, at its end    least recently used
+    none        nowhere: nothing is cached                          -
+    ARM+parked  as ARM                                              as ARM; but states are parked first
+
+An arm is data: a ``CheckpointPolicy`` for the scheduler and a factory for the memory. A new policy is a new
+row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from weft.errors import ConfigError
+from weft.memory.memory import Memory
+from weft.memory.plan import ArenaPlan
+from weft.memory.policies import make_policy
+from weft.memory.policy import PrefillCost
+from weft.schedule.checkpoints import AUTO, NONE, PROMPT, CheckpointPolicy, parse_checkpoints
+from weft.sim.cost import CostModel
+
+Clock = Callable[[], float]
+MakeMemory = Callable[[ArenaPlan, CostModel, Clock], Memory]
+"""Geometry, what computing costs, and the time: whatever a policy needs to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    name: str
+    checkpoints: CheckpointPolicy
+    make_memory: MakeMemory
+
+
+_LONG = 1 << 16
+
+
+def prefill_cost(cost: CostModel) -> PrefillCost:
+    """The linear and the quadratic term of ``cost``, from two lengths."""
+    half, whole = cost.prefill_s(0, _LONG), cost.prefill_s(0, 2 * _LONG)
+    quadratic = max(0.0, whole - 2 * half) / (2 * _LONG**2)
+    return PrefillCost(half / _LONG - quadratic * _LONG, quadratic)
+
+
+_PARKED = "+parked"
+
+
+def _exact(make: MakeMemory) -> MakeMemory:
+    """A memory that parks nothing, whatever the geometry would allow."""
+    return lambda plan, cost, clock: make(replace(plan, parked_pages=0), cost, clock)
+
+
+def _ranked_by(policy: str) -> MakeMemory:
+    """A memory whose checkpoints go as ``policy`` says, parked first where ``plan`` allows that."""
+    def make(plan: ArenaPlan, cost: CostModel, clock: Clock) -> Memory:
+        return Memory(plan, cache=True, policy=make_policy(policy, plan, prefill_cost(cost), clock))
+    return make
+
+
+_lru = _ranked_by("lru")
+
+
+def _nothing(plan: ArenaPlan, cost: CostModel, clock: Clock) -> Memory:
+    return Memory(plan, cache=False)
+
+
+ARMS: dict[str, Arm] = {arm.name: arm for arm in (
+    Arm("worth", AUTO, _ranked_by("worth")),
+    Arm("marconi", AUTO, _ranked_by("marconi")),
+    Arm("lru", AUTO, _lru),
+    Arm("prompt", PROMPT, _lru),
+    Arm("none", NONE, _nothing),
+)}
+
+DEFAULT_ARM = "worth"
+
+
+def find_arm(name: str) -> Arm:
+    """The arm called ``name``. Raises ConfigError that lists them."""
+    exact_name = name.removesuffix(_PARKED)
+    arm = ARMS.get(exact_name)
+    if arm is None and exact_name.startswith("every:"):
+        arm = Arm(exact_name, parse_checkpoints(exact_name), _lru)
+    if arm is None:
+        raise ConfigError(f"--policy {name!r} is not a policy: there are {', '.join(ARMS)} and every:N "
+                          f"(N tokens, a multiple of 64), each also with {_PARKED}", param="--policy")
+    if name != exact_name:
+        return replace(arm, name=name)
+    return replace(arm, make_memory=_exact(arm.make_memory))

@@ -1,0 +1,292 @@
+"""What a cache could reach with the future known: an upper reference for policies.
+
+A real cache decides with the past. This one is told every request in advance, and when each began and ended
+(from a replay with the same memory), and chooses which states, with the KV under them, are held from where
+they were kept to where they are used:
+
+    time ->        begin         end                     begin
+    request 3        |============|  state @ its end       .
+    request 9                     '--- held? ------------->|   saves prefill_s(0, position)
+    bytes            the state, and what KV of its path nobody holds at that time anyway
+
+Each possible use is a *hold*: a request, a position of its prompt at which an earlier one left its state, and
+the time between. Holds are taken greedily, the most seconds saved per byte-second first, as long as there is
+room at every moment of them, beside what the running requests have. KV that two holds share is paid once. A
+hold that goes further than one taken before for the same request pays and earns the difference.
+
+Placement is that of ``--checkpoints auto`` with every fork seen (positions follow from ``wanted_positions``,
+the function of the real scheduler, told how far a prompt was there before), and with ``foresight`` also the
+last grid point that any later request will share, as if it had been marked.
+
+What is left out flatters it: frames, the grain of pages, steps in which memory is given up, eviction in order
+of time. What is not optimal in it is the greed: choosing holds is a knapsack at every moment. A search
+through all choices on tiny instances is the test; there it is never better than the best, and seldom worse.
+
+Rejected: farthest next use first (the rule of Belady, best for items of one size that do not share; here
+sizes differ a hundredfold and most bytes are shared); an exact solution (a linear program of some million
+variables).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.schedule.checkpoints import AUTO, CheckpointPolicy
+from weft.schedule.taps import insurance_tokens, on_grid, wanted_positions
+from weft.sim.cost import CostModel
+from weft.sim.forest import Forest, Place, computed_tokens
+from weft.sim.traffic import Traffic
+from weft.units import PAGE_TOKENS
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes: of all memory, of a token's KV, of a state (0: the model resumes at any token)."""
+
+    memory_bytes: float
+    kv_token_bytes: float
+    state_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """When a request began to run, had its prompt computed and ended, in seconds."""
+
+    began_s: float
+    prompt_s: float
+    ended_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hindsight:
+    """``cached_tokens`` by request, of those that ran."""
+
+    prompt_tokens: int
+    cached_tokens: tuple[int, ...]
+    saved_s: float
+
+    @property
+    def hit_rate(self) -> float:
+        return sum(self.cached_tokens) / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+@dataclass(eq=False, slots=True)
+class Source:
+    """A state that ``request`` leaves at a place, there from time index ``at`` on."""
+
+    request: int
+    at: int
+
+
+@dataclass(eq=False, slots=True)
+class Hold:
+    """``request`` could begin at ``place``, whose states come from ``sources``, the latest last."""
+
+    request: int
+    place: Place
+    sources: list[Source]
+
+
+@dataclass(slots=True)
+class Instance:
+    """All possible holds of a trace, over time indexes of ``times``. ``sizes``: bytes of the KV of a place's
+    edge."""
+
+    times: Floats
+    begins: list[int]
+    ends: list[int]
+    paths: list[list[Place]] = field(repr=False)
+    holds: list[Hold] = field(repr=False)
+
+
+def oracle(traffic: Traffic, spans: Sequence[Span | None], room: Room, cost: CostModel, *,
+           policy: CheckpointPolicy = AUTO, foresight: bool = True) -> Hindsight:
+    """``spans`` by request, None for one that did not run. ``foresight``: states are also kept where a later
+    request will part; else only where ``policy`` keeps them."""
+    instance = possible_holds(traffic, spans, room, policy, foresight=foresight)
+    ledger = Ledger(instance, room)
+    cached = greedy(instance, ledger, cost)
+    ran = [index for index, span in enumerate(spans) if span is not None]
+    return Hindsight(sum(traffic.requests[index].prompt_tokens for index in ran),
+                     tuple(cached[index] for index in ran),
+                     sum(cost.prefill_s(0, cached[index]) for index in ran))
+
+
+# ---------------------------------------------------------------------- what could be held
+
+
+def possible_holds(traffic: Traffic, spans: Sequence[Span | None], room: Room, policy: CheckpointPolicy, *,
+                   foresight: bool) -> Instance:
+    forest = Forest(traffic)
+    kept, parted = _placement(traffic, spans, room, policy, forest)
+    known = [span for span in spans if span is not None]
+    times = np.unique([moment for span in known for moment in (span.began_s, span.prompt_s, span.ended_s)])
+    index_of = {moment: at for at, moment in enumerate(times.tolist())}
+    begins = [0 if span is None else index_of[span.began_s] for span in spans]
+    ends = [0 if span is None else index_of[span.ended_s] for span in spans]
+    paths = [[] if span is None else forest.path(index) for index, span in enumerate(spans)]
+    sources: dict[Place, list[Source]] = {}
+    for index, span in enumerate(spans):
+        if span is None:
+            continue
+        prompt, end = traffic.requests[index].prompt_tokens, computed_tokens(traffic, index)
+        for place in paths[index]:
+            if (place.end in (*kept[index], end) or (foresight and place in parted) or not room.state_bytes):
+                ready_s = span.prompt_s if place.end < min(prompt, end) else span.ended_s
+                sources.setdefault(place, []).append(Source(index, index_of[ready_s]))
+    for column in sources.values():
+        column.sort(key=lambda source: (source.at, source.request))
+    holds = [Hold(index, place, earlier) for index, span in enumerate(spans) if span is not None
+             for place in paths[index] if place.end < traffic.requests[index].prompt_tokens
+             if (earlier := [source for source in sources.get(place, ())
+                             if source.at <= begins[index] and source.request != index])]
+    return Instance(times, begins, ends, paths, holds)
+
+
+def _placement(traffic: Traffic, spans: Sequence[Span | None], room: Room, policy: CheckpointPolicy,
+               forest: Forest) -> tuple[list[list[int]], set[Place]]:
+    """Positions at which each request leaves states by ``policy``, and the places where any parts from what
+    was there before it. ``forest`` gets every request, and a place at each of these."""
+    first = insurance_tokens(int(room.state_bytes), int(PAGE_TOKENS * room.kv_token_bytes))
+    kept: list[list[int]] = []
+    forks: list[int] = []
+    for index, span in enumerate(spans):
+        one = traffic.requests[index]
+        common = 0 if span is None else forest.add(index, computed_tokens(traffic, index))[0]
+        kept.append([] if span is None else wanted_positions(
+            policy, known_tokens=one.prompt_tokens, start=0, boundaries=one.boundaries, marks=one.marks,
+            kv_tokens=common, insurance_first=first))
+        forks.append(on_grid(min(common, one.prompt_tokens - 1)))
+        for position in kept[-1]:
+            forest.place_at(index, position)
+    return kept, {forest.place_at(index, fork) for index, fork in enumerate(forks) if fork}
+
+
+# ---------------------------------------------------------------------- what is held
+
+
+class Ledger:
+    """Bytes in use at every moment, and what is held when. Moment i is [times[i], times[i + 1])."""
+
+    def __init__(self, instance: Instance, room: Room) -> None:
+        self._room = room
+        self._paths = instance.paths
+        self.durations = np.diff(instance.times, append=instance.times[-1:]) if instance.times.size else (
+            np.empty(0))
+        self.used = np.zeros(instance.times.size)
+        self._kv: dict[Place, Bools] = {}
+        self._states: dict[Place, Bools] = {}
+        for path, begin, end in zip(instance.paths, instance.begins, instance.ends, strict=True):
+            self.used[begin:end] += room.state_bytes if path else 0
+            for place in path:
+                self._cover(self._kv, place, begin, end, self._kv_bytes(place))
+
+    def needs(self, hold: Hold, begin: int, end: int) -> Floats:
+        """Bytes more at each of the moments [begin, end) if ``hold`` is taken."""
+        more = self._missing(self._states, hold.place, begin, end) * self._room.state_bytes
+        place: Place | None = hold.place
+        while place is not None and place.end:
+            more += self._missing(self._kv, place, begin, end) * self._kv_bytes(place)
+            place = place.parent
+        return more
+
+    def fits(self, more: Floats, begin: int, end: int) -> bool:
+        return bool((self.used[begin:end] + more <= self._room.memory_bytes)[more > 0].all())
+
+    def take(self, hold: Hold, begin: int, end: int) -> None:
+        self._cover(self._states, hold.place, begin, end, self._room.state_bytes)
+        place: Place | None = hold.place
+        while place is not None and place.end:
+            self._cover(self._kv, place, begin, end, self._kv_bytes(place))
+            place = place.parent
+
+    def _kv_bytes(self, place: Place) -> float:
+        return (place.end - place.start) * self._room.kv_token_bytes
+
+    def _missing(self, held: dict[Place, Bools], place: Place, begin: int, end: int) -> Floats:
+        there = held.get(place)
+        return np.ones(end - begin) if there is None else (~there[begin:end]).astype(np.float64)
+
+    def _cover(self, held: dict[Place, Bools], place: Place, begin: int, end: int, size: float) -> None:
+        there = held.get(place)
+        if there is None:
+            there = held[place] = np.zeros(self.used.size, dtype=np.bool_)
+        self.used[begin:end] += ~there[begin:end] * size
+        there[begin:end] = True
+
+
+class Choices:
+    """Where each request begins so far, and which of them must compute through a place for others: a request
+    that begins behind a place leaves no state there.
+
+    At first (``binding`` False) only those count as sources that could never begin behind it, so that nothing
+    that is taken stands in the way of anything else."""
+
+    def __init__(self, instance: Instance) -> None:
+        count = len(instance.begins)
+        self.cached = [0] * count
+        self.binding = False
+        self._most = [float("inf")] * count
+        self._possible = [0] * count
+        for hold in instance.holds:
+            self._possible[hold.request] = max(self._possible[hold.request], hold.place.end)
+
+    def source(self, hold: Hold) -> Source | None:
+        """The latest that serves; None: the hold must not be taken, or brings nothing."""
+        if not self.cached[hold.request] < hold.place.end <= self._most[hold.request]:
+            return None
+        begins = self.cached if self.binding else self._possible
+        return next((one for one in reversed(hold.sources) if begins[one.request] <= hold.place.end), None)
+
+    def take(self, hold: Hold, source: Source) -> None:
+        self.cached[hold.request] = hold.place.end
+        self._most[source.request] = min(self._most[source.request], hold.place.end)
+
+
+def greedy(instance: Instance, ledger: Ledger, cost: CostModel) -> list[int]:
+    """Cached tokens by request. Holds that stand in nobody's way come first, then those of states that a
+    request leaves again because it gives up beginning behind them."""
+    choices = Choices(instance)
+    _take_best(instance, ledger, cost, choices)
+    choices.binding = True
+    _take_best(instance, ledger, cost, choices)
+    return choices.cached
+
+
+def _take_best(instance: Instance, ledger: Ledger, cost: CostModel, choices: Choices) -> None:
+    """Holds by seconds saved per byte-second, the best first; each is looked at again when its turn comes, as
+    what was taken meanwhile may have made it dearer, cheaper or useless."""
+
+    def worth(hold: Hold) -> tuple[float, Source | None, Floats]:
+        source = choices.source(hold)
+        if source is None:
+            return 0.0, None, np.empty(0)
+        begin, end = source.at, instance.begins[hold.request]
+        more = ledger.needs(hold, begin, end)
+        area = float((more * ledger.durations[begin:end]).sum())
+        saved = cost.prefill_s(choices.cached[hold.request], hold.place.end)
+        return saved / max(area, 1e-9), source, more
+
+    heap = [(-worth(hold)[0], number) for number, hold in enumerate(instance.holds)]
+    heapify(heap)
+    while heap:
+        claimed, number = heappop(heap)
+        hold = instance.holds[number]
+        value, source, more = worth(hold)
+        if source is None:
+            continue
+        if heap and -value > heap[0][0] and -value > claimed:
+            heappush(heap, (-value, number))
+            continue
+        begin, end = source.at, instance.begins[hold.request]
+        if ledger.fits(more, begin, end):
+            ledger.take(hold, begin, end)
+            choices.take(hold, source)

@@ -1,0 +1,255 @@
+"""Recordings of live traffic: what is in the file, how content becomes fingerprints, and how they are
+replayed.
+
+    {"weft_recording": 1, ...}                                    the model's geometry and the engine's sizes
+    {"at_s", "input_length", "output_length", "blocks", ...}      one line for each sequence that ended
+    {"steps": [[prefill tokens, pairs, decodes, context, s], ...]}   times of some steps, to fit a cost model
+    {"ended": true, "dropped": 0}
+
+**Never text, never tokens.** A block of 16 tokens is written as 8 bytes of a keyed hash (BLAKE2b) over the
+salt of the request and all tokens up to the block's end. The key is drawn when recording starts, and is in no
+file: without it nobody can try texts against the hashes. What a file does tell is when requests came, how
+long they and their answers were, and which of them begin alike, and that only within one cache salt.
+
+    tokens    [ 16 | 16 | 16 | 7 ]        blocks   [ h1 | h2 | h3 | h4 ]       each over all before it too
+
+Equal beginnings have equal blocks, so a replay's pages match where the engine's did. One thing lies between
+blocks: a request ends inside one, its state is kept there, and the next turn goes on from that very token.
+The *front* of a block has it: hashes token by token, up to where an earlier request ended there. Only those,
+so few blocks have one.
+
+    {"front": [[3, "<7 x 4 bytes>"]]}      the first 7 tokens of block 3, as comparable as blocks are
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from weft.errors import ConfigError
+from weft.memory.plan import ArenaPlan, choose_frame
+from weft.sim.cost import Work
+from weft.sim.traffic import Traffic, TrafficRequest
+from weft.units import PAGE_TOKENS
+
+VERSION = 1
+BLOCK_TOKENS = PAGE_TOKENS
+_BLOCK_BYTES = 8
+_TOKEN_HASH_BYTES = 4
+_TOKEN_BYTES = 4
+_ENDS_MAX = 65_536
+"""Places inside a block at which requests ended, that are remembered; the least recently met goes first."""
+_ENDS_PER_PLACE_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """``blocks``: 8 bytes each. ``fronts``: by index of a block, 4 bytes for each of its first tokens."""
+
+    blocks: bytes
+    fronts: tuple[tuple[int, bytes], ...]
+
+
+class Fingerprints:
+    """Hashes sequences under one ``key``, which must be random and kept nowhere (16 to 64 bytes)."""
+
+    def __init__(self, key: bytes) -> None:
+        assert 16 <= len(key) <= 64
+        self._key = key
+        self._ends: OrderedDict[bytes, list[bytes]] = OrderedDict()
+
+    def salt(self, salt: str) -> str:
+        """A name for a cache salt; "" stays what it is."""
+        return blake2b(salt.encode(), key=self._key, digest_size=_BLOCK_BYTES).hexdigest() if salt else ""
+
+    def of(self, tokens: Sequence[int], salt: str, *, computed: int) -> Fingerprint:
+        """``tokens``: prompt and answer; of them the first ``computed`` were in memory when the sequence
+        ended, so its state was kept there."""
+        data = np.asarray(tokens, dtype=np.int32).tobytes()
+        state = blake2b(salt.encode(), key=self._key, digest_size=_BLOCK_BYTES)
+        blocks: list[bytes] = []
+        fronts: list[tuple[int, bytes]] = []
+        before = state.digest()
+        size = BLOCK_TOKENS * _TOKEN_BYTES
+        for index, first in enumerate(range(0, len(data), size)):
+            block = data[first:first + size]
+            own_end = max(0, computed - index * BLOCK_TOKENS) if computed < (index + 1) * BLOCK_TOKENS else 0
+            if own_end or before in self._ends:
+                front = self._front(state, before, block, own_end)
+                if front:
+                    fronts.append((index, front))
+            state.update(block)
+            before = state.digest()
+            blocks.append(before)
+        return Fingerprint(b"".join(blocks), tuple(fronts))
+
+    def _front(self, state: Any, before: bytes, block: bytes, own_end: int) -> bytes:
+        """Hashes of the first tokens of ``block``: as many as earlier requests that ended here have in common
+        with it, and up to ``own_end``, which is remembered."""
+        following = state.copy()
+        hashes = bytearray()
+        for at in range(0, len(block), _TOKEN_BYTES):
+            following.update(block[at:at + _TOKEN_BYTES])
+            hashes += following.digest()[:_TOKEN_HASH_BYTES]
+        known = self._ends.setdefault(before, [])
+        self._ends.move_to_end(before)
+        common = max((_common(hashes, other) for other in known), default=0)
+        if own_end:
+            end = bytes(hashes[:own_end * _TOKEN_HASH_BYTES])
+            if end not in known:
+                known.append(end)
+                del known[:-_ENDS_PER_PLACE_MAX]
+        if len(self._ends) > _ENDS_MAX:
+            self._ends.popitem(last=False)
+        return bytes(hashes[:max(common, own_end) * _TOKEN_HASH_BYTES])
+
+
+def _common(left: bytes | bytearray, right: bytes) -> int:
+    """Tokens at the front of both whose hashes are equal."""
+    size, count = _TOKEN_HASH_BYTES, 0
+    while (count + 1) * size <= min(len(left), len(right)) and (
+            left[count * size:(count + 1) * size] == right[count * size:(count + 1) * size]):
+        count += 1
+    return count
+
+
+def sequence_line(fingerprint: Fingerprint, **fields: Any) -> dict[str, Any]:
+    """One line of the file; ``fields`` as ``read_recording`` wants them, those with nothing in them left
+    out."""
+    always = ("at_s", "input_length", "output_length")
+    line = {name: value for name, value in fields.items() if value or name in always}
+    line["blocks"] = base64.b64encode(fingerprint.blocks).decode()
+    if fingerprint.fronts:
+        line["front"] = [[index, base64.b64encode(hashes).decode()] for index, hashes in fingerprint.fronts]
+    return line
+
+
+_ARENA_NUMBERS = ("page_bytes", "pages_per_frame", "slot_bytes", "slot_stride_bytes", "slots_per_frame",
+                  "frame_bytes", "frame_count", "kv_dtype", "model_dtype")
+
+
+def header_line(*, model: str, arena: ArenaPlan, rows_max: int, step_tokens_max: int, max_model_len: int,
+                checkpoints: str) -> dict[str, Any]:
+    return {"weft_recording": VERSION, "block_tokens": BLOCK_TOKENS, "model": model, "rows_max": rows_max,
+            "step_tokens_max": step_tokens_max, "max_model_len": max_model_len, "checkpoints": checkpoints,
+            "arena": {name: getattr(arena, name) for name in (*_ARENA_NUMBERS, "parked_pages")}}
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a file has. ``cached_tokens``: what the engine found for each request, in their order."""
+
+    traffic: Traffic
+    arena: ArenaPlan
+    model: str
+    rows_max: int
+    step_tokens_max: int
+    max_model_len: int
+    checkpoints: str
+    steps: list[tuple[Work, float]] = field(repr=False)
+    cached_tokens: tuple[int, ...] = field(repr=False)
+    dropped: int = 0
+
+
+def read_recording(lines: Iterable[Mapping[str, Any]], *, name: str = "the recording",
+                   limit: int | None = None) -> Recording:
+    """``lines`` in the order of the file; the first ``limit`` requests by arrival. Raises ConfigError that
+    names what is wrong."""
+    rows = iter(lines)
+    header = next(rows, None)
+    form = None if header is None else (header.get("weft_recording"), header.get("block_tokens"))
+    if header is None or form != (VERSION, BLOCK_TOKENS):
+        raise ConfigError(f"{name} is no recording of version {VERSION} with blocks of {BLOCK_TOKENS} tokens",
+                          param="TRACE")
+    sequences: list[Mapping[str, Any]] = []
+    steps: list[tuple[Work, float]] = []
+    dropped = 0
+    for number, row in enumerate(rows, 2):
+        try:
+            if "blocks" in row:
+                _checked(row)
+                sequences.append(row)
+            for prefill, pairs, decodes, context, seconds in row.get("steps", ()):
+                steps.append((Work(prefill, pairs, decodes, context), float(seconds)))
+            dropped += int(row.get("dropped", 0))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{name}, line {number}: not a line of a recording ({error!r})",
+                              param="TRACE") from None
+    sequences.sort(key=lambda row: (row["at_s"], row.get("number", 0)))
+    sequences = sequences[:limit]
+    return Recording(
+        traffic=_Reader().traffic(sequences), arena=_arena(header, name), model=str(header.get("model", "")),
+        rows_max=int(header["rows_max"]), step_tokens_max=int(header["step_tokens_max"]),
+        max_model_len=int(header["max_model_len"]), checkpoints=str(header.get("checkpoints", "auto")),
+        steps=steps, cached_tokens=tuple(int(row.get("cached", 0)) for row in sequences), dropped=dropped)
+
+
+def _checked(row: Mapping[str, Any]) -> None:
+    """Raises KeyError, TypeError or ValueError."""
+    length = int(row["input_length"]) + int(row["output_length"])
+    float(row["at_s"])
+    blocks = base64.b64decode(row["blocks"], validate=True)
+    if int(row["input_length"]) < 1 or len(blocks) != -(-length // BLOCK_TOKENS) * _BLOCK_BYTES:
+        raise ValueError(f"{len(blocks) // _BLOCK_BYTES} blocks for {length} tokens")
+
+
+def _arena(header: Mapping[str, Any], name: str) -> ArenaPlan:
+    try:
+        numbers = {key: header["arena"][key] for key in _ARENA_NUMBERS}
+        return ArenaPlan(**numbers, kv_fields=(), state_fields=(),
+                         parked_pages=int(header["arena"].get("parked_pages", 0)))
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"{name}: the geometry in its first line is incomplete ({error!r})",
+                          param="TRACE") from None
+
+
+def resized(arena: ArenaPlan, memory_bytes: int) -> ArenaPlan:
+    """The same pages and states in another memory."""
+    pages, slots = choose_frame(arena.page_bytes, arena.slot_bytes, memory_bytes)
+    frame_bytes = pages * arena.page_bytes or slots * arena.slot_bytes
+    return replace(arena, pages_per_frame=pages, slots_per_frame=slots, frame_bytes=frame_bytes,
+                   slot_stride_bytes=frame_bytes // slots if slots else 0,
+                   frame_count=memory_bytes // frame_bytes)
+
+
+class _Reader:
+    """Numbers for hashes: a block each, and one for each token of a front, which then stands for that
+    token."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self._fronts: dict[int, list[int]] = {}
+
+    def traffic(self, rows: Sequence[Mapping[str, Any]]) -> Traffic:
+        requests = [self._request(row) for row in rows]
+        fronts = {block: np.asarray(numbers, dtype=np.int32) * BLOCK_TOKENS
+                  for block, numbers in self._fronts.items()}
+        return Traffic(requests, block_tokens=BLOCK_TOKENS, fronts=fronts, block_count=len(self._numbers))
+
+    def _number(self, hashed: bytes) -> int:
+        return self._numbers.setdefault(hashed, len(self._numbers))
+
+    def _request(self, row: Mapping[str, Any]) -> TrafficRequest:
+        raw = base64.b64decode(row["blocks"])
+        hashes = [raw[at:at + _BLOCK_BYTES] for at in range(0, len(raw), _BLOCK_BYTES)]
+        blocks = tuple(self._number(one) for one in hashes)
+        salt = str(row.get("salt", ""))
+        for index, text in row.get("front", ()):
+            before = hashes[index - 1] if index else salt.encode()
+            front = base64.b64decode(text)
+            numbers = [self._number(b"%b:%b" % (before, front[at:at + _TOKEN_HASH_BYTES]))
+                       for at in range(0, len(front), _TOKEN_HASH_BYTES)]
+            if len(numbers) > len(self._fronts.get(blocks[index], ())):
+                self._fronts[blocks[index]] = numbers
+        return TrafficRequest(
+            at_s=float(row["at_s"]), prompt_tokens=int(row["input_length"]),
+            output_tokens=int(row["output_length"]), blocks=blocks, whole=True, salt=salt,
+            priority=int(row.get("priority", 0)), boundaries=tuple(row.get("boundaries", ())),
+            marks=tuple(row.get("marks", ())), prompt_logprobs=bool(row.get("prompt_logprobs", False)),
+            cancelled_at_s=row.get("cancelled_at_s"))

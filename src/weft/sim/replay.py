@@ -1,0 +1,326 @@
+"""A trace through the real memory, tree and scheduler, on a virtual clock: what ``weft simulate`` runs.
+
+    arrivals due --> scheduler.submit        as an engine takes its messages, between two steps
+    scheduler.plan --> commit                the same code as in the engine, to the last line
+    clock += cost of the step                in place of the executor
+    scheduler.advance --> who ends           a sequence ends with its last recorded token
+
+Nothing is computed, so nothing is looked at but tokens, bytes and time. Agreement with an engine on the same
+requests and step times is a test: the same hits, the same evictions, the same cached tokens for each request.
+
+**Jumps.** Most steps only decode, and many of them change nothing: no page, no arrival, no end. Such a
+*still* plan would be made again, one position on, until the first sequence crosses into a page or ends, or
+the next request is due. These steps are advanced in one go, the clock by the cost of each: the same result as
+one by one (tested with ``jump`` False), for a tenth of the work.
+
+What is not here: text, sampling, the host's own time (a step costs what the cost model says), clients that
+wait for an answer before they ask again (arrivals are as recorded), refusals (the queue is unbounded).
+
+Rejected: a simulator with a model of the cache of its own (it agrees with itself); EngineCore with an
+executor that returns made-up tokens (an event per token and a list of integers per prompt: three times the
+work).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from weft.config import Sizes
+from weft.memory.plan import ArenaPlan
+from weft.memory.reservation import Reservation
+from weft.request import SamplingParams
+from weft.schedule.plan import Int32s, StepPlan
+from weft.schedule.scheduler import Scheduler
+from weft.schedule.sequence import SeqState, Sequence
+from weft.sim.arms import Arm, find_arm
+from weft.sim.clock import VirtualClock
+from weft.sim.cost import CostModel, Work, pairs_of
+from weft.sim.report import Percentiles, Report, Timeline
+from weft.sim.traffic import Traffic
+from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS, SeqId
+
+ROWS_MAX = 256
+STEP_TOKENS_MAX = 8192
+_REPORT_EVERY = 16
+"""Requests that end between two calls of ``on_progress``."""
+
+_SAMPLED = SamplingParams()
+_PROMPT_ONLY = SamplingParams(max_tokens=0)
+_WITH_PROMPT_LOGPROBS = SamplingParams(prompt_logprobs=0)
+
+_NO_CHANGE = Reservation(version=0, frames=(), pages=(), slots=(), opened=(), extended=(), closed=())
+
+OnProgress = Callable[[int, int], None]
+"""Requests that ended, requests in all."""
+
+
+class _Played(Sequence):
+    """A sequence whose answer is known: ``made`` of its ``target`` tokens so far."""
+
+    __slots__ = ("all_tokens", "index", "made", "target")
+
+    def __init__(self, index: int, traffic: Traffic) -> None:
+        one = traffic.requests[index]
+        self.all_tokens = traffic.tokens(index)
+        sampling = _SAMPLED
+        if one.prompt_logprobs:
+            sampling = _WITH_PROMPT_LOGPROBS
+        elif not one.output_tokens and one.cancelled_at_s is None:
+            sampling = _PROMPT_ONLY
+        super().__init__(SeqId(index), prompt=self.all_tokens[:one.prompt_tokens], sampling=sampling, seed=0,
+                         stop_ids=(), rank=(one.priority, index, 0), salt=one.salt, boundaries=one.boundaries,
+                         marks=one.marks)
+        self.index = index
+        self.made = 0
+        self.target = one.output_tokens
+
+    @property
+    def known_count(self) -> int:
+        return int(self.prompt.size) + self.made
+
+    def known(self) -> Int32s:
+        return self.all_tokens[:self.prompt.size + self.made]
+
+
+@dataclass(slots=True)
+class _Times:
+    """By request; see ``Timeline``."""
+
+    cached: list[int]
+    began: list[float]
+    first: list[float]
+    ended: list[float]
+
+    @classmethod
+    def none(cls, count: int) -> _Times:
+        return cls([0] * count, *([float("nan")] * count for _ in range(3)))
+
+
+def sizes_for(plan: ArenaPlan, traffic: Traffic, *, rows_max: int = ROWS_MAX,
+              step_tokens_max: int = STEP_TOKENS_MAX, length_max: int | None = None) -> Sizes:
+    """Sizes that let every request of ``traffic`` in that fits the arena alone and is no longer than
+    ``length_max``."""
+    frames = plan.frame_count - (plan.slots_per_frame > 0)
+    holds = frames * plan.pages_per_frame * PAGE_TOKENS if plan.pages_per_frame else traffic.length_max
+    if plan.slots_per_frame:
+        slot_frames = plan.frame_count - (plan.pages_per_frame > 0)
+        rows_max = min(rows_max, max(1, slot_frames * plan.slots_per_frame))
+    length = min(traffic.length_max, holds, traffic.length_max if length_max is None else length_max)
+    return Sizes(max_model_len=max(1, length), rows_max=rows_max,
+                 step_tokens_max=step_tokens_max, queue_max=len(traffic), memory_bytes=plan.arena_bytes)
+
+
+def replay(traffic: Traffic, plan: ArenaPlan, cost: CostModel, *, arm: Arm | str = "lru",
+           sizes: Sizes | None = None, jump: bool = True, on_progress: OnProgress | None = None) -> Report:
+    """Run ``traffic`` through a memory of geometry ``plan`` under ``arm``. Requests longer than
+    ``sizes.max_model_len`` are left out, as an engine refuses them."""
+    arm = find_arm(arm) if isinstance(arm, str) else arm
+    player = _Player(traffic, plan, cost, arm, sizes or sizes_for(plan, traffic), jump=jump,
+                     on_progress=on_progress)
+    return player.run()
+
+
+@dataclass(slots=True)
+class _Counts:
+    steps: int = 0
+    busy_s: float = 0.0
+    computed_tokens: int = 0
+    running_max: int = 0
+    taps: int = 0
+    saved_s: float = 0.0
+    ended: int = 0
+    left_out: set[int] = field(default_factory=set)
+
+
+class _Player:
+    def __init__(self, traffic: Traffic, plan: ArenaPlan, cost: CostModel, arm: Arm, sizes: Sizes, *,
+                 jump: bool, on_progress: OnProgress | None) -> None:
+        self.clock = VirtualClock()
+        self.memory = arm.make_memory(plan, cost, self.clock)
+        self.scheduler = Scheduler(self.memory, sizes, arm.checkpoints)
+        self._traffic = traffic
+        self._cost = cost
+        self._arm = arm
+        self._sizes = sizes
+        self._jump = jump
+        self._on_progress = on_progress
+        self._live: dict[int, _Played] = {}
+        self._cancels: dict[int, float] = {}
+        self._next = 0
+        self._times = _Times.none(len(traffic))
+        self._counts = _Counts()
+
+    # ------------------------------------------------------------------ the loop
+
+    def run(self) -> Report:
+        requests = self._traffic.requests
+        while self._next < len(requests) or self.scheduler.has_work:
+            if not self.scheduler.has_work:
+                self.clock.advance_to(requests[self._next].at_s)
+            self._arrive()
+            if self.scheduler.has_work:
+                self._step()
+        return self._report()
+
+    def _arrive(self) -> None:
+        requests, now = self._traffic.requests, self.clock()
+        while self._next < len(requests) and requests[self._next].at_s <= now:
+            index, one = self._next, requests[self._next]
+            self._next += 1
+            if one.prompt_tokens + max(1, one.output_tokens) > self._sizes.max_model_len:
+                self._counts.left_out.add(index)
+                continue
+            if one.cancelled_at_s is not None and not one.output_tokens:
+                self._cancels[index] = one.cancelled_at_s
+            seq = self._live[index] = _Played(index, self._traffic)
+            self.scheduler.submit(seq)
+        for index in [index for index, at_s in self._cancels.items() if at_s <= now]:
+            self._end(self._live[index])
+
+    def _step(self) -> None:
+        plan = self.scheduler.plan()
+        assert plan is not None
+        self.scheduler.commit(plan)
+        if plan.admissions:
+            self._note_began(plan)
+        work = work_of(plan)
+        self._count(plan, work)
+        self.scheduler.advance(plan, np.where(plan.samples, 1, PAD).astype(np.int32))
+        ended = self._settle(plan)
+        if self._jump and not ended and _still(plan, len(self.scheduler.running)):
+            self._leap(plan, work)
+
+    def _count(self, plan: StepPlan, work: Work) -> None:
+        seconds = self._cost.step_s(work)
+        self.clock.advance(seconds)
+        counts = self._counts
+        counts.steps += 1
+        counts.busy_s += seconds
+        counts.computed_tokens += plan.token_count
+        counts.taps += len(plan.taps)
+        counts.running_max = max(counts.running_max, len(self.scheduler.running))
+
+    def _note_began(self, plan: StepPlan) -> None:
+        times, now = self._times, self.clock()
+        for run, admission in enumerate(plan.admissions, start=plan.run_count - len(plan.admissions)):
+            index = admission.seq
+            if np.isnan(times.began[index]):
+                times.began[index] = now
+                times.cached[index] = cached = int(plan.starts[run])
+                self._counts.saved_s += self._cost.prefill_s(0, cached)
+
+    def _settle(self, plan: StepPlan) -> bool:
+        """Tokens home; whether anybody ended."""
+        live, before = self._live, self._counts.ended
+        for seq_id in plan.seqs[:plan.decode_count]:
+            seq = live[seq_id]
+            seq.made += 1
+            if seq.made >= seq.target:
+                self._end(seq)
+        for run in range(plan.decode_count, plan.run_count):
+            seq = live[plan.seqs[run]]
+            done = int(plan.starts[run] + plan.lengths[run])
+            if seq.prompt_logprobs_due and done >= seq.prompt.size:
+                seq.prompt_logprobs_due = False
+            if plan.samples[run]:
+                seq.made += 1
+                if seq.made == 1:
+                    self._times.first[seq.index] = self.clock()
+                if seq.made >= seq.target:
+                    self._end(seq)
+            elif not seq.samples and done == seq.known_count:
+                self._end(seq)
+        return self._counts.ended > before
+
+    def _end(self, seq: _Played) -> None:
+        assert seq.state is not SeqState.FINISHED
+        self.scheduler.finish(seq)
+        self._times.ended[seq.index] = self.clock()
+        self._cancels.pop(seq.index, None)
+        del self._live[seq.index]
+        self._counts.ended += 1
+        if self._on_progress is not None and self._counts.ended % _REPORT_EVERY == 0:
+            self._on_progress(self._counts.ended, len(self._traffic))
+
+    # ------------------------------------------------------------------ jumps
+
+    def _leap(self, plan: StepPlan, work: Work) -> None:
+        """Do the steps that would be this one again, but for the positions."""
+        rows, table = plan.rows, self.scheduler.rows
+        seqs = [self._live[seq_id] for seq_id in plan.seqs]
+        computed = table.computed[rows]
+        # A page begins, or an answer passes a place where its state is kept, at multiples of these only.
+        most = min(int((table.capacity[rows] - computed).min()),
+                   int((-computed % CHUNK_TOKENS).min()),
+                   min(seq.target - seq.made for seq in seqs) - 1)
+        due_s = self._due_s()
+        counts, steps = self._counts, 0
+        while steps < most and self.clock() < due_s:
+            steps += 1
+            seconds = self._cost.step_s(work._replace(context=work.context + steps * work.decodes))
+            self.clock.advance(seconds)
+            counts.busy_s += seconds
+        if steps:
+            table.computed[rows] += steps
+            for seq in seqs:
+                seq.made += steps
+            counts.steps += steps
+            counts.computed_tokens += steps * len(seqs)
+
+    def _due_s(self) -> float:
+        """When the world outside next changes anything."""
+        requests = self._traffic.requests
+        arrival = requests[self._next].at_s if self._next < len(requests) else float("inf")
+        return min([arrival, *self._cancels.values()])
+
+    # ------------------------------------------------------------------ the sum
+
+    def _report(self) -> Report:
+        counts, traffic = self._counts, self._traffic
+        if self._on_progress is not None:
+            self._on_progress(len(traffic), len(traffic))
+        times = Timeline(np.asarray(self._times.cached, dtype=np.int64), np.asarray(self._times.began),
+                         np.asarray(self._times.first), np.asarray(self._times.ended))
+        ran = np.flatnonzero(~np.isnan(times.began_s))
+        prompts = np.asarray([one.prompt_tokens for one in traffic.requests], dtype=np.int64)
+        outputs = np.asarray([one.output_tokens for one in traffic.requests], dtype=np.int64)
+        arrivals = np.asarray([one.at_s for one in traffic.requests])
+        first = ~np.isnan(times.first_s)
+        several = first & (outputs > 1) & ~np.isnan(times.ended_s)
+        usage = self.memory.usage()
+        return Report(
+            arm=self._arm.name, memory_bytes=self._sizes.memory_bytes, requests=int(ran.size),
+            refused=len(counts.left_out),
+            prompt_tokens=int(prompts[ran].sum()), cached_tokens=int(times.cached_tokens.sum()),
+            saved_s=counts.saved_s, computed_tokens=counts.computed_tokens,
+            recomputed_tokens=self.scheduler.recomputed_tokens,
+            ttft=Percentiles.of((times.first_s - arrivals)[first]),
+            tpot=Percentiles.of(((times.ended_s - times.first_s) / np.maximum(outputs - 1, 1))[several]),
+            running_max=counts.running_max, preemptions=self.scheduler.preemption_count, steps=counts.steps,
+            virtual_s=self.clock(), busy_s=counts.busy_s, states_kept=counts.taps,
+            pages_held_max=usage.pages_held_max, slots_held_max=usage.slots_held_max, timeline=times,
+            cache=usage.cache)
+
+
+def work_of(plan: StepPlan) -> Work:
+    """What the step computes, in the terms of a cost model."""
+    decodes = plan.decode_count
+    starts, lengths = plan.starts, plan.lengths
+    context = int(starts[:decodes].sum()) + decodes
+    if decodes == plan.run_count:
+        return Work(0, 0, decodes, context)
+    runs = zip(starts[decodes:].tolist(), lengths[decodes:].tolist(), strict=True)
+    return Work(int(lengths[decodes:].sum()), sum(pairs_of(start, start + length) for start, length in runs),
+                decodes, context)
+
+
+def _still(plan: StepPlan, running: int) -> bool:
+    """Whether the next plan is this one, one position on, as long as no page, end or arrival comes
+    between."""
+    if plan.decode_count != running or plan.run_count != running or not running:
+        return False
+    return not (plan.reclaiming or plan.finished or plan.preempted) and (
+        replace(plan.reservation, version=0) == _NO_CHANGE)

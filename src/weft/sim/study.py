@@ -1,0 +1,93 @@
+"""Several replays side by side: arms x memory sizes, with the bound that none can pass and the oracle that
+knows.
+
+The oracle of a size is told when requests ran in the replay of the first arm at that size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.memory.plan import ArenaPlan
+from weft.sim.arms import Arm
+from weft.sim.bounds import InfiniteCache, infinite_cache
+from weft.sim.cost import CostModel
+from weft.sim.oracle import Hindsight, Room, Span, oracle
+from weft.sim.replay import ROWS_MAX, STEP_TOKENS_MAX, replay, sizes_for
+from weft.sim.report import Report
+from weft.sim.traffic import Traffic
+
+OnStudyProgress = Callable[[str, int, int, int], None]
+"""What runs now, which run it is (from 0), requests that ended in it, requests in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """One memory size: a report for each arm, and the oracle's where it was asked."""
+
+    memory_bytes: int
+    reports: tuple[Report, ...]
+    oracle: Hindsight | None
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    requests: int
+    linked: int
+    duration_s: float
+    prompt_tokens: int
+    bound: InfiniteCache
+    sizes: tuple[Sized, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "requests": self.requests, "linked_turns": self.linked, "duration_s": self.duration_s,
+            "prompt_tokens": self.prompt_tokens,
+            "infinite": {"pages": self.bound.page_rate, "states": self.bound.state_rate},
+            "oracle": [{"memory_bytes": size.memory_bytes, "hit_rate": size.oracle.hit_rate,
+                        "saved_s": size.oracle.saved_s} for size in self.sizes if size.oracle is not None],
+            "results": [report.to_json() for size in self.sizes for report in size.reports]}
+
+
+def run_study(traffic: Traffic, plans: Sequence[ArenaPlan], cost: CostModel, arms: Sequence[Arm], *,
+              asked_bytes: Sequence[int] | None = None, oracle: bool = True, rows_max: int = ROWS_MAX,
+              step_tokens_max: int = STEP_TOKENS_MAX, length_max: int | None = None,
+              on_progress: OnStudyProgress | None = None) -> Study:
+    """Every arm of ``arms`` on every arena of ``plans``; requests longer than ``length_max`` are refused.
+    ``asked_bytes``: the memory that each was made for, whole frames or not."""
+    sized = []
+    run = 0
+    for at, plan in enumerate(plans):
+        sizes = sizes_for(plan, traffic, rows_max=rows_max, step_tokens_max=step_tokens_max,
+                          length_max=length_max)
+        reports = []
+        for arm in arms:
+            tell = None if on_progress is None else _teller(on_progress, arm, run)
+            reports.append(replay(traffic, plan, cost, arm=arm, sizes=sizes, on_progress=tell))
+            run += 1
+        known = hindsight(traffic, plan, cost, reports[0]) if oracle else None
+        memory_bytes = plan.arena_bytes if asked_bytes is None else asked_bytes[at]
+        sized.append(Sized(memory_bytes, tuple(reports), known))
+    linked = sum(one.next_turn is not None for one in traffic.requests)
+    return Study(len(traffic), linked, traffic.requests[-1].at_s - traffic.requests[0].at_s,
+                 traffic.prompt_tokens, infinite_cache(traffic), tuple(sized))
+
+
+def _teller(on_progress: OnStudyProgress, arm: Arm, run: int) -> Callable[[int, int], None]:
+    return lambda ended, requests: on_progress(arm.name, run, ended, requests)
+
+
+def hindsight(traffic: Traffic, plan: ArenaPlan, cost: CostModel, report: Report) -> Hindsight:
+    """What the oracle makes of the requests that ran in ``report``, in the memory of ``plan``."""
+    times = report.timeline
+    spans: list[Span | None] = []
+    for began, first, ended in zip(times.began_s.tolist(), times.first_s.tolist(), times.ended_s.tolist(),
+                                   strict=True):
+        ran = not (np.isnan(began) or np.isnan(ended))
+        spans.append(Span(began, ended if np.isnan(first) else first, ended) if ran else None)
+    room = Room(plan.arena_bytes, plan.page_bytes / plan.page_tokens, plan.slot_stride_bytes)
+    return oracle(traffic, spans, room, cost)

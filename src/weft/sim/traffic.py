@@ -1,0 +1,125 @@
+"""Requests to replay: when each arrived, how long it was, and tokens that are equal where its tokens were.
+
+A trace has no text. It names the blocks of a prompt by ids, and equal ids are equal tokens. That is all the
+memory, the tree and the scheduler ever look at, so tokens are made up here: each block number owns a stretch
+of the integers, and what nobody shares gets a stretch of its own.
+
+    blocks        [ 7 | 3 | 9 | 12.. ]     block b is tokens b * block_tokens + (0, 1, 2, ...)
+    fronts        {9: [...]}               the first tokens of a block that are another's, to the token
+    tokens(i)     prompt and answer of request i, int32, made when asked for
+
+Made lazily: 53 million prompt tokens would be 213 MB, and a replay holds what its cache holds. A front is
+how a conversation goes on in the middle of a block: the next turn's block begins with what the last one ended
+with, and goes its own way behind.
+
+Tokens are not drawn at random: numbers that are different by construction need no luck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.errors import ConfigError
+
+Int32s = npt.NDArray[np.int32]
+
+_TOKENS_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficRequest:
+    """One sequence. ``at_s``: arrival, seconds from the start of the trace. ``output_tokens``: how many it
+    made. ``blocks``: numbers of the blocks of the prompt, or of prompt and answer where ``whole``.
+    ``next_turn``: the request whose prompt goes on with this one's answer. ``cancelled_at_s``: a client that
+    went away before the first token did so then."""
+
+    at_s: float
+    prompt_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...] = field(repr=False)
+    next_turn: int | None = None
+    whole: bool = False
+    salt: str = ""
+    priority: int = 0
+    boundaries: tuple[int, ...] = ()
+    marks: tuple[int, ...] = ()
+    prompt_logprobs: bool = False
+    cancelled_at_s: float | None = None
+
+
+class Traffic:
+    """``requests`` in order of arrival. ``fronts``: by block number, tokens that begin it instead of its own.
+    ``block_count``: numbers that are taken, where those are more than the blocks of ``requests``.
+
+    Raises ConfigError when there are more different tokens than an int32 can tell apart."""
+
+    def __init__(self, requests: Sequence[TrafficRequest], *, block_tokens: int,
+                 fronts: Mapping[int, Int32s] | None = None, block_count: int | None = None) -> None:
+        self.requests = list(requests)
+        self.block_tokens = block_tokens
+        self.fronts = dict(fronts or {})
+        self._offsets = np.arange(block_tokens, dtype=np.int64)
+        if block_count is None:
+            block_count = 1 + max((max(one.blocks, default=-1) for one in self.requests), default=-1)
+        self.block_count = block_count
+        free = block_count * block_tokens
+        self._own_outputs: list[int] = []
+        for one in self.requests:
+            self._own_outputs.append(free)
+            if one.next_turn is None and not one.whole:
+                free += one.output_tokens
+        if free > _TOKENS_MAX:
+            raise ConfigError(f"the trace has {free} different tokens; a replay can tell {_TOKENS_MAX} "
+                              "apart: take fewer requests (--limit)", param="--limit")
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(one.prompt_tokens for one in self.requests)
+
+    @property
+    def length_max(self) -> int:
+        """Tokens of the longest request, answer included."""
+        return max((one.prompt_tokens + one.output_tokens for one in self.requests), default=0)
+
+    def prompt(self, index: int) -> Int32s:
+        """int32 [prompt_tokens]."""
+        return self._blocks(index)[:self.requests[index].prompt_tokens]
+
+    def tokens(self, index: int) -> Int32s:
+        """Prompt and answer, int32 [prompt_tokens + output_tokens]."""
+        one = self.requests[index]
+        length = one.prompt_tokens + one.output_tokens
+        if one.whole:
+            return self._blocks(index)[:length]
+        if one.next_turn is not None:
+            later = self.prompt(one.next_turn)
+            assert later.size >= length, f"the turn after request {index} is shorter than its beginning"
+            return np.concatenate([self.prompt(index), later[one.prompt_tokens:length]])
+        first = self._own_outputs[index]
+        answer = np.arange(first, first + one.output_tokens, dtype=np.int32)
+        return np.concatenate([self.prompt(index), answer])
+
+    def _blocks(self, index: int) -> Int32s:
+        numbers = self.requests[index].blocks
+        tokens = (np.asarray(numbers, dtype=np.int64)[:, None] * self.block_tokens
+                  + self._offsets).astype(np.int32)
+        for at, block in enumerate(numbers):
+            mine = self.fronts.get(block)
+            if mine is not None:
+                tokens[at, :mine.size] = mine
+        return tokens.reshape(-1)
+
+    def faster(self, rate: float) -> Traffic:
+        """The same requests, arriving ``rate`` times as fast."""
+        requests = [replace(one, at_s=one.at_s / rate,
+                            cancelled_at_s=None if one.cancelled_at_s is None else one.cancelled_at_s / rate)
+                    for one in self.requests]
+        return Traffic(requests, block_tokens=self.block_tokens, fronts=self.fronts,
+                       block_count=self.block_count)

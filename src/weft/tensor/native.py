@@ -1,0 +1,162 @@
+"""The C++ kernels (``weft._native``): whether they are there, and how a tensor is handed to them.
+
+    op/__init__ -- supported(...)? --+--> op/native.py -- addresses, strides --> csrc/<op>.inl, own threads
+                                     '--> op/cpu.py       (torch, always there; the same signature)
+
+The extension is optional: an install without a compiler goes on without it. ``choose("auto" | "native" |
+"torch")`` decides for the process; ``describe()`` is what the start-up line prints.
+
+Tensors cross as integers (address, strides) and not by DLPack: a DLPack hand-over costs 2.6 microseconds per
+tensor, which for a decode step of 24 layers is 2 ms of nothing. The price is that nothing on the other side
+checks anything, so each op's ``native.py`` asserts dtypes, shapes and strides before it calls, and keeps its
+tensors alive while it does.
+
+``Runs`` of the step are converted once and kept in ``runs.memo``.
+
+The kernels' threads are their own (``csrc/pool.hpp``), as many as torch's: ``set_threads`` is called where
+torch's are set.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Literal
+
+import torch
+
+from weft.errors import ConfigError
+from weft.tensor.inputs import Runs
+from weft.units import PAD
+
+try:
+    from weft import _native as _extension
+except ImportError as error:
+    _extension = None
+    MISSING: str | None = str(error)
+else:
+    MISSING = None
+
+Choice = Literal["auto", "native", "torch"]
+DTYPES: dict[torch.dtype, int] = {torch.float32: 0, torch.bfloat16: 1}
+"""Dtypes of the kernels' inputs -> their number in csrc/kernels.hpp."""
+KV_DTYPES: dict[torch.dtype, int] = DTYPES | {torch.float16: 2, torch.float8_e4m3fn: 3, torch.int8: 4}
+"""Dtypes of pages."""
+STATE_DTYPES: dict[torch.dtype, int] = DTYPES | {torch.float16: 2}
+"""Dtypes of recurrent states."""
+LANES = 16
+"""Channels that a kernel takes at once: dims must be multiples of it."""
+
+_in_use = _extension is not None
+
+
+def choose(choice: Choice) -> None:
+    """For the whole process. Raises ConfigError for "native" where the extension was not built."""
+    global _in_use
+    if choice == "native" and _extension is None:
+        raise ConfigError("--cpu-kernels is native, but weft was installed without its C++ kernels "
+                          f"({MISSING}); install a C++ compiler and reinstall weft, or use "
+                          "--cpu-kernels auto", param="--cpu-kernels")
+    _in_use = _extension is not None and choice != "torch"
+
+
+def in_use() -> bool:
+    return _in_use
+
+
+def describe() -> str:
+    """``native (x86_64_v4)``, or ``torch`` with the reason."""
+    if _in_use:
+        return f"native ({extension().instruction_set()})"
+    return "torch" if _extension is not None else "torch (the C++ kernels were not built)"
+
+
+def set_threads(count: int) -> None:
+    """Threads that a kernel uses, the caller's included."""
+    if _extension is not None:
+        _extension.set_threads(count)
+
+
+def extension() -> Any:
+    assert _extension is not None
+    return _extension
+
+
+def fits(first: torch.Tensor, *others: torch.Tensor) -> bool:
+    """Whether the kernels are in use and can read these: all of one served dtype, on the CPU."""
+    if not (_in_use and first.dtype in DTYPES and first.is_cpu):
+        return False
+    return all(other.dtype == first.dtype for other in others) if others else True
+
+
+def rows_of(x_THD: torch.Tensor) -> tuple[int, int, int, int]:
+    """``[T, H, D]`` with dense rows of D, any other strides."""
+    assert x_THD.stride(-1) == 1 or x_THD.shape[-1] == 1, f"rows of stride {x_THD.stride()} are not dense"
+    return x_THD.data_ptr(), x_THD.stride(0), x_THD.stride(1), DTYPES[x_THD.dtype]
+
+
+def plain_rows_of(x_TC: torch.Tensor) -> tuple[int, int, int, int]:
+    """``[T, C]`` with dense rows: C heads of one number each."""
+    stride, inner = x_TC.stride()
+    assert inner == 1 or x_TC.shape[1] == 1, f"rows of stride {inner} are not dense"
+    return x_TC.data_ptr(), stride, 1, DTYPES[x_TC.dtype]
+
+
+def projected_of(x_TW: torch.Tensor) -> tuple[int, int, int, int]:
+    """``[T, W]`` with dense rows: address, row stride, tokens, dtype."""
+    stride, inner = x_TW.stride()
+    assert inner == 1, f"rows of stride {inner} are not dense"
+    return x_TW.data_ptr(), stride, x_TW.shape[0], DTYPES[x_TW.dtype]
+
+
+def slots_of(state: torch.Tensor) -> tuple[int, int, int]:
+    """Address, slot stride, dtype of a state's view over the arena."""
+    return state.data_ptr(), slot_stride(state), STATE_DTYPES[state.dtype]
+
+
+def pages_of(cache: torch.Tensor) -> tuple[int, int, int]:
+    """Address, page stride, dtype of the K or V pages of a layer."""
+    return cache.data_ptr(), slot_stride(cache), KV_DTYPES[cache.dtype]
+
+
+def page_table_of(runs: Runs) -> tuple[int, int]:
+    """Address and row stride of the step's page table."""
+    table = runs.page_table_RP
+    row, column = table.stride()
+    assert table.dtype == torch.int32
+    assert column == 1
+    return table.data_ptr(), row
+
+
+def slot_stride(state: torch.Tensor) -> int:
+    """Elements from one slot to the next; the part inside a slot must be dense."""
+    strides = state.stride()
+    assert _dense(tuple(state.shape), strides), f"a state of strides {strides} is not dense in its slot"
+    return strides[0]
+
+
+@functools.lru_cache(maxsize=1024)
+def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    dense = 1
+    for size, stride in zip(reversed(shape[1:]), reversed(strides[1:]), strict=True):
+        if size != 1 and stride != dense:
+            return False
+        dense *= size
+    return True
+
+
+def token_scales(scales: torch.Tensor | None) -> tuple[int, int, int]:
+    """bfloat16 [P, 2, H, 16]: the address, and the elements from one page and from K to V; zeros for none."""
+    if scales is None:
+        return 0, 0, 0
+    assert scales.dtype == torch.bfloat16
+    return scales.data_ptr(), slot_stride(scales), scales.stride(1)
+
+
+def runs_of(runs: Runs) -> Any:
+    """The step's runs on the other side; made once per step."""
+    known = runs.memo.get("native.runs")
+    if known is None:
+        taps = sorted((tap.run, tap.offset, tap.slot) for tap in runs.taps if tap.slot != PAD)
+        known = runs.memo["native.runs"] = extension().Runs(
+            runs.offsets, runs.starts, runs.lengths, runs.slots, runs.fresh, taps)
+    return known

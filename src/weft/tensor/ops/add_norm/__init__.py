@@ -1,0 +1,19 @@
+"""What is added to the residual stream, and the norm of the sum."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.tensor.ops.add_norm import native, parts
+
+
+def add_norm(x_TD: torch.Tensor, y_TD: torch.Tensor, weight: torch.Tensor, eps: float, *, scale: float = 1.0,
+             plus_one: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """``x + scale y`` and its ``rms_norm``, both [T, D] and new, in the dtype of ``x_TD``.
+
+    Both inputs of one dtype; the product (for a ``scale`` that is not 1) and the sum are rounded to it.
+    ``weight``, ``eps``, ``plus_one`` as in ``rms_norm``.
+    """
+    if native.supported(x_TD, y_TD, weight):
+        return native.add_norm(x_TD, y_TD, weight, eps, scale=scale, plus_one=plus_one)
+    return parts.add_norm(x_TD, y_TD, weight, eps, scale=scale, plus_one=plus_one)

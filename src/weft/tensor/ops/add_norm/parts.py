@@ -1,0 +1,13 @@
+"""add_norm as a sum and a norm: the meaning of the fused kernel, and what runs without it."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.tensor.ops.rms_norm import rms_norm
+
+
+def add_norm(x_TD: torch.Tensor, y_TD: torch.Tensor, weight: torch.Tensor, eps: float, *, scale: float,
+             plus_one: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    sum_TD = x_TD + (y_TD if scale == 1.0 else y_TD * scale)
+    return sum_TD, rms_norm(sum_TD, weight, eps, plus_one=plus_one)

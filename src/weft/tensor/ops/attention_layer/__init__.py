@@ -1,0 +1,31 @@
+"""An attention layer between its two projections: norms, rotary, write, read, output gates."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.ops.attention_layer import native, parts
+from weft.tensor.ops.attention_layer.parts import AttentionMiddle, CosSin
+
+__all__ = ["AttentionMiddle", "CosSin", "attention_layer"]
+
+
+def attention_layer(made_TW: torch.Tensor, middle: AttentionMiddle, inputs: StepInputs, cache: LayerCache,
+                    cos_sin: CosSin | None) -> torch.Tensor:
+    """``made_TW`` [T, W], columns q, gate (when ``shape.gated``), k, v, head gates (when
+    ``shape.head_gated``): what the input projection made. Returns [T, heads * D], what the output projection
+    takes.
+
+        q, k <- norms, per head or over all heads        q, k <- rotary(q, k)
+        write_kv(k, v);   o = paged_attention(q)         or, for a ring, window_attention(q, k, v)
+        o sigmoid(head gate) sigmoid(gate)
+
+    Writes the pages, or the ring, of ``cache``. What lies between the ops is rounded to the dtype of
+    ``made_TW``.
+
+    Sources of the gates: transformers, ``Qwen3NextAttention`` and ``Lfm3Attention``.
+    """
+    if native.supported(made_TW, middle, cache):
+        return native.attention_layer(made_TW, middle, inputs, cache, cos_sin)
+    return parts.attention_layer(made_TW, middle, inputs, cache, cos_sin)

@@ -1,0 +1,61 @@
+"""attention_layer by ``csrc/layers.cpp``: up to seven kernels in one crossing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from weft.tensor import native
+from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.ops.attention_layer.parts import AttentionMiddle, CosSin
+from weft.tensor.ops.paged_attention.native import DIM_MAX
+
+
+def supported(made_TW: torch.Tensor, middle: AttentionMiddle, cache: LayerCache) -> bool:
+    return (native.fits(made_TW) and not middle.shape.ring and cache.head_scales is None
+            and made_TW.stride(1) == 1 and middle.shape.head_dim % native.LANES == 0
+            and middle.shape.head_dim <= DIM_MAX and cache.k is not None and cache.k.dtype in native.KV_DTYPES
+            and (middle.q_norm is None or middle.q_norm.dtype in native.DTYPES))
+
+
+def attention_layer(made_TW: torch.Tensor, middle: AttentionMiddle, inputs: StepInputs, cache: LayerCache,
+                    cos_sin: CosSin | None) -> torch.Tensor:
+    shape, runs = middle.shape, inputs.runs
+    if middle.bound is None:
+        middle.bound = _bound(middle)
+    assert cache.k is not None
+    assert cache.v is not None
+    assert cache.k.dtype == cache.v.dtype, f"K pages of {cache.k.dtype}, V pages of {cache.v.dtype}"
+    table_address, table_stride = native.page_table_of(runs)
+    if shape.rope is None:
+        cos_address = sin_address = rotary_dim = 0
+    else:
+        assert cos_sin is not None, "a rotary layer in a model without rotary tables"
+        cos_TD, sin_TD = cos_sin
+        assert cos_TD.dtype == sin_TD.dtype == torch.float32
+        assert cos_TD.is_contiguous()
+        assert sin_TD.is_contiguous()
+        cos_address, sin_address, rotary_dim = cos_TD.data_ptr(), sin_TD.data_ptr(), cos_TD.shape[1]
+    out_TC = torch.empty((made_TW.shape[0], shape.heads * shape.head_dim), dtype=made_TW.dtype)
+    middle.bound.run(
+        native.runs_of(runs), native.projected_of(made_TW), cos_address, sin_address, rotary_dim,
+        native.pages_of(cache.k), native.pages_of(cache.v), table_address, table_stride,
+        *native.token_scales(cache.token_scales), out_TC.data_ptr())
+    return out_TC
+
+
+def _bound(middle: AttentionMiddle) -> Any:
+    shape = middle.shape
+    norms = []
+    for weight, heads in ((middle.q_norm, shape.heads), (middle.k_norm, shape.kv_heads)):
+        if weight is None:
+            norms.append((0, 0, 0.0))
+            continue
+        assert weight.is_contiguous()
+        assert weight.shape == (shape.head_dim * (heads if shape.norm_whole else 1),)
+        norms.append((weight.data_ptr(), native.DTYPES[weight.dtype], middle.norm_eps))
+    assert (norms[0][0] == 0) == (norms[1][0] == 0), "norms of q and k come together"
+    return native.extension().AttentionLayer(
+        shape.heads, shape.kv_heads, shape.head_dim, shape.gated, shape.head_gated, shape.norm_whole, *norms,
+        middle.plus_one, shape.scale, shape.window or 0)

@@ -1,0 +1,30 @@
+"""A gated delta net layer between its two projections: convolution, gates, delta rule, gated norm."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.tensor.inputs import Runs
+from weft.tensor.ops.gated_delta_layer import native, parts
+from weft.tensor.ops.gated_delta_layer.parts import GatedDeltaWeights
+
+__all__ = ["GatedDeltaWeights", "gated_delta_layer"]
+
+
+def gated_delta_layer(made_TW: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
+                      state_SHKV: torch.Tensor, runs: Runs, layer: int = 0) -> torch.Tensor:
+    """``made_TW`` [T, W], columns q, k, v, z, b, a: what the input projection made. Returns [T, heads * V],
+    what the output projection takes.
+
+        q k v <- silu(conv(q k v))      beta = scale sigmoid(b)      g = decay softplus(a + dt_bias)
+        o = gated_delta(q, k, v, g, beta)        norm(o, per head) silu(z)
+
+    ``window_SCW`` and ``state_SHKV`` as in ``causal_conv`` and ``gated_delta``: read before each run, written
+    after it and at taps; ``layer``: as there. Gates are float32; what lies between the ops is rounded to the
+    dtype of ``made_TW``.
+
+    Source: Gated Delta Networks (Yang et al., 2024), transformers ``Qwen3NextGatedDeltaNet``.
+    """
+    if native.supported(made_TW, weights, window_SCW, state_SHKV):
+        return native.gated_delta_layer(made_TW, weights, window_SCW, state_SHKV, runs, layer)
+    return parts.gated_delta_layer(made_TW, weights, window_SCW, state_SHKV, runs, layer)

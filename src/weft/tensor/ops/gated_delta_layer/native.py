@@ -1,0 +1,40 @@
+"""gated_delta_layer by ``csrc/layers.cpp``: three kernels in one crossing."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.tensor import native
+from weft.tensor.inputs import Runs
+from weft.tensor.ops.causal_conv.native import KERNEL_MAX, weights_of
+from weft.tensor.ops.gated_delta.native import KEY_DIM_MAX
+from weft.tensor.ops.gated_delta_layer.parts import GatedDeltaWeights
+
+
+def supported(made_TW: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
+              state_SHKV: torch.Tensor) -> bool:
+    w = weights
+    return (native.fits(made_TW) and made_TW.stride(1) == 1 and state_SHKV.dtype in native.STATE_DTYPES
+            and window_SCW.dtype in native.DTYPES and w.conv_CK.dtype in native.DTYPES
+            and w.norm_V.dtype in native.DTYPES and w.conv_CK.shape[1] <= KERNEL_MAX
+            and w.v_dim % native.LANES == 0 and w.k_dim % native.LANES == 0 and w.k_dim <= KEY_DIM_MAX)
+
+
+def gated_delta_layer(made_TW: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
+                      state_SHKV: torch.Tensor, runs: Runs,
+                      layer: int = 0) -> torch.Tensor:
+    w = weights
+    if w.bound is None:
+        for gate in (w.decay_H, w.dt_bias_H):
+            assert gate.dtype == torch.float32
+            assert gate.shape == (w.heads,)
+            assert gate.is_contiguous()
+        assert w.norm_V.is_contiguous()
+        assert w.conv_CK.shape[0] == 2 * w.k_heads * w.k_dim + w.heads * w.v_dim
+        w.bound = native.extension().GatedDeltaLayer(
+            weights_of(w.conv_CK, None), (w.norm_V.data_ptr(), native.DTYPES[w.norm_V.dtype], w.norm_eps),
+            w.decay_H.data_ptr(), w.dt_bias_H.data_ptr(), w.beta_scale, w.k_heads, w.heads, w.k_dim, w.v_dim)
+    out_TC = torch.empty((made_TW.shape[0], w.heads * w.v_dim), dtype=made_TW.dtype)
+    w.bound.run(native.runs_of(runs), native.projected_of(made_TW), native.slots_of(window_SCW),
+                native.slots_of(state_SHKV), layer, out_TC.data_ptr())
+    return out_TC

@@ -1,0 +1,31 @@
+"""A Mamba-2 layer between its two projections: convolution, state space, gated norm."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.tensor.inputs import Runs
+from weft.tensor.ops.mamba2_layer import native, parts
+from weft.tensor.ops.mamba2_layer.parts import Mamba2Weights
+
+__all__ = ["Mamba2Weights", "mamba2_layer"]
+
+
+def mamba2_layer(made_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
+                 state_SHPN: torch.Tensor, runs: Runs,
+                 layer: int = 0) -> torch.Tensor:
+    """``made_TW`` [T, W], columns gate, x, B, C, dt: what the input projection made. Returns [T, heads * P],
+    what the output projection takes.
+
+        x B C <- silu(conv(x B C))      y = mamba2(x, dt, A, B, C, D)
+        norm(y silu(gate)) or norm(y) silu(gate), over groups; without a norm y silu(gate)
+
+    ``window_SCW`` and ``state_SHPN`` as in ``causal_conv`` and ``mamba2``: read before each run, written
+    after it and at taps; ``layer``: as there. What lies between the ops is rounded to the dtype of
+    ``made_TW``.
+
+    Source: Mamba-2 (Dao and Gu, 2024), transformers ``GraniteMoeHybridMambaLayer``.
+    """
+    if native.supported(made_TW, weights, window_SCW, state_SHPN):
+        return native.mamba2_layer(made_TW, weights, window_SCW, state_SHPN, runs, layer)
+    return parts.mamba2_layer(made_TW, weights, window_SCW, state_SHPN, runs, layer)

@@ -1,0 +1,46 @@
+"""mamba2_layer by ``csrc/layers.cpp``: three kernels in one crossing."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.tensor import native
+from weft.tensor.inputs import Runs
+from weft.tensor.ops.causal_conv.native import KERNEL_MAX, weights_of
+from weft.tensor.ops.mamba2.native import STATE_DIM_MAX
+from weft.tensor.ops.mamba2_layer.parts import Mamba2Weights
+
+
+def supported(made_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
+              state_SHPN: torch.Tensor) -> bool:
+    w = weights
+    return (w.norm_C is not None and native.fits(made_TW) and made_TW.stride(1) == 1
+            and state_SHPN.dtype in native.STATE_DTYPES and window_SCW.dtype in native.DTYPES
+            and w.conv_CK.dtype in native.DTYPES and w.norm_C.dtype in native.DTYPES
+            and w.conv_CK.shape[1] <= KERNEL_MAX and w.conv_CK.shape[0] % native.LANES == 0
+            and w.state_dim % native.LANES == 0 and w.state_dim <= STATE_DIM_MAX
+            and (w.heads * w.head_dim // w.groups) % native.LANES == 0)
+
+
+def mamba2_layer(made_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
+                 state_SHPN: torch.Tensor, runs: Runs,
+                 layer: int = 0) -> torch.Tensor:
+    w = weights
+    inner = w.heads * w.head_dim
+    if w.bound is None:
+        for row in (w.a_H, w.d_H, w.dt_bias_H):
+            assert row.dtype == torch.float32
+            assert row.shape == (w.heads,)
+            assert row.is_contiguous()
+        assert w.norm_C is not None
+        assert w.norm_C.is_contiguous()
+        assert w.conv_CK.shape[0] == inner + 2 * w.groups * w.state_dim
+        w.bound = native.extension().Mamba2Layer(
+            weights_of(w.conv_CK, w.conv_bias_C),
+            (w.norm_C.data_ptr(), native.DTYPES[w.norm_C.dtype], w.norm_eps), w.a_H.data_ptr(),
+            w.d_H.data_ptr(), w.dt_bias_H.data_ptr(), w.heads, w.groups, w.head_dim, w.state_dim,
+            inner // w.groups, w.gate_first, *w.dt_limit)
+    out_TC = torch.empty((made_TW.shape[0], inner), dtype=made_TW.dtype)
+    w.bound.run(native.runs_of(runs), native.projected_of(made_TW), native.slots_of(window_SCW),
+                native.slots_of(state_SHPN), layer, out_TC.data_ptr())
+    return out_TC

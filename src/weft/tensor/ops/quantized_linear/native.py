@@ -1,0 +1,75 @@
+"""quantized_linear by the C++ kernel (csrc/linear.inl), and by the matrix library where that is faster.
+
+    few rows of x     the kernel, bound by the bytes of the weights
+    many rows         with byte products: the kernel, which then is bound by them
+                      without: blocks of weights widened (and transposed) to the dtype of x, then torch
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from weft.tensor import native
+from weft.tensor.quantized import QuantizedWeight
+from weft.tensor.scratch import scratch
+
+FORMS: dict[int, int] = {8: 2, 4: 3}
+"""Bits -> their number in csrc/kernels.hpp."""
+_WIDENED_ROWS = 16
+"""Rows of x from which on widening pays where there are no byte products."""
+_MATRIX_UNIT_ROWS = 64
+"""Rows of x from which on a matrix unit (AMX) is faster with bfloat16 than byte products of vectors are."""
+_BLOCK_ROWS = 512
+
+
+def supported(x: torch.Tensor, weight: QuantizedWeight) -> bool:
+    return native.in_use() and x.device.type == "cpu" and x.dtype in (*native.DTYPES, torch.float16)
+
+
+def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None,
+                     ) -> torch.Tensor:
+    if x.dtype == torch.float16:  # no kernel computes in it
+        return quantized_linear(x.float(), weight, bias).half()
+    x_RI = x.reshape(-1, weight.columns)
+    if x_RI.stride(1) != 1:
+        x_RI = x_RI.contiguous()
+    rows = x_RI.shape[0]
+    assert bias is None or (bias.dtype == torch.float32 and bias.is_contiguous())
+    if rows >= _widened_from(weight.exact):
+        out = _widened(x_RI, weight)
+        return (out if bias is None else out.add_(bias)).view(*x.shape[:-1], weight.rows)
+    out = x_RI.new_empty(rows, weight.rows)
+    native.extension().linear(x_RI.data_ptr(), x_RI.stride(0), native.DTYPES[x.dtype], rows,
+                              weight_of(weight), 0 if bias is None else bias.data_ptr(), weight.exact,
+                              out.data_ptr())
+    return out.view(*x.shape[:-1], weight.rows)
+
+
+def weight_of(weight: QuantizedWeight) -> Any:
+    """As the extension takes it. A stack: its first; the others lie one after the other."""
+    assert weight.codes.is_contiguous()
+    assert weight.scales.is_contiguous()
+    return (weight.codes.data_ptr(), FORMS[weight.bits], weight.columns, weight.rows,
+            weight.scales.data_ptr(), weight.scales.dtype == torch.float16,
+            0 if weight.zeros is None else weight.zeros.data_ptr(), weight.group)
+
+
+@functools.cache
+def _widened_from(exact: bool) -> int:
+    if exact or not native.extension().has_byte_products():
+        return _WIDENED_ROWS
+    return _MATRIX_UNIT_ROWS if torch.cpu._is_amx_tile_supported() else 1 << 62
+
+
+def _widened(x_RI: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
+    out = x_RI.new_empty(x_RI.shape[0], weight.rows)
+    block_IR = scratch.take("quantized_linear.block", (weight.columns, _BLOCK_ROWS), x_RI.dtype)
+    for first in range(0, weight.rows, _BLOCK_ROWS):
+        last = min(first + _BLOCK_ROWS, weight.rows)
+        native.extension().widen_weight(weight_of(weight), first, last, _BLOCK_ROWS,
+                                        native.DTYPES[x_RI.dtype], block_IR.data_ptr())
+        out[:, first:last] = x_RI @ block_IR[:, :last - first]
+    return out

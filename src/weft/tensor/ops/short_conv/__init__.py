@@ -1,0 +1,22 @@
+"""LFM2's short convolution between its two projections: gate, convolution, gate."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.tensor.inputs import Runs
+from weft.tensor.ops.short_conv import native, parts
+
+
+def short_conv(made_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
+               window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor:
+    """``C * conv(B * x)`` [T, C] of ``made_TJ`` [T, 3 C], columns B, C, x.
+
+    Weights, window and runs as in ``causal_conv``; the window holds B * x. Each product and the convolution
+    are rounded to the dtype of ``made_TJ``.
+
+    Source: transformers ``Lfm2ShortConv``.
+    """
+    if native.supported(made_TJ, weight_CK, window_SCW):
+        return native.short_conv(made_TJ, weight_CK, bias_C, window_SCW, runs)
+    return parts.short_conv(made_TJ, weight_CK, bias_C, window_SCW, runs)

@@ -1,0 +1,18 @@
+"""The gated activation of a SwiGLU feed-forward."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.tensor.ops.silu_mul import cpu, native
+
+
+def silu_mul(gate_up_TJ: torch.Tensor) -> torch.Tensor:
+    """``silu(gate) * up`` of ``gate_up_TJ`` [T, 2 I], the gate's columns first -> [T, I], same dtype; silu is
+    rounded to it before the product.
+
+    Source: Shazeer, "GLU variants improve transformer" (2020).
+    """
+    if native.supported(gate_up_TJ):
+        return native.silu_mul(gate_up_TJ)
+    return cpu.silu_mul(gate_up_TJ)

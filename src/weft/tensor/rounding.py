@@ -1,0 +1,137 @@
+"""How an accumulator becomes a recurrent state of fewer bits: up or down at random, by a rule.
+
+    float32 S   = a stored number, and a remainder r in [0, 1) of the step to the next one (away from zero)
+    stored      = the next one with probability r, else the one below            so its mean is S
+
+Rounding to nearest would lose every change that is smaller than half a step, and a state changes by little at
+each token: it would stop. Rounding at random keeps such changes on average (Gupta et al., 2015).
+
+"At random" means: a hash of (layer, position, element of the layer's state) and nothing else.
+
+    bits = mix(element + mix(position x A + layer x B))        mix: Wellons' lowbias32
+
+Not of the slot, the row, the step, the request or its seed. And a state is rounded after *every* token, in
+prefills as in decodes: the state at p is what p + 1 sees, and a function of the tokens before it, whoever
+computed it in how many pieces. Rounding at the ends of runs alone would be cheaper and less noisy in long
+prompts, and would make another state of the same text in two pieces than in one, or in a prefill after a
+preemption than in the decodes before it: see docs/cache-dtypes.md for what it costs.
+
+Numbers beyond the dtype's largest are stored as that; NaN stays NaN. What leaves here is float32 that
+``dtype`` holds exactly. What a token's output reads is the state before it is rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from weft.tensor.inputs import Runs
+from weft.tensor.state_rows import STATE_BLOCK_BYTES
+from weft.units import PAD
+
+_POSITION, _LAYER = 0x9E3779B1, 0x85EBCA77
+_MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
+_WORD = 0xFFFFFFFF
+_DROPPED_BITS = {torch.bfloat16: 16, torch.float16: 13}
+_LARGEST = {torch.bfloat16: float(torch.finfo(torch.bfloat16).max), torch.float16: 65504.0}
+_HALF_LEAST = 2.0**-14
+"""Below it float16 counts in steps of 2^-24, which are those of the numbers just above it."""
+
+
+def state_key(position: int, layer: int) -> int:
+    """What the numbers of one layer's state at one position are rounded by: 32 bits."""
+    x = (position * _POSITION + layer * _LAYER) & _WORD
+    x = ((x ^ x >> 16) * _MULTIPLIERS[0]) & _WORD
+    x = ((x ^ x >> 15) * _MULTIPLIERS[1]) & _WORD
+    return x ^ x >> 16
+
+
+def kept(x: torch.Tensor, dtype: torch.dtype, positions: Sequence[int], layer: int) -> torch.Tensor:
+    """float32 ``[rows, ...]`` as ``dtype`` keeps it, row r being the state behind the token at
+    ``positions[r]``; ``x`` itself where that is float32."""
+    if dtype == torch.float32:
+        return x
+    keys = [_signed(state_key(position, layer)) for position in positions]
+    element = torch.arange(x[0].numel(), dtype=torch.int32, device=x.device)
+    bits = _mixed(element + torch.tensor(keys, dtype=torch.int32, device=x.device)[:, None]).view(x.shape)
+    mask = (1 << _DROPPED_BITS[dtype]) - 1
+    size = x.abs()
+    if dtype == torch.float16:
+        small = size < _HALF_LEAST
+        size = torch.where(small, size + _HALF_LEAST, size)
+    stored = ((size.view(torch.int32) + (bits & mask)) & ~mask).view(torch.float32)
+    if dtype == torch.float16:
+        stored = torch.where(small, stored - _HALF_LEAST, stored)
+    stored = torch.copysign(stored.clamp(max=_LARGEST[dtype]), x)
+    return torch.where(x.isnan(), x, stored)
+
+
+def kept_state(state: torch.Tensor, dtype: torch.dtype, position: int, layer: int) -> torch.Tensor:
+    """One state of the naive twins: float64 [...] in and out."""
+    if dtype == torch.float32:
+        return state
+    return kept(state.float()[None], dtype, [position], layer)[0].double()
+
+
+def _mixed(x: torch.Tensor) -> torch.Tensor:
+    """lowbias32 of int32, products wrapping."""
+    x = (x ^ (x >> 16 & 0xFFFF)) * _signed(_MULTIPLIERS[0])
+    x = (x ^ (x >> 15 & 0x1FFFF)) * _signed(_MULTIPLIERS[1])
+    return x ^ (x >> 16 & 0xFFFF)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >> 31 else word
+
+
+TokenStep = Callable[[tuple[torch.Tensor, ...], torch.Tensor, Runs], torch.Tensor]
+"""(per-token tensors of some tokens, float32 states [rows, ...], runs of one token each) -> their outputs;
+moves the states on in place."""
+
+
+def by_token(step: TokenStep, inputs: tuple[torch.Tensor, ...], state: torch.Tensor, runs: Runs,
+             layer: int) -> torch.Tensor:
+    """A recurrent op over states in few bits, by what the same op does for one token over float32 states:
+    token by token, all runs side by side, rounded behind each. ``inputs``: [T, ...] each."""
+    block = max(1, STATE_BLOCK_BYTES // (4 * max(1, state[0].numel()))) if state.shape[0] else runs.run_count
+    order = sorted(range(runs.run_count), key=lambda run: -runs.lengths[run])
+    out: torch.Tensor | None = None
+    for begin in range(0, len(order), block):
+        chosen = order[begin : begin + block]
+        wide = _read(state, runs, chosen)
+        for place in range(runs.lengths[chosen[0]]):
+            alive = [run for run in chosen if runs.lengths[run] > place]
+            tokens = torch.tensor([runs.offsets[run] + place for run in alive], device=wide.device)
+            positions = [runs.starts[run] + place for run in alive]
+            made = step(tuple(x[tokens] for x in inputs), wide, _rows_of_one(positions, runs))
+            if out is None:
+                out = made.new_empty(inputs[0].shape[0], *made.shape[1:])
+            out[tokens] = made
+            wide[: len(alive)] = kept(wide[: len(alive)], state.dtype, positions, layer)
+            for tap in runs.taps:
+                if tap.slot != PAD and tap.offset == place + 1 and tap.run in alive:
+                    state[tap.slot] = wide[alive.index(tap.run)].to(state.dtype)
+        for row, run in enumerate(chosen):
+            if runs.slots[run] != PAD:
+                state[runs.slots[run]] = wide[row].to(state.dtype)
+    assert out is not None, "a step without runs"
+    return out
+
+
+def _read(state: torch.Tensor, runs: Runs, chosen: Sequence[int]) -> torch.Tensor:
+    wide = torch.zeros(len(chosen), *state.shape[1:], device=state.device)
+    for row, run in enumerate(chosen):
+        if runs.slots[run] != PAD and not runs.fresh[run]:
+            wide[row] = state[runs.slots[run]]
+    return wide
+
+
+def _rows_of_one(positions: list[int], runs: Runs) -> Runs:
+    """One token each, the state of row r in slot r."""
+    count = len(positions)
+    at = torch.tensor(positions, device=runs.slots_R.device)
+    return Runs(offsets=list(range(count)), starts=positions, lengths=[1] * count, slots=list(range(count)),
+                fresh=[False] * count, decode_count=count, starts_R=at,
+                slots_R=torch.arange(count, device=at.device), context_R=at + 1,
+                page_table_RP=runs.page_table_RP[:0])

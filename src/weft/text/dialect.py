@@ -1,0 +1,216 @@
+"""How one model speaks in a chat: which format its reasoning has, and which its tool calls.
+
+    template + vocabulary + flags --Dialect--> plan(request) --> AnswerPlan: guide, reader, tokens to show
+
+Owns the decisions between a request and its answer's text: what is told apart, what the answer must match,
+and which marker tokens the detokenizer has to leave in the text because they are read there.
+
+*What the answer must match.* Tools that must be called and structured output both are grammars; with tools
+that may be called and a schema, the answer is either. In front of all of them stands the reasoning, where the
+model reasons: free text up to its end marker.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from weft.errors import RequestError
+from weft.request import Guide
+from weft.text.chat import ChatTemplate
+from weft.text.guides import NO_FORCING, behind_reasoning
+from weft.text.reasoning import (
+    ReasoningFormat,
+    ReasoningSplitter,
+    begins_inside,
+    reasoning_format,
+)
+from weft.text.tokenizer import Tokenizer
+from weft.text.tools.calling import calls_guide, strict_guide
+from weft.text.tools.definitions import Tool, ToolChoice
+from weft.text.tools.formats import NAMES, ToolFormat, tool_format
+from weft.text.tools.reader import CallDelta, ToolCallReader
+
+_NO_CALLS = ToolChoice("none")
+_MARKER_TOKENS_MAX = 32
+"""A marker that is no token of its own is at most so many."""
+
+
+@dataclass(slots=True)
+class Heard:
+    """What a piece of an answer's text turned out to be."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
+
+
+class AnswerReader:
+    """One per answer: its text in pieces, told apart. ``call_count``: complete calls so far. ``has_end`` says
+    whether the end of the reasoning is in the text of some tokens."""
+
+    def __init__(self, reasoning: ReasoningSplitter | None, calls: ToolCallReader | None,
+                 has_end: Callable[[Sequence[int]], bool]) -> None:
+        self._reasoning = reasoning
+        self._calls = calls
+        self._has_end = has_end
+        self._tail: list[int] = []
+        self._undecided_tokens = 0
+        self.reasoning_tokens = 0
+        """Tokens up to the end of the reasoning, its markers too."""
+
+    @property
+    def call_count(self) -> int:
+        return 0 if self._calls is None else self._calls.call_count
+
+    def read(self, text: str, tokens: Sequence[int], *, last: bool) -> Heard:
+        heard = Heard(content=text)
+        if self._reasoning is not None:
+            was_over = self._reasoning.over
+            split = self._reasoning.push(text)
+            heard = Heard(split.reasoning, split.content)
+            if not was_over:
+                self._count(tokens)
+            if last:
+                rest = self._reasoning.finish()
+                heard.reasoning += rest.reasoning
+                heard.content += rest.content
+        if self._calls is not None:
+            read = self._calls.push(heard.content)
+            heard.content, heard.calls = read.content, read.calls
+            if last:
+                rest_read = self._calls.finish()
+                heard.content += rest_read.content
+                heard.calls += rest_read.calls
+        return heard
+
+    def _count(self, tokens: Sequence[int]) -> None:
+        reasoning = self._reasoning
+        assert reasoning is not None
+        if reasoning.undecided:  # the beginning of a start marker, perhaps
+            self._undecided_tokens += len(tokens)
+            return
+        self.reasoning_tokens, self._undecided_tokens = self.reasoning_tokens + self._undecided_tokens, 0
+        if reasoning.inside:
+            self.reasoning_tokens += len(tokens)
+        elif reasoning.over:
+            self.reasoning_tokens += self._tokens_to_end(tokens)
+        else:
+            self.reasoning_tokens = 0
+        self._tail = [*self._tail, *tokens][-_MARKER_TOKENS_MAX:]
+
+    def _tokens_to_end(self, tokens: Sequence[int]) -> int:
+        """The end marker is complete with one of ``tokens``: with which. A piece may have many, and the
+        marker may have begun in the one before."""
+        counts = range(1, len(tokens))
+        return bisect_left(counts, True, key=lambda count: self._has_end([*self._tail, *tokens[:count]])) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPlan:
+    """``guide``: what the answer must match. ``shown_ids``: special tokens that stay in its text."""
+
+    guide: Guide | None
+    shown_ids: frozenset[int]
+    _reasoning: ReasoningFormat | None
+    _inside: bool
+    _calls: ToolFormat | None
+    _tools: tuple[Tool, ...]
+    _single: bool
+    _tokenizer: Tokenizer
+
+    def reader(self, *, eager: bool) -> AnswerReader:
+        """``eager``: for a stream, see ``ToolCallReader``."""
+        splitter = calls = None
+        if self._reasoning is not None:
+            splitter = ReasoningSplitter(self._reasoning, inside=self._inside)
+        if self._calls is not None:
+            calls = ToolCallReader(self._calls, self._tools, eager=eager, single=self._single)
+        return AnswerReader(splitter, calls, self._has_end)
+
+    def _has_end(self, tokens: Sequence[int]) -> bool:
+        assert self._reasoning is not None
+        return self._reasoning.end in self._tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+class Dialect:
+    """Raises ConfigError for the name of a parser that there is not."""
+
+    def __init__(self, template: ChatTemplate | None, tokenizer: Tokenizer, *, reasoning_parser: str = "auto",
+                 tool_parser: str = "auto") -> None:
+        source = "" if template is None else template.source
+        self._tokenizer = tokenizer
+        self.reasoning = reasoning_format(
+            reasoning_parser, source, lambda text: tokenizer.added_id(text) is not None)
+        self.tools = tool_format(tool_parser, source)
+        self.template_takes_tools = template is not None and template.reads_tools
+
+    def plan(self, prompt: str, *, tools: Sequence[Tool] = (), choice: ToolChoice = _NO_CALLS,
+             several_calls: bool = True, guide: Guide | None = None,
+             continued: str | None = None) -> AnswerPlan:
+        """For one request. ``prompt`` is its rendered text; ``continued`` the beginning of the answer that is
+        in it, if it is; ``guide`` the structured output it asks for. Raises RequestError where that cannot be
+        combined, or not be done with this model."""
+        calls = self._check_tools(tools, choice)
+        wanted = self._guide(calls, tools, choice, several_calls, guide)
+        row = self.reasoning
+        inside = row is not None and begins_inside(row, prompt, continued)
+        if row is not None and wanted is not None and (inside or not self._closed(row, prompt, continued)):
+            wanted = behind_reasoning(wanted, start=row.start, end=row.end, opened=inside,
+                                      token_of=self._tokenizer.added_id)
+        markers = (*((row.start, row.end) if row else ()), *(calls.markers if calls else ()))
+        ids = (self._tokenizer.added_id(marker) for marker in markers)
+        return AnswerPlan(wanted, frozenset(token for token in ids if token is not None), row, inside, calls,
+                          tuple(tools), not several_calls, self._tokenizer)
+
+    def _closed(self, row: ReasoningFormat, prompt: str, continued: str | None) -> bool:
+        """The prompt shows that the reasoning is over, or that it is left out."""
+        return continued is not None or prompt.rstrip().endswith(row.end)
+
+    def _check_tools(self, tools: Sequence[Tool], choice: ToolChoice) -> ToolFormat | None:
+        """The format in which calls are expected, None when there will be none."""
+        if choice.mode == "none" or not tools:
+            return None
+        if not self.template_takes_tools:
+            raise RequestError("tools is not supported: this model's chat template does not use them. Start "
+                               "the server with --chat-template FILE to give it one that does", param="tools",
+                               code="unsupported_parameter")
+        if self.tools is None:
+            raise RequestError("tools is not supported: how this model writes its calls is not known. Start "
+                               f"the server with --tool-parser and one of {', '.join(NAMES)}", param="tools",
+                               code="unsupported_parameter")
+        return self.tools
+
+    def _guide(self, calls: ToolFormat | None, tools: Sequence[Tool], choice: ToolChoice, several: bool,
+               guide: Guide | None) -> Guide | None:
+        if calls is None:
+            return guide
+        token_of = self._tokenizer.added_id
+        if choice.mode == "auto":
+            if guide is not None:
+                free = calls_guide(calls, tools, several=several, token_of=token_of, field=guide.field)
+                return _either(free, guide)
+            if any(tool.strict for tool in tools):
+                return strict_guide(calls, tools, several=several, token_of=token_of, field="tools")
+            return None
+        if guide is not None:
+            raise RequestError(f"{guide.field} cannot be combined with a tool_choice that asks for a call: "
+                               "the answer is one or the other", param="tool_choice")
+        asked = [tool for tool in tools if choice.mode == "required" or tool.name == choice.name]
+        return calls_guide(calls, asked, several=several and choice.mode == "required", token_of=token_of,
+                           field="tools")
+
+
+def _either(calls: Guide, answer: Guide) -> Guide:
+    """An answer in the form of ``answer``, or calls."""
+    inner = json.loads(answer.grammar)["grammars"]
+    first = inner[0]["lark_grammar"].removeprefix(NO_FORCING)
+    called = json.loads(calls.grammar)["grammars"][0]["lark_grammar"].removeprefix(NO_FORCING)
+    grammars = [{"lark_grammar": f"{NO_FORCING}start: @calls | @structured"},
+                {"name": "calls", "lark_grammar": called},
+                {"name": "structured", "lark_grammar": first}, *inner[1:]]
+    return Guide(field=answer.field, grammar=json.dumps({"grammars": grammars}))
+
+

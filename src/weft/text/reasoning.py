@@ -1,0 +1,162 @@
+"""What a model thinks before it answers, told apart from the answer.
+
+    <think>            the model opens it, or its prompt template did
+    ... reasoning ...
+    </think>
+    ... content ...
+
+``ReasoningSplitter`` takes the text of an answer in pieces of any size and gives back, for each, what is
+reasoning and what is content. How the text is cut into pieces changes nothing; joined, both have every
+character that came but the markers and the line ends beside them.
+
+Reasoning stands at the beginning of an answer or nowhere: a ``<think>`` in the middle of a content is
+content. Where the prompt ends with the start marker (templates that open it) the answer begins inside; a
+model that writes the marker once more all the same is forgiven. An answer that ends before its reasoning does
+has no content.
+
+A format is a row of FORMATS. ``auto`` takes the first one whose markers the chat template writes, or that the
+vocabulary has as tokens of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from weft.errors import ConfigError
+from weft.text.markers import held_characters
+
+AUTO, NONE = "auto", "none"
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """``opened``: answers begin inside the reasoning, even if the prompt does not show it."""
+
+    name: str
+    start: str
+    end: str
+    opened: bool = False
+
+
+FORMATS: tuple[ReasoningFormat, ...] = (
+    ReasoningFormat("think", "<think>", "</think>"),
+    ReasoningFormat("deepseek_r1", "<think>", "</think>", opened=True),
+    ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
+    ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
+    ReasoningFormat("cohere", "<|START_THINKING|>", "<|END_THINKING|>"),
+    ReasoningFormat("granite", "Here is my thought process:", "Here is my response:"),
+)
+NAMES = tuple(row.name for row in FORMATS)
+
+
+def reasoning_format(name: str, template: str, has_token: Callable[[str], bool]) -> ReasoningFormat | None:
+    """The row called ``name``; with "auto" the one that ``template`` (its source) or the vocabulary speaks
+    for; None for "none", or where nothing does. Raises ConfigError that lists the names."""
+    check_reasoning_parser(name)
+    if name == NONE:
+        return None
+    if name != AUTO:
+        return next(row for row in FORMATS if row.name == name)
+    candidates = [row for row in FORMATS if not row.opened]
+    written = (row for row in candidates if row.start in template or row.end in template)
+    known = (row for row in candidates if has_token(row.start) and has_token(row.end))
+    return next(written, None) or next(known, None)
+
+
+def check_reasoning_parser(name: str) -> None:
+    if name not in (AUTO, NONE, *NAMES):
+        raise ConfigError(f"--reasoning-parser {name!r} is unknown; there are "
+                          f"{', '.join((AUTO, NONE, *NAMES))}", param="--reasoning-parser")
+
+
+def begins_inside(row: ReasoningFormat, prompt: str, continued: str | None = None) -> bool:
+    """Whether the text that follows ``prompt`` is reasoning from its first character. ``continued``: the
+    beginning of the answer, where the prompt has one."""
+    if continued is not None:
+        return continued.rfind(row.start) > continued.rfind(row.end)
+    return row.opened or prompt.rstrip().endswith(row.start)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    reasoning: str = ""
+    content: str = ""
+
+
+class _State(Enum):
+    BEFORE = auto()
+    """Nothing but whitespace came: a start marker may follow."""
+    INSIDE = auto()
+    BEHIND = auto()
+    """Line ends behind the end marker."""
+    CONTENT = auto()
+
+
+class ReasoningSplitter:
+    """One per answer. ``inside``: the prompt has opened the reasoning."""
+
+    def __init__(self, row: ReasoningFormat, *, inside: bool) -> None:
+        self._row = row
+        self._opened = inside
+        self._state = _State.BEFORE
+        self._held = ""
+        self._told = False
+        """Some reasoning was given out: line ends at its beginning are not part of it."""
+        self.over = False
+        """The end marker came."""
+
+    @property
+    def inside(self) -> bool:
+        """Whether the next text is reasoning, as far as one can know."""
+        return self._state is _State.INSIDE or (self._state is _State.BEFORE and self._opened)
+
+    @property
+    def undecided(self) -> bool:
+        """What came may be the beginning of a start marker, or of a content."""
+        return self._state is _State.BEFORE and not self._opened
+
+    def push(self, text: str) -> Split:
+        self._held += text
+        reasoning = content = ""
+        if self._state is _State.BEFORE:
+            self._begin()
+        if self._state is _State.INSIDE:
+            reasoning = self._reason()
+        if self._state is _State.BEHIND:
+            self._held = self._held.lstrip("\n")
+            if self._held:
+                self._state = _State.CONTENT
+        if self._state is _State.CONTENT:
+            content, self._held = self._held, ""
+        return Split(reasoning, content)
+
+    def finish(self) -> Split:
+        """The answer is over: what was held back is what it looked like."""
+        held, self._held = self._held, ""
+        if self.inside:
+            return Split(reasoning=held.rstrip("\n") if self._told else held.strip("\n"))
+        return Split(content=held)
+
+    def _begin(self) -> None:
+        bare = self._held.lstrip()
+        start = self._row.start
+        if bare.startswith(start):
+            self._held, self._state = bare[len(start):], _State.INSIDE
+        elif not start.startswith(bare):
+            self._state = _State.INSIDE if self._opened else _State.CONTENT
+
+    def _reason(self) -> str:
+        end = self._row.end
+        if not self._told:
+            self._held = self._held.lstrip("\n")
+        at = self._held.find(end)
+        if at >= 0:
+            reasoning = self._held[:at].rstrip("\n")
+            self._held, self._state, self.over = self._held[at + len(end):], _State.BEHIND, True
+            return reasoning
+        safe = self._held[:len(self._held) - held_characters(self._held, (end,))].rstrip("\n")
+        self._held = self._held[len(safe):]
+        self._told = self._told or bool(safe)
+        return safe

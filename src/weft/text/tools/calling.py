@@ -1,0 +1,170 @@
+"""A grammar under which an answer is calls of the given tools, in the format of the model's family.
+
+    start: LEAD call (BETWEEN call)* TAIL          "required", or one call only for "named"
+    call:  BEFORE (tool_0 | tool_1 | ...) BEHIND
+    tool_0:  {"name": "f", "arguments": <JSON schema of its parameters> }             json
+             <function=f> <parameter=x> text or JSON </parameter> ... </function>     xml
+             f(x=<JSON schema of x>, ...)                                             python
+
+So the arguments always fit the tool's schema. Tags and Python have one value per parameter, in the order of
+the schema, those that are not required may be left out; additional properties are not written. A string in
+tags is free text: its length and pattern are not held.
+
+``strict_guide`` leaves the model free to call or not: text as it likes, and from an opening marker on a call
+that fits. It holds for every tool of the request, as soon as one is strict.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from weft.errors import RequestError
+from weft.request import Guide
+from weft.text.guides import FREE_TEXT, TokenOf, json_schema, lark_guide, literal, quoted
+from weft.text.tools.definitions import Tool
+from weft.text.tools.formats import ToolFormat
+from weft.text.tools.xml_calls import fixed_values, followed, types_of
+
+
+class _Rules:
+    """Lark rules under way. ``add`` returns the name of a new one."""
+
+    def __init__(self, token_of: TokenOf) -> None:
+        self.lines: list[str] = []
+        self._token_of = token_of
+
+    def add(self, body: str, options: str = "") -> str:
+        name = f"r{len(self.lines)}"
+        self.lines.append(f"{name}{options}: {body or quoted('')}")
+        return name
+
+    def text(self, text: str) -> str:
+        return literal(text, self._token_of)
+
+    def schema(self, schema: dict[str, Any], field: str) -> str:
+        return self.add("%json " + json.dumps(json_schema(schema, field=field)))
+
+
+def calls_guide(row: ToolFormat, tools: Sequence[Tool], *, several: bool, token_of: TokenOf,
+                field: str) -> Guide:
+    """The answer is one call of ``tools``, or more where ``several``."""
+    rules = _Rules(token_of)
+    body = _calls(rules, row, tools, several=several, field=field)
+    return lark_guide("\n".join([f"start: {body}", *rules.lines]), field=field)
+
+
+def strict_guide(row: ToolFormat, tools: Sequence[Tool], *, several: bool, token_of: TokenOf,
+                 field: str) -> Guide:
+    """Free text, or text and calls. Raises RequestError where the format has no marker that opens a call."""
+    opening = row.writes.lead + row.writes.before
+    marker = next((open for open in row.opens if opening.startswith(open)), None)
+    if marker is None:
+        raise RequestError(f"{field}: strict tools need tool_choice required with this model, whose calls "
+                           f"({row.name}) begin with no marker", param=field)
+    rules = _Rules(token_of)
+    body = _calls(rules, row, tools, several=several, field=field, without=marker)
+    token = token_of(marker)
+    head = f"TEXT <[{token}]>" if token is not None else rules.add(FREE_TEXT, f"[suffix={quoted(marker)}]")
+    again = "*" if several and not row.writes.lead else "?"
+    return lark_guide("\n".join([f"start: (begun){again} TEXT", f"begun: {head} {body}", f"TEXT: {FREE_TEXT}",
+                                 *rules.lines]), field=field)
+
+
+def _calls(rules: _Rules, row: ToolFormat, tools: Sequence[Tool], *, several: bool, field: str,
+           without: str = "") -> str:
+    """``without``: the marker that was written already, at the beginning of lead or before."""
+    writes = row.writes
+    lead, before = writes.lead, writes.before
+    first_before = before
+    if without:
+        if lead:
+            lead = lead.removeprefix(without)
+        else:
+            first_before = before.removeprefix(without)
+    names = " | ".join(_call(rules, row, tool, field) for tool in tools)
+    named = rules.add(names)
+    first = _sequence(rules.text(first_before), named, rules.text(writes.behind))
+    call = _sequence(rules.text(before), named, rules.text(writes.behind))
+    # Without a lead, each call has an envelope of its own; under a strict guide each begins anew.
+    repeats = several and (writes.lead or not without)
+    more = f"({_sequence(rules.text(writes.between), call)})*" if repeats else ""
+    return _sequence(rules.text(lead), first, more, rules.text(writes.tail))
+
+
+def _sequence(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
+
+
+def _call(rules: _Rules, row: ToolFormat, tool: Tool, field: str) -> str:
+    writes, name = row.writes, tool.name
+    if writes.style == "json":
+        begin = f'{{"name": {json.dumps(name)}, "{writes.key}": '
+        return rules.add(_sequence(quoted(begin), rules.schema(tool.parameters, field), quoted("}")))
+    if writes.style == "headed":
+        head = row.head
+        assert head is not None
+        begin = head.before + row.new_id("0" * 32, name, 0) + head.arguments
+        schema = rules.schema(tool.parameters, field)
+        return rules.add(_sequence(rules.text(begin), schema, rules.text(head.behind)))
+    if writes.style == "xml":
+        parts = [_xml_parameter(rules, tool, key, field) for key in tool.properties]
+        return rules.add(_sequence(rules.text(f"<function={name}>\n"), *parts, rules.text("</function>")))
+    arguments = _python_arguments(rules, tool, field)
+    return rules.add(_sequence(quoted(f"{name}("), arguments, quoted(")")))
+
+
+def _required(tool: Tool) -> set[str]:
+    return set(tool.parameters.get("required") or ())
+
+
+def _part_schema(tool: Tool, key: str) -> dict[str, Any]:
+    """The schema of one property, with the definitions that it may refer to."""
+    schema = tool.properties[key]
+    names = [name for name in ("$defs", "definitions") if name in tool.parameters]
+    shared: dict[str, Any] = {name: tool.parameters[name] for name in names}
+    return {**shared, **schema} if isinstance(schema, dict) else shared
+
+
+def _xml_parameter(rules: _Rules, tool: Tool, key: str, field: str) -> str:
+    schema = _part_schema(tool, key)
+    begin, end = rules.text(f"<parameter={key}>\n"), "\n</parameter>\n"
+    types = types_of(schema, schema)
+    listed = fixed_values(followed(schema, schema))
+    if "string" in types and not _lists_values(schema):
+        token = rules.text("</parameter>")
+        if token.startswith("<["):
+            value = f'{rules.add(FREE_TEXT)} {token} "\\n"'  # free text takes the line end before it
+        else:
+            value = rules.add(FREE_TEXT, f"[suffix={quoted(end)}]")
+    elif types == {"string"} and listed:
+        choices = " | ".join(quoted(str(choice)) for choice in listed)
+        value = f"({choices}) {rules.text(end)}"
+    else:
+        value = f"{rules.schema(schema, field)} {rules.text(end)}"
+    rule = rules.add(_sequence(begin, value))
+    return rule if key in _required(tool) else f"{rule}?"
+
+
+def _lists_values(schema: dict[str, Any]) -> bool:
+    """Whether an enum or a constant is anywhere in it: then free text would not do."""
+    text = json.dumps(schema)
+    return '"enum"' in text or '"const"' in text
+
+
+def _python_arguments(rules: _Rules, tool: Tool, field: str) -> str:
+    """Required ones first, in order, each of the others may follow."""
+    required = [key for key in tool.properties if key in _required(tool)]
+    optional = [key for key in tool.properties if key not in _required(tool)]
+
+    def written(key: str) -> str:
+        return rules.add(_sequence(quoted(f"{key}="), rules.schema(_part_schema(tool, key), field)))
+
+    first = f' {quoted(", ")} '.join(written(key) for key in required)
+    rest = [written(key) for key in optional]
+    if required:
+        return _sequence(first, *(f'({quoted(", ")} {rule})?' for rule in rest))
+    starts = [_sequence(rule, *(f'({quoted(", ")} {later})?' for later in rest[at + 1:]))
+              for at, rule in enumerate(rest)]
+    return f"({' | '.join(starts)})?" if starts else ""

@@ -1,0 +1,116 @@
+"""``tools`` and ``tool_choice`` of a request, checked: what the template, the reader and the grammar take for
+granted.
+
+    tools: [{"type": "function", "function": {"name", "description", "parameters", "strict"}}, ...]
+    tool_choice: "none" | "auto" | "required" | {"type": "function", "function": {"name": ...}}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from weft.errors import RequestError
+
+TOOLS_MAX = 512
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
+_NOTHING_ELSE: dict[str, Any] = {**_NOTHING, "additionalProperties": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """``definition`` is what the template sees; ``parameters`` a JSON schema of an object."""
+
+    name: str
+    parameters: dict[str, Any]
+    strict: bool
+    definition: dict[str, Any]
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        found = self.parameters.get("properties")
+        return found if isinstance(found, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """``name`` is set for mode "named"."""
+
+    mode: Literal["none", "auto", "required", "named"]
+    name: str = ""
+
+
+def read_tools(value: Sequence[Any] | None) -> tuple[Tool, ...]:
+    """Raises RequestError that names the element."""
+    if not value:
+        return ()
+    if len(value) > TOOLS_MAX:
+        raise RequestError(f"tools has {len(value)} tools; the limit is {TOOLS_MAX}", param="tools")
+    tools = tuple(_tool(f"tools[{at}]", item) for at, item in enumerate(value))
+    names = [tool.name for tool in tools]
+    for name in names:
+        if names.count(name) > 1:
+            raise RequestError(f"tools has two functions called {name!r}", param="tools")
+    return tools
+
+
+def read_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
+    """What ``tool_choice`` asks of these tools. Raises RequestError."""
+    if value is None:
+        return ToolChoice("auto" if tools else "none")
+    if value == "none":
+        return ToolChoice("none")
+    if isinstance(value, str):
+        if value not in ("auto", "required"):
+            raise RequestError(f"tool_choice is {value!r}; it is none, auto, required, or a function by its "
+                               "name", param="tool_choice")
+        if value == "required":
+            _need_tools(tools)
+        return ToolChoice("required" if value == "required" else "auto" if tools else "none")
+    if not isinstance(value, dict) or value.get("type") != "function":
+        kind = value.get("type") if isinstance(value, dict) else type(value).__name__
+        raise RequestError(f"tool_choice has type {kind!r}; this server serves function", param="tool_choice")
+    inner = value.get("function")
+    name = inner.get("name") if isinstance(inner, dict) else value.get("name")
+    if not isinstance(name, str):
+        raise RequestError("tool_choice.function.name is missing", param="tool_choice.function.name")
+    _need_tools(tools)
+    if name not in {tool.name for tool in tools}:
+        raise RequestError(f"tool_choice names {name!r}, which is not in tools: "
+                           f"{', '.join(tool.name for tool in tools)}", param="tool_choice")
+    return ToolChoice("named", name)
+
+
+def _need_tools(tools: Sequence[Tool]) -> None:
+    if not tools:
+        raise RequestError("tool_choice asks for a call, and tools is empty", param="tool_choice")
+
+
+def _tool(where: str, item: Any) -> Tool:
+    if not isinstance(item, dict):
+        raise RequestError(f"{where}: expected an object, got {type(item).__name__}", param=where)
+    if item.get("type", "function") != "function":
+        raise RequestError(f"{where} has type {item['type']!r}; this server serves function",
+                           param=f"{where}.type")
+    function = item.get("function")
+    if not isinstance(function, dict):
+        raise RequestError(f"{where}.function is missing: an object with name and parameters",
+                           param=f"{where}.function")
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise RequestError(f"{where}.function.name is {name!r}; it has 1 to 128 letters, digits, _, - or .",
+                           param=f"{where}.function.name")
+    parameters = function.get("parameters")
+    takes_none = parameters is None
+    if parameters is None:
+        parameters = _NOTHING
+    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
+        raise RequestError(f"{where}.function.parameters: expected the JSON schema of an object",
+                           param=f"{where}.function.parameters")
+    # Templates walk properties without asking whether they are there.
+    parameters = {"type": "object", "properties": {}, **parameters}
+    definition = {**item, "type": "function", "function": {**function, "parameters": parameters}}
+    return Tool(name, _NOTHING_ELSE if takes_none else parameters, function.get("strict") is True, definition)

@@ -1,0 +1,161 @@
+"""Calls written as tags, one tag per parameter: Qwen3-Coder, Qwen3.5, Qwen3-Next and Nemotron 3.
+
+    <function=get_weather>
+    <parameter=city>
+    Paris
+    </parameter>
+    </function>
+
+A value is text. What it means is in the tool's schema: a string is taken as it stands (without the line end
+on either side), anything else is read as JSON, and stays a string where that fails.
+
+The arguments are given out parameter by parameter: ``{"city": "Paris"``, then ``, "days": 3``, then ``}``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from weft.text.markers import may_become
+from weft.text.tools.parts import BodyReader, CallPart
+
+FUNCTION, FUNCTION_END = "<function=", "</function>"
+PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
+_NAME_CHARS_MAX = 256
+_HOPS_MAX = 8
+_JSON_TYPES: dict[type, set[str]] = {bool: {"boolean"}, int: {"integer", "number"}, float: {"number"}}
+
+
+class XmlCalls(BodyReader):
+    """``schemas``: the parameters of each tool, by its name."""
+
+    def __init__(self, close: str | None, schemas: Mapping[str, Mapping[str, Any]]) -> None:
+        super().__init__(close)
+        self._schemas = schemas
+        self._at = 0
+        self._function: str | None = None
+        self._parameters = 0
+
+    def _read(self, last: bool) -> list[CallPart]:
+        parts: list[CallPart] = []
+        while self.end is None and not self.broken:
+            while self._at < len(self.text) and self.text[self._at].isspace():
+                self._at += 1
+            rest = self.text[self._at:]
+            step = self._between if self._function is None else self._inside
+            if not step(rest, parts, last):
+                break
+        return parts
+
+    def _between(self, rest: str, parts: list[CallPart], last: bool) -> bool:
+        """Whether it got anywhere."""
+        expected = [FUNCTION, *([self.close] if self.close is not None else [])]
+        if self.close is not None and rest.startswith(self.close):
+            self.end = self._at + len(self.close)
+        elif rest.startswith(FUNCTION) and (self.close is not None or not self.call_count):
+            name, length = self._tag_name(rest, FUNCTION)
+            if name is None:
+                return False
+            self._function, self._parameters = name, 0
+            self._at += length
+            self.told = self._at
+            parts.append(CallPart(name=name))
+        elif may_become(rest, expected) and not last:
+            return False
+        elif self.call_count:
+            self.end = self.whole
+        else:
+            self.broken = True
+        return True
+
+    def _inside(self, rest: str, parts: list[CallPart], last: bool) -> bool:
+        if rest.startswith(PARAMETER):
+            name, length = self._tag_name(rest, PARAMETER)
+            end = rest.find(PARAMETER_END, length)
+            if name is None or end < 0:
+                return False
+            value = self._value(name, rest[length:end])
+            parts.append(CallPart(arguments=f"{', ' if self._parameters else '{'}"
+                                            f"{json.dumps(name, ensure_ascii=False)}: {value}"))
+            self._parameters += 1
+            self._at += end + len(PARAMETER_END)
+            self.told = self._at
+        elif rest.startswith(FUNCTION_END):
+            parts.append(CallPart(arguments="}" if self._parameters else "{}", complete=True))
+            self._at += len(FUNCTION_END)
+            self._function = None
+            self._completed(self._at)
+            if self.close is None:
+                self.end = self._at
+        elif may_become(rest, (PARAMETER, FUNCTION_END)) and not last:
+            return False
+        else:
+            self.broken = True
+        return True
+
+    def _tag_name(self, rest: str, tag: str) -> tuple[str | None, int]:
+        """The name in ``<tag=NAME>`` and the length of the tag; None while it is not complete."""
+        end = rest.find(">", len(tag))
+        name = rest[len(tag):end if end >= 0 else None]
+        if "\n" in name or len(name) > _NAME_CHARS_MAX or (end >= 0 and not name.strip()):
+            self.broken = True
+            return None, 0
+        return (name.strip(), end + 1) if end >= 0 else (None, 0)
+
+    def _value(self, name: str, text: str) -> str:
+        """The JSON text of a parameter's value."""
+        text = text.removeprefix("\n").removesuffix("\n")
+        assert self._function is not None
+        root = self._schemas.get(self._function, {})
+        properties = root.get("properties")
+        schema = properties.get(name) if isinstance(properties, Mapping) else None
+        return json.dumps(_read_value(text, types_of(schema, root)), ensure_ascii=False)
+
+
+def _read_value(text: str, types: set[str]) -> Any:
+    """What ``text`` means to a parameter of these JSON types; where nothing is known of it, it is text."""
+    if not types or types == {"string"}:
+        return text
+    try:
+        value = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return {"True": True, "False": False, "None": None}.get(text.strip(), text)
+    if "string" in types and isinstance(value, (bool, int, float)) and not types & _JSON_TYPES[type(value)]:
+        return text  # digits that are meant as text
+    return value
+
+
+def types_of(schema: Any, root: Mapping[str, Any], hops: int = _HOPS_MAX) -> set[str]:
+    """The JSON types that a schema allows, in its alternatives too, as far as it says; references into
+    ``root`` are followed."""
+    if not isinstance(schema, Mapping) or not hops:
+        return set()
+    named = schema.get("type")
+    types = {named} if isinstance(named, str) else set(named) if isinstance(named, list) else set()
+    for key in ("anyOf", "oneOf", "allOf"):
+        for inner in schema.get(key) or ():
+            types |= types_of(inner, root, hops - 1)
+    for value in fixed_values(schema):
+        types |= {"string"} if isinstance(value, str) else {"other"} if not types else set()
+    if "$ref" in schema:
+        types |= types_of(followed(schema, root), root, hops - 1)
+    return types
+
+
+def fixed_values(schema: Mapping[str, Any]) -> list[Any]:
+    """The values that a schema lists, if it does."""
+    listed = schema.get("enum")
+    return listed if isinstance(listed, list) else [schema["const"]] if "const" in schema else []
+
+
+def followed(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``schema``, or what its reference "#/..." into ``root`` points to; empty where it leads nowhere."""
+    reference = schema.get("$ref")
+    if not isinstance(reference, str):
+        return schema
+    found: Any = root
+    for step in reference.removeprefix("#/").split("/"):
+        found = found.get(step) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else {}

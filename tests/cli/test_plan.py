@@ -1,0 +1,231 @@
+"""`weft plan` as a user meets it: the screen, the JSON, the file, and what it says to bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+from weft.cli.main import main
+from weft.planning.geometries import GEOMETRIES, find_geometry
+
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+def directory_of(name: str, directory: Path, **changes: Any) -> Path:
+    """A directory with the config.json of a known model, and nothing else."""
+    geometry = find_geometry(name)
+    assert geometry is not None
+    (directory / "config.json").write_text(json.dumps({**geometry.config, **changes}))
+    return directory
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert main(["plan", *arguments]) == code
+    return capsys.readouterr().out
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["plan", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+def data(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
+    return json.loads(said(capsys, *arguments, "--json", code=code))
+
+
+def test_one_screen_says_whether_it_fits_how_many_and_what_a_checkpoint_costs(
+        capsys: pytest.CaptureFixture[str]) -> None:
+    shown = said(capsys, "qwen3-next-80b-a3b", "--memory", "80GiB", "--tp", "4")
+    for words in ("Qwen/Qwen3-Next-80B-A3B", "79.7B parameters", "one of 4 devices", "weights 37.2 GiB",
+                  "12,288 bytes in 12 layers", "99 KV pages or 1 state", "the KV of 1,584 tokens",
+                  "131,072", "the model's longest", "fits: up to 262,144 tokens"):
+        assert words in shown
+    lines = shown.splitlines()
+    assert len(lines) < 24
+    assert max(len(line) for line in lines) <= 80
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_comparison_shows_every_layout_with_and_without_speculation_in_any_width(
+        capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = said(capsys, "Qwen3.5-4B", "--memory", "24GiB", "--compare")
+    wide = said(capsys, "LFM2-1.2B", "--memory", "80GiB", "--compare", "--length", "500")
+    assert sum("weft: frames" in line for line in wide.splitlines()) == 2   # no label is broken over lines
+    assert max(len(line) for line in wide.splitlines()) <= columns
+    lines = shown.splitlines()
+    assert max(len(line) for line in lines) <= columns
+    assert "…" not in shown
+    for layout in ("weft: frames", "padded pages", "8 layers a page", "static pools"):
+        assert sum(layout in line for line in lines) >= 1 + 3       # the table, and a bar for each length
+    assert sum("3 drafts" in line for line in lines) == 4 * 2 + 1
+    assert "each with 3 drafts" in shown
+    [padded] = [line for line in lines if line.startswith("padded pages ")]
+    assert padded.split()[2] == "528"
+
+
+def test_bars_are_as_long_as_their_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = said(capsys, "Qwen3.5-4B", "--memory", "24GiB", "--compare", "--length", "4096")
+    picture = shown.split("4,096 tokens\n")[1].splitlines()[:4]
+    numbers = [[int(word) for word in line.split() if word.isdecimal()] for line in picture]
+    numbers[2] = numbers[2][1:]         # the name "8 layers a page" has one too
+    cells = [(line.count("█"), line.count("█") + line.count("░")) for line in picture]
+    scale = max(cells)[1] / max(numbers)[-1]
+    for (full, whole), counts in zip(cells, numbers, strict=True):
+        assert (full, whole) == (round(scale * counts[0]), round(scale * counts[-1]))
+    assert max(cells)[1] > 40 > min(cells)[0]
+
+
+def test_the_json_has_every_figure_of_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    found = data(capsys, "Qwen3.5-397B-A17B", "--arena", "40GiB", "--tp", "2", "--compare")
+    assert found["model"] == "Qwen/Qwen3.5-397B-A17B"
+    assert (found["kv_bytes_per_token"], found["state_bytes_per_sequence"]) == (15360, 96030720)
+    assert found["checkpoint"] == {"bytes": 96092160, "tokens": 6256, "parked_bytes": 26050560}
+    assert found["arena"]["frame_bytes"] == found["arena"]["pages_per_frame"] * found["arena"]["page_bytes"]
+    assert [row["tokens"] for row in found["lengths"]] == [4096, 32768, 131072, 262144]
+    layouts = {row["layout"]: row for row in found["layouts"]}
+    assert layouts["padded pages"]["block_tokens"] == 2096
+    bare, speculating, _ = layouts["padded pages"]["loads"]
+    assert bare["lengths"][0] == {"tokens": 100, "request_bytes": 128778240, "sequences": 332}
+    assert speculating["drafts"] == 3
+    assert [row["sequences"] for row in layouts["weft: frames"]["loads"][0]["lengths"][1:]] == \
+        [row["sequences"] for row in found["lengths"]]
+    assert "layouts" not in data(capsys, "Qwen3.5-397B-A17B", "--arena", "40GiB")
+
+
+def test_what_does_not_fit_says_what_is_needed_and_that_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = said(capsys, "Qwen3.5-397B-A17B", "--memory", "80GiB", "--tp", "2", "--compare", code=1)
+    assert "does not fit" in shown
+    assert "--memory 370GiB at --tp 2, or --tp 16 with this memory" in " ".join(shown.split())
+    assert "2,096" in shown
+    assert data(capsys, "Qwen3.5-397B-A17B", "--memory", "370GiB", "--tp", "2")["enough"]
+    assert data(capsys, "Qwen3.5-397B-A17B", "--memory", "80GiB", "--tp", "16")["enough"]
+    need = data(capsys, "Qwen3.5-397B-A17B", "--memory", "80GiB", "--tp", "2", code=1)["need_bytes"]
+    for memory, enough in ((need, True), (need - (1 << 30), False)):
+        found = data(capsys, "Qwen3.5-397B-A17B", "--memory", str(memory), "--tp", "2", code=1 - enough)
+        assert found["enough"] == enough
+
+
+def test_the_memory_of_a_device_is_weights_arena_and_a_tenth_of_the_rest(
+        capsys: pytest.CaptureFixture[str]) -> None:
+    found = data(capsys, "Qwen3.5-9B", "--memory", "48GiB")
+    weights, kept, arena = found["weights"]["bytes"], found["kept_bytes"], found["arena"]
+    assert kept == (found["memory_bytes"] - weights) // 10
+    left = found["memory_bytes"] - weights - kept - arena["bytes"]
+    assert 0 <= left < arena["frame_bytes"]
+    apart = data(capsys, "Qwen3.5-9B", "--arena", str(arena["bytes"]))
+    assert (apart["arena"], apart["lengths"]) == (arena, found["lengths"])
+
+
+def test_dtypes_are_told_by_short_and_long_names(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("granite-4.0-h-small", "--memory", "80GiB")
+    plain = data(capsys, *asked)
+    short = data(capsys, *asked, "--kv-dtype", "fp8", "--state-dtype", "bf16")
+    assert (short["kv_dtype"], short["state_dtype"]) == ("float8_e4m3", "bfloat16")
+    assert short == data(capsys, *asked, "--kv-dtype", "float8_e4m3", "--state-dtype", "bfloat16")
+    assert 2 * short["kv_bytes_per_token"] == plain["kv_bytes_per_token"] == 16384
+    assert short["state_bytes_per_sequence"] == 77322240
+    assert plain["state_bytes_per_sequence"] == 152819712
+    int4 = data(capsys, *asked, "--weights", "int4")
+    assert int4["weights"]["bytes"] < 0.3 * plain["weights"]["bytes"]
+
+
+def test_a_directory_is_planned_from_its_config_alone(
+        capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    found = data(capsys, str(directory_of("granite-4.0-h-tiny", tmp_path)), "--arena", "8GiB")
+    assert found["longest_tokens"] == 131072
+    assert (found.pop("model"), found["family"]) == (tmp_path.name, "granite_hybrid")
+    known = data(capsys, "granite-4.0-h-tiny", "--arena", "8GiB")
+    assert found == {key: value for key, value in known.items() if key != "model"}
+    assert data(capsys, "weft-recall", "--memory", "64MiB")["family"] == "qwen3_5"
+
+
+def test_a_quantised_checkpoint_is_planned_in_its_form(
+        capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    quantized = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    directory = directory_of("Qwen3.5-4B", tmp_path, quantization_config=quantized)
+    found = data(capsys, str(directory), "--arena", "8GiB")
+    assert found["weights"]["form"] == "fp8"
+    plain = data(capsys, "Qwen3.5-4B", "--arena", "8GiB")
+    assert found["weights"]["parts"]["feed-forward"] < 0.501 * plain["weights"]["parts"]["feed-forward"]
+    assert found["arena"] == plain["arena"]
+
+
+def test_without_a_model_the_ones_that_are_known_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = said(capsys)
+    assert all(geometry.short_name in shown for geometry in GEOMETRIES)
+    assert max(len(line) for line in shown.splitlines()) <= 80
+    assert len(data(capsys)) == len(GEOMETRIES)
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-397b", "QWEN/qwen3.5-397B-A17B", "Qwen3.5-397B-A17B-Instruct"])
+def test_a_known_model_may_be_named_loosely(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert data(capsys, name, "--arena", "40GiB")["model"] == "Qwen/Qwen3.5-397B-A17B"
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["qwen3.5-39b"], ["no directory 'qwen3.5-39b'", "did you mean Qwen3.5-9B", "config.json", "owner/name"]),
+    (["granite"], ["did you mean granite-4.0-h-"]),
+    (["zzzz"], ["`weft plan` lists those it knows"]),
+    (["Qwen/Qwen3.5-5B"], ["'Qwen/Qwen3.5-5B'", "hub", "weft knows Qwen3.5-"]),
+    (["./nowhere"], ["no such directory"]),
+    (["lfm2-1.2b", "--tp", "3"], ["--tp is 3", "Attention.heads 32", "it may be 1, 2, 4, 8, 16, 32"]),
+    (["lfm2-1.2b", "--tp", "0"], ["--tp"]),
+    (["lfm2-1.2b", "--memory", "lots"], ["--memory 'lots' is not a size"]),
+    (["lfm2-1.2b", "--memory", "0"], ["--memory 0 is no memory at all"]),
+    (["lfm2-1.2b", "--memory", "1GiB", "--arena", "1GiB"], ["--memory and --arena"]),
+    (["lfm2-1.2b", "--kv-dtype", "fp7"], ["--kv-dtype", "'fp7' is not one of bf16, fp8, int8, fp16, fp32"]),
+    (["lfm2-1.2b", "--length", "999999"], ["--length 999999", "128000"]),
+    (["lfm2-1.2b", "--plot", "bars.png"], ["--plot bars.png", ".svg or .html"]),
+    (["lfm2-1.2b", "--memmory", "1GiB"], ["did you mean --memory?"]),
+])
+def test_bad_input_is_answered_with_what_to_type_instead(
+        capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]) -> None:
+    error = refusal(capsys, *arguments)
+    assert all(word in error for word in words), error
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"model_type": "gpt2"}'])
+def test_a_config_that_cannot_be_read_is_named(
+        capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    assert "config.json" in refusal(capsys, str(tmp_path))
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".html"])
+def test_the_screen_is_written_to_a_file_when_asked(
+        capsys: pytest.CaptureFixture[str], tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"plan{suffix}"
+    arguments = ("lfm2-1.2b", "--memory", "8GiB", "--compare", "--plot", str(file))
+    assert "padded" in said(capsys, *arguments)
+    assert "padded" in file.read_text()
+    file.unlink()
+    json.loads(said(capsys, *arguments, "--json"))      # nothing but JSON on stdout
+    assert "█" in file.read_text()
+
+
+def test_a_plan_without_memory_is_of_this_machine(
+        capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.host.free_ram_bytes", lambda: 4 << 30)
+    assert "4.0 GiB RAM free on this machine" in said(capsys, "lfm2-350m")
+
+
+def test_a_plan_imports_no_torch_and_no_server() -> None:
+    code = ("from weft.cli.main import main\nmain(['plan', 'lfm2-1.2b', '--memory', '4GiB', '--compare'])\n"
+            "import sys\nprint('LOADED', *sys.modules)")
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(answer.stdout.rsplit("LOADED", 1)[1].split())
+    assert "weft.planning.model_plan" in loaded
+    assert not loaded & {"torch", "transformers", "numpy", "httpx", "starlette", "huggingface_hub"}

@@ -1,0 +1,70 @@
+"""What ``weft top`` makes of two readings; with a server: tests/server/test_prefix_cache.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.unit.engine.rig import Rig
+from weft.cli.top import Reading, frame, read_metrics
+from weft.errors import UserError
+from weft.server.metrics import Metrics
+
+PREFIX: dict[str, Any] = {"tokens": 4096, "hits": 17, "branches": 3, "readers": 2, "checkpoint": True,
+                          "age_s": 130.0, "namespace": 1}
+CACHE = {"nodes": 12, "states": 7, "tree": {"prefixes": [PREFIX], "namespace_count": 2}}
+
+
+def reading(at_s: float, requests: int, *, prefix: str = "weft", alive: bool = True) -> Reading:
+    """After so many equal requests, the first of which computes and the others find."""
+    rig = Rig(cache=True)
+    for number in range(requests):
+        rig.submit(f"r{number}", list(range(70)), max_tokens=5)
+        rig.run()
+    metrics = Metrics(prefix)
+    metrics.name_model("small")
+    return read_metrics(metrics.text(rig.core.stats(), alive=alive).decode(), at_s)
+
+
+def shown(now: Reading, before: Reading | None = None, cache: Any = CACHE) -> str:
+    console = Console(width=100)
+    with console.capture() as captured:
+        console.print(frame("http://here", now, before, cache))
+    return " ".join(captured.get().split())
+
+
+def test_the_first_frame_has_totals_and_no_rates() -> None:
+    text = shown(reading(0.0, 2))
+    assert "small at http://here up" in text
+    assert "tokens generated 10" in text
+    assert "found 64 45.7%" in text
+    assert "1. state kept 4,096 17 3 2 2 min ago" in text
+    assert "12 nodes, 7 states, 2 namespaces" in text
+    assert "since the last frame" not in text
+
+
+def test_a_later_frame_has_what_came_since_per_second() -> None:
+    text = shown(reading(4.0, 4), reading(2.0, 2))
+    assert "tokens generated 5 20" in text
+    assert "found since the last frame: 91.4%" in text
+
+
+def test_a_server_that_was_started_anew_has_no_rates() -> None:
+    assert reading(4.0, 1).rate("generation_tokens_total", reading(2.0, 3)) is None
+
+
+def test_a_prefix_of_metric_names_changes_nothing() -> None:
+    assert reading(0.0, 2, prefix="vllm") == reading(0.0, 2)
+
+
+def test_an_engine_that_is_not_there_is_said_and_the_rest_is_left_empty() -> None:
+    text = shown(reading(0.0, 0, alive=False), cache={})
+    assert "the engine is not there" in text
+    assert "no prefix is shared yet" in text
+
+
+def test_metrics_of_somebody_else_are_refused() -> None:
+    with pytest.raises(UserError, match="no metrics of a weft server"):
+        read_metrics("# TYPE up gauge\nup 1\n", 0.0)

@@ -1,0 +1,84 @@
+"""The whole engine in virtual time while everything that lies apart is moved together in every step: the same
+answers, over an executor that compares every state and page with what it must hold. And with one word of a
+move left out, which it must notice."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from weft.memory.draft import Draft
+from weft.memory.memory import MoveCounts
+from weft.memory.reservation import Reservation
+from weft.schedule.one_pass import Pass
+from weft.schedule.plan import StepPlan
+from weft.sim.sharing import sharing_scenario
+from weft.sim.simulator import Simulation, SimulationFailed
+from weft.sim.workload import Scenario, scenario_from_seed
+
+SCENARIOS: list[Scenario] = [*map(sharing_scenario, (11, 12, 26, 29, 46)),
+                             *map(scenario_from_seed, (0, 11, 40, 47, 53))]
+"""Runs whose frames have several items, so that much lies apart."""
+
+
+@pytest.fixture(autouse=True)
+def _every_step_compacts(monkeypatch: pytest.MonkeyPatch) -> None:
+    seal = Draft.seal
+
+    def sealing(draft: Draft) -> Reservation:
+        draft.compact()
+        return seal(draft)
+    monkeypatch.setattr(Draft, "seal", sealing)
+
+
+def run(scenario: Scenario) -> MoveCounts:
+    simulation = Simulation(scenario)
+    simulation.run()
+    return simulation.core.memory.usage().moves
+
+
+def run_all() -> list[MoveCounts]:
+    return [run(scenario) for scenario in SCENARIOS]
+
+
+def test_the_laws_hold_while_everything_moves() -> None:
+    counts = run_all()
+    assert sum(count.pages for count in counts) > 100
+    assert sum(count.slots for count in counts) > 8
+
+
+def without_page_copies(plan: StepPlan) -> StepPlan:
+    return replace(plan, page_copies=plan.page_copies[:, :-1]) if plan.reservation.moves.pages else plan
+
+
+def without_slot_copies(plan: StepPlan) -> StepPlan:
+    return replace(plan, slot_copies=plan.slot_copies[:, :-1]) if plan.reservation.moves.slots else plan
+
+
+def without_table_patches(plan: StepPlan) -> StepPlan:
+    told = plan.reservation.moves.table_patches
+    return replace(plan, table_patches=plan.table_patches[:, :-1]) if told else plan
+
+
+def with_the_slots_of_before(plan: StepPlan) -> StepPlan:
+    left = {copy.dst: copy.src for copy in plan.reservation.moves.slots}
+    return replace(plan, slots=np.asarray([left.get(slot, slot) for slot in plan.slots.tolist()], np.int32))
+
+
+@pytest.mark.parametrize(("forget", "says"), [
+    (without_page_copies, "holds other tokens|does not hold position"),
+    (without_slot_copies, "does not hold the state|holds no state"),
+    (without_table_patches, "was moved away from under a row"),
+    (with_the_slots_of_before, "does not hold the state"),
+])
+def test_a_move_that_is_made_in_part_is_caught(monkeypatch: pytest.MonkeyPatch, says: str,
+                                               forget: Callable[[StepPlan], StepPlan]) -> None:
+    seal = Pass.seal
+    monkeypatch.setattr(Pass, "seal", lambda *args: forget(seal(*args)))
+    with pytest.raises(SimulationFailed, match=r"^seed \d+: ") as caught:
+        run_all()
+    assert re.search(says, str(caught.value)), caught.value

@@ -1,0 +1,75 @@
+"""The whole engine in virtual time where states are parked: the executor checks that each parked state is put
+together from its own pieces, in order, and that whoever begins on it gets the state of its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from weft.memory.memory import MemoryUsage
+from weft.schedule.one_pass import Pass
+from weft.schedule.plan import StepPlan
+from weft.sim.sharing import sharing_scenario
+from weft.sim.simulator import Simulation, SimulationFailed
+from weft.sim.workload import Scenario, small_arena
+
+SEEDS = (2, 3, 9, 13, 15, 16, 18, 20, 26, 32, 34, 37)
+"""Those of the first forty in which much is parked, or begun on."""
+
+
+def parking_scenario(seed: int) -> Scenario:
+    """``sharing_scenario`` on frames of ten pages or a state, which is three of them when it is parked."""
+    scenario = sharing_scenario(seed)
+    frames = 7 + seed % 5
+    arena = replace(small_arena(pages_per_frame=10, slots_per_frame=1 + seed % 2, frame_count=frames),
+                    parked_pages=3 - seed % 2)
+    longest = min(scenario.sizes.max_model_len, (frames - 1) * 160)
+    sizes = replace(scenario.sizes, memory_bytes=arena.arena_bytes, max_model_len=longest)
+    arrivals = tuple(arrival for arrival in scenario.arrivals if fits(arrival.request, longest))
+    return replace(scenario, arena=arena, sizes=sizes, arrivals=arrivals, fail_in_step=None)
+
+
+def fits(request: object, longest: int) -> bool:
+    most = request.sampling.max_tokens  # type: ignore[attr-defined]
+    return len(request.prompt_tokens) + max(1, most or 0) <= longest  # type: ignore[attr-defined]
+
+
+def run(seed: int) -> tuple[str, MemoryUsage]:
+    simulation = Simulation(parking_scenario(seed))
+    outcome = simulation.run()
+    return outcome.trace_hash, simulation.core.memory.usage()
+
+
+def run_all() -> list[tuple[str, MemoryUsage]]:
+    return [run(seed) for seed in SEEDS]
+
+
+def test_the_laws_hold_in_many_runs_with_parking() -> None:
+    runs = run_all()
+    assert sum(usage.cache.parked for _, usage in runs) >= 100
+    assert sum(usage.cache.restored for _, usage in runs) >= 15
+    assert sum(usage.cache.evicted_states for _, usage in runs) >= 100
+    assert [trace for trace, _ in runs[:3]] == [run(seed)[0] for seed in SEEDS[:3]]
+
+
+def without_the_last_park(plan: StepPlan) -> StepPlan:
+    return replace(plan, parks=plan.parks[:-1])
+
+
+def with_pieces_in_another_order(plan: StepPlan) -> StepPlan:
+    return replace(plan, restores=np.concatenate([plan.restores[:, :1], plan.restores[:, :0:-1]], axis=1))
+
+
+def without_restores(plan: StepPlan) -> StepPlan:
+    return replace(plan, restores=plan.restores[:0])
+
+
+@pytest.mark.parametrize("broken", [without_the_last_park, with_pieces_in_another_order, without_restores],
+                         ids=lambda broken: broken.__name__)
+def test_the_executor_notices_when(broken: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    seal = Pass.seal
+    monkeypatch.setattr(Pass, "seal", lambda *args: broken(seal(*args)))  # type: ignore[operator]
+    with pytest.raises(SimulationFailed, match=r"parked state|holds no state|does not hold the state"):
+        run_all()

@@ -1,0 +1,205 @@
+"""Checkpoints quantised by other tools are the model of the values that their tensors mean."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.checkpoints import VOCAB_SIZE, checkpoint, copy_checkpoint
+from tests.oracle.model_driver import ModelDriver
+from tests.quantised_forms import FORMS, Tensors, write
+from tests.unit.models.test_forms import reformed
+from weft.errors import CheckpointError
+from weft.models import LoadedModel, load_model
+from weft.models.blocks.experts import ExpertsBlock
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
+
+
+def logits(loaded: LoadedModel) -> torch.Tensor:
+    tokens = torch.randint(0, VOCAB_SIZE, (40,), generator=torch.Generator().manual_seed(7)).tolist()
+    [prefill] = (driver := ModelDriver(loaded.model, sequences=1, length=48)).step((0, tokens))
+    return torch.cat([prefill, *driver.step((0, [5]))])
+
+
+def load(directory: Path, **more: object) -> LoadedModel:
+    return load_model(directory, quantize_inputs=False, **more)      # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_quantised_checkpoint_has_the_logits_of_its_values(form: str, tmp_path: Path) -> None:
+    quantised, plain = write("qwen3_5", tmp_path, FORMS[form])
+    loaded = load(quantised)
+    assert loaded.warnings == ()
+    assert loaded.weights_form.split(", ")[0] in (FORMS[form].held, "float32")
+    assert FORMS[form].held in loaded.weights_form
+    torch.testing.assert_close(logits(loaded), logits(load(plain)), **CLOSE)
+
+
+@pytest.mark.parametrize("form", ["fp8", "int8_rows", "packed_int4_zeros", "awq"])
+@pytest.mark.parametrize("source", ["qwen3_next", "lfm2", "granite"])
+def test_experts_and_other_families_are_read_in_the_same_forms(source: str, form: str,
+                                                               tmp_path: Path) -> None:
+    quantised, plain = write(source, tmp_path, FORMS[form])
+    torch.testing.assert_close(logits(load(quantised)), logits(load(plain)), **CLOSE)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_wrong_scale_changes_the_logits(form: str, tmp_path: Path) -> None:
+    """The control of the tests above."""
+    def spoil(tensors: Tensors) -> None:
+        name = next(name for name in tensors if name.endswith(FORMS[form].scale))
+        tensors[name] = tensors[name].clone()
+        tensors[name][0, 0] *= 1.5
+    quantised, plain = write("qwen3_5", tmp_path, FORMS[form], spoil=spoil)
+    assert (logits(load(quantised)) - logits(load(plain))).abs().max() > 100 * CLOSE["atol"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_missing_scale_is_named(form: str, tmp_path: Path) -> None:
+    scale = FORMS[form].scale
+    missing = (Q_PROJ if scale.startswith("_") else Q_PROJ.removesuffix("weight")) + scale
+    def drop(tensors: Tensors) -> None:
+        del tensors[missing]
+    quantised, _ = write("qwen3_5", tmp_path, FORMS[form], spoil=drop)
+    with pytest.raises(CheckpointError, match="is missing") as caught:
+        load(quantised)
+    assert missing in str(caught.value)
+
+
+def test_a_scale_of_another_shape_is_named_with_both(tmp_path: Path) -> None:
+    name = f"{Q_PROJ}_scale_inv"
+
+    def cut(tensors: Tensors) -> None:
+        tensors[name] = tensors[name][:, :1]
+    quantised, _ = write("qwen3_5", tmp_path, FORMS["fp8"], spoil=cut)
+    with pytest.raises(CheckpointError) as caught:
+        load(quantised)
+    assert all(word in str(caught.value) for word in (name, "[6, 1]", "[6, 2]"))
+
+
+def test_a_truncated_file_is_named_with_the_tensor_that_it_ends_in(tmp_path: Path) -> None:
+    quantised, _ = write("qwen3_5", tmp_path, FORMS["gptq"])
+    weights = quantised / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="truncated") as caught:
+        load(quantised)
+    assert str(weights) in str(caught.value)
+
+
+@pytest.mark.parametrize(("config", "words"), [
+    ({"quant_method": "bitsandbytes"}, ["bitsandbytes", "fp8", "compressed-tensors", "gptq", "awq"]),
+    ({"quant_method": "gptq", "bits": 3, "group_size": 32}, ["bits", "3", "4 and 8"]),
+    ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, ["marlin", "gptq_v2"]),
+    ({"quant_method": "awq", "bits": 4, "version": "gemv"}, ["gemv", "gemm"]),
+    ({"quant_method": "fp8"}, ["weight_block_size", "None", "[128, 128]"]),
+    ({"quant_method": "compressed-tensors", "format": "marlin-24"}, ["marlin-24", "pack-quantized"]),
+])
+def test_a_quantisation_that_is_not_read_is_named(config: dict[str, object], words: list[str],
+                                                  tmp_path: Path) -> None:
+    directory = copy_checkpoint(checkpoint("qwen3_5"), tmp_path, quantization_config=config)
+    with pytest.raises(CheckpointError) as caught:
+        load(directory)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_what_a_quantised_checkpoint_leaves_plain_stays_plain(tmp_path: Path) -> None:
+    quantised, _ = write("qwen3_5", tmp_path, FORMS["awq"])
+    layer = load(quantised).model.layers[0]
+    parts = layer.mixer.project.weight.parts     # type: ignore[union-attr]
+    assert [getattr(part, "bits", "plain") for part in parts] == [4, "plain"]      # q k v z, and b a
+
+
+def test_codes_take_the_bytes_that_they_take_in_the_file(tmp_path: Path) -> None:
+    quantised, plain = write("qwen3_5", tmp_path, FORMS["packed_int4"])
+    stored = sum(tensor.numel() * tensor.itemsize for name, tensor in
+                 load_file(quantised / "model.safetensors").items() if not name.endswith("_shape"))
+    held = load(quantised).weights_bytes
+    assert stored <= held < 1.02 * stored
+    assert held < 0.5 * load(plain).weights_bytes
+
+
+def test_quantize_leaves_codes_as_they_are_and_rounds_what_is_plain(tmp_path: Path) -> None:
+    quantised, _ = write("qwen3_5", tmp_path, FORMS["awq"])
+    rounded = load(quantised, quantize="int8")
+    parts = rounded.model.layers[0].mixer.project.weight.parts     # type: ignore[union-attr]
+    assert [part.bits for part in parts] == [4, 8]
+    assert torch.equal(load(quantised).model.layers[0].mixer.project.weight.parts[0].codes,   # type: ignore
+                       parts[0].codes)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "lfm2", "granite"])
+def test_rounded_weights_are_close_and_smaller(name: str) -> None:
+    """Tiny random models feel rounding more than trained ones do."""
+    plain = load(checkpoint(name))
+    truth, errors = logits(plain), {}
+    for quantize in ("int8", "int4"):
+        rounded = load(checkpoint(name), quantize=quantize)
+        errors[quantize] = float((logits(rounded) - truth).std() / truth.std())
+        assert rounded.weights_bytes < 0.75 * plain.weights_bytes
+        assert quantize in rounded.weights_form
+    assert 0 < errors["int8"] < errors["int4"] / 3
+    assert errors["int8"] < 0.05
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_moe", "granite_moe"])
+def test_experts_are_rounded_and_routers_are_not(name: str) -> None:
+    """Of a model with experts the weights are compared: a router at a tie may choose another expert."""
+    plain, rounded = load(checkpoint(name)), load(checkpoint(name), quantize="int8")
+    for before, after in zip(plain.model.layers, rounded.model.layers, strict=True):
+        block, other = before.feed_forward, after.feed_forward
+        assert isinstance(block, ExpertsBlock)
+        assert isinstance(other, ExpertsBlock)
+        assert torch.equal(block.router.weight, other.router.weight)       # type: ignore[arg-type]
+        for part in ("gate_up", "down"):
+            truth, made = getattr(block, part), getattr(other, part).dense()
+            assert 0 < (made - truth).abs().max() < truth.abs().max() / 127
+    assert logits(rounded).isfinite().all()
+    assert rounded.weights_bytes < 0.75 * plain.weights_bytes
+
+
+def test_fp16_checkpoints_are_read(tmp_path: Path) -> None:
+    def halved(tensors: Tensors) -> Tensors:
+        return {name: tensor.half() for name, tensor in tensors.items()}
+    directory = reformed("qwen3_5", tmp_path, halved)
+    loaded = load_model(directory, "float32")
+    assert loaded.weights_form == "float32"
+    assert (logits(loaded) - logits(load(checkpoint("qwen3_5")))).abs().max() < 0.1
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"dtype": "float16"}))
+    assert load_model(directory).weights_form.startswith("float16")
+
+
+def test_prediction_heads_are_a_handle_and_not_part_of_the_model(tmp_path: Path) -> None:
+    extra = {"mtp.fc.weight": torch.arange(12.0).view(3, 4), "mtp.norm.weight": torch.ones(4)}
+    directory = reformed("qwen3_5", tmp_path, lambda tensors: tensors | extra)
+    loaded = load(directory)
+    assert loaded.weights_bytes == load(checkpoint("qwen3_5")).weights_bytes
+    assert loaded.draft is not None
+    assert loaded.draft.names == ("fc.weight", "norm.weight")
+    assert loaded.draft.stored_bytes == 64
+    with loaded.draft.open() as source:
+        assert torch.equal(source.tensor("fc.weight", 3, 4), extra["mtp.fc.weight"])
+    assert load(checkpoint("qwen3_5")).draft is None
+
+
+def test_what_was_read_is_counted(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    loaded = load_model(checkpoint("lfm2"), on_progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (loaded.read_bytes, loaded.read_bytes)
+    assert loaded.read_s > 0
+
+
+def test_a_form_that_is_not_the_files_is_seen(tmp_path: Path) -> None:
+    """Zeros of the second version read as the first's: the quirk matters."""
+    quantised, plain = write("qwen3_5", tmp_path, FORMS["gptq_v2"])
+    wrong = copy_checkpoint(quantised, tmp_path / "wrong",
+                            quantization_config=replace(FORMS["gptq_zeros"]).config)
+    save_file(load_file(quantised / "model.safetensors"), wrong / "model.safetensors")
+    assert (logits(load(wrong)) - logits(load(plain))).abs().max() > 100 * CLOSE["atol"]

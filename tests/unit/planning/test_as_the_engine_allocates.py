@@ -1,0 +1,70 @@
+"""The plan of a checkpoint's config.json against the engine that loads the checkpoint: the same bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.checkpoints import CHECKPOINTS, checkpoint
+from weft.assemble import assemble
+from weft.config import EngineConfig
+from weft.engine.engine import EngineCore
+from weft.planning.model_plan import Asked, ModelPlan, make_plan
+
+ARENA_BYTES = 3 << 20
+
+
+def config_of(name: str) -> dict[str, Any]:
+    return json.loads((checkpoint(name) / "config.json").read_text())
+
+
+def planned(name: str, **asked: Any) -> ModelPlan:
+    return make_plan(name, config_of(name), Asked(arena_bytes=ARENA_BYTES, **asked))
+
+
+def buffer_bytes(core: EngineCore) -> int:
+    """Bytes of the tensor that pages and states live in."""
+    return int(core.executor.arena.buffer.numel())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_plan_has_the_bytes_that_the_engine_then_allocates(name: str) -> None:
+    made = assemble(EngineConfig(model=str(checkpoint(name)), memory=str(ARENA_BYTES), threads=1))
+    plan = planned(name)
+    assert plan.weights.rank_bytes == made.info.weights_bytes
+    assert plan.arena == made.core.memory.plan
+    assert plan.arena.arena_bytes == buffer_bytes(made.core)
+    assert plan.longest_tokens == made.info.max_model_len
+    rows = {row.name: row.size_bytes for row in made.info.memory}
+    assert rows["a token's KV"] == plan.kv_token_bytes
+    assert 0 <= rows["a sequence's state"] - plan.state_bytes < 256 * 2 * len(plan.spec.layers)
+    made.core.close()
+
+
+def test_another_dtype_changes_plan_and_engine_alike() -> None:
+    made = assemble(EngineConfig(model=str(checkpoint("granite_moe")), memory=str(ARENA_BYTES), threads=1,
+                                 dtype="bfloat16"))
+    plan = planned("granite_moe", dtype="bfloat16")
+    assert plan.weights.rank_bytes == made.info.weights_bytes
+    assert plan.arena == made.core.memory.plan
+    made.core.close()
+    float32 = planned("granite_moe")
+    assert plan.weights.rank_bytes < float32.weights.rank_bytes
+    assert plan.arena != float32.arena
+
+
+def test_as_many_sequences_as_planned_fit_and_no_more() -> None:
+    """The engine's memory itself: that many leases are given, one more is refused."""
+    made = assemble(EngineConfig(model=str(checkpoint("lfm2")), memory=str(ARENA_BYTES), threads=1,
+                                 prefix_cache=False))
+    plan = planned("lfm2", lengths=(200,))
+    fit = plan.fits[0].sequences
+    assert fit > 3
+    draft = made.core.memory.draft()
+    given = 0
+    while draft.open(given, made.core.memory.match([1] * 200, salt=""), 200):  # type: ignore[arg-type]
+        given += 1
+    assert given == fit
+    made.core.close()

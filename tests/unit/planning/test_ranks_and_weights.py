@@ -1,0 +1,136 @@
+"""One device's share of a model, and what weights take."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from weft.architecture import FeedForward, Mixer
+from weft.errors import CheckpointError, ConfigError
+from weft.families import named_dtype, read_architecture
+from weft.planning.geometries import GEOMETRIES, find_geometry
+from weft.planning.model_plan import Asked, ModelPlan, make_plan
+from weft.planning.ranks import possible_tps, rank_architecture
+from weft.planning.weights import _COUNTED, FORMS, count_weights, form_of
+
+
+def plan_of(name: str, **asked: object) -> ModelPlan:
+    geometry = find_geometry(name)
+    assert geometry is not None
+    return make_plan(geometry.name, geometry.config, Asked(arena_bytes=1 << 30, **asked))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda geometry: geometry.short_name)
+def test_parameters_are_as_many_as_the_makers_say(geometry) -> None:
+    plan = make_plan(geometry.name, geometry.config, Asked(arena_bytes=1 << 30))
+    assert plan.weights.parameters / 1e9 == pytest.approx(geometry.published, rel=0.03)
+    assert plan.weights.rank_bytes == sum(plan.weights.parts.values())
+    assert plan.weights.rank_bytes == pytest.approx(2 * plan.weights.parameters, rel=0.005)     # bf16
+
+
+@pytest.mark.parametrize(("name", "kv_heads", "state_mb"), [
+    ("Qwen3.5-0.8B", 6 * 2 * 256, 19.5), ("Qwen3.5-4B", 8 * 4 * 256, 51.5), ("Qwen3.5-9B", 8 * 4 * 256, 51.5),
+    ("Qwen3.5-27B", 16 * 4 * 256, 153.9), ("Qwen3.5-35B-A3B", 10 * 2 * 256, 64.4),
+    ("Qwen3.5-122B-A10B", 12 * 2 * 256, 153.6), ("granite-4.0-h-350m", 4 * 4 * 64, 22.3),
+    ("granite-4.0-h-1b", 4 * 4 * 128, 57.3), ("granite-4.0-h-micro", 4 * 8 * 64, 76.4),
+    ("granite-4.0-h-tiny", 4 * 4 * 128, 57.3), ("LFM2-350M", 6 * 8 * 64, 0.041),
+    ("LFM2-700M", 6 * 8 * 64, 0.061),
+    ("NVIDIA-Nemotron-Nano-9B-v2", 4 * 8 * 128, 143.5), ("Falcon-H1-7B", 44 * 2 * 128, 139.4),
+])
+def test_a_row_has_the_kv_heads_and_states_of_its_model(name: str, kv_heads: int, state_mb: float) -> None:
+    """``kv_heads``: numbers of keys per token, layers x heads x dims."""
+    plan = plan_of(name)
+    assert plan.kv_token_bytes == 2 * 2 * kv_heads
+    assert plan.state_bytes / 1e6 == pytest.approx(state_mb, abs=0.0005 if state_mb < 1 else 0.05)
+
+
+def test_every_mixer_and_feed_forward_can_be_weighed() -> None:
+    assert set(_COUNTED) == {*get_args(Mixer), *get_args(FeedForward)}
+
+
+def test_kv_heads_are_divided_and_then_replicated() -> None:
+    kv = [plan_of("Qwen3.5-397B-A17B", tp=tp).kv_token_bytes for tp in (1, 2, 4, 8, 16)]
+    assert kv == [30720, 15360, 15360, 15360, 15360]
+    states = [plan_of("Qwen3.5-397B-A17B", tp=tp).state_bytes for tp in (1, 2, 4, 8, 16)]
+    assert states == [states[0] // tp for tp in (1, 2, 4, 8, 16)]
+
+
+def test_groups_of_mamba2_are_replicated_and_those_of_experts_left_alone() -> None:
+    tp8 = plan_of("Nemotron-H-8B", tp=8)
+    tp16 = plan_of("Nemotron-H-8B", tp=16)
+    assert tp8.state_bytes * 8 == plan_of("Nemotron-H-8B").state_bytes
+    assert tp16.state_bytes * 2 > tp8.state_bytes       # B and C no longer shrink
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=lambda geometry: geometry.short_name)
+def test_devices_together_hold_the_model_and_little_twice(geometry) -> None:
+    whole = make_plan(geometry.name, geometry.config, Asked(arena_bytes=1 << 30)).weights.rank_bytes
+    part = make_plan(geometry.name, geometry.config, Asked(arena_bytes=1 << 30, tp=2)).weights.rank_bytes
+    assert whole <= 2 * part < 1.03 * whole
+
+
+def test_a_tp_that_does_not_divide_names_what_and_which_do() -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_of("Qwen3.5-4B", tp=3)
+    assert caught.value.message == (
+        "--tp is 3, which does not divide GatedDelta.k_heads 16, GatedDelta.v_heads 32, Attention.heads 16, "
+        "Attention.kv_heads 4 of this model; it may be 1, 2, 4, 8, 16")
+    assert caught.value.param == "--tp"
+
+
+def test_a_rank_of_one_is_the_model_itself() -> None:
+    geometry = find_geometry("Falcon-H1-7B")
+    assert geometry is not None
+    whole = read_architecture(geometry.config)
+    assert rank_architecture(whole, 1) is whole
+    assert possible_tps(whole) == [1, 2, 4, 6, 12]
+    assert rank_architecture(whole, 2).spec().state_bytes_per_sequence("bfloat16") > \
+        whole.spec().state_bytes_per_sequence("bfloat16") // 2      # one group, on both
+
+
+def test_quantised_weights_take_what_their_form_says() -> None:
+    bf16, fp8, int4 = (plan_of("Qwen3.5-9B", weights=form).weights for form in (None, "fp8", "int4"))
+    tables = bf16.parts["embedding"] + bf16.parts["head"]
+    assert fp8.parts["embedding"] == bf16.parts["embedding"]
+    for form, bits in ((fp8, 8), (int4, 4 + 20 / 128)):
+        assert (form.rank_bytes - tables) / (bf16.rank_bytes - tables) == pytest.approx(bits / 16, abs=0.002)
+    assert FORMS["int4"].matrix_bytes(128) == 64 + 3        # 16-bit scale, 4-bit zero, rounded up
+
+
+@pytest.mark.parametrize(("quantization", "name", "bits"), [
+    (None, "bfloat16", 16), ({}, "bfloat16", 16),
+    ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8", 8),
+    ({"quant_method": "awq", "bits": 4, "group_size": 128}, "awq 4-bit", 4),
+    ({"quant_method": "gptq", "bits": 4, "group_size": -1}, "gptq 4-bit", 4),
+    ({"quant_method": "compressed-tensors",
+      "config_groups": {"group_0": {"weights": {"num_bits": 8, "group_size": None}}}},
+     "compressed-tensors 8-bit", 8),
+])
+def test_the_form_of_weights_is_read_from_config_json(quantization: object, name: str, bits: int) -> None:
+    form = form_of({"quantization_config": quantization}, "bfloat16", None)
+    assert (form.name, form.bits) == (name, bits)
+    assert form_of({"quantization_config": quantization}, "bfloat16", "int4") is FORMS["int4"]
+
+
+@pytest.mark.parametrize("quantization", [{"quant_method": "magic"}, {"quant_method": "awq", "bits": 3},
+                                          {"quant_method": "compressed-tensors"}])
+def test_an_unknown_form_names_its_method_and_the_flag(quantization: dict[str, object]) -> None:
+    with pytest.raises(CheckpointError, match="--weights"):
+        form_of({"quantization_config": quantization}, "bfloat16", None)
+
+
+def test_a_tied_head_is_not_counted_twice() -> None:
+    geometry = find_geometry("Qwen3.5-4B")
+    assert geometry is not None
+    tied = read_architecture(geometry.config)
+    untied = read_architecture({**geometry.config, "tie_word_embeddings": False})
+    form = form_of({}, "bfloat16", None)
+    assert count_weights(untied, untied, 1, form).parameters \
+        - count_weights(tied, tied, 1, form).parameters == 248320 * 2560
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3", "int8"])
+def test_a_dtype_of_the_cache_is_not_taken_for_one_of_weights(dtype: str) -> None:
+    with pytest.raises(CheckpointError, match="float32, bfloat16, float16"):
+        named_dtype({"torch_dtype": dtype})

@@ -1,0 +1,145 @@
+"""Calls that a model is made to write: random tokens under the grammar are read back as calls that fit."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.guided import tokenizer, write
+from weft.errors import RequestError
+from weft.text.tools.calling import calls_guide, strict_guide
+from weft.text.tools.definitions import ToolChoice, read_choice, read_tools
+from weft.text.tools.formats import FORMATS
+from weft.text.tools.reader import ToolCallReader
+
+SCHEMA = {
+    "type": "object", "additionalProperties": False, "$defs": {"unit": {"enum": ["C", "F"]}},
+    "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}, "unit": {"$ref": "#/$defs/unit"},
+                   "at": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+                   "kind": {"type": "string", "enum": ["a", "b c"]}},
+    "required": ["unit", "days"]}
+OPTIONAL = {"type": "object", "properties": {"x": {"type": "boolean"}, "y": {"type": "null"}},
+            "additionalProperties": False}
+TOOLS = read_tools([
+    {"type": "function", "function": {"name": "forecast", "parameters": SCHEMA, "strict": True}},
+    {"type": "function", "function": {"name": "note", "parameters": OPTIONAL}},
+    {"type": "function", "function": {"name": "get_time"}}])
+PARAMETERS = {tool.name: {**tool.parameters, "additionalProperties": False} for tool in TOOLS}
+BY_NAME = {row.name: row for row in FORMATS}
+
+
+def read_back(row: Any, text: str) -> tuple[str, list[tuple[str, Any]]]:
+    reader = ToolCallReader(row, TOOLS, eager=False)
+    steps = [reader.push(text), reader.finish()]
+    calls: dict[int, list[str]] = {}
+    for delta in (delta for step in steps for delta in step.calls):
+        call = calls.setdefault(delta.index, [delta.name or "", ""])
+        call[1] += delta.arguments
+    content = "".join(step.content for step in steps)
+    return content, [(name, json.loads(arguments)) for name, arguments in calls.values()]
+
+
+@pytest.mark.parametrize("with_markers", [True, False])
+@pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)
+def test_random_tokens_under_the_grammar_of_a_family_are_calls_that_fit(row: Any, with_markers: bool) -> None:
+    token_of = tokenizer(with_markers).added_id
+    guide = calls_guide(row, TOOLS, several=True, token_of=token_of, field="tools")
+    names = set()
+    for seed in range(6):
+        text = write(guide, seed, with_markers=with_markers)
+        if text is None:  # calls without an end
+            continue
+        content, calls = read_back(row, text)
+        assert not content.strip()
+        assert calls
+        for name, arguments in calls:
+            names.add(name)
+            jsonschema.validate(arguments, PARAMETERS[name])
+    assert len(names) > 1
+
+
+@pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)
+def test_a_named_function_is_called_once(row: Any) -> None:
+    guide = calls_guide(row, TOOLS[:1], several=False, token_of=tokenizer().added_id, field="tools")
+    text = write(guide, 5)
+    assert text is not None
+    [(name, arguments)] = read_back(row, text)[1]
+    assert name == "forecast"
+    jsonschema.validate(arguments, SCHEMA)
+
+
+@pytest.mark.parametrize("name", ["qwen3_xml", "lfm2", "hermes"])
+def test_free_text_of_an_argument_is_taken_as_it_stands(name: str) -> None:
+    tools = read_tools([{"type": "function", "function": {"name": "save", "parameters": {
+        "type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}}}])
+    guide = calls_guide(BY_NAME[name], tools, several=False, token_of=tokenizer().added_id, field="tools")
+    wish = {"qwen3_xml": "<tool_call>\n<function=save>\n<parameter=text>\nif a < b:\n  </p>\n</parameter>\n"
+                         "</function>\n</tool_call>",
+            "lfm2": '<|tool_call_start|>[save(text="if a < b:\\n  </p>")]<|tool_call_end|>',
+            "hermes": '<tool_call>\n{"name": "save", "arguments": {"text": "if a < b:\\n  </p>"}}\n'
+                      "</tool_call>"}
+    text = write(guide, 1, wish=wish[name])
+    assert text == wish[name]
+    assert read_back(BY_NAME[name], text) == ("", [("save", {"text": "if a < b:\n  </p>"})])
+
+
+@pytest.mark.parametrize("with_markers", [True, False])
+@pytest.mark.parametrize("name", ["hermes", "qwen3_xml", "lfm2", "granite", "kimi"])
+def test_strict_tools_leave_text_free_and_hold_calls_to_the_schema(name: str, with_markers: bool) -> None:
+    row = BY_NAME[name]
+    token_of = tokenizer(with_markers).added_id
+    guide = strict_guide(row, TOOLS[:1], several=True, token_of=token_of, field="tools")
+    begin = row.writes.lead + row.writes.before
+    marker = next(open for open in row.opens if begin.startswith(open))
+    write(guide, 1, wish="No call: <b> {x}", with_markers=with_markers, tokens_max=20)
+    write(guide, 1, wish=f"I look. {begin}", with_markers=with_markers, tokens_max=80)
+    with pytest.raises(AssertionError, match="refused"):
+        write(guide, 1, wish=f"I look. {marker}?", with_markers=with_markers)
+
+
+def test_strict_tools_need_a_marker_where_the_model_has_none() -> None:
+    with pytest.raises(RequestError, match="tool_choice required"):
+        strict_guide(BY_NAME["llama3_json"], TOOLS, several=True, token_of=tokenizer().added_id,
+                     field="tools")
+
+
+def test_a_schema_that_cannot_be_compiled_is_found_when_it_is_compiled() -> None:
+    tools = read_tools([{"type": "function", "function": {"name": "f", "parameters": {
+        "type": "object", "properties": {"x": {"type": "nothing"}}, "required": ["x"]}}}])
+    for name in ("hermes", "qwen3_xml", "lfm2"):
+        guide = calls_guide(BY_NAME[name], tools, several=False, token_of=tokenizer().added_id, field="tools")
+        with pytest.raises(RequestError, match="nothing"):
+            write(guide, 1)
+
+
+@pytest.mark.parametrize(("value", "param"), [
+    ([3], "tools[0]"), ([{"type": "web"}], "tools[0].type"), ([{"type": "function"}], "tools[0].function"),
+    ([{"function": {"name": "a b"}}], "tools[0].function.name"),
+    ([{"function": {"name": "f", "parameters": {"type": "string"}}}], "tools[0].function.parameters"),
+    ([{"function": {"name": "f"}}, {"function": {"name": "f"}}], "tools")])
+def test_a_bad_tool_is_named(value: Any, param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_tools(value)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(("value", "tools", "expected"), [
+    (None, TOOLS, ToolChoice("auto")), (None, (), ToolChoice("none")), ("auto", (), ToolChoice("none")),
+    ("none", TOOLS, ToolChoice("none")), ("required", TOOLS, ToolChoice("required")),
+    ({"type": "function", "function": {"name": "note"}}, TOOLS, ToolChoice("named", "note"))])
+def test_tool_choice_is_read(value: Any, tools: Any, expected: ToolChoice) -> None:
+    assert read_choice(value, tools) == expected
+
+
+@pytest.mark.parametrize(("value", "words"), [
+    ("maybe", "maybe"), ("required", "empty"), ({"type": "web"}, "web"), (3, "int"),
+    ({"type": "function", "function": {}}, "name is missing"),
+    ({"type": "function", "function": {"name": "x"}}, "empty")])
+def test_a_bad_tool_choice_is_named(value: Any, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        read_choice(value, ())
+    with pytest.raises(RequestError, match="'absent', which is not in tools: forecast, note"):
+        read_choice({"type": "function", "function": {"name": "absent"}}, TOOLS)

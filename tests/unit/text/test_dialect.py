@@ -1,0 +1,181 @@
+"""A model's way to speak, told from its template: formats, conversations with tools, and what is combined."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.guided import tokenizer, write
+from weft.errors import RequestError
+from weft.request import Guide
+from weft.text.chat import ChatMessage, ChatTemplate
+from weft.text.dialect import Dialect
+from weft.text.guides import choice_guide, json_guide
+from weft.text.tools.definitions import ToolChoice, read_tools
+
+TEMPLATES = Path(__file__).resolve().parents[2] / "family_templates"
+TOOLS = read_tools([
+    {"type": "function", "function": {"name": "get_weather", "description": "The weather.", "parameters": {
+        "type": "object", "properties": {"city": {"enum": ["Paris"]}, "days": {"enum": [3]}},
+        "required": ["city", "days"], "additionalProperties": False}}},
+    {"type": "function", "function": {"name": "get_time"}}])
+ARGUMENTS = {"city": "Paris", "days": 3}
+AUTO, REQUIRED = ToolChoice("auto"), ToolChoice("required")
+ANSWER = choice_guide(["sunny"], field="response_format")
+
+FAMILIES: dict[str, tuple[str | None, str, bool]] = {
+    # template: reasoning, tools, the prompt opens the reasoning
+    "hermes_think": ("think", "hermes", False), "qwen_xml_think": ("think", "qwen3_xml", True),
+    "lfm2": (None, "lfm2", False), "granite": (None, "hermes", False), "jamba": (None, "jamba", False),
+    "nemotron": ("think", "nemotron", True), "llama3": (None, "llama3_json", False),
+    "mistral": (None, "mistral", False)}
+OPENINGS = ("<tool_call>", "<|tool_call_start|>", "<TOOLCALL>", "<tool_calls>", "[TOOL_CALLS]", '{"name"')
+
+
+def template(name: str) -> ChatTemplate:
+    return ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), special_tokens={})
+
+
+def dialect(name: str, **parsers: str) -> Dialect:
+    return Dialect(template(name), tokenizer(with_markers=False), **parsers)
+
+
+def conversation(call_id: str) -> list[ChatMessage]:
+    call = {"id": call_id, "type": "function",
+            "function": {"name": "get_weather", "arguments": json.dumps(ARGUMENTS)}}
+    return [ChatMessage(role="user", content="What now?"),
+            ChatMessage(role="assistant", content=None, tool_calls=[call]),
+            ChatMessage(role="tool", content="sun", tool_call_id=call_id),
+            ChatMessage(role="assistant", content="Sunny."), ChatMessage(role="user", content="Thanks.")]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_formats_are_told_from_the_template(family: str) -> None:
+    reasoning, tools, _ = FAMILIES[family]
+    found = dialect(family)
+    assert (found.reasoning and found.reasoning.name, found.tools and found.tools.name) == (reasoning, tools)
+    assert found.template_takes_tools
+    silent = dialect(family, reasoning_parser="none", tool_parser="none")
+    assert (silent.reasoning, silent.tools) == (None, None)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_conversation_with_tools_is_rendered_as_its_family_wants(family: str) -> None:
+    variables = {"tools": [tool.definition for tool in TOOLS]}
+    turns = conversation("abcdefghi")
+    text = template(family).render(turns, variables=variables)
+    for words in ("get_time", "What now?", "Paris", "sun", "Sunny.", "Thanks."):
+        assert words in text
+    assert "get_time" not in template(family).render(turns)
+    # What the family's own template writes for a past call is what its format reads.
+    called = text[text.index("What now?") + 9:text.rindex("sun")]
+    reader = dialect(family).plan(text, tools=TOOLS, choice=AUTO).reader(eager=False)
+    begin = called.index(next(mark for mark in OPENINGS if mark in called))
+    prefix = "</think>" if FAMILIES[family][2] else ""
+    [delta, *rest] = reader.read(prefix + called[begin:], [], last=True).calls
+    arguments = delta.arguments + "".join(part.arguments for part in rest)
+    assert (delta.name, json.loads(arguments)) == ("get_weather", ARGUMENTS)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_required_call_is_written_and_read_back_in_every_family(family: str) -> None:
+    prompt = template(family).render(conversation("abcdefghi")[:1],
+                                     variables={"tools": [tool.definition for tool in TOOLS]})
+    plan = dialect(family).plan(prompt, tools=TOOLS, choice=REQUIRED, several_calls=False)
+    opened = FAMILIES[family][2]
+    wish = "hm\n</think>\n\n" if opened else "<tool" if family == "hermes_think" else ""
+    text = write(plan.guide, 2, wish=wish, with_markers=False)
+    heard = plan.reader(eager=False).read(text or "", [], last=True)
+    assert heard.reasoning == ("hm" if opened else "")
+    assert not heard.content.strip()
+    assert len([delta for delta in heard.calls if delta.name]) == 1
+
+
+def test_thinking_that_is_switched_off_leaves_no_room_for_reasoning() -> None:
+    for family in ("hermes_think", "qwen_xml_think", "nemotron"):
+        text = template(family).render([ChatMessage(role="user", content="?")],
+                                       variables={"enable_thinking": False})
+        plan = dialect(family).plan(text, guide=ANSWER)
+        assert write(plan.guide, 1, with_markers=False) == "sunny"
+        heard = plan.reader(eager=False).read("sunny", [], last=True)
+        assert (heard.reasoning, heard.content) == ("", "sunny")
+
+
+def test_a_model_that_thinks_is_guided_behind_its_thoughts() -> None:
+    opened = dialect("qwen_xml_think").plan("...<think>\n", guide=ANSWER)
+    text = write(opened.guide, 1, wish="because\n</think>\n\n", with_markers=False)
+    assert text == "because\n</think>\n\nsunny"
+    free = dialect("hermes_think").plan("...assistant\n", guide=ANSWER)
+    text = write(free.guide, 1, wish="<think>because</think>s", with_markers=False)
+    assert text == "<think>because</think>sunny"
+    assert write(free.guide, 1, wish="s", with_markers=False) == "sunny"
+
+
+def test_with_tools_and_a_schema_the_answer_is_either() -> None:
+    plan = dialect("granite").plan("", tools=TOOLS, choice=AUTO, several_calls=False, guide=ANSWER)
+    assert write(plan.guide, 1, wish="s", with_markers=False) == "sunny"
+    text = write(plan.guide, 1, wish="<t", with_markers=False)
+    assert plan.reader(eager=False).read(text or "", [], last=True).calls
+    schema = json_guide({"type": "object", "additionalProperties": False}, field="f")
+    both = dialect("granite").plan("", tools=TOOLS, choice=AUTO, guide=schema)
+    assert json.loads(write(both.guide, 1, wish="{", with_markers=False) or "") == {}
+    with pytest.raises(RequestError, match="one or the other"):
+        dialect("granite").plan("", tools=TOOLS, choice=REQUIRED, guide=ANSWER)
+
+
+def test_without_strict_tools_nothing_is_forced() -> None:
+    assert dialect("granite").plan("", tools=TOOLS, choice=AUTO).guide is None
+    function = {**TOOLS[0].definition["function"], "strict": True}
+    strict = read_tools([{"type": "function", "function": function}])
+    guide = dialect("granite").plan("", tools=strict, choice=AUTO).guide
+    assert isinstance(guide, Guide)
+
+
+def test_tools_that_cannot_be_served_are_refused_with_what_to_do() -> None:
+    deaf = Dialect(ChatTemplate("{{ messages }}", special_tokens={}), tokenizer())
+    with pytest.raises(RequestError, match="--chat-template"):
+        deaf.plan("", tools=TOOLS, choice=AUTO)
+    for unknown in (Dialect(ChatTemplate("{{ tools }}", special_tokens={}), tokenizer()),
+                    dialect("granite", tool_parser="none")):
+        with pytest.raises(RequestError, match=r"--tool-parser and one of qwen3_xml, lfm2") as caught:
+            unknown.plan("", tools=TOOLS, choice=AUTO)
+        assert caught.value.param == "tools"
+    assert deaf.plan("", tools=TOOLS, choice=ToolChoice("none")).guide is None
+
+
+def test_markers_that_are_special_tokens_stay_in_the_text_and_others_do_not() -> None:
+    text = tokenizer()
+    plan = Dialect(template("lfm2"), text).plan("", tools=TOOLS, choice=AUTO)
+    call = "<|tool_call_start|>[get_time()]<|tool_call_end|>"
+    decoded = text.showing(plan.shown_ids).decode(text.encode(f"<|end|>{call}<think>"))
+    assert decoded == f"{call}<think>", "the vocabulary has reasoning markers, so they are read too"
+    silent = Dialect(template("lfm2"), text, reasoning_parser="none")
+    quiet = silent.plan("", tools=TOOLS, choice=AUTO)
+    assert text.showing(quiet.shown_ids).decode(text.encode(f"<|end|>{call}<think>")) == call
+    for hiding in (text.showing(frozenset()), text):
+        assert hiding.decode(text.encode(call)) == "[get_time()]"
+
+
+@pytest.mark.parametrize("with_markers", [True, False])
+def test_reasoning_tokens_are_counted_up_to_the_end_marker(with_markers: bool) -> None:
+    text = tokenizer(with_markers)
+    plan = Dialect(template("hermes_think"), text).plan("")
+    tokens = text.encode("<think>\nab\n</think>\n\ncd")
+    expected = len(text.encode("<think>\nab\n</think>"))
+    one_by_one, at_once = plan.reader(eager=True), plan.reader(eager=False)
+    for token in tokens:
+        one_by_one.read(text.decode([token], False), [token], last=False)
+    assert one_by_one.reasoning_tokens == expected
+    at_once.read(text.decode(tokens, False), tokens, last=True)
+    assert at_once.reasoning_tokens == expected
+    halved = plan.reader(eager=True)
+    for part in (tokens[:expected - 1], tokens[expected - 1:]):
+        halved.read(text.decode(part, False), part, last=False)
+    assert halved.reasoning_tokens == expected
+    none = plan.reader(eager=False)
+    none.read("just so", text.encode("just so"), last=True)
+    assert none.reasoning_tokens == 0
+
+
