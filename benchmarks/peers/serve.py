@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import sys
 import time
@@ -24,6 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from benchmarks.peers.check import check
@@ -146,8 +148,15 @@ def table(results: Results, settings: Mapping[str, Setting], asked: Mapping[str,
     return rows
 
 
+def leave(number: int, frame: FrameType | None) -> None:
+    """A signal unwinds the stack, so that the engine that runs is stopped too."""
+    raise SystemExit(128 + number)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     asked = _parse(argv)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, leave)
     families = FAMILIES if asked.checkpoint == "all" else (asked.checkpoint,)
     threads = asked.threads or usable_cores()
     environment = Environment(asked.env)

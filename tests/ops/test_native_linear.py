@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -23,9 +24,14 @@ CLOSE = {torch.float32: {"rtol": 3e-5, "atol": 3e-5}, torch.bfloat16: {"rtol": 1
 ROWS = [*range(1, 10), 33]
 
 
-@pytest.fixture(autouse=True)
-def native_kernels(torch_kernels: None) -> None:
+@pytest.fixture(autouse=True, params=native.extension().instruction_sets() if native.MISSING is None else [])
+def native_kernels(request: pytest.FixtureRequest, torch_kernels: None) -> Iterator[None]:
+    """Every test by every instruction set of this machine."""
     native.choose("native")
+    best = native.extension().instruction_set()
+    assert native.extension().use(request.param)
+    yield
+    native.extension().use(best)
 
 
 def scaled(close: dict[str, float], truth: torch.Tensor) -> dict[str, float]:

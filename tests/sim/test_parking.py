@@ -11,6 +11,8 @@ import pytest
 from weft.memory.memory import MemoryUsage
 from weft.schedule.one_pass import Pass
 from weft.schedule.plan import StepPlan
+from weft.sim.arms import find_arm
+from weft.sim.cost import Fitted
 from weft.sim.sharing import sharing_scenario
 from weft.sim.simulator import Simulation, SimulationFailed
 from weft.sim.workload import Scenario, small_arena
@@ -52,6 +54,15 @@ def test_the_laws_hold_in_many_runs_with_parking() -> None:
     assert sum(usage.cache.restored for _, usage in runs) >= 15
     assert sum(usage.cache.evicted_states for _, usage in runs) >= 100
     assert [trace for trace, _ in runs[:3]] == [run(seed)[0] for seed in SEEDS[:3]]
+
+
+@pytest.mark.parametrize("name", ["lru", "worth", "every:512"])
+def test_an_arm_parks_only_where_its_name_says_so(name: str) -> None:
+    arena = parking_scenario(2).arena
+    cost = Fitted(fixed_s=1e-3, token_s=2e-5, pair_s=1e-9, decode_s=1e-5, context_s=1e-8)
+    for arm, pages in ((find_arm(name), 0), (find_arm(f"{name}+parked"), arena.parked_pages)):
+        assert arm.make_memory(arena, cost, lambda: 0.0).plan.parked_pages == pages
+    assert find_arm(f"{name}+parked").checkpoints == find_arm(name).checkpoints
 
 
 def without_the_last_park(plan: StepPlan) -> StepPlan:

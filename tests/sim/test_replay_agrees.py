@@ -176,6 +176,9 @@ def test_the_embedded_model_and_its_replay_have_the_same_hits_and_evictions(poli
     core = assemble(EngineConfig(memory="3MB", threads=1, cache_policy=policy)).core
     clock = VirtualClock()
     core._clock = clock
+    assert core.memory._books.cache.policy.name == policy
+    # The engine's own has the clock of the machine: ages, and so choices, would depend on its speed.
+    core.memory._books.cache.policy = make_policy(policy, core.memory.plan, prefill_cost(COST), clock)
     ran = run_engine(core, clock, tmp_path / "r.jsonl", conversations(core.vocab_size))
     ran = replace(ran, policy=policy)
     assert ran.counts.hits > 0

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -38,7 +37,7 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
         x_RI = x_RI.contiguous()
     rows = x_RI.shape[0]
     assert bias is None or (bias.dtype == torch.float32 and bias.is_contiguous())
-    if rows >= _widened_from(weight.exact):
+    if rows >= _WIDENED_ROWS and rows >= _widened_from(weight.exact):
         out = _widened(x_RI, weight)
         return (out if bias is None else out.add_(bias)).view(*x.shape[:-1], weight.rows)
     out = x_RI.new_empty(rows, weight.rows)
@@ -57,8 +56,8 @@ def weight_of(weight: QuantizedWeight) -> Any:
             0 if weight.zeros is None else weight.zeros.data_ptr(), weight.group)
 
 
-@functools.cache
 def _widened_from(exact: bool) -> int:
+    """Rows of x from which on the matrix library is faster."""
     if exact or not native.extension().has_byte_products():
         return _WIDENED_ROWS
     return _MATRIX_UNIT_ROWS if torch.cpu._is_amx_tile_supported() else 1 << 62

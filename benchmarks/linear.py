@@ -1,0 +1,123 @@
+"""Matrix products in every form that a weight can have, side by side in one run.
+
+    python -m benchmarks.linear [--rows 1 32] [--rounds 9] [--threads N] [--json FILE]
+
+    plain     F.linear over rows, as torch lays a weight out            packed   oneDNN's order, laid out once
+    int8 int4 the C++ kernels, inputs rounded to int8         exact    the same, inputs as they are
+
+Each product has so many copies of its weight that they do not stay in the caches, as the layers of a model
+would not; forms take turns within a round, in another order in the next; shown are medians over the rounds.
+What counts are ratios to ``packed``, which is what a bfloat16 model runs with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.kernels import processor, seconds_of
+from weft.host import usable_cores
+from weft.tensor import native
+from weft.tensor.ops.quantized_linear import quantized_linear
+from weft.tensor.packed import pack
+from weft.tensor.quantized import in_tiles, rounded
+
+SHAPES = ((4096, 1024), (1024, 2816), (8192, 2048))
+ROWS = (1, 2, 4, 8, 16, 32, 256, 1024)
+_COPIES_BYTES = 1 << 27
+Product = Callable[[torch.Tensor], object]
+
+
+@dataclass
+class Result:
+    """``milliseconds`` of one product, by form; ``weight_gb_s``: bytes of the weight over that time."""
+
+    out: int
+    columns: int
+    rows: int
+    milliseconds: dict[str, float]
+    weight_gb_s: dict[str, float]
+
+
+def forms_of(out: int, columns: int) -> dict[str, tuple[int, list[Product]]]:
+    """Form -> bytes of one weight, and the product with each copy."""
+    base = torch.randn(out, columns)
+    copies = max(2, _COPIES_BYTES // (2 * out * columns))
+    plain = [base.bfloat16() for _ in range(copies)]
+    found: dict[str, tuple[int, list[Product]]] = {
+        "plain": (2 * out * columns, [lambda x, w=w: F.linear(x, w) for w in plain])}
+    packed = [made for weight in plain if (made := pack(weight)) is not None]
+    if packed:
+        found["packed"] = (2 * out * columns, [lambda x, w=w: w.product(x, None) for w in packed])
+    for bits in (8, 4):
+        codes = rounded(base, bits)
+        for name, exact in ((f"int{bits}", False), (f"int{bits} exact", True)):
+            weights = [replace(in_tiles(codes), exact=exact) for _ in range(copies)]
+            found[name] = (weights[0].held_bytes, [lambda x, w=w: quantized_linear(x, w) for w in weights])
+    return found
+
+
+def measure(out: int, columns: int, rows: int, forms: dict[str, tuple[int, list[Product]]],
+            rounds: int) -> Result:
+    x = torch.randn(rows, columns).bfloat16()
+    taken: dict[str, list[float]] = {name: [] for name in forms}
+    for number in range(rounds + 1):
+        names = list(forms)
+        for name in names[number % len(names):] + names[:number % len(names)]:
+            products = forms[name][1] if rows <= 32 else forms[name][1][:1]
+
+            def all_of_them(products: list[Product] = products) -> None:
+                for product in products:
+                    product(x)
+            seconds = seconds_of(all_of_them, 1) / len(products)
+            if number:      # the first round warms up
+                taken[name].append(seconds)
+    middle = {name: median(seconds) for name, seconds in taken.items()}
+    return Result(out, columns, rows, {name: seconds * 1e3 for name, seconds in middle.items()},
+                  {name: forms[name][0] / seconds / 1e9 for name, seconds in middle.items()})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--json", type=Path, help="write the table to this file")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(args.threads)
+    native.set_threads(args.threads)
+    torch.manual_seed(0)
+    facts = {"processor": processor(), "threads": args.threads, "kernels": native.describe(),
+             "torch": torch.__version__, "rounds": args.rounds}
+    print(", ".join(f"{name} {value}" for name, value in facts.items()))
+    results = []
+    with torch.inference_mode():
+        for out, columns in SHAPES:
+            forms = forms_of(out, columns)
+            base = "packed" if "packed" in forms else "plain"
+            print(f"\n{out} x {columns}, times as fast as {base}")
+            print(f"{'rows':>6}{base + ' ms':>12}" + "".join(f"{name:>12}" for name in forms if name != base)
+                  + f"{'int8 GB/s':>12}")
+            for rows in args.rows:
+                found = measure(out, columns, rows, forms, args.rounds)
+                results.append(found)
+                took = found.milliseconds
+                print(f"{rows:>6}{took[base]:>12.3f}"
+                      + "".join(f"{took[base] / took[name]:>12.2f}" for name in forms if name != base)
+                      + f"{found.weight_gb_s['int8']:>12.1f}", flush=True)
+    if args.json is not None:
+        table = [asdict(found) for found in results]
+        args.json.write_text(json.dumps({"facts": facts, "results": table}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
