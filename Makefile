@@ -20,11 +20,11 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 # libgomp's threads spin at barriers unless told otherwise, which costs most when processes share cores.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: help install serve test check bench clean
+.PHONY: help install serve test check sanitize bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 7
-	@echo "make install | serve | test | check (ruff and mypy) | bench | clean"
+	@echo "make install | serve | test | check (ruff and mypy) | sanitize (the C++ kernels) | bench | clean"
 
 install: $(STAMP)
 
@@ -49,6 +49,10 @@ check: install
 # One thread per worker: the suite runs many small models, and two workers fill two cores.
 test: check
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) $(ARGS)
+
+# Minutes, nearly all of them compiling; needs a compiler and nothing else.
+sanitize:
+	@tests/sanitize.sh
 
 bench: install
 	@$(BIN)/python -m benchmarks.serve $(ARGS)
