@@ -20,11 +20,12 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 # libgomp's threads spin at barriers unless told otherwise, which costs most when processes share cores.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: help install serve test check sanitize bench clean
+.PHONY: help install serve test test-gpu compile-gpu check sanitize bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 7
 	@echo "make install | serve | test | check (ruff and mypy) | sanitize (the C++ kernels) | bench | clean"
+	@echo "make test-gpu (needs a GPU) | compile-gpu (needs none)"
 
 install: $(STAMP)
 
@@ -49,6 +50,22 @@ check: install
 # One thread per worker: the suite runs many small models, and two workers fill two cores.
 test: check
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) $(ARGS)
+
+# On a machine with a GPU, with whatever Python has torch for CUDA there: no .venv. GPU_PYTHON names it.
+GPU_PYTHON ?= python3
+GPU_TESTS := tests/gpu tests/unit/runner tests/oracle/test_engine_against_transformers.py \
+  tests/oracle/test_engine_prefix_cache.py tests/oracle/test_engine_graphs.py \
+  tests/oracle/test_engine_compaction.py tests/oracle/test_engine_parking.py tests/oracle/test_windows.py \
+  tests/oracle/test_engine_cache_dtypes.py tests/oracle/test_engine_negative_controls.py
+
+test-gpu:
+	@$(GPU_PYTHON) -c 'import torch; assert torch.cuda.is_available(), "torch sees no GPU"; import triton'
+	@WEFT_TEST_DEVICE=cuda TRITON_INTERPRET=0 PYTHONPATH=src $(GPU_PYTHON) -m pytest -p no:cacheprovider \
+	  $(GPU_TESTS) $(ARGS)
+
+# Every shape of every Triton kernel, compiled for sm_80 and sm_90: minutes, and no GPU.
+compile-gpu: install
+	@TRITON_INTERPRET=0 $(BIN)/python -m weft.tensor.compile_gate --all
 
 # Minutes, nearly all of them compiling; needs a compiler and nothing else.
 sanitize:

@@ -3,11 +3,12 @@
     python -m benchmarks.linear [--rows 1 32] [--rounds 9] [--threads N] [--json FILE]
 
     plain     F.linear over rows, as torch lays a weight out            packed   oneDNN's order, laid out once
+    tiled     the C++ kernel over bfloat16 tiles, where the CPU has products of pairs and no matrix unit
     int8 int4 the C++ kernels, inputs rounded to int8         exact    the same, inputs as they are
 
 Each product has so many copies of its weight that they do not stay in the caches, as the layers of a model
 would not; forms take turns within a round, in another order in the next; shown are medians over the rounds.
-What counts are ratios to ``packed``, which is what a bfloat16 model runs with.
+What counts are ratios to ``packed``, which is what a bfloat16 model runs with on a CPU without ``tiled``.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ from statistics import median
 import torch
 import torch.nn.functional as F
 
-from benchmarks.kernels import processor, seconds_of
+from weft.bench.ceiling import seconds_of
+from weft.bench.kernels import processor
 from weft.host import usable_cores
 from weft.tensor import native
 from weft.tensor.ops.quantized_linear import quantized_linear
+from weft.tensor.ops.tiled_linear import tiled_linear
 from weft.tensor.packed import pack
 from weft.tensor.quantized import in_tiles, rounded
+from weft.tensor.tiled import tiled
 
 SHAPES = ((4096, 1024), (1024, 2816), (8192, 2048))
 ROWS = (1, 2, 4, 8, 16, 32, 256, 1024)
@@ -56,6 +60,9 @@ def forms_of(out: int, columns: int) -> dict[str, tuple[int, list[Product]]]:
     packed = [made for weight in plain if (made := pack(weight)) is not None]
     if packed:
         found["packed"] = (2 * out * columns, [lambda x, w=w: w.product(x, None) for w in packed])
+    tiles = [made for weight in plain if (made := tiled(weight)) is not None]
+    if tiles:
+        found["tiled"] = (tiles[0].held_bytes, [lambda x, w=w: tiled_linear(x, w) for w in tiles])
     for bits in (8, 4):
         codes = rounded(base, bits)
         for name, exact in ((f"int{bits}", False), (f"int{bits} exact", True)):

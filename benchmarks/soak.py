@@ -12,16 +12,22 @@ still.
 
 A failure prints the seed, the law and the last steps, and ends with code 1: the same command finds it again,
 and ``--only SEED`` runs that scenario alone. Nothing here is a measurement: the seconds are of the checks.
+
+The last line is a digest of everything that was planned and answered: two runs with the same arguments print
+the same one.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from hashlib import blake2b
+from pathlib import Path
 
 from weft.sim.sharing import sharing_scenario
 from weft.sim.simulator import Outcome, Simulation, SimulationFailed
@@ -49,14 +55,16 @@ def scenarios(seed: int, requests: int) -> Iterator[Scenario]:
         yield scenario
 
 
-def soak(seed: int, requests: int, *, only: int | None = None, quiet: bool = False) -> Counter[str]:
-    """What happened, added up. Raises SimulationFailed."""
+def soak(seed: int, requests: int, *, only: int | None = None, quiet: bool = False,
+         trace: Callable[[str], None] = lambda digest: None) -> Counter[str]:
+    """What happened, added up. ``trace`` is told the digest of each engine's run. Raises SimulationFailed."""
     total = Counter[str]()
     began = said = time.monotonic()
     for scenario in scenarios(seed, requests):
         if only is not None and scenario.seed != only:
             continue
         outcome: Outcome = Simulation(scenario).run()
+        trace(outcome.trace_hash)
         total["requests"] += len(scenario.arrivals)
         total["engines"] += 1
         total.update({name: value for name, value in asdict(outcome).items() if isinstance(value, int)})
@@ -74,15 +82,24 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, help="the seed of a failure: that scenario alone")
+    parser.add_argument("--json", type=Path, help="write the sums to this file")
     args = parser.parse_args()
+    digests: list[str] = []
+    began = time.monotonic()
     try:
-        total = soak(args.seed, args.requests, only=args.only)
+        total = soak(args.seed, args.requests, only=args.only, trace=digests.append)
     except SimulationFailed as failure:
         print(f"{failure}\n\nagain: python -m benchmarks.soak --requests {args.requests} --seed {args.seed} "
               f"--only {str(failure).split(':')[0].removeprefix('seed ')}", file=sys.stderr)
         return 1
     for name, count in sorted(total.items()):
         print(f"{name.replace('_', ' '):<26}{count:>12,}")
+    digest = blake2b("".join(digests).encode(), digest_size=16).hexdigest()
+    print(f"{'digest':<26}{digest}")
+    if args.json is not None:
+        args.json.write_text(json.dumps(
+            {"requests": args.requests, "seed": args.seed, "seconds": round(time.monotonic() - began),
+             "laws_broken": 0, "digest": digest, "sums": dict(sorted(total.items()))}, indent=1) + "\n")
     return 0
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from weft.config import Sizes
 from weft.engine.engine import EngineCore
+from weft.engine.executor import LateExecutor
 from weft.memory.memory import Memory
 from weft.memory.plan import ArenaPlan
 from weft.request import Request, SamplingParams
@@ -26,12 +27,18 @@ from weft.sim.workload import small_arena
 VOCAB_SIZE = 32_000
 
 
-class InstantExecutor:
+class InstantExecutor(LateExecutor):
     """Chooses token 1 for every run."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         return StepResult(tokens=np.where(plan.samples, 1, -1).astype(np.int32), logprobs={},
                           prompt_logprobs={})
+
+    def sleep(self, level: int) -> None:
+        pass
+
+    def wake(self, part: str) -> None:
+        pass
 
     def close(self) -> None:
         pass

@@ -225,6 +225,28 @@ Results linear_case(Dtype dtype, WeightForm form, int64_t rows, bool exact) {
   return out;
 }
 
+// Where a table has no products of pairs, the sums are made here.
+Results tiles_case(Dtype dtype, int64_t rows) {
+  const int64_t in = 98, count = 75, tiles = (count + 15) / 16, pack = dtype == Dtype::bfloat16 ? 2 : 1;
+  Buffer x(dtype, rows * in), weight(dtype, tiles * 16 * in), bias(Dtype::float32, count);
+  Results out;
+  out.emplace_back(dtype, rows * count);
+  const WeightForm form = pack == 2 ? WeightForm::bfloat16_tiles : WeightForm::float32_tiles;
+  if (pack == 1 || kernels().has_bf16_products()) {
+    kernels().linear({x.data(), in, dtype, rows, {weight.data(), form, in, count, nullptr, false, nullptr, in},
+                      bias.floats(), false, out[0].data()});
+    return out;
+  }
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t o = 0; o < count; ++o) {
+      float sum = bias.get(o);
+      for (int64_t i = 0; i < in; ++i)
+        sum += x.get(row * in + i) * weight.get((o / 16 * in + i / pack * pack) * 16 + o % 16 * pack + i % pack);
+      out[0].set(row * count + o, sum);
+    }
+  return out;
+}
+
 int failures = 0;
 
 void check(const std::string& name, double close, const std::function<Results()>& one) {
@@ -279,6 +301,7 @@ int main() {
           check("attention", close, [&] { return attention_case(dtype, kv, 2, 2, 64, window); });
           check("attention", close, [&] { return attention_case(dtype, kv, 1, 9, 16, window); });
         }
+      for (int64_t rows : {1, 2, 6, 7, 13}) check("linear in tiles", close, [&] { return tiles_case(dtype, rows); });
       for (int64_t rows : {1, 3, 8, 9}) {
         check("linear", close, [&] { return linear_case(dtype, WeightForm::float32, rows, false); });
         check("linear", 2e-2, [&] { return linear_case(dtype, WeightForm::bfloat16, rows, false); });

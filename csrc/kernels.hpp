@@ -127,7 +127,7 @@ struct ConvArgs {
 
 struct NormArgs {
   Rows x, gate;            // [tokens, heads, dim]; gate.data null for none
-  Rows add;                // as x, or data null: the sum x + add_scale add goes to sum_out (dense), and is normed
+  Rows add;                // as x, or data null: x + add_scale add goes to sum_out (dense; may be add itself) and is normed
   float add_scale;
   void* sum_out;
   const void* weight;      // [dim]
@@ -175,6 +175,8 @@ enum class WeightForm : int {
   float32 = 0,   // dense rows; in is a multiple of 32
   bfloat16 = 1,  // the same
   int8 = 2,      // tiles of 16 rows: for each 4 columns 16 x 4 bytes
+  bfloat16_tiles = 4,  // tiles of 16 rows: for each 2 columns 16 x 2 numbers; where has_bf16_products; x is bfloat16
+  float32_tiles = 5,   // tiles of 16 rows: for each column 16 numbers; x is float32
   int4 = 3,      // tiles of 16 rows: for each 8 columns 16 x 4 bytes, columns 0-3 in the low halves
 };
 
@@ -236,6 +238,7 @@ struct Kernels {
   void (*linear)(const LinearArgs&);
   void (*widen_weight)(const WidenArgs&);
   bool (*has_byte_products)();
+  bool (*has_bf16_products)();
   void (*moe)(const MoeArgs&);
 };
 

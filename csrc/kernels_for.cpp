@@ -13,6 +13,7 @@
 #include "conv.inl"
 #include "gated_delta.inl"
 #include "linear.inl"
+#include "tiles.inl"  // over linear.inl
 #include "mamba1.inl"
 #include "mamba2.inl"
 #include "norm.inl"
@@ -28,7 +29,7 @@ namespace weft {
 #define WEFT_KERNELS(table, attention_form)                                                                     \
   extern const Kernels table;                                                                                   \
   const Kernels table = {WEFT_STRING(table), attention_form, gated_delta, mamba2, mamba1, conv, norm, rotary,    \
-                         write_kv, silu_mul, sigmoid_gate, linear, widen_weight, has_vnni, moe}
+                         write_kv, silu_mul, sigmoid_gate, linear, widen_weight, has_vnni, has_bf16_dot, moe}
 
 WEFT_KERNELS(WEFT_TABLE, attention);
 #ifdef WEFT_DOT_TABLE

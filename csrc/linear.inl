@@ -1,7 +1,7 @@
-// Matrix products y = x W^T of weights in any form, bound by how fast W comes out of memory.
+// Matrix products y = x W^T of weights in every form but float tiles (tiles.inl), bound by how fast W comes out of memory.
 //
 //   item     64 rows of W: four tiles of 16
-//   inside   up to 8 rows of x at a time; every vector of W that is loaded meets all of them
+//   inside   up to 6 rows of x at a time; every vector of W that is loaded meets all of them
 //
 //   rows (bfloat16, float32)    a row of W times a row of x, added across at the end
 //   tiles (int8, int4)          tile | columns 0-3 of 16 rows | columns 4-7 of 16 rows | ...
@@ -18,7 +18,7 @@ namespace {
 constexpr int kTile = 16;
 constexpr int kOutTiles = 4;
 constexpr int kOutRows = kTile * kOutTiles;
-constexpr int kRowsTogether = 8;
+constexpr int kRowsTogether = 6;
 constexpr int64_t kLine = 32;  // columns that share a scale of x
 
 #if defined(__AVX512F__)
@@ -39,8 +39,8 @@ bool has_bf16_dot() { return false; }
 
 enum class Inputs { floats, halves, codes };
 
-// Rows of x in the shape that a kernel reads, [rows][padded]. Rows are rounded up to what is taken together:
-// the additional ones are zeros.
+// Rows of x in the shape that a kernel reads, [rows][padded]. There is room behind them: a kernel may take more rows
+// together than were asked for, and what it makes of the additional ones is dropped.
 struct Prepared {
   Inputs kind;
   int64_t padded, lines;
@@ -55,7 +55,7 @@ struct Prepared {
     kind = kind_;
     lines = (in + kLine - 1) / kLine;
     padded = lines * kLine;
-    const int64_t whole = (rows + kRowsTogether - 1) / kRowsTogether * kRowsTogether;
+    const int64_t whole = rows + kRowsTogether;
     if (kind == Inputs::halves) halves.resize(static_cast<size_t>(whole * padded));
     if (kind == Inputs::floats) {
       values.resize(static_cast<size_t>(whole * padded));
@@ -66,12 +66,6 @@ struct Prepared {
       scales.resize(static_cast<size_t>(whole * lines));
       sums.resize(static_cast<size_t>(whole * lines));
     }
-    for (int64_t row = rows; row < whole; ++row) clear(row);
-  }
-
-  void clear(int64_t row) {
-    const float none = 0;
-    for (int64_t line = 0; line < lines; ++line) set_line(row, line, &none, 0);
   }
 
   // ``count`` values, up to 32, of one line; what is missing is zero.
@@ -324,11 +318,10 @@ void tile_item(const Weight& weight, int64_t first, const Prepared& x, int64_t r
   int t = 0;
 #if defined(__AVX512F__)
   if (x.kind == Inputs::codes) {
-    constexpr int together = ROWS <= 2 ? 4 : ROWS <= 4 ? 2 : 1;
+    constexpr int together = ROWS <= 2 ? 4 : 2;  // with more, sums spill
     for (; t + together <= tiles; t += together)
       rounded_tiles<BITS, ROWS, together, ZEROS>(weight, tile + t, x, row, y + t * kTile);
-    if constexpr (together > 1)
-      for (; t < tiles; ++t) rounded_tiles<BITS, ROWS, 1, ZEROS>(weight, tile + t, x, row, y + t * kTile);
+    for (; t < tiles; ++t) rounded_tiles<BITS, ROWS, 1, ZEROS>(weight, tile + t, x, row, y + t * kTile);
     return;
   }
 #endif
@@ -344,6 +337,8 @@ void item_of(const Weight& weight, int64_t first, const Prepared& x, int64_t row
       if (x.kind == Inputs::halves) return bf16_rows<ROWS>(weight, first, x, row, y, count);
 #endif
       return float_rows<bf16, ROWS>(weight, first, x, row, y, count);
+    case WeightForm::bfloat16_tiles:
+    case WeightForm::float32_tiles: return;  // see tiles.inl
     case WeightForm::int8:
       if (weight.zeros) return tile_item<8, ROWS, true>(weight, first, x, row, y, count);
       return tile_item<8, ROWS, false>(weight, first, x, row, y, count);
@@ -353,11 +348,11 @@ void item_of(const Weight& weight, int64_t first, const Prepared& x, int64_t row
   }
 }
 
-// Rows [first, first + count) of W, at most an item from a multiple of 16 on, times rows [row, row + rows) of x, at most 8 -> y
-// [8][kOutRows]; sums in the same order for any number of rows.
+// Rows [first, first + count) of W, at most an item from a multiple of 16 on, times rows [row, row + rows) of x, at most 6 -> y
+// [kRowsTogether][kOutRows]; sums in the same order for any number of rows.
 void item_products(const Weight& weight, int64_t first, int64_t count, const Prepared& x, int64_t row, int64_t rows,
                    float* y) {
-  if (rows > 4) return item_of<8>(weight, first, x, row, y, count);
+  if (rows > 4) return item_of<6>(weight, first, x, row, y, count);
   if (rows > 2) return item_of<4>(weight, first, x, row, y, count);
   if (rows > 1) return item_of<2>(weight, first, x, row, y, count);
   item_of<1>(weight, first, x, row, y, count);
@@ -395,11 +390,6 @@ void linear_in(const LinearArgs& args) {
                   args.bias ? args.bias + first : nullptr, count);
     }
   });
-}
-
-void linear(const LinearArgs& args) {
-  if (args.x_dtype == Dtype::bfloat16) linear_in<bf16>(args);
-  else linear_in<float>(args);
 }
 
 template <int BITS, class T>

@@ -214,6 +214,7 @@ NB_MODULE(_native, m) {
                    at<const float>(weights), weight_of(gate_up), weight_of(down), static_cast<Activation>(activation),
                    gated, exact, at(out)});
   });
+  m.def("has_bf16_products", [] { return kernels().has_bf16_products(); });
   m.def("has_byte_products", [] { return kernels().has_byte_products(); });
   m.def("widen_weight", [](const WeightTuple& weight, int64_t first, int64_t last, int64_t stride, int out_dtype,
                            Address out) {

@@ -11,3 +11,5 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Read where a Triton kernel is defined; only ``tests/gpu`` runs some (see ``weft.tensor.gpu``).
+os.environ.setdefault("TRITON_INTERPRET", "0" if os.environ.get("WEFT_TEST_DEVICE") == "cuda" else "1")

@@ -15,7 +15,8 @@ from benchmarks.peers.environment import Absent, Environment
 from benchmarks.peers.lines import Failed, answered
 from benchmarks.serve.checkpoints import Family, make_checkpoint
 from benchmarks.serve.compare import same_prefix
-from benchmarks.serve.load import LoadPlan, Timing
+from benchmarks.serve.load import LoadPlan
+from weft.bench.client import Timing
 
 PLAN = LoadPlan(requests=4, prompt_tokens=100, output_tokens=16, concurrency=1)
 REFERENCE = "transformers"

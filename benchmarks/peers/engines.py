@@ -30,8 +30,9 @@ import httpx
 from benchmarks.peers.environment import Absent, Environment, clean_variables
 from benchmarks.peers.lines import SHARED, TALK, Failed, Side, Talk
 from benchmarks.serve.checkpoints import Checkpoint
-from benchmarks.serve.load import OPENAI, Dialect, LoadPlan, Summary, Timing, one_request, run_load, summarise
+from benchmarks.serve.load import LoadPlan, Summary, run_load, summarise
 from benchmarks.serve.peer import How, Peer
+from weft.bench.client import OPENAI, Dialect, Timing, one_request
 from weft.cli.own_server import own_server
 from weft.config import EngineConfig
 from weft.errors import WeftError

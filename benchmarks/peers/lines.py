@@ -19,7 +19,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from benchmarks.serve.load import ORDINARY_ID_MIN, LoadPlan, Summary, Timing
+from benchmarks.serve.load import LoadPlan, Summary
+from weft.bench.client import Timing
+from weft.bench.prompts import ORDINARY_ID_MIN
 
 Figures = dict[str, float]
 

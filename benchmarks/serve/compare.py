@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from benchmarks.serve.checkpoints import Checkpoint
-from benchmarks.serve.load import LoadPlan, Summary, Timing, run_load
+from benchmarks.serve.load import LoadPlan, Summary, run_load
 from benchmarks.serve.peer import Peer
+from weft.bench.client import Timing
 from weft.cli.own_server import own_server
 from weft.config import EngineConfig
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from benchmarks.serve.load import LoadPlan, Summary, Timing, summarise
+from benchmarks.serve.load import LoadPlan, Summary, summarise
+from weft.bench.client import Timing
 
 READY = "ready"
 How = Literal["static", "continuous"]

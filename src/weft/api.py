@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -33,6 +33,7 @@ from weft.assemble import ModelInfo, OnProgress, assemble
 from weft.config import EngineConfig
 from weft.engine.choices import Choice, Piece
 from weft.engine.engine import EngineCore
+from weft.engine.sleep import Flushed, Part, Sleeper, check_level
 from weft.engine.stats import EngineStats
 from weft.errors import EngineUnavailableError, RequestError
 from weft.request import FinishReason, LostTokens, Request, SamplingParams, TokenEvent, TokenLogprobs
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int]
 """Text, or token ids taken as they are."""
+
+SleepMode = Literal["wait", "abort"]
 
 _BAR_AFTER_S = 1.0
 
@@ -102,6 +105,7 @@ class Engine:
                  **config: Any) -> None:
         assembled = assemble(EngineConfig(model=model, **config), on_progress=on_progress)
         self._core = assembled.core
+        self._sleeper = Sleeper(assembled.core)
         self.info: ModelInfo = assembled.info
         directory = Path(self.info.directory)
         self.tokenizer = Tokenizer.load(directory)
@@ -112,30 +116,36 @@ class Engine:
 
     # ------------------------------------------------------------------ answers
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], sampling: SamplingParams | None = None, *,
-                 progress: bool = True, cache_boundaries: Sequence[int] = (),
-                 **fields: Any) -> list[Completion]:
+    def generate(self, prompts: Prompt | Sequence[Prompt],
+                 sampling: SamplingParams | Sequence[SamplingParams] | None = None, *, progress: bool = True,
+                 cache_boundaries: Sequence[int] = (), **fields: Any) -> list[Completion]:
         """Complete ``prompts`` (one text, one list of token ids, or a list of either).
 
         Returns completions in the order of the prompts, ``n`` for each. ``sampling`` holds the parameters,
-        ``fields`` change single ones. ``cache_boundaries``: positions in each of the prompts, in tokens, at
-        which the prefix cache should keep a state. Raises RequestError or ContextLengthError naming the
-        field, and EngineUnavailableError when a step fails.
+        of all or one for each prompt; ``fields`` change single ones. ``cache_boundaries``: positions in each
+        of the prompts, in tokens, at which the prefix cache should keep a state. Raises RequestError or
+        ContextLengthError naming the field, and EngineUnavailableError when a step fails.
         """
-        params = self._sampling(sampling, fields)
-        return self._complete([self._request(prompt, params, marks=cache_boundaries)
-                               for prompt in _prompt_list(prompts)], params, progress=progress)
+        listed = _prompt_list(prompts)
+        if isinstance(sampling, Sequence):
+            if len(sampling) != len(listed):
+                raise RequestError(f"sampling has {len(sampling)} sets of parameters for {len(listed)} "
+                                   "prompts", param="sampling")
+            params = [self._sampling(one, dict(fields)) for one in sampling]
+        else:
+            params = [self._sampling(sampling, fields)] * len(listed)
+        return self._complete([self._request(prompt, one, marks=cache_boundaries)
+                               for prompt, one in zip(listed, params, strict=True)], progress=progress)
 
-    def _complete(self, requests: list[Request], params: SamplingParams, *,
-                  progress: bool) -> list[Completion]:
+    def _complete(self, requests: list[Request], *, progress: bool) -> list[Completion]:
         done = [[Completion(prompt_index=number, index=index, prompt_tokens=request.prompt_tokens)
-                 for index in range(params.n)] for number, request in enumerate(requests)]
+                 for index in range(request.sampling.n)] for number, request in enumerate(requests)]
         waiting = deque(enumerate(requests))
         running: dict[int, _Call] = {}
         bar = _Bar(len(requests) if progress else 0)
         try:
             while waiting or running:
-                while waiting and self._has_room(params.n):
+                while waiting and self._has_room(waiting[0][1].sampling.n):
                     number, request = waiting.popleft()
                     running[number] = self._submit(request)
                 self._step()
@@ -181,7 +191,7 @@ class Engine:
                                f"render_chat", param="n")
         tokens, boundaries, marks = self._encode_chat(messages, template)
         request = self._request(tokens, params, boundaries, marks)
-        [completion] = self._complete([request], params, progress=False)
+        [completion] = self._complete([request], progress=False)
         return completion
 
     def stream_chat(self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams | None = None, *,
@@ -220,6 +230,34 @@ class Engine:
     def flush_cache(self) -> None:
         """Drop every prefix that no running answer reads."""
         self._core.flush_cache()
+
+    def sleep(self, level: int = 1, *, mode: SleepMode | None = None) -> Flushed:
+        """Give the memory back until ``wake_up``; returns what the prefix cache held and lost. Level 1 keeps
+        the weights in host memory (on a CPU, where they are), level 2 drops them too and reads the checkpoint
+        again on waking. Requests that come meanwhile raise AsleepError.
+
+        With answers in progress (streams that are half read) it raises BusyError, unless ``mode`` is "wait",
+        which computes them to their end first, or "abort", which ends them. Raises RequestError for another
+        level or mode.
+        """
+        if mode not in (None, "wait", "abort"):
+            raise RequestError(f"mode is {mode!r}; it may be 'wait' or 'abort'", param="mode")
+        check_level(level)
+        while mode == "wait" and self._core.live_count:
+            self._step()
+        flushed = self._sleeper.sleep(level, abort=mode == "abort")
+        self._step()
+        return flushed
+
+    def wake_up(self, tags: Sequence[Part] | None = None) -> bool:
+        """Bring back "weights", "kv_cache", or all; whether the engine is awake now. Raises RequestError for
+        another tag, CheckpointError where the checkpoint cannot be read again, and EngineUnavailableError
+        where there is not enough memory; it can be tried again then."""
+        return not self._sleeper.wake_up(tags).level
+
+    @property
+    def is_sleeping(self) -> bool:
+        return bool(self._sleeper.state.level)
 
     def close(self) -> None:
         """Cancel everything and free the memory. Idempotent."""

@@ -1,6 +1,7 @@
 """The composition root: the one place that knows every part and puts them together.
 
-    EngineConfig --+-- model      directory or hub name -> weights in RAM
+    EngineConfig --+-- device     the CPU or a GPU, its kernels
+                   +-- model      directory or hub name -> weights in RAM, or on the GPU
                    |      |
                    |      spec ------+
                    |                 v
@@ -12,7 +13,8 @@
 
 The order matters twice. The OpenMP wait policy is set before torch is imported, since torch reads it once;
 spinning threads of two processes on the same cores cost ten times the work itself. And memory is measured
-after the weights are loaded, so that its default is a share of what is really left.
+after the weights are loaded, so that its default is a share of what is really left; on a GPU after a step was
+measured too, and graphs are recorded last, when everything that they hold addresses of is in its place.
 
 Importing this module costs nothing: torch comes in with ``assemble``, so the process that serves HTTP can
 name ``ModelInfo`` without it.
@@ -38,13 +40,20 @@ from weft.info import MemoryRow, ModelInfo
 from weft.memory.memory import Memory
 from weft.memory.plan import KEPT_SHARE, ArenaPlan, default_memory_bytes, fit_sizes, plan_arena
 from weft.memory.policies import check_policy, make_policy
-from weft.memory.policy import Policy, geometric_cost
+from weft.memory.policy import Policy, PrefillCost, geometric_cost
+from weft.memory.worth.cost_fit import PrefillFit
 from weft.schedule.checkpoints import parse_checkpoints
+from weft.schedule.plan import StepPlan
+from weft.schedule.work import work_of
 from weft.spec import ITEM_BYTES, KV_DTYPES, STATE_DTYPES, CacheDTypeName, ModelSpec, kept_in
 from weft.units import format_bytes, pages_for, parse_bytes
 
 if TYPE_CHECKING:
+    import torch
+
     from weft.models import LoadedModel
+    from weft.runner.graphs import CudaCapture
+    from weft.runner.torch_executor import TorchExecutor
 
 __all__ = ["Assembled", "MemoryRow", "ModelInfo", "OnProgress", "assemble"]
 
@@ -71,32 +80,43 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> 
     checkpoints = parse_checkpoints(config.checkpoints)
     check_policy(config.cache_policy)
     threads = _prepare_torch(config, notes)
-    kernels = _choose_kernels(config, threads)
+    device = _choose_device(config, notes)
+    overlap = overlaps(config, device)
+    kernels = _choose_kernels(config, threads, device)
     started = time.monotonic()
     name, directory = _find_model(config, tell)
-    loaded = _load(config, name, directory, tell)
+    loaded = _load(config, name, directory, tell, device)
     notes += loaded.warnings
     spec, kv_dtype = cache_dtypes(config, loaded.spec)
-    arena, memory_note = _plan_memory(config, spec, kv_dtype)
+    room = (_gpu_room(config, loaded, spec, kv_dtype, device, tell) if device.type == "cuda"
+            else _ram_room(config, spec, kv_dtype))
+    arena, memory_note = _plan_memory(config, spec, kv_dtype, room)
     sizes = fit_sizes(config, spec, arena)
     notes += [*memory_note, *sizes.notes]
     tell(f"memory: {format_bytes(arena.arena_bytes)} in {arena.frame_count} frames")
 
     from weft.runner.torch_executor import TorchExecutor
+    from weft.tensor.device import describe
 
-    executor = TorchExecutor(loaded.model, arena, sizes, kv_scales=loaded.kv_scales)
+    executor = TorchExecutor(loaded.model, arena, sizes, kv_scales=loaded.kv_scales, device=device,
+                             reload=lambda: _load(config, name, directory, lambda line: None, device),
+                             capture=_capture(config, device))
+    notes += _record_graphs(executor, tell)
     defaults = loaded.generation_defaults
+    cost = _guessed_cost(loaded)
+    policy = make_policy(config.cache_policy, arena, cost, time.monotonic)
     core = EngineCore(vocab_size=loaded.spec.vocab_size, sizes=sizes,
                       memory=Memory(arena, cache=config.prefix_cache, count_salt=config.count_salt,
-                                    policy=_cache_policy(config, loaded, arena)),
+                                    policy=policy),
                       executor=executor,
                       clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids,
-                      checkpoints=checkpoints,
+                      checkpoints=checkpoints, overlap=overlap,
                       guides=_guide_compiler(directory, defaults.eos_ids, loaded.spec.vocab_size))
+    core.on_step.append(_cost_learner(policy, cost))
     info = ModelInfo(
         name=name, directory=str(directory), family=loaded.spec.family, layers=_layers_in_words(loaded.spec),
         vocab_size=loaded.spec.vocab_size, dtype=loaded.spec.dtype, weights_bytes=loaded.weights_bytes,
-        load_s=time.monotonic() - started, device="cpu", threads=threads, kernels=kernels,
+        load_s=time.monotonic() - started, device=describe(device), threads=threads, kernels=kernels,
         sizes=sizes,
         memory=_memory_table(spec, loaded, arena, sizes.max_model_len), notes=notes,
         eos_ids=list(defaults.eos_ids),
@@ -104,11 +124,29 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> 
     return Assembled(core, info)
 
 
-def _cache_policy(config: EngineConfig, loaded: LoadedModel, arena: ArenaPlan) -> Policy:
+def overlaps(config: EngineConfig, device: torch.device) -> bool:
+    """Whether the next step is planned while one is computed. On a CPU both want the same cores, and the way
+    between two threads costs more than it hides (docs/decisions/0015-overlap.md). Raises ConfigError."""
+    if config.overlap not in ("auto", "on", "off"):
+        raise ConfigError(f"--overlap is {config.overlap!r}; it may be auto, on or off", param="--overlap")
+    return config.overlap == "on" or (config.overlap == "auto" and device.type != "cpu")
+
+
+def _guessed_cost(loaded: LoadedModel) -> PrefillCost:
     spec = loaded.spec
-    cost = geometric_cost(hidden_size=spec.hidden_size, attention_layers=len(spec.attention_layers),
+    return geometric_cost(hidden_size=spec.hidden_size, attention_layers=len(spec.attention_layers),
                           parameters=loaded.weights_bytes / ITEM_BYTES[spec.dtype])
-    return make_policy(config.cache_policy, arena, cost, time.monotonic)
+
+
+def _cost_learner(policy: Policy, guess: PrefillCost) -> Callable[[StepPlan, float], None]:
+    """Tells ``policy`` what computing a prompt costs here, from the steps that were measured."""
+    fit = PrefillFit(guess)
+
+    def measured(plan: StepPlan, seconds: float) -> None:
+        if fit.told(*work_of(plan), seconds):
+            policy.costs(fit.cost())
+
+    return measured
 
 
 def _prepare_torch(config: EngineConfig, notes: list[str]) -> int:
@@ -128,13 +166,26 @@ def _prepare_torch(config: EngineConfig, notes: list[str]) -> int:
     return torch.get_num_threads()
 
 
-def _choose_kernels(config: EngineConfig, threads: int) -> str:
+def _choose_device(config: EngineConfig, notes: list[str]) -> torch.device:
+    from weft.tensor.device import choose_device, remarks
+
+    if not 0 < config.gpu_memory_fraction <= 1:
+        raise ConfigError(f"--gpu-memory-fraction is {config.gpu_memory_fraction}; it must be above 0 and at "
+                          "most 1", param="--gpu-memory-fraction")
+    device = choose_device(config.device)
+    notes += remarks(device)
+    return device
+
+
+def _choose_kernels(config: EngineConfig, threads: int, device: torch.device) -> str:
     """Which kernels run, in words for the start-up line."""
-    from weft.tensor import native
+    from weft.tensor import gpu, native
+    from weft.tensor.device import kernels_in_words
 
     native.choose(config.cpu_kernels)
     native.set_threads(threads)
-    return native.describe()
+    gpu.choose(config.gpu_kernels)
+    return kernels_in_words() if device.type == "cuda" else native.describe()
 
 
 def _find_model(config: EngineConfig, tell: OnProgress) -> tuple[str, Path]:
@@ -153,7 +204,8 @@ def _find_model(config: EngineConfig, tell: OnProgress) -> tuple[str, Path]:
     return (directory.name if is_path else config.model), directory
 
 
-def _load(config: EngineConfig, name: str, directory: Path, tell: OnProgress) -> LoadedModel:
+def _load(config: EngineConfig, name: str, directory: Path, tell: OnProgress,
+          device: torch.device) -> LoadedModel:
     from weft.models import load_model
 
     shown_percent = -1
@@ -167,7 +219,7 @@ def _load(config: EngineConfig, name: str, directory: Path, tell: OnProgress) ->
             tell(f"weights of {name}: {bar} {percent} % of {format_bytes(total)}")
 
     loaded = load_model(directory, config.dtype, on_bytes, quantize=config.quantize,
-                        quantize_inputs=config.quantize_inputs)
+                        quantize_inputs=config.quantize_inputs, device=device)
     tell(f"weights of {name}: {_read_in_words(loaded)}")
     return loaded
 
@@ -198,19 +250,85 @@ def cache_dtypes(config: EngineConfig, spec: ModelSpec) -> tuple[ModelSpec, Cach
     return kept_in(spec, asked, config.state_dtype), kv_dtype
 
 
-def _plan_memory(config: EngineConfig, spec: ModelSpec,
-                 kv_dtype: CacheDTypeName) -> tuple[ArenaPlan, list[str]]:
-    available, park = free_ram_bytes(), not config.exact
-    if config.memory is None:
-        size = default_memory_bytes(available, spec, config, kv_dtype)
-        return plan_arena(spec, size, kv_dtype=kv_dtype, park=park), []
-    asked = parse_bytes(config.memory, flag="--memory")
-    most = int(available * (1 - KEPT_SHARE))
-    if asked <= most:
-        return plan_arena(spec, asked, kv_dtype=kv_dtype, park=park), []
-    return plan_arena(spec, most, kv_dtype=kv_dtype, park=park), [
-        f"--memory {config.memory} shrunk to {format_bytes(most)}: {format_bytes(available)} of RAM are free "
-        "now."]
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What an arena may take: ``most_bytes`` whatever is asked, ``usual_bytes`` where nothing is. ``why``:
+    where the limit comes from, a sentence."""
+
+    most_bytes: int
+    usual_bytes: int
+    why: str
+
+
+def _ram_room(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName) -> _Room:
+    available = free_ram_bytes()
+    return _Room(int(available * (1 - KEPT_SHARE)), default_memory_bytes(available, spec, config, kv_dtype),
+                 f"{format_bytes(available)} of RAM are free now.")
+
+
+def _gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec, kv_dtype: CacheDTypeName,
+              device: torch.device, tell: OnProgress) -> _Room:
+    """The weights are there; what a step takes is measured; the arena gets a share of what is left."""
+    from weft.runner.reserve import CudaMeter, measure_reserve
+    from weft.tensor.device import free_bytes
+
+    tell("memory: measuring what a step takes")
+    reserve = measure_reserve(
+        loaded.model, spec, kv_dtype, step_tokens=config.max_num_batched_tokens, rows=config.max_num_seqs,
+        model_len=min(config.max_model_len or spec.max_positions, spec.max_positions), device=device,
+        meter=CudaMeter(device))
+    return gpu_room(config, free_bytes(device), reserve.total_bytes, reserve.in_words())
+
+
+def gpu_room(config: EngineConfig, free: int, reserved: int, reserved_in_words: str) -> _Room:
+    """``free``: bytes of the GPU that nobody holds, weights loaded; ``reserved``: what a step takes of them.
+
+    Raises ConfigError where a step leaves nothing.
+    """
+    most = int((free - reserved) * config.gpu_memory_fraction)
+    if most <= 0:
+        raise ConfigError(
+            f"beside the weights {format_bytes(free)} of the GPU are free, and a step takes "
+            f"{format_bytes(reserved)} ({reserved_in_words}): nothing is left for KV and states; use a "
+            "smaller --max-num-batched-tokens or --max-num-seqs, or --quantize",
+            param="--max-num-batched-tokens")
+    return _Room(most, most, f"{format_bytes(free)} of the GPU are free beside the weights, a step takes "
+                             f"{format_bytes(reserved)} of them ({reserved_in_words}), and "
+                             f"--gpu-memory-fraction is {config.gpu_memory_fraction}.")
+
+
+def _plan_memory(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName,
+                 room: _Room) -> tuple[ArenaPlan, list[str]]:
+    asked = room.usual_bytes if config.memory is None else parse_bytes(config.memory, flag="--memory")
+    size = min(asked, room.most_bytes)
+    note = f"--memory {config.memory} shrunk to {format_bytes(size)}: {room.why}"
+    return (plan_arena(spec, size, kv_dtype=kv_dtype, park=not config.exact),
+            [note] if size < asked and config.memory is not None else [])
+
+
+def _capture(config: EngineConfig, device: torch.device) -> CudaCapture | None:
+    """On a GPU, unless it is turned off."""
+    if config.cuda_graphs not in ("auto", "off"):
+        raise ConfigError(f"--cuda-graphs is {config.cuda_graphs!r}; it may be auto or off",
+                          param="--cuda-graphs")
+    if device.type != "cuda" or config.cuda_graphs == "off":
+        return None
+    from weft.runner.graphs import CudaCapture
+
+    return CudaCapture(device)
+
+
+def _record_graphs(executor: TorchExecutor, tell: OnProgress) -> list[str]:
+    """What the user should know of them: how many there are, or why there are none."""
+    if executor.graphs is None:
+        return []
+    tell(f"CUDA graphs: recording {len(executor.graphs.widths)} batch sizes")
+    why_not = executor.record_graphs()
+    if why_not is not None:
+        return [f"decode steps are not recorded as CUDA graphs, and are slower for it: {why_not}"]
+    widths = executor.graphs.widths
+    return [f"decode steps of up to {widths[-1]} sequences are CUDA graphs: {len(widths)} batch sizes, "
+            f"recorded in {executor.graphs.recorded_s:.1f} s."]
 
 
 def _guide_compiler(directory: Path, eos_ids: tuple[int, ...], vocab_size: int) -> GuideCompiler:

@@ -37,7 +37,8 @@ class EngineConfig:
     quantize_inputs: bool = _flag(True, "Round the inputs of int8 and int4 layers to int8 where the CPU has "
                                         "byte products: faster, see docs/quantization.md.")
     memory: str | None = _flag(None, "Memory for KV pages and recurrent states together, such as 4GiB; "
-                                     "default: 40 % of the RAM that is free once weights are loaded.")
+                                     "default: 40 % of the RAM that is free once weights are loaded; on a "
+                                     "GPU, see --gpu-memory-fraction.")
     max_model_len: int | None = _flag(None, "Longest prompt + answer in tokens; default: the model's own.")
     max_num_seqs: int = _flag(256, "Most sequences that run at once.")
     max_num_batched_tokens: int = _flag(1024, "Token budget of one step: decodes first, then prefill chunks.")
@@ -57,7 +58,15 @@ class EngineConfig:
     cpu_kernels: Literal["auto", "native", "torch"] = _flag(
         "auto", "Kernels on the CPU: native (C++, where it was built), torch, or auto: native if they "
                 "are there.")
-    device: Literal["auto", "cpu"] = _flag("auto", "Where the model runs.")
+    device: str = _flag("auto", "Where the model runs: cpu, cuda, cuda:N, or auto: a GPU if torch has one.")
+    gpu_kernels: Literal["auto", "triton", "torch"] = _flag(
+        "auto", "Kernels on a GPU: triton, torch (slow, to compare with), or auto: triton where installed.")
+    gpu_memory_fraction: float = _flag(0.9, "What --memory is on a GPU by default: a share of what weights "
+                                            "and a step leave of its memory.")
+    overlap: Literal["auto", "on", "off"] = _flag(
+        "auto", "Plan the next step while one is computed: on, off, or auto: on a GPU, not on a CPU.")
+    cuda_graphs: Literal["auto", "off"] = _flag(
+        "auto", "Record decode steps on a GPU once and replay them: auto where the model allows it, or off.")
 
 
 def flag_name(field_name: str) -> str:

@@ -75,8 +75,26 @@ class AuthenticationError(UserError):
     kind = "authentication_error"
 
 
+class ForbiddenError(UserError):
+    """Whoever asks may not ask this, whatever key they have."""
+
+    status = 403
+    kind = "permission_error"
+
+
 class EngineUnavailableError(WeftError):
     """The engine process is starting, draining or gone; the request was not computed."""
 
     status = 503
     kind = "service_unavailable"
+
+
+class AsleepError(EngineUnavailableError):
+    """The engine is asleep, or about to be; the message says how it is woken."""
+
+
+class BusyError(UserError):
+    """Requests are in the way of what was asked for; the message says how many, and what can be done."""
+
+    status = 409
+    kind = "conflict_error"

@@ -9,8 +9,9 @@ import torch
 
 from tests.checkpoints import checkpoint
 from weft import assemble as assembly
-from weft.assemble import ModelInfo, assemble
+from weft.assemble import ModelInfo, assemble, overlaps
 from weft.config import EngineConfig
+from weft.errors import ConfigError
 from weft.request import Request, SamplingParams
 
 
@@ -80,3 +81,31 @@ def test_every_dtype_serves(dtype):
     assert made.core.failure is None
     assert len(tokens) == 8
     made.core.close()
+
+
+@pytest.mark.parametrize(("asked", "on_cpu", "on_gpu"), [
+    ("auto", False, True), ("on", True, True), ("off", False, False)])
+def test_steps_overlap_by_themselves_on_a_gpu_and_elsewhere_when_asked(asked, on_cpu, on_gpu):
+    config = EngineConfig(overlap=asked)
+    assert overlaps(config, torch.device("cpu")) is on_cpu
+    assert overlaps(config, torch.device("cuda", 0)) is on_gpu
+
+
+def test_a_wrong_word_for_overlap_is_refused_before_anything_is_loaded():
+    with pytest.raises(ConfigError, match="--overlap is 'yes'; it may be auto, on or off"):
+        assemble(EngineConfig(model="nowhere", overlap="yes"))  # type: ignore[arg-type]
+
+
+def test_an_engine_whose_steps_overlap_says_the_same():
+    said = {}
+    for overlap in ("on", "off"):
+        core = assemble(EngineConfig(model=str(checkpoint("granite")), memory="8MiB", overlap=overlap)).core
+        core.submit(Request(request_id="a", prompt_tokens=list(range(5, 90)),
+                            sampling=SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)))
+        said[overlap] = []
+        while core.has_work:
+            said[overlap] += [token for event in core.step() for token in event.tokens]
+        core.audit()
+        core.close()
+    assert len(said["on"]) == 20
+    assert said["on"] == said["off"]

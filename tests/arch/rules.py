@@ -19,7 +19,7 @@ BASE = {"errors", "units", "spec", "config", "request", "architecture", "config_
         "host", "hub"}
 PURE = {"base", "memory", "planning", "schedule", "engine", "sim", "text"}
 """Groups that never import torch, not even through something else."""
-EDGES = {"server", "cli", "eval", "embedded"}
+EDGES = {"server", "cli", "eval", "embedded", "bench"}
 """Groups that no group but an edge may import."""
 
 BELOW_EDGES = {"base", "memory", "schedule", "engine", "sim", "tensor", "models", "runner", "assemble", "api",
@@ -40,6 +40,7 @@ ARROWS: dict[str, set[str]] = {
     "weft": {"base", "api"},
     "eval": {"base", "text"},
     "embedded": {"base"},
+    "bench": BELOW_EDGES,
     "server": BELOW_EDGES | {"server"},
     "cli": BELOW_EDGES | EDGES,
     "__main__": {"cli"},
@@ -48,9 +49,14 @@ ARROWS: dict[str, set[str]] = {
 
 EXTRA_MODULES: dict[str, set[str]] = {
     "tensor": {"weft._native"},
-    "runner": {"weft.schedule.plan", "weft.engine.executor", "weft.memory.plan"},
+    "runner": {"weft.schedule.plan", "weft.engine.executor", "weft.engine.sleep", "weft.memory.plan"},
 }
 """Single modules a group may see of groups that are otherwise closed to it: plain values and Protocols."""
+
+TRITON_FILES = re.compile(
+    r"/triton\.py$|_kernels\.py$|/tensor/compile_gate\.py$"
+    r"|/tensor/device_(?!runs)\w+\.py$")
+"""Kernels, what kernels are made of, and the check that compiles them."""
 
 IMPURE_MODULES = {"time", "random", "os", "socket", "secrets", "subprocess", "threading", "pathlib", "io"}
 """Clock, randomness, environment and I/O: passed into these groups, never imported by them."""
@@ -165,6 +171,13 @@ def purity_complaints(sources: Iterable[Source]) -> list[str]:
                            for node in ast.walk(ast.parse(source.text))
                            if isinstance(node, ast.Name) and node.id == "hasattr"]
     return complaints
+
+
+def triton_complaints(sources: Iterable[Source]) -> list[str]:
+    """Triton outside the files that are made of it: it is large, and not everywhere."""
+    return [f"{source.path}:{line}: imports triton" for source in sources
+            if not TRITON_FILES.search(source.path)
+            for line, module in imported_modules(source) if module.split(".")[0] == "triton"]
 
 
 def size_complaints(sources: Iterable[Source]) -> list[str]:

@@ -7,7 +7,15 @@ import sys
 
 import pytest
 
-from tests.arch.rules import PURE, Source, arrow_complaints, group_of, purity_complaints, weft_sources
+from tests.arch.rules import (
+    PURE,
+    Source,
+    arrow_complaints,
+    group_of,
+    purity_complaints,
+    triton_complaints,
+    weft_sources,
+)
 
 
 def _bad(path: str, text: str) -> list[Source]:
@@ -74,3 +82,16 @@ def test_importing_the_whole_pure_half_leaves_torch_out() -> None:
 
 def test_importing_the_torch_half_is_noticed_by_the_same_check() -> None:
     assert _loaded_after("import weft.tensor.inputs", "torch")
+
+
+def test_triton_is_imported_by_kernels_alone() -> None:
+    assert triton_complaints(weft_sources()) == []
+    for path in ("src/weft/tensor/ops/moe/__init__.py", "src/weft/runner/arena.py", "src/weft/tensor/gpu.py"):
+        assert len(triton_complaints(_bad(path, "def late():\n    import triton.language as tl\n"))) == 1
+    assert triton_complaints(_bad("src/weft/tensor/ops/moe/triton.py", "import triton\n")) == []
+
+
+def test_an_engine_without_a_gpu_never_imports_triton() -> None:
+    code = ("import sys, weft.assemble, weft.models, weft.runner.torch_executor\n"
+            "assert 'triton' not in sys.modules, 'triton was imported'")
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -19,7 +19,8 @@ from benchmarks.peers.lines import Failed, Line, Promise, Side, Talk, conversati
 from benchmarks.peers.make_env import wanted
 from benchmarks.peers.scheduler import in_turn
 from benchmarks.serve.checkpoints import Checkpoint
-from benchmarks.serve.load import LoadPlan, Summary, Timing, run_load, summarise
+from benchmarks.serve.load import LoadPlan, Summary, run_load, summarise
+from weft.bench.client import Timing
 
 
 class Clockwork:

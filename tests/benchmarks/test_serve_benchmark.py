@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks.serve.checkpoints import FAMILIES, Family, make_checkpoint
 from benchmarks.serve.compare import compare, medians, ratios, same_prefix
-from benchmarks.serve.load import LoadPlan, Timing, percentile, run_load, summarise
+from benchmarks.serve.load import LoadPlan, percentile, run_load, summarise
+from weft.bench.client import Timing
 from weft.families import read_spec
 from weft.text.tokenizer import Tokenizer
 

@@ -21,11 +21,13 @@ GOOD: dict[str, Any] = {
                "swap_bytes": 0},
     "threads": dict.fromkeys(THREAD_VARIABLES),
     "torch": {"version": "2.13.0", "path": "site-packages/torch", "threads": 8, "capability": "AVX512",
-              "mkldnn": True, "cuda_version": None, "kernels": True, "gpus": []},
+              "mkldnn": True, "cuda_version": None, "kernels": True, "triton": None, "gpus": []},
     "hub": {"cache": "cache/hub", "cached_models": 2, "writable": True, "disk_free_bytes": 90 << 30,
             "disk_total_bytes": 100 << 30, "endpoint": "https://example.com", "offline": False,
             "reachable": True, "variables": {}},
 }
+
+A_GPU = {"name": "A GPU", "capability": [9, 0], "free_bytes": 70 << 30, "total_bytes": 80 << 30}
 
 
 def _judged(*changes: tuple[str, str, Any]) -> dict[str, Finding]:
@@ -49,7 +51,9 @@ def test_a_good_machine_has_nothing_to_mend() -> None:
     ("OMP policy", ("threads", "OMP_WAIT_POLICY", "PASSIVE"), "good", ""),
     ("oneDNN", ("torch", "mkldnn", False), "note", "bfloat16"),
     ("kernels", ("torch", "kernels", False), "note", "compiler"),
-    ("GPU", ("torch", "gpus", ["A GPU"]), "note", "CPU"),
+    ("GPU", ("torch", "gpus", [A_GPU]), "good", "--device auto"),
+    ("GPU", ("torch", "gpus", [A_GPU | {"capability": [7, 5]}]), "note", "older"),
+    ("GPU kernels", ("torch", "gpus", [A_GPU]), "note", "weft[gpu]"),
     ("hub cache", ("hub", "writable", False), "note", "HF_HOME"),
     ("hub cache", ("hub", "disk_free_bytes", 1 << 20), "note", "HF_HOME"),
     ("hub", ("hub", "reachable", False), "note", "embedded"),

@@ -104,7 +104,7 @@ def test_a_bad_value_says_which_source_it_came_from(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize(("text", "sentence"), [
     ("lenght = 1\n", "did you mean --length?"),
-    ("gpu_memory_utilization = 0.9\n", "nearest: --memory"),
+    ("gpu_memory_utilization = 0.9\n", "nearest: --gpu-memory-fraction"),
     ("length = \n", "is not TOML"),
 ])
 def test_a_config_file_that_cannot_be_used_says_why(tmp_path: Path, text: str, sentence: str) -> None:

@@ -125,11 +125,12 @@ def test_a_short_convolution_equals_its_parts(dtype: torch.dtype, bias: bool) ->
 @each_dtype
 @pytest.mark.parametrize("scale", [1.0, 0.22])
 def test_the_sum_and_its_norm_equal_their_parts_to_the_rounding(dtype: torch.dtype, scale: float) -> None:
-    x, y = noise(1, 9, 96, dtype=dtype), noise(2, 9, 112, dtype=dtype)[:, 16:]
-    weight = noise(3, 96, dtype=dtype)
-    want_sum, want = add_norm_parts.add_norm(x, y, weight, 1e-5, scale=scale, plus_one=True)
+    x, y = noise(1, 9, 112, dtype=dtype)[:, 16:], noise(2, 9, 96, dtype=dtype)
+    weight, before = noise(3, 96, dtype=dtype), x.clone()
+    want_sum, want = add_norm_parts.add_norm(x, y.clone(), weight, 1e-5, scale=scale, plus_one=True)
     for got_sum, got in in_each_set(
-            lambda: native_add_norm.add_norm(x, y, weight, 1e-5, scale=scale, plus_one=True)):
+            lambda: native_add_norm.add_norm(x, y.clone(), weight, 1e-5, scale=scale, plus_one=True)):
+        assert torch.equal(x, before)
         if dtype == torch.float32 and scale != 1.0:  # one rounding less where the machine multiplies and adds
             torch.testing.assert_close(got_sum, want_sum, **CLOSE[dtype])
         else:

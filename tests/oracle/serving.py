@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -30,14 +32,19 @@ from weft.config import EngineConfig, KvDTypeChoice, StateDTypeChoice
 from weft.engine.engine import EngineCore
 from weft.memory.memory import Memory
 from weft.memory.plan import ArenaPlan, fit_sizes, plan_arena, with_parking
+from weft.memory.policies import make_policy
+from weft.memory.policy import PrefillCost
 from weft.models import LoadedModel, load_model
 from weft.request import Request, SamplingParams, TokenEvent, TokenLogprobs
 from weft.runner.arena import NAN_BYTE
+from weft.runner.graphs import Capture
 from weft.runner.torch_executor import TorchExecutor
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import Int32s, StepPlan
 from weft.units import pages_for
 
+DEVICE = torch.device(os.environ.get("WEFT_TEST_DEVICE", "cpu"))
+"""``make test-gpu`` names another one."""
 RECURRENT_FAMILIES = tuple(family for family in FAMILIES if family != "qwen3")
 PROMPT_LENGTHS = (1, 5, 37, 300, 900)
 DECODE_STEPS = 64
@@ -74,7 +81,7 @@ def directory(family: str) -> Path:
 
 @functools.cache
 def loaded(family: str) -> LoadedModel:
-    return load_model(directory(family))
+    return load_model(directory(family), device=DEVICE)
 
 
 @functools.cache
@@ -130,14 +137,17 @@ Break = Callable[["Serving", StepPlan], None]
 class Serving:
     """An engine on ``family``. ``memory_bytes``: the arena; ``step_tokens``: the token budget of a step;
     ``pad_decode_to``: PAD rows; ``before_step(serving, plan)``: called before a plan is applied; ``cache``:
-    whether prefixes are kept, with states where ``checkpoints`` says; with ``park`` they may be parked,
-    though these models are too small to gain by it."""
+    whether prefixes are kept, with states where ``checkpoints`` says, and which go first, by ``policy``; with
+    ``park`` they may be parked, though these models are too small to gain by it. With ``overlap`` the next
+    step is planned while one is computed on another thread: ``before_step`` is called there. ``capture``:
+    steps of decodes alone go the way of graphs."""
 
     def __init__(self, family: str, *, memory_bytes: int = 4 << 20, step_tokens: int = 1024,
                  pad_decode_to: int = 0, before_step: Break | None = None, max_model_len: int = 1024,
                  max_num_seqs: int = 16, cache: bool = False, checkpoints: str = "auto",
                  kv_dtype: KvDTypeChoice = "auto", state_dtype: StateDTypeChoice = "float32",
-                 park: bool = False) -> None:
+                 policy: str = "worth", park: bool = False, overlap: bool = False,
+                 capture: Capture | None = None) -> None:
         model = loaded(family)
         config = EngineConfig(max_num_batched_tokens=step_tokens, max_model_len=max_model_len,
                               max_num_seqs=max_num_seqs, kv_dtype=kv_dtype, state_dtype=state_dtype)
@@ -146,12 +156,17 @@ class Serving:
         if park:
             self.arena = with_parking(self.arena, spec)
         sizes = fit_sizes(config, spec, self.arena)
+        clock = count(0.0).__next__  # a second for each look at it: ages differ, and are the same every time
         self.executor = TorchExecutor(model.model, self.arena, sizes, pad_decode_to=pad_decode_to,
+                                      device=DEVICE, capture=capture,
                                       observer=self._observe, before_step=self._before_step)
+        if capture is not None:
+            assert self.executor.record_graphs() is None
         self.core = EngineCore(vocab_size=model.spec.vocab_size, sizes=sizes,
-                               memory=Memory(self.arena, cache=cache),
+                               memory=Memory(self.arena, cache=cache,
+                                             policy=make_policy(policy, self.arena, PrefillCost(), clock)),
                                checkpoints=parse_checkpoints(checkpoints),
-                               executor=self.executor, clock=lambda: 0.0, seed=0,
+                               executor=self.executor, clock=lambda: 0.0, seed=0, overlap=overlap,
                                eos_ids=model.generation_defaults.eos_ids)
         self.plans: list[StepPlan] = []
         self._break = before_step
@@ -160,7 +175,14 @@ class Serving:
         self.pages_of_row: dict[int, list[int]] = {}
         self._rounds = 0
         self._held: tuple[set[int], set[int]] = (set(), set())
+        self._held_after: dict[int, tuple[set[int], set[int]]] = {}
         self._left: tuple[list[int], list[int]] = ([], [])
+        begin = self.executor.begin
+
+        def beginning(plan: StepPlan) -> None:
+            self._held_after[plan.step] = self._held_now()  # by the time it is computed it may be otherwise
+            begin(plan)
+        self.executor.begin = beginning  # type: ignore[method-assign]
         frames = self.executor.arena
         frames.fill_frames(range(self.arena.frame_count), NAN_BYTE)
         fill = frames.fill_frames
@@ -211,7 +233,7 @@ class Serving:
     def _observe(self, plan: StepPlan, logits_XV: torch.Tensor) -> None:
         for i, run in enumerate(np.flatnonzero(plan.samples)):
             position = int(plan.starts[run] + plan.lengths[run])
-            self._rows_of_logits[int(plan.seqs[run]), position] = logits_XV[i].clone()
+            self._rows_of_logits[int(plan.seqs[run]), position] = logits_XV[i].clone().cpu()
 
     def _before_step(self, plan: StepPlan) -> None:
         self.plans.append(plan)
@@ -221,17 +243,21 @@ class Serving:
         moves = plan.reservation.moves
         left_slots = [copy.src for copy in moves.slots] + [park.slot for park in plan.reservation.parked]
         self._left = [copy.src for copy in moves.pages], left_slots
-        self._spoil_what_is_free()
+        self._spoil_what_is_free(self._held_after.pop(plan.step, None) or self._held_now())
         self.slot_of_row.update(zip(plan.rows.tolist(), plan.slots.tolist(), strict=True))
         for row, _, page in plan.table_writes.T.tolist():
             self.pages_of_row.setdefault(row, []).append(page)
         if self._break is not None:
             self._break(self, plan)
 
-    def _spoil_what_is_free(self) -> None:
+    def _held_now(self) -> tuple[set[int], set[int]]:
         books = self.core.memory._books
         pages, slots = ({item for item, count in enumerate(kind.owners) if count}
                         for kind in (books.pages, books.slots))
+        return pages, slots
+
+    def _spoil_what_is_free(self, held: tuple[set[int], set[int]]) -> None:
+        pages, slots = held
         self.executor.arena.fill_pages(sorted(self._held[0] - pages - {*self._left[0]}), NAN_BYTE)
         self.executor.arena.fill_slots(sorted(self._held[1] - slots - {*self._left[1]}), NAN_BYTE)
         self._held = pages, slots

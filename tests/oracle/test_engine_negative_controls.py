@@ -109,12 +109,12 @@ def test_a_state_lost_between_two_chunks_is_noticed(family):
 def test_a_state_that_does_not_start_fresh_is_noticed(family, monkeypatch):
     """The control of recycled memory and of preemption: what is in a slot before its sequence starts is NaN,
     and reading it shows."""
-    build = BatchBuilder.build
+    apply = BatchBuilder.apply
 
-    def never_fresh(self: BatchBuilder, plan: StepPlan) -> StepBatch:
-        return build(self, replace(plan, fresh=plan.fresh & False))
+    def never_fresh(self: BatchBuilder, plan: StepPlan, *others: object) -> None:
+        apply(self, replace(plan, fresh=plan.fresh & False), *others)
 
-    monkeypatch.setattr(BatchBuilder, "build", never_fresh)
+    monkeypatch.setattr(BatchBuilder, "apply", never_fresh)
     assert min(gaps(Serving(family), truth(family))) == float("inf")
 
 

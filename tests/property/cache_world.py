@@ -146,7 +146,11 @@ class World:
             self.seen["refused"] += 1
             assert draft.seal() == sealed
             if reclaim and "reclaim" in self.verbs:
-                draft.reclaim(pages=self.memory.plan.pages_for(len(tokens) + room), slots=1)
+                if seq % 2:  # what it would begin on, and what another began on, go last, or not for it
+                    others = [lease.held for lease in self.memory._books.leases.values()]
+                    draft.evict_last([match.anchor, *others])
+                draft.reclaim(pages=self.memory.plan.pages_for(len(tokens) + room), slots=1,
+                              sparing=[match.anchor] if seq % 4 == 1 else ())
             return False
         self.plans.opened[seq] = Running(salt, tokens, match.cached_tokens)
         self.seen["hit"] += match.cached_tokens > 0

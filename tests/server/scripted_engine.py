@@ -103,6 +103,12 @@ class AnsweringExecutor:
                     logprobs[run] = made_up_logprobs(token, len(tokens), admission.sampling.logprobs)
         return StepResult(tokens=chosen, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
+    def sleep(self, level: int) -> None:
+        assert not self._rows, "a row is taken while the engine goes to sleep"
+
+    def wake(self, part: str) -> None:
+        """It has no memory to take again."""
+
     def close(self) -> None:
         self._rows.clear()
 

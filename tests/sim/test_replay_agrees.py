@@ -23,16 +23,19 @@ from weft.errors import QueueFullError
 from weft.memory.cache import CacheCounts
 from weft.memory.memory import Memory
 from weft.memory.policies import make_policy
+from weft.memory.policy import PrefillCost
+from weft.memory.worth import cost_fit
 from weft.request import Request, SamplingParams
 from weft.schedule.budget import step_tokens_bound
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan, StepResult
+from weft.schedule.work import work_of
 from weft.server.recorder import Recorder
 from weft.sim.arms import Arm, find_arm, prefill_cost
 from weft.sim.clock import VirtualClock
 from weft.sim.cost import Fitted
 from weft.sim.recording import Recording, read_recording
-from weft.sim.replay import replay, work_of
+from weft.sim.replay import replay
 from weft.sim.report import Report
 from weft.sim.sharing import sharing_scenario
 from weft.sim.workload import EOS_IDS, VOCAB_SIZE, Arrival, Cancel, Scenario
@@ -184,6 +187,21 @@ def test_the_embedded_model_and_its_replay_have_the_same_hits_and_evictions(poli
     assert ran.counts.hits > 0
     assert ran.counts.evicted_pages + ran.counts.evicted_states > 0
     assert_agrees(ran)
+
+
+def test_an_engine_learns_what_its_prompts_cost_from_its_own_steps(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy has the ratio of the sizes until it is told, and then that of the steps."""
+    monkeypatch.setattr(cost_fit, "FIT_EVERY", 4)
+    monkeypatch.setattr(cost_fit, "PAIRS_SHARE_MIN", 0.0)
+    core = assemble(EngineConfig(memory="3MB", threads=1, cache_policy="worth")).core
+    told: list[PrefillCost] = []
+    monkeypatch.setattr(core.memory._books.cache.policy, "costs", told.append, raising=False)
+    clock = VirtualClock()
+    core._clock = clock
+    run_engine(core, clock, tmp_path / "r.jsonl", conversations(core.vocab_size))
+    assert told
+    assert all(cost.linear == 1.0 for cost in told)
 
 
 def test_a_turn_is_taken_up_inside_a_page_in_the_engine_and_in_the_replay(tmp_path: Path) -> None:

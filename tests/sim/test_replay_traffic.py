@@ -12,9 +12,10 @@ import pytest
 
 from weft.architecture import Architecture, Attention, Experts, GatedDelta
 from weft.errors import ConfigError
+from weft.schedule.work import Work, pairs_of
 from weft.sim.arms import find_arm
 from weft.sim.bounds import infinite_cache
-from weft.sim.cost import DEVICES, Fitted, Work, fit_steps, pairs_of, roofline
+from weft.sim.cost import DEVICES, Fitted, fit_steps, roofline
 from weft.sim.model_load import model_load
 from weft.sim.mooncake import mooncake_traffic
 from weft.sim.recording import Fingerprints, header_line, read_recording, resized, sequence_line

@@ -107,9 +107,23 @@ def _torch(torch: Mapping[str, Any]) -> list[Finding]:
                             "install a C++ compiler, then reinstall weft"))
     gpus = torch["gpus"]
     if gpus:
-        rows.append(Finding("GPU", ", ".join(gpus), "note", "present; this version of weft runs on the CPU"))
+        rows += _gpus(gpus, torch["triton"])
     else:
         rows.append(Finding("GPU", "none that torch can use", "good", "none is needed"))
+    return rows
+
+
+def _gpus(gpus: list[Mapping[str, Any]], triton: str | None) -> list[Finding]:
+    named = ", ".join(f"{gpu['name']} ({format_bytes(gpu['free_bytes'])} free of "
+                      f"{format_bytes(gpu['total_bytes'])})" for gpu in gpus)
+    old = [gpu["name"] for gpu in gpus if tuple(gpu["capability"]) < (8, 0)]
+    rows = [Finding("GPU", named, "note", f"{', '.join(old)}: older than the kernels are made for (8.0)")
+            if old else Finding("GPU", named, "good", "--device auto takes it; see docs/gpu.md")]
+    if triton is None:
+        rows.append(Finding("GPU kernels", "torch alone: Triton is not installed", "note",
+                            "pip install 'weft[gpu]'"))
+    else:
+        rows.append(Finding("GPU kernels", f"Triton {triton}", "good"))
     return rows
 
 

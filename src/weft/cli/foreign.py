@@ -21,22 +21,24 @@ _ONE_POOL = "KV pages and recurrent states share one memory that is given in byt
 _FRAMES = "pages have 16 tokens and states have slots of their own, so there is no block size to tune"
 _OTHER_NAME = "it has another name"
 _OWN_CODE = "model code ships with weft and checkpoints cannot bring their own"
-_EAGER = "nothing is captured or compiled on CPU"
+_EAGER = "decode steps are recorded as CUDA graphs where the model allows it, and nothing is compiled"
 _NO_SPECULATION = "weft does not speculate yet"
 _ONE_MODEL = "a server serves one model with the weights as they are"
 _FROM_CHECKPOINT = "this is read from the checkpoint"
-_CPU_ONLY = "weft runs on CPU in this version"
+_KERNELS = "there is one kernel for each op on each kind of device"
+_WHOLE = "a model lies on one device as a whole"
 _BUDGET = "decodes and prefill chunks share one token budget per step"
 _LEAVE_OUT = "leave it out"
 
 FOREIGN_FLAGS: dict[str, Foreign] = {
     # memory
-    "--gpu-memory-utilization": Foreign(_ONE_POOL, "--memory"),
+    "--gpu-memory-utilization": Foreign("it is a share of what weights and a step leave free",
+                                        "--gpu-memory-fraction"),
     "--kv-cache-memory-bytes": Foreign(_ONE_POOL, "--memory"),
-    "--mem-fraction-static": Foreign(_ONE_POOL, "--memory"),
+    "--mem-fraction-static": Foreign(_OTHER_NAME, "--gpu-memory-fraction"),
     "--num-gpu-blocks-override": Foreign(_ONE_POOL, "--memory"),
     "--swap-space": Foreign("sequences that must wait are computed again, never swapped", "--memory"),
-    "--cpu-offload-gb": Foreign(_CPU_ONLY, "--memory"),
+    "--cpu-offload-gb": Foreign(_WHOLE, "--memory"),
     "--kv-offloading-size": Foreign("KV stays in one memory tier", "--memory"),
     "--block-size": Foreign(_FRAMES, _LEAVE_OUT),
     "--page-size": Foreign(_FRAMES, _LEAVE_OUT),
@@ -58,8 +60,8 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--mamba-cache-dtype": Foreign(_OTHER_NAME, "--state-dtype"),
     "--mamba-ssm-cache-dtype": Foreign(_OTHER_NAME, "--state-dtype"),
     "--mamba-ssm-dtype": Foreign(_OTHER_NAME, "--state-dtype"),
-    "--mamba-backend": Foreign("there is one CPU kernel for each op", _LEAVE_OUT),
-    "--gdn-prefill-backend": Foreign("there is one CPU kernel for each op", _LEAVE_OUT),
+    "--mamba-backend": Foreign(_KERNELS, _LEAVE_OUT),
+    "--gdn-prefill-backend": Foreign(_KERNELS, _LEAVE_OUT),
     # prefix cache
     "--enable-prefix-caching": Foreign(_OTHER_NAME, "--prefix-cache"),
     "--no-enable-prefix-caching": Foreign(_OTHER_NAME, "--no-prefix-cache"),
@@ -85,7 +87,8 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--schedule-policy": Foreign("requests run by priority, then first come first served",
                                  "send `priority` in the request"),
     "--schedule-conservativeness": Foreign("a prompt is admitted when all of it fits", "--memory"),
-    "--async-scheduling": Foreign("planning a step takes far less time than computing it", _LEAVE_OUT),
+    "--async-scheduling": Foreign(_OTHER_NAME, "--overlap"),
+    "--disable-overlap-schedule": Foreign("it is one of three values (off)", "--overlap"),
     # length
     "--context-length": Foreign("it has another name", "--max-model-len"),
     "--ctx-size": Foreign("it has another name", "--max-model-len"),
@@ -102,16 +105,16 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "-dp": Foreign(_ONE_DEVICE, "start one server per port, each with --threads"),
     "--enable-expert-parallel": Foreign(_ONE_DEVICE, "--threads"),
     "--distributed-executor-backend": Foreign(_ONE_DEVICE, _LEAVE_OUT),
-    "--n-gpu-layers": Foreign(_CPU_ONLY, "--device"),
-    "-ngl": Foreign(_CPU_ONLY, "--device"),
-    "--attention-backend": Foreign("there is one CPU kernel for each op", _LEAVE_OUT),
-    "--flash-attn": Foreign("there is one CPU kernel for each op", _LEAVE_OUT),
-    "-fa": Foreign("there is one CPU kernel for each op", _LEAVE_OUT),
-    "--enforce-eager": Foreign(_EAGER, _LEAVE_OUT),
+    "--n-gpu-layers": Foreign(_WHOLE, "--device"),
+    "-ngl": Foreign(_WHOLE, "--device"),
+    "--attention-backend": Foreign(_KERNELS, "--gpu-kernels"),
+    "--flash-attn": Foreign(_KERNELS, _LEAVE_OUT),
+    "-fa": Foreign(_KERNELS, _LEAVE_OUT),
+    "--enforce-eager": Foreign("it has another name, with the value off", "--cuda-graphs"),
     "--compilation-config": Foreign(_EAGER, _LEAVE_OUT),
     "-O": Foreign(_EAGER, _LEAVE_OUT),
     "--cuda-graph-max-bs": Foreign(_EAGER, _LEAVE_OUT),
-    "--disable-cuda-graph": Foreign(_EAGER, _LEAVE_OUT),
+    "--disable-cuda-graph": Foreign("it has another name, with the value off", "--cuda-graphs"),
     "-t": Foreign("it has another name", "--threads"),
     # model
     "--model-path": Foreign("it has another name", "--model"),
@@ -159,7 +162,7 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--sse-keep-alive-interval": Foreign("it has another name", "--sse-keep-alive"),
     "--disable-log-stats": Foreign("/metrics costs nothing until it is read", _LEAVE_OUT),
     "--otlp-traces-endpoint": Foreign("no traces are exported", "watch /metrics"),
-    "--enable-sleep-mode": Foreign("weights stay loaded", "stop the server; it starts in seconds"),
+    "--enable-sleep-mode": Foreign("every server can sleep: POST /sleep", _LEAVE_OUT),
     "--api-server-count": Foreign("one HTTP process feeds one engine process", _LEAVE_OUT),
     "--n-predict": Foreign("it belongs to a request", "send `max_tokens` in the request"),
 }
@@ -175,7 +178,6 @@ FOREIGN_VERBS: dict[str, str] = {
     "ps": "ask the server: curl http://127.0.0.1:8000/v1/models",
     "list": "ask the server: curl http://127.0.0.1:8000/v1/models",
     "models": "ask the server: curl http://127.0.0.1:8000/v1/models",
-    "bench": "type `make bench` in a checkout: it compares with transformers on your machine",
     "collect-env": "type `weft doctor --json`",
     "env": "type `weft doctor`",
 }

@@ -35,15 +35,25 @@ _HUB_TIMEOUT_S = 3.0
 
 _ASK_TORCH = """
 import importlib.util, json, os
+from importlib.metadata import PackageNotFoundError, version
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
 cuda = torch.cuda.is_available()
+triton = None
+if importlib.util.find_spec("triton"):
+    try:
+        triton = version("triton")
+    except PackageNotFoundError:
+        triton = "of an unknown version"
 print(json.dumps({
     "version": torch.__version__, "path": os.path.dirname(torch.__file__), "threads": torch.get_num_threads(),
     "capability": torch.backends.cpu.get_cpu_capability(), "mkldnn": torch.backends.mkldnn.is_available(),
     "cuda_version": torch.version.cuda,
     "kernels": importlib.util.find_spec("weft._native") is not None,
-    "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [],
+    "triton": triton,
+    "gpus": [{"name": torch.cuda.get_device_name(i), "capability": torch.cuda.get_device_capability(i),
+              "free_bytes": torch.cuda.mem_get_info(i)[0], "total_bytes": torch.cuda.mem_get_info(i)[1]}
+             for i in range(torch.cuda.device_count())] if cuda else [],
 }))
 """
 

@@ -35,6 +35,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "eval": ("weft.cli.evaluate", "Score a model: `weft eval recall`."),
     "plan": ("weft.cli.plan", "Show what a model takes of a device's memory, and what then fits."),
     "top": ("weft.cli.top", "Watch a running server: requests, memory, what its prefix cache saves."),
+    "bench": ("weft.cli.bench", "Measure kernels, the engine, or a server."),
     "doctor": ("weft.cli.doctor", "Show what this machine has, and what would make it faster."),
     "simulate": ("weft.cli.simulate", "Replay a trace of traffic: hit rates by policy and by memory."),
     "version": ("weft.cli.version", "Print the versions of weft, Python and torch."),

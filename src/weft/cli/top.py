@@ -80,10 +80,20 @@ def read_metrics(text: str, at_s: float) -> Reading:
 def frame(url: str, now: Reading, before: Reading | None, cache: Mapping[str, Any]) -> RenderableType:
     """What is on the screen. ``cache`` is the answer of /v1/cache, empty while the engine is not there."""
     up = now.values.get("engine_up", 0.0) == 1.0
-    state = Text("up", "green") if up else Text("the engine is not there", "bold red")
+    state = _state(now) if up else Text("the engine is not there", "bold red")
     head = Text.assemble(("weft top", "bold"), f"  {now.model or '(no model yet)'} at {url}  ", state)
     return Group(head, Text(), _traffic(now, before), Text(), _memory(now), Text(), _reuse(now, before),
                  Text(), _prefixes(cache))
+
+
+def _state(now: Reading) -> Text:
+    """``up``, or how it sleeps. The names are those of the gauge ``engine_sleep_state``."""
+    states = now.by_label.get("engine_sleep_state", {})
+    for state, words in (("weights_offloaded", "asleep (level 1: weights in host memory)"),
+                         ("discard_all", "asleep (level 2: weights dropped)")):
+        if states.get(state):
+            return Text(words, "yellow")
+    return Text("up", "green")
 
 
 def _table(*columns: str, first_width: int = 26) -> Table:
@@ -114,7 +124,8 @@ def _memory(now: Reading) -> RenderableType:
     uses = now.by_label.get("memory_bytes", {})
     total = sum(uses.values())
     if not total:
-        return Text("memory: nothing is known of it yet", "bright_black")
+        why = "given back while the engine sleeps" if uses else "nothing is known of it yet"
+        return Text(f"memory: {why}", "bright_black")
     bar, drawn, passed = Text(), 0, 0.0
     table = _table("memory", "bytes", "share")
     for use, (words, style) in _USES.items():
@@ -168,8 +179,17 @@ def _prefixes(cache: Mapping[str, Any]) -> RenderableType:
         table.add_row(f"{place}. {kept}", _count(row["tokens"]), _count(row["hits"]), _count(row["branches"]),
                       _count(row["readers"]), _age(row["age_s"]))
     count = shape["namespace_count"]
-    return Group(table, Text(f"{cache['nodes']:,} nodes, {cache['states']:,} states, {count} "
+    return Group(table, Text(f"{cache['nodes']:,} nodes, {cache['states']:,} states{_parked(cache)}, {count} "
                              f"namespace{'' if count == 1 else 's'}", "bright_black"))
+
+
+def _parked(cache: Mapping[str, Any]) -> str:
+    """How many of the states are in 8 bits, and what became of them; nothing where none ever was."""
+    counts: Mapping[str, int] = cache.get("counts", {})
+    if not counts.get("parked"):
+        return ""
+    return (f" ({cache['states_parked']:,} of them parked in {format_bytes(cache['parked_bytes'])}; "
+            f"{counts['restored']:,} requests began on one)")
 
 
 def _count(value: float | None) -> str:

@@ -63,7 +63,7 @@ class Choice:
         if self.finished:
             return None
         if event.finish_reason == "cancelled":
-            raise EngineUnavailableError("the request was cancelled by the server")
+            raise EngineUnavailableError(event.error or "the request was cancelled by the server")
         if event.finish_reason == "error":
             raise EngineUnavailableError(event.error or "the engine failed")
         self.cached_tokens = max(self.cached_tokens, event.cached_tokens)

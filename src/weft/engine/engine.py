@@ -35,74 +35,33 @@ from weft.config import Sizes
 from weft.engine.ages import Ages
 from weft.engine.executor import Executor
 from weft.engine.guides import GuideCompiler
+from weft.engine.overlap import Overlap
 from weft.engine.seeds import split
+from weft.engine.sleep import AWAKE
 from weft.engine.stats import EngineStats
-from weft.engine.stopping import StopRule, stop_ids, stop_rule
+from weft.engine.stopping import stop_ids, stop_rule
+from weft.engine.streams import Stream, told
 from weft.errors import ContextLengthError, EngineUnavailableError, QueueFullError, RequestError
 from weft.memory.memory import Memory
-from weft.memory.reservation import Lost
 from weft.memory.shape import CacheShape
-from weft.request import FinishReason, LostTokens, Request, SamplingParams, TokenEvent, TokenLogprobs
+from weft.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.plan import Int32s, StepPlan, StepResult
 from weft.schedule.scheduler import Scheduler
 from weft.schedule.sequence import Sequence
 from weft.units import PAD, SeqId
 
-_NOTHING_LOST = LostTokens()
-
-
-class _Stream:
-    """One sequence and where its tokens go."""
-
-    __slots__ = ("accepted_s", "cached_tokens", "index", "lost", "prompt_logprobs", "queued_s", "request_id",
-                 "rule", "seq", "started", "wants_logprobs")
-
-    def __init__(self, request_id: str, index: int, seq: Sequence, rule: StopRule, accepted_s: float) -> None:
-        self.request_id = request_id
-        self.index = index
-        self.seq = seq
-        self.rule = rule
-        self.accepted_s = accepted_s
-        self.wants_logprobs = seq.sampling.logprobs is not None
-        self.started = False
-        self.cached_tokens = 0
-        # What the next event has to bring besides tokens; None once it was sent.
-        self.queued_s: float | None = None
-        self.lost: LostTokens | None = None
-        self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if seq.prompt_logprobs_due else None
-
-    def event(self, tokens: list[int], *, logprobs: TokenLogprobs | None = None,
-              finish_reason: FinishReason | None = None, error: str | None = None) -> TokenEvent:
-        stop_reason = self.rule.stop_reason(tokens[-1]) if finish_reason == "stop" else None
-        queued_s, self.queued_s = self.queued_s, None
-        lost, self.lost = self.lost, None
-        prompt_logprobs = None
-        if self.prompt_logprobs is not None and not self.seq.prompt_logprobs_due:
-            prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
-        return TokenEvent(
-            request_id=self.request_id, index=self.index, tokens=tokens,
-            logprobs=None if logprobs is None else [logprobs], prompt_logprobs=prompt_logprobs,
-            finish_reason=finish_reason, stop_reason=stop_reason, error=error,
-            cached_tokens=self.cached_tokens, preemptions=self.seq.preemption_count, queued_s=queued_s,
-            lost=lost, recomputed_tokens=self.seq.recomputed_tokens)
-
-
-def _told(lost: Lost) -> LostTokens | None:
-    """What a client learns of ``lost``: nothing about the prompts of other salts (law L10)."""
-    told = LostTokens(no_checkpoint=lost.no_checkpoint, evicted_state=lost.evicted_state,
-                      evicted_kv=lost.evicted_kv, not_ready=lost.not_ready)
-    return told if told != _NOTHING_LOST else None
-
 
 class EngineCore:
     """See the module. ``clock`` returns seconds and never goes back; ``eos_ids`` are the model's own.
     Whether prefixes are cached is up to ``memory``; ``checkpoints`` says where states are kept then.
-    ``guides`` compiles the grammars of requests that bring one."""
+    ``guides`` compiles the grammars of requests that bring one. ``overlap``: the next step is planned while
+    one is computed (``weft.engine.overlap``)."""
 
     def __init__(self, *, vocab_size: int, sizes: Sizes, memory: Memory, executor: Executor,
                  clock: Callable[[], float], seed: int, eos_ids: tuple[int, ...],
-                 checkpoints: CheckpointPolicy = AUTO, guides: GuideCompiler | None = None) -> None:
+                 checkpoints: CheckpointPolicy = AUTO, guides: GuideCompiler | None = None,
+                 overlap: bool = False) -> None:
         self.vocab_size = vocab_size
         self.sizes = sizes
         self.memory = memory
@@ -112,13 +71,15 @@ class EngineCore:
         self.scheduler = Scheduler(memory, sizes, checkpoints)
         self.failure: BaseException | None = None
         """What ended the engine: the exception that ``execute`` (or an assert) raised."""
-        self.on_step: Callable[[StepPlan, float], None] | None = None
-        """Told each step that was computed and its seconds; for recording."""
+        self.sleep_state = AWAKE
+        """Changed by ``weft.engine.sleep`` alone."""
+        self.on_step: list[Callable[[StepPlan, float], None]] = []
+        """Told each step that was computed and its seconds: whoever records, whoever learns what it costs."""
         self._clock = clock
         self._seed = seed
         self._closed = False
         self._flush_due = False
-        self._streams: dict[SeqId, _Stream] = {}
+        self._streams: dict[SeqId, Stream] = {}
         self._requests: dict[str, dict[int, SeqId]] = {}
         self._outbox: list[TokenEvent] = []
         self._next_seq = 0
@@ -126,6 +87,8 @@ class EngineCore:
         self._counts = Counter[str]()
         self._finished: dict[str, int] = {"stop": 0, "length": 0, "cancelled": 0, "error": 0}
         self._last_step = (0, 0, 0.0)
+        self._overlap = Overlap(self.scheduler, executor, clock, start=self._start, land=self._land,
+                                hold=lambda: self._flush_due) if overlap else None
 
     # ------------------------------------------------------------------ requests
 
@@ -134,11 +97,12 @@ class EngineCore:
 
         Raises RequestError (a field is out of range, the prompt is empty, a token is not in the
         vocabulary, the id is in use), ContextLengthError (both numbers in the message), QueueFullError
-        (names --max-queued-requests) or EngineUnavailableError (failed or closed). Nothing is accepted then.
+        (names --max-queued-requests) or EngineUnavailableError (failed, closed, asleep); nothing is accepted.
         """
         if self.failure is not None or self._closed:
             raise EngineUnavailableError("the engine has stopped" if self.failure is None
                                          else f"the engine has failed: {self.failure!r}")
+        self.sleep_state.check_awake()
         sampling = request.sampling
         sampling.check(self.vocab_size)
         if request.request_id in self._requests:
@@ -167,9 +131,9 @@ class EngineCore:
             seq = Sequence(SeqId(self._next_seq), prompt=prompt, sampling=sampling, seed=split(seed, index),
                            stop_ids=ends, rank=(request.priority, number, index), salt=request.cache_salt,
                            boundaries=tuple(request.boundaries), marks=tuple(request.marks),
-                           guide=guide)
+                           guide=guide, made_max=rule.made_max)
             self._next_seq += 1
-            self._streams[seq.id] = _Stream(request.request_id, index, seq, rule, now)
+            self._streams[seq.id] = Stream(request.request_id, index, seq, rule, now)
             self._requests[request.request_id][index] = seq.id
             self.scheduler.submit(seq)
 
@@ -208,6 +172,15 @@ class EngineCore:
             self._outbox.append(self._end(self._streams[seq], [], "cancelled"))
         return True
 
+    def cancel_all(self, why: str) -> None:
+        """``cancel`` for everybody; ``why`` is in their last event."""
+        for stream in list(self._streams.values()):
+            self._outbox.append(self._end(stream, [], "cancelled", error=why))
+
+    def hand_back(self, events: list[TokenEvent]) -> None:
+        """Events that ``step`` gave, to be given again by the next one."""
+        self._outbox = events + self._outbox
+
     def cache_shape(self) -> CacheShape:
         """What the prefix cache holds, in sizes and uses. Between steps only, and not free: it looks at every
         node (``weft.memory.shape``)."""
@@ -216,17 +189,33 @@ class EngineCore:
 
     def flush_cache(self) -> None:
         """Drop every prefix that no running sequence reads. Answers in progress go on unharmed. What has
-        ended and is not closed yet goes with the next step, in which it is."""
+        ended and is not closed yet goes with the next step, in which it is; where steps overlap, everything
+        goes once the one in flight is home, before another is planned."""
         if self.failure is None and not self._closed:
-            self.memory.flush()
-            self._flush_due = self.scheduler.has_closing
+            self._flush_due = self._flying
+            if not self._flush_due:
+                self.memory.flush()
+                self._flush_due = self.scheduler.has_closing
 
     # ------------------------------------------------------------------ steps
 
     @property
     def has_work(self) -> bool:
         """Whether ``step`` has anything to do: sequences, memory to give back, or events to hand out."""
-        return bool(self._outbox) or (self.failure is None and self.scheduler.has_work)
+        return bool(self._outbox) or (self.failure is None and self._has_steps)
+
+    @property
+    def _has_steps(self) -> bool:
+        return self.scheduler.has_work or self._flying
+
+    @property
+    def _flying(self) -> bool:
+        return self._overlap is not None and self._overlap.flying
+
+    @property
+    def live_count(self) -> int:
+        """Sequences that run or wait."""
+        return len(self._streams)
 
     @property
     def computed_tokens(self) -> int:
@@ -237,9 +226,9 @@ class EngineCore:
         """One step; returns what it brought, in run order, after what was cancelled since the last one.
         Never raises for what a request or the executor did: see ``failure``. An interrupt (Ctrl-C) inside
         the step ends the engine too, and is raised on."""
-        if self.failure is None and self.scheduler.has_work:
+        if self.failure is None and self._has_steps:
             try:
-                self._run_step()
+                self._run_step() if self._overlap is None else self._overlap.step()
             except BaseException as error:
                 # Also when interrupted: a step that is half done cannot be done again (states moved on).
                 self._fail(error)
@@ -249,21 +238,38 @@ class EngineCore:
         return events
 
     def _run_step(self) -> None:
+        """The plain loop: each verb after the other. ``weft.engine.overlap`` is the second one."""
         began_s = self._clock()
-        plan = self.scheduler.plan()
+        plan = self._start(began_s)
         assert plan is not None
-        self.scheduler.commit(plan)
-        self._ages.note(self.memory.version, began_s)
-        self._note_started(plan, began_s)
         result = self.executor.execute(plan)
         if self._flush_due:
             self.flush_cache()
         self._settle(plan, result)
+        self._count(plan, began_s)
+
+    def _start(self, now: float) -> StepPlan | None:
+        """Plan and commit; None where nothing can be done before the step in flight is home."""
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self.scheduler.commit(plan)
+            self._ages.note(self.memory.version, now)
+            self._note_started(plan, now)
+        return plan
+
+    def _land(self, plan: StepPlan, result: StepResult, since_s: float) -> None:
+        """A step of the overlapped loop is home: it was advanced over when it began."""
+        if self._flush_due:
+            self.flush_cache()
+        self._bring_home(plan, result)
+        self._count(plan, since_s)
+
+    def _count(self, plan: StepPlan, since_s: float) -> None:
         self._counts["steps"] += 1
         self._counts["computed_tokens"] += plan.token_count
-        self._last_step = (plan.token_count, plan.decode_count, self._clock() - began_s)
-        if self.on_step is not None:
-            self.on_step(plan, self._last_step[2])
+        self._last_step = (plan.token_count, plan.decode_count, self._clock() - since_s)
+        for listener in self.on_step:
+            listener(plan, self._last_step[2])
 
     def _note_started(self, plan: StepPlan, now: float) -> None:
         first_run = plan.run_count - len(plan.admissions)
@@ -273,17 +279,20 @@ class EngineCore:
             stream = self._streams[admission.seq]
             if not stream.started:
                 stream.started = True
-                stream.lost = _told(opening.match.lost)
+                stream.lost = told(opening.match.lost)
                 stream.queued_s = now - stream.accepted_s
                 stream.cached_tokens = int(plan.starts[run])
                 self._counts["cached_tokens"] += stream.cached_tokens
-        for seq in plan.preempted:
-            stream = self._streams[seq]
-            if stream.seq.prompt_logprobs_due:
-                stream.prompt_logprobs = [None]  # its prompt is computed again from the start
 
     def _settle(self, plan: StepPlan, result: StepResult) -> None:
         self.scheduler.advance(plan, result.tokens)
+        self._bring_home(plan, result)
+
+    def _bring_home(self, plan: StepPlan, result: StepResult) -> None:
+        for seq_id in plan.preempted:
+            stream = self._streams.get(seq_id)
+            if stream is not None and stream.seq.prompt_logprobs_due:
+                stream.prompt_logprobs = [None]  # its prompt is computed again from the start
         for run in plan.prompt_logprob_runs:
             self._add_prompt_logprobs(plan, run, result)
         streams, outbox = self._streams, self._outbox
@@ -291,16 +300,18 @@ class EngineCore:
         generated = 0
         for run, (seq_id, token) in enumerate(zip(plan.seqs, result.tokens.tolist(), strict=True)):
             stream = streams.get(seq_id)
-            if stream is None:
-                continue  # cancelled while the step was in flight: what it computed is dropped
+            if stream is None:  # it ended while the step was in flight: nobody hears of this
+                if token != PAD:
+                    self.scheduler.learn_late(plan, run, token)
+                continue
             if token == PAD:
                 self._settle_unsampled(plan, run, stream)
                 continue
+            seq = stream.seq
+            seq.generated.append(token)
             if run in result.failures:
                 outbox.append(self._end(stream, [], "error", error=result.failures[run]))
                 continue
-            seq = stream.seq
-            seq.generated.append(token)
             generated += 1
             reason = stream.rule.reason(token, len(seq.generated))
             token_logprobs = logprobs[run] if stream.wants_logprobs else None
@@ -310,7 +321,7 @@ class EngineCore:
                 outbox.append(self._end(stream, [token], reason, logprobs=token_logprobs))
         self._counts["generation_tokens"] += generated
 
-    def _settle_unsampled(self, plan: StepPlan, run: int, stream: _Stream) -> None:
+    def _settle_unsampled(self, plan: StepPlan, run: int, stream: Stream) -> None:
         """A chunk inside a prefill brings nothing; the end of one that asked for no token is the end."""
         assert not plan.samples[run], f"run {run} of step {plan.step} had to choose a token and did not"
         seq = stream.seq
@@ -329,7 +340,7 @@ class EngineCore:
 
     # ------------------------------------------------------------------ ends
 
-    def _end(self, stream: _Stream, tokens: list[int], reason: FinishReason, *,
+    def _end(self, stream: Stream, tokens: list[int], reason: FinishReason, *,
              logprobs: TokenLogprobs | None = None, error: str | None = None) -> TokenEvent:
         """The one place where a sequence ends: its last event, and out of every table."""
         self.scheduler.finish(stream.seq)
@@ -337,7 +348,7 @@ class EngineCore:
         self._finished[reason] += 1
         return stream.event(tokens, logprobs=logprobs, finish_reason=reason, error=error)
 
-    def _forget(self, stream: _Stream) -> None:
+    def _forget(self, stream: Stream) -> None:
         del self._streams[stream.seq.id]
         live = self._requests[stream.request_id]
         del live[stream.index]
@@ -346,6 +357,8 @@ class EngineCore:
 
     def _fail(self, error: BaseException) -> None:
         self.failure = error
+        if self._overlap is not None:
+            self._overlap.forget()
         words = f"the engine failed: {error!r}"
         for stream in list(self._streams.values()):
             self._forget(stream)
@@ -358,6 +371,8 @@ class EngineCore:
             self._closed = True
             for request_id in list(self._requests):
                 self.cancel(request_id)
+            if self._overlap is not None:
+                self._overlap.forget()
             self.executor.close()
         events, self._outbox = self._outbox, []
         return events
@@ -367,7 +382,7 @@ class EngineCore:
     def audit(self) -> None:
         """Recounts memory, rows and queues from their owners (law L1); AssertionError when they differ."""
         self.memory.audit()
-        self.scheduler.audit()
+        self.scheduler.audit(self._overlap.in_flight if self._overlap is not None else ())
         live = {seq for ids in self._requests.values() for seq in ids.values()}
         assert live == set(self._streams), "requests and streams differ"
         scheduled = {seq.id for seq in (*self.scheduler.running, *self.scheduler.waiting)}
@@ -384,4 +399,5 @@ class EngineCore:
             prompt_tokens=counts["prompt_tokens"], cached_tokens=counts["cached_tokens"],
             generation_tokens=counts["generation_tokens"], computed_tokens=counts["computed_tokens"],
             preemptions=self.scheduler.preemption_count,
-            recomputed_tokens=self.scheduler.recomputed_tokens, finished=dict(self._finished))
+            recomputed_tokens=self.scheduler.recomputed_tokens, finished=dict(self._finished),
+            sleep=self.sleep_state)

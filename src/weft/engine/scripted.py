@@ -35,6 +35,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from weft.engine.executor import LateExecutor
+from weft.engine.sleep import PARTS, Part
 from weft.engine.stopping import stop_rule
 from weft.memory.plan import ArenaPlan
 from weft.request import FinishReason, SamplingParams, TokenLogprobs
@@ -121,13 +123,15 @@ class _Row:
         return self.digests[position - 1] if position else _EMPTY
 
 
-class ScriptedExecutor:
+class ScriptedExecutor(LateExecutor):
     """``arena`` gives the geometry; the rest are the engine's own limits. ``step_tokens_bound`` is the
     most tokens that a step may have (``weft.schedule.budget.step_tokens_bound``)."""
 
     def __init__(self, arena: ArenaPlan, *, vocab_size: int, rows_max: int, max_model_len: int,
                  step_tokens_bound: int, next_token: NextToken | None = None) -> None:
+        super().__init__()
         self.closed = False
+        self._missing: set[Part] = set()
         self.next_token = next_token or hashed_token(vocab_size)
         self._arena = arena
         self._step_tokens_bound = step_tokens_bound
@@ -140,12 +144,24 @@ class ScriptedExecutor:
         self._states: Digests = np.full(arena.slot_count, _UNWRITTEN, dtype=np.uint64)
         self._frame_kinds = [""] * arena.frame_count
 
+    def sleep(self, level: int) -> None:
+        """Forgets all cells and states: what is read after waking and was not written since shows."""
+        _require(not any(self._rows), "a row is taken while the engine goes to sleep")
+        self._missing = set(PARTS)
+        self._cells[:] = _UNWRITTEN
+        self._states[:] = _UNWRITTEN
+        self._frame_kinds = [""] * len(self._frame_kinds)
+
+    def wake(self, part: Part) -> None:
+        self._missing.discard(part)
+
     def close(self) -> None:
         self.closed = True
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Raises PlanViolation."""
         _require(not self.closed, "a closed executor was used")
+        _require(not self._missing, "a sleeping executor was used")
         self._check_shape(plan)
         self._apply_rows(plan)
         for frame in plan.zero_frames:
@@ -331,7 +347,9 @@ class ScriptedExecutor:
             _require(start == row.computed, f"{where}: {row.computed} positions are computed, so positions "
                                             "would be skipped or repeated")
         _require(end <= len(row.tokens), f"{where}: only {len(row.tokens)} tokens are known")
-        _require(tokens.tolist() == row.tokens[start:end], f"{where}: the tokens are not the sequence's")
+        chosen_last = run < plan.decode_count and tokens[0] == PAD
+        _require(chosen_last or tokens.tolist() == row.tokens[start:end],
+                 f"{where}: the tokens are not the sequence's")
         last = end == len(row.tokens)
         _require(last or end % CHUNK_TOKENS == 0, f"{where} ends off the grid of {CHUNK_TOKENS}")
         _require(run >= plan.decode_count or last, f"{where}: a decode that is behind")

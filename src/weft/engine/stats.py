@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from weft.engine.sleep import AWAKE, SleepState
 from weft.memory.memory import MemoryUsage
 
 
@@ -40,3 +41,4 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     recomputed_tokens: int
     finished: dict[str, int]
     """Sequences that ended, by finish reason."""
+    sleep: SleepState = AWAKE

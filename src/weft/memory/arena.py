@@ -49,15 +49,13 @@ _PREFERENCE: dict[FrameKind, tuple[FrameKind | None, ...]] = {
 
 
 class Arena:
-    """The free frames. ``claim`` and ``release`` are called by a commit only."""
+    """The free frames. ``claim`` and ``release`` are called by a commit only, ``forget`` between steps."""
 
     __slots__ = ("frame_count", "free")
 
     def __init__(self, frame_count: int) -> None:
         self.frame_count = frame_count
-        untouched = [FrameId(frame) for frame in reversed(range(frame_count))]
-        self.free: dict[FrameKind | None, list[FrameId]] = {
-            None: untouched, FrameKind.PAGES: [], FrameKind.SLOTS: []}
+        self.free: dict[FrameKind | None, list[FrameId]] = _never_used(frame_count)
 
     @property
     def free_count(self) -> int:
@@ -70,6 +68,16 @@ class Arena:
     def release(self, frame: FrameId, kind: FrameKind) -> None:
         """``frame`` is empty; its bytes are of ``kind``."""
         self.free[kind].append(frame)
+
+    def forget(self) -> None:
+        """The bytes of the arena are others now: whatever frames held, none of them was ever used."""
+        assert self.free_count == self.frame_count, "a frame is in use while the arena is made anew"
+        self.free = _never_used(self.frame_count)
+
+
+def _never_used(frame_count: int) -> dict[FrameKind | None, list[FrameId]]:
+    untouched = [FrameId(frame) for frame in reversed(range(frame_count))]
+    return {None: untouched, FrameKind.PAGES: [], FrameKind.SLOTS: []}
 
 
 class FrameWalk:

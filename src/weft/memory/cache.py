@@ -19,7 +19,7 @@ Laws: L1 (audited from leases and nodes), L7 (pages of the tree are full, or cop
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -98,6 +98,22 @@ class PrefixCache:
         """Pages and slots that evictions can free: what no lease reads, and every checkpoint."""
         tree = self.tree
         return tree.page_count - tree.held_page_count + self.parked.page_count, tree.slot_count
+
+    def evictable_but(self, names: Iterable[NodeId]) -> tuple[int, int]:
+        """The same, where the checkpoints of the nodes ``names`` stay, with the KV that they need."""
+        pages, slots = self.evictable
+        kept: set[NodeId] = set()
+        for name in names:
+            node = self.tree.by_id.get(name)
+            if node is None:
+                continue
+            slots -= node.slot >= 0
+            pages -= self.plan.parked_pages if node.slot == PARKED else 0
+            while node is not None and not node.holds and node.id not in kept:
+                kept.add(node.id)
+                pages -= node.page_count
+                node = node.parent
+        return pages, slots
 
     @property
     def evictable_bytes(self) -> int:

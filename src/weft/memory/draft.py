@@ -19,6 +19,7 @@ The version of the books is checked at every use: a draft of an older one is a b
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -50,7 +51,7 @@ from weft.units import PAGE_TOKENS, PageId, SeqId, SlotId, ceil_div, pages_for
 
 Int32s = npt.NDArray[np.int32]
 
-SLOTS_AHEAD_MAX = 8
+SLOTS_AHEAD_MAX = 24
 SLOTS_AHEAD_SHARE = 64
 """One slot in so many is free ahead of need."""
 _NO_MOVES = Moves()
@@ -64,7 +65,7 @@ def slots_ahead(slot_count: int) -> int:
 class Draft:
     """One step's wishes. Made by ``Memory.draft``; ends in ``seal`` or is dropped."""
 
-    __slots__ = ("_books", "_closed", "_compacting", "_flushed", "_frames", "_gained", "_needed",
+    __slots__ = ("_books", "_closed", "_compacting", "_flushed", "_frames", "_gained", "_last", "_needed",
                  "_opened", "_page_copies", "_page_walk", "_published", "_restored", "_saved", "_sharing",
                  "_slot_copies", "_slot_walk", "_spared", "_version")
 
@@ -84,6 +85,7 @@ class Draft:
         self._slot_copies: list[SlotCopy] = []
         self._restored: list[Restore] = []
         self._spared: set[NodeId] = set()
+        self._last: tuple[NodeId, ...] = ()
         self._needed = 0, 0
         self._flushed = False
         self._compacting = False
@@ -208,16 +210,22 @@ class Draft:
         rest = np.ascontiguousarray(tokens[lease.shared_tokens:], dtype=np.int32)
         self._sharing.add(lease, rest.tobytes(), saves, patch=patch)
 
-    def reclaim(self, *, pages: int = 0, slots: int = 0) -> bool:
+    def evict_last(self, nodes: Iterable[NodeId]) -> None:
+        """Checkpoints (KV, in a model without states) that go when nothing else is left to evict, the first
+        of ``nodes`` at the very end. Those that are gone by now are passed over."""
+        self._last = tuple(dict.fromkeys(name for name in nodes if name in self._books.cache.tree.by_id))
+
+    def reclaim(self, *, pages: int = 0, slots: int = 0, sparing: Iterable[NodeId] = ()) -> bool:
         """After a verb that needed so many pages and slots said no: make room for it, and for what was asked
         before, by moving things together and by evicting what that leaves short. True: the next draft has
-        more. False: nothing helps, and nothing is done for this."""
+        more. False: nothing helps, and nothing is done for this. ``sparing``: of what goes last, this is not
+        worth it."""
         self._check_current()
         wanted = self._needed[0] + pages, self._needed[1] + slots
         if not any(self._room().short(*wanted)):
             return False
         demand = self._demand(*wanted)
-        if not demand.met(*self._books.cache.evictable):
+        if not demand.met(*self._books.cache.evictable_but(sparing)):
             return False
         if not demand.met() and not self._choose(demand):
             return False
@@ -342,19 +350,19 @@ class Draft:
 
     def _wanted(self) -> tuple[int, int]:
         """Pages and slots that were reclaimed, and a reserve to have free ahead of need: pages, and slots for
-        whoever comes next and what it keeps on its way, where that can be had at all. A draft that closes
-        something frees anyway."""
+        whoever comes next and what it keeps on its way, where that can be had without what goes last. A draft
+        that closes something frees anyway."""
         cache = self._books.cache
         pages, slots = self._needed
         if self._closed or not any(cache.evictable):
             return pages, slots
-        reserve = max(pages, self._reserve_pages()), slots + slots_ahead(self._books.plan.slot_count)
+        reserve, ahead = max(pages, self._reserve_pages()), slots_ahead(self._books.plan.slot_count)
         to_park_in = self._books.plan.parked_pages if cache.order.in_slots else 0
-        for more in (to_park_in, 0) if to_park_in else (0,):
-            wanted = reserve[0] + more, reserve[1]
-            if not any(self._room().short(*wanted)) or self._demand(*wanted).met(*cache.evictable):
+        evictable = cache.evictable_but(self._last)
+        for wanted in ((reserve + to_park_in, slots + ahead), (reserve, slots + ahead), (reserve, slots)):
+            if not any(self._room().short(*wanted)) or self._demand(*wanted).met(*evictable):
                 return wanted
-        return reserve[0], slots
+        return pages, slots
 
     def _moves(self, frames_of_pages: int, frames_of_slots: int) -> Moves:
         if not frames_of_pages and not frames_of_slots:
@@ -374,7 +382,7 @@ class Draft:
             room = self._page_walk.room - self._reserve_pages()
             at_once = min(room // plan.parked_pages, max(1, PARK_BYTES_PER_STEP // plan.slot_stride_bytes))
         return choose(cache.order, demand, ranked=cache.policy.order(cache.order.states),
-                      spared=self._spared | self._sharing.visited,
+                      spared=self._spared | self._sharing.visited, last=self._last,
                       limit=len(cache.tree.by_id) * 2 if self._flushed else EVICTIONS_PER_STEP,
                       parking=ParkingRoom(plan.parked_pages, at_once))
 

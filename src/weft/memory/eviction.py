@@ -20,6 +20,10 @@ without states KV is all there is, and class 0 is plain LRU.
 Where several slots share a frame, one state that goes alone empties none. Of the states next in turn that
 together would, one at a leaf goes first: its KV goes with it, and that may be all it takes.
 
+What somebody is sure to come for (a preempted sequence, the head of the queue that room is made for) is named
+by ``last`` and goes when nothing else is left: it is put off, never held, so nobody can wait for ever because
+of it.
+
 ``choose`` changes nothing. It follows its own choices (a parent that becomes bare, KV whose checkpoint was
 chosen) in an overlay, looks at no more nodes than it chooses, is told to leave alone, and are slots in a
 frame, and stops at ``EVICTIONS_PER_STEP`` (law L11). Whoever wants a better policy writes another
@@ -33,8 +37,9 @@ nodes (work that grows with the tree).
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal
 
 from weft.memory.parking import ParkingRoom
@@ -126,19 +131,24 @@ class _Overlay:
 
 
 def choose(order: Recency, demand: Demand, *, ranked: Iterable[Node] = (), spared: Container[NodeId] = (),
-           limit: int = EVICTIONS_PER_STEP, parking: ParkingRoom = NO_PARKING) -> list[Eviction]:
+           last: Sequence[NodeId] = (), limit: int = EVICTIONS_PER_STEP,
+           parking: ParkingRoom = NO_PARKING) -> list[Eviction]:
     """Evictions after which ``demand`` is met, in the order in which to carry them out, or as many as there
     are up to ``limit``. Checkpoints go as ``ranked``, and what it leaves out by recency. Nodes in ``spared``
-    are left alone. In a model without attention edges go by themselves with their checkpoints."""
+    are left alone; those of ``last`` go after all others, its first one at the very end. In a model without
+    attention edges go by themselves with their checkpoints."""
     chosen: list[Eviction] = []
     overlay = _Overlay()
     left_bare: list[Node] = []
     parked: set[NodeId] = set()
-    bare, states = _others(order.bare, spared), _States(_in_turn(ranked, order.states, spared), overlay.leaf)
+    late = {name: None for name in reversed(last) if name not in spared}
+    bare = chain(_others(order.bare, spared, late), _named(list(late), order.bare))
+    states = _States(_in_turn(ranked, order.states, spared, late), overlay.leaf)
+    late_states = _named(list(late), order.states)
     pages = slots = 0
 
     def now_bare(node: Node) -> None:
-        if node.page_count and overlay.bare(node) and node.id not in spared:
+        if node.page_count and overlay.bare(node) and node.id not in spared and node.id not in late:
             left_bare.append(node)
 
     while len(chosen) < limit and not demand.met(pages, slots):
@@ -158,9 +168,10 @@ def choose(order: Recency, demand: Demand, *, ranked: Iterable[Node] = (), spare
                 parked.add(node.id)
             parking = replace(parking, at_once=0)
             continue
-        node = states.next(demand.slots_to_a_frame(slots))
+        node = states.next(demand.slots_to_a_frame(slots)) or next(late_states, None)
         if node is None:
             break
+        late.pop(node.id, None)
         if node.id in parked:
             continue
         chosen.append(Eviction(node.id, "state"))
@@ -198,18 +209,22 @@ class _States:
 
 
 def _in_turn(ranked: Iterable[Node], states: OrderedDict[NodeId, Node],
-             spared: Container[NodeId]) -> Iterator[Node]:
+             *left_out: Container[NodeId]) -> Iterator[Node]:
     """Every checkpoint once; what is ranked and is none is passed over."""
     named: set[NodeId] = set()
     for node in ranked:
         if node.id not in named and states.get(node.id) is node:
             named.add(node.id)
-            if node.id not in spared:
+            if not any(node.id in names for names in left_out):
                 yield node
-    for node in _others(states, spared):
+    for node in _others(states, *left_out):
         if node.id not in named:
             yield node
 
 
-def _others(nodes: OrderedDict[NodeId, Node], spared: Container[NodeId]) -> Iterator[Node]:
-    return (node for node_id, node in nodes.items() if node_id not in spared)
+def _named(names: Iterable[NodeId], nodes: OrderedDict[NodeId, Node]) -> Iterator[Node]:
+    return (nodes[name] for name in names if name in nodes)
+
+
+def _others(nodes: OrderedDict[NodeId, Node], *left_out: Container[NodeId]) -> Iterator[Node]:
+    return (node for name, node in nodes.items() if not any(name in names for names in left_out))

@@ -32,6 +32,9 @@ class Marconi(LeastRecentlyUsed):
         self._alpha = alpha
         self._used_s: dict[NodeId, float] = {}
 
+    def costs(self, cost: PrefillCost) -> None:
+        self._cost = cost
+
     def opened(self, seq: SeqId, match: Match, anchor: Node | None) -> None:
         if anchor is not None:
             self.again(anchor)

@@ -156,10 +156,25 @@ class Memory:
         draft.flush()
         self.commit(draft.seal())
 
+    def lose(self) -> None:
+        """The arena's bytes are given up: drop what is cached, and take every frame for one that was never
+        used, so that each is zeroed before its first use again (law L6). Counters and what the policy has
+        learned stay. Nobody may hold anything."""
+        self.flush()
+        books = self._books
+        held = (len(books.leases), books.pages.packing.held_count, books.slots.packing.held_count)
+        assert held == (0, 0, 0), f"leases, pages and slots are held while the arena goes: {held}"
+        books.arena.forget()
+
     @property
     def version(self) -> int:
         """Commits so far."""
         return self._books.version
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prefixes that are cached, each once. Looks at every node."""
+        return sum(node.end - node.start for node in self._books.cache.tree.nodes())
 
     def cache_shape(self, seconds_since: Callable[[int], float]) -> CacheShape:
         """What the prefix tree looks like: sizes and uses, no tokens. ``seconds_since``: how long ago a

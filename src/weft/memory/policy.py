@@ -2,6 +2,7 @@
 asked.
 
     told, by a commit      opened  published  kept  evicted  narrowed  left  committed (once, at its end)
+    told, between steps    costs    what computing a prompt was measured to cost
     asked, reading         recall   what it remembers of a prompt, for where states should be kept (``taps``)
                            order    of the checkpoints that are there: which should go first
 
@@ -63,6 +64,10 @@ class Policy(Protocol):
         """What is remembered of a prompt (int32 bytes), here or gone; reads only."""
         ...
 
+    def costs(self, cost: PrefillCost) -> None:
+        """From now on computing costs this, in the units of before."""
+        ...
+
     def opened(self, seq: SeqId, match: Match, anchor: Node | None) -> None:
         """``seq`` begins at the checkpoint ``anchor``, or at its first token."""
         ...
@@ -108,6 +113,9 @@ class LeastRecentlyUsed:
 
     def recall(self, salt: str, tokens: bytes) -> Recall:
         return NOTHING_RECALLED
+
+    def costs(self, cost: PrefillCost) -> None:
+        pass
 
     def opened(self, seq: SeqId, match: Match, anchor: Node | None) -> None:
         pass

@@ -26,6 +26,7 @@ from weft.models.rotary import RotaryTable
 from weft.spec import ModelSpec
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.add_norm import add_norm
+from weft.tensor.tiled import TiledWeight
 
 
 class Mixer(Protocol):
@@ -60,12 +61,12 @@ class DecoderLayer:
 class CausalModel:
     """A loaded model: ``forward`` and ``logits`` are all a runner calls; ``spec`` is all memory needs.
 
-    ``embedding``: [vocab, D]; ``head``: [vocab, D], the same tensor when tied. Runs under inference mode, on
+    ``embedding``: [vocab, D]; ``head``: [vocab, D], the same weight when tied. Runs under inference mode, on
     whatever dtype the weights have; logits are float32.
     """
 
-    def __init__(self, architecture: Architecture, *, embedding: torch.Tensor, layers: list[DecoderLayer],
-                 final_norm: Norm, head: Linear) -> None:
+    def __init__(self, architecture: Architecture, *, embedding: torch.Tensor | TiledWeight,
+                 layers: list[DecoderLayer], final_norm: Norm, head: Linear) -> None:
         assert len(layers) == architecture.layer_count
         self.architecture = architecture
         self.spec: ModelSpec = architecture.spec()
@@ -74,14 +75,15 @@ class CausalModel:
         self.final_norm = final_norm
         self.head = head
         self._ropes = [rope_of(mixer) for mixer in architecture.mixers]
-        self._rotary = {rope: RotaryTable(rope) for rope in dict.fromkeys(self._ropes) if rope is not None}
+        self._rotary = {rope: RotaryTable(rope, embedding.device)
+                        for rope in dict.fromkeys(self._ropes) if rope is not None}
 
     def forward(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
         """One step: -> hidden [T, D] after the final norm. Writes the pages and states of ``inputs.runs``.
         ``caches`` has one entry per layer. Rows of PAD runs are finite and mean nothing."""
         turned: dict[Rope | None, CosSin | None] = {None: None}
         turned.update((rope, table.at(inputs.positions_T)) for rope, table in self._rotary.items())
-        x_TD = torch.nn.functional.embedding(inputs.tokens_T, self.embedding)
+        x_TD = _rows_of(self.embedding, inputs.tokens_T)
         if self.architecture.embedding_multiplier != 1.0:
             x_TD = x_TD * self.architecture.embedding_multiplier
         embedded_TD, dtype = x_TD, x_TD.dtype
@@ -121,6 +123,12 @@ class CausalModel:
         if self.architecture.logits_divisor != 1.0:
             logits_XV = logits_XV / self.architecture.logits_divisor
         return logits_XV
+
+
+def _rows_of(table: torch.Tensor | TiledWeight, tokens_T: torch.Tensor) -> torch.Tensor:
+    if isinstance(table, TiledWeight):
+        return table.rows_at(tokens_T)
+    return torch.nn.functional.embedding(tokens_T, table)
 
 
 def _normed(norm: Norm | None, x_TD: torch.Tensor) -> torch.Tensor:

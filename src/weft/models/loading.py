@@ -57,10 +57,11 @@ class LoadedModel:
 
 def load_model(directory: Path, dtype: DTypeChoice = "auto",
                on_progress: OnProgress | None = None, *, quantize: QuantizeChoice = "none",
-               quantize_inputs: bool = True) -> LoadedModel:
+               quantize_inputs: bool = True, device: torch.device | None = None) -> LoadedModel:
     """Load the checkpoint in ``directory`` with weights in ``dtype``; "auto" is the dtype that config.json
     names, or where it names none that of the stored embedding. ``on_progress(done_bytes, all_bytes)`` is
-    called as tensors are read. ``quantize`` and ``quantize_inputs``: see ``runtime_form``.
+    called as tensors are read. ``quantize`` and ``quantize_inputs``: see ``runtime_form``. ``device``: where
+    the weights go, the CPU by default.
 
     Raises UnknownArchitectureError, or CheckpointError naming file, tensor, and found and expected shape,
     before any weight is read.
@@ -78,7 +79,7 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
         build(architecture, check)
         check.raise_problems()
         with TensorReader(checkpoint, DTYPES[chosen], runtime=runtime, order=check.order,
-                          total_bytes=check.read_bytes, on_progress=on_progress) as reader:
+                          total_bytes=check.read_bytes, on_progress=on_progress, device=device) as reader:
             model = build(architecture, reader)
     read_s = time.perf_counter() - started_s
     kv_scales, scale_names = read_kv_scales(checkpoint, architecture.spec())

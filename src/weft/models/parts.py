@@ -23,8 +23,9 @@ def model(architecture: Architecture, source: TensorSource, layers: list[Decoder
           embedding: str = "embed_tokens.weight") -> CausalModel:
     """Embedding, final norm and head around ``layers``."""
     vocab, hidden = architecture.vocab_size, architecture.hidden_size
-    table = source.tensor(embedding, vocab, hidden)
-    head = source.head(vocab, hidden, tied=table if architecture.tied_embeddings else None)
+    tied = architecture.tied_embeddings
+    table = source.table(embedding, vocab, hidden, is_head=tied)
+    head = source.head(vocab, hidden, tied=table if tied else None)
     norm = Norm(source.tensor(final_norm, hidden), architecture.norm_eps, plus_one)
     return CausalModel(architecture, embedding=table, layers=layers, final_norm=norm, head=head)
 

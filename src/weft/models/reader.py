@@ -9,6 +9,8 @@ Files are memory-mapped and fetching copies out of the map, so the peak is the w
 and the one matrix that is being worked on; page cache aside. Rejected: keeping views of the map as weights.
 They would be evicted under memory pressure, unaligned for the CPU's matrix kernels, and the process would die
 of SIGBUS when someone overwrites the file.
+
+On a GPU each tensor goes there as it was read, and is joined, ordered or rounded there.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ class TensorReader(TensorSource):
 
     def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, *, order: Sequence[str] = (),
                  total_bytes: int = 0, on_progress: OnProgress | None = None,
-                 runtime: RuntimeForm | None = None) -> None:
+                 runtime: RuntimeForm | None = None, device: torch.device | None = None) -> None:
         super().__init__(checkpoint, dtype, runtime)
+        self._device = device or torch.device("cpu")
         self._files = _MappedFiles()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="weft-read")
         self._next = deque(order)
@@ -60,8 +63,8 @@ class TensorReader(TensorSource):
         self._files.close()
 
     @property
-    def _device(self) -> str:
-        return "cpu"
+    def device(self) -> torch.device:
+        return self._device
 
     def _stored(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> torch.Tensor:
         stored = self.checkpoint.tensors[name]
@@ -78,7 +81,7 @@ class TensorReader(TensorSource):
         self._read_bytes += stored.stored_bytes
         if self._on_progress is not None:
             self._on_progress(self._read_bytes, self._total_bytes)
-        return tensor
+        return tensor.to(self._device)
 
     def _fetch_ahead(self) -> None:
         """At least one, and as many as fit."""

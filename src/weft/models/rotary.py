@@ -18,10 +18,11 @@ from weft.architecture import Rope
 
 
 class RotaryTable:
-    """cos and sin for the layers of one model."""
+    """cos and sin for the layers of one model, on ``device`` (the CPU by default). The frequencies are worked
+    out on the CPU wherever they go: everywhere the same bits."""
 
-    def __init__(self, rope: Rope) -> None:
-        self.frequencies = inverse_frequencies(rope)
+    def __init__(self, rope: Rope, device: torch.device | None = None) -> None:
+        self.frequencies = inverse_frequencies(rope).to(device or torch.device("cpu"))
         self.attention_factor = rope.attention_factor
         self.rotary_dim = rope.rotary_dim
 

@@ -1,13 +1,14 @@
-"""What a matrix becomes in memory: plain, packed for the matrix library, int8 or int4.
+"""What a matrix becomes in memory: plain, in an order that is fast to multiply with, int8 or int4.
 
                      --quantize none          --quantize int8          --quantize int4
-    float matrices   packed, or plain         int8                     int4
+    float matrices   tiled, packed or plain   int8                     int4
     the head         the same                 int8                     int8 (the last layer is felt most)
     codes of files   as they are              as they are              as they are
 
 Never rounded: embeddings, norms, convolutions, routers and gates of one row, whatever a family reads with
-``TensorSource.tensor``. A head tied to the embedding is not packed (the rows are needed as they are), and is
-rounded as a copy, since every step reads all of it and only a few rows of the embedding.
+``TensorSource.tensor``. A head tied to the embedding is tiled with it or stays plain (the matrix library's
+order gives no rows back), and is rounded as a copy, since every step reads all of it and only a few rows of
+the embedding.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from weft.config import QuantizeChoice
 from weft.models.blocks.linear import PlainWeight
 from weft.tensor.packed import pack
 from weft.tensor.quantized import Codes, QuantizedWeight, in_tiles, rounded
+from weft.tensor.tiled import TiledWeight, tiled
 
 _BITS: dict[QuantizeChoice, int] = {"int8": 8, "int4": 4}
 
@@ -27,7 +29,7 @@ _BITS: dict[QuantizeChoice, int] = {"int8": 8, "int4": 4}
 @dataclass(frozen=True, slots=True)
 class RuntimeForm:
     """``exact_inputs``: quantised layers see their inputs as they are. ``packs``: whether plain matrices may
-    be put into the order of the matrix library."""
+    be put into another order."""
 
     quantize: QuantizeChoice = "none"
     exact_inputs: bool = False
@@ -38,7 +40,11 @@ class RuntimeForm:
         bits = _BITS.get(self.quantize)
         if bits is not None:
             return self.rounded(weight, 8 if head else bits)
-        return (pack(weight) if self.packs else None) or weight
+        return (tiled(weight) or pack(weight) if self.packs else None) or weight
+
+    def of_table(self, table: torch.Tensor) -> torch.Tensor | TiledWeight:
+        """An embedding [vocab, hidden] that is the head as well."""
+        return (tiled(table) if self.packs and self.quantize == "none" else None) or table
 
     def of_codes(self, codes: Codes) -> QuantizedWeight:
         return in_tiles(codes, exact=self.exact_inputs)

@@ -35,15 +35,15 @@ def mamba2(source: TensorSource, shape: Mamba2, name: str, hidden: int, eps: flo
         norm=source.tensor(f"{name}.norm.weight", inner) if shape.norm != "none" else None, norm_eps=eps,
         out=source.linear([(f"{name}.out_proj.weight", hidden)], inner,
                           source.tensor(f"{name}.out_proj.bias", hidden) if out_bias else None),
-        factors=_factors(shape, source.dtype))
+        factors=_factors(shape, source.dtype, source.device))
 
 
-def _factors(shape: Mamba2, dtype: torch.dtype) -> torch.Tensor | None:
+def _factors(shape: Mamba2, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
     """On each row of the input projection."""
     if not shape.multipliers or set(shape.multipliers) == {1.0}:
         return None
     widths = (shape.inner_width, shape.inner_width, shape.group_width, shape.group_width, shape.heads)
-    return torch.cat([torch.full((width,), factor, dtype=dtype)
+    return torch.cat([torch.full((width,), factor, dtype=dtype, device=device)
                       for width, factor in zip(widths, shape.multipliers, strict=True)])
 
 
@@ -74,7 +74,7 @@ def mamba1(source: TensorSource, shape: Mamba1, name: str, hidden: int) -> Mamba
 def _inner_norms(source: TensorSource, shape: Mamba1, name: str) -> tuple[Norm, Norm, Norm] | None:
     def norm(part: str, width: int) -> Norm:
         if shape.inner_norms == "plain":
-            return Norm(torch.ones(width, dtype=source.dtype), shape.inner_eps)
+            return Norm(torch.ones(width, dtype=source.dtype, device=source.device), shape.inner_eps)
         return Norm(source.tensor(f"{name}.{part}_layernorm.weight", width), shape.inner_eps)
 
     if shape.inner_norms == "none":

@@ -36,6 +36,7 @@ from weft.models.runtime_form import RuntimeForm
 from weft.models.safetensors_header import StoredTensor, read_header
 from weft.models.skipped import SKIPPED_PREFIXES
 from weft.tensor.quantized import Codes, QuantizedWeight, stacked
+from weft.tensor.tiled import TiledWeight
 
 OnProgress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) as weights are read."""
@@ -193,11 +194,16 @@ class TensorSource(ABC):
                 made.append(self.runtime.of_codes(_joined([self._codes(part, columns) for part in run])))
         return self._linear(made, bias)
 
-    def head(self, rows: int, columns: int, tied: torch.Tensor | None = None) -> Linear:
+    def table(self, name: str, rows: int, columns: int, *, is_head: bool) -> torch.Tensor | TiledWeight:
+        """The embedding. ``is_head``: logits are made with it as well."""
+        table = self.tensor(name, rows, columns)
+        return self.runtime.of_table(table) if is_head else table
+
+    def head(self, rows: int, columns: int, tied: torch.Tensor | TiledWeight | None = None) -> Linear:
         """The output projection, which wrappers keep beside the language model, not in it. ``tied``: the
         embedding, where that is the head as well."""
         if tied is not None:
-            if self.runtime.quantize == "none":
+            if isinstance(tied, TiledWeight) or self.runtime.quantize == "none":
                 return Linear(tied)
             return self._linear([self.runtime.of_values(tied, head=True)], None)
         name = next((name for name in _HEADS if self._known(name)), _HEADS[0])
@@ -296,7 +302,7 @@ class TensorSource(ABC):
         return weight
 
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype | None) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype or self.dtype, device=self._device)
+        return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
 
     def _fill(self, out: torch.Tensor, name: str) -> None:
         """The values of one tensor, in the dtype of ``out``."""
@@ -308,7 +314,8 @@ class TensorSource(ABC):
 
     @property
     @abstractmethod
-    def _device(self) -> str: ...
+    def device(self) -> torch.device:
+        """Where everything that is handed out lies."""
 
     @abstractmethod
     def _stored(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> torch.Tensor:
@@ -348,8 +355,8 @@ class TensorCheck(TensorSource):
         self.read_bytes = 0
 
     @property
-    def _device(self) -> str:
-        return "meta"
+    def device(self) -> torch.device:
+        return torch.device("meta")
 
     def _stored(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> torch.Tensor:
         stored = self.checkpoint.tensors.get(name)

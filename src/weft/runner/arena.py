@@ -1,6 +1,6 @@
 """The bytes of the arena on the device, and the only code that touches them without a layer's view.
 
-    buffer   uint8 [arena_bytes], one allocation for the life of the executor
+    buffer   uint8 [arena_bytes], one allocation; given up while the engine sleeps (0 bytes), then made anew
       page i    bytes [i P,  (i + 1) P)          frame f   bytes [f F, (f + 1) F)
       slot j    bytes [j S', (j + 1) S')
 
@@ -13,6 +13,10 @@ float32, bfloat16 and float16 alike.
 partly filled becomes a page of one's own (law L7), and memory moves to empty a frame. All sources of a call
 are read before anything is written: a batch may move a into b and b into c.
 
+Items (frames, pages, slots) are named by arrays on the host or by pieces of the step's staging buffer, whose
+twins are on the device already. On a GPU each call is one launch (``arena_kernels``), or two for copies whose
+destinations are sources as well; torch's own operators are the twin that everything else runs.
+
 The buffer is not initialised: a fresh sequence starts its states explicitly, a page is masked beyond what
 was written (kernels select, they never multiply with 0), and touching every byte at start would cost the
 whole arena in page faults.
@@ -21,6 +25,7 @@ whole arena in page faults.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +33,21 @@ import torch
 
 from weft.memory.plan import ArenaPlan
 from weft.runner.parking import park_states, restore_states
+from weft.runner.staging import Staged
+from weft.tensor import gpu
 from weft.tensor.inputs import LayerCache
 from weft.tensor.views import build_layer_caches
 
+if TYPE_CHECKING:
+    from weft.runner.arena_kernels import ParkingTable
+
 Int32s = npt.NDArray[np.int32]
+Items = Sequence[int] | Int32s | Staged
+"""Ids: [k] of frames, pages or slots, or [k, 1 + pages] of a slot and pages."""
 
 NAN_BYTE = 0xFF
+WORD_BYTES = 8
+"""Everything in the arena is aligned to 256 bytes: whole words are moved."""
 
 
 class DeviceArena:
@@ -41,7 +55,17 @@ class DeviceArena:
 
     def __init__(self, plan: ArenaPlan, device: torch.device) -> None:
         self.plan = plan
-        self.buffer = torch.empty(plan.arena_bytes, dtype=torch.uint8, device=device)
+        self.device = device
+        self._parking: ParkingTable | None = None
+        self.allocate()
+
+    def allocate(self) -> None:
+        """All of it, with unspecified bytes. Views of what was there before are not valid any more."""
+        self.buffer = torch.empty(self.plan.arena_bytes, dtype=torch.uint8, device=self.device)
+
+    def release(self) -> None:
+        """Give the bytes back, once nobody has views of them. Idempotent."""
+        self.buffer = torch.empty(0, dtype=torch.uint8, device=self.device)
 
     def layer_caches(self, layer_count: int) -> list[LayerCache]:
         plan = self.plan
@@ -50,44 +74,86 @@ class DeviceArena:
             slot_stride_bytes=plan.slot_stride_bytes, slot_count=plan.slot_count, kv_dtype=plan.kv_dtype,
             kv_fields=plan.kv_fields, state_fields=plan.state_fields)
 
-    def fill_frames(self, frames: Sequence[int], byte: int) -> None:
+    def fill_frames(self, frames: Items, byte: int) -> None:
         self._fill(frames, self.plan.frame_bytes, byte)
 
-    def fill_pages(self, pages: Sequence[int], byte: int) -> None:
+    def fill_pages(self, pages: Items, byte: int) -> None:
         self._fill(pages, self.plan.page_bytes, byte)
 
-    def fill_slots(self, slots: Sequence[int], byte: int) -> None:
+    def fill_slots(self, slots: Items, byte: int) -> None:
         self._fill(slots, self.plan.slot_stride_bytes, byte)
 
-    def copy_slots(self, sources: Int32s, destinations: Int32s) -> None:
-        """int32 [k] slot ids each; no destination twice."""
+    def copy_slots(self, sources: Items, destinations: Items) -> None:
+        """[k] slot ids each; no destination twice."""
         self._copy(sources, destinations, self.plan.slot_stride_bytes)
 
-    def copy_pages(self, sources: Int32s, destinations: Int32s) -> None:
-        """int32 [k] page ids each; no destination twice."""
+    def copy_pages(self, sources: Items, destinations: Items) -> None:
+        """[k] page ids each; no destination twice."""
         self._copy(sources, destinations, self.plan.page_bytes)
 
-    def park(self, parks: Int32s) -> None:
-        """int32 [k, 1 + pages] of a slot and the pages that its state goes to, in 8 bits."""
-        park_states(self.buffer, self.plan, parks)
+    def park(self, parks: Items) -> None:
+        """[k, 1 + pages] of a slot and the pages that its state goes to, in 8 bits."""
+        self._park(parks, restore=False)
 
-    def restore(self, restores: Int32s) -> None:
-        """int32 [k, 1 + pages] of a slot and the pages that its state comes from."""
-        restore_states(self.buffer, self.plan, restores)
+    def restore(self, restores: Items) -> None:
+        """[k, 1 + pages] of a slot and the pages that its state comes from."""
+        self._park(restores, restore=True)
 
-    def _copy(self, sources: Int32s, destinations: Int32s, stride_bytes: int) -> None:
-        if not sources.size:
+    def _park(self, states: Items, *, restore: bool) -> None:
+        there = _on_host(states)
+        if not there.size:
+            return
+        assert there.shape[1] == 1 + self.plan.parked_pages, "a parked state of another geometry"
+        assert (there >= 0).all(), "PAD is parked"
+        states_KP = self._on_device(states)
+        if not gpu.fits(self.buffer):
+            (restore_states if restore else park_states)(self.buffer, self.plan, states_KP)
+            return
+        from weft.runner import arena_kernels
+
+        if self._parking is None:
+            self._parking = arena_kernels.ParkingTable(self.plan, self.buffer.device)
+        arena_kernels.park(self.buffer, self.plan, self._parking, states_KP, restore=restore)
+
+    def _copy(self, sources: Items, destinations: Items, stride_bytes: int) -> None:
+        from_, to = _on_host(sources), _on_host(destinations)
+        if not from_.size:
             return
         items = self.buffer.numel() // stride_bytes
-        assert min(sources.min(), destinations.min()) >= 0, "PAD is copied"
-        assert max(sources.max(), destinations.max()) < items, "a copy is outside the arena"
-        # Everything in the arena is aligned to 256 bytes: whole words are copied.
-        words = self.buffer.view(torch.int64).view(items, stride_bytes // torch.int64.itemsize)
-        from_, to = (torch.from_numpy(ids.astype(np.int64)).to(words.device)
-                     for ids in (sources, destinations))
-        words.index_copy_(0, to, words.index_select(0, from_))
+        assert min(from_.min(), to.min()) >= 0, "PAD is copied"
+        assert max(from_.max(), to.max()) < items, "a copy is outside the arena"
+        words = self.buffer.view(torch.int64)
+        from_K, to_K = self._on_device(sources), self._on_device(destinations)
+        if gpu.fits(words):
+            from weft.runner import arena_kernels
 
-    def _fill(self, items: Sequence[int], stride_bytes: int, byte: int) -> None:
-        for item in items:
-            assert 0 <= item < self.buffer.numel() // stride_bytes, f"item {item} is not in the arena"
+            arena_kernels.copy(words, from_K, to_K, stride_bytes // WORD_BYTES,
+                               apart=not np.isin(to, from_).any())
+            return
+        by_item = words.view(items, stride_bytes // WORD_BYTES)
+        by_item.index_copy_(0, to_K, by_item.index_select(0, from_K))
+
+    def _fill(self, items: Items, stride_bytes: int, byte: int) -> None:
+        filled = _on_host(items)
+        if not filled.size:
+            return
+        assert filled.min() >= 0, "PAD is filled"
+        assert filled.max() < self.buffer.numel() // stride_bytes, f"{filled.max()} is not in the arena"
+        if gpu.fits(self.buffer):
+            from weft.runner import arena_kernels
+
+            arena_kernels.fill(self.buffer.view(torch.int64), self._on_device(items),
+                               stride_bytes // WORD_BYTES, byte)
+            return
+        for item in filled.tolist():
             self.buffer[item * stride_bytes : (item + 1) * stride_bytes].fill_(byte)
+
+    def _on_device(self, items: Items) -> torch.Tensor:
+        """int64."""
+        if isinstance(items, Staged):
+            return items.device
+        return torch.from_numpy(_on_host(items).astype(np.int64)).to(self.buffer.device)
+
+
+def _on_host(items: Items) -> npt.NDArray[Any]:
+    return items.host if isinstance(items, Staged) else np.asarray(items)

@@ -2,20 +2,26 @@
 
 Persistent, per row of the executor:    page table int32 [rows + 1, pages], PAD where there is no page
                                         prompts of the sequences that asked for prompt logprobs
-Per step, in buffers made once:         tokens, positions, starts, slots, contexts
+                                        the token it chose last, int64 [rows + 1]
+Per step, in one staging buffer:        tokens, positions, starts, slots, contexts, rows, what to sample,
+                                        table writes, frames to zero, parks, copies, the table of runs
 
-``apply`` brings the rows up to date, in the order the plan promises (L5, L6):
+``apply`` stages all that the step brings to the device, sends it in one copy (``staging``), and brings the
+rows and the arena up to date, in the order the plan promises (L5, L6):
 
     rows_cleared -> admissions -> table_writes, table_patches -> zero_frames -> parks, restores
                                                                              -> slot_copies, page_copies
 
-``build`` makes the inputs. Decodes come first, so that is where padding goes, when asked for a batch of a
-fixed width (as graphs of a device want it):
+``build`` makes the inputs of what was sent. Decodes come first, so that is where padding goes: up to
+``pad_decode_to`` in every step, and in a step of decodes alone up to the next of ``decode_widths``, the batch
+sizes that there are graphs for:
 
     runs       d0 d1 PAD PAD | p0 p1                 PAD row: slot PAD, start PAD, context 0, table all PAD
     tokens_T   d0 d1  0   0  | p0 p0 p0 p1 p1        its position is PAD: no read, no write (L4)
 
-The table has one row more than there are rows; it stays PAD for ever and is the row of every PAD run.
+A decode whose token is PAD in the plan is fed the one that its row chose last, on the device (``chosen``,
+which the executor writes as soon as tokens are chosen): so a step can be sent before the one before it is
+home. The table has one row more than there are rows; it stays PAD for ever and is the row of every PAD run.
 
 Rejected: a table sent whole with each step (linear in the context of all sequences), PAD rows that point
 at a real page or slot "that nobody reads" (it gets written).
@@ -23,6 +29,7 @@ at a real page or slot "that nobody reads" (it gets written).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -30,9 +37,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weft.runner.arena import DeviceArena
+from weft.runner.arena import DeviceArena, Items
+from weft.runner.graphs import DecodeBlock, known_tokens, stride_of
 from weft.runner.sampler import Sampler
+from weft.runner.staging import Staged, Staging
 from weft.schedule.plan import StepPlan
+from weft.tensor import device_runs, gpu
 from weft.tensor.inputs import Runs, StepInputs, TapPoint
 from weft.units import PAD, PAGE_TOKENS, ceil_div
 
@@ -54,50 +64,90 @@ class PromptSpan:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """``sample_runs``, ``sample_rows``, ``sample_positions``: int64 [X], of the runs that sample: their
+    """``inputs``: what the model takes, or the block that a graph takes, where there is one for the step.
+    ``sample_runs``, ``sample_rows``, ``sample_positions``: int64 [X], of the runs that sample: their
     index in the plan, their row, and the position of the token to be chosen; ``sample_index_X``: the
-    index in T of their last token."""
+    index in T of their last token, ``sample_rows_X``: their row; both on the device."""
 
-    inputs: StepInputs
+    inputs: StepInputs | DecodeBlock
     sample_runs: Int64s
     sample_rows: Int64s
     sample_positions: Int64s
     sample_index_X: torch.Tensor
+    sample_rows_X: torch.Tensor
     prompt_spans: tuple[PromptSpan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """What ``build`` takes up of what ``apply`` staged. By run, with PAD rows: ``offsets``, ``lengths``.
+    ``flat``: tokens, positions [T each], starts, slots, contexts, rows [R each]; ``sampling``: index in T,
+    row [X each]; int64. ``unknown``: some decodes have PAD for their token."""
+
+    plan: StepPlan
+    pads: int
+    graphed: bool
+    offsets: Int64s
+    lengths: Int64s
+    fresh: list[bool]
+    taps: tuple[TapPoint, ...]
+    flat: Staged
+    unknown: bool
+    sampling: Staged
+    sample_runs: Int64s
+    sample_positions: Int64s
+    runs_table: tuple[Staged, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """What ``apply`` does to rows and arena, staged; None where there is nothing to do."""
+
+    cleared: Staged | None = None
+    table_writes: tuple[Staged, ...] = ()
+    zero_frames: Staged | None = None
+    parks: Staged | None = None
+    restores: Staged | None = None
+    slot_copies: Staged | None = None
+    page_copies: Staged | None = None
 
 
 class BatchBuilder:
     """State of ``rows_max`` rows with up to ``pages_max`` pages; steps of up to ``step_tokens_max`` tokens.
-    ``pad_decode_to``: the decode part of every batch has at least so many rows."""
+    ``pad_decode_to``: the decode part of every batch has at least so many rows. ``decode_widths``: sizes that
+    steps of decodes alone are padded to, ascending; what is larger than all of them is not. ``by_copies``:
+    whether everything comes to the device by a copy, by default on every device but the CPU."""
 
     def __init__(self, *, rows_max: int, pages_max: int, step_tokens_max: int, device: torch.device,
-                 pad_decode_to: int = 0) -> None:
-        self._device = device
+                 pad_decode_to: int = 0, by_copies: bool | None = None) -> None:
+        by_copies = device.type != "cpu" if by_copies is None else by_copies
         self._pad_decode_to = pad_decode_to
         self._pad_row = rows_max
-        self._table = torch.full((rows_max + 1, max(pages_max, 1)), PAD, dtype=torch.int32, device=device)
+        self._tokens_max = max(step_tokens_max, rows_max) + pad_decode_to
+        self.decode_widths: Sequence[int] = ()
+        self.table = torch.full((rows_max + 1, max(pages_max, 1)), PAD, dtype=torch.int32, device=device)
+        """int32 [rows_max + 1, pages_max]; the last row is that of every PAD run."""
+        self.chosen = torch.zeros(rows_max + 1, dtype=torch.int64, device=device)
+        """int64 [rows_max + 1]: the token that each row chose last."""
+        # The same memory where the host can write it: some entries change in most steps, and an indexed
+        # write of torch costs more than all of them.
+        self._host_table = None if by_copies else self.table.numpy()
         self._prompts: dict[int, tuple[Int64s, int]] = {}
-        tokens_max = max(step_tokens_max, rows_max) + pad_decode_to
-        runs_max = rows_max + pad_decode_to
-        self._tokens = np.zeros(tokens_max, np.int64)
-        self._positions = np.zeros(tokens_max, np.int64)
-        self._starts = np.zeros(runs_max, np.int64)
-        self._slots = np.zeros(runs_max, np.int64)
-        self._contexts = np.zeros(runs_max, np.int64)
-        self._rows = np.zeros(runs_max, np.int64)
+        self.staging = Staging(device, copies=by_copies)
+        self._places = np.arange(self._tokens_max, dtype=np.int64)
+        self._sent: _Sent | None = None
 
     def pages_of(self, row: int) -> list[int]:
         """Pages of ``row``, in order: for tests and evaluations that write into them."""
-        return [page for page in self._table[row].tolist() if page != PAD]
+        return [page for page in self.table[row].tolist() if page != PAD]
 
     def table_row(self, row: int) -> torch.Tensor:
         """int32 [pages_max], the live row itself."""
-        return self._table[row]
+        return self.table[row]
 
     def apply(self, plan: StepPlan, sampler: Sampler, arena: DeviceArena) -> None:
-        """Bring rows, sampler and memory to where the plan's runs expect them."""
+        """Bring rows, sampler and memory to where the plan's runs expect them, and the runs to the device."""
         for cleared in plan.rows_cleared:
-            self._table[cleared] = PAD
             self._prompts.pop(cleared, None)
             sampler.clear(cleared)
         for a in plan.admissions:
@@ -105,51 +155,138 @@ class BatchBuilder:
             if a.sampling.prompt_logprobs is not None:
                 prompt = a.tokens[: a.prompt_tokens].astype(np.int64)
                 self._prompts[a.row] = (prompt, a.sampling.prompt_logprobs)
-        for writes in (plan.table_writes, plan.table_patches):
-            if writes.size:
-                rows, columns, pages = torch.from_numpy(writes.astype(np.int64)).to(self._device)
-                self._table[rows, columns] = pages.to(torch.int32)
-        arena.fill_frames(plan.zero_frames, 0)
-        arena.park(plan.parks)
-        arena.restore(plan.restores)
-        arena.copy_slots(*plan.slot_copies)
-        arena.copy_pages(*plan.page_copies)
+        self.staging.begin()
+        memory = self._stage_memory(plan)
+        self._sent = self._stage_runs(plan, sampler)
+        self.staging.send()
+        self._apply_rows(memory)
+        arena.fill_frames(memory.zero_frames or plan.zero_frames, 0)
+        arena.park(memory.parks or plan.parks)
+        arena.restore(memory.restores or plan.restores)
+        arena.copy_slots(*_pair(memory.slot_copies, plan.slot_copies))
+        arena.copy_pages(*_pair(memory.page_copies, plan.page_copies))
 
-    def build(self, plan: StepPlan) -> StepBatch:
-        """Inputs of the forward pass. They live in buffers that the next ``build`` overwrites."""
-        decodes, pads = plan.decode_count, max(0, self._pad_decode_to - plan.decode_count)
+    def _stage_memory(self, plan: StepPlan) -> _Memory:
+        on_device = self._host_table is None
+        if self._host_table is not None:
+            for cleared in plan.rows_cleared:
+                self._host_table[cleared] = PAD
+            for writes in (plan.table_writes, plan.table_patches):
+                if writes.size:
+                    self._host_table[writes[0], writes[1]] = writes[2]
+            if not _moves(plan):
+                return _Memory()
+
+        def staged(values: npt.NDArray[np.int32]) -> Staged | None:
+            return self.staging.add(values, np.int64) if values.size else None
+
+        def ids(values: Sequence[int]) -> Staged | None:
+            return staged(np.array(values, np.int32)) if values else None
+
+        both = (plan.table_writes, plan.table_patches) if on_device else ()
+        return _Memory(
+            cleared=ids(plan.rows_cleared) if on_device else None,
+            table_writes=tuple(one for one in map(staged, both) if one is not None),
+            zero_frames=ids(plan.zero_frames), parks=staged(plan.parks), restores=staged(plan.restores),
+            slot_copies=staged(plan.slot_copies), page_copies=staged(plan.page_copies))
+
+    def _apply_rows(self, memory: _Memory) -> None:
+        """On a GPU; the host's own table was written already."""
+        if memory.cleared is not None:
+            self.table.index_fill_(0, memory.cleared.device, PAD)
+        for writes in memory.table_writes:
+            rows, columns, pages = writes.device
+            self.table.index_put_((rows, columns), pages.to(torch.int32))
+
+    def _pads(self, plan: StepPlan) -> tuple[int, bool]:
+        """PAD rows of the step, and whether a graph takes it."""
+        decodes = plan.decode_count
+        if decodes == plan.run_count:
+            width = next((width for width in self.decode_widths if width >= decodes), 0)
+            if width:
+                return width - decodes, True
+        return max(0, self._pad_decode_to - decodes), False
+
+    def _stage_runs(self, plan: StepPlan, sampler: Sampler) -> _Sent | None:
+        if not plan.run_count:
+            return None
+        decodes, (pads, graphed) = plan.decode_count, self._pads(plan)
         assert (plan.lengths[:decodes] == 1).all(), "a decode run has one token"
         lengths = _with_pads(plan.lengths.astype(np.int64), decodes, pads, 1)
-        offsets = lengths.cumsum() - lengths
-        run_count, token_count = len(lengths), int(lengths.sum())
-        assert token_count <= len(self._tokens), f"a step of {token_count} tokens"
-        starts, slots, contexts = (b[:run_count] for b in (self._starts, self._slots, self._contexts))
-        rows = self._rows[:run_count]
-        tokens, positions = self._tokens[:token_count], self._positions[:token_count]
+        run_count, token_count = len(lengths), plan.token_count + pads
+        decodes_alone = run_count == token_count
+        places = self._places[:token_count]
+        offsets = places if decodes_alone else lengths.cumsum() - lengths
+        assert graphed or token_count <= self._tokens_max, f"a step of {token_count} tokens"
+        flat = self.staging.take(2 * stride_of(token_count) + 4 * stride_of(run_count))
+        (tokens, positions), (starts, slots, contexts, rows) = _fields(flat.host, token_count, run_count)
         starts[:] = _with_pads(plan.starts, decodes, pads, PAD)
         slots[:] = _with_pads(plan.slots, decodes, pads, PAD)
         rows[:] = _with_pads(plan.rows, decodes, pads, self._pad_row)
         np.add(starts, lengths, out=contexts)
         contexts[decodes : decodes + pads] = 0
         tokens[:] = _with_pads(plan.tokens, decodes, pads, 0)
-        np.add(np.repeat(starts - offsets, lengths), np.arange(token_count), out=positions)
-        pages_used = max(1, ceil_div(int(contexts.max(initial=0)), PAGE_TOKENS))
-        runs = Runs(
-            offsets=offsets.tolist(), starts=starts.tolist(), lengths=lengths.tolist(), slots=slots.tolist(),
-            fresh=_with_pads(plan.fresh, decodes, pads, False).tolist(), decode_count=decodes + pads,
-            starts_R=self._to_device(starts), slots_R=self._to_device(slots),
-            context_R=self._to_device(contexts),
-            page_table_RP=self._table[:, :pages_used].index_select(0, self._to_device(rows)),
-            taps=tuple(TapPoint(tap.run + (pads if tap.run >= decodes else 0),
-                                tap.position - int(plan.starts[tap.run]), tap.slot) for tap in plan.taps))
-        inputs = StepInputs(self._to_device(tokens), self._to_device(positions), runs)
+        if decodes_alone:
+            positions[:] = starts
+        else:
+            np.add(np.repeat(starts - offsets, lengths), places, out=positions)
         sample_runs = np.flatnonzero(plan.samples)
         in_batch = sample_runs + np.where(sample_runs >= decodes, pads, 0)
-        last = offsets[in_batch] + lengths[in_batch] - 1
+        fresh = _with_pads(plan.fresh, decodes, pads, False).tolist()
+        taps = tuple(TapPoint(tap.run + (pads if tap.run >= decodes else 0),
+                              tap.position - int(plan.starts[tap.run]), tap.slot) for tap in plan.taps)
+        sampling = self.staging.take((2, len(sample_runs)))
+        sampling.host[0] = offsets[in_batch] + lengths[in_batch] - 1
+        sampling.host[1] = plan.rows[sample_runs]
+        sampler.stage(self.staging, sampling.host[1], contexts[in_batch])
+        runs_table = None
+        if not graphed and gpu.fits(self.table):
+            packed, chunk_count = device_runs.pack_lists(
+                offsets.tolist(), starts.tolist(), lengths.tolist(), fresh, decodes + pads, taps)
+            runs_table = self.staging.add(packed), chunk_count
+        return _Sent(
+            plan, pads, graphed, offsets, lengths, fresh, taps, flat,
+            unknown=bool((tokens[:decodes] == PAD).any()), sampling=sampling, sample_runs=sample_runs,
+            sample_positions=contexts[in_batch].copy(), runs_table=runs_table)
+
+    def build(self, plan: StepPlan) -> StepBatch:
+        """Inputs of the forward pass of the plan that was applied last. They live in memory that the next
+        ``apply`` overwrites."""
+        sent = self._sent
+        assert sent is not None, "there is nothing to compute"
+        assert sent.plan.step == plan.step, "the plan was not applied"
         return StepBatch(
-            inputs=inputs, sample_runs=sample_runs, sample_rows=plan.rows[sample_runs].astype(np.int64),
-            sample_positions=contexts[in_batch].copy(), sample_index_X=self._to_device(last),
-            prompt_spans=tuple(self._prompt_spans(plan, offsets, pads)))
+            inputs=self._block(sent) if sent.graphed else self._inputs(sent), sample_runs=sent.sample_runs,
+            sample_rows=plan.rows[sent.sample_runs].astype(np.int64), sample_positions=sent.sample_positions,
+            sample_index_X=sent.sampling.device[0], sample_rows_X=sent.sampling.device[1],
+            prompt_spans=tuple(self._prompt_spans(plan, sent.offsets, sent.pads)))
+
+    def _block(self, sent: _Sent) -> DecodeBlock:
+        width = len(sent.lengths)
+        _, (starts, slots, _, _) = _fields(sent.flat.host, width, width)
+        return DecodeBlock(width, sent.flat.device, starts=starts.tolist(), slots=slots.tolist())
+
+    def _inputs(self, sent: _Sent) -> StepInputs:
+        run_count, token_count = len(sent.lengths), sent.plan.token_count + sent.pads
+        tokens_T, positions_T, starts_R, slots_R, context_R, rows_R = (
+            field[:count] for field, count in zip(
+                torch.split(sent.flat.device, [stride_of(token_count)] * 2 + [stride_of(run_count)] * 4),
+                [token_count] * 2 + [run_count] * 4, strict=True))
+        _, (starts, slots, contexts, _) = _fields(sent.flat.host, token_count, run_count)
+        pages_used = max(1, ceil_div(int(contexts.max(initial=0)), PAGE_TOKENS))
+        runs = Runs(
+            offsets=sent.offsets.tolist(), starts=starts.tolist(), lengths=sent.lengths.tolist(),
+            slots=slots.tolist(), fresh=sent.fresh, decode_count=sent.plan.decode_count + sent.pads,
+            starts_R=starts_R, slots_R=slots_R, context_R=context_R,
+            page_table_RP=self.table[:, :pages_used].index_select(0, rows_R), taps=sent.taps)
+        if sent.runs_table is not None:
+            flat, chunk_count = sent.runs_table
+            device_runs.remember(runs, flat.device, chunk_count)
+        if sent.unknown:
+            decodes = sent.plan.decode_count
+            fed = known_tokens(tokens_T[:decodes], rows_R[:decodes], self.chosen)
+            tokens_T = torch.cat((fed, tokens_T[decodes:]))
+        return StepInputs(tokens_T, positions_T, runs)
 
     def _prompt_spans(self, plan: StepPlan, offsets: Int64s, pads: int) -> list[PromptSpan]:
         spans = []
@@ -161,8 +298,25 @@ class BatchBuilder:
             spans.append(PromptSpan(run, first, following, top_count))
         return spans
 
-    def _to_device(self, values: Int64s) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device)
+
+def _moves(plan: StepPlan) -> bool:
+    """Whether anything happens to the arena's bytes before the step is computed."""
+    return bool(plan.zero_frames or plan.parks.size or plan.restores.size or plan.slot_copies.size
+                or plan.page_copies.size)
+
+
+def _fields(flat: Int64s, token_count: int, run_count: int) -> tuple[Int64s, Int64s]:
+    """tokens, positions [2, T]; starts, slots, contexts, rows [4, R]: each begins on 16 bytes."""
+    tokens, runs = stride_of(token_count), stride_of(run_count)
+    return (flat[: 2 * tokens].reshape(2, tokens)[:, :token_count],
+            flat[2 * tokens :].reshape(4, runs)[:, :run_count])
+
+
+def _pair(staged: Staged | None, copies: npt.NDArray[np.int32]) -> tuple[Items, Items]:
+    """Sources and destinations."""
+    if staged is None:
+        return copies[0], copies[1]
+    return staged.row(0), staged.row(1)
 
 
 def _with_pads(values: npt.NDArray[Item], decodes: int, pads: int, value: int | bool) -> npt.NDArray[Item]:

@@ -41,102 +41,139 @@ _CANDIDATES_MAX = 4096
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Per row: float64 / int64 [N]. ``top_k`` below 1 and ``top_p`` 1 mean all; temperature is above 0."""
+    """Of N rows. On the host, for what is decided there: ``top_k`` int64 [N] (below 1: all) and ``top_p``
+    float64 [N] (1: all). On the device ``numbers_5N``, as ``fill_numbers`` made them."""
 
-    temperature: npt.NDArray[np.float64]
     top_k: npt.NDArray[np.int64]
     top_p: npt.NDArray[np.float64]
-    min_p: npt.NDArray[np.float64]
+    numbers_5N: torch.Tensor
 
     def take(self, rows: slice | npt.NDArray[np.int64]) -> Filters:
-        return Filters(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows])
+        if isinstance(rows, slice):
+            return Filters(self.top_k[rows], self.top_p[rows], self.numbers_5N[:, rows])
+        if len(rows) == len(self.top_k):
+            return self
+        rows_M = torch.from_numpy(rows).to(self.numbers_5N.device)
+        return Filters(self.top_k[rows], self.top_p[rows], self.numbers_5N.index_select(1, rows_M))
 
     @property
     def narrow(self) -> npt.NDArray[np.bool_]:
         """Rows that need an order among their tokens."""
         return (self.top_k > 0) | (self.top_p < 1.0)
 
+    @property
+    def temperature_N(self) -> torch.Tensor:
+        """float32, above 0."""
+        return self.numbers_5N[0].float()
 
-def choose(logits_NV: torch.Tensor, filters: Filters, uniforms: npt.NDArray[np.float64]) -> torch.Tensor:
-    """One token per row, int64 [N], drawn with ``uniforms`` (float64 [N]) from the filtered distribution.
+    @property
+    def top_k_N(self) -> torch.Tensor:
+        return self.numbers_5N[1].long()
+
+    @property
+    def top_p_N(self) -> torch.Tensor:
+        return self.numbers_5N[2]
+
+    @property
+    def floor_N(self) -> torch.Tensor:
+        """float32: what min-p filters is below it."""
+        return self.numbers_5N[3].float()
+
+    @property
+    def uniforms_N(self) -> torch.Tensor:
+        return self.numbers_5N[4]
+
+
+def fill_numbers(out_5N: npt.NDArray[np.float64], temperature: npt.NDArray[np.float64],
+                 top_k: npt.NDArray[np.int64], top_p: npt.NDArray[np.float64],
+                 min_p: npt.NDArray[np.float64], uniforms: npt.NDArray[np.float64]) -> None:
+    """All numbers of some rows, so that one copy brings them to the device. ``temperature`` is above 0,
+    ``uniforms`` are in [0, 1)."""
+    with np.errstate(divide="ignore"):
+        out_5N[:] = temperature, top_k, top_p, np.log(min_p), uniforms
+
+
+def choose(logits_NV: torch.Tensor, filters: Filters) -> torch.Tensor:
+    """One token per row, int64 [N], drawn with the filters' uniform numbers from the filtered distribution.
 
     ``logits_NV``: float32 without NaN or +inf, and with a finite maximum in each row; not changed.
     """
     rows, vocab_size = logits_NV.shape
     block_rows = max(1, _BLOCK_ELEMENTS // vocab_size)
-    uniforms_N = torch.from_numpy(uniforms).to(logits_NV.device)
+    if rows <= block_rows:
+        return _choose_block(logits_NV, filters)
     chosen_N = torch.empty(rows, dtype=torch.int64, device=logits_NV.device)
     for first in range(0, rows, block_rows):
         part = slice(first, first + block_rows)
-        chosen_N[part] = _choose_block(logits_NV[part], filters.take(part), uniforms_N[part])
+        chosen_N[part] = _choose_block(logits_NV[part], filters.take(part))
     return chosen_N
 
 
-def _choose_block(logits_NV: torch.Tensor, filters: Filters, uniforms_N: torch.Tensor) -> torch.Tensor:
+def _choose_block(logits_NV: torch.Tensor, filters: Filters) -> torch.Tensor:
     device = logits_NV.device
-    threshold_N = torch.from_numpy(_min_p_threshold(filters.min_p)).to(device)
-    chosen_N = torch.empty(len(filters.top_k), dtype=torch.int64, device=device)
+    threshold_N = filters.floor_N
     wide = ~filters.narrow
     narrow = np.flatnonzero(filters.narrow)
-    if narrow.size:
-        narrow_N = torch.from_numpy(narrow).to(device)
-        logits_of_narrow_NV = logits_NV if narrow.size == len(wide) else logits_NV[narrow_N]
-        tokens_N, threshold_of_narrow_N, inside_N = _choose_among_candidates(
-            logits_of_narrow_NV, filters.take(narrow), threshold_N[narrow_N], uniforms_N[narrow_N])
-        chosen_N[narrow_N] = tokens_N
-        threshold_N[narrow_N] = threshold_of_narrow_N
-        wide[narrow] = ~inside_N.cpu().numpy()
+    if narrow.size == len(wide):
+        chosen_N, threshold_N, outside = _choose_among_candidates(logits_NV, filters)
+        if not outside.size:
+            return chosen_N
+        wide[outside] = True
+    else:
+        chosen_N = torch.empty(len(wide), dtype=torch.int64, device=device)
+        if narrow.size:
+            narrow_N = torch.from_numpy(narrow).to(device)
+            chosen_N[narrow_N], threshold_N[narrow_N], outside = _choose_among_candidates(
+                logits_NV[narrow_N], filters.take(narrow))
+            wide[narrow[outside]] = True
     if wide.any():
         rows = np.flatnonzero(wide)
         wide_N = torch.from_numpy(rows).to(device)
         scaled_NV = _scaled(logits_NV if len(rows) == len(wide) else logits_NV[wide_N], filters.take(rows))
         filtered_NV = scaled_NV < threshold_N[wide_N, None]
-        chosen_N[wide_N] = draw(scaled_NV.exp_().masked_fill_(filtered_NV, 0.0), uniforms_N[wide_N])
+        chosen_N[wide_N] = draw(scaled_NV.exp_().masked_fill_(filtered_NV, 0.0), filters.uniforms_N[wide_N])
     return chosen_N
 
 
 def _scaled(logits_NW: torch.Tensor, filters: Filters, best_N1: torch.Tensor | None = None) -> torch.Tensor:
     """(logit - best) / temperature, a new tensor; ``best_N1`` None: of the columns given."""
     best_N1 = logits_NW.amax(dim=1, keepdim=True) if best_N1 is None else best_N1
-    temperature = torch.from_numpy(filters.temperature.astype(np.float32)).to(logits_NW.device)
-    return (logits_NW - best_N1).div_(temperature[:, None])
+    return (logits_NW - best_N1).div_(filters.temperature_N[:, None])
 
 
-def _min_p_threshold(min_p: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    with np.errstate(divide="ignore"):
-        return np.log(min_p).astype(np.float32)
-
-
-def _choose_among_candidates(logits_NV: torch.Tensor, filters: Filters, floor_N: torch.Tensor,
-                             uniforms_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(token [N], threshold [N], inside [N]): where ``inside`` is False the candidates did not hold all
-    that the threshold keeps: the token is void and the threshold is the one of the whole row."""
+def _choose_among_candidates(logits_NV: torch.Tensor, filters: Filters,
+                             ) -> tuple[torch.Tensor, torch.Tensor, npt.NDArray[np.int64]]:
+    """(token [N], threshold [N], ``outside``): the rows whose candidates did not hold all that the threshold
+    keeps; there the token is void and the threshold is the one of the whole row. Whether there are any is
+    what the host waits for."""
     vocab_size = logits_NV.shape[1]
     wanted = int(np.where(filters.top_k > 0, filters.top_k + 1, _CANDIDATES_MIN).max())
     count = min(wanted, _CANDIDATES_MAX, vocab_size)
     best_NW, ids_NW = logits_NV.topk(count, dim=1)
     values_NW = _scaled(best_NW, filters, best_NW[:, :1])
     mass_N = _mass(logits_NV, filters, best_NW[:, :1])
-    threshold_N, inside_N = _threshold(values_NW, filters, floor_N, mass_N)
+    threshold_N, inside_N = _threshold(values_NW, filters, mass_N)
     if count == vocab_size:
         inside_N = torch.ones_like(inside_N)
     order_NW = ids_NW.argsort(dim=1)
     values_NW, ids_NW = values_NW.gather(1, order_NW), ids_NW.gather(1, order_NW)
     weights_NW = values_NW.exp().masked_fill_(values_NW < threshold_N[:, None], 0.0)
-    tokens_N = ids_NW.gather(1, draw(weights_NW, uniforms_N)[:, None])[:, 0]
+    tokens_N = ids_NW.gather(1, draw(weights_NW, filters.uniforms_N)[:, None])[:, 0]
     outside = np.flatnonzero(~inside_N.cpu().numpy())
     if outside.size:
         outside_N = torch.from_numpy(outside).to(logits_NV.device)
         theirs = filters.take(outside)
         sorted_NV = _scaled(logits_NV[outside_N].sort(dim=1, descending=True).values, theirs)
-        threshold_N[outside_N], _ = _threshold(sorted_NV, theirs, floor_N[outside_N], mass_N[outside_N])
-    return tokens_N, threshold_N, inside_N
+        threshold_N[outside_N], _ = _threshold(sorted_NV, theirs, mass_N[outside_N])
+    return tokens_N, threshold_N, outside
 
 
 def _mass(logits_NV: torch.Tensor, filters: Filters, best_N1: torch.Tensor) -> torch.Tensor:
     """Sum of exp(scaled) over the whole row, float64 [N]; 0 where top-k makes it moot (``_threshold``)."""
     mass_N = torch.zeros(logits_NV.shape[0], dtype=torch.float64, device=logits_NV.device)
     rows = np.flatnonzero(filters.top_k <= 0)
+    if rows.size == len(mass_N):
+        return _scaled(logits_NV, filters, best_N1).exp_().sum(dim=1, dtype=torch.float64)
     if rows.size:
         rows_N = torch.from_numpy(rows).to(logits_NV.device)
         scaled_NV = _scaled(logits_NV[rows_N], filters.take(rows), best_N1[rows_N])
@@ -144,7 +181,7 @@ def _mass(logits_NV: torch.Tensor, filters: Filters, best_N1: torch.Tensor) -> t
     return mass_N
 
 
-def _threshold(values_NW: torch.Tensor, filters: Filters, floor_N: torch.Tensor,
+def _threshold(values_NW: torch.Tensor, filters: Filters,
                mass_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(the value below which a token is filtered, float32 [N]; whether the best W told it all, bool [N]).
 
@@ -152,9 +189,7 @@ def _threshold(values_NW: torch.Tensor, filters: Filters, floor_N: torch.Tensor,
     where there is no top-k. With fewer than the vocabulary, a threshold at the last of them says nothing of
     what ties with it or lies below, and a top-k there leaves the mass that top-p divides unknown.
     """
-    device, width = values_NW.device, values_NW.shape[1]
-    top_k_N = torch.from_numpy(filters.top_k).to(device)
-    top_p_N = torch.from_numpy(filters.top_p).to(device)
+    width, top_k_N, top_p_N = values_NW.shape[1], filters.top_k_N, filters.top_p_N
     kth_N = values_NW.gather(1, (top_k_N.clamp(1, width) - 1)[:, None])[:, 0]
     kth_N = torch.where(top_k_N > 0, kth_N, torch.full_like(kth_N, -math.inf))
     kept_NW = values_NW >= kth_N[:, None]
@@ -165,6 +200,6 @@ def _threshold(values_NW: torch.Tensor, filters: Filters, floor_N: torch.Tensor,
     inside_NW[:, 0] = True
     nucleus_N = values_NW.masked_fill(~inside_NW, math.inf).amin(dim=1)
     nucleus_N = torch.where(top_p_N < 1.0, nucleus_N, torch.full_like(nucleus_N, -math.inf))
-    threshold_N = torch.maximum(torch.maximum(kth_N, nucleus_N), floor_N)
+    threshold_N = torch.maximum(torch.maximum(kth_N, nucleus_N), filters.floor_N)
     last_N = values_NW[:, -1]
     return threshold_N, (threshold_N > last_N) & ((top_k_N <= 0) | (kth_N > last_N))

@@ -49,12 +49,15 @@ Scales = dict[int, torch.Tensor]
 """Layer -> float32 [K and V, kv_heads], powers of two; one row where a layer has no values of its own."""
 
 
-def head_scales(model: Model, from_checkpoint: Mapping[int, torch.Tensor]) -> Scales:
-    """For every layer of ``model`` that keeps keys. ``from_checkpoint``: as Scales, any positive numbers."""
+def head_scales(model: Model, from_checkpoint: Mapping[int, torch.Tensor],
+                device: torch.device | None = None) -> Scales:
+    """For every layer of ``model`` that keeps keys. ``from_checkpoint``: as Scales, any positive numbers;
+    ``device``: where the model is, the CPU by default. The scales are on the CPU."""
     layers = [i for i, layer in enumerate(model.spec.layers) if layer.kept_heads]
     found = {i: _power_of_two(scale) for i, scale in from_checkpoint.items() if i in layers}
     if len(found) < len(layers):
-        found = {i: _power_of_two(most * HEADROOM / FP8_MAX) for i, most in _measured(model).items()} | found
+        largest = _measured(model, device)
+        found = {i: _power_of_two(most * HEADROOM / FP8_MAX) for i, most in largest.items()} | found
     return found
 
 
@@ -65,17 +68,25 @@ def _power_of_two(x: torch.Tensor) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def _measured(model: Model) -> Scales:
+def _measured(model: Model, device: torch.device | None) -> Scales:
     """Largest |k| and |v| of each head of each layer over the probe."""
     spec, count = model.spec, min(PROBE_TOKENS, model.spec.max_positions)
-    caches = [_wide_cache(i, layer, spec) for i, layer in enumerate(spec.layers)]
-    tokens_T = torch.arange(count, dtype=torch.int64) * _stride(spec.vocab_size) % spec.vocab_size
-    page_table_RP = torch.arange(pages_for(count), dtype=torch.int32)[None]
+    caches = [_wide_cache(i, layer, spec, device) for i, layer in enumerate(spec.layers)]
+    model.forward(one_prompt(count, spec.vocab_size, device), caches)
+    return {i: _largest(cache).cpu() for i, cache in enumerate(caches) if spec.layers[i].kept_heads}
+
+
+def one_prompt(count: int, vocab_size: int, device: torch.device | None = None, *,
+               first_page: int = 0) -> StepInputs:
+    """The inputs of a step that computes ``count`` tokens of one new sequence, in pages from ``first_page``
+    on and in slot 0: tokens from all over the vocabulary."""
+    tokens_T = torch.arange(count, dtype=torch.int64, device=device) * _stride(vocab_size) % vocab_size
+    pages = range(first_page, first_page + pages_for(count))
+    page_table_RP = torch.tensor([list(pages)], dtype=torch.int32, device=device)
+    nothing = torch.zeros(1, dtype=torch.int64, device=device)
     runs = Runs(offsets=[0], starts=[0], lengths=[count], slots=[0], fresh=[True], decode_count=0,
-                starts_R=torch.tensor([0]), slots_R=torch.tensor([0]), context_R=torch.tensor([count]),
-                page_table_RP=page_table_RP)
-    model.forward(StepInputs(tokens_T, torch.arange(count), runs), caches)
-    return {i: _largest(cache) for i, cache in enumerate(caches) if spec.layers[i].kept_heads}
+                starts_R=nothing, slots_R=nothing, context_R=nothing + count, page_table_RP=page_table_RP)
+    return StepInputs(tokens_T, torch.arange(count, device=device), runs)
 
 
 def _stride(vocab_size: int) -> int:
@@ -86,16 +97,17 @@ def _stride(vocab_size: int) -> int:
     return step
 
 
-def _wide_cache(index: int, layer: LayerSpec, spec: ModelSpec) -> LayerCache:
+def _wide_cache(index: int, layer: LayerSpec, spec: ModelSpec, device: torch.device | None) -> LayerCache:
     """Zeros for one sequence: pages and rings in float32, other states as they are."""
     cache, pages = LayerCache(layer=index), pages_for(PROBE_TOKENS)
-    if layer.kv_heads:
-        cache.k = torch.zeros(pages, *k_block_shape(layer.kv_heads, layer.head_dim, torch.float32))
+    heads, dim = layer.kv_heads, layer.head_dim
+    if heads:
+        cache.k = torch.zeros(pages, *k_block_shape(heads, dim, torch.float32), device=device)
         if layer.has_values:
-            cache.v = torch.zeros(pages, *v_block_shape(layer.kv_heads, layer.head_dim, torch.float32))
+            cache.v = torch.zeros(pages, *v_block_shape(heads, dim, torch.float32), device=device)
     for part in layer.state:
         dtype = torch.float32 if part.name == "window" else DTYPES[part.dtype_in(spec.dtype)]
-        cache.state[part.name] = torch.zeros(1, *part.shape, dtype=dtype)
+        cache.state[part.name] = torch.zeros(1, *part.shape, dtype=dtype, device=device)
     return cache
 
 

@@ -9,14 +9,14 @@ staging memory (``ArenaPlan.parked_fields``), and that is cut into pages. Accumu
 
 At most GROUP states are in staging at a time. All of it happens before the step computes, on what was there
 before the step: no source of it is written by the step's other copies, and no destination is read by them.
+
+This is the form for every device; on a GPU ``arena_kernels`` does the same in one launch, without staging.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from weft.memory.plan import ArenaPlan
@@ -24,14 +24,13 @@ from weft.tensor.layout import DTYPES
 from weft.tensor.ops.state_codes import decode_state, encode_state
 from weft.tensor.views import state_view, strided_view
 
-Int32s = npt.NDArray[np.int32]
 Views = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 GROUP = 8
 
 
-def park_states(buffer: torch.Tensor, plan: ArenaPlan, parks: Int32s) -> None:
-    """``buffer``: the arena's bytes; ``parks`` int32 [k, 1 + pages]: a slot, and where its state goes."""
+def park_states(buffer: torch.Tensor, plan: ArenaPlan, parks: torch.Tensor) -> None:
+    """``buffer``: the arena's bytes; ``parks`` int64 [k, 1 + pages]: a slot, and where its state goes."""
     for slots_K, pages_KP, staging in _groups(buffer, plan, parks):
         for state, parked_K, scales_K in _fields(buffer, staging, plan):
             source_K = state.index_select(0, slots_K)
@@ -42,8 +41,8 @@ def park_states(buffer: torch.Tensor, plan: ArenaPlan, parks: Int32s) -> None:
         _words(buffer, plan).index_copy_(0, pages_KP.flatten(), _words(staging, plan))
 
 
-def restore_states(buffer: torch.Tensor, plan: ArenaPlan, restores: Int32s) -> None:
-    """``restores`` int32 [k, 1 + pages]: a slot, and the pages whose state it gets."""
+def restore_states(buffer: torch.Tensor, plan: ArenaPlan, restores: torch.Tensor) -> None:
+    """``restores`` int64 [k, 1 + pages]: a slot, and the pages whose state it gets."""
     for slots_K, pages_KP, staging in _groups(buffer, plan, restores):
         _words(staging, plan).copy_(_words(buffer, plan).index_select(0, pages_KP.flatten()))
         for state, parked_K, scales_K in _fields(buffer, staging, plan):
@@ -52,12 +51,10 @@ def restore_states(buffer: torch.Tensor, plan: ArenaPlan, restores: Int32s) -> N
 
 
 def _groups(buffer: torch.Tensor, plan: ArenaPlan,
-            rows: Int32s) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+            rows: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Slots int64 [g], pages int64 [g, p] and staging memory uint8 [g x parked bytes], g up to GROUP."""
-    assert not rows.size or rows.shape[1] == 1 + plan.parked_pages, "a parked state of another geometry"
-    assert (rows >= 0).all(), "PAD is parked"
     for first in range(0, len(rows), GROUP):
-        group = torch.from_numpy(rows[first:first + GROUP].astype(np.int64)).to(buffer.device)
+        group = rows[first:first + GROUP]
         staging = torch.empty(len(group) * plan.parked_bytes, dtype=torch.uint8, device=buffer.device)
         yield group[:, 0], group[:, 1:], staging
 

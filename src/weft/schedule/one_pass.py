@@ -56,9 +56,9 @@ class Pass:
     write_pages: list[int] = field(default_factory=list)
 
     @property
-    def does_something(self) -> bool:
+    def runs_or_frees(self) -> bool:
         return bool(self.decode_rows.size or self.prefill_rows or self.pages_freed or self.rows_cleared
-                    or self.reclaiming or self.publishing)
+                    or self.reclaiming)
 
     def write_table(self, row: RowId, first_index: int, pages: Seq[PageId]) -> None:
         self.write_rows += [row] * len(pages)

@@ -95,7 +95,8 @@ class Tap:
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """``rows``, ``starts``, ``lengths``, ``slots``: int32 [runs]; ``fresh``, ``samples``: bool [runs];
-    ``tokens``: int32 [sum of lengths].
+    ``tokens``: int32 [sum of lengths]; PAD for a decode: the token that its row chose last, which the planner
+    did not wait for.
 
     ``slots`` is PAD for models without recurrent state. ``fresh``: the state starts from zero, whatever
     the slot's bytes are. ``samples``: the run ends at the sequence's last known token, so its last

@@ -9,7 +9,7 @@ they are *short*, and do not run in this step.
 
 Victims are taken from the tail until what they free (with what finished sequences free in the same step)
 gives a page to each of the short ones that remain. They lose their memory, not their tokens. What they
-free serves from the next step on.
+free serves from the next step on; what they leave in the cache goes last (reuse.py).
 
 Two rules make progress certain (law L3):
 * the best of all is never a victim, gets memory before any other, and fits when alone; so it finishes;
@@ -20,7 +20,8 @@ A sequence that comes back needs more room to spare each time it was preempted, 
 the very memory that its betters are about to grow into, and be computed over and over.
 
 Rejected: swapping state out to host memory (it belongs to checkpoint tiers); choosing the victim that
-has the least to recompute (two victims can alternate for ever; rank cannot).
+has the least to recompute (two victims can alternate for ever; rank cannot); a victim that takes the slot it
+donated back instead of copying from it (that could be done once in 46 preemptions of the simulator).
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@
                      taps      slots for the positions that this step's runs pass
                      copies    of running slots that have come as far as an answer keeps its states
     leaving          close with ``keep``: pages and the running slot are donated, not freed
+    preempted        what it left goes last of all that is kept, until it runs again or ends
     the queue        a request whose prefix is being computed waits for it (``twins``)
 
     step k      run [0, 1024) of A, taps at 448 and 960        B, with the same 1000 tokens, waits
@@ -14,8 +15,9 @@
 All of it follows from what is known without it: which sequences run, what memory found. So a plan asked for
 twice is the same twice, and with a cache that is off every function here says "nothing".
 
-Owned: which sequences have something to publish. Laws: L8 (cached tokens are what memory matched, never
-more; each lost one has its reason), L9 (a tap that finds no slot is left out; nothing else changes).
+Owned: which sequences have something to publish, and where preempted ones have left what they had. Laws: L8
+(cached tokens are what memory matched, never more; each lost one has its reason), L9 (a tap that finds no
+slot is left out; nothing else changes).
 """
 
 from __future__ import annotations
@@ -23,13 +25,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
+
 from weft.memory.memory import Memory
 from weft.memory.reservation import Match
+from weft.memory.tree import NO_NODE, NodeId
 from weft.schedule.checkpoints import CheckpointPolicy
 from weft.schedule.one_pass import Pass
 from weft.schedule.plan import Int32s, StepPlan
 from weft.schedule.rows import RowTable
-from weft.schedule.sequence import SeqState, Sequence
+from weft.schedule.sequence import Rank, SeqState, Sequence
 from weft.schedule.taps import (
     decode_distance,
     decodes_due,
@@ -38,10 +43,12 @@ from weft.schedule.taps import (
     wanted_positions,
 )
 from weft.schedule.twins import SAVED_TOKENS_MIN, Leader, Wait, front, in_the_making, wait_for
-from weft.units import RowId, SeqId
+from weft.units import PAD, RowId, SeqId
 
 FOLLOWERS_MAX = 64
 """Waiting requests that one pass passes over because they wait for a leader (law L11)."""
+AWAITED_MAX = 8
+"""Preempted sequences whose prefixes go last, the best ranked ones (law L11)."""
 
 
 class Reuse:
@@ -59,6 +66,7 @@ class Reuse:
         if self.enabled and self._stateful:
             self._decode_distance = decode_distance(policy, plan.slot_bytes, plan.page_bytes)
         self._unpublished: list[Sequence] = []
+        self._left: dict[SeqId, tuple[Rank, NodeId]] = {}
 
     # ------------------------------------------------------------------ looking and leaving
 
@@ -79,6 +87,24 @@ class Reuse:
             if not donates:
                 step.draft.publish(seq.id, keep)
         step.draft.close(seq.id, keep=keep if donates else None)
+
+    def preempted(self, seq: Sequence) -> None:
+        """``seq`` waits again, and memory has what it donated. A look-up leaves the last token out, which has
+        to be computed in any case; that one may be in flight."""
+        known = seq.known()
+        if seq.computed_before == known.size:
+            known = np.append(known, np.int32(PAD))
+        anchor = self.match(seq, known).anchor
+        if anchor != NO_NODE:
+            self._left[seq.id] = seq.rank, anchor
+
+    def back(self, seq: Sequence) -> None:
+        """``seq`` runs, or ended while it waited: nobody comes for what it left."""
+        self._left.pop(seq.id, None)
+
+    def awaited(self) -> list[NodeId]:
+        """What preempted sequences have left, the best ranked one's first."""
+        return [anchor for _, anchor in sorted(self._left.values())[:AWAITED_MAX]]
 
     def _donates(self, *, preempted: bool) -> bool:
         return not self._stateful or (self._policy.preemption if preempted else self._policy.request_end)

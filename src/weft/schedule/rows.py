@@ -4,7 +4,8 @@
     seq       [7]  [.]  [9]  [4]                    Sequence or None
     computed  130        64   17                    positions [0, computed) are in memory
     target    120       300   17                    known tokens when admitted; decoding from there on
-    capacity  144       304   32                    positions that its pages hold
+    limit     170       420   18                    positions that are ever computed; the last token is not
+    capacity  144       304   32                    positions that its pages hold, if its model has pages
     slot        3         1    0                    state slot, PAD without recurrent layers
 
 A decode is planned from these arrays alone: one gather each, whatever the number of sequences, and
@@ -16,16 +17,13 @@ Rejected: attributes of Sequence objects (256 attribute reads cost more than the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import numpy as np
 
-from weft.schedule.plan import Int32s
-from weft.schedule.sequence import SeqState, Sequence
+from weft.schedule.plan import Bools, Int32s
+from weft.schedule.sequence import UNBOUNDED, SeqState, Sequence
 from weft.units import PAD, PAGE_TOKENS, RowId, SeqId, SlotId
-
-UNBOUNDED = np.iinfo(np.int32).max
-"""Capacity of a sequence whose model has no KV pages."""
 
 
 class RowTable:
@@ -38,6 +36,7 @@ class RowTable:
         """Positions at which the sequence should leave its state, by row; see ``taps``."""
         self.computed = np.zeros(rows_max, dtype=np.int32)
         self.target = np.zeros(rows_max, dtype=np.int32)
+        self.limit = np.zeros(rows_max, dtype=np.int32)
         self.capacity = np.zeros(rows_max, dtype=np.int32)
         self.pages_held = np.zeros(rows_max, dtype=np.int32)
         self.slots = np.full(rows_max, PAD, dtype=np.int32)
@@ -68,6 +67,7 @@ class RowTable:
         self._row_of[seq.id] = row
         self.computed[row] = computed
         self.target[row] = known.size
+        self.limit[row] = seq.computed_max
         self.capacity[row] = UNBOUNDED
         self.pages_held[row] = 0
         self.slots[row] = slot
@@ -85,20 +85,27 @@ class RowTable:
         self.seqs[row] = None
         self.known[row] = None
         self.wanted[row] = []
-        self.computed[row] = self.target[row] = self.capacity[row] = self.pages_held[row] = 0
+        self.computed[row] = self.target[row] = self.limit[row] = 0
+        self.capacity[row] = self.pages_held[row] = 0
         self.slots[row] = self.last_token[row] = self.seq_ids[row] = PAD
         return row
 
     def decoding(self, row: RowId) -> bool:
         return bool(self.computed[row] >= self.target[row])
 
-    def advance(self, rows: Int32s, ends: Int32s, tokens: Int32s) -> None:
-        """The step computed ``rows`` up to ``ends`` and chose ``tokens`` (PAD where none)."""
+    def ends_in_flight(self, rows: Int32s) -> Bools:
+        """Of these decodes, those that have computed all they ever will: their last token is on its way."""
+        return self.computed[rows] >= self.limit[rows]
+
+    def advance(self, rows: Int32s, ends: Int32s, tokens: Int32s | int) -> None:
+        """The step computed ``rows`` up to ``ends`` and chose ``tokens`` (PAD where none, or not known
+        yet)."""
         self.computed[rows] = ends
         self.last_token[rows] = tokens
 
-    def audit(self, running: Iterable[Sequence]) -> None:
-        """Recounts from the owners: each running sequence has exactly its row, and no other row is used."""
+    def audit(self, running: Iterable[Sequence], in_flight: Container[SeqId] = ()) -> None:
+        """Recounts from the owners: each running sequence has exactly its row, and no other row is used.
+        ``in_flight``: those with a run whose token is not known yet."""
         expected = {seq.id for seq in running}
         assert expected == set(self._row_of), "rows and running sequences differ"
         for row, seq in enumerate(self.seqs):
@@ -112,6 +119,7 @@ class RowTable:
             if seq.state is not SeqState.RUNNING:
                 continue  # it ended while a step was in flight: positions without tokens are fine
             if self.decoding(RowId(row)):
-                assert self.computed[row] == seq.known_count - 1, f"{seq}: {self.computed[row]} computed"
+                expected_computed = seq.known_count - 1 + (seq.id in in_flight)
+                assert self.computed[row] == expected_computed, f"{seq}: {self.computed[row]} computed"
             else:
                 assert self.target[row] == seq.known_count, f"{seq}: prefill of {self.target[row]}"

@@ -9,6 +9,9 @@
     (execute)
     advance(plan, tokens)           what was computed is computed; the engine adds tokens and ends sequences
 
+Where steps overlap (``weft.engine.overlap``) a step is advanced over when it begins, its tokens unknown, and
+the next is planned: decodes are then fed "the token that your row chose last".
+
 One pass, in order of claim:
 
     1  close what finished since the last plan           its memory is free, or cached, from the next plan on
@@ -25,8 +28,9 @@ Laws kept here: L3 (running short is a plan without that sequence; the best rank
 its memory is already on the way, and it fits when alone), L5 (a row is cleared by the plan that takes its
 sequence out, before anybody else gets it), L11 (the waiting queue is bounded by who submits: the engine).
 
-``plan`` never returns None while work is possible: if nothing runs, nothing closes and the cache has nothing
-to give up, the head of the queue must fit, and that is asserted rather than waited for.
+``plan`` never returns None while work is possible: if nothing runs, nothing closes, the cache has nothing
+to give up and nobody's last token is in flight, the head of the queue must fit, and that is asserted rather
+than waited for.
 
 Rejected: passing over a head of queue that does not fit for a smaller one behind it (a long prompt would
 starve under a stream of short ones); preempting for an admission (two sequences could evict each other
@@ -35,6 +39,7 @@ for ever); freeing at finish time (a second writer of memory, and memory freed u
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from itertools import islice
 
 import numpy as np
@@ -42,6 +47,7 @@ import numpy as np
 from weft.config import Sizes
 from weft.memory.memory import Memory
 from weft.memory.reservation import Match
+from weft.memory.tree import NodeId
 from weft.schedule.budget import Budget
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.one_pass import Pass
@@ -90,6 +96,7 @@ class Scheduler:
         step that computes it is in flight."""
         if seq.state is SeqState.WAITING:
             self.waiting.remove(seq)
+            self.reuse.back(seq)
         else:
             assert seq.state is SeqState.RUNNING, f"{seq} has ended before"
             self.running.remove(seq)
@@ -100,11 +107,12 @@ class Scheduler:
     # ------------------------------------------------------------------ plan
 
     def plan(self) -> StepPlan | None:
-        """The next step, or None when there is nothing to do at all. Changes nothing: asked twice, it
-        answers the same."""
+        """The next step, or None when there is nothing to do at all, or not before a last token is home that
+        is in flight. Changes nothing: asked twice, it answers the same."""
         if not self.has_work:
             return None
         step = Pass(self.memory.draft())
+        step.draft.evict_last(self.reuse.awaited())
         self._plan_closing(step)
         self._plan_decodes(step)
         budget = Budget(self.sizes.step_tokens_max, int(step.decode_rows.size))
@@ -112,7 +120,9 @@ class Scheduler:
         matches = self._plan_admissions(step, budget) if not step.short else {}
         self.reuse.publish(step)
         self.reuse.plan_taps(step, matches)
-        assert step.does_something, (
+        if not step.runs_or_frees and self.rows.ends_in_flight(self._decodes()).any():
+            return None  # who ends publishes by leaving
+        assert step.runs_or_frees or step.publishing, (
             f"nothing can run: {len(self.running)} running, {len(self.waiting)} waiting, "
             f"usage {self.memory.usage()}")
         return step.seal(self._step, self.rows)
@@ -138,6 +148,9 @@ class Scheduler:
 
     def _plan_decodes(self, step: Pass) -> None:
         rows = self._decodes()
+        ending = self.rows.ends_in_flight(rows)
+        if ending.any():
+            rows = rows[~ending]
         step.decode_rows = rows
         positions = self.rows.computed[rows]
         crossing = np.flatnonzero(positions >= self.rows.capacity[rows])
@@ -212,7 +225,7 @@ class Scheduler:
             if end == match.cached_tokens:
                 break
             if not self._admit(step, seq, rows[len(matches)], match, known, end):
-                self._make_room(step, seq, match.cached_tokens, len(rows) - len(matches))
+                self._make_room(step, seq, match, len(rows) - len(matches))
                 break
             budget.spend(end - match.cached_tokens)
             matches[seq.id] = match
@@ -235,10 +248,14 @@ class Scheduler:
     def _headroom(self, step: Pass, seq: Sequence) -> int:
         return headroom_pages(len(self.running) + len(step.admissions), seq.preemption_count)
 
-    def _make_room(self, step: Pass, seq: Sequence, cached: int, rows_free: int) -> None:
+    def _make_room(self, step: Pass, seq: Sequence, match: Match, rows_free: int) -> None:
         """``seq`` was not admitted: the cache is asked to give way, for it and for those behind it that would
         come with it into the next pass, or else for it alone. One at a time, short requests would come in
-        at one a step where the cache has taken all there is."""
+        at one a step where the cache has taken all there is. What ``seq`` would begin on does not give way
+        for it while others run: it would have to compute that again, and can wait."""
+        own, awaited = match.anchor, self.reuse.awaited()
+        step.draft.evict_last([own, *awaited])
+        cached = match.cached_tokens
         pages = pages_for(seq.known_count) - cached // PAGE_TOKENS + self._headroom(step, seq)
         tokens = seq.known_count - cached
         more_pages = more = 0
@@ -248,12 +265,14 @@ class Scheduler:
                 break
             more_pages += pages_for(other.known_count) + 1
             more += 1
-        if not (more and self._reclaim(step, pages=pages + more_pages, slots=1 + more)):
-            self._reclaim(step, pages=pages, slots=1)
+        if more and self._reclaim(step, pages=pages + more_pages, slots=1 + more, sparing=(own, *awaited)):
+            return
+        alone = not len(self.running) and not step.admissions
+        self._reclaim(step, pages=pages, slots=1, sparing=() if alone else (own,))
 
-    def _reclaim(self, step: Pass, *, pages: int, slots: int = 0) -> bool:
+    def _reclaim(self, step: Pass, *, pages: int, slots: int = 0, sparing: Iterable[NodeId] = ()) -> bool:
         """Ask memory to make room: what lies apart is moved together, and the cache gives way."""
-        done = step.draft.reclaim(pages=pages, slots=slots)
+        done = step.draft.reclaim(pages=pages, slots=slots, sparing=sparing)
         step.reclaiming |= done
         return done
 
@@ -289,6 +308,7 @@ class Scheduler:
             self.rows.release(seq)
             seq.state = SeqState.WAITING
             self.waiting.add(seq)
+            self.reuse.preempted(seq)
         self._decode_rows = None
 
     def _commit_admissions(self, plan: StepPlan) -> None:
@@ -300,6 +320,7 @@ class Scheduler:
             assert admission.seq == seq.id == plan.seqs[run]
             self.waiting.remove(seq)
             self.running.add(seq)
+            self.reuse.back(seq)
             seq.state = SeqState.RUNNING
             start = int(plan.starts[run])
             again = max(0, seq.computed_before - start)
@@ -310,9 +331,10 @@ class Scheduler:
                              slot=SlotId(int(plan.slots[run])))
         self._decode_rows = None
 
-    def advance(self, plan: StepPlan, tokens: Int32s) -> None:
-        """The step was computed: positions move on, and ``tokens`` (int32 [runs], PAD where none was
-        chosen) are what decodes feed next. Sequences that ended meanwhile still hold their rows."""
+    def advance(self, plan: StepPlan, tokens: Int32s | int) -> None:
+        """The step is computed, or will be before any that follows: positions move on, and ``tokens`` (int32
+        [runs], PAD where none was chosen; PAD for all: not known yet) are what decodes feed next. Sequences
+        that ended meanwhile still hold their rows."""
         ends = plan.starts + plan.lengths
         self.rows.advance(plan.rows, ends, tokens)
         for run in range(plan.decode_count, plan.run_count):
@@ -321,11 +343,19 @@ class Scheduler:
                 self.rows.known[row] = None
                 self._decode_rows = None
 
-    def audit(self) -> None:
-        """Recounts rows and queues from the sequences (L1 for what is owned here)."""
+    def learn_late(self, plan: StepPlan, run: int, token: int) -> None:
+        """``token`` of ``run`` comes for a sequence that has ended. Where the next step computed it, that is
+        part of what it leaves behind: pages and a state are kept under exactly the tokens they have seen."""
+        seq = self.rows.seqs[int(plan.rows[run])]
+        if seq is not None and seq.id == plan.seqs[run]:
+            seq.generated.append(token)
+
+    def audit(self, in_flight: Container[SeqId] = ()) -> None:
+        """Recounts rows and queues from the sequences (L1 for what is owned here). ``in_flight``: those with
+        a run whose token is not known yet."""
         self.waiting.audit()
         self.running.audit()
-        self.rows.audit((*self.running, *self._closing))
+        self.rows.audit((*self.running, *self._closing), in_flight)
         assert all(seq.state is SeqState.WAITING for seq in self.waiting)
         assert all(seq.state is SeqState.RUNNING for seq in self.running)
         assert all(seq.state is SeqState.FINISHED for seq in self._closing)

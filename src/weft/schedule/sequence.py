@@ -27,6 +27,9 @@ from weft.units import SeqId
 
 Rank = tuple[int, int, int]
 
+UNBOUNDED = int(np.iinfo(np.int32).max)
+"""More positions than any sequence has."""
+
 
 class SeqState(enum.Enum):
     WAITING = "waiting"
@@ -37,14 +40,14 @@ class SeqState(enum.Enum):
 class Sequence:
     """``prompt``: int32 [n], never changed. ``generated``: a list, because it grows by one a step."""
 
-    __slots__ = ("boundaries", "computed_before", "generated", "guide", "id", "marks", "preemption_count",
-                 "prompt", "prompt_logprobs_due", "rank", "recomputed_tokens", "salt", "sampling", "seed",
-                 "state", "stop_ids")
+    __slots__ = ("boundaries", "computed_before", "computed_max", "generated", "guide", "id", "marks",
+                 "preemption_count", "prompt", "prompt_logprobs_due", "rank", "recomputed_tokens", "salt",
+                 "sampling", "seed", "state", "stop_ids")
 
     def __init__(self, seq: SeqId, *, prompt: Int32s, sampling: SamplingParams, seed: int,
                  stop_ids: tuple[int, ...], rank: Rank, salt: str = "",
                  boundaries: tuple[int, ...] = (), marks: tuple[int, ...] = (),
-                 guide: CompiledGuide | None = None) -> None:
+                 guide: CompiledGuide | None = None, made_max: int = UNBOUNDED) -> None:
         assert prompt.size > 0, "an empty prompt is refused where requests are accepted"
         self.id = seq
         self.prompt = prompt
@@ -56,6 +59,8 @@ class Sequence:
         self.boundaries = boundaries
         self.marks = marks
         self.guide = guide
+        self.computed_max = min(int(prompt.size) + made_max - 1, UNBOUNDED)
+        """Tokens that are computed of it at most: all but the last of ``made_max`` generated ones."""
         self.generated: list[int] = []
         self.state = SeqState.WAITING
         self.preemption_count = 0

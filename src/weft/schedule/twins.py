@@ -85,7 +85,7 @@ def wait_for(known: Int32s, cached: int, rank: Rank, leaders: Iterable[Leader], 
     for leader in leaders:
         if leader.rank is not None and leader.rank > rank:
             continue
-        if min(leader.known.size, known.size - 1) - cached <= saved_most:
+        if not _further(leader, known, cached + saved_most):
             continue
         shared = min(common_tokens(leader.known, known), known.size - 1)
         for point, waited_for, demand in _points(leader, shared, stateful=stateful):
@@ -99,10 +99,17 @@ def in_the_making(known: Int32s, cached: int, leaders: Iterable[Leader], *, stat
     had by waiting for one of ``leaders``, whether that is worth it or not; 0 where it could not."""
     furthest = 0
     for leader in leaders:
-        if min(leader.known.size, known.size - 1) > max(cached, furthest):
+        if _further(leader, known, max(cached, furthest)):
             shared = min(common_tokens(leader.known, known), known.size - 1)
             furthest = max([furthest, *(point for point, _, _ in _points(leader, shared, stateful=stateful))])
     return furthest if furthest > cached else 0
+
+
+def _further(leader: Leader, known: Int32s, position: int) -> bool:
+    """False where ``leader`` and ``known``, but for its last token, have no more than ``position`` tokens in
+    common, as far as one look can tell: most twins part soon behind what is cached."""
+    return (min(leader.known.size, known.size - 1) > position
+            and bool(leader.known[position] == known[position]))
 
 
 def _points(leader: Leader, shared: int, *, stateful: bool) -> Iterator[tuple[int, int, int]]:

@@ -37,6 +37,7 @@ from weft.server.protocol import (
     parse_body,
 )
 from weft.server.service import ServedModel, Service
+from weft.server.sleep import check_origin, read_sleep, read_tags, sleep_answer, state_answer, wake_answer
 from weft.server.sse import ClientGoneError, EventStream, unless_gone
 
 _MB = 1_000_000
@@ -68,6 +69,9 @@ def build_app(service: Service) -> ASGIApp:
         Route("/metrics", handlers.metrics, methods=["GET"]),
         Route("/v1/cache", handlers.cache, methods=["GET"]),
         Route("/v1/cache/flush", handlers.flush_cache, methods=["POST"]),
+        Route("/sleep", handlers.sleep, methods=["POST"]),
+        Route("/wake_up", handlers.wake_up, methods=["POST"]),
+        Route("/is_sleeping", handlers.is_sleeping, methods=["GET"]),
     ]
     app = Starlette(routes=routes, exception_handlers={
         WeftError: on_weft_error, HTTPException: on_http_error, ClientGoneError: _on_client_gone,
@@ -151,6 +155,24 @@ class _Handlers:
         self._looks.forget()
         return await self.cache(request)
 
+    async def sleep(self, request: Request) -> Response:
+        check_origin(request.headers)
+        self._service.check_open()
+        asked = read_sleep(request.query_params, await self._body(request))
+        news = await self._service.engine.sleep(asked.level, asked.mode, asked.timeout_s)
+        self._looks.forget()
+        return _json(sleep_answer(news))
+
+    async def wake_up(self, request: Request) -> Response:
+        check_origin(request.headers)
+        self._service.check_open()
+        tags = read_tags(request.query_params, await self._body(request))
+        return _json(wake_answer(await self._service.engine.wake_up(tags), tags))
+
+    async def is_sleeping(self, request: Request) -> Response:
+        self._service.check_open()
+        return _json(state_answer(self._service.engine.sleep_state))
+
     async def metrics(self, request: Request) -> Response:
         engine = self._service.engine
         text = self._service.metrics.text(engine.stats, alive=engine.state == "ready")
@@ -212,7 +234,7 @@ def _has_messages(raw: bytes) -> bool:
 def _model_card(model: ServedModel, name: str) -> dict[str, Any]:
     return {"id": name if name in model.names else model.name, "object": "model", "created": model.created_s,
             "owned_by": "weft", "root": model.info.name, "parent": None,
-            "max_model_len": model.info.max_model_len}
+            "max_model_len": model.info.max_model_len, "vocab_size": model.info.vocab_size}
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:

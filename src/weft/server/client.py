@@ -33,6 +33,7 @@ import zmq
 import zmq.asyncio
 
 from weft.config import EngineConfig
+from weft.engine.sleep import AWAKE, Part, SleepState
 from weft.engine.stats import EngineStats
 from weft.errors import EngineUnavailableError, WeftError
 from weft.info import ModelInfo
@@ -48,9 +49,13 @@ from weft.server.messages import (
     Progress,
     Ready,
     Report,
+    Sleep,
+    SleepMode,
+    SleepNews,
     StepReport,
     Stop,
     Submit,
+    Wake,
 )
 
 ASSEMBLE = "weft.assemble:assemble"
@@ -113,6 +118,7 @@ class EngineClient:
         self._answers: dict[str, asyncio.Future[None]] = {}
         self._flushes: dict[int, asyncio.Future[None]] = {}
         self._looks: dict[int, asyncio.Future[CacheShape]] = {}
+        self._sleeps: dict[int, asyncio.Future[SleepNews]] = {}
         self._question_count = 0
         self._changed = asyncio.Event()
         self._ended = asyncio.Event()
@@ -186,8 +192,22 @@ class EngineClient:
         """What its prefix cache holds. Raises EngineUnavailableError."""
         return await self._ask(self._looks, Look)
 
+    @property
+    def sleep_state(self) -> SleepState:
+        """As of the engine's last news."""
+        return AWAKE if self.stats is None else self.stats.sleep
+
+    async def sleep(self, level: int, mode: SleepMode | None, timeout_s: float) -> SleepNews:
+        """Returns when the engine sleeps. Raises what it refuses it with (a BusyError's status is 409), or
+        EngineUnavailableError."""
+        return await self._ask(self._sleeps, lambda number: Sleep(number, level, mode, timeout_s))
+
+    async def wake_up(self, tags: list[Part] | None) -> SleepNews:
+        """Returns when what is asked for is back. Raises what it fails with, or EngineUnavailableError."""
+        return await self._ask(self._sleeps, lambda number: Wake(number, tags))
+
     async def _ask(self, answers: dict[int, asyncio.Future[Answer]],
-                   question: type[Flush] | type[Look]) -> Answer:
+                   question: Callable[[int], Command]) -> Answer:
         self.check_alive()
         number, self._question_count = self._question_count, self._question_count + 1
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -276,6 +296,13 @@ class EngineClient:
             look = self._looks.get(number)
             if look is not None and not look.done():
                 look.set_result(shape)
+        for news in report.sleep:
+            slept = self._sleeps.get(news.number)
+            if slept is not None and not slept.done():
+                if news.refusal is not None:
+                    slept.set_exception(news.refusal.as_error())
+                else:
+                    slept.set_result(news)
         for event in report.events:
             stream = self._streams.get(event.request_id)
             if stream is not None:
@@ -298,7 +325,7 @@ class EngineClient:
         for stream in self._streams.values():
             stream.fail(unavailable)
         asked: list[asyncio.Future[Any]] = [*self._answers.values(), *self._flushes.values(),
-                                            *self._looks.values()]
+                                            *self._looks.values(), *self._sleeps.values()]
         for answer in asked:
             if not answer.done():
                 answer.set_exception(unavailable)

@@ -32,9 +32,9 @@ class ServerConfig:
                                    "that is free.")
     api_key: tuple[str, ...] = _flag((), "Key that clients must send as 'Authorization: Bearer KEY'; may be "
                                          "given several times. Guards everything but /health.")
-    operator_key: tuple[str, ...] = _flag((), "Key that opens everything, and alone opens /metrics and "
-                                              "/v1/cache; may be given several times. Without one, every "
-                                              "--api-key opens those.")
+    operator_key: tuple[str, ...] = _flag((), "Key that opens everything, and alone opens /metrics, "
+                                              "/v1/cache, /sleep and /wake_up; may be given several "
+                                              "times. Without one, every --api-key opens those.")
     served_model_name: tuple[str, ...] = _flag(
         (), "Name(s) that requests may use for the model, besides 'default'; may be given several times. "
             "Default: the model's own.")

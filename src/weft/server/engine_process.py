@@ -56,9 +56,12 @@ from weft.server.messages import (
     Ready,
     Refusal,
     Report,
+    Sleep,
     StepReport,
     Submit,
+    Wake,
 )
+from weft.server.sleep_desk import SleepDesk
 
 if TYPE_CHECKING:
     from weft.server.recorder import Recorder
@@ -83,6 +86,7 @@ class EngineLoop:
         self._events = events
         self._stopping = False
         self._desk = GuideDesk(core.guides, core.sizes.queue_max)
+        self._sleep_desk = SleepDesk(core)
         self._accepted: list[str] = []
         self._rejected: list[tuple[str, Refusal]] = []
         self._flushed: list[int] = []
@@ -94,6 +98,9 @@ class EngineLoop:
         """Raises what ended the engine: a failure of the executor, or a failed audit."""
         audited = True
         while not self._stopping:
+            self._sleep_desk.look()
+            if self._sleep_desk.news and not self._core.has_work:
+                self._report([])
             if self._core.has_work:
                 self._take_commands()
                 computed_before = self._core.computed_tokens
@@ -114,10 +121,14 @@ class EngineLoop:
                     audited = True
                 self._commands.poll()
             self._take_commands()
-            if not self._core.has_work and (self._accepted or self._rejected or self._flushed
-                                            or self._shapes):
+            if not self._core.has_work and self._has_answers:
                 self._report([])
         self._desk.close()
+
+    @property
+    def _has_answers(self) -> bool:
+        return bool(self._accepted or self._rejected or self._flushed or self._shapes
+                    or self._sleep_desk.news)
 
     def _take_commands(self) -> None:
         for request, refused in self._desk.ready():
@@ -140,6 +151,8 @@ class EngineLoop:
                 self._flushed.append(command.number)
             elif isinstance(command, Look):
                 self._shapes.append((command.number, self._core.cache_shape()))
+            elif isinstance(command, Sleep | Wake):
+                self._sleep_desk.take(command)
             else:
                 self._stopping = True
 
@@ -148,6 +161,7 @@ class EngineLoop:
         try:
             if refused is not None:
                 raise refused
+            self._sleep_desk.check_open()
             if self._desk.take(request):
                 return
             self._core.submit(request)
@@ -165,16 +179,16 @@ class EngineLoop:
         stats = None
         # Whoever saw a request come or end finds it counted: its news and the counters travel together.
         news = bool(self._accepted) or any(event.finish_reason is not None for event in events)
-        if news or now >= self._stats_due_s or self._flushed or not self._core.has_work:
+        slept = self._sleep_desk.news
+        if news or now >= self._stats_due_s or self._flushed or slept or not self._core.has_work:
             stats = self._core.stats()
             self._stats_due_s = now + _STATS_EVERY_S
-        if (events or stats is not None or self._accepted or self._rejected or self._flushed
-                or self._shapes):
+        if events or stats is not None or self._has_answers:
             send(self._events, StepReport(accepted=self._accepted, rejected=self._rejected, events=events,
-                                          flushed=self._flushed, shapes=self._shapes,
+                                          flushed=self._flushed, shapes=self._shapes, sleep=slept,
                                           step_tokens=self._step_tokens, stats=stats))
             self._accepted, self._rejected, self._flushed, self._step_tokens = [], [], [], []
-            self._shapes = []
+            self._shapes, self._sleep_desk.news = [], []
 
 
 def start_recording(launch: Launch, made: Any) -> Recorder | None:

@@ -5,7 +5,8 @@
 * ``--api-key``: without a right one nothing is answered but /health. Keys are compared as SHA-256 digests
   in constant time, and all of them each time, so that timing says nothing about any.
 * ``--operator-key``: a right one opens everything. Where there is one, /metrics and /v1/cache open to no
-  other: what they say adds up over all clients, and differences of it tell one about the others.
+  other: what they say adds up over all clients, and differences of it tell one about the others. Nor do
+  /sleep and /wake_up, which are felt by all clients.
 
 Plain ASGI rather than Starlette's BaseHTTPMiddleware, which puts a queue and two tasks around every
 response, streams included.
@@ -26,7 +27,7 @@ from weft.errors import AuthenticationError
 from weft.server.errors import error_response
 
 _OPEN_PATHS = frozenset({"/health"})
-_OPERATOR_PATHS = ("/metrics", "/v1/cache")
+_OPERATOR_PATHS = ("/metrics", "/v1/cache", "/sleep", "/wake_up")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 

@@ -5,7 +5,7 @@
     Launch    (stdin, once)      ------------------------->  which engine to build
               <-------------------------------------------   Progress*, then Ready or Fatal
     Submit, Cancel, Flush,
-    Look, Stop                   ------------------------->  read between two steps
+    Look, Sleep, Wake, Stop      ------------------------->  read between two steps
               <-------------------------------------------   StepReport: all that a step brought, at most
                                                              one message per step
               <-------------------------------------------   Fatal: the last message of a dying engine
@@ -19,10 +19,11 @@ event (256 wake-ups of the event loop per step instead of one).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
+from weft.engine.sleep import Flushed, Part, SleepState
 from weft.engine.stats import EngineStats
 from weft.errors import UserError, WeftError
 from weft.info import ModelInfo
@@ -72,11 +73,31 @@ class Look(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
+SleepMode = Literal["wait", "abort"]
+
+
+class Sleep(msgspec.Struct, frozen=True, tag=True):
+    """Answered in ``StepReport.sleep``, with ``number``. ``mode``: what to do while something runs, None to
+    refuse; ``timeout_s``: how long to wait."""
+
+    number: int
+    level: int
+    mode: SleepMode | None
+    timeout_s: float
+
+
+class Wake(msgspec.Struct, frozen=True, tag=True):
+    """Answered in ``StepReport.sleep``. ``tags`` None brings everything back."""
+
+    number: int
+    tags: list[Part] | None
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """End after the step that is running."""
 
 
-Command = Submit | Cancel | Flush | Look | Stop
+Command = Submit | Cancel | Flush | Look | Sleep | Wake | Stop
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +121,15 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
         return error
 
 
+class SleepNews(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a call to sleep or wake up left the engine. ``flushed``: what the cache lost by it."""
+
+    number: int
+    state: SleepState
+    flushed: Flushed | None = None
+    refusal: Refusal | None = None
+
+
 class Progress(msgspec.Struct, frozen=True, tag=True):
     """One line about what the engine does while it starts."""
 
@@ -121,6 +151,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defau
     rejected: list[tuple[str, Refusal]] = []
     flushed: list[int] = []
     shapes: list[tuple[int, CacheShape]] = []
+    sleep: list[SleepNews] = []
     events: list[TokenEvent] = []
     step_tokens: list[int] = []
     stats: EngineStats | None = None

@@ -25,6 +25,7 @@ from weft.engine.stats import EngineStats
 from weft.memory.memory import MemoryUsage
 from weft.request import SamplingParams, TokenEvent
 from weft.server.cache import memory_bytes
+from weft.server.sleep import STATES, state_name
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 _LABELS = ("model_name", "engine")
@@ -161,6 +162,9 @@ class Metrics:
         if stats is None:
             return
         memory = stats.memory
+        now = state_name(stats.sleep)
+        yield self._gauges("engine_sleep_state", "1 for the one that it is in.", "sleep_state",
+                           {state: int(state == now) for state in STATES})
         slots = memory.slots_held + memory.slots_available
         yield self._gauge("num_requests_running", "Sequences that run.", stats.running)
         yield self._gauge("num_requests_waiting", "Sequences that wait.", stats.waiting)
@@ -174,7 +178,7 @@ class Metrics:
         yield self._counter("prefix_cache_queries", "Prompt tokens looked for in the cache.",
                             stats.prompt_tokens)
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.cached_tokens)
-        yield from self._cache(memory)
+        yield from self._cache(memory, has_arena="kv_cache" not in stats.sleep.missing)
         yield self._counter("generation_tokens", "Tokens generated.", stats.generation_tokens)
         yield self._counter("computed_tokens", "Tokens that went through the model.", stats.computed_tokens)
         yield self._counter("recomputed_tokens", "Tokens computed again after preemption.",
@@ -183,19 +187,16 @@ class Metrics:
         yield self._by("admission_rejections", "Requests turned away.", "reason",
                        {"queue_full": stats.requests_refused})
 
-    def _cache(self, memory: MemoryUsage) -> Iterator[Metric]:
-        counts, used = memory.cache, memory_bytes(memory)
+    def _cache(self, memory: MemoryUsage, *, has_arena: bool) -> Iterator[Metric]:
+        counts = memory.cache
+        used = {use: size if has_arena else 0 for use, size in memory_bytes(memory).items()}
         yield self._gauge("prefix_cache_bytes", "Bytes of cached pages and states.", memory.cached_bytes)
         yield self._gauge("prefix_cache_state_bytes", "Of them, states.", used["cached_states"])
         yield self._gauge("prefix_cache_states", "States kept.", memory.slots_cached + memory.states_parked)
         yield self._gauge("prefix_cache_parked_states", "Of them, in 8 bits.", memory.states_parked)
         yield self._counter("prefix_cache_parks", "States that went into 8 bits.", counts.parked)
         yield self._counter("prefix_cache_restores", "Requests that began on one of those.", counts.restored)
-        by_use = GaugeMetricFamily(f"{self._prefix}:memory_bytes", "Bytes of the arena by use; they add up.",
-                                   labels=(*_LABELS, "use"))
-        for use, size in used.items():
-            by_use.add_metric((self._model, "0", use), size)
-        yield by_use
+        yield self._gauges("memory_bytes", "Bytes of the arena by use; they add up.", "use", used)
         lost = {"no_checkpoint": counts.lost_no_checkpoint, "evicted_state": counts.lost_evicted_state,
                 "evicted_kv": counts.lost_evicted_kv, "not_ready": counts.lost_not_ready}
         if counts.lost_salt:  # not looked for without --count-salt, and 0 would say that there is none
@@ -215,6 +216,12 @@ class Metrics:
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"{self._prefix}:{name}", text, labels=_LABELS)
         family.add_metric((self._model, "0"), value)
+        return family
+
+    def _gauges(self, name: str, text: str, label: str, values: dict[str, int]) -> Metric:
+        family = GaugeMetricFamily(f"{self._prefix}:{name}", text, labels=(*_LABELS, label))
+        for value, size in values.items():
+            family.add_metric((self._model, "0", value), size)
         return family
 
     def _by(self, name: str, text: str, label: str, values: dict[str, int]) -> Metric:

@@ -32,8 +32,8 @@ from weft.engine.engine import EngineCore
 from weft.errors import ConfigError
 from weft.request import Request, TokenEvent
 from weft.schedule.plan import StepPlan
+from weft.schedule.work import work_of
 from weft.sim.recording import Fingerprints, header_line, sequence_line
-from weft.sim.replay import work_of
 
 _QUEUE_MAX = 1024
 _STEPS_A_LINE = 256
@@ -73,7 +73,7 @@ class Recorder:
         self._writer.write(header_line(
             model=model, arena=core.memory.plan, rows_max=core.sizes.rows_max, checkpoints=checkpoints,
             step_tokens_max=core.sizes.step_tokens_max, max_model_len=core.sizes.max_model_len))
-        core.on_step = self.stepped
+        core.on_step.append(self.stepped)
         self._thread = threading.Thread(target=self._write_lines, name="recorder", daemon=True)
         self._thread.start()
 

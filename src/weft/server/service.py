@@ -173,4 +173,7 @@ class Service:
             return 503, {"status": "starting", "reason": self.engine.progress}
         if self.draining:
             return 503, {"status": "draining", "reason": "the server is shutting down"}
+        asleep = self.engine.sleep_state
+        if asleep.level:  # as it should be: a supervisor that starts it anew would undo it
+            return 200, {"status": "sleeping", "level": asleep.level, "missing": list(asleep.missing)}
         return 200, {"status": "ok"}

@@ -6,6 +6,8 @@
     Progress    the best ranked sequence computes at least every second step and is never preempted; a
                 step without runs is followed by one with runs; the whole run ends in bounded steps (a step
                 in which the cache gives up or takes over something does not count)
+    InFlight    where steps overlap: no page and no slot that a run in flight reads or writes, or that
+                something is copied to, is handed out, and no frame with one of them is zeroed
 
 Memory, rows and queues are recounted by ``EngineCore.audit`` after each step, and what kernels would read
 is checked by ``ScriptedExecutor``. A checker raises AssertionError; the simulator adds the seed and the
@@ -14,14 +16,17 @@ last lines of the trace.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from weft.engine.scripted import NextToken, digest, digest_of, made_up_logprobs, reference_tokens
 from weft.engine.seeds import split
+from weft.memory.memory import Memory
 from weft.request import FinishReason, Request, TokenEvent, TokenLogprobs
 from weft.schedule.plan import StepPlan
 from weft.schedule.scheduler import Scheduler
-from weft.units import CHUNK_TOKENS, SeqId
+from weft.units import CHUNK_TOKENS, PAD, SeqId
 
 
 @dataclass(slots=True)
@@ -146,3 +151,48 @@ class Progress:
             assert plan.rows_cleared or moved, "a step that does nothing at all"
             assert moved or not self._was_empty or not self._scheduler.running, "two steps without a run"
         self._was_empty = empty and not moved
+
+
+@dataclass(frozen=True, slots=True)
+class _Touched:
+    step: int
+    pages: frozenset[int]
+    slots: frozenset[int]
+
+
+class InFlight:
+    """Told of each step when it begins (its plan was committed) and when it is home.
+
+    What a step only copies from (a state that moves or is parked, a checkpoint) may have another owner in the
+    next plan already: it is read before that plan's writes, as steps are computed in order."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._flights: deque[_Touched] = deque()
+
+    def begun(self, plan: StepPlan) -> None:
+        arena, reservation = self._memory.plan, plan.reservation
+        pages = {*reservation.pages, *_within(plan.zero_frames, arena.pages_per_frame)}
+        slots = {*reservation.slots, *_within(plan.zero_frames, arena.slots_per_frame)}
+        for flight in self._flights:
+            for kind, taken, touched in (("page", pages, flight.pages), ("slot", slots, flight.slots)):
+                both = taken & touched
+                assert not both, (f"{kind} {min(both)} is handed out by step {plan.step} while step "
+                                  f"{flight.step} is in flight and uses it")
+        self._flights.append(self._touched(plan))
+
+    def finished(self, plan: StepPlan) -> None:
+        home = self._flights.popleft()
+        assert home.step == plan.step, f"step {plan.step} is home before step {home.step}"
+
+    def _touched(self, plan: StepPlan) -> _Touched:
+        pages: set[int] = {page for seq in plan.seqs for page in self._memory.lease(seq).pages}
+        pages.update(plan.page_copies[1].tolist(), plan.parks[:, 1:].flatten().tolist())
+        slots: set[int] = {*plan.slots.tolist(), *plan.slot_copies[1].tolist(), *plan.restores[:, 0].tolist()}
+        slots.update(tap.slot for tap in plan.taps)
+        return _Touched(plan.step, frozenset(pages), frozenset(slots - {PAD}))
+
+
+def _within(frames: Iterable[int], per_frame: int) -> Iterable[int]:
+    for frame in frames:
+        yield from range(frame * per_frame, (frame + 1) * per_frame)

@@ -19,29 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from weft.errors import ConfigError
-
-
-class Work(NamedTuple):
-    """``pairs``: (query, key) pairs of the prefill runs. ``context``: tokens whose KV the decodes read."""
-
-    prefill_tokens: int
-    pairs: int
-    decodes: int
-    context: int
-
-    @property
-    def runs_tokens(self) -> int:
-        return self.prefill_tokens + self.decodes
-
-
-def pairs_of(start: int, end: int) -> int:
-    """(query, key) pairs of a prefill of the positions [start, end): each sees itself and all before it."""
-    return (end * (end + 1) - start * (start + 1)) // 2
+from weft.schedule.work import Work, pairs_of
 
 
 class CostModel(Protocol):

@@ -34,7 +34,7 @@ import numpy as np
 
 from weft.errors import ConfigError
 from weft.memory.plan import ArenaPlan, choose_frame
-from weft.sim.cost import Work
+from weft.schedule.work import Work
 from weft.sim.traffic import Traffic, TrafficRequest
 from weft.units import PAGE_TOKENS
 

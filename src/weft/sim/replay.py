@@ -35,9 +35,10 @@ from weft.request import SamplingParams
 from weft.schedule.plan import Int32s, StepPlan
 from weft.schedule.scheduler import Scheduler
 from weft.schedule.sequence import SeqState, Sequence
+from weft.schedule.work import Work, work_of
 from weft.sim.arms import Arm, find_arm
 from weft.sim.clock import VirtualClock
-from weft.sim.cost import CostModel, Work, pairs_of
+from weft.sim.cost import CostModel
 from weft.sim.report import Percentiles, Report, Timeline
 from weft.sim.traffic import Traffic
 from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS, SeqId
@@ -303,18 +304,6 @@ class _Player:
             virtual_s=self.clock(), busy_s=counts.busy_s, states_kept=counts.taps,
             pages_held_max=usage.pages_held_max, slots_held_max=usage.slots_held_max, timeline=times,
             cache=usage.cache)
-
-
-def work_of(plan: StepPlan) -> Work:
-    """What the step computes, in the terms of a cost model."""
-    decodes = plan.decode_count
-    starts, lengths = plan.starts, plan.lengths
-    context = int(starts[:decodes].sum()) + decodes
-    if decodes == plan.run_count:
-        return Work(0, 0, decodes, context)
-    runs = zip(starts[decodes:].tolist(), lengths[decodes:].tolist(), strict=True)
-    return Work(int(lengths[decodes:].sum()), sum(pairs_of(start, start + length) for start, length in runs),
-                decodes, context)
 
 
 def _still(plan: StepPlan, running: int) -> bool:

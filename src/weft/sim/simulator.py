@@ -6,7 +6,8 @@
 
 Inside a step, the executor first checks the plan (``ScriptedExecutor``), then time passes, then requests
 arrive and are cancelled while the step is "in flight", as they do when the server's messages are read
-there. Before some steps the plan is made once more and dropped: planning must change nothing.
+there. Where steps overlap all of this happens when the result is asked for, with the next step begun. Before
+some steps the plan is made once more and dropped: planning must change nothing.
 
 ``Simulation(scenario).run()`` raises ``SimulationFailed`` with the seed and the last plans, or returns what
 happened as an ``Outcome``; the same scenario always gives the same ``trace_hash``.
@@ -14,17 +15,18 @@ happened as an ``Outcome``; the same scenario always gives the same ``trace_hash
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 
 from weft.engine.engine import EngineCore
 from weft.engine.scripted import ScriptedExecutor
+from weft.engine.sleep import Part
 from weft.errors import EngineUnavailableError, QueueFullError
 from weft.memory.memory import Memory
 from weft.schedule.budget import step_tokens_bound
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan, StepResult
-from weft.sim.checkers import Ledger, Progress
+from weft.sim.checkers import InFlight, Ledger, Progress
 from weft.sim.clock import VirtualClock
 from weft.sim.trace import Trace, plan_bytes
 from weft.sim.workload import EOS_IDS, VOCAB_SIZE, Cancel, Scenario
@@ -74,12 +76,34 @@ class _InFlightExecutor:
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self._inner = simulation.device
+        self._begun: deque[StepPlan] = deque()
 
     def execute(self, plan: StepPlan) -> StepResult:
         self._simulation.executing(plan)
+        self._simulation.fail_when_due(plan)
         result = self._inner.execute(plan)
         self._simulation.in_flight(plan)
         return result
+
+    def begin(self, plan: StepPlan) -> None:
+        self._simulation.executing(plan)
+        self._simulation.flights.begun(plan)
+        self._inner.begin(plan)
+        self._begun.append(plan)
+
+    def finish(self) -> StepResult:
+        plan = self._begun.popleft()
+        self._simulation.fail_when_due(plan)
+        result = self._inner.finish()
+        self._simulation.in_flight(plan)
+        self._simulation.flights.finished(plan)
+        return result
+
+    def sleep(self, level: int) -> None:
+        self._inner.sleep(level)
+
+    def wake(self, part: Part) -> None:
+        self._inner.wake(part)
 
     def close(self) -> None:
         self._inner.close()
@@ -97,10 +121,11 @@ class Simulation:
         self.core = EngineCore(
             vocab_size=VOCAB_SIZE, sizes=sizes, memory=Memory(scenario.arena, cache=scenario.cache),
             executor=_InFlightExecutor(self), clock=self.clock, seed=scenario.seed, eos_ids=EOS_IDS,
-            checkpoints=parse_checkpoints(scenario.checkpoints))
+            checkpoints=parse_checkpoints(scenario.checkpoints), overlap=scenario.overlap)
         self.ledger = Ledger(engine_seed=scenario.seed, eos_ids=EOS_IDS, max_model_len=sizes.max_model_len,
                              next_token=self.device.next_token)
         self.progress = Progress(self.core.scheduler)
+        self.flights = InFlight(self.core.memory)
         self._arrivals = list(reversed(scenario.arrivals))
         self._cancels = list(reversed([one for one in scenario.cancels if one.in_step is None]))
         self._cancels_in_step: dict[int, list[Cancel]] = {}
@@ -164,7 +189,7 @@ class Simulation:
             assert not self.core.has_work, "a failed engine has work"
 
     def executing(self, plan: StepPlan) -> None:
-        """The engine hands over ``plan``, committed."""
+        """The engine hands over ``plan``, committed; where steps overlap, when it begins."""
         self.trace.plan(plan)
         assert self._planned is None or self._planned == plan_bytes(plan), "planning twice changed the plan"
         self.progress.executing(plan)
@@ -173,6 +198,9 @@ class Simulation:
             self._preemptions_in_prefill += sum(seq.id in plan.preempted and not seq.generated
                                                 for seq in self.core.scheduler.waiting)
         self._count(plan)
+
+    def fail_when_due(self, plan: StepPlan) -> None:
+        """The fault, if it is this step's."""
         if plan.step == self.scenario.fail_in_step:
             raise DeviceLost("the device fell off the bus")
 

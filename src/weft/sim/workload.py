@@ -48,7 +48,7 @@ class Cancel:
 class Scenario:
     """``fail_in_step``: the executor raises in that step (a broken device), None: never. ``cache``: prefixes
     are kept; ``checkpoints``: where states are; ``flush_every_steps``: how often all of it is
-    dropped, while a step is in flight; 0: never."""
+    dropped, while a step is in flight; 0: never. ``overlap``: the next step is planned meanwhile."""
 
     seed: int
     arena: ArenaPlan
@@ -59,6 +59,7 @@ class Scenario:
     cache: bool = False
     checkpoints: str = "auto"
     flush_every_steps: int = 0
+    overlap: bool = False
 
 
 def small_arena(*, pages_per_frame: int, slots_per_frame: int, frame_count: int) -> ArenaPlan:

@@ -11,6 +11,10 @@ never returned out of an op. One name has one owner: an op takes each of its nam
 (or per group it is done with), so two live uses of one name cannot meet. Buffers are per thread, because
 two engines in one process may compute at the same time. A name's buffer grows to the largest step seen
 and is bounded by it (law L11); ``bytes_held`` says how much that is.
+
+On a GPU none of this is needed, and a kept buffer would be wrong: torch's allocator hands out what it has
+without a fault, and a step that is recorded as a graph must own what it writes, which a buffer that grows
+under another step does not allow. So there every ``take`` is a new tensor.
 """
 
 from __future__ import annotations
@@ -24,12 +28,16 @@ import torch
 
 class Scratch(threading.local):
     def __init__(self) -> None:
+        self.home = torch.device("cpu")
+        """Where the step is computed: what ``take`` means when no device is named."""
         self._buffers: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}
 
     def take(self, name: str, shape: Sequence[int], dtype: torch.dtype,
              device: torch.device | None = None) -> torch.Tensor:
         """A contiguous tensor of ``shape`` with unspecified contents."""
-        where = torch.device("cpu") if device is None else device
+        where = self.home if device is None else device
+        if where.type == "cuda":
+            return torch.empty(tuple(shape), dtype=dtype, device=where)
         key = (name, dtype, where)
         count = prod(shape)
         held = self._buffers.get(key)

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from weft.config import Sizes
 from weft.engine.engine import EngineCore
+from weft.engine.executor import LateExecutor
 from weft.engine.scripted import NextToken, ScriptedExecutor
+from weft.engine.sleep import Part
 from weft.memory.memory import Memory
 from weft.request import Request, SamplingParams, TokenEvent
 from weft.schedule.budget import step_tokens_bound
@@ -34,11 +36,12 @@ class Answer:
         return sum(event.finish_reason is not None for event in self.events)
 
 
-class Rig:
+class Rig(LateExecutor):
     def __init__(self, *, pages_per_frame: int = 5, slots_per_frame: int = 2, frame_count: int = 40,
                  rows_max: int = 4, step_tokens_max: int = 256, queue_max: int = 64, seed: int = 0,
                  max_model_len: int | None = None, next_token: NextToken | None = None,
-                 cache: bool = False, checkpoints: CheckpointPolicy = AUTO) -> None:
+                 cache: bool = False, checkpoints: CheckpointPolicy = AUTO, overlap: bool = False) -> None:
+        super().__init__()
         arena = small_arena(pages_per_frame=pages_per_frame, slots_per_frame=slots_per_frame,
                             frame_count=frame_count)
         self.sizes = Sizes(max_model_len=max_model_len or longest_alone(arena, 512), rows_max=rows_max,
@@ -52,7 +55,7 @@ class Rig:
         self.before_execute: Callable[[StepPlan], None] = lambda plan: None
         self.core = EngineCore(vocab_size=VOCAB_SIZE, sizes=self.sizes, memory=Memory(arena, cache=cache),
                                executor=self, clock=self.clock, seed=seed, eos_ids=(EOS,),
-                               checkpoints=checkpoints)
+                               checkpoints=checkpoints, overlap=overlap)
         self.answers: dict[tuple[str, int], Answer] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -60,6 +63,12 @@ class Rig:
         self.clock.advance(1.0)
         self.before_execute(plan)
         return self.device.execute(plan)
+
+    def sleep(self, level: int) -> None:
+        self.device.sleep(level)
+
+    def wake(self, part: Part) -> None:
+        self.device.wake(part)
 
     def close(self) -> None:
         self.device.close()

@@ -3,9 +3,13 @@ and page it is pointed at."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partialmethod
+
 import pytest
 
 from weft.errors import RequestError
+from weft.memory.draft import Draft
 from weft.memory.reservation import Lost
 from weft.request import TokenEvent
 from weft.schedule.checkpoints import NONE, PROMPT, CheckpointPolicy, parse_checkpoints
@@ -315,6 +319,44 @@ def test_a_preempted_sequence_leaves_its_state_behind_or_not(policy: str, *, don
     for plan in rig.plans:
         left = {publication.seq for publication in plan.reservation.published if publication.saves}
         assert left >= set(plan.preempted) if donates else not left & set(plan.preempted)
+
+
+def recomputed_after_preemption() -> tuple[int, int]:
+    """Three grow where two fit: how often one gave way, and what was computed again of it."""
+    rig = warm(slots_per_frame=0, pages_per_frame=1, frame_count=18, rows_max=3, max_model_len=220)
+    for name, answer in enumerate((130, 60, 130)):
+        rig.submit(f"r{name}", text(name, 30), max_tokens=answer)
+    rig.run()
+    last = [rig.answers[f"r{name}", 0].events[-1] for name in range(3)]
+    return sum(event.preemptions for event in last), sum(event.recomputed_tokens for event in last)
+
+
+def test_what_a_preempted_sequence_left_is_not_given_up_for_its_own_return(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for it is short by the very pages that others grow into; giving up more would not bring it
+    back."""
+    assert recomputed_after_preemption() == (1, 3 * 16)
+    monkeypatch.setattr(Draft, "evict_last", lambda self, nodes: None)
+    monkeypatch.setattr(Draft, "reclaim", partialmethod(without_sparing, Draft.reclaim))
+    assert recomputed_after_preemption() == (1, 9 * 16), "the control: all of it goes, one page at a time"
+
+
+def without_sparing(draft: Draft, plain: Callable[..., bool], *, sparing: object = (), **asked: int) -> bool:
+    return plain(draft, **asked)
+
+
+def test_nothing_is_remembered_of_who_gave_way_once_it_runs_or_is_gone() -> None:
+    rig = warm(slots_per_frame=0, pages_per_frame=1, frame_count=18, rows_max=3, max_model_len=220)
+    for name in range(3):
+        rig.submit(f"r{name}", text(name, 30), max_tokens=130)
+    reuse = rig.core.scheduler.reuse
+    while not reuse.awaited():
+        rig.step()
+    [gone] = [seq for seq in rig.core.scheduler.waiting if seq.preemption_count]
+    rig.core.cancel(f"r{gone.id}")
+    assert reuse.awaited() == []
+    rig.run()
+    assert reuse.awaited() == []
 
 
 def test_a_mark_of_the_client_is_kept_where_boundaries_are_off() -> None:

@@ -32,12 +32,13 @@ def forest(*paths: str, paged: bool = True) -> tuple[Recency, dict[str, Node]]:
     return order, by_path
 
 
-def chosen(paths: tuple[str, ...], wanted: int | Demand, *, spared: str = "",
+def chosen(paths: tuple[str, ...], wanted: int | Demand, *, spared: str = "", last: tuple[str, ...] = (),
            limit: int = EVICTIONS_PER_STEP) -> list[str]:
     order, by_path = forest(*paths)
     names = {node.id: path for path, node in by_path.items()}
     demand = wanted if isinstance(wanted, Demand) else held(order, wanted)
-    evictions = choose(order, demand, limit=limit, spared={by_path[spared].id} if spared else ())
+    evictions = choose(order, demand, limit=limit, spared={by_path[spared].id} if spared else (),
+                       last=[by_path[path].id for path in last])
     return [f"{names.get(e.node, e.node)} {e.what}" + (f" {e.pages_kept}" if e.pages_kept else "")
             for e in evictions]
 
@@ -94,6 +95,26 @@ def test_what_a_draft_uses_is_spared() -> None:
     assert chosen(("a!", "b!"), 1, spared="a") == ["b state"]
     assert chosen(("a", "b"), 999, spared="a") == ["b kv"]
     assert chosen(("a", "ab!"), 999, spared="a") == ["ab state", "ab kv"]
+
+
+@pytest.mark.parametrize(("paths", "wanted", "last", "goes"), [
+    (("a!", "b!"), 1, ("a",), ["b state"]),                                 # older, and goes after
+    (("a!", "b!"), 12, ("a",), ["b state", "b kv", "a state"]),             # put off, not held
+    (("a!", "b!"), 22, ("a",), ["b state", "b kv", "a state", "a kv"]),     # and its KV with it
+    (("a!", "b!", "c!"), 33, ("c", "a"), ["b state", "b kv", "a state", "a kv", "c state", "c kv"]),
+    (("a!", "ab!", "c!"), 12, ("ab",), ["a state", "c state"]),             # what it needs is not bare
+    (("a", "b", "c!"), 2, ("a",), ["b kv", "a kv"]),                        # without states: KV, the same way
+])
+def test_what_somebody_is_sure_to_come_for_goes_when_nothing_else_is_left(
+        paths: tuple[str, ...], wanted: int, last: tuple[str, ...], goes: list[str]) -> None:
+    assert chosen(paths, wanted, last=last) == goes
+    assert chosen(paths, wanted) != goes, "this table would be the same without it"
+
+
+def test_where_states_share_a_frame_what_goes_last_is_not_taken_for_being_a_leaf() -> None:
+    demand = shared_frames(3, 8)
+    assert chosen(TRUNK[1:], demand) == ["abcdefgh state", "abcdefgh kv 1"]
+    assert chosen(TRUNK[1:], demand, last=("abcdefgh",))[:3] == ["ab state", "abc state", "abcd state"]
 
 
 def test_a_choice_is_bounded_and_changes_nothing() -> None:

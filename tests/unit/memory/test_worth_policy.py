@@ -98,6 +98,40 @@ def test_it_learns_who_comes_back_and_when() -> None:
     assert rates[5] > 3 * rates[2], "16 to 32 seconds, and 2 to 4"
 
 
+def test_a_state_knows_what_it_was_and_how_many_answers_were_gone_on_from_before_it() -> None:
+    bench = Bench("worth", 40)
+    assert isinstance(bench.worth, Worth)
+    said = prompt((1, 40))
+    for turn in range(3):
+        seq = bench._next
+        bench.ask(said, answer=8)
+        bench.now_s += 5
+        said = [*said, *prompt((10**6 + seq, 8), (10 + turn, 8))]
+    bench.ask(prompt((2, 40)), answer=8)
+    records = bench.worth._records
+    ends = [row for row in range(records.count) if records.origins[row] is Kind.END]
+    assert [records.turns[row] for row in ends] == [0, 1, 2, 0]
+    assert [Kind(records.kinds[row]) for row in ends] == [Kind.USED, Kind.USED, Kind.END, Kind.END]
+
+
+def test_candidates_are_valued_as_they_are_now_with_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two sweeps everything grows older; where that is not looked at, a stale order stays."""
+    wrong = []
+    for refresh in (Worth._refresh, lambda self: None):
+        monkeypatch.setattr(Worth, "_refresh", refresh)
+        monkeypatch.setattr(worth_module, "POOL_LOW", 0)
+        bench = Bench("worth", 40)
+        assert isinstance(bench.worth, Worth)
+        for number in range(6):
+            bench.ask(prompt((number, 40)), answer=4)
+            bench.now_s += 40
+        bench.ask(prompt((7, 40)), answer=4)
+        values = {row: bench.worth._valued[row] for row in bench.worth._rows.values()}
+        now = {row: bench.worth._value(row, float(bench.worth._records.rates[row])) for row in values}
+        wrong.append(max(abs(values[row] / now[row] - 1) for row in values))
+    assert wrong[0] < 1e-9 < wrong[1]
+
+
 def test_the_same_run_makes_the_same_choices() -> None:
     runs = []
     for _ in range(2):

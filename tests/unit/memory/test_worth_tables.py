@@ -140,8 +140,11 @@ def test_every_bucket_has_a_code_of_its_own_kind() -> None:
                         seen.setdefault((kind, place), set()).add(code)
     for uses in (1, 2, 3, 4, 7, 8, 1000):
         for gap in (None, 0.0, 1.0, 30.0, 1e9):
-            for place, code in enumerate(codes_of_used(uses=uses, mean_gap_s=gap)):
-                seen.setdefault((Kind.USED, place), set()).add(code)
+            for origin in Kind:
+                for turn in (0, 1, 14, 15, 1000):
+                    codes = codes_of_used(uses=uses, mean_gap_s=gap, origin=origin, turn=turn)
+                    for place, code in enumerate(codes):
+                        seen.setdefault((Kind.USED, place), set()).add(code)
     every = [code for found in seen.values() for code in found if code != NO_CODE]
     assert len(every) == len(set(every)), "two features share a code"
     assert max(every) < CODE_COUNT
@@ -160,6 +163,16 @@ def test_what_is_alike_shares_its_buckets(left: dict[str, int], right: dict[str,
     usual = {"prompt_tokens": 1000, "known_tokens": 0, "answer_tokens": 100}
     found = [codes_of_new(Kind.END, **(usual | one)) for one in (left, right)]
     assert (found[0] == found[1]) == same
+
+
+@pytest.mark.parametrize(("other", "same"), [
+    ({"uses": 5}, True), ({"uses": 3}, False), ({"mean_gap_s": 20.0}, True), ({"mean_gap_s": 200.0}, False),
+    ({"origin": Kind.WAY}, False), ({"turn": 3}, False),
+])
+def test_what_was_used_is_told_by_how_often_how_far_apart_what_it_was_and_its_turn(
+        other: dict[str, float], same: bool) -> None:
+    usual = {"uses": 4, "mean_gap_s": 25.0, "origin": Kind.END, "turn": 2}
+    assert (codes_of_used(**usual) == codes_of_used(**(usual | other))) == same
 
 
 def test_a_prompt_costs_the_sum_of_its_parts() -> None:

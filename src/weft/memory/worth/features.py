@@ -11,6 +11,8 @@ names.
                      length of the answer           log2, where a request ended
     of a used one    times used                     1, 2, 3, 4-7, 8-15, more
                      mean time between uses         log2 of seconds
+                     what it was before             END that was gone on from is seldom asked for again
+                     turn                           how many answers were gone on from to come here
 
 Every count is by kind, so a bucket means one thing. Buckets are few because each has to be learned from
 scratch, on the traffic that is there.
@@ -22,12 +24,12 @@ from enum import IntEnum
 
 from weft.memory.worth.hazard import NO_CODE
 
-FEATURES_MAX = 3
+FEATURES_MAX = 4
 _CODES_PER_KIND = 64
-_FIRST, _SECOND, _THIRD = 1, 22, 40
-_LENGTH_BITS, _SHARES, _GAP_BITS, _ANSWER_BITS = 20, 8, 16, 20
+_FIRST, _SECOND, _THIRD, _FOURTH = 1, 22, 40, 45
+_LENGTH_BITS, _SHARES, _GAP_BITS, _ANSWER_BITS, _TURNS = 20, 8, 16, 20, 15
 
-Codes = tuple[int, int, int]
+Codes = tuple[int, int, int, int]
 
 
 class Kind(IntEnum):
@@ -48,14 +50,17 @@ def codes_of_new(kind: Kind, *, prompt_tokens: int, known_tokens: int, answer_to
     answer = NO_CODE
     if answer_tokens is not None:
         answer = first + _THIRD + min(_ANSWER_BITS, answer_tokens.bit_length())
-    return first + _FIRST + min(_LENGTH_BITS, prompt_tokens.bit_length()), first + _SECOND + share, answer
+    length = first + _FIRST + min(_LENGTH_BITS, prompt_tokens.bit_length())
+    return length, first + _SECOND + share, answer, NO_CODE
 
 
-def codes_of_used(*, uses: int, mean_gap_s: float | None) -> Codes:
-    """Of a state that was used ``uses`` times, so many seconds apart; None where that is not known."""
+def codes_of_used(*, uses: int, mean_gap_s: float | None, origin: Kind, turn: int) -> Codes:
+    """Of a state that was used ``uses`` times, so many seconds apart; None where that is not known.
+    ``origin``: what it was when it was kept; ``turn``: of its conversation then, 0 for the first."""
     first = Kind.USED * _CODES_PER_KIND
     gap = 0 if mean_gap_s is None else 1 + min(_GAP_BITS, int(mean_gap_s + 1).bit_length())
-    return first + _FIRST + _uses_bucket(uses), first + _SECOND + gap, NO_CODE
+    return (first + _FIRST + _uses_bucket(uses), first + _SECOND + gap, first + _THIRD + origin,
+            first + _FOURTH + min(_TURNS, turn))
 
 
 def _uses_bucket(uses: int) -> int:

@@ -26,8 +26,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-PRIOR_USES = 4.0
-PRIOR_FACTOR = 3.0
+PRIOR_USES = 2.0
+PRIOR_FACTOR = 2.5
 FACTOR_MAX = 64.0
 NO_CODE = 0
 """The code of a feature that is not there: its factor is always 1."""

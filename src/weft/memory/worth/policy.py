@@ -17,9 +17,9 @@ begins there.
 
 How it stays cheap (law L11). Values change with age, so no order stays right. Every SWEEP_EVERY requests a
 *sweep* takes the next SWEEP_ROWS records at once, as arrays: counts their waiting, values them, and puts the
-lowest of those into a *pool* of candidates. What a commit touched is valued at its end. ``order`` takes the
-lowest of the pool, values it again as it is now, and puts it back when it has become worth more. So nothing
-is sorted or scanned when memory is short.
+lowest of those into a *pool* of candidates; the pool alone is valued again with each request. What a commit
+touched is valued at its end. ``order`` takes the lowest of the pool, values it again as it is now, and puts
+it back when it has become worth more. So nothing is sorted or scanned when memory is short.
 
 What it cannot see: models without recurrent layers have no checkpoints (their KV goes by recency); a
 sequence that is preempted leaves a state that looks like the end of a request.
@@ -35,7 +35,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from heapq import heappop, heappush, heapreplace, nsmallest
+from heapq import heapify, heappop, heappush, heapreplace, nsmallest
 from math import log2
 
 import numpy as np
@@ -83,10 +83,12 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Context:
-    """Of a running request: its prompt when it was looked up, and how much of it had been seen."""
+    """Of a running request: its prompt when it was looked up, how much of it had been seen, and how many
+    answers were gone on from to come to it."""
 
     prompt_tokens: int
     seen_tokens: int
+    turn: int
 
 
 class Worth:
@@ -123,6 +125,8 @@ class Worth:
         self._valued: dict[int, float] = {}
         self._swept_rows = 0
         self._opened_since = 0
+        self._refreshed_at = 0
+        """``_opened_since`` when the pool was valued last."""
         self._learn()
 
     # ------------------------------------------------------------------ reading
@@ -155,12 +159,17 @@ class Worth:
 
     # ------------------------------------------------------------------ told, by a commit
 
+    def costs(self, cost: PrefillCost) -> None:
+        self._cost = cost
+
     def opened(self, seq: SeqId, match: Match, anchor: Node | None) -> None:
         recall, records = match.recall, self._records
         self._now_s = self._clock()
         self._opened_since += 1
-        self._contexts[seq] = _Context(recall.prompt_tokens, max(recall.seen_tokens, match.cached_tokens))
         rows = [recall.row] if recall.row != PAD and records.used[recall.row] else []
+        turn = records.turns[rows[0]] + 1 if rows and records.origins[rows[0]] is Kind.END else 0
+        seen_tokens = max(recall.seen_tokens, match.cached_tokens)
+        self._contexts[seq] = _Context(recall.prompt_tokens, seen_tokens, turn)
         here = self._rows.get(anchor.id) if anchor is not None else None
         if here is not None:
             place = records.places[here]
@@ -181,8 +190,9 @@ class Worth:
             return
         row = int(place.slot)
         if row == PAD:
-            kind, codes = self._what(seq, node.end, ended=ended)
-            row = self._records.add(kind, codes, place, self._now_s)
+            context = self._contexts.get(seq, _Context(node.end, 0, 0))
+            kind, codes = _what(context, node.end, ended=ended)
+            row = self._records.add(kind, codes, context.turn, place, self._now_s)
             self._records.factors[row] = self._hazard.factor_of(codes)
             if kind is Kind.USED:
                 self._records.uses[row] = 1
@@ -230,8 +240,11 @@ class Worth:
             self._revalue()
             self._forget()
         if self._opened_since >= SWEEP_EVERY or len(self._pool) < min(POOL_LOW, len(self._rows)):
-            self._opened_since = 0
+            self._opened_since = self._refreshed_at = 0
             self._sweep()
+        elif self._opened_since > self._refreshed_at:
+            self._refreshed_at = self._opened_since
+            self._refresh()
 
     def _touch(self, node: Node | None) -> None:
         """What only the checkpoint of ``node`` needs is more or less than it was."""
@@ -240,18 +253,6 @@ class Worth:
             self._touched[row] = None
 
     # ------------------------------------------------------------------ learning
-
-    def _what(self, seq: SeqId, position: int, *, ended: bool) -> tuple[Kind, Codes]:
-        """What a new state of ``seq`` at ``position`` is."""
-        context = self._contexts.get(seq, _Context(position, 0))
-        if not ended and position <= context.seen_tokens:
-            return Kind.USED, codes_of_used(uses=1, mean_gap_s=None)
-        kind, answer = Kind.END, position - context.prompt_tokens + 1
-        if not ended:
-            behind = context.prompt_tokens - position
-            kind = Kind.LAST if behind <= context.prompt_tokens // _LAST_SHARE + _LAST_TOKENS else Kind.WAY
-        return kind, codes_of_new(kind, prompt_tokens=context.prompt_tokens, known_tokens=context.seen_tokens,
-                                  answer_tokens=max(0, answer) if ended else None)
 
     def _use(self, row: int) -> None:
         """A request began there, or would have."""
@@ -262,7 +263,8 @@ class Worth:
         before = records.gaps_s[row]
         records.gaps_s[row] = age_s if before is None else _GAP_MEMORY * before + (1 - _GAP_MEMORY) * age_s
         records.uses[row] += 1
-        codes = codes_of_used(uses=records.uses[row], mean_gap_s=records.gaps_s[row])
+        codes = codes_of_used(uses=records.uses[row], mean_gap_s=records.gaps_s[row],
+                              origin=records.origins[row], turn=records.turns[row])
         records.become(row, Kind.USED, codes, self._now_s)
         records.factors[row] = self._hazard.factor_of(codes)
         if records.live[row]:
@@ -327,12 +329,7 @@ class Worth:
         self._learn()
         records.factors[rows] = self._hazard.factors_of(records.codes[rows])
         there = rows[records.live[rows]]
-        values = self._indexes(there)
-        heirs = records.heirs[there]
-        inherits = np.flatnonzero(heirs != PAD)
-        inherits = inherits[records.ghosts(heirs[inherits])]
-        values[inherits] = np.maximum(values[inherits], self._indexes(heirs[inherits]))
-        values *= records.rates[there]
+        values = self._values(there)
         low = np.arange(values.size)
         if values.size > POOL_ROWS:
             low = np.argpartition(values, POOL_ROWS)[:POOL_ROWS]
@@ -341,6 +338,14 @@ class Worth:
                   and records.nodes[row] is not None and value == self._valued[row])
         self._pool = nsmallest(POOL_ROWS, [*fresh, *others])
         self._valued.update((row, value) for value, row in fresh)
+
+    def _refresh(self) -> None:
+        """Value the candidates, a few hundred, as they are now: most are worth less, being older."""
+        rows = np.array(sorted({row for value, row in self._pool if self._records.nodes[row] is not None}),
+                        dtype=np.int64)
+        self._pool = list(zip(self._values(rows).tolist(), rows.tolist(), strict=True))
+        heapify(self._pool)
+        self._valued.update((row, value) for value, row in self._pool)
 
     def _rate(self, node: Node) -> float:
         """Seconds that a use of the state at ``node`` saves, by byte that only it needs; as things are."""
@@ -353,6 +358,16 @@ class Worth:
         heir = self._heir(row)
         index = self._index(row)
         return (index if heir == PAD else max(index, self._index(heir))) * rate
+
+    def _values(self, rows: Ints) -> Floats:
+        """``_value`` of many, with rates as they were when something last touched them."""
+        records = self._records
+        values = self._indexes(rows)
+        heirs = records.heirs[rows]
+        inherits = np.flatnonzero(heirs != PAD)
+        inherits = inherits[records.ghosts(heirs[inherits])]
+        values[inherits] = np.maximum(values[inherits], self._indexes(heirs[inherits]))
+        return values * records.rates[rows]
 
     def _heir(self, row: int) -> int:
         heir = int(self._records.heirs[row])
@@ -369,3 +384,15 @@ class Worth:
         bins = bins_of(self._now_s - records.born_s[rows])
         indexes: Floats = self._tables[records.kinds[rows], steps, bins]
         return indexes
+
+
+def _what(context: _Context, position: int, *, ended: bool) -> tuple[Kind, Codes]:
+    """What a new state of the request at ``position`` is."""
+    if not ended and position <= context.seen_tokens:
+        return Kind.USED, codes_of_used(uses=1, mean_gap_s=None, origin=Kind.USED, turn=context.turn)
+    kind, answer = Kind.END, position - context.prompt_tokens + 1
+    if not ended:
+        behind = context.prompt_tokens - position
+        kind = Kind.LAST if behind <= context.prompt_tokens // _LAST_SHARE + _LAST_TOKENS else Kind.WAY
+    return kind, codes_of_new(kind, prompt_tokens=context.prompt_tokens, known_tokens=context.seen_tokens,
+                              answer_tokens=max(0, answer) if ended else None)

@@ -26,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 
 class Records:
     __slots__ = ("_free", "born_s", "codes", "count", "counted_s", "factors", "gaps_s", "heirs", "kinds",
-                 "live", "nodes", "places", "rates", "used", "uses")
+                 "live", "nodes", "origins", "places", "rates", "turns", "used", "uses")
 
     def __init__(self) -> None:
         rows = _ROWS_FIRST
@@ -53,8 +53,12 @@ class Records:
         self.uses: list[int] = []
         self.gaps_s: list[float | None] = []
         """Moving average of the time between uses."""
+        self.origins: list[Kind] = []
+        """What it was when it was kept."""
+        self.turns: list[int] = []
+        """Of the conversation it was kept in: answers that were gone on from to come there."""
 
-    def add(self, kind: Kind, codes: Codes, place: Node, now_s: float) -> int:
+    def add(self, kind: Kind, codes: Codes, turn: int, place: Node, now_s: float) -> int:
         if self._free:
             row = self._free.pop()
         else:
@@ -66,8 +70,11 @@ class Records:
             self.places.append(None)
             self.uses.append(0)
             self.gaps_s.append(None)
+            self.origins.append(kind)
+            self.turns.append(turn)
         self.used[row], self.live[row], self.heirs[row], self.rates[row] = True, False, PAD, 0.0
         self.places[row], self.uses[row], self.gaps_s[row] = place, 0, None
+        self.origins[row], self.turns[row] = kind, turn
         self.become(row, kind, codes, now_s)
         return row
 
@@ -78,8 +85,8 @@ class Records:
         self.born_s[row] = self.counted_s[row] = now_s
 
     def codes_of(self, row: int) -> Codes:
-        first, second, third = self.codes[row].tolist()
-        return first, second, third
+        first, second, third, fourth = self.codes[row].tolist()
+        return first, second, third, fourth
 
     def remove(self, row: int) -> None:
         assert not self.live[row], f"record {row} is of a state that is there"

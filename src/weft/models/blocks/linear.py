@@ -16,8 +16,10 @@ import torch.nn.functional as F
 from weft.tensor.ops.quantized_linear import quantized_linear
 from weft.tensor.ops.rms_norm import rms_norm
 from weft.tensor.ops.silu_mul import silu_mul
+from weft.tensor.ops.tiled_linear import tiled_linear
 from weft.tensor.packed import PackedWeight
 from weft.tensor.quantized import QuantizedWeight
+from weft.tensor.tiled import TiledWeight
 
 
 def by_head(x_TC: torch.Tensor, heads: int) -> torch.Tensor:
@@ -39,7 +41,7 @@ class JoinedWeight:
     parts: tuple[PlainWeight, ...]
 
 
-PlainWeight = torch.Tensor | PackedWeight | QuantizedWeight
+PlainWeight = torch.Tensor | PackedWeight | TiledWeight | QuantizedWeight
 Weight = PlainWeight | JoinedWeight
 
 
@@ -48,8 +50,9 @@ class Linear:
     """x [..., in] -> [..., out]. ``weight`` [out, in] in any form; ``bias`` [out] or None, float32 beside
     quantised weights and of the weight's dtype else.
 
-        plain        F.linear                        small matrices, tied embeddings, routers, other devices
-        packed       oneDNN's own order              float weights on a CPU
+        plain        F.linear                        small matrices, routers, other devices
+        tiled        tensor.ops.tiled_linear         float weights on a CPU that its kernel is fast on
+        packed       oneDNN's own order              float weights on another CPU
         quantised    tensor.ops.quantized_linear     int8 and int4
         joined       each part, side by side"""
 
@@ -64,6 +67,8 @@ class Linear:
 
 
 def _product(x: torch.Tensor, weight: PlainWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    if isinstance(weight, TiledWeight):
+        return tiled_linear(x, weight, bias)
     if isinstance(weight, PackedWeight):
         return weight.product(x, bias)
     if isinstance(weight, QuantizedWeight):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from weft.tensor import gpu
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import native, parts
 from weft.tensor.ops.attention_layer.parts import AttentionMiddle, CosSin
@@ -26,6 +27,10 @@ def attention_layer(made_TW: torch.Tensor, middle: AttentionMiddle, inputs: Step
 
     Sources of the gates: transformers, ``Qwen3NextAttention`` and ``Lfm3Attention``.
     """
+    if gpu.fits(made_TW):
+        from weft.tensor.ops.attention_layer import triton
+        if triton.supported(made_TW, middle):
+            return triton.attention_layer(made_TW, middle, inputs, cache, cos_sin)
     if native.supported(made_TW, middle, cache):
         return native.attention_layer(made_TW, middle, inputs, cache, cos_sin)
     return parts.attention_layer(made_TW, middle, inputs, cache, cos_sin)

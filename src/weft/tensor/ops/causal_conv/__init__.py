@@ -6,6 +6,7 @@ from typing import Literal
 
 import torch
 
+from weft.tensor import gpu
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.causal_conv import cpu, native
 
@@ -23,6 +24,10 @@ def causal_conv(x_TC: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tenso
 
     Source: the causal conv of Mamba (Gu and Dao, 2023), and of LFM2's short convolution.
     """
+    if gpu.fits(x_TC, weight_CK, window_SCW):
+        from weft.tensor.ops.causal_conv import triton
+
+        return triton.causal_conv(x_TC, weight_CK, bias_C, activation, window_SCW, runs)
     if native.supported(x_TC, weight_CK, window_SCW):
         return native.causal_conv(x_TC, weight_CK, bias_C, activation, window_SCW, runs)
     return cpu.causal_conv(x_TC, weight_CK, bias_C, activation, window_SCW, runs)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from weft.tensor import gpu
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.gated_delta import cpu, native
 from weft.tensor.rounding import by_token
+
+K_DIM_MAX = 256
+"""Keys that the Triton kernels hold in one tile."""
 
 
 def gated_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_TH: torch.Tensor,
@@ -28,6 +32,11 @@ def gated_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g
 
     Source: Yang et al., "Gated Delta Networks" (2024), eqs. 8-10; transformers' qwen3_5 for what is inside.
     """
+    if gpu.fits(q_THK, k_THK, v_THV, g_TH, beta_TH, state_SHKV) and q_THK.shape[2] <= K_DIM_MAX:
+        from weft.tensor.ops.gated_delta import triton
+
+        return triton.gated_delta(q_THK, k_THK, v_THV, g_TH, beta_TH, state_SHKV, runs, scale=scale,
+                                  layer=layer)
     if native.supported(q_THK, k_THK, v_THV, state_SHKV):
         return native.gated_delta(q_THK, k_THK, v_THV, g_TH, beta_TH, state_SHKV, runs, scale=scale,
                                   layer=layer)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from weft.tensor import gpu
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.gated_delta import native
+from weft.tensor.ops.gated_delta import K_DIM_MAX, native
 from weft.tensor.ops.kimi_delta import cpu
 from weft.tensor.rounding import by_token
 
@@ -28,6 +29,11 @@ def kimi_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_
     Source: Kimi Team, "Kimi Linear" (2025), equations 1 and 7-9; transformers' kimi_linear for
     what is inside.
     """
+    if gpu.fits(q_THK, k_THK, v_THV, g_THK, beta_TH, state_SHKV) and q_THK.shape[2] <= K_DIM_MAX:
+        from weft.tensor.ops.kimi_delta import triton
+
+        return triton.kimi_delta(q_THK, k_THK, v_THV, g_THK, beta_TH, state_SHKV, runs, scale=scale,
+                                 layer=layer)
     if native.supported(q_THK, k_THK, v_THV, state_SHKV):
         return native.gated_delta(q_THK, k_THK, v_THV, g_THK, beta_TH, state_SHKV, runs, scale=scale,
                                   layer=layer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from weft.tensor import gpu
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.latent_attention import cpu
 
@@ -24,4 +25,7 @@ def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tenso
 
     Source: DeepSeek-V2 (2024), section 2.1 and appendix C.
     """
+    if gpu.fits(q_THW, x_TW, cache):
+        from weft.tensor.ops.latent_attention import triton
+        return triton.latent_attention(q_THW, x_TW, cache, positions_T, runs, scale, value_dim, scales)
     return cpu.latent_attention(q_THW, x_TW, cache, positions_T, runs, scale, value_dim, scales)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from weft.tensor import gpu
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.mamba1 import cpu, native
 from weft.tensor.rounding import by_token
@@ -27,6 +28,10 @@ def mamba1(x_TC: torch.Tensor, dt_TC: torch.Tensor, A_CN: torch.Tensor, B_TN: to
 
     Source: Gu and Dao, "Mamba" (2023), section 3; transformers' mamba.
     """
+    if gpu.fits(x_TC, dt_TC, A_CN, B_TN, C_TN, D_C, dt_bias_C, state_SCN):
+        from weft.tensor.ops.mamba1 import triton
+
+        return triton.mamba1(x_TC, dt_TC, A_CN, B_TN, C_TN, D_C, dt_bias_C, state_SCN, runs, layer=layer)
     if native.supported(x_TC, dt_TC, B_TN, C_TN, state_SCN):
         return native.mamba1(x_TC, dt_TC, A_CN, B_TN, C_TN, D_C, dt_bias_C, state_SCN, runs, layer=layer)
     if state_SCN.dtype != torch.float32:

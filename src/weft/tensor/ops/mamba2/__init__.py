@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from weft.tensor import gpu
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.mamba2 import cpu, native
 from weft.tensor.rounding import by_token
+
+STATE_DIM_MAX = 256
+"""Columns of a state that the Triton kernels hold in one tile."""
 
 
 def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: torch.Tensor,
@@ -30,6 +34,12 @@ def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: t
 
     Source: Dao and Gu, "Transformers are SSMs" (2024), section 6; transformers' granitemoehybrid.
     """
+    if gpu.fits(x_THP, dt_TH, A_H, B_TGN, C_TGN, D_H, dt_bias_H,
+                state_SHPN) and B_TGN.shape[2] <= STATE_DIM_MAX:
+        from weft.tensor.ops.mamba2 import triton
+
+        return triton.mamba2(x_THP, dt_TH, A_H, B_TGN, C_TGN, D_H, dt_bias_H, state_SHPN, runs,
+                             dt_limit=dt_limit, layer=layer)
     if native.supported(x_THP, B_TGN, C_TGN, state_SHPN):
         return native.mamba2(x_THP, dt_TH, A_H, B_TGN, C_TGN, D_H, dt_bias_H, state_SHPN, runs,
                              dt_limit=dt_limit, layer=layer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from weft.tensor import gpu
 from weft.tensor.activation import Activation
 from weft.tensor.ops.moe import cpu, native
 from weft.tensor.ops.moe.weights import ExpertWeights
@@ -25,6 +26,12 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
 
     Source: Shazeer et al., 2017; the stacked weights of transformers' granitemoehybrid and qwen3_next.
     """
+    if (isinstance(gate_up_EJD, torch.Tensor) and isinstance(down_EDI, torch.Tensor)
+            and gpu.fits(x_TD, expert_ids_TX, expert_weights_TX, gate_up_EJD, down_EDI)):
+        from weft.tensor.ops.moe import triton
+
+        return triton.moe(x_TD, expert_ids_TX, expert_weights_TX, gate_up_EJD, down_EDI,
+                          activation=activation, gated=gated)
     if native.supported(x_TD, expert_ids_TX, gate_up_EJD, down_EDI):
         return native.moe(x_TD, expert_ids_TX, expert_weights_TX, gate_up_EJD, down_EDI,
                           activation=activation, gated=gated)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from weft.tensor import gpu
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.paged_attention import cpu, native
 
@@ -23,6 +24,10 @@ def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.T
     written places: whatever unwritten memory holds, NaN too, does not reach the output (L6). PAD rows
     (start PAD) read nothing and get zeros.
     """
+    if gpu.fits(q_THD, cache_k):
+        from weft.tensor.ops.paged_attention import triton
+        if triton.supported(q_THD):
+            return triton.paged_attention(q_THD, cache_k, cache_v, runs, scale, window, scales)
     if native.supported(q_THD, cache_k):
         return native.paged_attention(q_THD, cache_k, cache_v, runs, scale, window, scales)
     return cpu.paged_attention(q_THD, cache_k, cache_v, runs, scale, window, scales)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from weft.tensor import gpu
 from weft.tensor.ops.rms_norm import cpu, native
 
 
@@ -20,6 +21,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: boo
 
     Source: Zhang and Sennrich, 2019; the norms of transformers' qwen3_5 and granitemoehybrid.
     """
+    if gpu.fits(x, weight):
+        from weft.tensor.ops.rms_norm import triton
+        return triton.rms_norm(x, weight, eps, plus_one=plus_one, gate=gate, gate_first=gate_first,
+                               group_size=group_size)
     if native.supported(x, weight, gate, group_size):
         return native.rms_norm(x, weight, eps, plus_one=plus_one, gate=gate, gate_first=gate_first,
                                group_size=group_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from weft.tensor import gpu
 from weft.tensor.ops.rotary import cpu, native
 
 
@@ -18,6 +19,9 @@ def rotary(q_THD: torch.Tensor, k_THD: torch.Tensor, cos_TD: torch.Tensor,
 
     Source: RoPE (Su et al., 2021) in the half-split order of GPT-NeoX, as transformers applies it.
     """
+    if gpu.fits(q_THD, k_THD, cos_TD, sin_TD):
+        from weft.tensor.ops.rotary import triton
+        return triton.rotary(q_THD, k_THD, cos_TD, sin_TD)
     if native.supported(q_THD, k_THD, cos_TD):
         return native.rotary(q_THD, k_THD, cos_TD, sin_TD)
     return cpu.rotary(q_THD, k_THD, cos_TD, sin_TD)

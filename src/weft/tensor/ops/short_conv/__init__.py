@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from weft.tensor import gpu
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.short_conv import native, parts
 
@@ -17,6 +18,11 @@ def short_conv(made_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Ten
 
     Source: transformers ``Lfm2ShortConv``.
     """
+    if gpu.fits(made_TJ, weight_CK, window_SCW):
+        from weft.tensor.ops.causal_conv import triton
+
+        b, c, x = made_TJ.chunk(3, dim=-1)
+        return triton.convolve(x, b, c, weight_CK, bias_C, window_SCW, runs, silu=False)
     if native.supported(made_TJ, weight_CK, window_SCW):
         return native.short_conv(made_TJ, weight_CK, bias_C, window_SCW, runs)
     return parts.short_conv(made_TJ, weight_CK, bias_C, window_SCW, runs)

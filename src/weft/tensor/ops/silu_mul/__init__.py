@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from weft.tensor import gpu
 from weft.tensor.ops.silu_mul import cpu, native
 
 
@@ -13,6 +14,9 @@ def silu_mul(gate_up_TJ: torch.Tensor) -> torch.Tensor:
 
     Source: Shazeer, "GLU variants improve transformer" (2020).
     """
+    if gpu.fits(gate_up_TJ):
+        from weft.tensor.ops.silu_mul import triton
+        return triton.silu_mul(gate_up_TJ)
     if native.supported(gate_up_TJ):
         return native.silu_mul(gate_up_TJ)
     return cpu.silu_mul(gate_up_TJ)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from weft.tensor import gpu
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.window_attention import cpu
 
@@ -23,4 +24,7 @@ def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tens
 
     Source: Beltagy et al., "Longformer" (2020), the causal window of Mistral 7B (2023).
     """
+    if gpu.fits(q_THD, ring_S2HWD):
+        from weft.tensor.ops.window_attention import triton
+        return triton.window_attention(q_THD, k_THD, v_THD, ring_S2HWD, runs, scale)
     return cpu.window_attention(q_THD, k_THD, v_THD, ring_S2HWD, runs, scale)

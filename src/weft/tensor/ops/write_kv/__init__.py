@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from weft.tensor import gpu
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.write_kv import cpu, native
 
@@ -18,7 +19,10 @@ def write_kv(k_THD: torch.Tensor, v_THD: torch.Tensor, cache_k: torch.Tensor, ca
     ``tensor.layout``, written in place; ``positions_T`` int64 [T]. Tokens at position PAD, and tokens
     whose page is PAD, are not written (L4). Nothing else of the cache changes.
     """
-    if native.supported(k_THD, v_THD, cache_k):
+    if gpu.fits(k_THD, cache_k):
+        from weft.tensor.ops.write_kv import triton
+        triton.write_kv(k_THD, v_THD, cache_k, cache_v, positions_T, runs, scales)
+    elif native.supported(k_THD, v_THD, cache_k):
         native.write_kv(k_THD, v_THD, cache_k, cache_v, runs, scales)
     else:
         cpu.write_kv(k_THD, v_THD, cache_k, cache_v, positions_T, runs, scales)

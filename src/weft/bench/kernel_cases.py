@@ -1,0 +1,205 @@
+"""The kernels of a model, as cases: one group for each kind of layer that its configuration has.
+
+    config.json's geometry --families--> Architecture --> each different mixer once --> cases
+                                                     '--> experts, norms, rotary, silu x up, memory
+
+Sizes are those of the real layer, per group the decodes and prefills of ``Bench.sizes``. Ops are called by
+their public names, so whatever computes them on a device is what is measured. ``bytes_moved`` counts each
+input and output once, and states twice (read and written); ``flops`` two for each multiply-and-add of the
+definition, so that chunked forms, which compute more to be faster, get no credit for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from weft.architecture import (
+    Architecture,
+    Attention,
+    Experts,
+    GatedDelta,
+    KimiDelta,
+    Mamba1,
+    Mamba2,
+    Parallel,
+    SharedBlock,
+    ShortConv,
+)
+from weft.bench.case import Bench, Case, size_of
+from weft.bench.memory_cases import memory_cases
+from weft.bench.rivals import attention_rivals, delta_rivals
+from weft.tensor import layout
+from weft.tensor.ops.add_norm import add_norm
+from weft.tensor.ops.causal_conv import causal_conv
+from weft.tensor.ops.gated_delta import gated_delta
+from weft.tensor.ops.kimi_delta import kimi_delta
+from weft.tensor.ops.mamba1 import mamba1
+from weft.tensor.ops.mamba2 import mamba2
+from weft.tensor.ops.moe import moe
+from weft.tensor.ops.paged_attention import paged_attention
+from weft.tensor.ops.rms_norm import rms_norm
+from weft.tensor.ops.rotary import rotary
+from weft.tensor.ops.short_conv import short_conv
+from weft.tensor.ops.silu_mul import silu_mul
+from weft.tensor.ops.write_kv import write_kv
+
+GROUPS = ("attention", "delta", "mamba2", "mamba1", "conv", "experts", "small", "memory")
+F32 = torch.float32
+
+
+def cases_of(architecture: Architecture, bench: Bench, groups: tuple[str, ...]) -> Iterator[Case]:
+    """Made one by one, and let go of one by one: all at once would not fit. ``groups``: of GROUPS."""
+    mixers = dict.fromkeys(part for mixer in architecture.mixers for part in _parts(mixer))
+    for mixer in mixers:
+        if isinstance(mixer, Attention) and "attention" in groups and not mixer.ring:
+            yield from _attention(mixer, bench)
+        if isinstance(mixer, GatedDelta | KimiDelta) and "delta" in groups:
+            yield from _delta(mixer, bench)
+        if isinstance(mixer, Mamba2) and "mamba2" in groups:
+            yield from _mamba2(mixer, bench)
+        if isinstance(mixer, Mamba1) and "mamba1" in groups:
+            yield from _mamba1(mixer, bench)
+        if "conv" in groups:
+            yield from _convolution(mixer, bench)
+    if "experts" in groups:
+        for feed in dict.fromkeys(architecture.feed_forwards):
+            if isinstance(feed, Experts) and not feed.latent_width:
+                yield from _experts(feed, architecture.hidden_size, bench)
+    if "small" in groups:
+        yield from _small(architecture, bench)
+    if "memory" in groups:
+        yield from memory_cases(architecture, bench)
+
+
+def _parts(mixer: object) -> tuple[object, ...]:
+    if isinstance(mixer, Parallel | SharedBlock):
+        return (mixer.attention, mixer.mamba)
+    return () if mixer is None else (mixer,)
+
+
+def _attention(of: Attention, bench: Bench) -> Iterator[Case]:
+    heads, kv_heads, dim = of.heads, of.kv_heads, of.head_dim
+    for name, rows, tokens, before in bench.sizes():
+        runs = bench.runs(rows, tokens, before)
+        k, v = (bench.noise(runs.page_table_RP.numel(), *shape(kv_heads, dim, bench.dtype))
+                for shape in (layout.k_block_shape, layout.v_block_shape))
+        q = bench.noise(rows * tokens, heads, dim)
+        read = 2 * rows * (before + tokens) * kv_heads * dim * bench.dtype.itemsize
+        seen = rows * sum(before + at + 1 for at in range(tokens))
+        call = partial(paged_attention, q, k, v, runs, of.scale)
+        yield Case(f"attention {name}", call, read + 2 * size_of(q), 4 * seen * heads * dim,
+                   attention_rivals(bench, of, rows, tokens, before))
+
+
+def _delta(of: GatedDelta | KimiDelta, bench: Bench) -> Iterator[Case]:
+    kimi = isinstance(of, KimiDelta)
+    k_heads, heads = (of.heads, of.heads) if isinstance(of, KimiDelta) else (of.k_heads, of.v_heads)
+    k_dim, v_dim = (of.head_dim, of.head_dim) if isinstance(of, KimiDelta) else (of.k_dim, of.v_dim)
+    for name, rows, tokens, before in bench.sizes():
+        runs, count = bench.runs(rows, tokens, before), rows * tokens
+        q, k = (bench.noise(count, k_heads, k_dim) for _ in range(2))
+        v, beta = bench.noise(count, heads, v_dim), bench.uniform(count, heads)
+        g = -bench.noise(count, heads, *([k_dim] if kimi else []), dtype=F32).abs()
+        state = bench.noise(rows, heads, k_dim, v_dim, dtype=F32)
+        call = partial(kimi_delta if kimi else gated_delta, q, k, v, g, beta, state, runs, scale=k_dim**-0.5)
+        yield Case(f"{'Kimi' if kimi else 'gated'} delta {name}", call,
+                   size_of(q, k, v, v, g, beta) + 2 * size_of(state), 8 * count * heads * k_dim * v_dim,
+                   {} if kimi else delta_rivals(q, k, v, g, beta, state, rows, tokens))
+
+
+def _mamba2(of: Mamba2, bench: Bench) -> Iterator[Case]:
+    for name, rows, tokens, before in bench.sizes():
+        runs, count = bench.runs(rows, tokens, before), rows * tokens
+        x, dt = bench.noise(count, of.heads, of.head_dim), bench.noise(count, of.heads)
+        b, c = (bench.noise(count, of.groups, of.state_dim) for _ in range(2))
+        a, d, bias = (bench.uniform(of.heads) for _ in range(3))
+        state = bench.noise(rows, of.heads, of.head_dim, of.state_dim, dtype=F32)
+        call = partial(mamba2, x, dt, -a, b, c, d, bias, state, runs, dt_limit=of.dt_limit)
+        yield Case(f"Mamba-2 {name}", call, size_of(x, x, dt, b, c) + 2 * size_of(state),
+                   6 * count * of.heads * of.head_dim * of.state_dim)
+
+
+def _mamba1(of: Mamba1, bench: Bench) -> Iterator[Case]:
+    for name, rows, tokens, before in bench.sizes():
+        runs, count = bench.runs(rows, tokens, before), rows * tokens
+        x, dt = (bench.noise(count, of.channels) for _ in range(2))
+        b, c = (bench.noise(count, of.state_dim) for _ in range(2))
+        a, d, bias = bench.uniform(of.channels, of.state_dim), bench.uniform(of.channels), bench.uniform(
+            of.channels)
+        state = bench.noise(rows, of.channels, of.state_dim, dtype=F32)
+        call = partial(mamba1, x, dt, -a, b, c, d, bias, state, runs)
+        yield Case(f"Mamba-1 {name}", call, size_of(x, x, dt, b, c) + 2 * size_of(state),
+                   6 * count * of.channels * of.state_dim)
+
+
+def _convolution(of: object, bench: Bench) -> Iterator[Case]:
+    if isinstance(of, ShortConv):
+        for name, rows, tokens, before in bench.sizes():
+            runs, made = bench.runs(rows, tokens, before), bench.noise(rows * tokens, 3 * of.channels)
+            weight = bench.noise(of.channels, of.conv_kernel)
+            window = bench.noise(rows, of.channels, of.conv_kernel - 1)
+            call = partial(short_conv, made, weight, None, window, runs)
+            yield Case(f"short conv {name}", call, size_of(made, weight) * 4 // 3 + 2 * size_of(window))
+        return
+    if isinstance(of, GatedDelta):
+        channels = 2 * of.key_width + of.value_width
+    elif isinstance(of, Mamba2):
+        channels = of.inner_width + 2 * of.groups * of.state_dim
+    else:
+        return
+    for name, rows, tokens, before in bench.sizes():
+        runs, x = bench.runs(rows, tokens, before), bench.noise(rows * tokens, channels)
+        weight = bench.noise(channels, of.conv_kernel)
+        window = bench.noise(rows, channels, of.conv_kernel - 1)
+        call = partial(causal_conv, x, weight, None, "silu", window, runs)
+        yield Case(f"conv {name}", call, size_of(x, x, weight) + 2 * size_of(window))
+
+
+def _experts(of: Experts, hidden: int, bench: Bench) -> Iterator[Case]:
+    """Routed at random, which wakes more experts than text does."""
+    rows = (2 if of.gated else 1) * of.width
+    gate_up, down = bench.noise(of.count, rows, hidden), bench.noise(of.count, hidden, of.width)
+    for name, sequences, tokens, _ in bench.sizes():
+        count = sequences * tokens
+        x, weights = bench.noise(count, hidden), bench.uniform(count, of.per_token)
+        ids = bench.uniform(count, of.count).topk(of.per_token).indices
+        awake = len(set(ids.flatten().tolist()))
+        call = partial(moe, x, ids, weights, gate_up, down, activation=of.activation, gated=of.gated)
+        yield Case(f"experts {name.split(' at')[0]}", call,
+                   awake * (size_of(gate_up, down) // of.count) + size_of(x, x, weights),
+                   2 * count * of.per_token * (rows + of.width) * hidden)
+
+
+def _small(architecture: Architecture, bench: Bench) -> Iterator[Case]:
+    hidden = architecture.hidden_size
+    width = next((getattr(feed, "width", 0) for feed in architecture.feed_forwards if feed), 0)
+    attention = next((part for mixer in architecture.mixers for part in _parts(mixer)
+                      if isinstance(part, Attention)), None)
+    for _, rows, tokens, before in bench.sizes():
+        count = rows * tokens
+        x, y, weight = bench.noise(count, hidden), bench.noise(count, hidden), bench.noise(hidden)
+        yield Case(f"norm {count}", partial(rms_norm, x, weight, 1e-5), 2 * size_of(x))
+        yield Case(f"add + norm {count}", partial(add_norm, x, y, weight, 1e-5), 4 * size_of(x))
+        yield Case(f"gated norm {count}", partial(rms_norm, x, weight, 1e-5, gate=y), 3 * size_of(x))
+        if width:
+            gate_up = bench.noise(count, 2 * width)
+            yield Case(f"silu x up {count}", partial(silu_mul, gate_up), 3 * size_of(gate_up) // 2)
+        if attention is not None:
+            yield from _around_attention(attention, bench, rows, tokens, before)
+
+
+def _around_attention(of: Attention, bench: Bench, rows: int, tokens: int, before: int) -> Iterator[Case]:
+    count, runs = rows * tokens, bench.runs(rows, tokens, before)
+    q, k = bench.noise(count, of.heads, of.head_dim), bench.noise(count, of.kv_heads, of.head_dim)
+    if of.rope is not None:
+        angles = bench.uniform(count, of.rope.rotary_dim // 2).repeat(1, 2)
+        cos, sin = angles.cos(), angles.sin()
+        yield Case(f"rotary {count}", lambda: rotary(q, k, cos, sin), 2 * size_of(q, k))
+    k_pages, v_pages = (bench.noise(runs.page_table_RP.numel(), *shape(of.kv_heads, of.head_dim, bench.dtype))
+                        for shape in (layout.k_block_shape, layout.v_block_shape))
+    positions = (torch.arange(before, before + tokens).repeat(rows)).to(bench.device)
+    yield Case(f"write k, v {count}", lambda: write_kv(k, k, k_pages, v_pages, positions, runs),
+               4 * size_of(k))

@@ -1,0 +1,154 @@
+"""From timings to the field's figures.
+
+    TTFT   from sending to the first token                     E2EL   from sending to the last
+    TPOT   (E2EL - TTFT) / (tokens - 1), where there are two or more
+    ITL    each gap between two tokens (those of one chunk share the gap before it)
+
+    request_throughput        answers / duration               output_throughput        tokens made / duration
+    total_token_throughput    tokens read and made / duration
+    request_goodput           answers that kept every promise / duration
+
+Failed requests count in ``failed`` and nowhere else. Percentiles interpolate between neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.bench.client import Timing
+from weft.errors import ConfigError
+
+METRICS = {"ttft": "time to first token", "tpot": "time per output token", "itl": "inter-token latency",
+           "e2el": "end-to-end latency"}
+PROMISED = ("ttft", "tpot", "e2el")
+"""What a promise can be about: figures that one request has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Of one answer, seconds. ``tpot`` None for an answer of one token."""
+
+    ttft: float
+    tpot: float | None
+    itl: tuple[float, ...]
+    e2el: float
+
+
+def times_of(timing: Timing) -> Times:
+    """Of a timing without an error that has chunks."""
+    ttft, e2el = timing.first_token_s, timing.chunks[-1][0] - timing.sent
+    later = timing.output_tokens - 1
+    return Times(ttft, (e2el - ttft) / later if later > 0 else None, tuple(timing.gaps_s), e2el)
+
+
+def parse_goodput(pairs: Sequence[str]) -> dict[str, float]:
+    """["ttft:500", "tpot:50"] -> milliseconds by metric. Raises ConfigError."""
+    promises: dict[str, float] = {}
+    for pair in (part for text in pairs for part in text.split()):
+        name, _, value = pair.partition(":")
+        try:
+            limit = float(value)
+        except ValueError:
+            limit = math.nan
+        if name not in PROMISED or not limit > 0:
+            raise ConfigError(f"--goodput is {pair!r}; it is NAME:MILLISECONDS with a name of "
+                              f"{', '.join(PROMISED)} and more than 0 milliseconds", param="--goodput")
+        promises[name] = limit
+    return promises
+
+
+def parse_names(text: str) -> tuple[str, ...]:
+    """"ttft,itl" -> names of METRICS. Raises ConfigError."""
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for name in names:
+        if name not in METRICS:
+            raise ConfigError(f"--percentile-metrics has {name!r}; it may have {', '.join(METRICS)}",
+                              param="--percentile-metrics")
+    return names
+
+
+def parse_percentiles(text: str) -> tuple[float, ...]:
+    """"50,99.9" -> numbers of 0 to 100. Raises ConfigError."""
+    found = []
+    for part in text.split(","):
+        try:
+            value = float(part)
+        except ValueError:
+            value = math.nan
+        if not 0 <= value <= 100:
+            raise ConfigError(f"--metric-percentiles has {part.strip()!r}; it has numbers from 0 to 100, "
+                              "separated by commas", param="--metric-percentiles")
+        found.append(value)
+    return tuple(found)
+
+
+def keeps(times: Times, promises: Mapping[str, float]) -> bool:
+    """Whether each promise, in milliseconds, is kept; one about TPOT by whoever has none."""
+    return all((getattr(times, name) or 0.0) * 1e3 <= limit for name, limit in promises.items())
+
+
+def figures(timings: Sequence[Timing], seconds: float, *, names: Sequence[str] = tuple(METRICS),
+            percentiles: Sequence[float] = (99.0,), promises: Mapping[str, float] | None = None,
+            ) -> dict[str, Any]:
+    """Results by the field's keys. ``seconds``: from the first sending to the last end, above 0."""
+    done = [timing for timing in timings if timing.error is None and timing.chunks]
+    times = [times_of(timing) for timing in done]
+    read, made = (sum(timing.prompt_tokens for timing in done), sum(timing.output_tokens for timing in done))
+    results: dict[str, Any] = {
+        "duration": seconds, "completed": len(done), "failed": len(timings) - len(done),
+        "total_input_tokens": read, "total_output_tokens": made,
+        "total_cached_tokens": sum(timing.cached_tokens for timing in done),
+        "request_throughput": len(done) / seconds,
+        "request_goodput": (sum(keeps(one, promises) for one in times) / seconds) if promises else None,
+        "output_throughput": made / seconds, "total_token_throughput": (read + made) / seconds,
+        "max_output_tokens_per_s": busiest_second(done), "max_concurrent_requests": most_at_once(done)}
+    for name in names:
+        values = [value * 1e3 for one in times for value in _values(one, name)]
+        results |= _spread(values, name, percentiles)
+    return results
+
+
+def _values(times: Times, name: str) -> tuple[float, ...]:
+    value = getattr(times, name)
+    return value if isinstance(value, tuple) else () if value is None else (value,)
+
+
+def _spread(values: list[float], name: str, percentiles: Sequence[float]) -> dict[str, float | None]:
+    """None of nothing."""
+    spread: dict[str, float | None] = dict.fromkeys(f"{kind}_{name}_ms" for kind in ("mean", "median", "std"))
+    spread |= {f"p{percentile:g}_{name}_ms": None for percentile in percentiles}
+    if values:
+        spread |= {f"mean_{name}_ms": float(np.mean(values)), f"median_{name}_ms": float(np.median(values)),
+                   f"std_{name}_ms": float(np.std(values))}
+        spread |= {f"p{percentile:g}_{name}_ms": float(np.percentile(values, percentile))
+                   for percentile in percentiles}
+    return spread
+
+
+def busiest_second(timings: Sequence[Timing]) -> int:
+    """Most tokens that came in one second, seconds counted from the first sending."""
+    if not timings:
+        return 0
+    began = min(timing.sent for timing in timings)
+    by_second: dict[int, int] = {}
+    for timing in timings:
+        for when, count in timing.chunks:
+            second = int(when - began)
+            by_second[second] = by_second.get(second, 0) + count
+    return max(by_second.values(), default=0)
+
+
+def most_at_once(timings: Sequence[Timing]) -> int:
+    """Most requests that were open at the same moment; who ends as another begins does not meet it."""
+    moves = sorted([(timing.sent, 1) for timing in timings]
+                   + [(max(timing.ended, timing.chunks[-1][0]), -1) for timing in timings if timing.chunks])
+    now = most = 0
+    for _, change in moves:
+        now += change
+        most = max(most, now)
+    return most

@@ -1,0 +1,136 @@
+"""What is asked: prompts and how many tokens to make of each, from a seed or from a file.
+
+    random              own tokens behind a prefix that all share             --random-prefix-len
+    prefix_repetition   so many prefixes, each shared by its part of the requests
+    sharegpt            JSON: first turn asked, as many tokens as the second turn has
+    custom              JSON lines: "prompt", and "output_tokens" where it differs
+
+The same seed gives the same requests to every server. Token ids are drawn from the upper part of the
+vocabulary, as most have special tokens and bytes below.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.errors import ConfigError
+
+ORDINARY_ID_MIN = 300
+"""Ids below are special tokens and bytes in most vocabularies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """``prompt``: token ids, or text. ``answer``: text with as many tokens as are to be made, where nobody
+    has counted them yet and ``output_tokens`` is 0."""
+
+    prompt: list[int] | str
+    output_tokens: int
+    answer: str = ""
+
+
+def random_asks(count: int, *, input_len: int, output_len: int, range_ratio: float = 0.0, prefix_len: int = 0,
+                vocab_size: int, seed: int) -> list[Ask]:
+    """Prompts of ``prefix_len`` shared tokens and ``input_len`` of their own. With a ``range_ratio`` of r,
+    below 1, both lengths are drawn from (1 - r) to (1 + r) times what is asked for, at least 1."""
+    dice = random.Random(seed)
+    shared = _tokens(dice, prefix_len, vocab_size)
+
+    def length(about: int) -> int:
+        return max(1, dice.randint(round(about * (1 - range_ratio)), round(about * (1 + range_ratio))))
+
+    return [Ask(shared + _tokens(dice, length(input_len), vocab_size), length(output_len))
+            for _ in range(count)]
+
+
+def repeated_asks(count: int, *, prefix_len: int, suffix_len: int, prefixes: int, output_len: int,
+                  vocab_size: int, seed: int) -> list[Ask]:
+    """Each of ``prefixes`` is used by the same number of requests, or one more; in an order of chance."""
+    dice = random.Random(seed)
+    shared = [_tokens(dice, prefix_len, vocab_size) for _ in range(prefixes)]
+    asks = [Ask(shared[at % prefixes] + _tokens(dice, suffix_len, vocab_size), output_len)
+            for at in range(count)]
+    dice.shuffle(asks)
+    return asks
+
+
+def file_asks(kind: str, path: Path, count: int, *, output_len: int | None, seed: int) -> list[Ask]:
+    """At most ``count`` of what is in ``path`` ("sharegpt" or "custom"), in an order of the seed.
+    ``output_len`` None: as many tokens as the file says, or as its answer has. Raises ConfigError
+    naming file and line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--dataset-path {path} cannot be read: {error}", param="--dataset-path") from None
+    rows = list(_turns(path, text) if kind == "sharegpt" else _lines(path, text))
+    if not rows:
+        raise ConfigError(f"--dataset-path {path} has nothing to ask", param="--dataset-path")
+    random.Random(seed).shuffle(rows)
+    asks = []
+    for prompt, wanted in rows[:count]:
+        if output_len is not None or isinstance(wanted, int):
+            asks.append(Ask(prompt, output_len or int(wanted)))
+        elif wanted:
+            asks.append(Ask(prompt, 0, wanted))
+        else:
+            raise ConfigError(f"--dataset-path {path}: how many tokens shall be made for {prompt[:40]!r}? "
+                              'Give "output_tokens" in its line, or --custom-output-len',
+                              param="--dataset-path")
+    return asks
+
+
+def _turns(path: Path, text: str) -> Iterator[tuple[str, int | str]]:
+    try:
+        rows = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--dataset-path {path} is not JSON: {error}", param="--dataset-path") from None
+    if not isinstance(rows, list):
+        raise ConfigError(f"--dataset-path {path}: a list of conversations is needed", param="--dataset-path")
+    for row in rows:
+        turns = row.get("conversations") if isinstance(row, dict) else None
+        values = [turn.get("value") for turn in turns or () if isinstance(turn, dict)]
+        match values:
+            case [str(asked), str(answered), *_] if asked and answered:
+                yield asked, answered
+
+
+def _lines(path: Path, text: str) -> Iterator[tuple[str, int | str]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        row = _object(line)
+        if row is None or not isinstance(row.get("prompt"), str):
+            raise ConfigError(f'--dataset-path {path}, line {number}: a JSON object with a "prompt" is '
+                              "needed", param="--dataset-path")
+        wanted = row.get("output_tokens", row.get("completion", ""))
+        if isinstance(wanted, bool) or not isinstance(wanted, int | str) or (
+                isinstance(wanted, int) and wanted < 1):
+            raise ConfigError(f"--dataset-path {path}, line {number}: output_tokens is {wanted!r}; it must "
+                              "be a number from 1 on", param="--dataset-path")
+        yield row["prompt"], wanted
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _tokens(dice: random.Random, count: int, vocab_size: int) -> list[int]:
+    low = min(ORDINARY_ID_MIN, vocab_size // 2)
+    return [dice.randrange(low, vocab_size) for _ in range(count)]
+
+
+def rehearsal(ask: Ask, number: int) -> Ask:
+    """A request as long as ``ask`` that leaves nothing in a cache which ``ask`` could find; text stays."""
+    if isinstance(ask.prompt, str):
+        return ask
+    backwards, at = ask.prompt[::-1], number % len(ask.prompt)
+    return Ask(backwards[at:] + backwards[:at], ask.output_tokens)

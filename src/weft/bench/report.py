@@ -1,0 +1,66 @@
+"""Results on the screen and in a file. What a figure must be read with goes into the file beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from weft.errors import ConfigError
+from weft.host import usable_cores
+
+
+class Bar:
+    def __init__(self, progress: Progress, task: Any) -> None:
+        self._progress = progress
+        self._task = task
+
+    def step(self, words: str = "") -> None:
+        """One more is done."""
+        self._progress.update(self._task, advance=1, description=words)
+
+
+@contextmanager
+def bar(what: str, total: int) -> Iterator[Bar]:
+    """On stderr, and silent where that is no terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+               TextColumn("{task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield Bar(progress, progress.add_task("", total=total))
+
+
+def facts() -> dict[str, Any]:
+    """Of this machine and this moment."""
+    return {"date": datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"), "weft": metadata.version("weft"),
+            "python": platform.python_version(), "machine": platform.machine(), "cores": usable_cores(),
+            "load_average": list(os.getloadavg())}
+
+
+def check_writable(path: Path | None, flag: str) -> None:
+    """Before hours of measuring. Raises ConfigError."""
+    if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise ConfigError(f"{flag} {path}: there is no folder {path.parent} that can be written", param=flag)
+
+
+def write(path: Path, results: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+
+
+def show(title: str, rows: Mapping[str, object]) -> None:
+    """Numbers with their names; None is a dash."""
+    click.secho(title, bold=True)
+    for name, value in rows.items():
+        shown = "-" if value is None else f"{value:,.2f}" if isinstance(value, float) else (
+            f"{value:,}" if isinstance(value, int) else str(value))
+        click.echo(f"  {name:<38}{shown:>14}")

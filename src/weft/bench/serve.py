@@ -1,0 +1,180 @@
+"""A bounded load on a running server, whoever made it.
+
+    /v1/models   who is there, what fits        (not reachable, unknown model, too long: said before the load)
+    one request  that is not counted            (what is wrong with all of them is said once)
+    warm-ups     not counted either
+    the load     requests at their times, at most --max-concurrency open
+        '-> figures (``metrics``)
+
+It ends when the last request has ended; one that brings nothing for ``request_timeout_s`` has failed.
+Rejected: going through the ``openai`` package (it hides when a chunk came behind its own parsing).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from weft.bench.arrivals import arrival_times
+from weft.bench.client import OPENAI, OPENAI_CHAT, Dialect, Timing, one_request
+from weft.bench.prompts import Ask, rehearsal
+from weft.errors import ConfigError, EngineUnavailableError, UserError
+
+BACKENDS: dict[str, Dialect] = {"openai": OPENAI, "vllm": OPENAI, "openai-chat": OPENAI_CHAT}
+VOCAB_SIZE_UNKNOWN = 1024
+"""Ids below it are in every vocabulary that is not a toy's."""
+_CONNECT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """``request_rate`` per second, infinity for all at once; ``max_concurrency`` None for no limit;
+    ``extra_body`` goes over each request's own fields."""
+
+    request_rate: float = math.inf
+    burstiness: float = 1.0
+    max_concurrency: int | None = None
+    warmups: int = 0
+    seed: int = 0
+    request_timeout_s: float = 600.0
+    extra_body: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the server says of the model. 0 where it says nothing."""
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+
+
+class Server:
+    """A server to put a load on. ``base_url`` with or without /v1."""
+
+    def __init__(self, base_url: str, *, backend: str = "openai", endpoint: str | None = None,
+                 api_key: str | None = None, request_timeout_s: float = 600.0,
+                 transport: httpx.AsyncBaseTransport | None = None) -> None:
+        known = BACKENDS[backend]
+        self.url = base_url.rstrip("/").removesuffix("/v1")
+        self.dialect = Dialect(endpoint or known.path, known.body, known.note)
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        try:
+            self.http = httpx.AsyncClient(
+                base_url=self.url, headers=headers, transport=transport,
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+                timeout=httpx.Timeout(request_timeout_s, connect=_CONNECT_S, pool=None))
+        except httpx.InvalidURL as error:
+            raise ConfigError(f"--base-url is {base_url!r}: {error}", param="--base-url") from None
+
+    async def served(self, model: str | None) -> Served:
+        """The model of that name, or the first. Raises ConfigError where nobody answers or there is none."""
+        answer = await self._get("/v1/models")
+        cards = answer.get("data") if isinstance(answer, dict) else None
+        by_name = {card["id"]: card for card in cards or () if isinstance(card, dict) and "id" in card}
+        if not by_name:
+            raise ConfigError(f"{self.url} lists no model", param="--base-url")
+        name = model or next(iter(by_name))
+        if name not in by_name:
+            raise ConfigError(f"--model is {name!r}, and {self.url} has {', '.join(map(repr, by_name))}",
+                              param="--model")
+        card = by_name[name]
+        return Served(name, int(card.get("max_model_len") or 0), int(card.get("vocab_size") or 0))
+
+    async def count_tokens(self, text: str) -> int:
+        """By the server's own tokenizer. Raises ConfigError where it has no /tokenize."""
+        return int((await self._post("/tokenize", {"prompt": text}))["count"])
+
+    async def text_of(self, tokens: list[int]) -> str:
+        """By the server's own tokenizer. Raises ConfigError where it has no /detokenize."""
+        return str((await self._post("/detokenize", {"tokens": tokens}))["prompt"])
+
+    async def _get(self, path: str) -> Any:
+        try:
+            response = await self.http.get(path)
+            if response.is_error:
+                raise UserError(f"{self.url}{path} answered {response.status_code}: {_words(response.text)}")
+            return response.json()
+        except (httpx.TransportError, httpx.InvalidURL, ValueError) as error:
+            why = str(error) or type(error).__name__
+            raise ConfigError(f"nothing that serves models answers at {self.url} ({why}); start a server "
+                              "with `weft serve`, or name another with --base-url",
+                              param="--base-url") from None
+
+    async def _post(self, path: str, body: dict[str, Any]) -> Any:
+        try:
+            response = await self.http.post(path, json=body)
+            response.raise_for_status()
+            return response.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise ConfigError(f"{self.url} does not answer {path} ({error}), which this data set needs; try "
+                              "--backend openai, or lengths by hand", param="--dataset-name") from None
+
+
+def check_lengths(asks: Sequence[Ask], served: Served) -> None:
+    """Raises ConfigError where a prompt of tokens and its answer are longer than what the server takes."""
+    longest = max((ask for ask in asks if isinstance(ask.prompt, list)), default=None,
+                  key=lambda ask: len(ask.prompt) + ask.output_tokens)
+    if longest is None or not served.max_model_len:
+        return
+    total = len(longest.prompt) + longest.output_tokens
+    if total > served.max_model_len:
+        raise ConfigError(f"a request of {len(longest.prompt)} tokens and {longest.output_tokens} to be "
+                          f"made is {total}; the server takes {served.max_model_len}: ask for less with "
+                          "--random-input-len, --random-output-len, --random-prefix-len or "
+                          "--random-range-ratio", param="--random-input-len")
+
+
+async def run_load(server: Server, served: Served, asks: Sequence[Ask], load: Load, *,
+                   on_done: Callable[[Timing], None] = lambda timing: None) -> tuple[list[Timing], float]:
+    """Timings in the order of ``asks``, and the seconds from the first sending to the last end.
+
+    Raises UserError or EngineUnavailableError with the server's words where not even the first request works.
+    """
+    def body_of(ask: Ask) -> dict[str, Any]:
+        return server.dialect.body(served.name, ask.prompt, ask.output_tokens) | load.extra_body
+
+    def rehearse(number: int) -> Awaitable[Timing]:
+        body = body_of(rehearsal(asks[number % len(asks)], number))
+        return one_request(server.http, body, server.dialect)
+
+    bodies = [body_of(ask) for ask in asks]
+    first = await rehearse(0)
+    if first.error is not None or not first.chunks:
+        why = first.error or "it brought no token"
+        kind = EngineUnavailableError if why.startswith("5") else UserError
+        raise kind(f"the first request to {server.url}{server.dialect.path} failed, so no load was put on "
+                   f"it: {_words(why)}")
+    gate = asyncio.Semaphore(load.max_concurrency or len(bodies))
+
+    async def one(body: dict[str, Any], due_s: float) -> Timing:
+        await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+        async with gate:
+            timing = await one_request(server.http, body, server.dialect)
+        on_done(timing)
+        return timing
+
+    together = load.max_concurrency or max(load.warmups, 1)
+    for at in range(0, load.warmups, together):
+        await asyncio.gather(*map(rehearse, range(at + 1, min(at + together, load.warmups) + 1)))
+    times = arrival_times(len(bodies), load.request_rate, load.burstiness, seed=load.seed)
+    began = time.perf_counter()
+    timings = await asyncio.gather(*(one(body, began + at) for body, at in zip(bodies, times, strict=True)))
+    return timings, max(time.perf_counter() - began, 1e-9)
+
+
+def _words(text: str) -> str:
+    """The sentence in an OpenAI error object, with its status; else the text as it is."""
+    before, brace, _ = text.partition("{")
+    try:
+        message = json.loads(text[len(before):])["error"]["message"] if brace else text
+    except (ValueError, TypeError, KeyError):
+        return text[:300]
+    return before + str(message) if brace else text[:300]

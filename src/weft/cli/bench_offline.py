@@ -1,0 +1,104 @@
+"""``weft bench latency`` and ``weft bench throughput``: ``weft.bench.offline`` with the field's flags."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft.bench import report
+from weft.cli.bench_serve import DATASET_FLAGS, asks_of
+from weft.cli.flags import FlagCommand, build, given_flags
+from weft.config import EngineConfig
+
+if TYPE_CHECKING:
+    from weft.api import Engine
+
+_OUTPUT = click.Option(["--output-json"], type=click.Path(path_type=Path, dir_okay=False),
+                       help="Write the result to this file.")
+_N = click.Option(["--n"], type=click.IntRange(min=1), default=1, show_default=True,
+                  help="Answers to each prompt.")
+
+
+@click.command("latency", cls=FlagCommand, configs=(EngineConfig,), params=[
+    click.Option(["--input-len"], type=click.IntRange(min=1), default=32, show_default=True,
+                 help="Tokens of each prompt."),
+    click.Option(["--output-len"], type=click.IntRange(min=1), default=128, show_default=True,
+                 help="Tokens to make."),
+    click.Option(["--batch-size"], type=click.IntRange(min=1), default=8, show_default=True,
+                 help="Prompts at once."),
+    _N,
+    click.Option(["--num-iters-warmup"], type=click.IntRange(min=0), default=2, show_default=True,
+                 help="Runs that are not counted."),
+    click.Option(["--num-iters"], type=click.IntRange(min=1), default=10, show_default=True,
+                 help="Runs that are."),
+    _OUTPUT,
+])
+@click.pass_context
+def latency(ctx: click.Context, /, input_len: int, output_len: int, batch_size: int, n: int,
+            num_iters_warmup: int, num_iters: int, output_json: Path | None, **values: Any) -> int:
+    """Time one batch, from the prompts to the last token, without a server.
+
+    MODEL as for `weft serve`. Without --prefix-cache given by hand nothing is cached.
+    """
+    report.check_writable(output_json, "--output-json")
+    config = build(EngineConfig, values)
+    if "prefix_cache" not in given_flags(ctx, EngineConfig):
+        config = dataclasses.replace(config, prefix_cache=False)
+    from weft.bench import offline
+
+    with _engine(config) as engine, report.bar("runs", num_iters_warmup + num_iters) as bar:
+        results = offline.latency(engine, batch_size=batch_size, input_len=input_len, output_len=output_len,
+                                  n=n, warmups=num_iters_warmup, iterations=num_iters, seed=config.seed,
+                                  on_done=lambda seconds: bar.step(f"{seconds:.2f} s"))
+        model = engine.info.name
+    report.show(f"{model}: {batch_size} x {input_len} -> {output_len} tokens, {num_iters} runs",
+                {"average (s)": results["avg_latency"],
+                 **{f"{percent} % (s)": seconds for percent, seconds in results["percentiles"].items()},
+                 "output tokens per second": batch_size * n * output_len / results["avg_latency"]})
+    if output_json is not None:
+        report.write(output_json, {**report.facts(), "model_id": model, "batch_size": batch_size,
+                                   "input_len": input_len, "output_len": output_len, **results})
+    return 0
+
+
+@click.command("throughput", cls=FlagCommand, configs=(EngineConfig,), params=[
+    *DATASET_FLAGS,
+    _N,
+    click.Option(["--num-warmups"], type=click.IntRange(min=0), default=0, show_default=True,
+                 help="Of the prompts, how many are run before the clock; what they cached is dropped."),
+    _OUTPUT,
+])
+def throughput(n: int, num_warmups: int, output_json: Path | None, **values: Any) -> int:
+    """Count requests and tokens per second when many prompts come at once, without a server.
+
+    MODEL as for `weft serve`; so are all its flags, the prefix cache included.
+    """
+    report.check_writable(output_json, "--output-json")
+    config = build(EngineConfig, values)
+    from weft.bench import offline
+    from weft.bench.prompts import Ask
+
+    with _engine(config) as engine:
+        asks = [Ask(ask.prompt, len(engine.tokenizer.encode(ask.answer)) or 1) if ask.answer else ask
+                for ask in asks_of({**values, "seed": config.seed}, engine.info.vocab_size)]
+        results = offline.throughput(engine, asks, n=n, warmups=num_warmups)
+        model = engine.info.name
+    report.show(f"{model}: {results['num_requests']} requests", {
+        "seconds": results["elapsed_time"], "requests per second": results["requests_per_second"],
+        "tokens per second, all": results["tokens_per_second"],
+        "output tokens per second": results["output_tokens_per_second"],
+        "input tokens": results["total_input_tokens"],
+        "of them from the prefix cache": results["total_cached_tokens"],
+        "output tokens": results["total_output_tokens"]})
+    if output_json is not None:
+        report.write(output_json, {**report.facts(), "model_id": model, **results})
+    return 0
+
+
+def _engine(config: EngineConfig) -> Engine:
+    from weft.api import Engine
+
+    return Engine(**dataclasses.asdict(config))

@@ -1,0 +1,153 @@
+"""Everything that a step brings to the device, in one buffer and one copy.
+
+    host (pinned)   | tokens, positions, starts, ... | table writes | frames to zero | copies | ... |
+                    '------------------------- one asynchronous copy --------------------------------'
+    device          | tokens, positions, starts, ... | table writes | frames to zero | copies | ... |
+
+A step asks for its pieces with ``take`` (to be filled in place) or ``add`` (an array that is there already),
+and each is a ``Staged``: the host's view of it now, the device's after ``send``. A dozen small copies would
+cost the host ten microseconds each, and one from memory that is not pinned makes it wait for the device.
+
+The host may run ahead of the device, so a buffer that is on its way must not be written. There are two of
+them, taken in turn, each with an event that is recorded behind its copy: ``begin`` waits for the event of the
+buffer it takes, which is that of the step before the last and is practically always over. On the device one
+buffer is enough: copies and kernels are in the order of one stream.
+
+On a CPU ``send`` copies nothing: the device's view is the host's memory, and the next ``begin`` gives it away
+again, as it does on a GPU.
+
+A step that needs more than the buffer holds is served all the same, the rest by copies of their own, and the
+next one finds a larger buffer: that is bounded by the largest step (law L11). Rejected: a buffer for the
+largest step that could be (every row getting all its pages at once, megabytes for a case that is never seen).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+ALIGN = 16
+"""Bytes: every piece starts on a multiple of it."""
+
+_ELSEWHERE = -1
+"""Where a piece begins that did not fit."""
+_BEFORE_SEND = "a staged piece is read before it was sent"
+
+
+class Staged:
+    """``host``: the numpy array; ``device``: its twin, a tensor of the same shape and dtype, from ``send``
+    until the next ``begin``."""
+
+    __slots__ = ("_begin", "_device", "host")
+
+    def __init__(self, host: npt.NDArray[Any], begin: int) -> None:
+        self.host = host
+        self._begin = begin
+        self._device: torch.Tensor | None = None
+
+    @property
+    def device(self) -> torch.Tensor:
+        assert self._device is not None, _BEFORE_SEND
+        return self._device
+
+    def row(self, index: int) -> Staged:
+        """One row of it, once it is sent."""
+        row = Staged(self.host[index], self._begin)
+        row._device = self.device[index]
+        return row
+
+
+class Staging:
+    """One step at a time: ``begin``, any number of ``take`` and ``add``, ``send``. ``capacity_bytes``: of a
+    usual step; it grows. ``copies``: whether ``send`` copies, by default on every device but the CPU."""
+
+    def __init__(self, device: torch.device, capacity_bytes: int = 1 << 16, *,
+                 copies: bool | None = None) -> None:
+        self._device = device
+        self._copies = device.type != "cpu" if copies is None else copies
+        self._turn = 0
+        self._events: list[Any] = [None, None]
+        self._used = 0
+        self._asked = 0
+        self._pieces: list[Staged] = []
+        self._make(capacity_bytes)
+
+    @property
+    def capacity_bytes(self) -> int:
+        return len(self._hosts[0])
+
+    def begin(self) -> None:
+        """A new step. The pieces of the step before are void."""
+        if self._asked > self.capacity_bytes:
+            self._grow()
+        self._turn = (self._turn + 1) % len(self._hosts)
+        busy = self._events[self._turn]
+        if busy is not None:
+            busy.synchronize()
+        self._used = self._asked = 0
+        self._pieces.clear()
+
+    def take(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.int64) -> Staged:
+        """A piece to be filled through ``host``, with unspecified contents."""
+        count = shape if isinstance(shape, int) else math.prod(shape)
+        size_bytes = count * np.dtype(dtype).itemsize
+        begin, end = self._used, self._used + size_bytes
+        padded = size_bytes + -size_bytes % ALIGN
+        self._asked += padded
+        if end > self.capacity_bytes:
+            piece = Staged(np.empty(shape, dtype), _ELSEWHERE)
+        else:
+            self._used += padded
+            room = self._hosts[self._turn][begin:end].view(dtype)
+            piece = Staged(room if isinstance(shape, int) else room.reshape(shape), begin)
+        self._pieces.append(piece)
+        return piece
+
+    def add(self, values: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> Staged:
+        """A piece that holds ``values`` now, as ``dtype`` if one is named."""
+        piece = self.take(values.shape, values.dtype if dtype is None else dtype)
+        piece.host[...] = values
+        return piece
+
+    def send(self) -> None:
+        """One copy. Every piece has its ``device`` from here on."""
+        if not self._copies:
+            for piece in self._pieces:
+                piece._device = torch.from_numpy(piece.host)
+            return
+        used = min(self._used, self.capacity_bytes)  # the last piece may end inside its padding
+        self._there[:used].copy_(self._pinned[self._turn][:used], non_blocking=True)
+        self._note_copy()
+        for piece in self._pieces:
+            if piece._begin == _ELSEWHERE:
+                piece._device = torch.from_numpy(piece.host).to(self._device)
+                continue
+            flat = self._there[piece._begin : piece._begin + piece.host.nbytes]
+            dtype = torch.from_numpy(piece.host).dtype
+            piece._device = flat.view(dtype).view(piece.host.shape)
+
+    def _note_copy(self) -> None:
+        """When the copy that was just asked for is done, its buffer may be written again."""
+        if self._device.type != "cuda":
+            return
+        cuda: Any = torch.cuda
+        event = self._events[self._turn] = self._events[self._turn] or cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+
+    def _grow(self) -> None:
+        for event in self._events:
+            if event is not None:
+                event.synchronize()
+        self._make(1 << (self._asked - 1).bit_length())
+
+    def _make(self, capacity_bytes: int) -> None:
+        pinned = self._device.type == "cuda"
+        self._pinned = [torch.empty(capacity_bytes, dtype=torch.uint8, pin_memory=pinned)
+                        for _ in range(2 if self._copies else 1)]
+        self._hosts = [buffer.numpy() for buffer in self._pinned]
+        self._there = torch.empty(capacity_bytes if self._copies else 0, dtype=torch.uint8,
+                                  device=self._device)

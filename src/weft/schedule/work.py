@@ -1,0 +1,42 @@
+"""What a step computes, in the four numbers that its seconds depend on: for cost models, recordings, and
+whoever learns what a prompt costs while the engine runs.
+
+    prefill tokens     weights are applied to each of them
+    pairs              (query, key) pairs of their attention: grows with the square of a prompt
+    decodes            sequences that compute one token
+    context            tokens whose KV those read
+
+Readings of a plan; nothing is measured here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from weft.schedule.plan import StepPlan
+
+
+class Work(NamedTuple):
+    """``pairs``: (query, key) pairs of the prefill runs. ``context``: tokens whose KV the decodes read."""
+
+    prefill_tokens: int
+    pairs: int
+    decodes: int
+    context: int
+
+
+def pairs_of(start: int, end: int) -> int:
+    """(query, key) pairs of a prefill of the positions [start, end): each sees itself and all before it."""
+    return (end * (end + 1) - start * (start + 1)) // 2
+
+
+def work_of(plan: StepPlan) -> Work:
+    """What the step ``plan`` computes."""
+    decodes = plan.decode_count
+    starts, lengths = plan.starts, plan.lengths
+    context = int(starts[:decodes].sum()) + decodes
+    if decodes == plan.run_count:
+        return Work(0, 0, decodes, context)
+    runs = zip(starts[decodes:].tolist(), lengths[decodes:].tolist(), strict=True)
+    return Work(int(lengths[decodes:].sum()), sum(pairs_of(start, start + length) for start, length in runs),
+                decodes, context)

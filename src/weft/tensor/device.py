@@ -1,0 +1,102 @@
+"""Where the model runs: what ``--device`` means on this machine, and what torch says of it.
+
+    auto      cuda where torch has a GPU, the CPU elsewhere
+    cpu       the CPU
+    cuda      the GPU that torch calls current          cuda:N    the GPU with that number
+
+Asked once, where the engine is put together; everything below takes a ``torch.device`` and looks nothing up.
+The memory of a GPU is read here too, because its driver counts what other processes hold and torch does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from weft.errors import ConfigError
+from weft.tensor import gpu
+
+OLDEST = (8, 0)
+"""Compute capability of Ampere: the Triton kernels are compiled for it and for what came after."""
+
+
+def choose_device(asked: str) -> torch.device:
+    """The device that ``asked`` (the value of ``--device``) names, with its number.
+
+    Raises ConfigError for a name that is none, a GPU that torch cannot use (with what torch says of it), and
+    a number that there is no GPU for.
+    """
+    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    number = re.fullmatch(r"cuda(?::(\d+))?|auto", asked)
+    if number is None:
+        raise ConfigError(f"--device is {asked!r}; it may be auto, cpu, cuda or cuda:N", param="--device")
+    why = _why_not()
+    if why is not None:
+        raise ConfigError(f"--device is {asked}, which torch {torch.__version__} cannot use: {why}; install "
+                          "a driver and a build of torch for CUDA, or use --device cpu", param="--device")
+    count, wanted = torch.cuda.device_count(), int(number[1] or 0)
+    if number[1] is None:
+        wanted = torch.cuda.current_device()
+    if wanted >= count:
+        raise ConfigError(f"--device is {asked}, and the last GPU of this machine is cuda:{count - 1}",
+                          param="--device")
+    use(torch.device("cuda", wanted))
+    return torch.device("cuda", wanted)
+
+
+def use(device: torch.device) -> None:
+    """Make a GPU the current one of this thread, which is where Triton launches. Nothing for a CPU, or for a
+    GPU without a number, which is the current one."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+
+
+def _why_not() -> str | None:
+    """What torch says when it is asked for a GPU; None where it has one."""
+    cuda: Any = torch.cuda
+    try:
+        cuda.init()
+    except (AssertionError, RuntimeError) as error:
+        return str(error).strip().split("\n")[0].rstrip(".")
+    return None if torch.cuda.is_available() else "it sees no GPU"
+
+
+def describe(device: torch.device) -> str:
+    """``cpu``, or ``cuda:0 (NVIDIA H100 80GB HBM3)``."""
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+
+
+def kernels_in_words() -> str:
+    """Which kernels run on a GPU, for the start-up line."""
+    if not gpu.in_use():
+        return "torch" if gpu.INSTALLED else "torch (Triton is not installed)"
+    with contextlib.suppress(PackageNotFoundError):   # some builds come under another name
+        return f"Triton {version('triton')}"
+    return "Triton"
+
+
+def remarks(device: torch.device) -> list[str]:
+    """Sentences that a user should see about a GPU: what will be slow, or was never tried."""
+    if device.type != "cuda":
+        return []
+    said = []
+    if not gpu.INSTALLED:
+        said.append("Triton is not installed, so the GPU runs torch's own operators, many times slower: "
+                    "pip install 'weft[gpu]'.")
+    capability = torch.cuda.get_device_capability(device)
+    if capability < OLDEST:
+        said.append(f"{describe(device)} has compute capability {capability[0]}.{capability[1]}; the kernels "
+                    f"are made for {OLDEST[0]}.{OLDEST[1]} and newer.")
+    return said
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of a GPU that nobody holds, after torch gave back what it keeps for later."""
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free)

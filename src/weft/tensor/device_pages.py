@@ -1,0 +1,173 @@
+"""Tiles of keys and values between pages and registers: what every Triton kernel over pages is made of.
+
+A page keeps K and V of one head as one dense block each (``tensor.layout``), so a tile of several pages is
+loaded as it lies, whole blocks in 16-byte pieces, and put in order in registers, where order costs nothing:
+
+    pages [n] --load--> [n, D/pack x 16 x pack] --view, permute--> K^T [D, n x 16]    scores: q [M, D] . K^T
+              --load--> [n, 16/pack x D x pack] --view, permute--> V   [n x 16, D]    output: weights . V
+
+Addresses into the arena are 64-bit: a page id is widened before it is multiplied. PAD pages are not read and
+count as zeros. Numbers that no one wrote are the caller's business: scores of such places are *replaced* by
+-inf and their values by 0 (L6), which only blocks at the end of a context pay for.
+
+Narrow pages. int8 is exact in any dtype that products are taken in; it gets there by bits, because the
+conversion unit takes 16 numbers a clock, just what memory brings. fp8 is converted by hardware from compute
+capability 8.9 on, below it by bits (a float16 of the same bits is the number times 2^-8). What is rounded on
+the way in is rounded with integers, to the nearest even, on every device: a page has the same bytes whoever
+wrote it.
+
+Rejected: one pointer per number in the order of the product (2- or 4-byte loads for 16-bit pages); scores
+from even and odd lanes apart (two products of half the depth, and another kernel for pack 4).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from weft.tensor import gpu
+
+FP8_NONE, FP8_HARDWARE, FP8_BITS = 0, 1, 2
+
+TRITON_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "i8",
+                torch.float8_e4m3fn: "u8"}
+"""What a kernel of pages is compiled for: fp8 is handed over as bytes."""
+
+
+def as_bits(cache: torch.Tensor) -> torch.Tensor:
+    return cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache
+
+
+def fp8_kind(dtype: torch.dtype, device: torch.device) -> int:
+    if dtype != torch.float8_e4m3fn:
+        return FP8_NONE
+    # The interpreter's own conversion makes a number of what is NaN.
+    hardware = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+    return FP8_HARDWARE if hardware else FP8_BITS
+
+
+def product_of(query: torch.dtype, page: torch.dtype) -> tuple[tl.dtype, str]:
+    """The dtype of a product's factors and its precision. Sums are float32 always. The interpreter has no
+    bfloat16 arithmetic; where no 16-bit dtype holds both factors, tf32 holds them exactly."""
+    if gpu.INTERPRETED or torch.float32 in (query, page):
+        return tl.float32, "ieee"
+    if query == torch.bfloat16 and page != torch.float16:
+        return tl.bfloat16, "tf32"
+    if query == torch.float16 and page in (torch.float16, torch.float8_e4m3fn):
+        return tl.float16, "tf32"
+    return tl.float32, "tf32"
+
+
+def block_dim(dim: int) -> int:
+    """A tile's width for heads of ``dim`` numbers; what is too much is masked."""
+    return max(16, 1 << (dim - 1).bit_length())
+
+
+@triton.jit
+def page_ids(table_row, first, end, PAGES: tl.constexpr):
+    """int64 [PAGES]: the pages from ``first`` on, PAD from ``end`` on."""
+    at = first + tl.arange(0, PAGES)
+    return tl.load(table_row + at, mask=at < end, other=-1).to(tl.int64)
+
+
+@triton.jit
+def load_keys(keys, page_stride, pages, D: tl.constexpr, BLOCK_D: tl.constexpr, PACK: tl.constexpr,
+              PAGES: tl.constexpr):
+    """K^T [BLOCK_D, PAGES x 16] as stored. ``keys``: the head's block in page 0."""
+    flat = tl.arange(0, BLOCK_D * 16)
+    taken = pages[:, None] >= 0
+    if BLOCK_D != D:
+        taken = taken & (flat < D * 16)[None, :]
+    x = tl.load(keys + pages[:, None] * page_stride + flat[None, :], mask=taken, other=0)
+    x = tl.permute(tl.reshape(x, (PAGES, BLOCK_D // PACK, 16, PACK)), (1, 3, 0, 2))
+    return tl.reshape(x, (BLOCK_D, PAGES * 16))
+
+
+@triton.jit
+def load_values(values, page_stride, pages, D: tl.constexpr, BLOCK_D: tl.constexpr, PACK: tl.constexpr,
+                PAGES: tl.constexpr):
+    """V [PAGES x 16, BLOCK_D] as stored."""
+    if BLOCK_D == D:
+        flat = tl.arange(0, D * 16)
+        x = tl.load(values + pages[:, None] * page_stride + flat[None, :], mask=pages[:, None] >= 0, other=0)
+    else:
+        row = tl.arange(0, 16 // PACK)
+        column = tl.arange(0, BLOCK_D * PACK)
+        taken = (pages[:, None, None] >= 0) & (column < D * PACK)[None, None, :]
+        x = tl.load(values + pages[:, None, None] * page_stride + (row * (D * PACK))[None, :, None]
+                    + column[None, None, :], mask=taken, other=0)
+    x = tl.permute(tl.reshape(x, (PAGES, 16 // PACK, BLOCK_D, PACK)), (0, 1, 3, 2))
+    return tl.reshape(x, (PAGES * 16, BLOCK_D))
+
+
+@triton.jit
+def load_token_scales(scales, page_stride, pages, PAGES: tl.constexpr):
+    """float32 [PAGES x 16]. ``scales``: of the head and of K or V, in page 0."""
+    x = tl.load(scales + pages[:, None] * page_stride + tl.arange(0, 16)[None, :],
+                mask=pages[:, None] >= 0, other=0.0)
+    return tl.reshape(x.to(tl.float32), (PAGES * 16,))
+
+
+@triton.jit
+def widen(x, FP8: tl.constexpr, PRODUCT: tl.constexpr):
+    """A stored tile as a factor of a product."""
+    if FP8 == 1:
+        x = x.to(tl.float8e4nv, bitcast=True)
+    elif FP8 == 2:
+        half = ((x & 0x80).to(tl.uint16) << 8) | ((x & 0x7F).to(tl.uint16) << 7)
+        wide = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+        x = tl.where((x & 0x7F) == 0x7F, float("nan"), wide)
+    elif x.dtype == tl.int8:
+        # 2^23 + (x + 128), whose low bits x + 128 is.
+        bits = (x.to(tl.uint8, bitcast=True) ^ 0x80).to(tl.uint32) | 0x4B000000
+        x = bits.to(tl.float32, bitcast=True) - 8388736.0
+    return x.to(PRODUCT)
+
+
+@triton.jit
+def to_nearest_bf16(x):
+    """float32 that bfloat16 holds exactly, to the nearest even; NaN stays."""
+    bits = x.to(tl.uint32, bitcast=True)
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+
+
+@triton.jit
+def rounded(x, DTYPE: tl.constexpr):
+    """float32 that DTYPE holds exactly, to the nearest even."""
+    if tl.bfloat16 == DTYPE:
+        x = to_nearest_bf16(x)
+    elif tl.float16 == DTYPE:
+        x = x.to(tl.float16).to(tl.float32)
+    return x
+
+
+@triton.jit
+def fp8_bits(x):
+    """float32 -> the byte of e4m3: nearest even, at most 448, NaN stays."""
+    size = tl.abs(x)
+    sign = (x.to(tl.uint32, bitcast=True) >> 24) & 0x80
+    size = tl.where(size > 448.0, 448.0, size)
+    bits = size.to(tl.uint32, bitcast=True)
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
+    # Below 2^-6 the steps are 2^-9: adding 2^23 rounds to whole steps, which are then the low bits.
+    small = (size * 512.0 + 8388608.0).to(tl.uint32, bitcast=True) & 0xF
+    code = tl.where(size < 0.015625, small, normal)
+    code = tl.where(x == x, code, 0x7F)
+    return (code | sign).to(tl.uint8)
+
+
+@triton.jit
+def quantized_rows(x, PER_MAX: tl.constexpr):
+    """float32 [N, D] -> whole numbers up to 127 (float32), and what they are multiples of, [N], as bfloat16
+    holds it. As ``kv_numbers.quantized``."""
+    broken = tl.max((x != x).to(tl.int32), axis=1)
+    most = tl.where(broken > 0, float("nan"), tl.max(tl.abs(x), axis=1))
+    scale = to_nearest_bf16(most * PER_MAX)
+    over = tl.where(scale == 0, 1.0, scale)
+    exact = tl.div_rn(x, tl.broadcast_to(over[:, None], x.shape))
+    exact = tl.where(exact > 127.0, 127.0, tl.where(exact < -127.0, -127.0, exact))
+    # Adding 1.5 x 2^23 leaves no place for a fraction: to the nearest even.
+    whole = (exact + 12582912.0) - 12582912.0
+    return tl.where(whole == whole, whole, 0.0), scale

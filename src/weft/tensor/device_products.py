@@ -1,0 +1,143 @@
+"""Small things that several Triton kernels are made of: products of tiles, the inverse of a chunk's triangle.
+
+Precision. States are checkpoints: what a prefill leaves in a slot must be what decodes would have left there,
+so products with a float32 operand keep float32's digits. Tensor cores take 8 (bf16), 11 (fp16, tf32) bits:
+
+    16 bits x 16 bits (same dtype)   one product; exact, but for the sum
+    bf16    x float32                three products: b = b1 + b2 + b3, bf16 each, which has all 24 bits of b.
+                                     1.5 times the work of one tf32 product; a stays in 16 bits in shared
+                                     memory and may be transposed there, which Hopper's tf32 products cannot
+    other   x float32                tf32x3: both halves of both, less the smallest of the four products
+
+Rejected: tf32 alone (11 bits: what a state is off by then is as much as its bf16 inputs are, and decodes
+would be off by nothing); "ieee" (no tensor cores: ten times slower).
+
+In Triton's interpreter 16-bit numbers are widened before every product: it has no bf16 arithmetic.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from weft.tensor import gpu
+
+INTERPRETED = tl.constexpr(gpu.INTERPRETED)
+LOG_DECAY_MIN = tl.constexpr(-80.0)
+"""As ``weft.tensor.chunks`` has it: what decays by more counts as decayed by this."""
+LOG_DECAY_FLOOR = tl.constexpr(-1e4)
+"""Log decays of single tokens below this count as this, so that a -inf does not make NaN of a difference."""
+BASE = tl.constexpr(16)
+"""Side of the blocks that are inverted by substitution."""
+
+
+@triton.jit
+def only_if(condition, count):
+    """``count``, or 0: the bound of a mask. (A mask of a tile and a scalar condition would do, but the
+    interpreter makes integers of a condition that is spread over a tile.)"""
+    return tl.where(condition, count, 0)
+
+
+@triton.jit
+def product(a, b):
+    """a @ b of one dtype, float32."""
+    if INTERPRETED:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    else:
+        return tl.dot(a, b, input_precision="tf32x3")
+
+
+@triton.jit
+def product_left(a, b):
+    """a @ b, ``a`` as it was loaded, ``b`` float32."""
+    if INTERPRETED or a.dtype != tl.bfloat16:
+        return product(a.to(tl.float32), b)
+    else:
+        b1 = b.to(tl.bfloat16)
+        rest = b - b1.to(tl.float32)
+        b2 = rest.to(tl.bfloat16)
+        b3 = (rest - b2.to(tl.float32)).to(tl.bfloat16)
+        return tl.dot(a, b1, tl.dot(a, b2, tl.dot(a, b3)))
+
+
+@triton.jit
+def product_right(a, b):
+    """a @ b, ``b`` as it was loaded, ``a`` float32."""
+    if INTERPRETED or b.dtype != tl.bfloat16:
+        return product(a, b.to(tl.float32))
+    else:
+        a1 = a.to(tl.bfloat16)
+        rest = a - a1.to(tl.float32)
+        a2 = rest.to(tl.bfloat16)
+        a3 = (rest - a2.to(tl.float32)).to(tl.bfloat16)
+        return tl.dot(a1, b, tl.dot(a2, b, tl.dot(a3, b)))
+
+
+@triton.jit
+def decay_of(log_decay):
+    """exp in float32, kept off the denormals."""
+    return tl.exp(tl.maximum(log_decay.to(tl.float32), LOG_DECAY_MIN))
+
+
+@triton.jit
+def decay_sums(log_decay):
+    """Sums along axis 0, float64: their differences are wanted to 1e-7 where they are in the hundreds."""
+    return tl.cumsum(tl.maximum(log_decay.to(tl.float32), LOG_DECAY_FLOOR).to(tl.float64), axis=0)
+
+
+@triton.jit
+def pairwise_decay(sums, place):
+    """[i, j] = exp(sums_i - sums_j) for j <= i, else 0. Chosen before the exponential: for j > i the
+    difference is positive and may be anything."""
+    seen = place[:, None] >= place[None, :]
+    return tl.where(seen, decay_of(tl.where(seen, sums[:, None] - sums[None, :], 0.0)), 0.0)
+
+
+@triton.jit
+def unit_scale(x):
+    """[rows]: what makes rows of a float32 tile unit vectors (eps 1e-6)."""
+    return tl.rsqrt(tl.sum(x * x, axis=1) + 1e-6)
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + e^x), to 1e-7 of itself: with s = e / (2 + e), log(1 + e) = 2 atanh(s), and s <= 1/3. The
+    hardware's logarithm is good to 1e-7 absolutely, which is nothing of a step size of 1e-6."""
+    e = tl.exp(-tl.abs(x))
+    s = e / (2.0 + e)
+    t = s * s
+    tail = 1 / 7 + t * (1 / 9 + t * (1 / 11 + t * (1 / 13 + t / 15)))
+    return tl.maximum(x, 0.0) + 2.0 * s * (1.0 + t * (1 / 3 + t * (1 / 5 + t * tail)))
+
+
+@triton.jit
+def unit_lower_inverse(a, SIZE: tl.constexpr):
+    """(1 + strictly lower part of a)^-1, float32 [SIZE, SIZE], SIZE = 16 x a power of 2.
+
+    The blocks of 16 on the diagonal all at once, row after row, as [blocks, 16, 16]; then halves are put
+    together, D^-1 - D^-1 B D^-1 with D the blocks so far and B what lies between two of them: products of
+    whole tiles, most of which is zeros, and still less than anything that is not done by tensor cores.
+    Rejected: (1 - N)(1 + N^2)(1 + N^4)..., whose powers grow like binomials where keys repeat.
+    """
+    BLOCKS: tl.constexpr = SIZE // BASE
+    row = tl.arange(0, SIZE)
+    rows, cols = row[:, None], row[None, :]
+    a = tl.where(rows > cols, a, 0.0)
+    block = tl.arange(0, BLOCKS)
+    same = (block[:, None] == block[None, :])[:, None, :, None]
+    tiles = tl.sum(tl.where(same, tl.reshape(a, (BLOCKS, BASE, BLOCKS, BASE)), 0.0), axis=2)
+    at = tl.arange(0, BASE)
+    at_row, at_col = at[None, :, None], at[None, None, :]
+    solved = tl.where(at_row == at_col, 1.0, tl.zeros((BLOCKS, BASE, BASE), tl.float32))
+    for i in range(1, BASE):
+        line = tl.sum(tl.where(at_row == i, tiles, 0.0), axis=1)
+        made = -tl.sum(line[:, :, None] * solved, axis=1)
+        solved = tl.where((at_row == i) & (at_col < i), made[:, None, :], solved)
+    inverse = tl.reshape(tl.where(same, solved[:, :, None, :], 0.0), (SIZE, SIZE))
+    half = BASE
+    while half < SIZE:
+        between = (rows // (2 * half) == cols // (2 * half)) & (rows // half != cols // half)
+        corner = product(tl.where(between, a, 0.0), inverse)
+        inverse -= product(inverse, corner)
+        half *= 2
+    return inverse

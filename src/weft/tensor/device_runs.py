@@ -1,0 +1,134 @@
+"""The runs of a step as one table of integers on the device, for kernels that take the whole step at once.
+
+A launch knows nothing of Python lists: each of its programs looks up its own piece of work. Two kinds:
+
+    run    offsets, lengths, fresh, chunk_begin          by run r; decodes first, as everywhere
+    chunk  chunk_run, chunk_first, chunk_tokens,         by chunk c; the prefill runs in their order, and
+           chunk_tap                                     in each run from its first token to its last
+
+A chunk is the tokens of one run between two cuts. Cuts lie on the absolute grid of CHUNK_TOKENS positions, so
+that a prefix hit computes the same chunks as a cold run, and at every tap, so that a tap is always the state
+after a whole chunk (taps are asked for on the grid: such a cut is there anyway):
+
+    run of positions 40..210, tap at 128     [40..63] [64..127]* [128..191] [192..210]     * has chunk_tap
+
+The same chunks are the query tiles of attention. Everything is int32 in one flat array: ``pack`` makes it on
+the host, one copy brings it over, ``unpack`` cuts it into views. Rejected: cutting the grid of a launch from
+the longest run (most programs of a mixed step would have nothing to do).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from weft.tensor.inputs import Runs, TapPoint
+from weft.units import CHUNK_TOKENS, PAD
+
+Int32s = npt.NDArray[np.int32]
+
+RUN_FIELDS = 3
+CHUNK_FIELDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRuns:
+    """All tensors int32 on the device of the step, contiguous. Runs [0, decode_count) are decodes.
+
+    ``chunk_begin_R`` [R + 1]: the chunks of run r are [chunk_begin_R[r], chunk_begin_R[r + 1]), none of a
+    decode. ``chunk_first_C``: index in T; ``chunk_tap_C``: the slot that the state after the chunk is also
+    written to, or PAD."""
+
+    run_count: int
+    decode_count: int
+    chunk_count: int
+    offsets_R: torch.Tensor
+    lengths_R: torch.Tensor
+    fresh_R: torch.Tensor        # 1 or 0
+    chunk_begin_R: torch.Tensor
+    chunk_run_C: torch.Tensor
+    chunk_first_C: torch.Tensor
+    chunk_tokens_C: torch.Tensor
+    chunk_tap_C: torch.Tensor
+
+
+def device_runs(runs: Runs) -> DeviceRuns:
+    """The step's table, made once per step; on the device that ``runs.slots_R`` is on."""
+    known = runs.memo.get("device_runs")
+    if known is None:
+        flat, chunk_count = pack(runs)
+        known = runs.memo["device_runs"] = unpack(
+            torch.from_numpy(flat).to(runs.slots_R.device), runs.run_count, runs.decode_count, chunk_count)
+    assert isinstance(known, DeviceRuns)
+    return known
+
+
+def _sizes(run_count: int, chunk_count: int) -> list[int]:
+    """int32 values of each field, in their order."""
+    return [run_count] * RUN_FIELDS + [run_count + 1] + [chunk_count] * CHUNK_FIELDS
+
+
+def _aligned(size: int) -> int:
+    """Every field begins on 16 bytes, wherever runs end: kernels are compiled for that."""
+    return size + -size % 4
+
+
+def remember(runs: Runs, flat: torch.Tensor, chunk_count: int) -> None:
+    """``flat``, as ``pack`` made it of ``runs``, came to the device with the step's other inputs."""
+    runs.memo["device_runs"] = unpack(flat, runs.run_count, runs.decode_count, chunk_count)
+
+
+def pack(runs: Runs) -> tuple[Int32s, int]:
+    """The flat table and its count of chunks."""
+    return pack_lists(runs.offsets, runs.starts, runs.lengths, runs.fresh, runs.decode_count, runs.taps)
+
+
+def pack_lists(offsets: list[int], starts: list[int], lengths: list[int], fresh: list[bool],
+               decode_count: int, taps: Sequence[TapPoint]) -> tuple[Int32s, int]:
+    """``pack`` of runs whose tensors are not there yet."""
+    cuts = _cuts(offsets, starts, lengths, decode_count, taps)
+    chunk_begin = np.zeros(len(offsets) + 1, np.int32)
+    for run, _, _, _ in cuts:
+        chunk_begin[run + 1] += 1
+    by_run = np.array([offsets, lengths, fresh], np.int32)
+    by_chunk = np.array(cuts, np.int32).reshape(len(cuts), CHUNK_FIELDS).T
+    sizes = _sizes(len(offsets), len(cuts))
+    flat, begin = np.zeros(sum(map(_aligned, sizes)), np.int32), 0
+    for field, size in zip((*by_run, chunk_begin.cumsum(), *by_chunk), sizes, strict=True):
+        flat[begin : begin + size] = field
+        begin += _aligned(size)
+    return flat, len(cuts)
+
+
+def unpack(flat: torch.Tensor, run_count: int, decode_count: int, chunk_count: int) -> DeviceRuns:
+    """Views into ``flat`` (int32, as ``pack`` made it, or longer)."""
+    sizes = _sizes(run_count, chunk_count)
+    room = [_aligned(size) for size in sizes]
+    fields = torch.split(flat[: sum(room)], room)
+    return DeviceRuns(run_count, decode_count, chunk_count,
+                      *(field[:size] for field, size in zip(fields, sizes, strict=True)))
+
+
+def _cuts(offsets: list[int], starts: list[int], lengths: list[int], decode_count: int,
+          taps: Sequence[TapPoint]) -> list[tuple[int, int, int, int]]:
+    """(run, first index in T, tokens, slot of the tap at its end or PAD) of every chunk."""
+    asked: dict[int, dict[int, int]] = {}
+    for tap in taps:
+        if tap.slot != PAD:
+            at = asked.setdefault(tap.run, {})
+            assert tap.offset not in at, f"run {tap.run} has two taps at {tap.offset}"
+            at[tap.offset] = tap.slot
+    found = []
+    for run in range(decode_count, len(offsets)):
+        start, length = max(starts[run], 0), lengths[run]
+        wanted = asked.get(run, {})
+        grid = range(CHUNK_TOKENS - start % CHUNK_TOKENS, length, CHUNK_TOKENS)
+        begin = 0
+        for end in sorted({*grid, *wanted, length}):
+            found.append((run, offsets[run] + begin, end - begin, wanted.get(end, PAD)))
+            begin = end
+    return found

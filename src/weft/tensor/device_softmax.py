@@ -1,0 +1,134 @@
+"""A softmax over keys that come in blocks, and how what it makes leaves a kernel.
+
+    softmax_step   a block of keys and values into (highest score, sum of weights, weighted values)
+    finish         gates, scale of fp8 values, the one rounding, the store
+    combine        a kernel: the outputs of several programs that each saw a part of the keys, into one
+
+Scores are float32 in powers of two (``qk_scale`` has log2 e in it). Masks are selects: a score that is not
+seen is *replaced* by -inf, the value of a key that no query of the block sees by 0, so that whatever their
+memory holds, NaN too, is multiplied with nothing (L6).
+
+Source: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018); Dao et al.,
+"FlashAttention" (2022) and "Flash-Decoding" (2023).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+COMBINED_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """What an output is multiplied by: ``gate_TC`` [T, heads x D] and ``head_gate_TH`` [T, heads], both
+    through a sigmoid, ``value_scale_H`` [kv_heads]."""
+
+    gate_TC: torch.Tensor | None = None
+    head_gate_TH: torch.Tensor | None = None
+    value_scale_H: torch.Tensor | None = None
+
+
+def gates_of(gates: Gates | None) -> tuple[torch.Tensor | None, int, torch.Tensor | None, int,
+                                           torch.Tensor | None]:
+    if gates is None:
+        return None, 0, None, 0, None
+    for gate in (gates.gate_TC, gates.head_gate_TH):
+        assert gate is None or gate.stride(1) == 1 or gate.shape[1] == 1
+    return (gates.gate_TC, 0 if gates.gate_TC is None else gates.gate_TC.stride(0), gates.head_gate_TH,
+            0 if gates.head_gate_TH is None else gates.head_gate_TH.stride(0), gates.value_scale_H)
+
+
+@triton.jit
+def softmax_step(scores, values, k_scale, v_scale, top, total, out, position, last, qk_scale,
+                 MASKED: tl.constexpr, WINDOW: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr):
+    """``scores`` [M, N]: products of queries and keys; the keys are at ``position`` [N], of which a query
+    sees those up to ``last`` [M] (and within its WINDOW), all of them unless MASKED; ``values`` [N, BLOCK_D];
+    ``k_scale``, ``v_scale`` [N] or None. Returns ``top`` [M], ``total`` [M], ``out`` [M, BLOCK_D]."""
+    scores *= qk_scale
+    if k_scale is not None:
+        scores *= k_scale[None, :]
+    if MASKED:
+        seen = position[None, :] <= last[:, None]
+        some = position <= tl.max(last, 0)
+        if WINDOW:
+            seen = seen & (position[None, :] > last[:, None] - WINDOW)
+            some = some & (position > tl.min(last, 0) - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
+        values = tl.where(some[:, None], values, tl.zeros_like(values))
+        if v_scale is not None:
+            v_scale = tl.where(some, v_scale, 0.0)
+    base = tl.maximum(top, tl.max(scores, 1))
+    # A query that has seen nothing yet has no highest score to count from.
+    from_top = tl.where(base == float("-inf"), 0.0, base) if MASKED else base
+    weights = tl.exp2(scores - from_top[:, None])
+    kept = tl.exp2(top - from_top)
+    total = total * kept + tl.sum(weights, 1)
+    if v_scale is not None:
+        weights *= v_scale[None, :]
+    out = tl.dot(weights.to(PRODUCT), values, out * kept[:, None], input_precision=PRECISION)
+    return base, total, out
+
+
+@triton.jit
+def finish(x, token, head, taken, out, gate, gate_stride, head_gate, head_gate_stride, value_scale,
+           HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """float32 [M, BLOCK_D], rows of tokens ``token`` and heads ``head`` where ``taken``, gated and stored."""
+    d = tl.arange(0, BLOCK_D)
+    stored = taken[:, None] & (d < D)[None, :]
+    if value_scale is not None:
+        x *= tl.load(value_scale + head // GROUP, mask=taken, other=1.0).to(tl.float32)[:, None]
+    if head_gate is not None:
+        by = tl.load(head_gate + token * head_gate_stride + head, mask=taken, other=0.0).to(tl.float32)
+        x *= tl.sigmoid(by)[:, None]
+    if gate is not None:
+        by = tl.load(gate + (token * gate_stride + head * D)[:, None] + d[None, :], mask=stored, other=0.0)
+        x *= tl.sigmoid(by.to(tl.float32))
+    tl.store(out + ((token * HEADS + head) * D)[:, None] + d[None, :], x.to(out.dtype.element_ty),
+             mask=stored)
+
+
+@triton.jit
+def pieces_of(seen, WINDOW: tl.constexpr, SPLITS_MAX: tl.constexpr, PAGES: tl.constexpr):
+    """(first page, page behind the last, pages of a split) of a row that sees ``seen`` tokens."""
+    first = 0
+    if WINDOW:
+        first = tl.maximum(seen - WINDOW, 0) // 16
+    end = tl.cdiv(seen, 16)
+    each = tl.cdiv(tl.cdiv(end - first, SPLITS_MAX), PAGES) * PAGES
+    return first, end, tl.maximum(each, 16)
+
+
+@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["context"])
+def combine(out, gate, gate_stride, head_gate, head_gate_stride, value_scale, context, partial, logs, splits,
+             HEADS: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr,
+             BLOCK_D: tl.constexpr, PAGES: tl.constexpr, SPLITS_MAX: tl.constexpr, AT_ONCE: tl.constexpr):
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token, heads = tl.full((1,), 0, tl.int64) + row, tl.full((1,), 0, tl.int32) + head
+    taken = tl.full((1,), 1, tl.int1)
+    seen = tl.load(context + row).to(tl.int32)
+    if seen <= 0:
+        finish(tl.zeros((1, BLOCK_D), tl.float32), token, heads, taken, out, None, 0, None, 0, None, HEADS,
+               GROUP, D, BLOCK_D)
+        return
+    first, end, each = pieces_of(seen, WINDOW, SPLITS_MAX, PAGES)
+    live = tl.cdiv(end - first, each)
+    at = (row * HEADS + head) * splits
+    every = tl.arange(0, SPLITS_MAX)
+    log_all = tl.load(logs + at + every, mask=every < live, other=float("-inf"))
+    highest = tl.max(log_all, 0)
+    total = tl.sum(tl.exp2(log_all - highest), 0)
+    made = tl.zeros((BLOCK_D,), tl.float32)
+    d = tl.arange(0, BLOCK_D)
+    for begin in range(0, live, AT_ONCE):
+        split = begin + tl.arange(0, AT_ONCE)
+        weight = tl.exp2(tl.load(logs + at + split, mask=split < live, other=float("-inf")) - highest)
+        x = tl.load(partial + (at + split)[:, None] * BLOCK_D + d[None, :], mask=(split < live)[:, None],
+                    other=0.0)
+        made += tl.sum(x * weight[:, None], 0)
+    finish((made / total)[None, :], token, heads, taken, out, gate, gate_stride, head_gate, head_gate_stride,
+           value_scale, HEADS, GROUP, D, BLOCK_D)

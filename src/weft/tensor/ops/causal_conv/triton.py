@@ -1,0 +1,177 @@
+"""causal_conv by Triton, and short_conv, whose two gates are done on the way in and out.
+
+    tokens   a program: (block of channels, chunk)   outputs of prefills, and the windows of taps
+    rows     a program: (block of channels, run)     decodes: the output, and the window moved on in its slot;
+                                                     prefills: the window that the run leaves
+
+    seen by token i of a run, oldest first          W = K - 1
+        i < W     window[i], ..., window[W-1], x[0], ..., x[i]
+        else      x[i-W], ..., x[i]
+
+``rows`` comes second: a run's first tokens read the window that its last ones replace, and chunks of a run
+are programs in no order. Each input is loaded K times, from the cache all but once. Sums are float32.
+
+A program reads all of its window before it writes any of it: a barrier lies between, as neighbouring threads
+may hold neighbouring entries of one channel. PAD slots are neither read nor written, fresh ones not read.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+
+from weft.tensor.compilation import Compilation
+from weft.tensor.device_launch import STEP_TABLES, TYPES, Blocks, compilation_of, dense_rows
+from weft.tensor.device_products import only_if
+from weft.tensor.device_runs import device_runs
+from weft.tensor.inputs import Runs
+from weft.units import CHUNK_TOKENS
+
+PLACES = tl.constexpr(CHUNK_TOKENS)
+TOKENS = Blocks(64, warps=8)
+ROWS = Blocks(256)
+
+
+@triton.jit
+def _input(x, gate, t, channel, mask, x_row, gate_row, GATED: tl.constexpr):
+    """What goes into the window, in its dtype: x, or gate x rounded to that of x."""
+    seen = tl.load(x + t * x_row + channel, mask=mask, other=0.0)
+    if GATED:
+        factor = tl.load(gate + t * gate_row + channel, mask=mask, other=0.0)
+        seen = (seen.to(tl.float32) * factor.to(tl.float32)).to(x.dtype.element_ty)
+    return seen.to(tl.float32)
+
+
+@triton.jit
+def _output(out, y, after, bias, t, channel, within, mask, after_row, C: tl.constexpr, BIAS: tl.constexpr,
+            SILU: tl.constexpr, GATED: tl.constexpr):
+    """``t`` and ``y`` of one token or of a column of them; ``within``: the mask of channels alone."""
+    if BIAS:
+        y += tl.load(bias + channel, mask=within, other=0.0).to(tl.float32)
+    if SILU:
+        y = y / (1.0 + tl.exp(-y))
+    if GATED:
+        factor = tl.load(after + t * after_row + channel, mask=mask, other=0.0).to(tl.float32)
+        y = y.to(out.dtype.element_ty).to(tl.float32) * factor
+    tl.store(out + t * C + channel, y.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize_on_alignment=STEP_TABLES)
+def _tokens(x, gate, after, weight, bias, window, out, slots, fresh, chunk_begin, chunk_run, chunk_first,
+            chunk_tokens, chunk_tap, x_row, gate_row, after_row, slot_stride, C: tl.constexpr,
+            W: tl.constexpr, BC: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, GATED: tl.constexpr):
+    """Grid: blocks of channels, chunks."""
+    c = tl.program_id(1)
+    channel, place = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, PLACES)
+    within = channel < C
+    run = tl.load(chunk_run + c)
+    tokens, first = tl.load(chunk_tokens + c), tl.load(chunk_first + c).to(tl.int64)
+    run_first = tl.load(chunk_first + tl.load(chunk_begin + run))
+    begin = (first - run_first).to(tl.int32)      # of the chunk in its run
+    slot = tl.load(slots + run)
+    old = window + slot * slot_stride + channel * W
+    # How many inputs before the run are to be seen.
+    behind = only_if((slot >= 0) & (tl.load(fresh + run) == 0), W)
+    # Where a place's inputs end, in tokens of this run: input k of it is that number - W + k.
+    here = place < tokens
+    y = tl.zeros((PLACES, BC), tl.float32)
+    for k in tl.static_range(W + 1):
+        at = begin + place - W + k
+        mask = (here & (at >= 0))[:, None] & within[None, :]
+        seen = _input(x, gate, (run_first.to(tl.int64) + at)[:, None], channel[None, :], mask, x_row,
+                      gate_row, GATED)
+        if begin < W:
+            before = (here & (at < 0) & (at + behind >= 0))[:, None] & within[None, :]
+            held = tl.load(old[None, :] + (at + W)[:, None], mask=before, other=0.0).to(tl.float32)
+            seen = tl.where(before, held, seen)
+        y += seen * tl.load(weight + channel * (W + 1) + k, mask=within, other=0.0).to(tl.float32)[None, :]
+    t = (first + place)[:, None]
+    _output(out, y, after, bias, t, channel[None, :], within[None, :], here[:, None] & within[None, :],
+            after_row, C, BIAS, SILU, GATED)
+    tap = tl.load(chunk_tap + c).to(tl.int64)
+    for k in tl.static_range(W):
+        at = begin + tokens - W + k
+        seen = _input(x, gate, run_first.to(tl.int64) + at, channel, channel < only_if(at >= 0, C), x_row,
+                      gate_row, GATED)
+        before = channel < only_if((at < 0) & (at + behind >= 0), C)
+        seen = tl.where(before, tl.load(old + at + W, mask=before, other=0.0).to(tl.float32), seen)
+        tl.store(window + tap * slot_stride + channel * W + k, seen.to(window.dtype.element_ty),
+                 mask=channel < only_if(tap >= 0, C))
+
+
+@triton.jit(do_not_specialize=["decode_count"], do_not_specialize_on_alignment=STEP_TABLES)
+def _rows(x, gate, after, weight, bias, window, out, slots, fresh, offsets, lengths, x_row, gate_row,
+          after_row, slot_stride, decode_count, C: tl.constexpr, W: tl.constexpr, WP: tl.constexpr,
+          BC: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, GATED: tl.constexpr):
+    """Grid: blocks of channels, runs."""
+    run = tl.program_id(1)
+    channel, entry = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, WP)
+    within = channel < C
+    slot = tl.load(slots + run)
+    behind = only_if((slot >= 0) & (tl.load(fresh + run) == 0), W)
+    first, length = tl.load(offsets + run).to(tl.int64), tl.load(lengths + run)
+    old = window + slot * slot_stride + channel * W
+    if run < decode_count:
+        y = tl.zeros((BC,), tl.float32)
+        for k in tl.static_range(W + 1):
+            if k < W:
+                seen = tl.load(old + k, mask=channel < only_if(behind > 0, C), other=0.0).to(tl.float32)
+            else:
+                seen = _input(x, gate, first, channel, within, x_row, gate_row, GATED)
+            y += seen * tl.load(weight + channel * (W + 1) + k, mask=within, other=0.0).to(tl.float32)
+        _output(out, y, after, bias, first, channel, within, within, after_row, C, BIAS, SILU, GATED)
+    at = (length - W + entry)[None, :]
+    mask = within[:, None] & (at >= 0) & (entry < W)[None, :]
+    seen = _input(x, gate, first + at, channel[:, None], mask, x_row, gate_row, GATED)
+    before = within[:, None] & (at < 0) & (at + behind >= 0) & (entry < W)[None, :]
+    seen = tl.where(before, tl.load(old[:, None] + at + W, mask=before, other=0.0).to(tl.float32), seen)
+    tl.debug_barrier()
+    tl.store(old[:, None] + entry[None, :], seen.to(window.dtype.element_ty),
+             mask=within[:, None] & (entry < only_if(slot >= 0, W))[None, :])
+
+
+def convolve(x_TC: torch.Tensor, gate_TC: torch.Tensor | None, after_TC: torch.Tensor | None,
+             weight_CK: torch.Tensor, bias_C: torch.Tensor | None, window_SCW: torch.Tensor, runs: Runs, *,
+             silu: bool) -> torch.Tensor:
+    """``after * act(conv(gate * x))``, with the gates or, where both are None, without."""
+    tokens, channels = x_TC.shape
+    x_TC, weight_CK = dense_rows(x_TC), weight_CK.contiguous()
+    gate = x_TC if gate_TC is None else dense_rows(gate_TC)
+    after = x_TC if after_TC is None else dense_rows(after_TC)
+    out_TC = torch.empty((tokens, channels), dtype=x_TC.dtype, device=x_TC.device)
+    step = device_runs(runs)
+    tensors = (x_TC, gate, after, weight_CK, weight_CK if bias_C is None else bias_C, window_SCW, out_TC,
+               runs.slots_R, step.fresh_R)
+    strides = (x_TC.stride(0), gate.stride(0), after.stride(0), window_SCW.stride(0))
+    form = {"C": channels, "W": window_SCW.shape[2], "BIAS": bias_C is not None, "SILU": silu,
+            "GATED": gate_TC is not None}
+    if step.chunk_count:
+        _tokens[(triton.cdiv(channels, TOKENS.width), step.chunk_count)](
+            *tensors, step.chunk_begin_R, step.chunk_run_C, step.chunk_first_C, step.chunk_tokens_C,
+            step.chunk_tap_C, *strides, **form, BC=TOKENS.width, num_warps=TOKENS.warps)
+    _rows[(triton.cdiv(channels, ROWS.width), step.run_count)](
+        *tensors, step.offsets_R, step.lengths_R, *strides, step.decode_count, **form,
+        WP=triton.next_power_of_2(window_SCW.shape[2]), BC=ROWS.width, num_warps=ROWS.warps)
+    return out_TC
+
+
+def causal_conv(x_TC: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
+                activation: Literal["silu"] | None, window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor:
+    return convolve(x_TC, None, None, weight_CK, bias_C, window_SCW, runs, silu=activation == "silu")
+
+
+def compilations() -> list[Compilation]:
+    found = []
+    for name, dtype in TYPES.items():
+        pointers = dict.fromkeys(("x", "gate", "after", "weight", "bias", "window", "out"), dtype)
+        for width, gated in ((3, False), (2, True)):
+            form = {"C": 8192, "W": width, "BIAS": gated, "SILU": not gated, "GATED": gated}
+            title = f"{'short' if gated else 'causal'}_conv {{}} {str(name).removeprefix('torch.')}"
+            found.append(compilation_of(title.format("tokens"), _tokens, pointers,
+                                        form | {"BC": TOKENS.width}, TOKENS))
+            found.append(compilation_of(title.format("rows"), _rows, pointers,
+                                        form | {"WP": triton.next_power_of_2(width), "BC": ROWS.width}, ROWS))
+    return found

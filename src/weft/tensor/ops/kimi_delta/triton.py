@@ -1,0 +1,178 @@
+"""kimi_delta by Triton: what ``gated_delta`` is there, with a decay for each line of the state.
+
+Decodes, and states in few bits, are the recurrence of ``tensor.device_delta``; so are the pass over the
+states and the outputs. ``_prepare`` is the part of the chunked form that is this op's own: M(k), M(q), W, U
+and the scaled q and k of a chunk of one head (see ``cpu`` for the letters). Blocks of 16 x 16 places of M:
+
+    below the diagonal   for each block of rows, with s the place before it:
+                         (x_i exp(G_i - G_s)) . (k_j exp(G_s - G_j))       both factors at most 1: one product
+    on the diagonal      by distance d = i - j < 16: row i meets k_(i-d), decayed by the d numbers between;
+                         their sum is kept and grows by one a distance, so nothing cancels
+
+Both are sums over the lines of the state, taken 64 lines at a time: a tile of everything is then 64 x 64,
+which registers hold. Norms are factors of rows and columns of M, as in ``gated_delta``. Rows d places up are
+loaded again, from the cache: tiles have no way to shift rows. Sums of log decays from the chunk's begin are
+float64. Products keep float32's digits, as states are checkpoints.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from weft.tensor.compilation import Compilation
+from weft.tensor.device_delta import (
+    PLACES,
+    chunk_compilations,
+    recurrent_compilations,
+    run_chunks,
+    run_recurrent,
+    scratch_for,
+)
+from weft.tensor.device_launch import STEP_TABLES, Blocks, compilation_of, dense_rows, padded
+from weft.tensor.device_products import (
+    BASE,
+    LOG_DECAY_FLOOR,
+    decay_of,
+    decay_sums,
+    product,
+    product_right,
+    unit_lower_inverse,
+)
+from weft.tensor.device_runs import device_runs
+from weft.tensor.inputs import Runs
+
+PREPARE = Blocks(64)
+
+
+@triton.jit
+def _rows(x, t, x_row, x_head, head, line, mask, K: tl.constexpr):
+    """[places, lines] of one head, float32; zeros where ``mask`` [places] is not set."""
+    return tl.load(x + t[:, None] * x_row + head * x_head + line[None, :],
+                   mask=mask[:, None] & (line < K)[None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _add_diagonal(m_keys, m_queries, keys, queries, k, g, t, tokens, head, line, place, k_row, k_head, g_row,
+                  g_head, K: tl.constexpr):
+    """To M(k) and M(q), the blocks on the diagonal: what some lines of the state add."""
+    rows, cols = place[:, None], place[None, :]
+    between = tl.zeros(keys.shape, tl.float32)
+    for distance in range(BASE):
+        reached = (place % BASE >= distance) & (place < tokens)
+        if distance > 0:
+            between += tl.maximum(_rows(g, t - distance + 1, g_row, g_head, head, line, reached, K),
+                                  LOG_DECAY_FLOOR)
+        met = _rows(k, t - distance, k_row, k_head, head, line, reached, K) * decay_of(between)
+        here = (rows - cols == distance) & reached[:, None]
+        m_keys += tl.where(here, tl.sum(keys * met, axis=1)[:, None], 0.0)
+        m_queries += tl.where(here, tl.sum(queries * met, axis=1)[:, None], 0.0)
+    return m_keys, m_queries
+
+
+@triton.jit
+def _add_below(m_keys, m_queries, keys, queries, sums, place):
+    """To M(k) and M(q), the blocks below the diagonal: what some lines of the state add."""
+    block = place[:, None] // BASE
+    for s in range(1, PLACES // BASE):
+        behind = tl.sum(tl.where(place[:, None] == s * BASE - 1, sums, 0.0), axis=0)[None, :]
+        mine, before = block == s, block < s
+        down = decay_of(tl.where(mine, sums - behind, 0.0))
+        right = tl.trans(tl.where(before, keys * decay_of(tl.where(before, behind - sums, 0.0)), 0.0))
+        m_keys += product(tl.where(mine, keys * down, 0.0), right)
+        m_queries += product(tl.where(mine, queries * down, 0.0), right)
+    return m_keys, m_queries
+
+
+@triton.jit(do_not_specialize=["base"], do_not_specialize_on_alignment=STEP_TABLES)
+def _prepare(q, k, v, g, beta, w, u, p, q_left, k_left, decay, chunk_first, chunk_tokens, q_row, q_head,
+             k_row, k_head, v_row, v_head, g_row, g_head, beta_row, beta_head, base, scale, H: tl.constexpr,
+             K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """Grid: heads, chunks. Outputs as ``device_delta`` has them, for the tokens from ``base`` on."""
+    head, c = tl.program_id(0), tl.program_id(1)
+    place = tl.arange(0, PLACES)
+    tokens = tl.load(chunk_tokens + c)
+    here = place < tokens
+    t = (tl.load(chunk_first + c) + place).to(tl.int64)
+    row = ((t - base) * H + head)[:, None]
+    k_scale, q_scale = tl.zeros((PLACES,), tl.float32), tl.zeros((PLACES,), tl.float32)
+    for part in range(0, K, BK):
+        line = part + tl.arange(0, BK)
+        keys = _rows(k, t, k_row, k_head, head, line, here, K)
+        queries = _rows(q, t, q_row, q_head, head, line, here, K)
+        k_scale += tl.sum(keys * keys, axis=1)
+        q_scale += tl.sum(queries * queries, axis=1)
+    k_scale, q_scale = tl.rsqrt(k_scale + 1e-6), tl.rsqrt(q_scale + 1e-6) * scale
+
+    m_keys, m_queries = tl.zeros((PLACES, PLACES), tl.float32), tl.zeros((PLACES, PLACES), tl.float32)
+    for part in range(0, K, BK):
+        line = part + tl.arange(0, BK)
+        keys = _rows(k, t, k_row, k_head, head, line, here, K)
+        queries = _rows(q, t, q_row, q_head, head, line, here, K)
+        sums = decay_sums(_rows(g, t, g_row, g_head, head, line, here, K))
+        m_keys, m_queries = _add_diagonal(m_keys, m_queries, keys, queries, k, g, t, tokens, head, line,
+                                          place, k_row, k_head, g_row, g_head, K)
+        m_keys, m_queries = _add_below(m_keys, m_queries, keys, queries, sums, place)
+        last = tl.sum(tl.where(place[:, None] == PLACES - 1, sums, 0.0), axis=0)
+        tile = here[:, None] & (line < K)[None, :]
+        tl.store(decay + (c * H + head).to(tl.int64) * K + line, decay_of(last), mask=line < K)
+        tl.store(q_left + row * K + line[None, :], queries * q_scale[:, None] * decay_of(sums), mask=tile)
+        tl.store(k_left + row * K + line[None, :], keys * k_scale[:, None] * decay_of(last[None, :] - sums),
+                 mask=tile)
+    tl.store(p + row * PLACES + place[None, :], m_queries * q_scale[:, None] * k_scale[None, :],
+             mask=here[:, None])
+
+    beta_t = tl.load(beta + t * beta_row + head * beta_head, mask=here, other=0.0).to(tl.float32)
+    solved = unit_lower_inverse(m_keys * (beta_t * k_scale)[:, None] * k_scale[None, :],
+                                PLACES) * beta_t[None, :]
+    for part in range(0, V, BV):
+        col = part + tl.arange(0, BV)
+        v_tile = here[:, None] & (col < V)[None, :]
+        values = tl.load(v + t[:, None] * v_row + head * v_head + col[None, :], mask=v_tile, other=0.0)
+        tl.store(u + row * V + col[None, :], product_right(solved, values), mask=v_tile)
+    solved = solved * k_scale[None, :]
+    for part in range(0, K, BK):
+        line = part + tl.arange(0, BK)
+        grown = decay_of(decay_sums(_rows(g, t, g_row, g_head, head, line, here, K)))
+        made = product(solved, _rows(k, t, k_row, k_head, head, line, here, K) * grown)
+        tl.store(w + row * K + line[None, :], made, mask=here[:, None] & (line < K)[None, :])
+
+
+def kimi_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_THK: torch.Tensor,
+               beta_TH: torch.Tensor, state_SHKV: torch.Tensor, runs: Runs, *, scale: float,
+               layer: int = 0) -> torch.Tensor:
+    tokens, heads, v_dim = v_THV.shape
+    k_dim = k_THK.shape[2]
+    q_THK, k_THK, v_THV, g_THK = (dense_rows(x) for x in (q_THK, k_THK, v_THV, g_THK))
+    out_THV = torch.empty((tokens, heads, v_dim), dtype=q_THK.dtype, device=q_THK.device)
+    step = device_runs(runs)
+    if step.decode_count:
+        run_recurrent(q_THK, k_THK, v_THV, g_THK, beta_TH, out_THV, state_SHKV, runs, step, prefill=False,
+                      scale=scale, layer=layer)
+    if step.decode_count == step.run_count:
+        return out_THV
+    if state_SHKV.dtype != torch.float32:
+        run_recurrent(q_THK, k_THK, v_THV, g_THK, beta_TH, out_THV, state_SHKV, runs, step, prefill=True,
+                      scale=scale, layer=layer)
+        return out_THV
+    made = scratch_for(step, runs, state_SHKV, tokens, by_line=True)
+    _prepare[(heads, step.chunk_count)](
+        q_THK, k_THK, v_THV, g_THK, beta_TH, made.w, made.u, made.p, made.q_left, made.k_left, made.decay,
+        step.chunk_first_C, step.chunk_tokens_C, *q_THK.stride()[:2], *k_THK.stride()[:2],
+        *v_THV.stride()[:2], *g_THK.stride()[:2], *beta_TH.stride(), made.base, scale, H=heads, K=k_dim,
+        V=v_dim, BK=min(PREPARE.width, padded(k_dim)), BV=PREPARE.width, num_warps=PREPARE.warps,
+        num_stages=PREPARE.stages)
+    run_chunks(q_THK, k_THK, out_THV, state_SHKV, runs, step, made, by_line=True)
+    return out_THV
+
+
+def compilations() -> list[Compilation]:
+    found = recurrent_compilations("kimi_delta", by_line=True)
+    found += chunk_compilations("kimi_delta", by_line=True)
+    scratch = dict.fromkeys(("g", "beta", "w", "u", "p", "q_left", "k_left", "decay"), "*fp32")
+    constants = {"H": 32, "K": 128, "V": 128, "BK": PREPARE.width, "BV": PREPARE.width}
+    for dtype in ("*bf16", "*fp32"):
+        found.append(compilation_of(f"kimi_delta prepare {dtype[1:]}", _prepare,
+                                    scratch | dict.fromkeys(("q", "k", "v"), dtype), constants, PREPARE))
+    return found

@@ -1,0 +1,265 @@
+"""latent_attention in Triton: write the rows, then attention whose values are a part of its keys.
+
+    write     program = 16 tokens: their rows into the pages (as keys of one KV head)
+    decode    program = (row, 32 heads, split): pages are read once for all 32; splits as in paged_attention
+    prefill   program = (chunk, head): 64 queries of one head (16 where products are of float32 numbers)
+
+A row of W = latent + shared numbers (512 + 64) is no power of two. It is read in two pieces, and scores are
+the sum of two products:
+
+    K^T [W, n]     | MAIN rows (512) | REST rows (64, up to a power of two) |
+                     '- transposed in registers: V [n, MAIN], of which ``value_dim`` columns are stored
+
+so nothing is read twice, and little is padded. Where values reach beyond MAIN, MAIN is all of W, padded.
+
+A block is a page or two: the sums of 32 heads by 512 numbers are 64 registers of each thread of 8 warps.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from weft.tensor import native
+from weft.tensor.compilation import Compilation
+from weft.tensor.device_pages import (
+    TRITON_TYPES,
+    as_bits,
+    block_dim,
+    fp8_kind,
+    load_token_scales,
+    page_ids,
+    product_of,
+    widen,
+)
+from weft.tensor.device_runs import device_runs
+from weft.tensor.device_softmax import COMBINED_AT_ONCE, combine, finish, pieces_of, softmax_step
+from weft.tensor.inputs import Runs
+from weft.tensor.ops.paged_attention.triton import SPLIT_TOKENS, splits_max
+from weft.tensor.ops.write_kv.triton import (
+    MOVING,
+    TILE_TOKENS,
+    VARYING,
+    dense_rows,
+    find_places,
+    places_of,
+    tile_count,
+    tile_tokens,
+    write_keys,
+)
+from weft.units import CHUNK_TOKENS, PAGE_TOKENS, ceil_div
+
+HEADS_AT_ONCE = 32
+CHUNKS = ["starts", "offsets", "chunk_run", "chunk_first", "chunk_tokens"]
+
+
+def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tensor, positions_T: torch.Tensor,
+                     runs: Runs, scale: float, value_dim: int,
+                     scales: torch.Tensor | None = None) -> torch.Tensor:
+    q_THW, x_TW = dense_rows(q_THW), dense_rows(x_TW)
+    tokens, heads, width = q_THW.shape
+    stride, pack = native.slot_stride(cache), cache.shape[-1]
+    pages = (as_bits(cache), stride, scales, 0 if scales is None else scales.stride(0))
+    tiles = tile_count(runs)
+    if tiles:
+        _write[(tiles,)](x_TW, x_TW.stride(0), *pages, positions_T, *places_of(runs), D=width,
+                         BLOCK_D=block_dim(width), PACK=pack, FP8=cache.dtype == torch.float8_e4m3fn,
+                         TOKENS=TILE_TOKENS, num_warps=8)
+    out_THV = torch.empty((tokens, heads, value_dim), dtype=q_THW.dtype, device=q_THW.device)
+    product, precision = product_of(q_THW.dtype, cache.dtype)
+    main, rest = pieces_of_row(width, value_dim)
+    table = runs.page_table_RP
+    common = (q_THW, q_THW.stride(0), q_THW.stride(1), *pages, table, table.stride(0),
+              scale * math.log2(math.e), out_THV)
+    constants = {"HEADS": heads, "D": width, "VALUE": value_dim, "MAIN": main, "REST": rest, "PACK": pack,
+                 "FP8": fp8_kind(cache.dtype, q_THW.device), "PRODUCT": product, "PRECISION": precision}
+    if runs.decode_count:
+        _launch_decode(common, runs, constants)
+    if runs.decode_count < runs.run_count:
+        known = device_runs(runs)
+        queries = queries_of(main, product)
+        _prefill[(heads * (CHUNK_TOKENS // queries), known.chunk_count)](
+            *common, runs.starts_R, known.offsets_R, known.chunk_run_C, known.chunk_first_C,
+            known.chunk_tokens_C, known.chunk_count, **constants, TOKENS=queries, **blocks_of(main, product))
+    return out_THV
+
+
+def _launch_decode(common: tuple[Any, ...], runs: Runs, constants: dict[str, Any]) -> None:
+    rows, heads, main = runs.decode_count, constants["HEADS"], constants["MAIN"]
+    most, device = splits_max(1), runs.page_table_RP.device
+    splits = min(most, max(1, ceil_div(runs.page_table_RP.shape[1] * PAGE_TOKENS, SPLIT_TOKENS)))
+    partial = torch.empty((rows, heads, splits, main), dtype=torch.float32, device=device)
+    logs = torch.empty((rows, heads, splits), dtype=torch.float32, device=device)
+    blocks = blocks_of(main, constants["PRODUCT"])
+    _decode[(rows, ceil_div(heads, HEADS_AT_ONCE), splits)](
+        *common, runs.context_R, partial, logs, splits, **constants, SPLITS_MAX=most,
+        TILE_HEADS=HEADS_AT_ONCE, **blocks)
+    combine[(rows, heads)](common[-1], None, 0, None, 0, None, runs.context_R, partial, logs, splits,
+                           HEADS=heads, GROUP=1, WINDOW=0, D=constants["VALUE"], BLOCK_D=main,
+                           PAGES=blocks["PAGES"], SPLITS_MAX=most, AT_ONCE=COMBINED_AT_ONCE, num_warps=2)
+
+
+def pieces_of_row(width: int, value_dim: int) -> tuple[int, int]:
+    """(MAIN, REST): powers of two, at least 16, REST 0 where MAIN is everything."""
+    main = max(16, 1 << (width.bit_length() - 1))
+    if main >= width or main < value_dim:
+        return block_dim(width), 0
+    return main, block_dim(width - main)
+
+
+def blocks_of(main: int, product: tl.dtype) -> dict[str, int]:
+    return {"PAGES": 1 if main > 512 or product == tl.float32 else 2, "num_warps": 8, "num_stages": 2}
+
+
+def queries_of(main: int, product: tl.dtype) -> int:
+    """Of a prefill program, so that they fit the shared memory beside a block of keys."""
+    return 16 if main > 512 or (main > 256 and product == tl.float32) else CHUNK_TOKENS
+
+
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=MOVING)
+def _write(x, x_token, cache, stride, scales, scale_stride, positions, table, table_stride, chunk_run,
+           chunk_first, chunk_tokens, decode_count, D: tl.constexpr, BLOCK_D: tl.constexpr,
+           PACK: tl.constexpr, FP8: tl.constexpr, TOKENS: tl.constexpr):
+    token, run, there = tile_tokens(tl.program_id(0), chunk_run, chunk_first, chunk_tokens, decode_count,
+                                    TOKENS)
+    page, place = find_places(positions, table, table_stride, token, run, there)
+    d = tl.arange(0, BLOCK_D)
+    row = tl.load(x + token[:, None] * x_token + d[None, :], mask=(page >= 0)[:, None] & (d < D)[None, :],
+                  other=0.0)
+    write_keys(row.to(tl.float32), cache, stride, scales, scale_stride, page, place, 0, D, BLOCK_D, PACK, FP8)
+
+
+@triton.jit
+def _piece(cache, stride, pages, FIRST: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
+           PACK: tl.constexpr, PAGES: tl.constexpr):
+    """[BLOCK, PAGES x 16]: numbers FIRST.. of the rows of ``pages``, as stored."""
+    flat = tl.arange(0, BLOCK * 16)
+    taken = (pages[:, None] >= 0) & (flat < (D - FIRST) * 16)[None, :]
+    x = tl.load(cache + pages[:, None] * stride + (FIRST * 16 + flat)[None, :], mask=taken, other=0)
+    x = tl.permute(tl.reshape(x, (PAGES, BLOCK // PACK, 16, PACK)), (1, 3, 0, 2))
+    return tl.reshape(x, (BLOCK, PAGES * 16))
+
+
+@triton.jit
+def _absorb(q, q_rest, top, total, out, pages, at, last, cache, stride, scales, scale_stride, qk_scale,
+            D: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr, PACK: tl.constexpr, PAGES: tl.constexpr,
+            FP8: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr):
+    """Some pages, the first token of which is at position ``at``, into a running softmax."""
+    keys = widen(_piece(cache, stride, pages, 0, MAIN, D, PACK, PAGES), FP8, PRODUCT)
+    scores = tl.dot(q, keys, input_precision=PRECISION)
+    if REST:
+        rest = widen(_piece(cache, stride, pages, MAIN, REST, D, PACK, PAGES), FP8, PRODUCT)
+        scores = tl.dot(q_rest, rest, scores, input_precision=PRECISION)
+    scale = None
+    if scales is not None:
+        scale = load_token_scales(scales, scale_stride, pages, PAGES)
+    return softmax_step(scores, tl.trans(keys), scale, scale, top, total, out, at + tl.arange(0, PAGES * 16),
+                        last, qk_scale, True, 0, PRODUCT, PRECISION)
+
+
+@triton.jit
+def _asked(q, token, q_token, head, q_head, taken, FIRST: tl.constexpr, BLOCK: tl.constexpr,
+           D: tl.constexpr, PRODUCT: tl.constexpr):
+    d = FIRST + tl.arange(0, BLOCK)
+    return tl.load(q + token[:, None] * q_token + head[:, None] * q_head + d[None, :],
+                   mask=taken[:, None] & (d < D)[None, :], other=0.0).to(PRODUCT)
+
+
+@triton.jit(do_not_specialize=["table_stride", "splits"], do_not_specialize_on_alignment=["context"])
+def _decode(q, q_token, q_head, cache, stride, scales, scale_stride, table, table_stride, qk_scale, out,
+            context, partial, logs, splits, HEADS: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr,
+            MAIN: tl.constexpr, REST: tl.constexpr, PACK: tl.constexpr, FP8: tl.constexpr,
+            PRODUCT: tl.constexpr, PRECISION: tl.constexpr, SPLITS_MAX: tl.constexpr,
+            TILE_HEADS: tl.constexpr, PAGES: tl.constexpr):
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(2)
+    seen = tl.load(context + row).to(tl.int32)
+    _, end, each = pieces_of(tl.maximum(seen, 0), 0, SPLITS_MAX, PAGES)
+    begin = split * each
+    end = tl.minimum(begin + each, end)
+    if begin >= end:
+        return
+    head = tl.program_id(1) * TILE_HEADS + tl.arange(0, TILE_HEADS)
+    taken = head < HEADS
+    token = tl.full((TILE_HEADS,), 0, tl.int64) + row
+    asked = _asked(q, token, q_token, head, q_head, taken, 0, MAIN, D, PRODUCT)
+    asked_rest = asked
+    if REST:
+        asked_rest = _asked(q, token, q_token, head, q_head, taken, MAIN, REST, D, PRODUCT)
+    last = tl.full((TILE_HEADS,), 0, tl.int32) + (seen - 1)
+    top = tl.full((TILE_HEADS,), float("-inf"), tl.float32)
+    total = tl.zeros((TILE_HEADS,), tl.float32)
+    made = tl.zeros((TILE_HEADS, MAIN), tl.float32)
+    for page in range(begin, end, PAGES):
+        pages = page_ids(table + row * table_stride, page, end, PAGES)
+        top, total, made = _absorb(asked, asked_rest, top, total, made, pages, page * 16, last, cache, stride,
+                                   scales, scale_stride, qk_scale, D, MAIN, REST, PACK, PAGES, FP8, PRODUCT,
+                                   PRECISION)
+    at = (row * HEADS + head) * splits + split
+    tl.store(partial + at[:, None] * MAIN + tl.arange(0, MAIN)[None, :], made / total[:, None],
+             mask=taken[:, None])
+    tl.store(logs + at, top + tl.log2(total), mask=taken)
+
+
+@triton.jit(do_not_specialize=["table_stride", "chunk_count"], do_not_specialize_on_alignment=CHUNKS)
+def _prefill(q, q_token, q_head, cache, stride, scales, scale_stride, table, table_stride, qk_scale, out,
+             starts, offsets, chunk_run, chunk_first, chunk_tokens, chunk_count, HEADS: tl.constexpr,
+             D: tl.constexpr, VALUE: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
+             PACK: tl.constexpr, FP8: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
+             TOKENS: tl.constexpr, PAGES: tl.constexpr):
+    chunk = chunk_count - 1 - tl.program_id(1)
+    run = tl.load(chunk_run + chunk).to(tl.int64)
+    first, count = tl.load(chunk_first + chunk), tl.load(chunk_tokens + chunk)
+    start = tl.load(starts + run).to(tl.int32)
+    place = tl.program_id(0) // HEADS * TOKENS + tl.arange(0, TOKENS)
+    if tl.program_id(0) // HEADS * TOKENS >= count:
+        return
+    token, taken = (first + place).to(tl.int64), place < count
+    head = tl.full((TOKENS,), 0, tl.int32) + tl.program_id(0) % HEADS
+    if start < 0:
+        finish(tl.zeros((TOKENS, MAIN), tl.float32), token, head, taken, out, None, 0, None, 0, None, HEADS,
+               1, VALUE, MAIN)
+        return
+    at = start + first - tl.load(offsets + run)
+    last = at + tl.minimum(place, count - 1)
+    asked = _asked(q, token, q_token, head, q_head, taken, 0, MAIN, D, PRODUCT)
+    asked_rest = asked
+    if REST:
+        asked_rest = _asked(q, token, q_token, head, q_head, taken, MAIN, REST, D, PRODUCT)
+    top = tl.full((TOKENS,), float("-inf"), tl.float32)
+    total = tl.zeros((TOKENS,), tl.float32)
+    made = tl.zeros((TOKENS, MAIN), tl.float32)
+    end = tl.max(last, 0) // 16 + 1
+    for page in range(0, end, PAGES):
+        pages = page_ids(table + run * table_stride, page, end, PAGES)
+        top, total, made = _absorb(asked, asked_rest, top, total, made, pages, page * 16, last, cache, stride,
+                                   scales, scale_stride, qk_scale, D, MAIN, REST, PACK, PAGES, FP8, PRODUCT,
+                                   PRECISION)
+    finish(made / total[:, None], token, head, taken, out, None, 0, None, 0, None, HEADS, 1, VALUE, MAIN)
+
+
+def compilations() -> list[Compilation]:
+    product, precision = product_of(torch.bfloat16, torch.bfloat16)
+    main, rest = pieces_of_row(576, 512)
+    pages = {"cache": "*" + TRITON_TYPES[torch.bfloat16], "stride": "i32", "scales": "constexpr",
+             "scale_stride": "i32"}
+    common = {"q": "*bf16", "q_token": "i32", "q_head": "i32", **pages, "table": "*i32",
+              "table_stride": "i32", "qk_scale": "fp32", "out": "*bf16"}
+    shape = {"scales": None, "HEADS": 32, "D": 576, "VALUE": 512, "MAIN": main, "REST": rest, "PACK": 2,
+             "FP8": 0, "PRODUCT": product, "PRECISION": precision}
+    parts = {"context": "*i64", "partial": "*fp32", "logs": "*fp32", "splits": "i32"}
+    chunks = {"starts": "*i64"} | dict.fromkeys(CHUNKS[1:], "*i32")
+    blocks = blocks_of(main, product)
+    made = []
+    for name, kernel, signature, more in (
+            ("decode", _decode, {**common, **parts}, {"SPLITS_MAX": 64, "TILE_HEADS": HEADS_AT_ONCE}),
+            ("prefill", _prefill, {**common, **chunks, "chunk_count": "i32"},
+             {"TOKENS": queries_of(main, product)})):
+        constants = {**shape, **more, "PAGES": blocks["PAGES"]}
+        made.append(Compilation(f"latent_attention {name} 576", kernel,
+                                signature | dict.fromkeys(constants, "constexpr"), constants,
+                                blocks["num_warps"], blocks["num_stages"]))
+    return made

@@ -1,0 +1,215 @@
+"""mamba1 by Triton: the recurrence for decodes, for prefills the recurrence of all chunks side by side.
+
+    recurrent   a program: (block of channels, run)      token by token from the slot
+    scan ENDS   a program: (block of channels, chunk)    L: the state a chunk leaves if it begins at zero
+    link        a program: (block of channels, run)      S_(c+1) = exp(A sum d) S_c + L_c by chunk; taps
+    scan        a program: (block of channels, chunk)    the recurrence again, from S_c: outputs
+
+The three lines of ``cpu``: no form of this scan is a product of matrices, so a long prompt goes as 64 steps
+for all of its chunks at once and not as thousands one after the other; the arithmetic is done twice for it.
+The state behind a chunk is always the one of ``link``, whatever pieces a run came in. S_c takes the place of
+L_c.
+
+Prefills of states in few bits take the recurrence: they are rounded after every token (``tensor.rounding``).
+PAD slots are neither read nor written, fresh ones not read; inside a slot the state is dense.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from weft.tensor.compilation import Compilation
+from weft.tensor.device_launch import STEP_TABLES, TYPES, Blocks, compilation_of, dense_rows
+from weft.tensor.device_products import decay_of, only_if, softplus
+from weft.tensor.device_rounding import rounded
+from weft.tensor.device_runs import DeviceRuns, device_runs
+from weft.tensor.inputs import Runs
+
+CHANNELS = Blocks(64)
+"""Of every kernel here: 64 channels of N = 16 are 8 entries of the state a thread, as are of N = 8."""
+
+
+@triton.jit
+def _advance(s, step, x_t, b, t, col, rates, b_row, N: tl.constexpr):
+    """``s`` [channels, N] after a token of step sizes ``step`` [channels]."""
+    b_t = tl.load(b + t * b_row + col, mask=col < N, other=0.0).to(tl.float32)
+    return s * decay_of(step[:, None] * rates) + (x_t * step)[:, None] * b_t[None, :]
+
+
+@triton.jit
+def _read_out(s, x_t, c, out, t, channel, col, d, c_row, C: tl.constexpr, N: tl.constexpr):
+    c_t = tl.load(c + t * c_row + col, mask=col < N, other=0.0).to(tl.float32)
+    made = tl.sum(s * c_t[None, :], axis=1) + d * x_t
+    tl.store(out + t * C + channel, made.to(out.dtype.element_ty), mask=channel < C)
+
+
+@triton.jit
+def _token(x, dt, bias, t, channel, x_row, dt_row, C: tl.constexpr):
+    """Step sizes and inputs [channels] of token ``t``; zeros beyond the last channel."""
+    step = softplus(tl.load(dt + t * dt_row + channel, mask=channel < C, other=0.0).to(tl.float32) + bias)
+    return step, tl.load(x + t * x_row + channel, mask=channel < C, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _of_channels(A, D, dt_bias, channel, col, C: tl.constexpr, N: tl.constexpr):
+    """A [channels, N], D and the bias of step sizes [channels], float32."""
+    mask = (channel < C)[:, None] & (col < N)[None, :]
+    rates = tl.load(A + channel[:, None] * N + col[None, :], mask=mask, other=0.0).to(tl.float32)
+    d = tl.load(D + channel, mask=channel < C, other=0.0).to(tl.float32)
+    return rates, d, tl.load(dt_bias + channel, mask=channel < C, other=0.0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["first_run", "layer"], do_not_specialize_on_alignment=STEP_TABLES)
+def _recurrent(x, dt, A, b, c, D, dt_bias, out, state, slots, starts, fresh, chunk_begin, chunk_first,
+               chunk_tokens, chunk_tap, x_row, dt_row, b_row, c_row, slot_stride, first_run, layer,
+               C: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, BC: tl.constexpr, PREFILL: tl.constexpr):
+    """Grid: blocks of channels, runs from ``first_run`` on. Token t of a decode run is t = run."""
+    run = first_run + tl.program_id(1)
+    channel, col = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, NP)
+    element = channel[:, None] * N + col[None, :]
+    dtype = state.dtype.element_ty
+    slot = tl.load(slots + run)
+    live = (slot >= 0) & (tl.load(fresh + run) == 0)
+    s = tl.load(state + slot * slot_stride + element,
+                mask=(channel < only_if(live, C))[:, None] & (col < N)[None, :], other=0.0).to(tl.float32)
+    rates, d, bias = _of_channels(A, D, dt_bias, channel, col, C, N)
+    position = tl.load(starts + run)
+    if PREFILL:
+        begin = tl.load(chunk_begin + run)
+        run_first = tl.load(chunk_first + begin).to(tl.int64)
+        for chunk in range(begin, tl.load(chunk_begin + run + 1)):
+            first = tl.load(chunk_first + chunk)
+            for at in range(first, first + tl.load(chunk_tokens + chunk)):
+                index = at - run_first
+                t = run_first + index
+                step, x_t = _token(x, dt, bias, t, channel, x_row, dt_row, C)
+                s = _advance(s, step, x_t, b, t, col, rates, b_row, N)
+                _read_out(s, x_t, c, out, t, channel, col, d, c_row, C, N)
+                s = rounded(s, dtype, element, position + index, layer)
+            tap = tl.load(chunk_tap + chunk).to(tl.int64)
+            tl.store(state + tap * slot_stride + element, s.to(dtype),
+                     mask=(channel < only_if(tap >= 0, C))[:, None] & (col < N)[None, :])
+    else:
+        step, x_t = _token(x, dt, bias, run, channel, x_row, dt_row, C)
+        s = _advance(s, step, x_t, b, run, col, rates, b_row, N)
+        _read_out(s, x_t, c, out, run, channel, col, d, c_row, C, N)
+        s = rounded(s, dtype, element, position, layer)
+    tl.store(state + slot * slot_stride + element, s.to(dtype),
+             mask=(channel < only_if(slot >= 0, C))[:, None] & (col < N)[None, :])
+
+
+@triton.jit(do_not_specialize_on_alignment=STEP_TABLES)
+def _scan(x, dt, A, b, c, D, dt_bias, out, begins, steps, chunk_first, chunk_tokens, x_row, dt_row, b_row,
+          c_row, C: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, BC: tl.constexpr, ENDS: tl.constexpr):
+    """Grid: blocks of channels, chunks. ENDS: makes ``begins`` [chunks, C, N] (what a chunk leaves that began
+    at zero) and ``steps`` [chunks, C] (its sum of step sizes); else reads ``begins`` (what it begins
+    with)."""
+    chunk = tl.program_id(1).to(tl.int64)
+    channel, col = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, NP)
+    held = begins + chunk * (C * N) + channel[:, None] * N + col[None, :]
+    mask = (channel < C)[:, None] & (col < N)[None, :]
+    rates, d, bias = _of_channels(A, D, dt_bias, channel, col, C, N)
+    first = tl.load(chunk_first + chunk).to(tl.int64)
+    total = tl.zeros((BC,), tl.float64)
+    if ENDS:
+        s = tl.zeros((BC, NP), tl.float32)
+    else:
+        s = tl.load(held, mask=mask, other=0.0)
+    for index in range(tl.load(chunk_tokens + chunk)):
+        t = first + index
+        step, x_t = _token(x, dt, bias, t, channel, x_row, dt_row, C)
+        s = _advance(s, step, x_t, b, t, col, rates, b_row, N)
+        if ENDS:
+            total += step.to(tl.float64)
+        else:
+            _read_out(s, x_t, c, out, t, channel, col, d, c_row, C, N)
+    if ENDS:
+        tl.store(held, s, mask=mask)
+        tl.store(steps + chunk * C + channel, total.to(tl.float32), mask=channel < C)
+
+
+@triton.jit(do_not_specialize=["first_run"], do_not_specialize_on_alignment=STEP_TABLES)
+def _link(A, begins, steps, state, slots, fresh, chunk_begin, chunk_tap, slot_stride, first_run,
+          C: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, BC: tl.constexpr):
+    """Grid: blocks of channels, prefill runs. ``begins``: in, what chunks leave that begin at zero; out, what
+    they begin with."""
+    run = first_run + tl.program_id(1)
+    channel, col = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, NP)
+    element = channel[:, None] * N + col[None, :]
+    mask = (channel < C)[:, None] & (col < N)[None, :]
+    slot = tl.load(slots + run)
+    live = (slot >= 0) & (tl.load(fresh + run) == 0)
+    s = tl.load(state + slot * slot_stride + element,
+                mask=(channel < only_if(live, C))[:, None] & (col < N)[None, :], other=0.0)
+    rates = tl.load(A + element, mask=mask, other=0.0).to(tl.float32)
+    for chunk in range(tl.load(chunk_begin + run), tl.load(chunk_begin + run + 1)):
+        held = begins + chunk * (C * N) + element
+        end = tl.load(held, mask=mask, other=0.0)
+        tl.store(held, s, mask=mask)
+        step = tl.load(steps + chunk * C + channel, mask=channel < C, other=0.0)
+        s = s * decay_of(step[:, None] * rates) + end
+        tap = tl.load(chunk_tap + chunk).to(tl.int64)
+        tl.store(state + tap * slot_stride + element, s,
+                 mask=(channel < only_if(tap >= 0, C))[:, None] & (col < N)[None, :])
+    tl.store(state + slot * slot_stride + element, s,
+             mask=(channel < only_if(slot >= 0, C))[:, None] & (col < N)[None, :])
+
+
+def mamba1(x_TC: torch.Tensor, dt_TC: torch.Tensor, A_CN: torch.Tensor, B_TN: torch.Tensor,
+           C_TN: torch.Tensor, D_C: torch.Tensor, dt_bias_C: torch.Tensor, state_SCN: torch.Tensor,
+           runs: Runs, *, layer: int = 0) -> torch.Tensor:
+    tokens, channels = x_TC.shape
+    x_TC, dt_TC, B_TN, C_TN = (dense_rows(x) for x in (x_TC, dt_TC, B_TN, C_TN))
+    out_TC = torch.empty((tokens, channels), dtype=x_TC.dtype, device=x_TC.device)
+    step = device_runs(runs)
+    A_CN = A_CN.contiguous()
+    inputs = (x_TC, dt_TC, A_CN, B_TN, C_TN, D_C.contiguous(), dt_bias_C.contiguous(), out_TC)
+    rows = (x_TC.stride(0), dt_TC.stride(0), B_TN.stride(0), C_TN.stride(0))
+    width = A_CN.shape[1]
+    sizes = {"C": channels, "N": width, "NP": triton.next_power_of_2(width), "BC": CHANNELS.width,
+             "num_warps": CHANNELS.warps}
+    if step.decode_count:
+        _run_recurrent(inputs, rows, state_SCN, runs, step, layer, sizes, prefill=False)
+    if step.decode_count == step.run_count:
+        return out_TC
+    if state_SCN.dtype != torch.float32:
+        _run_recurrent(inputs, rows, state_SCN, runs, step, layer, sizes, prefill=True)
+        return out_TC
+    blocks, prefills = triton.cdiv(channels, CHANNELS.width), step.run_count - step.decode_count
+    begins = torch.empty((step.chunk_count, channels, width), dtype=torch.float32, device=x_TC.device)
+    steps = torch.empty((step.chunk_count, channels), dtype=torch.float32, device=x_TC.device)
+    chunks = (step.chunk_first_C, step.chunk_tokens_C)
+    _scan[(blocks, step.chunk_count)](*inputs, begins, steps, *chunks, *rows, **sizes, ENDS=True)
+    _link[(blocks, prefills)](A_CN, begins, steps, state_SCN, runs.slots_R, step.fresh_R, step.chunk_begin_R,
+                              step.chunk_tap_C, state_SCN.stride(0), step.decode_count, **sizes)
+    _scan[(blocks, step.chunk_count)](*inputs, begins, steps, *chunks, *rows, **sizes, ENDS=False)
+    return out_TC
+
+
+def _run_recurrent(inputs: tuple[torch.Tensor, ...], rows: tuple[int, ...], state_SCN: torch.Tensor,
+                   runs: Runs, step: DeviceRuns, layer: int, sizes: dict[str, Any], *, prefill: bool) -> None:
+    first = step.decode_count if prefill else 0
+    count = step.run_count - first if prefill else step.decode_count
+    _recurrent[(triton.cdiv(sizes["C"], CHANNELS.width), count)](
+        *inputs, state_SCN, runs.slots_R, runs.starts_R, step.fresh_R, step.chunk_begin_R, step.chunk_first_C,
+        step.chunk_tokens_C, step.chunk_tap_C, *rows, state_SCN.stride(0), first, layer, **sizes,
+        PREFILL=prefill)
+
+
+def compilations() -> list[Compilation]:
+    sizes = {"C": 8192, "N": 16, "NP": 16, "BC": CHANNELS.width}
+    weights = dict.fromkeys(("A", "D", "dt_bias", "begins", "steps"), "*fp32")
+    found = [compilation_of("mamba1 link", _link, weights | {"state": "*fp32"}, sizes, CHANNELS)]
+    for name, dtype in TYPES.items():
+        pointers = weights | dict.fromkeys(("x", "dt", "b", "c", "out", "state"), dtype)
+        short = str(name).removeprefix("torch.")
+        for flag in (False, True):
+            found.append(compilation_of(f"mamba1 recurrent {short} prefill {flag}", _recurrent, pointers,
+                                        sizes | {"PREFILL": flag}, CHANNELS))
+            found.append(compilation_of(f"mamba1 scan {short} ends {flag}", _scan, pointers,
+                                        sizes | {"ENDS": flag}, CHANNELS))
+    return found

@@ -1,0 +1,188 @@
+"""moe by Triton: (token, choice) pairs sorted by expert, then two products over tiles of pairs of one expert.
+
+    pairs by expert   [ . e0 e0 e0 | e3 | e7 e7 e7 e7 e7 ]      . PAD: sorted to the front, in no tile
+    tiles of 2 rows     [e0 e0][e0][e3][e7 e7][e7 e7][e7]  -  -     as many as there may be at most
+
+    _tiles     a program: a tile                      its expert, first pair and rows: 0 where there is none
+    _product   a program: (tile, block of columns)    act(gate) x up, to the pair's row; then down, to the
+                                                      pair's own place
+    _combine   a program: (token, block of columns)   its choices weighted, in the router's order, in float32
+
+Nothing comes back to the host: what experts were hit, and how often, is known to the device alone, so the
+grid is the most tiles that there could be, and a program whose tile has no rows ends at once. No atomics and
+no order of arrival: the same tokens make the same sums whatever else is in the batch.
+
+Rows of a tile follow the tokens that an expert can expect: 16 in decodes, where each expert's matrix is read
+once and that is the time; 64 to 128 in prefills. Tiles are the fast axis of the grid, so that the tiles of an
+expert take the same columns of its matrix from the cache. Rejected: a tile table made on the host (a
+synchronisation a layer); sorting by our own counting kernel (torch.sort is capturable, and little beside the
+matrices).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from weft.tensor.activation import Activation
+from weft.tensor.compilation import Compilation
+from weft.tensor.device_launch import TYPES, Blocks, compilation_of, dense_rows, padded
+from weft.tensor.device_products import product
+
+COMBINE = Blocks(512)
+
+
+def product_blocks(rows: int, down: bool) -> Blocks:
+    """``width``: columns of a product, by rows of a tile. With few rows, many stages: loads are the time. The
+    first product has two matrices; all of it fits into the 99 KB of the smaller GPUs."""
+    if rows <= 32:
+        return Blocks(64, warps=4, stages=4)
+    return Blocks(128 if down and rows > 64 else 64, warps=4 if rows <= 64 else 8, stages=3)
+
+
+def depth_of(itemsize: int) -> int:
+    """Columns of x, or of what lies between the products, that are multiplied at once: 128 bytes."""
+    return 128 // itemsize
+
+
+def tile_rows(pairs: int, experts: int) -> int:
+    """Rows of a tile for so many pairs: about those that an expert gets."""
+    return min(128, padded(-(-pairs // experts)))
+
+
+@triton.jit
+def _activated(x, ACTIVATION: tl.constexpr):
+    if ACTIVATION == "silu":
+        return x / (1.0 + tl.exp(-x))
+    elif ACTIVATION == "gelu":
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    else:
+        return tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+
+
+@triton.jit(do_not_specialize_on_alignment=["begins", "tiles"])
+def _tiles(begins, tiles, EXPERTS: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr):
+    """``begins`` int64 [experts + 1]: the first pair of each, in order; ``tiles`` int32 [tiles, 3]: expert,
+    first pair, rows."""
+    tile, expert = tl.program_id(0), tl.arange(0, EP)
+    begin = tl.load(begins + expert, mask=expert < EXPERTS, other=0).to(tl.int32)
+    count = tl.load(begins + expert + 1, mask=expert < EXPERTS, other=0).to(tl.int32) - begin
+    count = tl.where(expert < EXPERTS, count, 0)
+    ends = tl.cumsum((count + (BM - 1)) // BM, axis=0)
+    mine = tl.sum(tl.where(ends <= tile, 1, 0))      # experts whose tiles are all before this one
+    here = expert == mine
+    done = (tile - tl.sum(tl.where(here, ends - (count + (BM - 1)) // BM, 0))) * BM
+    rows = tl.sum(tl.where(here, count, 0)) - done
+    tl.store(tiles + tile * 3, mine)
+    tl.store(tiles + tile * 3 + 1, tl.sum(tl.where(here, begin, 0)) + done)
+    tl.store(tiles + tile * 3 + 2, tl.where(mine < EXPERTS, tl.minimum(rows, BM), 0))
+
+
+@triton.jit(do_not_specialize_on_alignment=["order", "tiles"])
+def _product(x, weight, out, order, tiles, x_row, out_row, expert_stride, COLUMNS: tl.constexpr,
+             DEPTH: tl.constexpr, CHOICES: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
+             DOWN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """``out[pair] = x[pair] @ weight[expert].T``: [.., COLUMNS] from [.., DEPTH]. Up: rows of x are tokens
+    (pair // CHOICES), rows of ``out`` pairs in order, activated, weights [(2) COLUMNS, DEPTH]. DOWN: rows of
+    x are pairs in order, rows of ``out`` pairs as the router had them."""
+    tile, block = tl.program_id(0), tl.program_id(1)
+    rows = tl.load(tiles + tile * 3 + 2)
+    if rows == 0:
+        return
+    expert, first = tl.load(tiles + tile * 3).to(tl.int64), tl.load(tiles + tile * 3 + 1)
+    row, column, depth = tl.arange(0, BM), block * BN + tl.arange(0, BN), tl.arange(0, BK)
+    here, within = row < rows, column < COLUMNS
+    pair = tl.load(order + first + row, mask=here, other=0)
+    if DOWN:
+        source, target = (first + row).to(tl.int64), pair
+    else:
+        source, target = pair // CHOICES, (first + row).to(tl.int64)
+    matrix = weight + expert * expert_stride + column[None, :] * DEPTH
+    made = tl.zeros((BM, BN), tl.float32)
+    gate = tl.zeros((BM, BN), tl.float32)
+    for begin in range(0, DEPTH, BK):
+        inside = begin + depth < DEPTH
+        left = tl.load(x + source[:, None] * x_row + (begin + depth)[None, :],
+                       mask=here[:, None] & inside[None, :], other=0.0)
+        mask = inside[:, None] & within[None, :]
+        right = tl.load(matrix + (begin + depth)[:, None], mask=mask, other=0.0)
+        if GATED:
+            gate += product(left, right)
+            right = tl.load(matrix + COLUMNS * DEPTH + (begin + depth)[:, None], mask=mask, other=0.0)
+        made += product(left, right)
+    if GATED:
+        made = _activated(gate, ACTIVATION) * made
+    elif not DOWN:
+        made = _activated(made, ACTIVATION)
+    tl.store(out + target[:, None] * out_row + column[None, :], made.to(out.dtype.element_ty),
+             mask=here[:, None] & within[None, :])
+
+
+@triton.jit
+def _combine(made, ids, weights, out, COLUMNS: tl.constexpr, CHOICES: tl.constexpr, BN: tl.constexpr):
+    """Grid: blocks of columns, tokens. Choices of PAD are not read: nothing was made for them."""
+    token = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BN + tl.arange(0, BN)
+    total = tl.zeros((BN,), tl.float32)
+    for choice in range(CHOICES):
+        pair = token * CHOICES + choice
+        chosen = tl.where(tl.load(ids + pair) >= 0, COLUMNS, 0)
+        row = tl.load(made + pair * COLUMNS + column, mask=column < chosen, other=0.0).to(tl.float32)
+        weight = tl.load(weights + pair).to(tl.float32)
+        total += tl.where(column < chosen, row * weight, 0.0)
+    tl.store(out + token * COLUMNS + column, total.to(out.dtype.element_ty), mask=column < COLUMNS)
+
+
+def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torch.Tensor,
+        gate_up_EJD: torch.Tensor, down_EDI: torch.Tensor, *, activation: Activation = "silu",
+        gated: bool = True) -> torch.Tensor:
+    (tokens, width), choices = x_TD.shape, expert_ids_TX.shape[1]
+    experts, _, inner = down_EDI.shape
+    x_TD, ids = dense_rows(x_TD), expert_ids_TX.contiguous()
+    out_TD = torch.empty((tokens, width), dtype=x_TD.dtype, device=x_TD.device)
+    if not tokens:
+        return out_TD
+    pairs = tokens * choices
+    sorted_ids, order = torch.sort(ids.flatten(), stable=True)
+    begins = torch.searchsorted(sorted_ids, torch.arange(experts + 1, device=ids.device))
+    rows = tile_rows(pairs, experts)
+    hit = min(experts, pairs)
+    tiles = torch.empty((min(pairs, (pairs + hit * (rows - 1)) // rows), 3), dtype=torch.int32,
+                        device=ids.device)
+    _tiles[(len(tiles),)](begins, tiles, EXPERTS=experts, EP=triton.next_power_of_2(experts), BM=rows)
+    between = torch.empty((pairs, inner), dtype=x_TD.dtype, device=x_TD.device)
+    made = torch.empty((pairs, width), dtype=x_TD.dtype, device=x_TD.device)
+    common = {"CHOICES": choices, "ACTIVATION": activation, "BM": rows, "BK": depth_of(x_TD.itemsize)}
+    for weight, source, target, down in ((gate_up_EJD.contiguous(), x_TD, between, False),
+                                         (down_EDI.contiguous(), between, made, True)):
+        blocks = product_blocks(rows, down)
+        _product[(len(tiles), triton.cdiv(target.shape[1], blocks.width))](
+            source, weight, target, order, tiles, source.stride(0), target.stride(0), weight.stride(0),
+            COLUMNS=target.shape[1], DEPTH=source.shape[1], GATED=gated and not down, DOWN=down, **common,
+            BN=blocks.width, num_warps=blocks.warps, num_stages=blocks.stages)
+    _combine[(triton.cdiv(width, COMBINE.width), tokens)](
+        made, ids, expert_weights_TX.contiguous(), out_TD, COLUMNS=width, CHOICES=choices, BN=COMBINE.width,
+        num_warps=COMBINE.warps)
+    return out_TD
+
+
+def compilations() -> list[Compilation]:
+    """Decode and prefill of 128 experts of 768, 8 of them chosen, over 2048 channels."""
+    found = [compilation_of("moe tiles", _tiles, {"begins": "*i64", "tiles": "*i32"},
+                            {"EXPERTS": 128, "EP": 128, "BM": 16}, Blocks(1))]
+    tables = {"order": "*i64", "tiles": "*i32", "ids": "*i64", "weights": "*fp32"}
+    for name, dtype in TYPES.items():
+        pointers = tables | dict.fromkeys(("x", "weight", "out", "made"), dtype)
+        short = str(name).removeprefix("torch.")
+        for rows in (16, 128):
+            for down in (False, True):
+                blocks = product_blocks(rows, down)
+                constants = {"COLUMNS": 2048 if down else 768, "DEPTH": 768 if down else 2048, "CHOICES": 8,
+                             "GATED": not down, "ACTIVATION": "silu", "DOWN": down, "BM": rows,
+                             "BN": blocks.width, "BK": depth_of(name.itemsize)}
+                found.append(compilation_of(f"moe {'down' if down else 'up'} {short} {rows} rows", _product,
+                                            pointers, constants, blocks))
+        found.append(compilation_of(f"moe combine {short}", _combine, pointers,
+                                    {"COLUMNS": 2048, "CHOICES": 8, "BN": COMBINE.width}, COMBINE))
+    return found

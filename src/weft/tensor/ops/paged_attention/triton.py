@@ -1,0 +1,318 @@
+"""paged_attention in Triton: two launches for decodes, one for prefills; none asks the device anything.
+
+    decode    program = (row, KV head, split): the G query heads of a KV head share what it reads
+                  |        256 tokens or more      |                       |        |   <- splits of a row
+                  '- softmax over its own pages -> partial output, log of its sum
+              combine = (row, head): partial outputs, weighted by their sums; gates; rounding
+    prefill   program = (chunk, KV head, some of its query heads): 64 queries of each against all pages up to
+              the chunk's last token; chunks are those of ``device_runs``, last ones (the longest) first
+
+Splits. Where a row is cut depends on its own context and the model alone: pieces of SPLIT_TOKENS, longer ones
+where that would be more than ``splits_max``. So a token's sum is added up in the same order whatever the
+batch beside it. A launch has as many splits as the page table is wide; those beyond a row's context return at
+once, as do PAD rows. A table so narrow that there is one split needs no second launch.
+
+Blocks are 16 KB of K and 16 KB of V (64 tokens of 128 bf16 numbers), the next ones on their way while one is
+multiplied: 55 KB of shared memory and 128 registers a thread, so four programs fit an SM of an H100. Query
+heads are padded to the 16 rows of a tensor-core product: a tenth of what an H100 could multiply while it
+reads a page. Prefill takes 64 tokens x 2 heads as the 128 rows of two warp groups' products, one program to
+an SM.
+
+Masks. Blocks that every query sees whole take none but "is there a page"; in the blocks at the end of a
+context (and in all of a window, which is short) scores are replaced by -inf and values by 0: what unwritten
+memory holds, NaN too, meets no number. Scores and sums are float32, in powers of two.
+
+The gates of an attention layer and the scale of fp8 values are applied in float32, before the one rounding.
+
+Rejected: splits counted from the batch (more even, but a token's bits would depend on its company); one
+program per query head (reads the context G times); ``@triton.autotune`` (times kernels in a user's request).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from weft.tensor.compilation import Compilation
+from weft.tensor.device_pages import (
+    FP8_BITS,
+    block_dim,
+    fp8_kind,
+    load_keys,
+    load_token_scales,
+    load_values,
+    page_ids,
+    product_of,
+    widen,
+)
+from weft.tensor.device_runs import device_runs
+from weft.tensor.device_softmax import (
+    COMBINED_AT_ONCE,
+    Gates,
+    combine,
+    finish,
+    gates_of,
+    pieces_of,
+    softmax_step,
+)
+from weft.tensor.inputs import Runs
+from weft.tensor.ops.write_kv.triton import dense_rows, page_signature, pages_of
+from weft.units import CHUNK_TOKENS, PAGE_TOKENS, ceil_div
+
+SPLIT_TOKENS = 256
+BLOCK_BYTES = 16 << 10
+ROWS_MIN = 16
+"""Of a tensor-core product."""
+DIM_MAX = 512
+CHUNKS = ["starts", "offsets", "chunk_run", "chunk_first", "chunk_tokens"]
+"""Pieces of the step's integers, which begin anywhere in one copy of them."""
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def supported(q_THD: torch.Tensor) -> bool:
+    return q_THD.dtype in _DTYPES and q_THD.shape[2] <= DIM_MAX
+
+
+def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs,
+                    scale: float, window: int | None = None, scales: torch.Tensor | None = None,
+                    gates: Gates | None = None) -> torch.Tensor:
+    q_THD = dense_rows(q_THD)
+    tokens, heads, dim = q_THD.shape
+    kv_heads, pack = cache_k.shape[1], cache_k.shape[-1]
+    table = runs.page_table_RP
+    assert table.stride(1) == 1 or table.shape[1] == 1
+    out_THD = torch.empty((tokens, heads, dim), dtype=q_THD.dtype, device=q_THD.device)
+    product, precision = product_of(q_THD.dtype, cache_k.dtype)
+    constants = {"HEADS": heads, "GROUP": heads // kv_heads, "WINDOW": window or 0, "D": dim,
+                 "BLOCK_D": block_dim(dim), "PACK": pack, "FP8": fp8_kind(cache_k.dtype, q_THD.device),
+                 "PRODUCT": product, "PRECISION": precision}
+    common = (q_THD, q_THD.stride(0), q_THD.stride(1), *pages_of(cache_k, cache_v, scales), table,
+              table.stride(0), scale * math.log2(math.e), out_THD, *gates_of(gates))
+    if runs.decode_count:
+        _launch_decode(common, runs, constants, cache_k.itemsize, kv_heads)
+    if runs.decode_count < runs.run_count:
+        known = device_runs(runs)
+        blocks = prefill_blocks(dim, cache_k.itemsize, constants["GROUP"], product)
+        grid = (ceil_div(constants["GROUP"], blocks["TILE_HEADS"]), kv_heads, known.chunk_count)
+        _prefill[grid](*common, runs.starts_R, known.offsets_R, known.chunk_run_C, known.chunk_first_C,
+                       known.chunk_tokens_C, known.chunk_count, **constants, **blocks)
+    return out_THD
+
+
+def _launch_decode(common: tuple[Any, ...], runs: Runs, constants: dict[str, Any], itemsize: int,
+                   kv_heads: int) -> None:
+    rows, heads, width = runs.decode_count, constants["HEADS"], constants["BLOCK_D"]
+    most = splits_max(kv_heads)
+    pages = runs.page_table_RP.shape[1]
+    if constants["WINDOW"]:
+        pages = min(pages, constants["WINDOW"] // PAGE_TOKENS + 2)
+    splits = min(most, max(1, ceil_div(pages * PAGE_TOKENS, SPLIT_TOKENS)))
+    partial = logs = None
+    if splits > 1:
+        device = runs.page_table_RP.device
+        partial = torch.empty((rows, heads, splits, width), dtype=torch.float32, device=device)
+        logs = torch.empty((rows, heads, splits), dtype=torch.float32, device=device)
+    blocks = decode_blocks(constants["D"], itemsize, constants["GROUP"])
+    _decode[(rows, kv_heads, splits)](*common, runs.context_R, partial, logs, splits, **constants,
+                                      SPLITS_MAX=most, **blocks)
+    if splits > 1:
+        used = {name: constants[name] for name in ("HEADS", "GROUP", "WINDOW", "D", "BLOCK_D")}
+        out_THD, *gates = common[-6:]
+        combine[(rows, heads)](out_THD, *gates, runs.context_R, partial, logs, splits, **used,
+                               PAGES=blocks["PAGES"], SPLITS_MAX=most, AT_ONCE=COMBINED_AT_ONCE, num_warps=2)
+
+
+def splits_max(kv_heads: int) -> int:
+    """Pieces that a row is cut into at most: enough that one row alone keeps a GPU busy."""
+    return min(64, max(8, 1 << (128 // kv_heads).bit_length() - 1)) if kv_heads < 128 else 8
+
+
+def decode_blocks(dim: int, itemsize: int, group: int) -> dict[str, Any]:
+    """Sizes of the decode kernel, for ``_decode[...]``."""
+    return {"PAGES": pages_at_once(dim, itemsize), "ROWS": max(ROWS_MIN, block_dim(group)), "num_warps": 4,
+            "num_stages": 3}
+
+
+def prefill_blocks(dim: int, itemsize: int, group: int, product: tl.dtype) -> dict[str, Any]:
+    """Sizes of the prefill kernel. 128 rows of wide heads or of float32 would not fit the shared memory."""
+    itemsize = 4 if product == tl.float32 else itemsize
+    wide = block_dim(dim) * itemsize > 512
+    tile_heads = 1 if group == 1 or wide else 2
+    return {"TOKENS": CHUNK_TOKENS, "TILE_HEADS": tile_heads, "PAGES": min(4, pages_at_once(dim, itemsize)),
+            "num_warps": 4 * tile_heads, "num_stages": 2 if wide else 3}
+
+
+def pages_at_once(dim: int, itemsize: int) -> int:
+    return min(8, max(1, BLOCK_BYTES // (PAGE_TOKENS * block_dim(dim) * itemsize)))
+
+
+@triton.jit
+def absorb(q, top, total, out, pages, at, last, k, v, k_stride, v_stride, k_scales, v_scales, scale_stride,
+           qk_scale, MASKED: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+           PACK: tl.constexpr, PAGES: tl.constexpr, FP8: tl.constexpr, PRODUCT: tl.constexpr,
+           PRECISION: tl.constexpr):
+    """Some pages, the first token of which is at position ``at``, into a running softmax."""
+    keys = widen(load_keys(k, k_stride, pages, D, BLOCK_D, PACK, PAGES), FP8, PRODUCT)
+    values = widen(load_values(v, v_stride, pages, D, BLOCK_D, PACK, PAGES), FP8, PRODUCT)
+    k_scale, v_scale = None, None
+    if k_scales is not None:
+        k_scale = load_token_scales(k_scales, scale_stride, pages, PAGES)
+        v_scale = load_token_scales(v_scales, scale_stride, pages, PAGES)
+    return softmax_step(tl.dot(q, keys, input_precision=PRECISION), values, k_scale, v_scale, top, total, out,
+                        at + tl.arange(0, PAGES * 16), last, qk_scale, MASKED, WINDOW, PRODUCT, PRECISION)
+
+
+@triton.jit(do_not_specialize=["table_stride", "splits"], do_not_specialize_on_alignment=["context"])
+def _decode(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, scale_stride, scale_part, table,
+            table_stride, qk_scale, out, gate, gate_stride, head_gate, head_gate_stride, value_scale, context,
+            partial, logs, splits, HEADS: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr,
+            D: tl.constexpr, BLOCK_D: tl.constexpr, PACK: tl.constexpr, FP8: tl.constexpr,
+            PRODUCT: tl.constexpr, PRECISION: tl.constexpr, SPLITS_MAX: tl.constexpr, PAGES: tl.constexpr,
+            ROWS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    kv_head, split = tl.program_id(1), tl.program_id(2)
+    m, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
+    head = kv_head * GROUP + m
+    token = tl.full((ROWS,), 0, tl.int64) + row
+    seen = tl.load(context + row).to(tl.int32)
+    if seen <= 0:
+        if partial is None:
+            finish(tl.zeros((ROWS, BLOCK_D), tl.float32), token, head, m < GROUP, out, None, 0, None, 0, None,
+                   HEADS, GROUP, D, BLOCK_D)
+        return
+    first, end, each = pieces_of(seen, WINDOW, SPLITS_MAX, PAGES)
+    begin = first + split * each
+    end = tl.minimum(begin + each, end)
+    if begin >= end:
+        return
+    asked = tl.load(q + row * q_token + head[:, None] * q_head + d[None, :],
+                    mask=(m < GROUP)[:, None] & (d < D)[None, :], other=0.0).to(PRODUCT)
+    k, v = cache_k + kv_head * (D * 16), cache_v + kv_head * (D * 16)
+    k_scales, v_scales = None, None
+    if scales is not None:
+        k_scales, v_scales = scales + kv_head * 16, scales + scale_part + kv_head * 16
+    pages_of_row = table + row * table_stride
+    last = tl.full((ROWS,), 0, tl.int32) + (seen - 1)
+    top = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    made = tl.zeros((ROWS, BLOCK_D), tl.float32)
+    masked = begin
+    if WINDOW == 0:
+        masked = begin + (tl.minimum(end, seen // 16) - begin) // PAGES * PAGES
+        for page in range(begin, masked, PAGES):
+            pages = page_ids(pages_of_row, page, end, PAGES)
+            top, total, made = absorb(asked, top, total, made, pages, page * 16, last, k, v, k_stride,
+                                      v_stride, k_scales, v_scales, scale_stride, qk_scale, False, WINDOW, D,
+                                      BLOCK_D, PACK, PAGES, FP8, PRODUCT, PRECISION)
+    for page in range(masked, end, PAGES):
+        pages = page_ids(pages_of_row, page, end, PAGES)
+        top, total, made = absorb(asked, top, total, made, pages, page * 16, last, k, v, k_stride, v_stride,
+                                  k_scales, v_scales, scale_stride, qk_scale, True, WINDOW, D, BLOCK_D, PACK,
+                                  PAGES, FP8, PRODUCT, PRECISION)
+    made = made / total[:, None]
+    if partial is None:
+        finish(made, token, head, m < GROUP, out, gate, gate_stride, head_gate, head_gate_stride, value_scale,
+               HEADS, GROUP, D, BLOCK_D)
+    else:
+        at = (row * HEADS + head) * splits + split
+        tl.store(partial + at[:, None] * BLOCK_D + d[None, :], made, mask=(m < GROUP)[:, None])
+        tl.store(logs + at, top + tl.log2(total), mask=m < GROUP)
+
+
+@triton.jit(do_not_specialize=["table_stride", "chunk_count"], do_not_specialize_on_alignment=CHUNKS)
+def _prefill(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, scale_stride, scale_part,
+             table, table_stride, qk_scale, out, gate, gate_stride, head_gate, head_gate_stride, value_scale,
+             starts, offsets, chunk_run, chunk_first, chunk_tokens, chunk_count, HEADS: tl.constexpr,
+             GROUP: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+             PACK: tl.constexpr, FP8: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
+             TOKENS: tl.constexpr, TILE_HEADS: tl.constexpr, PAGES: tl.constexpr):
+    kv_head, chunk = tl.program_id(1), chunk_count - 1 - tl.program_id(2)
+    run = tl.load(chunk_run + chunk).to(tl.int64)
+    first, count = tl.load(chunk_first + chunk), tl.load(chunk_tokens + chunk)
+    start = tl.load(starts + run).to(tl.int32)
+    m, d = tl.arange(0, TILE_HEADS * TOKENS), tl.arange(0, BLOCK_D)
+    in_group = tl.program_id(0) * TILE_HEADS + m // TOKENS
+    place, head = m % TOKENS, kv_head * GROUP + in_group
+    token = (first + place).to(tl.int64)
+    taken = (place < count) & (in_group < GROUP)
+    if start < 0:
+        finish(tl.zeros((TILE_HEADS * TOKENS, BLOCK_D), tl.float32), token, head, taken, out, None, 0, None,
+               0, None, HEADS, GROUP, D, BLOCK_D)
+        return
+    at = start + first - tl.load(offsets + run)
+    last = at + tl.minimum(place, count - 1)
+    asked = tl.load(q + token[:, None] * q_token + head[:, None] * q_head + d[None, :],
+                    mask=taken[:, None] & (d < D)[None, :], other=0.0).to(PRODUCT)
+    k, v = cache_k + kv_head * (D * 16), cache_v + kv_head * (D * 16)
+    k_scales, v_scales = None, None
+    if scales is not None:
+        k_scales, v_scales = scales + kv_head * 16, scales + scale_part + kv_head * 16
+    pages_of_run = table + run * table_stride
+    top = tl.full((TILE_HEADS * TOKENS,), float("-inf"), tl.float32)
+    total = tl.zeros((TILE_HEADS * TOKENS,), tl.float32)
+    made = tl.zeros((TILE_HEADS * TOKENS, BLOCK_D), tl.float32)
+    end = tl.cdiv(at + count, 16)
+    if WINDOW:
+        masked = tl.maximum(at - WINDOW + 1, 0) // 16
+    else:
+        masked = (at + 1) // (PAGES * 16) * PAGES
+        for page in range(0, masked, PAGES):
+            pages = page_ids(pages_of_run, page, end, PAGES)
+            top, total, made = absorb(asked, top, total, made, pages, page * 16, last, k, v, k_stride,
+                                      v_stride, k_scales, v_scales, scale_stride, qk_scale, False, WINDOW, D,
+                                      BLOCK_D, PACK, PAGES, FP8, PRODUCT, PRECISION)
+    for page in range(masked, end, PAGES):
+        pages = page_ids(pages_of_run, page, end, PAGES)
+        top, total, made = absorb(asked, top, total, made, pages, page * 16, last, k, v, k_stride, v_stride,
+                                  k_scales, v_scales, scale_stride, qk_scale, True, WINDOW, D, BLOCK_D, PACK,
+                                  PAGES, FP8, PRODUCT, PRECISION)
+    finish(made / total[:, None], token, head, taken, out, gate, gate_stride, head_gate, head_gate_stride,
+           value_scale, HEADS, GROUP, D, BLOCK_D)
+
+
+def compilations() -> list[Compilation]:
+    # Windows of all sizes are compiled alike.
+    made = [_of_shape(torch.bfloat16, 0, dim, window) for dim, window in ((64, 2), (128, 0), (256, 0))]
+    made += [_of_shape(torch.float8_e4m3fn, FP8_BITS, 128, 0), _of_shape(torch.int8, 0, 80, 0)]
+    return list(itertools.chain(*made))
+
+
+def _of_shape(page: torch.dtype, fp8: int, dim: int, window: int) -> list[Compilation]:
+    query = torch.float32 if page == torch.float32 else torch.bfloat16
+    kind = "*fp32" if query == torch.float32 else "*bf16"
+    product, precision = product_of(query, page)
+    pages, constants = page_signature(page)
+    gates = {"gate": kind, "gate_stride": "i32", "head_gate": "constexpr", "head_gate_stride": "i32",
+             "value_scale": "constexpr"}
+    common = {"q": kind, "q_token": "i32", "q_head": "i32", **pages, "table": "*i32", "table_stride": "i32",
+              "qk_scale": "fp32", "out": kind, **gates}
+    shape = {"HEADS": 16, "GROUP": 4, "WINDOW": window, "D": dim, "BLOCK_D": block_dim(dim),
+             "PACK": 4 // page.itemsize, "FP8": fp8, "PRODUCT": product, "PRECISION": precision}
+    constants |= {"head_gate": None, "value_scale": None}
+    parts = {"context": "*i64", "partial": "*fp32", "logs": "*fp32", "splits": "i32"}
+    chunks = {"starts": "*i64", "offsets": "*i32", "chunk_run": "*i32", "chunk_first": "*i32",
+              "chunk_tokens": "*i32", "chunk_count": "i32"}
+    decode, prefill = decode_blocks(dim, page.itemsize, 4), prefill_blocks(dim, page.itemsize, 4, product)
+    name = f"{str(page).removeprefix('torch.')} {dim}"
+    made = [_compilation(f"decode {name}", _decode, {**common, **parts},
+                         {**constants, **shape, "SPLITS_MAX": 32}, decode),
+            _compilation(f"prefill {name}", _prefill, {**common, **chunks}, {**constants, **shape}, prefill)]
+    if page == torch.bfloat16:
+        used = {key: shape[key] for key in ("HEADS", "GROUP", "WINDOW", "D", "BLOCK_D")}
+        made.append(_compilation(f"combine {name}", combine, {"out": kind, **gates, **parts}, {
+            "head_gate": None, "value_scale": None, **used, "PAGES": decode["PAGES"], "SPLITS_MAX": 32,
+            "AT_ONCE": COMBINED_AT_ONCE}, {"num_warps": 2, "num_stages": 2}))
+    return made
+
+
+def _compilation(name: str, kernel: Any, signature: dict[str, str], constants: dict[str, Any],
+                 blocks: dict[str, Any]) -> Compilation:
+    options = {key: blocks[key] for key in ("num_warps", "num_stages")}
+    constants = {**constants, **{key: value for key, value in blocks.items() if key not in options}}
+    return Compilation(f"paged_attention {name}", kernel, signature | dict.fromkeys(constants, "constexpr"),
+                       constants, **options)

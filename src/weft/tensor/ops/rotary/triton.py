@@ -1,0 +1,96 @@
+"""rotary in Triton: one launch for queries and keys, a program being 16 tokens of one head.
+
+Each number is paired with the one half a rotary width away, so a tile is loaded twice, the second time with
+its halves exchanged (from the L1 cache), and no tile is ever cut in two:
+
+    x       a b | c d | rest         cos  1 2 | 1 2 | 1         x cos + mate sin, dims behind the rotary
+    mate    c d | a b | rest         sin -1-2 | 1 2 | 0         width being left as they are
+
+``turned`` is that formula; the attention layer has it between its norms and its pages.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from weft.tensor.compilation import Compilation
+from weft.tensor.device_pages import block_dim
+from weft.tensor.ops.write_kv.triton import dense_rows
+from weft.units import ceil_div
+
+TOKENS = 16
+
+
+def rotary(q_THD: torch.Tensor, k_THD: torch.Tensor, cos_TD: torch.Tensor,
+           sin_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    q_THD, k_THD = dense_rows(q_THD), dense_rows(k_THD)
+    tokens, heads, dim = q_THD.shape
+    q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q_THD, k_THD))
+    if tokens:
+        _rotary[(ceil_div(tokens, TOKENS), heads + k_THD.shape[1])](
+            q_THD, q_THD.stride(0), q_THD.stride(1), k_THD, k_THD.stride(0), k_THD.stride(1),
+            *tables_of(cos_TD, sin_TD), q_out, k_out, tokens, k_THD.shape[1], HEADS=heads,
+            ROTARY=cos_TD.shape[1], D=dim, BLOCK_D=block_dim(dim), TOKENS=TOKENS)
+    return q_out, k_out
+
+
+def tables_of(cos_TD: torch.Tensor, sin_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """cos, sin and their row stride, as kernels take them."""
+    cos_TD, sin_TD = dense_rows(cos_TD), dense_rows(sin_TD)
+    assert cos_TD.stride(0) == sin_TD.stride(0)
+    return cos_TD, sin_TD, cos_TD.stride(0)
+
+
+@triton.jit
+def mate_of(d, ROTARY: tl.constexpr):
+    """The dim that each of ``d`` is paired with: itself behind the rotary width."""
+    half: tl.constexpr = ROTARY // 2
+    return tl.where(d < half, d + half, tl.where(d < ROTARY, d - half, d))
+
+
+@triton.jit
+def turned(x, mate, cos, sin, table_stride, token, taken, d, ROTARY: tl.constexpr):
+    """float32 [N, BLOCK_D] of tokens ``token``, turned by their angles."""
+    at = token[:, None] * table_stride + d[None, :]
+    known = taken[:, None] & (d < ROTARY)[None, :]
+    by_cos = tl.load(cos + at, mask=known, other=1.0).to(tl.float32)
+    by_sin = tl.load(sin + at, mask=known, other=0.0).to(tl.float32)
+    return x * by_cos + mate * tl.where(d < ROTARY // 2, -1.0, 1.0)[None, :] * by_sin
+
+
+@triton.jit
+def _turn(x, x_token, x_head, head, cos, sin, table_stride, out, out_heads, token, taken,
+          ROTARY: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    d = tl.arange(0, BLOCK_D)
+    there = taken[:, None] & (d < D)[None, :]
+    rows = x + (token * x_token + head * x_head)[:, None]
+    wide = tl.load(rows + d[None, :], mask=there, other=0.0).to(tl.float32)
+    mate = tl.load(rows + mate_of(d, ROTARY)[None, :], mask=there, other=0.0).to(tl.float32)
+    wide = turned(wide, mate, cos, sin, table_stride, token, taken, d, ROTARY)
+    tl.store(out + ((token * out_heads + head) * D)[:, None] + d[None, :], wide.to(out.dtype.element_ty),
+             mask=there)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _rotary(q, q_token, q_head, k, k_token, k_head, cos, sin, table_stride, q_out, k_out, tokens, kv_heads,
+            HEADS: tl.constexpr, ROTARY: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+            TOKENS: tl.constexpr):
+    head = tl.program_id(1)
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
+    taken = token < tokens
+    if head < HEADS:
+        _turn(q, q_token, q_head, head, cos, sin, table_stride, q_out, HEADS, token, taken, ROTARY, D,
+              BLOCK_D)
+    else:
+        _turn(k, k_token, k_head, head - HEADS, cos, sin, table_stride, k_out, kv_heads, token, taken, ROTARY,
+              D, BLOCK_D)
+
+
+def compilations() -> list[Compilation]:
+    constants = {"HEADS": 16, "ROTARY": 64, "D": 256, "BLOCK_D": 256, "TOKENS": TOKENS}
+    signature = {"q": "*bf16", "q_token": "i32", "q_head": "i32", "k": "*bf16", "k_token": "i32",
+                 "k_head": "i32", "cos": "*fp32", "sin": "*fp32", "table_stride": "i32", "q_out": "*bf16",
+                 "k_out": "*bf16", "tokens": "i32", "kv_heads": "i32"}
+    return [Compilation("rotary 256", _rotary, signature | dict.fromkeys(constants, "constexpr"), constants)]

@@ -1,0 +1,201 @@
+"""write_kv in one launch: a program is 16 tokens of one KV head.
+
+    tiles of the step     | decodes 0..15 | decodes 16..31 | chunk 0: 4 tiles | chunk 1: 4 tiles | ...
+
+A decode's token is its own run; a chunk's tokens (``device_runs``) are of one. Where a token goes is looked
+up per token, by its position in its run's row of the page table, so pages may lie anywhere; PAD positions and
+PAD pages write nothing (L4). ``tile_tokens``, ``write_keys`` and ``write_values`` are also what the attention
+layer puts behind rotary in its one launch.
+
+K goes out in 32-bit lanes, V in single numbers of neighbouring lanes: a page's bytes meet in the L2 cache,
+and what is written here is a hundredth of what attention reads. Rejected: whole pages through registers (only
+chunks that fill their pages have them, and a decode has one token).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from weft.tensor import native
+from weft.tensor.compilation import Compilation
+from weft.tensor.device_pages import (
+    TRITON_TYPES,
+    as_bits,
+    block_dim,
+    fp8_bits,
+    quantized_rows,
+    to_nearest_bf16,
+)
+from weft.tensor.device_runs import device_runs
+from weft.tensor.inputs import Runs
+from weft.tensor.kv_numbers import PER_INT8_MAX
+from weft.units import CHUNK_TOKENS, ceil_div
+
+TILE_TOKENS = 16
+TILES_PER_CHUNK = CHUNK_TOKENS // TILE_TOKENS
+VARYING = ["table_stride", "decode_count"]
+"""Integers that change from step to step: no kernel is compiled for some of their values."""
+MOVING = ["positions", "chunk_run", "chunk_first", "chunk_tokens"]
+"""Pieces of the step's one table of integers, which begin anywhere in it."""
+PER_MAX = tl.constexpr(PER_INT8_MAX)
+
+
+def write_kv(k_THD: torch.Tensor, v_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor,
+             positions_T: torch.Tensor, runs: Runs, scales: torch.Tensor | None = None) -> None:
+    k_THD, v_THD = dense_rows(k_THD), dense_rows(v_THD)
+    kv_heads, dim = k_THD.shape[1:]
+    tiles = tile_count(runs)
+    if tiles == 0:
+        return
+    _write[(tiles, kv_heads)](
+        k_THD, v_THD, k_THD.stride(0), k_THD.stride(1), v_THD.stride(0), v_THD.stride(1),
+        *pages_of(cache_k, cache_v, scales), positions_T, *places_of(runs), D=dim, BLOCK_D=block_dim(dim),
+        PACK=cache_k.shape[-1], FP8=cache_k.dtype == torch.float8_e4m3fn, TOKENS=TILE_TOKENS, num_warps=4)
+
+
+def dense_rows(x: torch.Tensor) -> torch.Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def tile_count(runs: Runs) -> int:
+    """Programs that cover the step's tokens, 16 at once."""
+    chunks = device_runs(runs).chunk_count if runs.decode_count < runs.run_count else 0
+    return ceil_div(runs.decode_count, TILE_TOKENS) + chunks * TILES_PER_CHUNK
+
+
+def pages_of(cache_k: torch.Tensor, cache_v: torch.Tensor, scales: torch.Tensor | None) -> tuple[
+        torch.Tensor, torch.Tensor, int, int, torch.Tensor | None, int, int]:
+    """k, v, their page strides; scales, their page stride and the stride from K to V; for a kernel."""
+    assert cache_k.dtype == cache_v.dtype, f"K pages of {cache_k.dtype}, V pages of {cache_v.dtype}"
+    k_stride, v_stride = native.slot_stride(cache_k), native.slot_stride(cache_v)
+    if scales is None:
+        return as_bits(cache_k), as_bits(cache_v), k_stride, v_stride, None, 0, 0
+    assert scales.stride(-1) == 1
+    assert scales.stride(2) == scales.shape[3]
+    return (as_bits(cache_k), as_bits(cache_v), k_stride, v_stride, scales, scales.stride(0),
+            scales.stride(1))
+
+
+def places_of(runs: Runs) -> tuple[torch.Tensor, int, torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    """table, its row stride, chunk_run, chunk_first, chunk_tokens, decodes, as kernels take them."""
+    table = runs.page_table_RP
+    assert table.stride(1) == 1 or table.shape[1] == 1
+    if runs.decode_count == runs.run_count:  # no chunks: never read
+        return table, table.stride(0), table, table, table, runs.decode_count
+    known = device_runs(runs)
+    return (table, table.stride(0), known.chunk_run_C, known.chunk_first_C, known.chunk_tokens_C,
+            runs.decode_count)
+
+
+@triton.jit
+def tile_tokens(tile, chunk_run, chunk_first, chunk_tokens, decode_count, TOKENS: tl.constexpr):
+    """(index in T int64, run int64, whether there is one), [TOKENS] each."""
+    lane = tl.arange(0, TOKENS)
+    decode_tiles = tl.cdiv(decode_count, TOKENS)
+    in_chunk = tile >= decode_tiles
+    chunk = tl.maximum(tile - decode_tiles, 0) // (64 // TOKENS)
+    place = tl.maximum(tile - decode_tiles, 0) % (64 // TOKENS) * TOKENS + lane
+    first = tl.load(chunk_first + chunk, mask=in_chunk, other=0)
+    count = tl.load(chunk_tokens + chunk, mask=in_chunk, other=0)
+    run = tl.load(chunk_run + chunk, mask=in_chunk, other=0)
+    decode = tile * TOKENS + lane
+    token = tl.where(in_chunk, first + place, decode)
+    there = tl.where(in_chunk, place < count, decode < decode_count)
+    return token.to(tl.int64), tl.where(in_chunk, run, decode).to(tl.int64), there
+
+
+@triton.jit
+def find_places(positions, table, table_stride, token, run, there):
+    """(page int64 or PAD, place in it) of each token."""
+    position = tl.load(positions + token, mask=there, other=-1)
+    there = there & (position >= 0)
+    page = tl.load(table + run * table_stride + position // 16, mask=there, other=-1)
+    return page.to(tl.int64), (position % 16).to(tl.int32)
+
+
+@triton.jit
+def stored(x, cache, FP8: tl.constexpr):
+    """float32 as the numbers of a page."""
+    if FP8:
+        return fp8_bits(x)
+    if cache.dtype.element_ty == tl.bfloat16:
+        x = to_nearest_bf16(x)
+    elif cache.dtype.element_ty == tl.float16:
+        x = tl.where(x > 65504.0, 65504.0, tl.where(x < -65504.0, -65504.0, x))
+    return x.to(cache.dtype.element_ty)
+
+
+@triton.jit
+def write_keys(x, cache, page_stride, scales, scale_stride, page, place, head, D: tl.constexpr,
+               BLOCK_D: tl.constexpr, PACK: tl.constexpr, FP8: tl.constexpr):
+    """float32 [N, BLOCK_D] into the K blocks of ``head``; 0 beyond D."""
+    d = tl.arange(0, BLOCK_D)
+    if scales is not None:
+        x, scale = quantized_rows(x, PER_MAX)
+        tl.store(scales + page * scale_stride + head * 16 + place, scale.to(tl.bfloat16), mask=page >= 0)
+    at = (page * page_stride + head * (D * 16) + place * PACK)[:, None]
+    at += (d // PACK * (16 * PACK) + d % PACK)[None, :]
+    tl.store(cache + at, stored(x, cache, FP8), mask=(page >= 0)[:, None] & (d < D)[None, :])
+
+
+@triton.jit
+def write_values(x, cache, page_stride, scales, scale_stride, page, place, head, D: tl.constexpr,
+                 BLOCK_D: tl.constexpr, PACK: tl.constexpr, FP8: tl.constexpr):
+    """float32 [N, BLOCK_D] into the V blocks of ``head``."""
+    d = tl.arange(0, BLOCK_D)
+    if scales is not None:
+        x, scale = quantized_rows(x, PER_MAX)
+        tl.store(scales + page * scale_stride + head * 16 + place, scale.to(tl.bfloat16), mask=page >= 0)
+    at = (page * page_stride + head * (D * 16) + place // PACK * (D * PACK) + place % PACK)[:, None]
+    tl.store(cache + at + (d * PACK)[None, :], stored(x, cache, FP8),
+             mask=(page >= 0)[:, None] & (d < D)[None, :])
+
+
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=MOVING)
+def _write(k, v, k_token, k_head, v_token, v_head, cache_k, cache_v, k_stride, v_stride, scales, scale_stride,
+           scale_part, positions, table, table_stride, chunk_run, chunk_first, chunk_tokens, decode_count,
+           D: tl.constexpr, BLOCK_D: tl.constexpr, PACK: tl.constexpr, FP8: tl.constexpr,
+           TOKENS: tl.constexpr):
+    head = tl.program_id(1)
+    token, run, there = tile_tokens(tl.program_id(0), chunk_run, chunk_first, chunk_tokens, decode_count,
+                                    TOKENS)
+    page, place = find_places(positions, table, table_stride, token, run, there)
+    d = tl.arange(0, BLOCK_D)
+    taken = (page >= 0)[:, None] & (d < D)[None, :]
+    x = tl.load(k + token[:, None] * k_token + head * k_head + d[None, :], mask=taken, other=0.0)
+    y = tl.load(v + token[:, None] * v_token + head * v_head + d[None, :], mask=taken, other=0.0)
+    v_scales = None
+    if scales is not None:
+        v_scales = scales + scale_part
+    write_keys(x.to(tl.float32), cache_k, k_stride, scales, scale_stride, page, place, head, D, BLOCK_D, PACK,
+               FP8)
+    write_values(y.to(tl.float32), cache_v, v_stride, v_scales, scale_stride, page, place, head, D, BLOCK_D,
+                 PACK, FP8)
+
+
+def page_signature(dtype: torch.dtype) -> tuple[dict[str, str], dict[str, object]]:
+    """The part of a signature that ``pages_of`` fills, and its constants."""
+    kind = "*" + TRITON_TYPES[dtype]
+    signature = {"cache_k": kind, "cache_v": kind, "k_stride": "i32", "v_stride": "i32"}
+    scaled = dtype == torch.int8
+    signature |= {"scales": "*bf16" if scaled else "constexpr", "scale_stride": "i32", "scale_part": "i32"}
+    return signature, {} if scaled else {"scales": None}
+
+
+PLACE_SIGNATURE = {"positions": "*i64", "table": "*i32", "table_stride": "i32", "chunk_run": "*i32",
+                   "chunk_first": "*i32", "chunk_tokens": "*i32", "decode_count": "i32"}
+
+
+def compilations() -> list[Compilation]:
+    made = []
+    for dtype, dim in ((torch.bfloat16, 64), (torch.float8_e4m3fn, 128), (torch.int8, 256)):
+        pages, constants = page_signature(dtype)
+        strides = dict.fromkeys(("k_token", "k_head", "v_token", "v_head"), "i32")
+        constants |= {"D": dim, "BLOCK_D": dim, "PACK": 4 // dtype.itemsize,
+                      "FP8": dtype == torch.float8_e4m3fn, "TOKENS": TILE_TOKENS}
+        signature = {"k": "*bf16", "v": "*bf16", **strides, **pages, **PLACE_SIGNATURE}
+        signature |= dict.fromkeys(constants, "constexpr")
+        made.append(Compilation(f"write_kv {dtype} {dim}", _write, signature, constants))
+    return made

@@ -1,0 +1,29 @@
+"""The Triton kernels, against their naive twins.
+
+Without a GPU they run in Triton's interpreter on CPU tensors. ``WEFT_TEST_DEVICE=cuda`` (``make test-gpu``)
+runs the same tests compiled, on the GPU.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from weft.tensor import gpu
+
+DEVICE = torch.device(os.environ.get("WEFT_TEST_DEVICE", "cpu"))
+
+
+@pytest.fixture(autouse=True)
+def triton_kernels() -> Iterator[None]:
+    gpu.choose("triton")
+    yield
+    gpu.choose("auto")
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return DEVICE

@@ -1,0 +1,31 @@
+"""The steps and pages of ``tests.ops``, moved to the device under test."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from tests.ops.kv_pages import Pages
+from weft.tensor.inputs import Runs
+
+
+def on_device(runs: Runs, device: torch.device) -> Runs:
+    """New runs, with a memo of their own."""
+    tensors = {name: getattr(runs, name).to(device) for name in ("starts_R", "slots_R", "context_R")}
+    return dataclasses.replace(runs, **tensors, page_table_RP=runs.page_table_RP.to(device), memo={})
+
+
+def strided_on(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on ``device`` with the same strides over a first dim that has gaps, as the arena's views have;
+    0xFF in the gaps."""
+    count, width = x.shape[0], x.stride(0) * x.itemsize
+    held = torch.full((max(1, count) * width,), 0xFF, dtype=torch.uint8, device=device)
+    made = held.view(x.dtype).as_strided(x.shape, x.stride())
+    made.copy_(x)
+    return made
+
+
+def pages_on(pages: Pages, device: torch.device) -> Pages:
+    return Pages(strided_on(pages.k, device), strided_on(pages.v, device),
+                 None if pages.scales is None else strided_on(pages.scales, device))

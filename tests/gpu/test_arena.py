@@ -1,0 +1,192 @@
+"""The arena's kernels against torch's operators on the same bytes, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from weft.memory.plan import ArenaPlan, plan_arena, with_parking
+from weft.runner.arena import NAN_BYTE, DeviceArena
+from weft.runner.staging import Staging
+from weft.spec import DTypeName, ModelSpec, attention, gated_delta, kept_in, mamba1, mamba2, short_conv
+from weft.tensor import gpu
+from weft.tensor.layout import DTYPES
+from weft.units import PAD
+
+HYBRID = ModelSpec("tiny", 32, 16, 512, "float32", (attention(2, 16), short_conv(32, 3)))
+RECURRENT = {"gated delta": gated_delta(2, 4, 16, 16, 4), "mamba2": mamba2(4, 16, 1, 32, 4),
+             "mamba1": mamba1(64, 16, 4)}
+
+
+@contextmanager
+def torch_alone() -> Iterator[None]:
+    gpu.choose("torch")
+    yield
+    gpu.choose("triton")
+
+
+def both_ways(plan: ArenaPlan, device: torch.device, do: Callable[[DeviceArena], None],
+              numbers: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The arena's bytes before, after the kernels, and after torch's operators. ``numbers``: small float32
+    numbers and not bytes of any kind."""
+    generator = torch.Generator().manual_seed(1)
+    if numbers:
+        before = torch.randn(plan.arena_bytes // 4, generator=generator).view(torch.uint8)
+    else:
+        before = torch.randint(0, 256, (plan.arena_bytes,), dtype=torch.uint8, generator=generator)
+    arena = DeviceArena(plan, device)
+    arena.buffer.copy_(before)
+    assert gpu.fits(arena.buffer)
+    do(arena)
+    by_kernels = arena.buffer.cpu().clone()
+    arena.buffer.copy_(before)
+    with torch_alone():
+        assert not gpu.fits(arena.buffer)
+        do(arena)
+    return before, by_kernels, arena.buffer.cpu()
+
+
+@pytest.mark.parametrize(("kind", "items"), [("frames", [1, 3]), ("pages", [0, 7, 2]), ("slots", [4]),
+                                             ("frames", [])])
+@pytest.mark.parametrize("byte", [0, NAN_BYTE, 0x41])
+def test_filling_touches_the_named_items_and_no_other_byte(
+        device: torch.device, kind: str, items: list[int], byte: int) -> None:
+    plan = plan_arena(HYBRID, 40_000)
+    before, kernels, alone = both_ways(
+        plan, device, lambda arena: getattr(arena, f"fill_{kind}")(items, byte))
+    assert torch.equal(kernels, alone)
+    assert torch.equal(kernels, before) == (not items)
+
+
+@pytest.mark.parametrize("kind", ["slots", "pages"])
+@pytest.mark.parametrize("copies", [[(1, 4)], [(1, 4), (1, 5), (2, 0)], [(3, 4), (4, 5), (5, 3)]])
+def test_copies_read_every_source_before_they_write(
+        device: torch.device, kind: str, copies: list[tuple[int, int]]) -> None:
+    """The last: three in a circle."""
+    plan = plan_arena(HYBRID, 40_000)
+    ids = np.array(copies, np.int32).T
+    before, kernels, alone = both_ways(plan, device, lambda arena: getattr(arena, f"copy_{kind}")(*ids))
+    assert torch.equal(kernels, alone)
+    stride = plan.slot_stride_bytes if kind == "slots" else plan.page_bytes
+    whole = plan.arena_bytes // stride * stride
+    was, now = before[:whole].view(-1, stride), kernels[:whole].view(-1, stride)
+    assert all(torch.equal(now[to], was[from_]) for from_, to in copies)
+
+
+def test_the_kernels_skip_pad(device: torch.device) -> None:
+    """No plan has a PAD to fill or copy; if one had, nothing would be written at -1 times the stride (L4)."""
+    from weft.runner import arena_kernels
+
+    words = torch.arange(64, device=device)
+    items = torch.tensor([PAD, 2], device=device)
+    arena_kernels.fill(words[16:], items, 8, 0)
+    expected = torch.arange(64, device=device)
+    expected[32:40] = 0
+    assert torch.equal(words, expected)
+    arena_kernels.copy(words[16:], items, torch.tensor([3, PAD], device=device), 8, apart=True)
+    assert torch.equal(words, expected)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_parking_gives_the_codes_and_scales_that_torch_gives(device: torch.device, name: str) -> None:
+    spec = ModelSpec("tiny", 32, 16, 512, "float32", (attention(1, 8), RECURRENT[name]))
+    plan = with_parking(plan_arena(spec, 300_000), spec)
+    parks = parked_rows(plan)
+    before, kernels, alone = both_ways(plan, device, lambda arena: arena.park(parks), numbers=True)
+    meant = bytes_that_mean_something(plan, parks)
+    assert torch.equal(kernels[meant], alone[meant])
+    assert not torch.equal(kernels[meant], before[meant])
+
+    def there_and_back(arena: DeviceArena) -> None:
+        arena.park(parks)
+        arena.fill_slots(parks[:, 0].tolist(), NAN_BYTE)
+        arena.restore(parks)
+
+    _, kernels, alone = both_ways(plan, device, there_and_back, numbers=True)
+    slots = parks[:, 0]
+    for ours, theirs in zip(fields(kernels, plan), fields(alone, plan), strict=True):
+        assert torch.equal(ours[slots], theirs[slots])
+        assert not ours[slots].isnan().any()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_states_in_half_the_bytes_are_parked_alike(device: torch.device, dtype: DTypeName) -> None:
+    """Parked, to the bit. Restored, to one unit in the last place: the interpreter cuts off where a GPU
+    rounds."""
+    spec = kept_in(ModelSpec("tiny", 32, 16, 512, "float32", (attention(1, 8), RECURRENT["mamba2"])), None,
+                   dtype)
+    plan = with_parking(plan_arena(spec, 200_000), spec)
+    parks = parked_rows(plan)
+
+    def park(arena: DeviceArena) -> None:
+        for part in arena.layer_caches(2)[1].state.values():
+            part.copy_(torch.linspace(-3, 2, part[0].numel()).view(part[0].shape).expand(part.shape))
+        arena.park(parks)
+
+    _, kernels, alone = both_ways(plan, device, park)
+    meant = bytes_that_mean_something(plan, parks)
+    assert torch.equal(kernels[meant], alone[meant])
+
+    def restore(arena: DeviceArena) -> None:
+        park(arena)
+        arena.restore(parks)
+        found.append(arena.layer_caches(2)[1].state["recurrent"][0].float())
+
+    found: list[torch.Tensor] = []
+    both_ways(plan, device, restore)
+    assert torch.allclose(found[0], found[1], rtol=2**-7, atol=0)
+
+
+def bytes_that_mean_something(plan: ArenaPlan, parks: np.ndarray) -> torch.Tensor:
+    """bool [arena bytes]: all but what no field fills of the pages of the parked states."""
+    held = torch.zeros(plan.parked_bytes, dtype=torch.bool)
+    for parked in plan.parked_fields:
+        rows, width = int(np.prod(parked.field.shape[:-1])), parked.field.shape[-1]
+        coded = parked.scale_offset_bytes is not None
+        size = rows * width * (1 if coded else DTYPES[parked.field.dtype].itemsize)
+        held[parked.offset_bytes : parked.offset_bytes + size] = True
+        if parked.scale_offset_bytes is not None:
+            held[parked.scale_offset_bytes : parked.scale_offset_bytes + 4 * rows] = True
+    meant = torch.ones(plan.page_count, plan.page_bytes, dtype=torch.bool)
+    for pages in parks[:, 1:]:
+        meant[pages] = held.view(-1, plan.page_bytes)
+    return meant.flatten()
+
+
+def fields(arena_bytes: torch.Tensor, plan: ArenaPlan) -> list[torch.Tensor]:
+    arena = DeviceArena(plan, torch.device("cpu"))
+    arena.buffer.copy_(arena_bytes)
+    return list(arena.layer_caches(2)[1].state.values())
+
+
+def parked_rows(plan: ArenaPlan) -> np.ndarray:
+    """Two slots of the first frame, and pages behind it in no order."""
+    each = plan.parked_pages
+    assert each > 1
+    pages = np.arange(plan.page_count - 2 * each, plan.page_count, dtype=np.int32)[::-1].reshape(2, each)
+    slots = np.array([[0], [min(1, plan.slots_per_frame - 1)]], np.int32)
+    assert pages.min() >= plan.pages_per_frame, "the states lie in pages"
+    return np.concatenate([slots, pages], axis=1)
+
+
+def test_staged_ids_do_what_ids_on_the_host_do(device: torch.device) -> None:
+    plan = plan_arena(HYBRID, 40_000)
+    staging = Staging(device, copies=True)
+    staging.begin()
+    frames, copies = staging.add(np.array([2, 1])), staging.add(np.array([[3, 4], [0, 1]]))
+    staging.send()
+
+    def staged(arena: DeviceArena) -> None:
+        arena.fill_frames(frames, 7)
+        arena.copy_slots(copies.row(0), copies.row(1))
+
+    def named(arena: DeviceArena) -> None:
+        arena.fill_frames([2, 1], 7)
+        arena.copy_slots(np.array([3, 4], np.int32), np.array([0, 1], np.int32))
+
+    for one, other in zip(both_ways(plan, device, staged), both_ways(plan, device, named), strict=True):
+        assert torch.equal(one, other)

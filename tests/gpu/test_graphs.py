@@ -1,0 +1,81 @@
+"""Whether a decode step of a real model, with the Triton kernels, can be recorded as a CUDA graph.
+
+Without a GPU the recording is a stand-in: it computes once, on PAD rows, and again at every replay, under the
+same conditions that a graph sets. No op may read the host's lists (``Untold``), make a tensor of a Python
+list, or ask for values of the device; what is computed must follow from the static block alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.oracle.serving import DEVICE, TOLERANCE, Serving
+from weft.request import SamplingParams
+from weft.runner.graphs import Capture, CudaCapture, Replay
+from weft.tensor import gpu, native
+
+REFUSED = ("aten.lift_fresh", "aten.nonzero", "aten._local_scalar_dense", "aten.masked_select",
+           "aten.bincount", "aten._unique")
+"""What waits for the device, or brings something from the host."""
+DECODED = 3
+
+
+class Watched(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        if name.startswith(REFUSED):
+            raise RuntimeError(f"{name} cannot be recorded")
+        if name.startswith("aten.index") and any(
+                isinstance(one, torch.Tensor) and one.dtype == torch.bool
+                for one in (args[1] if isinstance(args[1], list | tuple) else ())):
+            raise RuntimeError(f"{name} by a mask cannot be recorded")
+        return func(*args, **(kwargs or {}))
+
+
+class StandIn:
+    """Refuses what a graph would; computes at every replay, into the memory of the first time."""
+
+    reads_host = False
+
+    def capture(self, run: Callable[[], torch.Tensor]) -> Replay:
+        with Watched():
+            made = run()
+        return lambda: made.copy_(run())
+
+
+@pytest.fixture(autouse=True)
+def no_native_kernels() -> Iterator[None]:
+    """They take tensors of a CPU, which those of this test only are because there is no GPU."""
+    native.choose("torch")
+    yield
+    native.choose("auto")
+
+
+def capture() -> Capture:
+    return CudaCapture(DEVICE) if DEVICE.type == "cuda" else StandIn()
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "bamba", "lfm2", "jamba"])
+def test_a_decode_step_can_be_recorded_and_changes_no_token(family: str) -> None:
+    prompts = [[7], [300, 20, 411, 5, 123]]
+    short = SamplingParams(temperature=0.0, max_tokens=DECODED, ignore_eos=True)
+    recorded = Serving(family, max_num_seqs=2, max_model_len=128, capture=capture()).run(prompts, short)
+    gpu.choose("torch")
+    plain = Serving(family, max_num_seqs=2, max_model_len=128).run(prompts, short)
+    assert [answer.tokens for answer in recorded] == [answer.tokens for answer in plain]
+    for one, other in zip(recorded, plain, strict=True):
+        assert torch.allclose(one.logits, other.logits, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("refused", [
+    lambda x: x[x > 0], lambda x: x.sum().item(), lambda x: torch.tensor([1, 2], device=x.device),
+    lambda x: x.nonzero(), lambda x: bool(x.any())])
+def test_the_control_the_stand_in_refuses_what_a_graph_would(refused: Callable[[torch.Tensor], Any]) -> None:
+    with pytest.raises(RuntimeError, match="recorded"):
+        StandIn().capture(lambda: (refused(torch.ones(3)), torch.ones(3))[1])
+    assert StandIn().capture(lambda: torch.ones(3) + 1)().tolist() == [2, 2, 2]

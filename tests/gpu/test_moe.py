@@ -1,0 +1,103 @@
+"""The experts in Triton, against the twin that takes one token and one choice at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.gpu.tolerances import close
+from weft.tensor.activation import Activation
+from weft.tensor.ops.moe import moe, triton
+from weft.tensor.ops.moe.naive import moe as naive_moe
+from weft.units import PAD
+
+Case = dict[str, torch.Tensor]
+
+
+def case(tokens: int, experts: int, choices: int, width: int, inner: int, *, gated: bool = True,
+         dtype: torch.dtype = torch.float32) -> Case:
+    noise = torch.Generator().manual_seed(0)
+    ids = torch.stack([torch.randperm(experts, generator=noise)[:choices] for _ in range(tokens)])
+    shapes = {"x": (tokens, width), "up": (experts, (2 if gated else 1) * inner, width),
+              "down": (experts, width, inner)}
+    made = {name: (torch.randn(*shape, generator=noise) * (1 if name == "x" else 0.2)).to(dtype)
+            for name, shape in shapes.items()}
+    return made | {"ids": ids, "weights": torch.rand(tokens, choices, generator=noise)}
+
+
+def call(made: Case, device: torch.device, activation: Activation = "silu",
+         gated: bool = True) -> torch.Tensor:
+    on = {name: x.to(device) for name, x in made.items()}
+    return moe(on["x"], on["ids"], on["weights"], on["up"], on["down"], activation=activation,
+               gated=gated).cpu()
+
+
+def twin(made: Case, activation: Activation = "silu", gated: bool = True) -> torch.Tensor:
+    return naive_moe(made["x"], made["ids"], made["weights"], made["up"], made["down"], activation=activation,
+                     gated=gated)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("sizes", "activation", "gated"), [
+    ((1, 8, 3, 64, 32), "gelu", True), ((5, 4, 2, 40, 24), "silu", True),
+    ((60, 3, 2, 33, 70), "relu2", False), ((0, 4, 2, 16, 16), "silu", True)])
+def test_experts_of_any_size_equal_their_formula(sizes: tuple[int, ...], activation: Activation, gated: bool,
+                                                 dtype: torch.dtype, device: torch.device) -> None:
+    made = case(*sizes, gated=gated, dtype=dtype) if sizes[0] else case(1, *sizes[1:], dtype=dtype)
+    if not sizes[0]:
+        made |= {name: made[name][:0] for name in ("x", "ids", "weights")}
+    want, got = twin(made, activation, gated), call(made, device, activation, gated)
+    scale = {"atol": 5e-2 if dtype == torch.bfloat16 else 2e-5, "rtol": 4 * close(dtype)["rtol"]}
+    torch.testing.assert_close(got, want, **scale)
+    assert got.dtype == dtype
+
+
+def test_a_choice_of_pad_is_skipped_and_an_expert_that_nobody_chose_is_not_read(device: torch.device) -> None:
+    made = case(5, 6, 2, 24, 16)
+    made["ids"] = torch.tensor([[0, 5], [PAD, 5], [2, PAD], [PAD, PAD], [5, 2]])
+    for name in ("up", "down"):
+        made[name][[1, 3, 4]] = float("nan")
+    made["weights"][made["ids"] == PAD] = float("nan")
+    got = call(made, device)
+    torch.testing.assert_close(got, twin(made), **close(torch.float32))
+    assert not got[3].any()
+    made["ids"][3, 0] = 4  # the control: an expert that is chosen is read
+    made["weights"][3, 0] = 1.0
+    assert call(made, device)[3].isnan().all()
+
+
+def test_company_changes_no_token(device: torch.device) -> None:
+    made = case(40, 3, 2, 24, 16)
+    alone = made | {name: made[name][7:9] for name in ("x", "ids", "weights")}
+    together = call(made, device)
+    torch.testing.assert_close(call(alone, device), together[7:9], **close(torch.float32))
+    assert (together[7] - together[8]).abs().max() > 1e-2  # the control: tokens differ
+
+
+@pytest.mark.parametrize("chosen", [[0] * 40, [3, 1] * 20, list(range(4)) * 10, [3] * 33 + [0] * 7])
+def test_tiles_hold_every_pair_once_and_never_two_experts(chosen: list[int], device: torch.device) -> None:
+    """However the pairs fall: all to one expert, none to some, one more than a tile has rows."""
+    rows, experts = 16, 4
+    ids = torch.tensor(chosen, device=device)
+    order = ids.sort().values
+    begins = torch.searchsorted(order, torch.arange(experts + 1, device=device))
+    tiles = torch.full((40, 3), -7, dtype=torch.int32, device=device)
+    triton._tiles[(40,)](begins, tiles, EXPERTS=experts, EP=4, BM=rows)
+    seen = []
+    for expert, first, count in tiles.tolist():
+        assert 0 <= count <= rows
+        assert all(int(order[pair]) == expert for pair in range(first, first + count))
+        seen += range(first, first + count)
+    assert sorted(seen) == list(range(len(chosen)))
+
+
+def test_nothing_is_asked_of_the_device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would bring numbers to the host, and so wait for the device, is not called."""
+    made = {name: x.to(device) for name, x in case(5, 4, 2, 40, 24).items()}
+    asked: list[str] = []
+    for name in ("tolist", "item", "nonzero", "__bool__", "__int__"):
+        monkeypatch.setattr(torch.Tensor, name, lambda *_, name=name, **__: asked.append(name))
+    moe(made["x"], made["ids"], made["weights"], made["up"], made["down"])
+    assert not asked
+    made["ids"].tolist()  # the control: a question is noticed
+    assert asked == ["tolist"]

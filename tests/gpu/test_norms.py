@@ -1,0 +1,101 @@
+"""rms_norm, add_norm, silu_mul and rotary in Triton, each against its twin."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.gpu.tolerances import close
+from weft.tensor.ops.add_norm import add_norm
+from weft.tensor.ops.rms_norm import rms_norm
+from weft.tensor.ops.rms_norm import triton as norm_kernel
+from weft.tensor.ops.rms_norm.naive import rms_norm as naive_rms_norm
+from weft.tensor.ops.rotary import rotary
+from weft.tensor.ops.rotary.naive import rotary as naive_rotary
+from weft.tensor.ops.silu_mul import silu_mul
+from weft.tensor.ops.silu_mul.naive import silu_mul as naive_silu_mul
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+LINEAR = {"plus_one": False, "gate": None, "gate_first": False, "group_size": None}
+
+
+def noise(*shape: int, seed: int = 3, dtype: torch.dtype = torch.float32,
+          device: torch.device | None = None) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+@each_dtype
+@pytest.mark.parametrize("kind", ["plain", "plus one", "gated", "gate first in groups"])
+def test_a_norm_of_strided_rows_equals_its_formula(dtype: torch.dtype, kind: str,
+                                                   device: torch.device) -> None:
+    wide = noise(5, 3, 200, dtype=dtype, device=device) * 3
+    x, gate = wide[:, :, 20:116], noise(5, 3, 96, seed=5, dtype=dtype, device=device)
+    weight = noise(96, seed=4, dtype=dtype, device=device)
+    options = LINEAR | {"plain": {}, "plus one": {"plus_one": True}, "gated": {"gate": gate},
+                        "gate first in groups": {"gate": gate, "gate_first": True, "group_size": 24}}[kind]
+    got = rms_norm(x, weight, 1e-6, **options)
+    want = naive_rms_norm(x, weight, 1e-6, **options)
+    torch.testing.assert_close(got, want, **close(dtype))
+    if kind != "plain":  # the control: what is asked for is not ignored
+        assert (got.float() - naive_rms_norm(x, weight, 1e-6, **LINEAR).float()).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("shape", [(1, 5000), (37, 24), (2, 8, 3, 32)])
+def test_norms_of_any_number_of_rows_of_any_width(shape: tuple[int, ...], device: torch.device) -> None:
+    x, weight = noise(*shape, device=device), noise(shape[-1], seed=4, device=device)
+    got = rms_norm(x, weight, 1e-5)
+    torch.testing.assert_close(got, naive_rms_norm(x, weight, 1e-5), **close(torch.float32))
+    assert rms_norm(x[:0], weight, 1e-5).shape == (0, *shape[1:])
+
+
+def test_a_norm_does_not_depend_on_the_rows_beside_it(device: torch.device,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = noise(9, 48, device=device), noise(48, seed=4, device=device)
+    whole = rms_norm(x, weight, 1e-5)
+    monkeypatch.setattr(norm_kernel, "AT_ONCE", 128)
+    assert torch.equal(rms_norm(x, weight, 1e-5), whole)
+    x[4] = float("nan")  # the control: NaN does show, in its row alone
+    hurt = rms_norm(x, weight, 1e-5)
+    assert hurt[4].isnan().all()
+    others = [0, 1, 2, 3, 5, 6, 7, 8]
+    assert torch.equal(hurt[others], whole[others])
+
+
+@each_dtype
+@pytest.mark.parametrize("scale", [1.0, 0.22])
+def test_a_sum_takes_the_place_of_what_is_added_and_comes_back_normed(dtype: torch.dtype, scale: float,
+                                                                      device: torch.device) -> None:
+    x, y = (noise(3, 80, seed=seed, dtype=dtype, device=device) for seed in (3, 4))
+    weight, before = noise(80, seed=5, dtype=dtype, device=device), x.clone()
+    want_sum = x.double() + scale * y.double()
+    got_sum, got = add_norm(x, y, weight, 1e-6, scale=scale, plus_one=True)
+    assert got_sum is y
+    assert torch.equal(x, before)
+    rounded_twice = close(dtype) | {"atol": 2.0**-6 if dtype == torch.bfloat16 else 1e-3}
+    torch.testing.assert_close(got_sum, want_sum.to(dtype), **rounded_twice)
+    torch.testing.assert_close(got, naive_rms_norm(got_sum, weight, 1e-6, plus_one=True), **close(dtype))
+
+
+@each_dtype
+@pytest.mark.parametrize("width", [40, 1500])
+def test_the_gated_activation_equals_its_formula(dtype: torch.dtype, width: int,
+                                                 device: torch.device) -> None:
+    x = noise(3, 2 * width + 10, dtype=dtype, device=device)[:, 10:]
+    # silu is rounded before the product, as the promise has it: once more than the twin.
+    twice = {"rtol": 2 * close(dtype)["rtol"], "atol": close(dtype)["atol"]}
+    torch.testing.assert_close(silu_mul(x), naive_silu_mul(x), **twice)
+
+
+@each_dtype
+@pytest.mark.parametrize("turning", [8, 24, 40])
+def test_the_first_dims_are_turned_and_the_rest_pass(dtype: torch.dtype, turning: int,
+                                                     device: torch.device) -> None:
+    made = noise(19, 6 * 40, dtype=dtype, device=device)
+    q, k = made[:, :160].view(19, 4, 40), made[:, 160:].view(19, 2, 40)
+    angles = noise(19, turning // 2, seed=4, device=device).repeat(1, 2) * 3
+    got = rotary(q, k, angles.cos(), angles.sin())
+    for mine, twin in zip(got, naive_rotary(q, k, angles.cos(), angles.sin()), strict=True):
+        torch.testing.assert_close(mine, twin, **close(dtype))
+    assert torch.equal(got[0][:, :, turning:], q[:, :, turning:])
+    assert (got[0][:, :, :turning] - q[:, :, :turning]).abs().max() > 0.1  # the control: something is turned

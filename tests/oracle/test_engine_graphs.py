@@ -1,0 +1,114 @@
+"""Decode steps the way graphs go (static memory, padded widths, full page tables), computed at every replay:
+the same tokens, in an arena full of NaN, and not a byte touched that is not theirs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from tests.oracle.serving import Serving, assert_equal_to_truth, truth
+from weft.runner.arena import NAN_BYTE
+from weft.runner.batch import BatchBuilder, StepBatch
+from weft.runner.graphs import DecodeBlock, EagerCapture
+from weft.schedule.plan import StepPlan
+from weft.units import PAGE_TOKENS
+
+FAMILIES = ("qwen3_5", "bamba", "jamba", "lfm2")
+"""Gated delta, Mamba-2, Mamba-1 and short convolutions, each beside attention."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_graphs_change_no_token(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all that a step brings coming in one copy, as on a GPU."""
+    init = BatchBuilder.__init__
+    monkeypatch.setattr(BatchBuilder, "__init__", lambda self, **more: init(self, **more, by_copies=True))
+    truths = truth(family)
+    serving = Serving(family, capture=EagerCapture())
+    taken = blocks_of(serving)
+    assert_equal_to_truth(serving.run([one.prompt for one in truths], stagger_steps=3), truths)
+    assert {block.width for block in taken} >= {4, 8}, "steps of one to five rows, padded to 1, 2, 4 and 8"
+
+
+def test_the_control_a_graph_that_is_shown_another_slot_changes_tokens(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    truths = truth("qwen3_5")[:3]
+    build = BatchBuilder.build
+
+    def swapped(self: BatchBuilder, plan: StepPlan) -> StepBatch:
+        batch = build(self, plan)
+        if isinstance(batch.inputs, DecodeBlock) and plan.run_count > 1:
+            slots = batch.inputs.flat_6W.view(6, -1)[3]
+            slots[:2] = slots[:2].flip(0)
+            host = [batch.inputs.slots[1], batch.inputs.slots[0], *batch.inputs.slots[2:]]
+            return dataclasses.replace(batch, inputs=dataclasses.replace(batch.inputs, slots=host))
+        return batch
+
+    monkeypatch.setattr(BatchBuilder, "build", swapped)
+    answers = Serving("qwen3_5", capture=EagerCapture()).run([one.prompt for one in truths])
+    assert any(answer.tokens != one.tokens for answer, one in zip(answers, truths, strict=True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_replay_writes_its_own_slots_and_the_last_place_of_its_own_pages_and_no_other_byte(
+        family: str) -> None:
+    """Every byte of the arena that is not read by the live rows is NaN before, and the same after."""
+    before: dict[int, torch.Tensor] = {}
+
+    def snapshot(serving: Serving, plan: StepPlan) -> None:
+        arena = serving.executor.arena
+        if before:
+            return
+        if plan.run_count == plan.decode_count == 3 and not plan.table_writes.size:
+            owned = owned_bytes(serving, plan)
+            arena.buffer[~owned] = NAN_BYTE
+            before[plan.step] = arena.buffer.clone()
+
+    serving = Serving(family, capture=EagerCapture(), before_step=snapshot)
+    execute = serving.executor.execute
+    changed: list[torch.Tensor] = []
+
+    def compared(plan: StepPlan) -> object:
+        result = execute(plan)
+        if plan.step in before:
+            now = serving.executor.arena.buffer
+            changed.append((now != before[plan.step]).clone())
+            assert not changed[0][~owned_bytes(serving, plan)].any()
+            assert changed[0].any()
+            before_dummy = now.clone()
+            serving.executor.dummy_step(5)
+            assert torch.equal(before_dummy, now), "PAD rows alone touch nothing at all"
+        return result
+
+    serving.executor.execute = compared  # type: ignore[method-assign, assignment]
+    truths = truth(family)[:3]
+    assert_equal_to_truth(serving.run([one.prompt for one in truths]), truths)
+    assert changed, "no step of three decodes was looked at"
+
+
+def owned_bytes(serving: Serving, plan: StepPlan) -> torch.Tensor:
+    """bool [arena bytes]: the slots of the plan's runs, and the pages of their rows up to their context."""
+    arena, executor = serving.arena, serving.executor
+    owned = torch.zeros(arena.arena_bytes, dtype=torch.bool, device=executor.arena.device)
+    for row, slot, start in zip(plan.rows.tolist(), plan.slots.tolist(), plan.starts.tolist(), strict=True):
+        at = slot * arena.slot_stride_bytes
+        owned[at : at + arena.slot_stride_bytes] = True
+        for page in executor.batches.pages_of(row)[: start // PAGE_TOKENS + 1]:
+            owned[page * arena.page_bytes : (page + 1) * arena.page_bytes] = True
+    return owned
+
+
+def blocks_of(serving: Serving) -> list[DecodeBlock]:
+    """Filled with what graphs were given, as the engine runs."""
+    assert serving.executor.graphs is not None
+    taken: list[DecodeBlock] = []
+    replay = serving.executor.graphs.replay
+
+    def noted(block: DecodeBlock) -> torch.Tensor:
+        taken.append(block)
+        return replay(block)
+
+    serving.executor.graphs.replay = noted  # type: ignore[method-assign]
+    return taken

@@ -1,0 +1,139 @@
+"""Weights on their way to the host and back, by storages; the executor without its memory."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.checkpoints import checkpoint
+from weft.assemble import Assembled, assemble
+from weft.config import EngineConfig
+from weft.engine.sleep import Sleeper
+from weft.errors import CheckpointError
+from weft.models import load_model
+from weft.models.blocks.linear import Linear
+from weft.request import Request, SamplingParams
+from weft.runner.sleep import DroppedModel, HostWeights, storages_of, tensors_of
+from weft.runner.torch_executor import TorchExecutor
+
+
+@dataclass
+class Tied:
+    """As a model is made: a matrix, a view of its rows, the same tensor as the head."""
+
+    embedding: torch.Tensor
+    layers: list[dict[str, Linear]]
+    head: Linear
+
+
+def tied() -> Tied:
+    Tied.__module__ = "weft.models.made_up"
+    embedding = torch.arange(12.0).view(4, 3)
+    return Tied(embedding, [{"a": Linear(embedding[1:3])}, {"b": Linear(torch.ones(2, 3), torch.zeros(2))}],
+                Linear(embedding))
+
+
+def test_what_shares_bytes_is_moved_once_and_is_whole_again() -> None:
+    model = tied()
+    view = model.layers[0]["a"].weight
+    assert isinstance(view, torch.Tensor)
+    assert len(list(tensors_of(model))) == 4
+    assert len(storages_of(model)) == 3
+    kept = HostWeights(model, also_from_cpu=True)
+    assert kept.bytes == 12 * 4 + 6 * 4 + 2 * 4
+    assert all(storage.nbytes() == 0 for storage in storages_of(model))
+    kept.restore()
+    assert model.embedding.tolist() == torch.arange(12.0).view(4, 3).tolist()
+    assert view.tolist() == [[3.0, 4.0, 5.0], [6.0, 7.0, 8.0]]
+    model.embedding[1, 0] = 30.0
+    assert view[0, 0] == 30.0, "they still share their bytes"
+
+
+def test_weights_that_are_on_the_host_stay_there() -> None:
+    model = tied()
+    assert HostWeights(model).bytes == 0
+    assert model.embedding.untyped_storage().nbytes() == 48
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "granite", "lfm2"])
+def test_the_walk_finds_all_that_was_loaded(family: str) -> None:
+    """Matrices in the matrix library's order are too small to be made here; all others have storages."""
+    loaded = load_model(checkpoint(family))
+    assert sum(storage.nbytes() for storage in storages_of(loaded.model)) >= loaded.weights_bytes > 0
+
+
+def small_engine(directory: Path, **more: object) -> Assembled:
+    return assemble(EngineConfig(model=str(directory), memory="16MiB", max_model_len=512, threads=1,
+                                 **more))  # type: ignore[arg-type]
+
+
+def answer(made: Assembled, name: str) -> list[int]:
+    made.core.submit(Request(request_id=name, prompt_tokens=list(range(3, 133)),
+                             sampling=SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)))
+    tokens: list[int] = []
+    while made.core.has_work:
+        for event in made.core.step():
+            assert event.error is None, event.error
+            tokens += event.tokens
+    return tokens
+
+
+@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize(("kv_dtype", "overlap"), [("auto", "off"), ("fp8", "off"), ("auto", "on")])
+def test_the_arena_goes_and_the_answers_stay(level: int, kv_dtype: str, overlap: str) -> None:
+    made = small_engine(checkpoint("qwen3_5"), kv_dtype=kv_dtype, overlap=overlap)
+    executor = made.core.executor
+    assert isinstance(executor, TorchExecutor)
+    arena_bytes = executor.arena.buffer.numel()
+    threads = set(threading.enumerate())
+    before = answer(made, "before")
+    assert (set(threading.enumerate()) > threads) == (overlap == "on")
+    sleeper = Sleeper(made.core)
+    sleeper.sleep(level)
+    assert set(threading.enumerate()) == threads, "a thread keeps step buffers of its own"
+    assert executor.arena.buffer.numel() == 0
+    assert isinstance(executor.model, DroppedModel) == (level == 2)
+    sleeper.wake_up(["kv_cache"])
+    executor.arena.buffer.fill_(0xFF)  # NaN in whatever nobody zeroes or writes
+    assert executor.arena.buffer.numel() == arena_bytes
+    sleeper.wake_up()
+    assert answer(made, "after") == before
+
+
+def test_weights_that_come_back_wrong_show() -> None:
+    """The negative control of the test above."""
+    made = small_engine(checkpoint("qwen3_5"))
+    before = answer(made, "before")
+    sleeper = Sleeper(made.core)
+    sleeper.sleep()
+    executor = made.core.executor
+    assert isinstance(executor, TorchExecutor)
+    with torch.inference_mode():
+        executor.model.embedding.neg_()  # type: ignore[attr-defined]
+    sleeper.wake_up()
+    assert answer(made, "after") != before
+
+
+def test_a_checkpoint_that_is_gone_is_said_and_waking_is_tried_again(tmp_path: Path) -> None:
+    away, here = tmp_path / "away", tmp_path / "here"
+    shutil.copytree(checkpoint("qwen3_5"), here)
+    made = small_engine(here)
+    before = answer(made, "before")
+    sleeper = Sleeper(made.core)
+    sleeper.sleep(2)
+    here.rename(away)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        sleeper.wake_up()
+    assert sleeper.state.missing == ("weights", "kv_cache")
+    shutil.copytree(checkpoint("lfm2"), here)
+    with pytest.raises(CheckpointError, match="has changed while the engine slept"):
+        sleeper.wake_up()
+    shutil.rmtree(here)
+    away.rename(here)
+    sleeper.wake_up()
+    assert answer(made, "after") == before
