@@ -61,6 +61,16 @@ def test_the_cache_tells_its_sizes_and_is_flushed(server: RunningServer) -> None
     assert cached_tokens(chat(server, "a question " * 10)) == 0
 
 
+def test_a_page_of_another_site_cannot_flush_the_cache(server: RunningServer) -> None:
+    chat(server, "a question")
+    answer = server.post("/v1/cache/flush", {}, headers={"Origin": "https://elsewhere.example"})
+    assert answer.status_code == 403
+    assert "https://elsewhere.example" in answer.json()["error"]["message"]
+    assert server.get("/v1/cache").json()["bytes"] > 0
+    own = server.url.partition("://")[2]
+    assert server.post("/v1/cache/flush", {}, headers={"Origin": f"http://{own}"}).status_code == 200
+
+
 def test_metrics_say_what_was_found_and_what_was_lost(server: RunningServer) -> None:
     chat(server, "a question")
     chat(server, "a question")

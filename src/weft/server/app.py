@@ -150,6 +150,7 @@ class _Handlers:
         return _json(cache_report(stats.memory, shape) if stats is not None else {})
 
     async def flush_cache(self, request: Request) -> Response:
+        check_origin(request.headers)
         self._service.check_open()
         await self._service.engine.flush_cache()
         self._looks.forget()

@@ -51,8 +51,8 @@ def check_origin(headers: Headers) -> None:
     it send a POST without asking; it says then where the page is from. Programs send no such header."""
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2] != headers.get("host"):
-        raise ForbiddenError(f"a page of {origin} may not put this server to sleep or wake it",
-                             param="Origin")
+        raise ForbiddenError(f"a page of {origin} may not put this server to sleep, wake it or flush its "
+                             "cache", param="Origin")
 
 
 def read_sleep(query: QueryParams, raw: bytes) -> Asked:
