@@ -217,9 +217,25 @@ def scratch_for(step: DeviceRuns, runs: Runs, state_SHKV: torch.Tensor, tokens: 
                    take(step.chunk_count, heads, *lines), take(step.chunk_count, heads, k_dim, v_dim))
 
 
-def run_recurrent(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g: torch.Tensor,
-                  beta_TH: torch.Tensor, out_THV: torch.Tensor, state_SHKV: torch.Tensor, runs: Runs,
-                  step: DeviceRuns, *, prefill: bool, scale: float, layer: int) -> None:
+def run_by_token(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g: torch.Tensor,
+                 beta_TH: torch.Tensor, out_THV: torch.Tensor, state_SHKV: torch.Tensor, runs: Runs,
+                 step: DeviceRuns, *, scale: float, layer: int) -> bool:
+    """What goes token by token: decodes, and prefills with states that are rounded after each. Whether that
+    was all of the step."""
+    inputs = (q_THK, k_THK, v_THV, g, beta_TH, out_THV, state_SHKV, runs, step)
+    if step.decode_count:
+        _run_recurrent(*inputs, prefill=False, scale=scale, layer=layer)
+    if step.decode_count == step.run_count:
+        return True
+    if state_SHKV.dtype == torch.float32:
+        return False
+    _run_recurrent(*inputs, prefill=True, scale=scale, layer=layer)
+    return True
+
+
+def _run_recurrent(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g: torch.Tensor,
+                   beta_TH: torch.Tensor, out_THV: torch.Tensor, state_SHKV: torch.Tensor, runs: Runs,
+                   step: DeviceRuns, *, prefill: bool, scale: float, layer: int) -> None:
     """All decode runs, or all prefill runs; ``g`` [T, H], or [T, H, K] for a decay of each line."""
     heads, k_dim, v_dim = state_SHKV.shape[1:]
     first = step.decode_count if prefill else 0

@@ -26,8 +26,8 @@ from weft.tensor.device_delta import (
     PLACES,
     chunk_compilations,
     recurrent_compilations,
+    run_by_token,
     run_chunks,
-    run_recurrent,
     scratch_for,
 )
 from weft.tensor.device_launch import STEP_TABLES, Blocks, compilation_of, dense_rows, padded
@@ -147,14 +147,8 @@ def kimi_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_
     q_THK, k_THK, v_THV, g_THK = (dense_rows(x) for x in (q_THK, k_THK, v_THV, g_THK))
     out_THV = torch.empty((tokens, heads, v_dim), dtype=q_THK.dtype, device=q_THK.device)
     step = device_runs(runs)
-    if step.decode_count:
-        run_recurrent(q_THK, k_THK, v_THV, g_THK, beta_TH, out_THV, state_SHKV, runs, step, prefill=False,
-                      scale=scale, layer=layer)
-    if step.decode_count == step.run_count:
-        return out_THV
-    if state_SHKV.dtype != torch.float32:
-        run_recurrent(q_THK, k_THK, v_THV, g_THK, beta_TH, out_THV, state_SHKV, runs, step, prefill=True,
-                      scale=scale, layer=layer)
+    if run_by_token(q_THK, k_THK, v_THV, g_THK, beta_TH, out_THV, state_SHKV, runs, step, scale=scale,
+                    layer=layer):
         return out_THV
     made = scratch_for(step, runs, state_SHKV, tokens, by_line=True)
     _prepare[(heads, step.chunk_count)](
