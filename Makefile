@@ -67,9 +67,12 @@ test-gpu:
 compile-gpu: install
 	@TRITON_INTERPRET=0 $(BIN)/python -m weft.tensor.compile_gate --all
 
-# Minutes, nearly all of them compiling; needs a compiler and nothing else.
-sanitize:
-	@tests/sanitize.sh
+# The kernels' tests with addresses and arithmetic checked: a minute or two, half of it compiling. TABLE=portable for
+# another instruction set than the best one of this machine.
+TABLE ?=
+
+sanitize: install
+	@tests/sanitize.sh $(TABLE)
 
 bench: install
 	@$(BIN)/python -m benchmarks.serve $(ARGS)

@@ -1,12 +1,13 @@
 """Cache policies side by side at equal bytes: hit rates by trace, memory and policy, and what the policy
 costs.
 
-    python benchmarks/cache_policy.py [TRACE] [--limit 4000] [--memory 20GB,40GB,80GB,160GB] [--json FILE]
+    python benchmarks/cache_policy.py [TRACE] [--start 0] [--limit 4000] [--memory 20GB,40GB,80GB,160GB]
         [--policy worth,lru,marconi,every:2048,prompt] [--only documents,conversation] [--no-oracle]
+        [--json FILE]
 
 TRACE is a file that `weft simulate` reads, or `sample`, which comes with weft. From it and from seeds:
 
-    conversation   its first --limit requests
+    conversation   --limit requests from --start on
     later          the requests behind those
     one-shots      half of the first, with a tenth as many long prompts that nobody asks again
     scans          half of the first, with bursts of prompts that share an instruction and nothing else
@@ -15,7 +16,8 @@ TRACE is a file that `weft simulate` reads, or `sample`, which comes with weft. 
 
 Qwen3.5-397B-A17B at TP8, FP8 weights on eight H200: 15,360 B of KV a token and 24.01 MB of state a sequence
 on each. `saved` are the seconds that the cached tokens would have taken. Cost is the time inside the policy,
-by request.
+by request. A FILE that is there keeps its rows of other traces, policies and sizes, so that a long run can be
+done in parts.
 """
 
 from __future__ import annotations
@@ -52,21 +54,23 @@ HOOKS = ("recall", "opened", "published", "kept", "again", "evicted", "left", "n
          "order")
 
 
-def traffics(trace: str, limit: int) -> Iterator[tuple[str, Callable[[], Traffic]]]:
+def traffics(trace: str, limit: int, start: int = 0) -> Iterator[tuple[str, Callable[[], Traffic]]]:
     """Names, and how to make what they stand for."""
     def part(first: int, count: int | None) -> Traffic:
         whole, _ = read_trace(trace)
         end = len(whole) if count is None else min(len(whole), first + count)
-        kept = [replace(one, next_turn=one.next_turn - first if one.next_turn is not None
-                        and one.next_turn < end else None) for one in whole.requests[first:end]]
+        began_s = whole.requests[start].at_s if start else 0.0
+        kept = [replace(one, at_s=one.at_s - began_s, next_turn=one.next_turn - first
+                        if one.next_turn is not None and one.next_turn < end else None)
+                for one in whole.requests[first:end]]
         return Traffic(kept, block_tokens=whole.block_tokens, fronts=whole.fronts,
                        block_count=whole.block_count)
 
-    yield "conversation", lambda: part(0, limit)
-    if len(read_trace(trace)[0]) > limit:
-        yield "later", lambda: part(limit, None)
-    yield "one-shots", lambda: with_one_shots(part(0, limit // 2), 2)
-    yield "scans", lambda: with_scans(part(0, limit // 2), 3)
+    yield "conversation", lambda: part(start, limit)
+    if len(read_trace(trace)[0]) > start + limit:
+        yield "later", lambda: part(start + limit, None)
+    yield "one-shots", lambda: with_one_shots(part(start, limit // 2), 2)
+    yield "scans", lambda: with_scans(part(start, limit // 2), 3)
     yield "documents", lambda: document_traffic(1, limit)
     yield "other documents", lambda: document_traffic(7, limit, Library(documents=120, lifetime_s=300.0))
 
@@ -80,11 +84,19 @@ def hardware(sizes: list[int]) -> tuple[list[ArenaPlan], CostModel]:
     return [plan_arena(plan.spec, size) for size in sizes], roofline(load, DEVICE, count=TP)
 
 
+_READS = 20_000
+
+
 class Stopwatch:
-    """Seconds inside the policies that memories made by ``timed`` arms have."""
+    """Seconds inside the policies that memories made by ``timed`` arms have, without those of reading the
+    clock."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        began = time.thread_time()
+        for _ in range(_READS):
+            time.thread_time()
+        self._read_s = (time.thread_time() - began) / _READS
 
     def timed(self, arm: Arm) -> Arm:
         def make(plan: ArenaPlan, cost: CostModel, clock: Callable[[], float]) -> Memory:
@@ -101,7 +113,7 @@ class Stopwatch:
         def timed(*args: Any, **more: Any) -> Any:
             began = time.thread_time()
             found = hook(*args, **more)
-            self.seconds += time.thread_time() - began
+            self.seconds += time.thread_time() - began - self._read_s
             return self._each(found) if isinstance(found, Iterator) else found
         return timed
 
@@ -109,10 +121,23 @@ class Stopwatch:
         while True:
             began = time.thread_time()
             item = next(items, None)
-            self.seconds += time.thread_time() - began
+            self.seconds += time.thread_time() - began - self._read_s
             if item is None:
                 return
             yield item
+
+
+def merged(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
+    """The results of one trace: those of ``now``, and those of ``before`` that it has not, where both are of
+    the same requests. By policy, then by size."""
+    if before is None or any(before[key] != now[key] for key in ("requests", "prompt_tokens")):
+        return now
+    rows = {(row["arm"], row["memory_bytes"]): row for row in (*before["results"], *now["results"])}
+    order: dict[str, int] = {}
+    for arm, _ in rows:
+        order.setdefault(arm, len(order))
+    kept = sorted(rows.values(), key=lambda row: (order[row["arm"]], row["memory_bytes"]))
+    return {**now, "oracle": now["oracle"] or before["oracle"], "results": kept}
 
 
 def _cell(found: Report | Hindsight) -> str:
@@ -122,6 +147,7 @@ def _cell(found: Report | Hindsight) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("trace", nargs="?", default=SAMPLE)
+    parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--limit", type=int, default=4000)
     parser.add_argument("--memory", default=SIZES)
     parser.add_argument("--policy", default=POLICIES)
@@ -132,15 +158,17 @@ def main() -> None:
     sizes = [parse_bytes(text, flag="--memory") for text in asked.memory.split(",")]
     plans, cost = hardware(sizes)
     wanted = {name for name in asked.only.split(",") if name}
-    results = {}
-    for name, make in traffics(asked.trace, asked.limit):
+    results: dict[str, Any] = {}
+    if asked.json is not None and asked.json.exists():
+        results = json.loads(asked.json.read_text(encoding="utf-8"))
+    for name, make in traffics(asked.trace, asked.limit, asked.start):
         if wanted and name not in wanted:
             continue
         traffic, watch = make(), Stopwatch()
         arms = [find_arm(policy) for policy in asked.policy.split(",")]
         study = run_study(traffic, plans, cost, [watch.timed(arm) for arm in arms], asked_bytes=sizes,
                           oracle=not asked.no_oracle)
-        results[name] = study.to_json()
+        results[name] = merged(results.get(name), study.to_json())
         print(f"\n{name}: {study.requests:,} requests, {study.prompt_tokens:,} prompt tokens, "
               f"infinite cache {study.bound.state_rate:.1%}")
         print(f"{'hit rate, saved':20}" + "".join(f"{text:>18}" for text in asked.memory.split(",")))

@@ -1,234 +1,154 @@
 """Everything that a machine with a GPU can say about weft and a machine without one cannot, in one run.
 
-    python -m benchmarks.gpu_first_run [--output benchmarks/results/gpu.json] [--skip tests kernels]
+    PYTHONPATH=src python -m benchmarks.gpu_first_run [--output benchmarks/results/gpu.json] [--budget-s 540]
 
-    doctor      the machine, its GPU, torch and Triton
+    machine     GPU, torch, Triton, and which of weft's other dependencies are not installed
+    check       every kernel beside torch's operators on the same numbers
+    kernels     time, bytes, FLOPs, share of the measured ceiling
+    decode      a model of random weights (Qwen3.5-4B by default, bfloat16): the time of a decode step
+    tests       make test-gpu, where pytest is installed
     compile     every shape of every Triton kernel, for the GPUs it is made for
-    tests       make test-gpu: kernels against their twins, the engine against transformers
-    kernels     weft bench kernels: time, bytes, FLOPs, share of the measured ceiling
-    decode      a model of random weights (Qwen3.5-4B by default, bfloat16): the time of a decode step by
-                batch, with CUDA graphs and without, beside the time in which its bytes could be moved; what
-                of it is the host's; what zeroing a frame takes of it
 
-Each part is a process of its own, so that one that fails leaves the others their turn: what it said is kept.
-The figures of docs/gpu.md come from the file that this writes.
+It asks for torch, Triton and numpy and nothing else, and needs nobody beside it: a part is a process of its
+own (``gpu_parts``), with a share of the time; one that hangs or dies is ended, what it said until then is
+kept, and where it goes over kernels it is started again behind the one that ended it. The file is written
+anew after each result, so that a run that is cut short has left what it found.
+
+The figures of docs/gpu.md come from this file.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import json
-import statistics
+import os
+import queue
+import signal
 import subprocess
 import sys
-import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-PARTS = ("doctor", "compile", "tests", "kernels", "decode")
-DECODED = 64
-"""Steps that are timed, after as many as it takes to begin."""
+SHARES_S = {"machine": 60, "check": 140, "kernels": 150, "decode": 200, "tests": 300, "compile": 300}
+"""The most that a part may take; what the parts before it left is less."""
+SILENT_S = 90
+"""A part that says nothing for so long hangs. Compiling a kernel takes seconds, loading a model some tens."""
+KERNEL_PARTS = ("check", "kernels")
+RESTARTS_MAX = 8
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/gpu.json"))
-    parser.add_argument("--skip", nargs="*", choices=PARTS, default=[])
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--geometry", default="Qwen3.5-4B", help="of `weft plan`'s table")
-    parser.add_argument("--layers", type=int, help="fewer than the model has, for a look at a small machine")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 16, 64, 256])
-    parser.add_argument("--context", type=int, default=2048)
-    parser.add_argument("--only-decode", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    if args.only_decode:
-        print(json.dumps(decode_steps(args)))
-        return 0
-    python, found = sys.executable, {}
-    with tempfile.TemporaryDirectory() as folder:
-        kernels = Path(folder) / "kernels.json"
-        commands = {
-            "doctor": [python, "-m", "weft", "doctor", "--json", "--offline"],
-            "compile": [python, "-m", "weft.tensor.compile_gate", "--all"],
-            "tests": ["make", "test-gpu", f"GPU_PYTHON={python}"],
-            "kernels": [python, "-m", "weft", "bench", "kernels", "--device", args.device.split(":")[0],
-                        "--output-json", str(kernels)],
-            "decode": [python, "-m", "benchmarks.gpu_first_run", "--only-decode", "--device", args.device,
-                       "--geometry", args.geometry, "--context", str(args.context), "--batch",
-                       *map(str, args.batch), *(["--layers", str(args.layers)] if args.layers else [])]}
-        for part in (part for part in PARTS if part not in args.skip):
-            print(f"== {part}: {' '.join(commands[part])}", flush=True)
-            found[part] = said_by(commands[part])
-            if part == "kernels" and kernels.exists():
-                found[part]["result"] = json.loads(kernels.read_text())
+    parser.add_argument("--budget-s", type=float, default=540, help="for all of it")
+    parser.add_argument("--only", nargs="*", choices=SHARES_S, default=list(SHARES_S))
+    parser.add_argument("--skip", nargs="*", choices=SHARES_S, default=[])
+    args, more = parser.parse_known_args(argv)
+    ends_s = time.monotonic() + args.budget_s
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(found, indent=1) + "\n")
-    print(f"written to {args.output}")
-    return max((part["exit_code"] for part in found.values()), default=0)
+    found: dict[str, Any] = {}
+    for part, share_s in SHARES_S.items():
+        if part not in args.only or part in args.skip:
+            continue
+        left_s = min(share_s, ends_s - time.monotonic())
+        said = found[part] = {"results": [], "last_lines": []}
+        if left_s < 5:
+            said["left_out"] = "there was no time left"
+        elif part == "tests" and importlib.util.find_spec("pytest") is None:
+            said["left_out"] = "pytest is not installed"
+        else:
+            run_part(part, more, said, time.monotonic() + left_s, lambda: write(args.output, found))
+        write(args.output, found)
+    print(f"written to {args.output}", flush=True)
+    return int(any(said.get("exit_code") for said in found.values()))
 
 
-def said_by(command: list[str]) -> dict[str, Any]:
-    """Exit code, seconds, and the last line as JSON if it is that, else the last lines."""
-    began = time.monotonic()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        print(line, end="", flush=True)
-        lines.append(line.rstrip("\n"))
-    said: dict[str, Any] = {"exit_code": process.wait(), "seconds": round(time.monotonic() - began, 1)}
-    try:
-        said["result"] = json.loads(lines[-1] if len(lines) == 1 or lines[-1].startswith("{") else
-                                    "\n".join(lines))
-    except (ValueError, IndexError):
-        said["last_lines"] = lines[-30:]
-    return said
+def command_of(part: str, more: Sequence[str], after: int) -> list[str]:
+    if part == "tests":
+        return ["make", "test-gpu", f"GPU_PYTHON={sys.executable}"]
+    if part == "compile":
+        return [sys.executable, "-m", "weft.tensor.compile_gate", "--all"]
+    return [sys.executable, "-m", "benchmarks.gpu_parts", part, "--after", str(after), *more]
 
 
-def decode_steps(args: argparse.Namespace) -> dict[str, Any]:
-    import torch
-
-    from weft.tensor.device import choose_device, describe
-
-    device = choose_device(args.device)
-    model = random_model(args.geometry, args.layers, device)
-    weights = sum(storage.nbytes() for storage in storages(model))
-    rate = copy_rate(device)
-    found: dict[str, Any] = {
-        "device": describe(device), "geometry": args.geometry, "layers": len(model.spec.layers),
-        "context": args.context, "weights_bytes": weights, "copy_bytes_per_s": rate,
-        "torch": torch.__version__, "batches": []}
-    for batch in args.batch:
-        for graphs in ((True, False) if device.type == "cuda" else (False,)):
-            took = timed_steps(model, device, batch, args.context, graphs)
-            moved = weights + took.pop("kv_bytes") + took.pop("state_bytes")
-            found["batches"].append({"batch": batch, "graphs": graphs, **took, "moved_bytes": moved,
-                                     "least_ms": moved / rate * 1e3})
-    return found
-
-
-def random_model(name: str, layers: int | None, device: Any) -> Any:
-    """A model of that geometry whose matrices are noise of a size that keeps activations finite."""
-    import torch
-
-    from weft.families import read_architecture
-    from weft.models.registry import FAMILIES
-    from weft.models.runtime_form import RuntimeForm
-    from weft.models.weights import Checkpoint, TensorSource
-    from weft.planning.geometries import find_geometry
-
-    class Noise(TensorSource):
-        @property
-        def device(self) -> Any:
-            return device
-
-        def _known(self, name: str) -> bool:
-            return True
-
-        def _stored(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> torch.Tensor:
-            if len(shape) < 2:
-                return torch.ones(shape, device=device)
-            return torch.randn(shape, device=device, dtype=torch.bfloat16) * shape[-1] ** -0.5
-
-    geometry = find_geometry(name)
-    assert geometry is not None, f"`weft plan` knows no {name}"
-    config = geometry.config | ({"num_hidden_layers": layers} if layers else {})
-    nowhere = Path("nowhere")
-    checkpoint = Checkpoint(nowhere, config, {}, "model.", nowhere)
-    source = Noise(checkpoint, torch.bfloat16, RuntimeForm(packs=False))
-    architecture = read_architecture(config)
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        return FAMILIES[architecture.family](architecture, source)
+def run_part(part: str, more: Sequence[str], said: dict[str, Any], ends_s: float, keep: Any) -> None:
+    """Into ``said``: ``results``, ``last_lines``, ``exit_code``, ``seconds``, ``ended`` (why, if not by
+    itself) and, of the kernels that took their process with them, ``lost``."""
+    began_s, after = time.monotonic(), 0
+    for _ in range(RESTARTS_MAX + 1):
+        process = Process(command_of(part, more, after))
+        begun: dict[str, Any] | None = None
+        while (line := process.line(min(SILENT_S, ends_s - time.monotonic()))) is not None:
+            if line.startswith("@"):
+                result = json.loads(line[1:])
+                begun = result if "begins" in result else None
+                if begun is None:
+                    said["results"].append(result)
+                    keep()
+            said["last_lines"] = [*said["last_lines"][-29:], line]
+        out_of_time = time.monotonic() >= ends_s - 0.5
+        said["exit_code"] = process.end()
+        said["seconds"] = round(time.monotonic() - began_s, 1)
+        if process.hung:
+            said["ended"] = "its time was over" if out_of_time else f"it said nothing for {SILENT_S} s"
+        if said["exit_code"] == 0 or out_of_time or part not in KERNEL_PARTS:
+            return
+        if begun is not None:
+            said.setdefault("lost", []).append(begun["begins"])
+        reached = [result["number"] for result in (*said["results"], begun or {}) if "number" in result]
+        if not reached:
+            return   # it cannot even begin
+        after = max(max(reached), after) + 1   # one more where it got nowhere
 
 
-def storages(model: Any) -> list[Any]:
-    from weft.runner.sleep import storages_of
+class Process:
+    """A command whose output is read line by line, each with a time limit."""
 
-    return storages_of(model)
+    def __init__(self, command: Sequence[str]) -> None:
+        print(f"== {' '.join(command)}", flush=True)
+        paths = [str(Path("src").resolve()), os.environ.get("PYTHONPATH", "")]
+        self.hung = False
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            start_new_session=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))})
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)
+
+    def line(self, limit_s: float) -> str | None:
+        """The next line; None at the end, or where none came in time (``hung``)."""
+        try:
+            line = self._lines.get(timeout=max(limit_s, 0.01))
+        except queue.Empty:
+            self.hung = True
+            return None
+        if line is not None:
+            print(line, flush=True)
+        return line
+
+    def end(self) -> int:
+        """Its exit code; it and what it started are ended where it has not."""
+        if self.hung:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        return self._process.wait()
 
 
-def copy_rate(device: Any, size: int = 1 << 30) -> float:
-    """Bytes read and written per second by a large copy."""
-    import torch
-
-    size = size if device.type == "cuda" else size >> 4
-    source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
-    rates = []
-    for _ in range(10):
-        began = now(device)
-        target.copy_(source)
-        rates.append(2 * size / (now(device) - began))
-    return max(rates)
-
-
-def now(device: Any) -> float:
-    import torch
-
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
-def timed_steps(model: Any, device: Any, batch: int, context: int, graphs: bool) -> dict[str, Any]:
-    """Medians over DECODED steps of ``batch`` sequences of about ``context`` tokens, greedy."""
-    import numpy as np
-
-    from weft.config import EngineConfig
-    from weft.engine.engine import EngineCore
-    from weft.memory.memory import Memory
-    from weft.memory.plan import fit_sizes, memory_for, plan_arena
-    from weft.request import Request, SamplingParams
-    from weft.runner.graphs import CudaCapture
-    from weft.runner.torch_executor import TorchExecutor
-
-    spec = model.spec
-    length = context + 2 * DECODED
-    config = EngineConfig(max_num_seqs=batch, max_model_len=length, max_num_batched_tokens=8192)
-    plan = plan_arena(spec, memory_for(spec, spec.dtype, batch, length)[0])
-    executor = TorchExecutor(model, plan, fit_sizes(config, spec, plan), device=device,
-                             capture=CudaCapture(device) if graphs else None)
-    why_not = executor.record_graphs()
-    core = EngineCore(vocab_size=spec.vocab_size, sizes=fit_sizes(config, spec, plan),
-                      memory=Memory(plan, cache=False), executor=executor, clock=time.monotonic, seed=0,
-                      eos_ids=())
-    random = np.random.default_rng(0)
-    for number in range(batch):
-        prompt = random.integers(5, spec.vocab_size, context - DECODED).tolist()
-        core.submit(Request(
-            request_id=f"r{number}", prompt_tokens=prompt,
-            sampling=SamplingParams(temperature=0.0, max_tokens=2 * DECODED, ignore_eos=True)))
-    while len(core.scheduler.waiting) or core.computed_tokens < batch * (context - DECODED):
-        core.step()
-    steps, device_s = [], []
-    execute = executor.execute
-
-    def timed(plan: Any) -> Any:
-        result = execute(plan)
-        device_s.append(result.device_s)
-        return result
-
-    executor.execute = timed  # type: ignore[method-assign]
-    for step in range(DECODED + 8):
-        began = now(device)
-        core.step()
-        if step >= 8:
-            steps.append(now(device) - began)
-    began = now(device)
-    for _ in range(10):
-        executor.arena.fill_frames([0], 0)
-    zeroing_s = (now(device) - began) / 10
-    frames = plan.frame_count
-    core.close()
-    step_ms = statistics.median(steps) * 1e3
-    execute_ms = statistics.median(device_s[-DECODED:]) * 1e3
-    return {"step_ms": step_ms, "execute_ms": execute_ms, "outside_execute_ms": step_ms - execute_ms,
-            "graphs_refused": why_not, "recorded_s": executor.graphs.recorded_s if executor.graphs else None,
-            "zero_a_frame_ms": zeroing_s * 1e3, "frame_bytes": plan.frame_bytes, "frames": frames,
-            "kv_bytes": batch * context * spec.kv_bytes_per_token(plan.kv_dtype),
-            "state_bytes": 2 * batch * plan.slot_bytes}
+def write(path: Path, found: dict[str, Any]) -> None:
+    """All at once: a run that is cut short leaves the file before it, or this one."""
+    aside = path.with_suffix(".part")
+    aside.write_text(json.dumps(found, indent=1) + "\n")
+    aside.replace(path)
 
 
 if __name__ == "__main__":

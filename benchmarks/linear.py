@@ -1,20 +1,27 @@
 """Matrix products in every form that a weight can have, side by side in one run.
 
-    python -m benchmarks.linear [--rows 1 32] [--rounds 9] [--threads N] [--json FILE]
+    python -m benchmarks.linear [--rows 1 32] [--forms tiled int8 w8a8] [--rounds 9] [--threads N]
+                                [--json FILE]
+    python -m benchmarks.linear --busy        one thread, its own time: for a machine that others use as well
+    python -m benchmarks.linear --errors      what rounding inputs by parts of 32, 128 or whole rows does
 
     plain     F.linear over rows, as torch lays a weight out            packed   oneDNN's order, laid out once
     tiled     the C++ kernel over bfloat16 tiles, where the CPU has products of pairs and no matrix unit
     int8 int4 the C++ kernels, inputs rounded to int8         exact    the same, inputs as they are
+    w8a8      int8 with inputs rounded by parts of 128 columns, not 32
 
 Each product has so many copies of its weight that they do not stay in the caches, as the layers of a model
 would not; forms take turns within a round, in another order in the next; shown are medians over the rounds.
-What counts are ratios to ``packed``, which is what a bfloat16 model runs with on a CPU without ``tiled``.
+What counts are ratios to ``packed``, which is what a bfloat16 model runs with on a CPU without ``tiled``, or
+to the first of ``--forms``. The matrices are those of LFM2-350M (gate and up, down, a convolution's input),
+and a larger one.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,7 +30,6 @@ from statistics import median
 import torch
 import torch.nn.functional as F
 
-from weft.bench.ceiling import seconds_of
 from weft.bench.kernels import processor
 from weft.host import usable_cores
 from weft.tensor import native
@@ -33,7 +39,7 @@ from weft.tensor.packed import pack
 from weft.tensor.quantized import in_tiles, rounded
 from weft.tensor.tiled import tiled
 
-SHAPES = ((4096, 1024), (1024, 2816), (8192, 2048))
+SHAPES = ((9216, 1024), (1024, 4608), (3072, 1024), (8192, 2048))
 ROWS = (1, 2, 4, 8, 16, 32, 256, 1024)
 _COPIES_BYTES = 1 << 27
 Product = Callable[[torch.Tensor], object]
@@ -68,22 +74,23 @@ def forms_of(out: int, columns: int) -> dict[str, tuple[int, list[Product]]]:
         for name, exact in ((f"int{bits}", False), (f"int{bits} exact", True)):
             weights = [replace(in_tiles(codes), exact=exact) for _ in range(copies)]
             found[name] = (weights[0].held_bytes, [lambda x, w=w: quantized_linear(x, w) for w in weights])
+    both = [in_tiles(rounded(base, 8), byte_inputs=True) for _ in range(copies)]
+    found["w8a8"] = (both[0].held_bytes, [lambda x, w=w: quantized_linear(x, w) for w in both])
     return found
 
 
 def measure(out: int, columns: int, rows: int, forms: dict[str, tuple[int, list[Product]]],
-            rounds: int) -> Result:
+            rounds: int, clock: Callable[[], float]) -> Result:
     x = torch.randn(rows, columns).bfloat16()
     taken: dict[str, list[float]] = {name: [] for name in forms}
     for number in range(rounds + 1):
         names = list(forms)
         for name in names[number % len(names):] + names[:number % len(names)]:
             products = forms[name][1] if rows <= 32 else forms[name][1][:1]
-
-            def all_of_them(products: list[Product] = products) -> None:
-                for product in products:
-                    product(x)
-            seconds = seconds_of(all_of_them, 1) / len(products)
+            begin = clock()
+            for product in products:
+                product(x)
+            seconds = (clock() - begin) / len(products)
             if number:      # the first round warms up
                 taken[name].append(seconds)
     middle = {name: median(seconds) for name, seconds in taken.items()}
@@ -91,35 +98,69 @@ def measure(out: int, columns: int, rows: int, forms: dict[str, tuple[int, list[
                   {name: forms[name][0] / seconds / 1e9 for name, seconds in middle.items()})
 
 
+def print_errors() -> None:
+    """Of a product of 2,048 columns: the error's spread over the product's own."""
+    columns = 2048
+    weight = torch.randn(512, columns)
+    values = rounded(weight, 8).dense()
+    x = torch.randn(64, columns)
+    wide = torch.where(torch.arange(columns) % 512 == 7, 30.0, 1.0)
+    kinds = {"normal": x, "silu(gate) x up": F.silu(2 * x) * torch.randn_like(x),
+             "one of 512 columns x 30": x * wide}
+    print(f"{'inputs':<26}" + "".join(f"{name:>12}" for name in ("as they are", "32", "128", "rows")))
+    for name, values_TC in kinds.items():
+        truth = values_TC @ weight.T
+        made = [values_TC]
+        for part in (32, 128, columns):
+            parts = values_TC.view(values_TC.shape[0], -1, part)
+            scales = parts.abs().amax(-1, keepdim=True) / 127
+            made.append(((parts / scales).round() * scales).flatten(1))
+        errors = [float((inputs @ values.T - truth).std() / truth.std()) for inputs in made]
+        print(f"{name:<26}" + "".join(f"{error:>12.2%}" for error in errors))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    parser.add_argument("--forms", nargs="+", help="these alone; the first is what others are compared with")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--errors", action="store_true")
     parser.add_argument("--json", type=Path, help="write the table to this file")
+    parser.add_argument("--busy", action="store_true")
     args = parser.parse_args(argv)
+    if args.busy:
+        args.threads = 1
     torch.set_num_threads(args.threads)
     native.set_threads(args.threads)
     torch.manual_seed(0)
+    if args.errors:
+        print_errors()
+        return 0
     facts = {"processor": processor(), "threads": args.threads, "kernels": native.describe(),
              "torch": torch.__version__, "rounds": args.rounds}
     print(", ".join(f"{name} {value}" for name, value in facts.items()))
+    clock = time.thread_time if args.busy else time.perf_counter
     results = []
     with torch.inference_mode():
         for out, columns in SHAPES:
             forms = forms_of(out, columns)
             base = "packed" if "packed" in forms else "plain"
+            if args.forms:
+                forms = {name: forms[name] for name in args.forms if name in forms}
+                base = next(iter(forms))
+            last = next(reversed(forms))
             print(f"\n{out} x {columns}, times as fast as {base}")
             print(f"{'rows':>6}{base + ' ms':>12}" + "".join(f"{name:>12}" for name in forms if name != base)
-                  + f"{'int8 GB/s':>12}")
+                  + f"{last + ' GB/s':>12}")
             for rows in args.rows:
-                found = measure(out, columns, rows, forms, args.rounds)
+                found = measure(out, columns, rows, forms, args.rounds, clock)
                 results.append(found)
                 took = found.milliseconds
                 print(f"{rows:>6}{took[base]:>12.3f}"
                       + "".join(f"{took[base] / took[name]:>12.2f}" for name in forms if name != base)
-                      + f"{found.weight_gb_s['int8']:>12.1f}", flush=True)
+                      + f"{found.weight_gb_s[last]:>12.1f}", flush=True)
     if args.json is not None:
         table = [asdict(found) for found in results]
         args.json.write_text(json.dumps({"facts": facts, "results": table}, indent=1))

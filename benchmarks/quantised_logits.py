@@ -26,6 +26,7 @@ FORMS: tuple[tuple[str, dict[str, object]], ...] = (
     ("as stored", {}),
     ("int8", {"quantize": "int8"}),
     ("int8, inputs exact", {"quantize": "int8", "quantize_inputs": False}),
+    ("w8a8", {"quantize": "w8a8"}),
     ("int4", {"quantize": "int4"}),
     ("int4, inputs exact", {"quantize": "int4", "quantize_inputs": False}))
 _PIECE_TOKENS = 512

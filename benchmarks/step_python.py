@@ -3,9 +3,9 @@ each.
 
     python -m benchmarks.step_python [--family qwen lfm2 granite] [--running 64] [--layers 24] [--steps 200]
 
-Engine, scheduler, executor and sampler are the real ones; only the widths are tiny (hidden size 64, states of
-a few kilobytes, one thread). What is left is the host's: Python, torch's dispatch, and the way into the
-kernels.
+Engine, scheduler, executor and sampler are the real ones; only the widths are tiny (hidden size 128, the
+least whose matrices lie in tiles as those of real models do; states of a few kilobytes; one thread). What is
+left is the host's: Python, torch's dispatch, and the way into the kernels.
 
     step | plan, commit, settle | rows, batch | forward | logits, sampling |
                                                  '-- in kernels: calls of weft._native, from Python to Python
@@ -37,7 +37,7 @@ from weft.engine.engine import EngineCore
 from weft.request import Request, SamplingParams
 from weft.tensor import native
 
-_WIDTHS = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
+_WIDTHS = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
            "max_position_embeddings": 4096}
 PARTS = ("plan, commit, settle", "rows, batch", "forward", "logits, sampling")
 
@@ -47,16 +47,16 @@ def config_of(family: str, layers: int) -> tuple[str, dict[str, Any]]:
     kinds = ["full_attention" if layer % 4 == 3 else "" for layer in range(layers)]
     if family == "qwen":
         return "qwen3_5_text", _WIDTHS | {
-            "num_hidden_layers": layers, "intermediate_size": 64, "head_dim": 16, "linear_num_key_heads": 2,
-            "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+            "num_hidden_layers": layers, "intermediate_size": 128, "head_dim": 32, "linear_num_key_heads": 4,
+            "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
     if family == "lfm2":
         return "lfm2", _WIDTHS | {
-            "num_hidden_layers": layers, "intermediate_size": 64, "block_auto_adjust_ff_dim": False,
+            "num_hidden_layers": layers, "intermediate_size": 128, "block_auto_adjust_ff_dim": False,
             "layer_types": [kind or "conv" for kind in kinds]}
     return "granitemoehybrid", _WIDTHS | {
-        "num_hidden_layers": layers, "shared_intermediate_size": 64, "num_local_experts": 0,
+        "num_hidden_layers": layers, "shared_intermediate_size": 128, "num_local_experts": 0,
         "layer_types": ["attention" if kind else "mamba" for kind in kinds], "mamba_n_heads": 4,
-        "mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1}
+        "mamba_d_head": 64, "mamba_d_state": 16, "mamba_n_groups": 1}
 
 
 def make_checkpoint(family: str, layers: int, under: Path) -> str:
@@ -138,8 +138,8 @@ def measure(core: EngineCore, running: int, steps: int) -> dict[str, float]:
     executor.batches.apply, executor.batches.build = (
         batches.around(executor.batches.apply), batches.around(executor.batches.build))
     executor.model.forward = forward.around(executor.model.forward)
-    executor.model.logits, executor.sampler.sample = (
-        rest.around(executor.model.logits), rest.around(executor.sampler.sample))
+    executor.model.logits, executor.sampler.launch = (
+        rest.around(executor.model.logits), rest.around(executor.sampler.launch))
     run = step.around(core.step)
     execute = Stopwatch()
     executor.execute = execute.around(executor.execute)
@@ -152,15 +152,14 @@ def measure(core: EngineCore, running: int, steps: int) -> dict[str, float]:
         taken.append((step.seconds - execute.seconds, batches.seconds, forward.seconds, rest.seconds,
                       step.seconds))
     medians = dict(zip((*PARTS, "step"), np.median(np.asarray(taken) * 1e6, axis=0).tolist(), strict=True))
-    medians |= in_kernels(core, max(1, steps // 2))
-    medians["host"] = medians["step"] - medians["kernels"] - medians["products"]
-    return medians
+    return medians | in_kernels(core, max(1, steps // 2))
 
 
 def in_kernels(core: EngineCore, steps: int) -> dict[str, float]:
-    """Median microseconds of a step inside the calls of kernels and of torch's matrix products, and how many
-    there were."""
-    kernels, products = Stopwatch(), Stopwatch()
+    """Median microseconds of a step inside the calls of kernels and of torch's matrix products, how many
+    there were, and what is left of the step: the host's."""
+    kernels, products, whole = Stopwatch(), Stopwatch(), Stopwatch()
+    step = whole.around(core.step)
     extension, linear = native._extension, functional.linear
     taken = []
     if extension is not None:
@@ -169,17 +168,23 @@ def in_kernels(core: EngineCore, steps: int) -> dict[str, float]:
                    if hasattr(layer.mixer, "middle")]
         for middle in middles:
             middle.bound = TimedExtension(middle.bound, kernels)
+        stack = core.executor.model._stack
+        for held in () if stack is None else stack._bindings.values():
+            if held[0] is not None:
+                held[0] = TimedExtension(held[0], kernels)
     functional.linear = products.around(linear)
     try:
         for _ in range(steps):
-            for watch in (kernels, products):
+            for watch in (kernels, products, whole):
                 watch.seconds, watch.calls = 0.0, 0
-            core.step()
-            taken.append((kernels.seconds, products.seconds))
+            step()
+            taken.append((kernels.seconds, products.seconds,
+                          whole.seconds - kernels.seconds - products.seconds))
     finally:
         native._extension, functional.linear = extension, linear
-    kernels_us, products_us = (np.median(np.asarray(taken), axis=0) * 1e6).tolist()
-    return {"kernels": kernels_us, "products": products_us, "calls": kernels.calls + products.calls}
+    kernels_us, products_us, host_us = (np.median(np.asarray(taken), axis=0) * 1e6).tolist()
+    return {"kernels": kernels_us, "products": products_us, "calls": kernels.calls + products.calls,
+            "host": host_us}
 
 
 def show_ops(core: EngineCore) -> None:

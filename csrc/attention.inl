@@ -6,11 +6,12 @@
 //                      online softmax                       (Milakov and Gimelshein, 2018)
 //                      acc[row][D] += p . V                 one line of V = 16 channels of 1, 2 or 4 tokens
 //
-// Rows go through in blocks of up to 8, whose scores stay in registers while a line is used for all of them.
+// Rows go through in blocks of 8, 4 or fewer, whose scores stay in registers while a line is used for all of them.
 // A token that a row may not see is replaced: its score by -inf, its V by 0 in the one page where some tokens
 // are not written yet, because 0 x NaN is NaN (law L6). Pages that no row of the item sees are not touched.
 //
-// A long context of few rows is split over the threads; parts are joined by their maxima and sums.
+// A long context of few rows is split over the threads; parts are joined by their maxima and sums. Decodes that begin
+// with the same pages are one item (shared_pages.inl): all rows over those pages, then each run over its own.
 //
 // bf16 queries over bf16 pages have a second form (DOTS) where the machine multiplies pairs of bf16: a line is
 // used as it is. Scores lose nothing by it, as both factors are bf16 anyway; weights are rounded to bf16, in the
@@ -21,19 +22,36 @@ namespace {
 
 constexpr int kTilePages = 4;
 constexpr int kTileTokens = kTilePages * kPageTokens;
+#if defined(__AVX512F__)
 constexpr int kBlockRows = 8;
-constexpr int kItemRows = 32;
+#else
+constexpr int kBlockRows = 4;  // the sums of more do not stay in registers
+#endif
+constexpr int64_t kItemRows = 32;
 constexpr int kMaxDim = 512;
+static_assert(kSharedStep % kTilePages == 0);
 constexpr int64_t kSplitTokens = 512;  // least context of a part
 
 struct Item {
-  const Run* run;
+  const Run* run;                   // of a group the first
   int64_t table_row;
   int64_t kv_head;
   int64_t first_row, rows;          // of the run's length * group rows
   int64_t first_page, last_page;    // the part of the context
   int64_t partial;                  // where the part's result goes, -1: it is whole
+  const Group* group = nullptr;     // decodes that share pages, rows member-major; null: one run
 };
+
+// What row ``r`` of an item is: head ``head`` of the KV head's, of token ``query`` of ``run``.
+struct Place {
+  const Run* run;
+  int64_t query, head;
+};
+
+WEFT_INLINE Place place_of(const AttentionArgs& args, const Item& item, int64_t r) {
+  if (item.group) return {item.group->members[r / args.group].run, 0, r % args.group};
+  return {item.run, (item.first_row + r) / args.group, (item.first_row + r) % args.group};
+}
 
 // scores[row][0..16) of one page for ROWS rows
 template <class KV, int ROWS>
@@ -188,18 +206,20 @@ void attend_tile(const AttentionArgs& args, const Item& item, int64_t page, int6
   }
 }
 
+// Up to kBlockRows rows; 5 to 7 are 4 and the rest.
 template <class KV, bool DOTS>
 void attend_rows(const AttentionArgs& args, const Item& item, int rows, int64_t page, int64_t pages,
                  const float* const* q, const int64_t* limits, float* const* acc, RowState* states) {
+  if constexpr (kBlockRows == 8)
+    if (rows == 8) return attend_tile<KV, 8, DOTS>(args, item, page, pages, q, limits, acc, states);
+  if (rows >= 4) {
+    attend_tile<KV, 4, DOTS>(args, item, page, pages, q, limits, acc, states);
+    rows -= 4, q += 4, limits += 4, acc += 4, states += 4;
+  }
   switch (rows) {
     case 1: return attend_tile<KV, 1, DOTS>(args, item, page, pages, q, limits, acc, states);
     case 2: return attend_tile<KV, 2, DOTS>(args, item, page, pages, q, limits, acc, states);
     case 3: return attend_tile<KV, 3, DOTS>(args, item, page, pages, q, limits, acc, states);
-    case 4: return attend_tile<KV, 4, DOTS>(args, item, page, pages, q, limits, acc, states);
-    case 5: return attend_tile<KV, 5, DOTS>(args, item, page, pages, q, limits, acc, states);
-    case 6: return attend_tile<KV, 6, DOTS>(args, item, page, pages, q, limits, acc, states);
-    case 7: return attend_tile<KV, 7, DOTS>(args, item, page, pages, q, limits, acc, states);
-    default: return attend_tile<KV, 8, DOTS>(args, item, page, pages, q, limits, acc, states);
   }
 }
 
@@ -213,9 +233,9 @@ template <class Q>
 void finish_rows(const AttentionArgs& args, const Item& item, const float* acc, const RowState* states) {
   const int64_t heads = args.kv_heads * args.group;
   for (int64_t r = 0; r < item.rows; ++r) {
-    const int64_t query = (item.first_row + r) / args.group, head = (item.first_row + r) % args.group;
+    const Place at = place_of(args, item, r);
     Q* out = static_cast<Q*>(args.out) +
-             ((item.run->offset + query) * heads + item.kv_head * args.group + head) * args.dim;
+             ((at.run->offset + at.query) * heads + item.kv_head * args.group + at.head) * args.dim;
     const float over = 1.0f / states[r].total;
     for (int64_t d = 0; d < args.dim; d += 16) store(out + d, load(acc + r * args.dim + d) * over);
   }
@@ -224,6 +244,33 @@ void finish_rows(const AttentionArgs& args, const Item& item, const float* acc, 
 // The first page that the first of some rows sees, of those that end with ``limit``.
 WEFT_INLINE int64_t first_page_seen(const AttentionArgs& args, int64_t limit) {
   return args.window && limit > args.window ? (limit - args.window) / kPageTokens : 0;
+}
+
+// The rows of an item, while it is worked on.
+struct RowsAtWork {
+  float *q, *acc;
+  const int64_t* limits;
+  RowState* states;
+};
+
+// Rows [first_row, first_row + rows) over pages [page, end).
+template <class KV, bool DOTS>
+void attend_pages(const AttentionArgs& args, const Item& item, const RowsAtWork& of, int64_t first_row, int64_t rows,
+                  int64_t page, int64_t end) {
+  for (; page < end; page += kTilePages) {
+    const int64_t pages = end - page < kTilePages ? end - page : kTilePages;
+    for (int64_t first = first_row; first < first_row + rows; first += kBlockRows) {
+      const int64_t left = first_row + rows - first;
+      const int block = static_cast<int>(left < kBlockRows ? left : kBlockRows);
+      const float* q[kBlockRows];
+      float* into[kBlockRows];
+      for (int r = 0; r < block; ++r) {
+        q[r] = of.q + (first + r) * args.dim;
+        into[r] = of.acc + (first + r) * args.dim;
+      }
+      attend_rows<KV, DOTS>(args, item, block, page, pages, q, of.limits + first, into, of.states + first);
+    }
+  }
 }
 
 template <class Q, class KV, bool DOTS>
@@ -235,30 +282,30 @@ void attend_item(const AttentionArgs& args, const Item& item, Partial* partials)
   float* acc = item.partial < 0 ? acc_rows : partials[item.partial].acc.data();
   std::memset(acc, 0, sizeof(float) * item.rows * args.dim);
   for (int64_t r = 0; r < item.rows; ++r) {
-    const int64_t query = (item.first_row + r) / args.group, head = (item.first_row + r) % args.group;
-    const Q* from = static_cast<const Q*>(args.q.data) + (item.run->offset + query) * args.q.token_stride +
-                    (item.kv_head * args.group + head) * args.q.head_stride;
+    const Place at = place_of(args, item, r);
+    const Q* from = static_cast<const Q*>(args.q.data) + (at.run->offset + at.query) * args.q.token_stride +
+                    (item.kv_head * args.group + at.head) * args.q.head_stride;
     if constexpr (DOTS) std::memcpy(q_rows + r * args.dim, from, sizeof(Q) * args.dim);
     else
       for (int64_t d = 0; d < args.dim; d += 16) store(q_rows + r * args.dim + d, load(from + d));
-    limits[r] = item.run->start + query + 1;
+    limits[r] = at.run->start + at.query + 1;
     states[r] = {-__builtin_inff(), 0.0f};
   }
-  const int64_t seen_pages = (limits[item.rows - 1] + kPageTokens - 1) / kPageTokens;
-  const int64_t end = item.last_page < seen_pages ? item.last_page : seen_pages;
-  const int64_t begin = first_page_seen(args, limits[0]);
-  for (int64_t page = item.first_page > begin ? item.first_page : begin; page < end; page += kTilePages) {
-    const int64_t pages = end - page < kTilePages ? end - page : kTilePages;
-    for (int64_t first = 0; first < item.rows; first += kBlockRows) {
-      const int rows = static_cast<int>(item.rows - first < kBlockRows ? item.rows - first : kBlockRows);
-      const float* q[kBlockRows];
-      float* into[kBlockRows];
-      for (int r = 0; r < rows; ++r) {
-        q[r] = q_rows + (first + r) * args.dim;
-        into[r] = acc + (first + r) * args.dim;
-      }
-      attend_rows<KV, DOTS>(args, item, rows, page, pages, q, limits + first, into, states + first);
+  const RowsAtWork of = {q_rows, acc, limits, states};
+  const auto pages_until = [](int64_t limit) { return (limit + kPageTokens - 1) / kPageTokens; };
+  if (item.group) {
+    const int64_t shared = item.group->shared_pages;
+    attend_pages<KV, DOTS>(args, item, of, 0, item.rows, 0, shared);
+    for (size_t i = 0; i < item.group->members.size(); ++i) {
+      const auto& [run, table_row] = item.group->members[i];
+      const int64_t first = static_cast<int64_t>(i) * args.group;
+      const Item own{run, table_row, item.kv_head, 0, args.group, 0, 0, -1};
+      attend_pages<KV, DOTS>(args, own, of, first, args.group, shared, pages_until(limits[first]));
     }
+  } else {
+    const int64_t begin = first_page_seen(args, limits[0]);
+    attend_pages<KV, DOTS>(args, item, of, 0, item.rows, std::max(item.first_page, begin),
+                           std::min(item.last_page, pages_until(limits[item.rows - 1])));
   }
   if (item.partial < 0) finish_rows<Q>(args, item, acc, states);
   else std::memcpy(partials[item.partial].states.data(), states, sizeof(RowState) * item.rows);
@@ -285,57 +332,79 @@ void join_parts(const AttentionArgs& args, const Item& item, Partial* parts, int
   finish_rows<Q>(args, item, whole.acc.data(), whole.states.data());
 }
 
+struct Join {
+  Item item;
+  int64_t first, count;  // of the parts
+};
+
+struct Work {
+  std::vector<Item> items;
+  std::vector<Partial> partials;
+  std::vector<Join> joins;
+  double pages_of_rows = 0;
+};
+
+// One run by itself; a decode in up to ``parts`` parts where its context is long enough.
+void add_run(const AttentionArgs& args, const Run& run, int64_t table_row, int64_t parts, Work& work) {
+  const int64_t rows = run.length * args.group, pages_before = first_page_seen(args, run.start + 1);
+  const int64_t pages = (run.start + run.length + kPageTokens - 1) / kPageTokens;
+  work.pages_of_rows += static_cast<double>(rows * args.kv_heads * (pages - pages_before));
+  parts = run.length > 1 ? 1 : std::min(parts, (pages - pages_before) * kPageTokens / kSplitTokens);
+  for (int64_t head = 0; head < args.kv_heads; ++head)
+    for (int64_t first = 0; first < rows; first += kItemRows) {
+      Item item{&run, table_row, head, first, std::min(rows - first, kItemRows), 0, pages, -1};
+      if (parts <= 1) {
+        work.items.push_back(item);
+        continue;
+      }
+      work.joins.push_back({item, static_cast<int64_t>(work.partials.size()), parts});
+      for (int64_t i = 0; i < parts; ++i) {
+        item.first_page = pages_before + (pages - pages_before) * i / parts;
+        item.last_page = pages_before + (pages - pages_before) * (i + 1) / parts;
+        item.partial = static_cast<int64_t>(work.partials.size());
+        work.partials.push_back({std::vector<float>(item.rows * args.dim), std::vector<RowState>(item.rows)});
+        work.items.push_back(item);
+      }
+    }
+}
+
+void add_group(const AttentionArgs& args, const Group& group, Work& work) {
+  const int64_t rows = static_cast<int64_t>(group.members.size()) * args.group;
+  for (const Member& member : group.members)
+    work.pages_of_rows += static_cast<double>(args.group * args.kv_heads * (member.run->start / kPageTokens + 1));
+  for (int64_t head = 0; head < args.kv_heads; ++head)
+    work.items.push_back({group.members[0].run, group.members[0].table_row, head, 0, rows, 0, 0, -1, &group});
+}
+
 template <class Q, class KV, bool DOTS = false>
 void attention_of(const AttentionArgs& args) {
   Pool& pool = Pool::instance();
-  std::vector<Item> items;
-  std::vector<Partial> partials;
-  struct Join {
-    Item item;
-    int64_t first, count;
-  };
-  std::vector<Join> joins;
-  int64_t wholes = 0;
-  double pages_of_rows = 0;
-  for (const Run& run : args.runs->runs) wholes += args.kv_heads * ((run.length * args.group + kItemRows - 1) / kItemRows);
-  int64_t table_row = -1;
+  const int64_t wanted = 2 * pool.threads(), width = args.kv_heads * args.group * args.dim;
+  std::vector<Member> decodes, prompts;
+  int64_t table_row = 0, wholes = 0;
   for (const Run& run : args.runs->runs) {
+    wholes += args.kv_heads * ((run.length * args.group + kItemRows - 1) / kItemRows);
+    if (run.start == kPad) std::memset(static_cast<Q*>(args.out) + run.offset * width, 0, sizeof(Q) * run.length * width);
+    else (run.length == 1 ? decodes : prompts).push_back({&run, table_row});
     ++table_row;
-    if (run.start == kPad) {
-      const int64_t width = args.kv_heads * args.group * args.dim;
-      std::memset(static_cast<Q*>(args.out) + run.offset * width, 0, sizeof(Q) * run.length * width);
-      continue;
-    }
-    const int64_t rows = run.length * args.group, pages_before = first_page_seen(args, run.start + 1);
-    const int64_t pages = (run.start + run.length + kPageTokens - 1) / kPageTokens;
-    pages_of_rows += static_cast<double>(rows * args.kv_heads * (pages - pages_before));
-    for (int64_t head = 0; head < args.kv_heads; ++head)
-      for (int64_t first = 0; first < rows; first += kItemRows) {
-        Item item{&run, table_row, head, first, rows - first < kItemRows ? rows - first : kItemRows, 0, pages, -1};
-        int64_t parts = wholes >= 2 * pool.threads() ? 1 : (2 * pool.threads() + wholes - 1) / wholes;
-        const int64_t most = (pages - pages_before) * kPageTokens / kSplitTokens;
-        if (parts > most) parts = most;
-        if (parts <= 1 || run.length > 1) {
-          items.push_back(item);
-          continue;
-        }
-        joins.push_back({item, static_cast<int64_t>(partials.size()), parts});
-        for (int64_t i = 0; i < parts; ++i) {
-          item.first_page = pages_before + (pages - pages_before) * i / parts;
-          item.last_page = pages_before + (pages - pages_before) * (i + 1) / parts;
-          item.partial = static_cast<int64_t>(partials.size());
-          partials.push_back({std::vector<float>(item.rows * args.dim), std::vector<RowState>(item.rows)});
-          items.push_back(item);
-        }
-      }
   }
+  const int64_t parts = wholes >= wanted || !wholes ? 1 : (wanted + wholes - 1) / wholes;
+  // As many decodes in one item as leave two items for each thread.
+  const int64_t members_max =
+      std::min(static_cast<int64_t>(decodes.size()) * args.kv_heads / wanted, kItemRows / args.group);
+  const std::vector<Group> groups = groups_of(args, decodes, members_max);
+  Work work;
+  for (const Group& group : groups)
+    if (group.shared_pages) add_group(args, group, work);
+    else add_run(args, *group.members[0].run, group.members[0].table_row, parts, work);
+  for (const Member& prompt : prompts) add_run(args, *prompt.run, prompt.table_row, parts, work);
   // Prefill tiles late in a prompt are the heavy ones: first, so that none is left over at the end.
-  const int64_t count = static_cast<int64_t>(items.size());
-  const double nanoseconds = pages_of_rows * static_cast<double>(args.dim) / static_cast<double>(count + 1);
+  const int64_t count = static_cast<int64_t>(work.items.size());
+  const double nanoseconds = work.pages_of_rows * static_cast<double>(args.dim) / static_cast<double>(count + 1);
   pool.for_each(count, nanoseconds, [&](int64_t i) {
-    attend_item<Q, KV, DOTS>(args, items[count - 1 - i], partials.data());
+    attend_item<Q, KV, DOTS>(args, work.items[count - 1 - i], work.partials.data());
   });
-  for (const Join& join : joins) join_parts<Q>(args, join.item, partials.data() + join.first, join.count);
+  for (const Join& join : work.joins) join_parts<Q>(args, join.item, work.partials.data() + join.first, join.count);
 }
 
 void attention(const AttentionArgs& args) {

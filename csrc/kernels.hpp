@@ -178,6 +178,7 @@ enum class WeightForm : int {
   bfloat16_tiles = 4,  // tiles of 16 rows: for each 2 columns 16 x 2 numbers; where has_bf16_products; x is bfloat16
   float32_tiles = 5,   // tiles of 16 rows: for each column 16 numbers; x is float32
   int4 = 3,      // tiles of 16 rows: for each 8 columns 16 x 4 bytes, columns 0-3 in the low halves
+  int8_both = 6, // as int8, and x becomes int8 too (w8a8.inl): no zeros, groups of 128 n columns, or one
 };
 
 struct Weight {

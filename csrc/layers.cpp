@@ -114,8 +114,8 @@ void Mamba2Layer::run(const Runs& runs, const Projected& made, const SlotView& w
   kernels().norm(last);
 }
 
-void AttentionLayer::run(const Runs& runs, const Projected& made, const Turned& turned, const Pages& pages,
-                         void* out) const {
+void AttentionLayer::run(const Runs& runs, const Runs& asked, const Projected& made, const Turned& turned,
+                         const Pages& pages, void* out) const {
   const int64_t q_width = heads * dim, kv_width = kv_heads * dim, k_at = q_width * (gated ? 2 : 1);
   Rows q = columns(made, 0, dim), k = columns(made, k_at, dim);
   const Rows v = columns(made, k_at + kv_width, dim);
@@ -142,7 +142,7 @@ void AttentionLayer::run(const Runs& runs, const Projected& made, const Turned& 
   }
   kernels().write_kv({&runs, k, v, pages.k.data, pages.v.data, pages.k.slot_stride, pages.v.slot_stride, kv_heads, dim,
                       pages.table, pages.table_stride, pages.k.dtype, pages.scales});
-  kernels().attention({&runs, q, out, pages.k.data, pages.v.data, pages.k.slot_stride, pages.v.slot_stride, kv_heads,
+  kernels().attention({&asked, q, out, pages.k.data, pages.v.data, pages.k.slot_stride, pages.v.slot_stride, kv_heads,
                        heads / kv_heads, dim, pages.table, pages.table_stride, scale, pages.k.dtype, pages.scales,
                        window});
   if (head_gated)

@@ -85,7 +85,9 @@ struct AttentionLayer {
   int64_t window;                      // 0 for all
 
   // out: [T, heads * dim] dense
-  void run(const Runs& runs, const Projected& made, const Turned& turned, const Pages& pages, void* out) const;
+  // KV of ``runs`` is written; what is made is the output of ``asked``, rows of theirs, and no other.
+  void run(const Runs& runs, const Runs& asked, const Projected& made, const Turned& turned, const Pages& pages,
+           void* out) const;
 };
 
 }  // namespace weft

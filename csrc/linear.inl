@@ -130,6 +130,7 @@ constexpr int64_t tile_line_bytes() {
   return kTile * kLine * BITS / 8;
 }
 
+#if !defined(__AVX512F__)
 float widen_half(uint16_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, rest = bits & 0x7FFF;
   uint32_t wide = rest << 13;
@@ -141,6 +142,7 @@ float widen_half(uint16_t bits) {
   std::memcpy(&y, &wide, sizeof y);
   return y;
 }
+#endif
 
 WEFT_INLINE f32x16 tile_scales(const Weight& weight, int64_t at) {
   if (!weight.half_scales) return load(static_cast<const float*>(weight.scales) + at);
@@ -338,7 +340,8 @@ void item_of(const Weight& weight, int64_t first, const Prepared& x, int64_t row
 #endif
       return float_rows<bf16, ROWS>(weight, first, x, row, y, count);
     case WeightForm::bfloat16_tiles:
-    case WeightForm::float32_tiles: return;  // see tiles.inl
+    case WeightForm::float32_tiles:
+    case WeightForm::int8_both: return;  // see tiles.inl, w8a8.inl
     case WeightForm::int8:
       if (weight.zeros) return tile_item<8, ROWS, true>(weight, first, x, row, y, count);
       return tile_item<8, ROWS, false>(weight, first, x, row, y, count);

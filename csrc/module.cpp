@@ -6,8 +6,10 @@
 
 #include <tuple>
 
+#include "chain.hpp"
 #include "kernels.hpp"
 #include "layers.hpp"
+#include "stack.hpp"
 
 namespace nb = nanobind;
 using namespace weft;
@@ -32,6 +34,13 @@ using WeightTuple = std::tuple<Address, int, int64_t, int64_t, Address, bool, Ad
 Weight weight_of(const WeightTuple& from) {
   const auto& [data, form, in, out, scales, half_scales, zeros, group] = from;
   return {at(data), static_cast<WeightForm>(form), in, out, at(scales), half_scales, at<const uint8_t>(zeros), group};
+}
+
+using ProductTuple = std::tuple<WeightTuple, Address, bool>;  // bias, exact
+
+Product product(const ProductTuple& from) {
+  const auto& [weight, bias, exact] = from;
+  return {weight_of(weight), at<const float>(bias), exact};
 }
 
 using ProjectedTuple = std::tuple<Address, int64_t, int64_t, int>;  // address, row stride, tokens, dtype
@@ -66,6 +75,39 @@ void run_layer(const Layer& layer, const Runs& runs, const ProjectedTuple& made,
   layer.run(runs, projected(made), slots(window), slots(state), number, at(out));
 }
 
+using TurnedTuple = std::tuple<Address, Address, int64_t>;  // cos, sin, rotary dim
+
+// How long the objects it was made of live is the caller's promise.
+void add_stage(Stack& stack, const NormTuple& norm, bool plus_one, const Chain& chain, int middle, nb::handle layer,
+               const ConvTuple& conv, const SlotsTuple& first, const SlotsTuple& second,
+               const std::tuple<Address, int64_t, int64_t>& scales, int64_t number, int64_t rope) {
+  Stage stage = {{norm_weights(norm), plus_one}, &chain, static_cast<Middle>(middle), nullptr, conv_weights(conv),
+                 slots(first), slots(second),
+                 {at(std::get<0>(scales)), std::get<1>(scales), std::get<2>(scales)}, number, rope};
+  if (stage.middle == Middle::gated_delta) stage.layer = &nb::cast<const GatedDeltaLayer&>(layer);
+  if (stage.middle == Middle::mamba2) stage.layer = &nb::cast<const Mamba2Layer&>(layer);
+  if (stage.middle == Middle::attention) stage.layer = &nb::cast<const AttentionLayer&>(layer);
+  stack.stages.push_back(stage);
+}
+
+void run_stack(const Stack& stack, const Runs& runs, const ProjectedTuple& x, const std::vector<TurnedTuple>& turned,
+               Address page_table, int64_t table_stride, Address out) {
+  nb::gil_scoped_release unlocked;
+  std::vector<Turned> made;
+  for (const auto& [cos, sin, rotary_dim] : turned)
+    made.push_back({at<const float>(cos), at<const float>(sin), rotary_dim});
+  stack.run(runs, projected(x), made, at<const int32_t>(page_table), table_stride, at(out));
+}
+
+template <class Layer>
+void chain_layer(const Chain& chain, const Layer& layer, const Runs& runs, const ProjectedTuple& x,
+                 const SlotsTuple& window, const SlotsTuple& state, int64_t number, Address out) {
+  nb::gil_scoped_release unlocked;
+  chain.run(projected(x), at(out), [&](const Projected& made, void* to) {
+    layer.run(runs, made, slots(window), slots(state), number, to);
+  });
+}
+
 Runs make_runs(const std::vector<int64_t>& offsets, const std::vector<int64_t>& starts,
                const std::vector<int64_t>& lengths, const std::vector<int64_t>& slots,
                const std::vector<bool>& fresh, const std::vector<std::tuple<int64_t, int64_t, int64_t>>& taps) {
@@ -79,6 +121,9 @@ Runs make_runs(const std::vector<int64_t>& offsets, const std::vector<int64_t>& 
 }  // namespace
 
 NB_MODULE(_native, m) {
+  // One more for every change of what Python hands over: arguments, numbers of enums, the order that data lies in.
+  // The same as INTERFACE in src/weft/tensor/native.py, which takes no other.
+  m.attr("INTERFACE") = 3;
   nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs));
   m.def("instruction_set", [] { return kernels().name; });
   m.def("instruction_sets", &usable_kernels);
@@ -101,12 +146,12 @@ NB_MODULE(_native, m) {
         return AttentionLayer{heads, kv_heads, dim, gated, head_gated, norm_whole, norm_weights(q_norm),
                               norm_weights(k_norm), plus_one, scale, window};
       }))
-      .def("run", [](const AttentionLayer& layer, const Runs& runs, const ProjectedTuple& made, Address cos,
-                     Address sin, int64_t rotary_dim, const SlotsTuple& k, const SlotsTuple& v, Address page_table,
+      .def("run", [](const AttentionLayer& layer, const Runs& runs, const Runs& asked, const ProjectedTuple& made,
+                     Address cos, Address sin, int64_t rotary_dim, const SlotsTuple& k, const SlotsTuple& v, Address page_table,
                      int64_t table_stride, Address scales, int64_t scale_page, int64_t scale_part, Address out) {
         nb::gil_scoped_release unlocked;
         const SlotView keys = slots(k), values = slots(v);
-        layer.run(runs, projected(made), {at<const float>(cos), at<const float>(sin), rotary_dim},
+        layer.run(runs, asked, projected(made), {at<const float>(cos), at<const float>(sin), rotary_dim},
                   {keys, values, at<const int32_t>(page_table), table_stride, {at(scales), scale_page, scale_part}},
                   at(out));
       });
@@ -221,4 +266,36 @@ NB_MODULE(_native, m) {
     nb::gil_scoped_release unlocked;
     kernels().widen_weight({weight_of(weight), first, last, stride, static_cast<Dtype>(out_dtype), at(out)});
   });
+  nb::class_<Chain>(m, "Chain")
+      .def(nb::new_([](const ProductTuple& first, const ProductTuple& second) {
+        return Chain{product(first), product(second)};
+      }))
+      .def("swiglu", [](const Chain& chain, const ProjectedTuple& x, Address out) {
+        nb::gil_scoped_release unlocked;
+        chain.swiglu(projected(x), at(out));
+      })
+      .def("short_conv", [](const Chain& chain, const Runs& runs, const ProjectedTuple& x, const ConvTuple& conv,
+                            const SlotsTuple& window, Address out) {
+        nb::gil_scoped_release unlocked;
+        chain.short_conv(runs, projected(x), conv_weights(conv), slots(window), at(out));
+      })
+      .def("gated_delta", &chain_layer<GatedDeltaLayer>)
+      .def("mamba2", &chain_layer<Mamba2Layer>)
+      .def("attention", [](const Chain& chain, const AttentionLayer& layer, const Runs& runs, const ProjectedTuple& x,
+                           Address cos, Address sin, int64_t rotary_dim, const SlotsTuple& k, const SlotsTuple& v,
+                           Address page_table, int64_t table_stride, Address scales, int64_t scale_page,
+                           int64_t scale_part, Address out) {
+        nb::gil_scoped_release unlocked;
+        const Pages pages = {slots(k), slots(v), at<const int32_t>(page_table), table_stride,
+                             {at(scales), scale_page, scale_part}};
+        chain.run(projected(x), at(out), [&](const Projected& made, void* to) {
+          layer.run(runs, runs, made, {at<const float>(cos), at<const float>(sin), rotary_dim}, pages, to);
+        });
+      });
+  nb::class_<Stack>(m, "Stack")
+      .def(nb::new_([](float scale, const NormTuple& last, bool plus_one) {
+        return Stack{scale, {norm_weights(last), plus_one}, {}};
+      }))
+      .def("add", &add_stage)
+      .def("run", &run_stack);
 }

@@ -129,9 +129,10 @@ WEFT_INLINE f32x16 select(i32x16 chosen, f32x16 yes, f32x16 no) {
 WEFT_INLINE f32x16 max(f32x16 a, f32x16 b) { return select(a > b, a, b); }
 WEFT_INLINE f32x16 min(f32x16 a, f32x16 b) { return select(a < b, a, b); }
 
+typedef float f32x8 __attribute__((vector_size(32)));
+typedef float f32x4 __attribute__((vector_size(16)));
+
 WEFT_INLINE float sum(f32x16 x) {
-  typedef float f32x8 __attribute__((vector_size(32)));
-  typedef float f32x4 __attribute__((vector_size(16)));
   f32x8 halves[2];
   std::memcpy(halves, &x, sizeof x);
   const f32x8 eight = halves[0] + halves[1];
@@ -141,10 +142,16 @@ WEFT_INLINE float sum(f32x16 x) {
   return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
+// Of numbers without NaN; with one, any of them or NaN.
 WEFT_INLINE float largest(f32x16 x) {
-  float most = x[0];
-  for (int i = 1; i < 16; ++i) most = x[i] > most ? x[i] : most;
-  return most;
+  f32x8 halves[2];
+  std::memcpy(halves, &x, sizeof x);
+  const f32x8 eight = halves[0] > halves[1] ? halves[0] : halves[1];
+  f32x4 quarters[2];
+  std::memcpy(quarters, &eight, sizeof eight);
+  const f32x4 four = quarters[0] > quarters[1] ? quarters[0] : quarters[1];
+  const float even = four[0] > four[2] ? four[0] : four[2], odd = four[1] > four[3] ? four[1] : four[3];
+  return even > odd ? even : odd;
 }
 
 // e^x to 2 units in the last place for x in [-87, 88]; below it is 0 or the least normal, above e^88; NaN stays

@@ -246,7 +246,8 @@ def _llama(bench: Bench, kind: str | None = None) -> Iterator[Side]:
 
 SETTINGS: dict[str, Setting] = {
     "weft": Setting("weft", _weft),
-    "weft-int8": Setting("weft", lambda bench: _weft(bench, "int8"), lines="b", weight_bits=8),
+    "weft-int8": Setting("weft", lambda bench: _weft(bench, "int8"), lines="ab", weight_bits=8),
+    "weft-w8a8": Setting("weft", lambda bench: _weft(bench, "w8a8"), lines="abcd", weight_bits=8),
     "vllm": Setting("vllm", lambda bench: _vllm(bench, cache=False)),
     "vllm-cache": Setting("vllm", lambda bench: _vllm(bench, cache=True), lines="cd"),
     "transformers": Setting("transformers", _transformers),

@@ -9,7 +9,7 @@
 
 The same EngineCore that the server runs, stepped by whoever waits for an answer. Calls may overlap (a stream
 that is half read while another prompt is generated): each step serves every call, and each call gets its own
-pieces. Not thread-safe: one thread at a time.
+pieces. One thread at a time: a second one gets a BusyError (``weft.turn``).
 
 Without ``sampling``, a request samples as the checkpoint's makers recommend (generation_config.json);
 keywords such as ``max_tokens=64`` change single fields. ``guided_json`` (a JSON schema), ``guided_regex``,
@@ -20,37 +20,34 @@ nothing running.
 from __future__ import annotations
 
 import itertools
-import time
+import numbers
+import operator
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from weft.assemble import ModelInfo, OnProgress, assemble
 from weft.config import EngineConfig
 from weft.engine.choices import Choice, Piece
-from weft.engine.engine import EngineCore
 from weft.engine.sleep import Flushed, Part, Sleeper, check_level
 from weft.engine.stats import EngineStats
-from weft.errors import EngineUnavailableError, RequestError
+from weft.errors import RequestError, WeftError
+from weft.progress import AnswerBar
 from weft.request import FinishReason, LostTokens, Request, SamplingParams, TokenEvent, TokenLogprobs
 from weft.text.cache_marks import marked_characters
 from weft.text.chat import ChatMessage, ChatTemplate, load_chat_template
 from weft.text.guides import KINDS, guide_from
 from weft.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from weft.turn import Turn
 
 Prompt = str | Sequence[int]
 """Text, or token ids taken as they are."""
 
 SleepMode = Literal["wait", "abort"]
-
-_BAR_AFTER_S = 1.0
 
 
 class Completion(msgspec.Struct, kw_only=True):
@@ -85,7 +82,7 @@ class _Call:
         self.choices = [Choice(index, tokenizer, request.sampling, request.prompt_tokens)
                         for index in range(request.sampling.n)]
         self.pieces: deque[Piece] = deque()
-        self.error: EngineUnavailableError | None = None
+        self.error: WeftError | None = None
 
     @property
     def done(self) -> bool:
@@ -112,6 +109,8 @@ class Engine:
         self._template: ChatTemplate | None = load_chat_template(
             directory, special_tokens=self.tokenizer.special_tokens)
         self._calls: dict[str, _Call] = {}
+        self._left: deque[_Call] = deque()
+        self._turn = Turn()
         self._numbers = itertools.count()
 
     # ------------------------------------------------------------------ answers
@@ -142,7 +141,7 @@ class Engine:
                  for index in range(request.sampling.n)] for number, request in enumerate(requests)]
         waiting = deque(enumerate(requests))
         running: dict[int, _Call] = {}
-        bar = _Bar(len(requests) if progress else 0)
+        bar = AnswerBar(len(requests) if progress else 0)
         try:
             while waiting or running:
                 while waiting and self._has_room(waiting[0][1].sampling.n):
@@ -153,7 +152,9 @@ class Engine:
                     _collect(call, done[number])
                     if call.done:
                         del running[number]
-                bar.show(len(requests) - len(waiting) - len(running), self._core)
+                if bar.due:
+                    generated = self._core.stats().generation_tokens
+                    bar.show(len(requests) - len(waiting) - len(running), generated)
         finally:
             bar.close()
             self._drop(running.values())
@@ -229,7 +230,8 @@ class Engine:
 
     def flush_cache(self) -> None:
         """Drop every prefix that no running answer reads."""
-        self._core.flush_cache()
+        with self._turn.take():
+            self._core.flush_cache()
 
     def sleep(self, level: int = 1, *, mode: SleepMode | None = None) -> Flushed:
         """Give the memory back until ``wake_up``; returns what the prefix cache held and lost. Level 1 keeps
@@ -245,7 +247,8 @@ class Engine:
         check_level(level)
         while mode == "wait" and self._core.live_count:
             self._step()
-        flushed = self._sleeper.sleep(level, abort=mode == "abort")
+        with self._turn.take():
+            flushed = self._sleeper.sleep(level, abort=mode == "abort")
         self._step()
         return flushed
 
@@ -253,7 +256,8 @@ class Engine:
         """Bring back "weights", "kv_cache", or all; whether the engine is awake now. Raises RequestError for
         another tag, CheckpointError where the checkpoint cannot be read again, and EngineUnavailableError
         where there is not enough memory; it can be tried again then."""
-        return not self._sleeper.wake_up(tags).level
+        with self._turn.take():
+            return not self._sleeper.wake_up(tags).level
 
     @property
     def is_sleeping(self) -> bool:
@@ -261,8 +265,9 @@ class Engine:
 
     def close(self) -> None:
         """Cancel everything and free the memory. Idempotent."""
-        self._core.close()
-        self._calls.clear()
+        with self._turn.take():
+            self._core.close()
+            self._calls.clear()
 
     def __enter__(self) -> Engine:
         return self
@@ -287,12 +292,15 @@ class Engine:
                 value = fields[name]
                 fields[name] = (value,) if isinstance(value, str | int) else tuple(value)
         if sampling is not None:
+            if not isinstance(sampling, SamplingParams):
+                raise RequestError(f"sampling is a {type(sampling).__name__}; it must be SamplingParams, or "
+                                   "keywords", param="sampling")
             return msgspec.structs.replace(sampling, **fields)
         return SamplingParams(**{**self.info.generation_defaults, **fields})
 
     def _request(self, prompt: Prompt, sampling: SamplingParams, boundaries: Sequence[int] = (),
                  marks: Sequence[int] = ()) -> Request:
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         return Request(request_id=f"call-{next(self._numbers)}", prompt_tokens=tokens, sampling=sampling,
                        boundaries=list(boundaries), marks=list(marks))
 
@@ -302,13 +310,16 @@ class Engine:
         return not self._calls or self._core.stats().waiting + sequences <= self._core.sizes.queue_max
 
     def _submit(self, request: Request) -> _Call:
-        self._core.submit(request)
-        call = self._calls[request.request_id] = _Call(request, self.tokenizer)
+        with self._turn.take():
+            self._core.submit(request)
+            call = self._calls[request.request_id] = _Call(request, self.tokenizer)
         return call
 
     def _step(self) -> None:
-        for event in self._core.step():
-            self._take(event)
+        with self._turn.take():
+            for event in self._core.step():
+                self._take(event)
+            self._cancel_left()
 
     def _take(self, event: TokenEvent) -> None:
         call = self._calls.get(event.request_id)
@@ -318,7 +329,7 @@ class Engine:
         ended_before = choice.finished
         try:
             piece = choice.take(event)
-        except EngineUnavailableError as error:
+        except WeftError as error:
             error.__cause__ = self._core.failure
             call.error = error
             piece = None
@@ -331,48 +342,19 @@ class Engine:
 
     def _drop(self, calls: Iterable[_Call]) -> None:
         """Nobody waits for ``calls`` any more. The last one out lets the engine give back its memory."""
-        for call in calls:
-            if self._calls.pop(call.request.request_id, None) is not None:
-                self._core.cancel(call.request.request_id)
-        while not self._calls and self._core.has_work:
-            self._core.step()
+        self._left.extend(calls)
+        if self._turn.mine or (self._turn.taken and not self._left):
+            return  # whoever is in the middle of a step does the rest
+        with self._turn.take(wait=True):
+            self._cancel_left()
+            while not self._calls and self._core.has_work:
+                self._core.step()
 
-
-class _Bar:
-    """A progress bar on stderr that appears when the work turns out to be long, and only on a terminal."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._due_s = time.monotonic() + _BAR_AFTER_S
-        self._rich: Progress | None = None
-        self._tokens_before = 0
-
-    def show(self, done: int, core: EngineCore) -> None:
-        if not self._total or (self._rich is None and time.monotonic() < self._due_s):
-            return
-        stats = core.stats()
-        if self._rich is None:
-            self._rich = _rich_progress()
-            self._task = self._rich.add_task("", total=self._total)
-            self._shown_at_s, self._tokens_before = time.monotonic(), stats.generation_tokens
-            self._rich.start()
-        seconds = max(time.monotonic() - self._shown_at_s, 1e-3)
-        rate = (stats.generation_tokens - self._tokens_before) / seconds
-        self._rich.update(self._task, completed=done, description=f"{rate:,.0f} tokens/s")
-
-    def close(self) -> None:
-        if self._rich is not None:
-            self._rich.stop()
-
-
-def _rich_progress() -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    return Progress(TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                    TextColumn("{task.description}"), console=console, transient=True,
-                    disable=not console.is_terminal)
+    def _cancel_left(self) -> None:
+        while self._left:
+            request_id = self._left.popleft().request.request_id
+            if self._calls.pop(request_id, None) is not None:
+                self._core.cancel(request_id)
 
 
 def _collect(call: _Call, completions: list[Completion]) -> None:
@@ -393,10 +375,21 @@ def _collect(call: _Call, completions: list[Completion]) -> None:
         raise call.error
 
 
+def _token_ids(prompt: Sequence[int]) -> list[int]:
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError:
+        raise RequestError(f"a prompt is text or a list of token ids; {prompt!r:.60} is neither",
+                           param="prompt") from None
+
+
 def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        raise RequestError(f"a prompt is text or a list of token ids, not {type(prompts).__name__}",
+                           param="prompt")
     listed = list(prompts)
-    if listed and all(isinstance(item, int) for item in listed):
+    if listed and all(isinstance(item, numbers.Integral) for item in listed):
         return [listed]  # type: ignore[list-item]
     return listed  # type: ignore[return-value]

@@ -27,7 +27,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,6 +61,7 @@ OnProgress = Callable[[str], None]
 """Told, in one line, what is being done now."""
 
 EMBEDDED_MODEL = "weft-recall"
+THREADS_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> 
     notes: list[str] = []
     checkpoints = parse_checkpoints(config.checkpoints)
     check_policy(config.cache_policy)
+    if config.memory is not None:  # what cannot be read is said before weights are
+        parse_bytes(config.memory, flag="--memory")
     threads = _prepare_torch(config, notes)
     device = _choose_device(config, notes)
     overlap = overlaps(config, device)
@@ -91,13 +94,14 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> 
     room = (_gpu_room(config, loaded, spec, kv_dtype, device, tell) if device.type == "cuda"
             else _ram_room(config, spec, kv_dtype))
     arena, memory_note = _plan_memory(config, spec, kv_dtype, room)
-    sizes = fit_sizes(config, spec, arena)
-    notes += [*memory_note, *sizes.notes]
-    tell(f"memory: {format_bytes(arena.arena_bytes)} in {arena.frame_count} frames")
 
     from weft.runner.torch_executor import TorchExecutor
     from weft.tensor.device import describe
+    from weft.tensor.grain import grid_tokens
 
+    sizes = replace(fit_sizes(config, spec, arena), grid_tokens=grid_tokens(spec, device))
+    notes += [*memory_note, *sizes.notes]
+    tell(f"memory: {format_bytes(arena.arena_bytes)} in {arena.frame_count} frames")
     executor = TorchExecutor(loaded.model, arena, sizes, kv_scales=loaded.kv_scales, device=device,
                              reload=lambda: _load(config, name, directory, lambda line: None, device),
                              capture=_capture(config, device))
@@ -157,8 +161,9 @@ def _prepare_torch(config: EngineConfig, notes: list[str]) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import torch
 
-    if config.threads is not None and config.threads < 1:
-        raise ConfigError(f"--threads is {config.threads}; it must be at least 1", param="--threads")
+    if config.threads is not None and not 1 <= config.threads <= THREADS_MAX:
+        raise ConfigError(f"--threads is {config.threads}; it must be at least 1 and at most {THREADS_MAX}",
+                          param="--threads")
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     elif "OMP_NUM_THREADS" not in os.environ:
@@ -179,12 +184,13 @@ def _choose_device(config: EngineConfig, notes: list[str]) -> torch.device:
 
 def _choose_kernels(config: EngineConfig, threads: int, device: torch.device) -> str:
     """Which kernels run, in words for the start-up line."""
-    from weft.tensor import gpu, native
+    from weft.tensor import gpu, native, prefill_backend
     from weft.tensor.device import kernels_in_words
 
     native.choose(config.cpu_kernels)
     native.set_threads(threads)
     gpu.choose(config.gpu_kernels)
+    prefill_backend.choose(config.attention_backend)
     return kernels_in_words() if device.type == "cuda" else native.describe()
 
 
@@ -225,9 +231,9 @@ def _load(config: EngineConfig, name: str, directory: Path, tell: OnProgress,
 
 
 def _read_in_words(loaded: LoadedModel) -> str:
-    """``1.2 GiB read in 0.8 s, 1.6 GB/s``; ordering and rounding included."""
-    rate = loaded.read_bytes / max(loaded.read_s, 1e-9) / 1e9
-    return f"{format_bytes(loaded.read_bytes)} read in {loaded.read_s:.1f} s, {rate:.1f} GB/s"
+    """``1.2 GiB read in 0.8 s, 1.5 GiB/s``; ordering and rounding included."""
+    rate = format_bytes(int(loaded.read_bytes / max(loaded.read_s, 1e-9)))
+    return f"{format_bytes(loaded.read_bytes)} read in {loaded.read_s:.1f} s, {rate}/s"
 
 
 def cache_dtypes(config: EngineConfig, spec: ModelSpec) -> tuple[ModelSpec, CacheDTypeName]:
@@ -358,5 +364,7 @@ def _memory_table(spec: ModelSpec, loaded: LoadedModel, arena: ArenaPlan,
                   f"{len(spec.recurrent_layers)} recurrent layers, {spec.state_dtype}"),
         *([MemoryRow("a parked state", arena.parked_bytes, f"in {arena.parked_pages} KV pages, 8 bits")]
           if arena.parked_pages else []),
+        *([MemoryRow("a token's parked KV", arena.parked_kv_bytes // arena.page_tokens,
+                     "8 bits, while nobody reads it")] if arena.parked_kv_bytes else []),
         MemoryRow("longest sequence", longest, f"{max_model_len} tokens"),
     ]

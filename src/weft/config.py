@@ -9,11 +9,13 @@ takes the same names as keywords, and an error can name the flag. ``Sizes`` is m
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from weft.units import CHUNK_TOKENS
+
 DTypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
-QuantizeChoice = Literal["none", "int8", "int4"]
+QuantizeChoice = Literal["none", "int8", "int4", "w8a8"]
 KvDTypeChoice = Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8"]
 StateDTypeChoice = Literal["float32", "bfloat16", "float16"]
 
@@ -33,7 +35,8 @@ class EngineConfig:
     state_dtype: StateDTypeChoice = _flag("float32", "What recurrent states are kept in; in half the bytes "
                                                      "they are rounded after every token.")
     quantize: QuantizeChoice = _flag(
-        "none", "Round weights on loading: int8 or int4; none keeps what the checkpoint has.")
+        "none", "Round weights on loading: int8, int4, or w8a8 (int8, and so are inputs, on every "
+                "machine); none keeps what the checkpoint has.")
     quantize_inputs: bool = _flag(True, "Round the inputs of int8 and int4 layers to int8 where the CPU has "
                                         "byte products: faster, see docs/quantization.md.")
     memory: str | None = _flag(None, "Memory for KV pages and recurrent states together, such as 4GiB; "
@@ -47,8 +50,9 @@ class EngineConfig:
     checkpoints: str = _flag("auto", "Where states are kept for later requests: auto, prompt (prompt ends), "
                                      "every:N tokens or none; or a list that adds and takes away sources, "
                                      "such as auto,-insurance or boundaries,decode:4096.")
-    exact: bool = _flag(True, "Keep states as they are. With --no-exact they are kept in 8 bits when memory "
-                              "is short: several times as many, and what begins on one differs a little.")
+    exact: bool = _flag(True, "Keep cached KV and states as they are. With --no-exact they go into 8 bits "
+                              "when memory is short: twice to four times as many, and what begins on them "
+                              "differs a little.")
     cache_policy: str = _flag("worth", "What leaves the prefix cache first: worth (what saves the fewest "
                                        "seconds per byte), lru (least recently used) or marconi (compare).")
     count_salt: bool = _flag(False, "Count in /metrics the prompt tokens that only another cache_salt holds: "
@@ -61,6 +65,8 @@ class EngineConfig:
     device: str = _flag("auto", "Where the model runs: cpu, cuda, cuda:N, or auto: a GPU if torch has one.")
     gpu_kernels: Literal["auto", "triton", "torch"] = _flag(
         "auto", "Kernels on a GPU: triton, torch (slow, to compare with), or auto: triton where installed.")
+    attention_backend: Literal["weft", "flashinfer"] = _flag(
+        "weft", "Attention of prompts on a GPU: weft (needs nothing), or flashinfer where it fits.")
     gpu_memory_fraction: float = _flag(0.9, "What --memory is on a GPU by default: a share of what weights "
                                             "and a step leave of its memory.")
     overlap: Literal["auto", "on", "off"] = _flag(
@@ -74,14 +80,11 @@ def flag_name(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
 
 
-def field_help(config_type: type) -> dict[str, str]:
-    return {f.name: f.metadata["help"] for f in fields(config_type)}
-
-
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """EngineConfig after it met a model and a machine. ``notes`` are the sentences to show the user
-    about what was shrunk to fit, empty when nothing was."""
+    about what was shrunk to fit, empty when nothing was. ``grid_tokens``: states are kept at multiples of it,
+    the tokens that the recurrent kernels compute at once."""
 
     max_model_len: int
     rows_max: int
@@ -89,3 +92,4 @@ class Sizes:
     queue_max: int
     memory_bytes: int
     notes: tuple[str, ...] = ()
+    grid_tokens: int = CHUNK_TOKENS

@@ -8,16 +8,18 @@ in ``SamplingParams.check``, with an error that names the field, the value and t
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Literal
 
 import msgspec
 
-from weft.errors import RequestError
+from weft.errors import ContextLengthError, RequestError
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 LOGPROBS_MAX = 20
 STOPS_MAX = 64
+STOP_CHARS_MAX = 4096
 SEQUENCES_MAX = 64
 MARKS_MAX = 32
 """Positions that one request can mark for the cache: as many states as one run keeps at most."""
@@ -98,21 +100,32 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                                "follows a grammar ends where the grammar does", param="ignore_eos")
         if len(self.stop) > STOPS_MAX:
             raise RequestError(f"stop has {len(self.stop)} strings; the limit is {STOPS_MAX}", param="stop")
+        if not all(isinstance(text, str) for text in self.stop):
+            raise RequestError(f"stop is {self.stop!r}; it must be text, or a list of texts", param="stop")
+        longest = max(map(len, self.stop), default=0)
+        if longest > STOP_CHARS_MAX:
+            raise RequestError(f"stop has a string of {longest} characters; the limit is {STOP_CHARS_MAX}",
+                               param="stop")
         if any(not text for text in self.stop):
             raise RequestError("stop has an empty string, which would end every answer at once", param="stop")
         for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", tuple(self.logit_bias))):
             for token in ids:
-                if not 0 <= token < vocab_size:
-                    raise RequestError(f"{name} names token {token}; this model has tokens 0 to "
+                if not (isinstance(token, numbers.Integral) and 0 <= token < vocab_size):
+                    raise RequestError(f"{name} names token {token!r}; this model has tokens 0 to "
                                        f"{vocab_size - 1}", param=name)
         for token, bias in self.logit_bias.items():
-            if not -100.0 <= bias <= 100.0:
-                raise RequestError(f"logit_bias of token {token} is {bias}; the range is -100 to 100",
+            if not (isinstance(bias, numbers.Real) and -100.0 <= bias <= 100.0):
+                raise RequestError(f"logit_bias of token {token} is {bias!r}; the range is -100 to 100",
                                    param="logit_bias")
 
 
 def _within(name: str, value: float, low: float, high: float, param: str | None = None, *,
             open_low: bool = False) -> None:
+    """Limits that are whole numbers ask for one."""
+    whole = isinstance(low, int)
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral if whole else numbers.Real):
+        raise RequestError(f"{name} is {value!r}; it must be a {'whole ' if whole else ''}number",
+                           param=param or name)
     too_low = value <= low if open_low else value < low
     if math.isnan(value) or too_low or value > high:
         bound = "above" if open_low else "at least"
@@ -135,6 +148,22 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     boundaries: list[int] = []
     marks: list[int] = []
+
+    def check_length(self, limit: int, *, prompt_field: str = "prompt") -> None:
+        """``limit``: the served context in tokens; ``prompt_field``: the field that the prompt came in.
+        Raises RequestError for an empty one, ContextLengthError where no room is left for the answer."""
+        count, sampling = len(self.prompt_tokens), self.sampling
+        if not count:
+            raise RequestError("the prompt is empty: it needs at least one token", param=prompt_field)
+        least = max(sampling.min_tokens, 1) if sampling.max_tokens is None else sampling.max_tokens
+        if count + least > limit:
+            asked = "max_tokens" if sampling.max_tokens is not None else "min_tokens"
+            named = sampling.max_tokens is not None or sampling.min_tokens > 0
+            answer = f"{least} ({asked})" if named else f"at least {least}"
+            raise ContextLengthError(
+                f"the prompt has {count} tokens and the answer {answer}: {count + least} in all; the longest "
+                f"context served is {limit} tokens (--max-model-len)",
+                param=prompt_field if count + 1 > limit else asked, code="context_length_exceeded")
 
     def check_marks(self) -> None:
         """Raises RequestError: too many marks, or one outside of the prompt."""
@@ -183,6 +212,9 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     error: str | None = None
+    own_fault: bool = False
+    """The error is the sequence's own (its grammar outgrew its limits) and would come again; the engine is
+    well."""
     cached_tokens: int = 0
     preemptions: int = 0
     queued_s: float | None = None

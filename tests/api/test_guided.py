@@ -43,6 +43,15 @@ def test_a_guide_can_be_part_of_the_parameters(engine: Engine) -> None:
     assert [completion.text for completion in engine.generate(["x", "y"], sampling)] == ["null", "null"]
 
 
+def test_a_grammar_that_outgrows_its_limits_is_the_requests_error(engine: Engine) -> None:
+    """Not the engine's: it would come again, and the engine is well."""
+    wide = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(600)}}
+    with pytest.raises(RequestError, match="cannot follow its grammar") as caught:
+        engine.generate("x", guided_json=wide, max_tokens=60)
+    assert (caught.value.param, caught.value.code) == ("guided_json", "invalid_grammar")
+    assert engine.generate("x", guided_choice=["yes"])[0].text == "yes"
+
+
 @pytest.mark.parametrize(("fields", "words"), [
     ({"guided_regex": "(a"}, "(?s)guided_regex: .*unclosed"), ({"guided_json": {"type": "objekt"}}, "objekt"),
     ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex and guided_choice"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -11,7 +12,15 @@ import torch
 import weft
 from tests.checkpoints import EOS, IM_END, checkpoint, make_checkpoint, reference, tokenizer
 from weft import Engine, SamplingParams
-from weft.errors import CheckpointError, ConfigError, ContextLengthError, EngineUnavailableError, RequestError
+from weft.errors import (
+    BusyError,
+    CheckpointError,
+    ConfigError,
+    ContextLengthError,
+    EngineUnavailableError,
+    RequestError,
+    WeftError,
+)
 
 FAMILY = "qwen3_5"
 TEXTS = ["The river runs past", "a page", "What is the number of the red key?"]
@@ -178,6 +187,14 @@ def test_a_conversation_goes_through_the_checkpoints_template(engine):
     (lambda e: e.chat([{"content": "x"}]), RequestError, "role"),
     (lambda e: e.chat([{"role": "user", "content": "x"}], n=2), RequestError, "n is 2"),
     (lambda e: next(e.stream("x", top_p=3.0)), RequestError, "top_p"),
+    (lambda e: e.generate(b"bytes"), RequestError, "not bytes"),
+    (lambda e: e.generate(None), RequestError, "NoneType"),
+    (lambda e: e.generate([[1.5]]), RequestError, r"\[1\.5\] is neither"),
+    (lambda e: e.generate("x", temperature="hot"), RequestError, "temperature is 'hot'; it must be a number"),
+    (lambda e: e.generate("x", max_tokens=2.5), RequestError, "max_tokens is 2.5; it must be a whole number"),
+    (lambda e: e.generate("x", stop=5), RequestError, "stop is"),
+    (lambda e: e.generate("x", logit_bias={"5": 1.0}), RequestError, "logit_bias names token '5'"),
+    (lambda e: e.generate("x", {"max_tokens": 2}), RequestError, "sampling is a dict"),
 ])
 def test_a_call_that_cannot_work_names_what_is_wrong_and_leaves_nothing_running(engine, call, error, words):
     with pytest.raises(error, match=words):
@@ -197,6 +214,51 @@ def test_a_step_that_fails_is_an_error_with_its_cause(monkeypatch):
         assert isinstance(caught.value.__cause__, RuntimeError)
         with pytest.raises(EngineUnavailableError):
             engine.generate("hello")
+
+
+def test_a_second_thread_is_told_and_the_first_goes_on(monkeypatch):
+    """Negative control: without the turn, its step would run in the middle of the other one."""
+    with Engine(str(checkpoint(FAMILY)), memory="4MiB") as engine:
+        execute, told = engine._core.executor.execute, []
+
+        def slow(plan: object) -> object:
+            if not told:
+                second = threading.Thread(target=lambda: told.append(_error_of(engine.generate)))
+                second.start()
+                second.join()
+            return execute(plan)
+
+        monkeypatch.setattr(engine._core.executor, "execute", slow)
+        [answer] = engine.generate("hello", max_tokens=3, ignore_eos=True)
+        assert isinstance(told[0], BusyError)
+        assert "another thread" in told[0].message
+        assert len(answer.tokens) == 3
+        assert idle(engine)
+
+
+def test_a_stream_that_is_closed_in_the_middle_of_a_step_is_cancelled_after_it(monkeypatch):
+    """The garbage collector closes what was left half read wherever it happens to run."""
+    with Engine(str(checkpoint(FAMILY)), memory="4MiB") as engine:
+        forgotten = engine.stream("hello", max_tokens=100, ignore_eos=True)
+        next(forgotten)
+        execute = engine._core.executor.execute
+
+        def collecting(plan: object) -> object:
+            forgotten.close()
+            return execute(plan)
+
+        monkeypatch.setattr(engine._core.executor, "execute", collecting)
+        [answer] = engine.generate("x", max_tokens=4, ignore_eos=True)
+        assert len(answer.tokens) == 4
+        assert idle(engine)
+
+
+def _error_of(call):
+    try:
+        call("other")
+    except WeftError as error:
+        return error
+    return None
 
 
 def test_a_closed_engine_says_so_and_closing_twice_is_fine():
@@ -220,6 +282,7 @@ def test_a_model_without_a_chat_template_says_what_to_use_instead(tmp_path):
     ({"memory": "lots"}, ConfigError, "--memory 'lots' is not a size"),
     ({"memory": "1KB"}, ConfigError, "--memory"),
     ({"threads": 0}, ConfigError, "--threads"),
+    ({"threads": 10**6}, ConfigError, "at most 1024"),
     ({"max_num_seqs": 0}, ConfigError, "--max-num-seqs"),
 ])
 def test_a_config_that_cannot_work_names_the_flag(fields, error, words):

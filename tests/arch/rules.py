@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 
 BASE = {"errors", "units", "spec", "config", "request", "architecture", "config_keys", "families", "info",
-        "host", "hub"}
+        "host", "hub", "progress", "turn"}
 PURE = {"base", "memory", "planning", "schedule", "engine", "sim", "text"}
 """Groups that never import torch, not even through something else."""
 EDGES = {"server", "cli", "eval", "embedded", "bench"}

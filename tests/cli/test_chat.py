@@ -80,7 +80,7 @@ def test_what_the_answer_cost_and_what_the_cache_saved_is_shown() -> None:
 
 
 def test_reset_forgets_and_exit_leaves() -> None:
-    model, _ = _chat("one", "/reset", "two", "/exit", "three", system="Be brief.")
+    model, _ = _chat("one", "/reset please", "two", "/exit now", "three", system="Be brief.")
     assert len(model.asked) == 2
     assert [m["content"] for m in model.asked[1]] == ["Be brief.", "two"]
 

@@ -12,6 +12,7 @@ import pytest
 from weft.cli.doctor import Finding, findings
 from weft.cli.machine import CPU_FLAGS, THREAD_VARIABLES, cpu_facts, machine_facts
 from weft.cli.main import main
+from weft.tensor import native
 
 GOOD: dict[str, Any] = {
     "system": {"os": "Linux", "python": "3.12.1", "executable": "python"},
@@ -21,7 +22,8 @@ GOOD: dict[str, Any] = {
                "swap_bytes": 0},
     "threads": dict.fromkeys(THREAD_VARIABLES),
     "torch": {"version": "2.13.0", "path": "site-packages/torch", "threads": 8, "capability": "AVX512",
-              "mkldnn": True, "cuda_version": None, "kernels": True, "triton": None, "gpus": []},
+              "mkldnn": True, "cuda_version": None, "kernels": True, "kernels_missing": None,
+              "kernels_stale": False, "triton": None, "flashinfer": False, "gpus": []},
     "hub": {"cache": "cache/hub", "cached_models": 2, "writable": True, "disk_free_bytes": 90 << 30,
             "disk_total_bytes": 100 << 30, "endpoint": "https://example.com", "offline": False,
             "reachable": True, "variables": {}},
@@ -35,6 +37,13 @@ def _judged(*changes: tuple[str, str, Any]) -> dict[str, Finding]:
     for group, name, value in changes:
         facts[group][name] = value
     return {finding.about: finding for finding in findings(facts)}
+
+
+def test_flashinfer_is_named_where_there_is_a_gpu_to_run_it() -> None:
+    assert "attention" not in _judged(("torch", "gpus", [A_GPU]))
+    assert "attention" not in _judged(("torch", "flashinfer", True))
+    found = _judged(("torch", "gpus", [A_GPU]), ("torch", "flashinfer", True))["attention"]
+    assert "--attention-backend flashinfer" in found.advice
 
 
 def test_a_good_machine_has_nothing_to_mend() -> None:
@@ -65,6 +74,20 @@ def test_what_differs_from_a_good_machine_is_said(
     finding = _judged(change)[about]
     assert finding.verdict == verdict
     assert words in finding.advice
+
+
+def test_kernels_of_other_sources_are_named_with_the_command_that_builds_them_anew(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys, types\nsys.modules['weft._native'] = types.SimpleNamespace(INTERFACE=0)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    torch = machine_facts(ask_hub=False)["torch"]
+    kernels = [("torch", name, torch[name]) for name in torch if name.startswith("kernels")]
+    finding = _judged(*kernels)["kernels"]
+    assert finding.verdict == "note"
+    assert "other sources" in finding.fact
+    assert "older sources (interface 0" in finding.advice
+    assert native.REBUILD in finding.advice
 
 
 def test_a_torch_that_cannot_be_imported_is_bad_and_named() -> None:

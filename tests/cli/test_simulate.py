@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from weft.cli.main import main
+from weft.config import Sizes
 from weft.memory.plan import plan_arena
 from weft.sim.recording import Fingerprints, header_line, sequence_line
 from weft.spec import ModelSpec, attention, gated_delta
@@ -106,8 +107,8 @@ def write_recording(file: Path, *, steps: int) -> None:
     spec = ModelSpec("qwen3_5", 100, 64, 4096, "float32", (attention(1, 64), gated_delta(1, 1, 64, 64, 4)))
     arena = plan_arena(spec, 2_000_000)
     fingerprints = Fingerprints(bytes(32))
-    lines = [header_line(model="recorded-model", arena=arena, rows_max=4, step_tokens_max=512,
-                         max_model_len=4096, checkpoints="auto")]
+    lines = [header_line(model="recorded-model", arena=arena, checkpoints="auto", sizes=Sizes(
+        max_model_len=4096, rows_max=4, step_tokens_max=512, queue_max=4, memory_bytes=2_000_000))]
     for at in range(6):
         tokens = [*range(300), *range(1000 + 50 * at, 1050 + 50 * at)]
         lines.append(sequence_line(fingerprints.of(tokens, "", computed=len(tokens) - 1), at_s=float(at),

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+from weft.memory.parcels import Form, KvPark
 from weft.memory.plan import ArenaPlan, plan_arena, with_parking
+from weft.memory.tree import NodeId
 from weft.runner.arena import NAN_BYTE, DeviceArena
 from weft.runner.staging import Staging
 from weft.spec import DTypeName, ModelSpec, attention, gated_delta, kept_in, mamba1, mamba2, short_conv
 from weft.tensor import gpu
 from weft.tensor.layout import DTYPES
-from weft.units import PAD
+from weft.units import PAD, PageId
 
 HYBRID = ModelSpec("tiny", 32, 16, 512, "float32", (attention(2, 16), short_conv(32, 3)))
 RECURRENT = {"gated delta": gated_delta(2, 4, 16, 16, 4), "mamba2": mamba2(4, 16, 1, 32, 4),
@@ -139,6 +141,55 @@ def test_states_in_half_the_bytes_are_parked_alike(device: torch.device, dtype: 
     found: list[torch.Tensor] = []
     both_ways(plan, device, restore)
     assert torch.allclose(found[0], found[1], rtol=2**-7, atol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_kv_is_parked_and_restored_by_kernels_as_by_torch(device: torch.device, dtype: DTypeName) -> None:
+    """Codes and scales to the bit; what is restored in 16 bits to one unit in the last place: the interpreter
+    cuts off where a GPU rounds."""
+    spec = ModelSpec("tiny", 32, 16, 512, dtype, (attention(2, 16), RECURRENT["mamba1"], attention(1, 16)))
+    plan = plan_arena(spec, 300_000, park=True)
+    assert plan.parked_kv_bytes % 64 == 0
+    records = records_of(plan)
+
+    def fill(arena: DeviceArena) -> None:
+        for cache in arena.layer_caches(3):
+            for part in (cache.k, cache.v):
+                if part is not None:
+                    numbers = torch.randn(part.shape, generator=torch.Generator().manual_seed(2))
+                    part.copy_(numbers.to(part.dtype))
+
+    def park(arena: DeviceArena) -> None:
+        fill(arena)
+        arena.park_kv(records)
+
+    _, kernels, alone = both_ways(plan, device, park)
+    assert torch.equal(kernels, alone)
+
+    def there_and_back(arena: DeviceArena) -> None:
+        park(arena)
+        arena.restore_kv(records[::-1].copy())
+        found.append([part.float().cpu().clone() for cache in arena.layer_caches(3)
+                      for part in (cache.k, cache.v) if part is not None])
+
+    found: list[list[torch.Tensor]] = []
+    both_ways(plan, device, there_and_back)
+    exact = DeviceArena(plan, torch.device("cpu"))
+    fill(exact)
+    parts = [part for cache in exact.layer_caches(3) for part in (cache.k, cache.v) if part is not None]
+    pages = records[:, 0].tolist()
+    for ours, theirs, was in zip(*found, parts, strict=True):
+        assert torch.allclose(ours[pages], theirs[pages], rtol=2**-7 if dtype != "float32" else 0, atol=0)
+        gap = (theirs[pages] - was[pages].float()).abs().max() / was[pages].float().abs().max()
+        assert 1e-4 < gap < 0.01
+
+
+def records_of(plan: ArenaPlan) -> np.ndarray:
+    """Five pages, packed onto the first ones of them without gaps."""
+    form = Form(plan.page_bytes, plan.parked_kv_bytes)
+    pages = tuple(PageId(page) for page in (3, 0, 5, 1, 7))
+    kept = -(-len(pages) * form.record_bytes // form.page_bytes)
+    return KvPark(NodeId(1), pages, kept, form).rows
 
 
 def bytes_that_mean_something(plan: ArenaPlan, parks: np.ndarray) -> torch.Tensor:

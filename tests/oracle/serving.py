@@ -19,7 +19,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from weft.assemble import cache_dtypes
 from weft.config import EngineConfig, KvDTypeChoice, StateDTypeChoice
 from weft.engine.engine import EngineCore
 from weft.memory.memory import Memory
-from weft.memory.plan import ArenaPlan, fit_sizes, plan_arena, with_parking
+from weft.memory.plan import ArenaPlan, fit_sizes, plan_arena, with_parked_kv, with_parking
 from weft.memory.policies import make_policy
 from weft.memory.policy import PrefillCost
 from weft.models import LoadedModel, load_model
@@ -41,7 +41,7 @@ from weft.runner.graphs import Capture
 from weft.runner.torch_executor import TorchExecutor
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import Int32s, StepPlan
-from weft.units import pages_for
+from weft.units import CHUNK_TOKENS, pages_for
 
 DEVICE = torch.device(os.environ.get("WEFT_TEST_DEVICE", "cpu"))
 """``make test-gpu`` names another one."""
@@ -138,27 +138,32 @@ class Serving:
     """An engine on ``family``. ``memory_bytes``: the arena; ``step_tokens``: the token budget of a step;
     ``pad_decode_to``: PAD rows; ``before_step(serving, plan)``: called before a plan is applied; ``cache``:
     whether prefixes are kept, with states where ``checkpoints`` says, and which go first, by ``policy``; with
-    ``park`` they may be parked, though these models are too small to gain by it. With ``overlap`` the next
-    step is planned while one is computed on another thread: ``before_step`` is called there. ``capture``:
-    steps of decodes alone go the way of graphs."""
+    ``park`` they may be parked, though these models are too small to gain by it, and KV with ``park_kv``.
+    With ``overlap`` the next step is planned while one is computed on another thread: ``before_step`` is
+    called there. ``capture``: steps of decodes alone go the way of graphs. ``remote``: whatever the device,
+    the host looks at nothing of a step but what comes home. ``grid_tokens``: where states are kept.
+    ``model``: another one than the family's own."""
 
     def __init__(self, family: str, *, memory_bytes: int = 4 << 20, step_tokens: int = 1024,
                  pad_decode_to: int = 0, before_step: Break | None = None, max_model_len: int = 1024,
                  max_num_seqs: int = 16, cache: bool = False, checkpoints: str = "auto",
                  kv_dtype: KvDTypeChoice = "auto", state_dtype: StateDTypeChoice = "float32",
-                 policy: str = "worth", park: bool = False, overlap: bool = False,
-                 capture: Capture | None = None) -> None:
-        model = loaded(family)
+                 policy: str = "worth", park: bool = False, park_kv: bool = False, overlap: bool = False,
+                 capture: Capture | None = None, remote: bool | None = None, grid_tokens: int = CHUNK_TOKENS,
+                 model: LoadedModel | None = None) -> None:
+        model = model or loaded(family)
         config = EngineConfig(max_num_batched_tokens=step_tokens, max_model_len=max_model_len,
                               max_num_seqs=max_num_seqs, kv_dtype=kv_dtype, state_dtype=state_dtype)
         spec, kept_kv = cache_dtypes(config, model.spec)
         self.arena: ArenaPlan = plan_arena(spec, memory_bytes, kv_dtype=kept_kv)
         if park:
             self.arena = with_parking(self.arena, spec)
-        sizes = fit_sizes(config, spec, self.arena)
+        if park_kv:
+            self.arena = with_parked_kv(self.arena)
+        sizes = replace(fit_sizes(config, spec, self.arena), grid_tokens=grid_tokens)
         clock = count(0.0).__next__  # a second for each look at it: ages differ, and are the same every time
         self.executor = TorchExecutor(model.model, self.arena, sizes, pad_decode_to=pad_decode_to,
-                                      device=DEVICE, capture=capture,
+                                      device=DEVICE, capture=capture, remote=remote,
                                       observer=self._observe, before_step=self._before_step)
         if capture is not None:
             assert self.executor.record_graphs() is None
@@ -242,7 +247,8 @@ class Serving:
             self.slot_of_row.pop(row, None)
         moves = plan.reservation.moves
         left_slots = [copy.src for copy in moves.slots] + [park.slot for park in plan.reservation.parked]
-        self._left = [copy.src for copy in moves.pages], left_slots
+        left_pages = [page for park in plan.reservation.kv_parked for page in park.pages[park.kept:]]
+        self._left = [*left_pages, *(copy.src for copy in moves.pages)], left_slots
         self._spoil_what_is_free(self._held_after.pop(plan.step, None) or self._held_now())
         self.slot_of_row.update(zip(plan.rows.tolist(), plan.slots.tolist(), strict=True))
         for row, _, page in plan.table_writes.T.tolist():

@@ -24,7 +24,7 @@ from tests.oracle.serving import (
 )
 from weft.engine.guides import GuideCompiler
 from weft.request import Guide, Request, SamplingParams
-from weft.runner.guides import GuideRows
+from weft.runner.guides import Guided, GuideRows
 from weft.text.guides import choice_guide, json_guide, regex_guide
 from weft.text.tokenizer import Tokenizer
 
@@ -103,7 +103,7 @@ def test_a_mask_on_a_neighbours_row_would_be_noticed(monkeypatch: pytest.MonkeyP
     """The control: each mask one row further."""
     real = GuideRows._guided
     monkeypatch.setattr(GuideRows, "_guided", lambda self, rows: [
-        ((at + 1) % len(rows), row) for at, row in real(self, rows)])
+        ((at + 1) % len(rows), matcher) for at, matcher in real(self, rows)])
     free = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     answers = serving().run(prompts()[:2], [free, guided(PERSON, max_tokens=8)])
     assert answers[0].tokens != truth(FAMILY)[0].tokens[:8]
@@ -159,13 +159,13 @@ def test_logprobs_of_a_guided_answer_are_those_of_the_model() -> None:
 
 
 def test_a_grammar_that_gives_up_ends_its_own_answer_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = GuideRows.advance
+    real = Guided.advance
 
-    def give_up(self: GuideRows, rows: np.ndarray, tokens: np.ndarray) -> dict[int, str]:
-        failures = real(self, rows, tokens)
-        return {**failures, **{at: "too complex" for at, row in self._guided(rows)}}
+    def give_up(self: Guided, tokens: np.ndarray) -> dict[int, str]:
+        failures = real(self, tokens)
+        return {**failures, **{at: "too complex" for at, _ in self._matchers}}
 
-    monkeypatch.setattr(GuideRows, "advance", give_up)
+    monkeypatch.setattr(Guided, "advance", give_up)
     made = serving()
     free = SamplingParams(temperature=0.0, max_tokens=DECODE_STEPS, ignore_eos=True)
     bad, good = made.run(prompts()[:2], [guided(PERSON), free])

@@ -4,6 +4,10 @@ answer that has ended, or a page that is given away too early, shows in somebody
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -14,17 +18,143 @@ from tests.oracle.serving import (
     TOLERANCE,
     Serving,
     assert_equal_to_truth,
+    directory,
     distance,
     tight_memory,
     truth,
 )
+from weft.engine.guides import GuideCompiler
 from weft.request import SamplingParams
+from weft.runner.homeward import Homeward, Parcel
+from weft.runner.launched import LaunchedStep
+from weft.runner.sampler import Sampler
+from weft.runner.step_worker import StepWorker
+from weft.schedule.plan import StepPlan, StepResult
+from weft.text.guides import regex_guide
 from weft.units import PAD
 
 FAMILIES = ("qwen3_5", "lfm2", "granite")
 GUEST = SamplingParams(temperature=1.3, top_p=0.9, seed=5, frequency_penalty=0.5, repetition_penalty=1.2,
                        logprobs=3, max_tokens=40, ignore_eos=True)
 """What comes next hangs on what was said, and that is not known where the step is planned."""
+WAIT_S = 60
+"""Only a loop that hangs waits so long."""
+
+
+class Far:
+    """A device whose copies arrive when they are waited for and not before: the host's memory is garbage
+    until then. Whoever wants a step's tokens waits until the step that was begun behind it is launched, or
+    until launching that one has come to ask for them. ``asked_early``: how often it has."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = self.launched = self.asked_early = 0
+        self.asked: set[int] = set()
+        self.changed = threading.Condition()
+        send, begin, home = Homeward.send, StepWorker.begin, LaunchedStep.home
+
+        def sent(homeward: Homeward, pieces: Sequence[torch.Tensor]) -> Parcel:
+            parcel = send(homeward, pieces)
+            words = parcel._words
+            assert words is not None, "the host has looked at a device"
+            brought = words.copy()
+            words.fill(-(1 << 40))
+            parcel._event = OnItsWay(self, self.launched, lambda: np.copyto(words, brought))
+            with self.changed:
+                self.launched += 1
+                self.changed.notify_all()
+            return parcel
+
+        def began(worker: StepWorker, plan: StepPlan) -> None:
+            self.begun += 1
+            begin(worker, plan)
+
+        def asked(step: LaunchedStep) -> StepResult:
+            if threading.current_thread().name.startswith("steps"):
+                with self.changed:
+                    self.asked_early += 1
+                    self.asked.add(step._parcel._event.number)
+                    self.changed.notify_all()
+            return home(step)
+        monkeypatch.setattr(Homeward, "send", sent)
+        monkeypatch.setattr(StepWorker, "begin", began)
+        monkeypatch.setattr(LaunchedStep, "home", asked)
+
+    def forget(self) -> None:
+        self.begun = self.launched = self.asked_early = 0
+        self.asked.clear()
+
+
+class OnItsWay:
+    def __init__(self, far: Far, number: int, arrive: Callable[[], None]) -> None:
+        self.number = number
+        self._far = far
+        self._arrive = arrive
+
+    def query(self) -> bool:
+        return False
+
+    def synchronize(self) -> None:
+        far, number = self._far, self.number
+        with far.changed:
+            if far.begun > number + 1:
+                assert far.changed.wait_for(lambda: far.launched > number + 1 or number in far.asked, WAIT_S)
+        self._arrive()
+
+
+def far_company(**more: Any) -> tuple[Serving, list[list[int]], list[SamplingParams]]:
+    """Greedy and drawn answers, one that ends unforeseen, and arrivals while others decode."""
+    known = truth("qwen3_5")[1:4]
+    few = structs.replace(GREEDY, max_tokens=12)
+    samplings = [few, structs.replace(few, stop_token_ids=[known[1].tokens[4]]),
+                 structs.replace(few, temperature=1.2, top_k=30, top_p=0.9, seed=3, logprobs=2)]
+    return Serving("qwen3_5", step_tokens=100, **more), [one.prompt for one in known], samplings
+
+
+def test_a_step_is_launched_while_the_tokens_of_the_one_before_are_still_out(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that launches never waits; what it launches is fed from the device."""
+    plain, prompts, samplings = far_company()
+    expected = plain.run(prompts, samplings, stagger_steps=2)
+    far = Far(monkeypatch)
+    serving, *_ = far_company(overlap=True, remote=True)
+    answers = serving.run(prompts, samplings, stagger_steps=2)
+    assert [one.tokens for one in answers] == [one.tokens for one in expected]
+    assert [one.finish_reason for one in answers] == ["length", "stop", "length"]
+    assert [one.token for one in answers[2].logprobs] == answers[2].tokens
+    assert far.launched == far.begun == len(serving.plans)
+    assert far.asked_early == 0
+    # The control: a sampler that says of every step that it hangs on the one before makes it wait.
+    far.forget()
+    monkeypatch.setattr(Sampler, "looks_back", lambda *_: True)
+    serving, *_ = far_company(overlap=True, remote=True)
+    assert [one.tokens for one in serving.run(prompts, samplings)] == [one.tokens for one in expected]
+    assert far.asked_early > 5
+
+
+def test_a_grammar_and_penalties_wait_for_the_tokens_that_they_hang_on(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    def serving(**more: Any) -> Serving:
+        made, *_ = far_company(**more)
+        tokenizer = directory("qwen3_5") / "tokenizer.json"
+        made.core.guides = GuideCompiler(tokenizer.read_text, made.core.eos_ids, made.core.vocab_size)
+        return made
+    prompts = [[5, 6, 7], [8] * 70, [9, 10]]
+    few = structs.replace(GREEDY, max_tokens=8)
+    guide = regex_guide("[a-f]{3}[x-z]{9}", field="f")
+    samplings = [structs.replace(GUEST, max_tokens=12),
+                 structs.replace(few, guide=guide, ignore_eos=False, temperature=0.9, seed=1), few]
+    expected = serving().run(prompts, samplings, stagger_steps=2)
+    far = Far(monkeypatch)
+    answers = serving(overlap=True, remote=True).run(prompts, samplings, stagger_steps=2)
+    assert [one.tokens for one in answers] == [one.tokens for one in expected]
+    assert far.asked_early > 5
+    # The control: without waiting, a penalty does not know the last token.
+    turns = structs.replace(few, repetition_penalty=2.0, logit_bias={20: 50.0, 30: 40.0})
+    for looks_back, made in ((True, [20, 30]), (False, [20, 20])):
+        far.forget()
+        monkeypatch.setattr(Sampler, "looks_back", lambda *_, looks_back=looks_back: looks_back)
+        [answer] = serving(overlap=True, remote=True).run(prompts[:1], turns)
+        assert answer.tokens[:2] == made
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -23,6 +23,7 @@ from random import Random
 
 import numpy as np
 
+from tests.property.rounding import Rounded, Share, park_kv, records_in, restore_kv
 from tests.property.test_tree_model import tokens_to
 from tests.unit.memory.geometry import picture, small_memory
 from weft.memory.arena import FrameKind
@@ -41,8 +42,10 @@ GEOMETRIES = [(1, 1, 6), (2, 1, 6), (3, 1, 8), (4, 2, 5), (2, 3, 5), (1, 4, 6), 
 ROOMY = [(2, 1, 24), (2, 2, 16), (4, 3, 12), (3, 0, 12), (0, 3, 5)]
 SCATTERED = [(3, 2, 24), (4, 3, 20), (6, 4, 12), (5, 1, 24)]
 PARKING = [(8, 1, 7), (6, 1, 9), (12, 2, 6), (9, 2, 8), (12, 1, 4)]
+LONG = [(12, 1, 7), (10, 2, 9), (16, 3, 5), (9, 1, 10)]
 """(pages per frame, slots per frame, frames): where everything is short, where prefixes live on, where frames
-have many items, so that what is left of many sequences lies apart, and where states weigh many pages."""
+have many items, so that what is left of many sequences lies apart, where states weigh
+many pages, and where prompts are long."""
 
 VERBS = frozenset(("extend", "run", "save", "publish", "close", "keep", "flush", "drop", "reclaim", "salt",
                    "compact"))
@@ -84,12 +87,14 @@ class Plans:
 
 class World:
     def __init__(self, geometry: tuple[int, int, int], left_out: Set[str] = frozenset(), *,
-                 cache: bool = True, parked_pages: int = 0, policy: str = "lru") -> None:
-        """``parked_pages``: of a parked state, where the model has both kinds. ``policy``: what goes
-        first."""
+                 cache: bool = True, parked_pages: int = 0, parked_kv_share: float = 0,
+                 policy: str = "lru") -> None:
+        """``parked_pages``: of a parked state, where the model has both kinds. ``parked_kv_share``: of a
+        page, that it takes when it is parked. ``policy``: what goes first."""
         self.n, self.m, self.frames = geometry
         parked_pages = min(parked_pages, self.n) if self.m else 0
-        self.memory = small_memory(*geometry, cache=cache, parked_pages=parked_pages, policy=policy)
+        self.memory = small_memory(*geometry, cache=cache, parked_pages=parked_pages, policy=policy,
+                                   parked_kv_share=parked_kv_share if self.m else 0)
         self.cache = cache
         self.verbs = VERBS - left_out
         self.seqs: dict[SeqId, Running] = {}
@@ -104,7 +109,8 @@ class World:
         self.seen: dict[str, int] = dict.fromkeys(
             ("hit", "tail", "copy", "patch", "state", "trim", "kv", "tap", "refused", "shared", "dropped",
              "moved page", "moved slot", "moved sequence", "parked", "restored", "parked state",
-             "moved piece"), 0)
+             "moved piece", "parked kv", "restored kv", "cut", "moved share", "inexact"), 0)
+        self.rounded = Rounded()
 
     # ------------------------------------------------------------------ verbs, on a draft
 
@@ -257,7 +263,9 @@ class World:
         copied = [(copy.dst, self.cells.get(copy.src)) for copy in reservation.page_copies]
         copied_states = [(copy.dst, self.states.get(copy.src)) for copy in reservation.slot_copies]
         for page in (copy.src for copy in reservation.moves.pages):
-            self.seen["moved piece"] += isinstance((self.cells.pop(page, None) or [None])[0], Piece)
+            cell = (self.cells.pop(page, None) or [None])[0]
+            self.seen["moved piece"] += isinstance(cell, Piece)
+            self.seen["moved share"] += isinstance(cell, Share)
             self.seen["moved page"] += 1
         for slot in (copy.src for copy in reservation.moves.slots):
             self.states.pop(slot, None)
@@ -286,6 +294,13 @@ class World:
             for index, page in enumerate(park.pages):
                 self.cells[page] = [Piece(state, index)] * PAGE_TOKENS
             self.seen["parked"] += 1
+        for kv_restore in reservation.kv_restored:
+            restore_kv(self.memory.plan, self.cells, kv_restore)
+            self.seen["restored kv"] += 1
+        for kv_park in reservation.kv_parked:
+            park_kv(self.memory.plan, self.cells, kv_park)
+            self.seen["parked kv"] += 1
+        self.rounded.memory(reservation)
 
     def parked_in(self, pages: Sequence[PageId]) -> object:
         """The state whose pieces ``pages`` have, all of them and in order."""
@@ -304,17 +319,22 @@ class World:
             assert self.states[running.slot] == before, "the state to go on from"
         read_only = {page for node in self.memory._books.cache.tree.nodes() for page in node.pages}
         read_only |= {page for pages in self.memory._books.cache.parked.pages.values() for page in pages}
+        read_only |= {page for one in self.memory._books.cache.parcels.by_node.values() for page in one.pages}
         for position in range(start, end):
             if self.n:
                 page = running.table[position // PAGE_TOKENS]
                 assert page not in read_only, f"L7: position {position} is written to a page of the tree"
-                cell = self.cells.setdefault(page, [None] * PAGE_TOKENS)
+                cell = self.cells.get(page, [])
+                if not cell or isinstance(cell[0], Share):
+                    cell = self.cells[page] = [None] * PAGE_TOKENS
                 cell[position % PAGE_TOKENS] = (running.salt, running.tokens[:position + 1])
         if self.m:
             self.states[running.slot] = (running.salt, running.tokens[:end])
             for position, slot in self.plans.taps.get(seq, {}).items():
                 assert slot != running.slot
                 self.states[slot] = (running.salt, running.tokens[:position])
+        self.rounded.compute(running.table, running.slot, self.plans.taps.get(seq, {}).values(), start, end,
+                             PAGE_TOKENS)
         running.computed = end
 
     # ------------------------------------------------------------------ the dull dictionary
@@ -373,6 +393,9 @@ class World:
             lease = memory.lease(seq)
             assert lease.pages == running.table, "patches and openings tell the device everything"
             assert lease.slot == running.slot
+            read = lease.pages[:running.computed // PAGE_TOKENS]
+            assert lease.inexact or self.rounded.pages.isdisjoint(read)
+            assert lease.inexact or not running.computed or running.slot not in self.rounded.slots
             assert len(lease.pages) >= plan.pages_for(len(running.tokens))
             assert sorted(tap.position for tap in lease.taps) == sorted(running.taps)
             self.holds(lease.pages, 0, running.salt, running.tokens[:running.computed])
@@ -382,7 +405,7 @@ class World:
         states, kv = set(), set()
         for node in memory._books.cache.tree.nodes():
             salt, tokens, start = self.place(node)
-            self.holds(node.pages, start, salt, tokens)
+            self.holds_node(node, start, salt, tokens)
             if node.slot != PAD:
                 state = (self.states[node.slot] if node.slot != PARKED
                          else self.parked_in(memory._books.cache.parked.pages[node.id]))
@@ -399,6 +422,19 @@ class World:
         assert usage.pages_held == private + usage.pages_cached
         taps = sum(len(running.taps) for running in self.seqs.values())
         assert usage.slots_held == len(self.seqs) * (self.m > 0) + taps + usage.slots_cached
+
+    def holds_node(self, node: Node, start: int, salt: str, tokens: Tokens) -> None:
+        parcel = self.memory._books.cache.parcels.by_node.get(node.id)
+        if parcel is None:
+            self.holds(node.pages, start, salt, tokens)
+            assert node.kv_inexact or self.rounded.pages.isdisjoint(node.pages), "inexact KV, not marked"
+        else:
+            self.seen["cut"] += parcel.cut > 0 or parcel.skip_bytes > 0
+            wide = records_in(self.memory.plan, self.cells, parcel.pages, parcel.skip_bytes, parcel.count)
+            assert [cell for page in wide for cell in page] == [
+                (salt, tokens[:end]) for end in range(start + 1, len(tokens) + 1)]
+        assert node.state_inexact or node.slot not in self.rounded.slots, "an inexact state, not marked"
+        self.seen["inexact"] += node.kv_inexact and parcel is None
 
     def holds(self, pages: list[PageId], start: int, salt: str, tokens: Tokens) -> None:
         for position in range(start, len(tokens) if self.n else start):
@@ -461,6 +497,11 @@ def parked_pages_of(seed: int) -> int:
     return (0, 1, 0, 2)[seed // 3 % 4]
 
 
+def parked_kv_share_of(seed: int) -> float:
+    """Of a page, when it is parked, in the run of ``seed``; in some runs KV is never parked."""
+    return (0, 0.5, 0.5625)[seed // 2 % 3]
+
+
 def policy_of(seed: int) -> str:
     return tuple(POLICIES)[seed % len(POLICIES)]
 
@@ -472,7 +513,7 @@ def walk(seed: int, steps: int = 60, *, cache: bool = True) -> World:
     parked_pages = parked_pages_of(seed)
     among = PARKING if parked_pages else random.choice((GEOMETRIES, ROOMY))
     world = World(random.choice(among), left_out, cache=cache, parked_pages=parked_pages,
-                  policy=policy_of(seed))
+                  parked_kv_share=parked_kv_share_of(seed), policy=policy_of(seed))
     longest = max(2, min(8, world.n * world.frames // 2))
     for _ in range(steps):
         verb = random.choices(("open", "extend", "run", "publish", "close", "settle"), (4, 1, 4, 2, 2, 5))[0]
@@ -507,7 +548,8 @@ def scatter(seed: int, rounds: int = 5) -> World:
     """One run in which much lies apart: many sequences on a few fronts come together, half of them leave,
     some of what they leave behind is evicted, and everything is moved together while the others go on."""
     random = Random(seed)
-    world = World(random.choice(SCATTERED), policy=policy_of(seed // 10))
+    world = World(random.choice(SCATTERED), policy=policy_of(seed // 10),
+                  parked_kv_share=parked_kv_share_of(seed // 10 * 2))
     fronts = [(letter,) * (PAGE_TOKENS * random.randint(1, 3)) for letter in (2, 3, 4)]
 
     def step(**more: bool) -> None:
@@ -545,7 +587,8 @@ def turns(seed: int, rounds: int = 30) -> World:
     """One run in which answers come back: each request goes on from a state that was kept, or begins anew,
     and leaves one; so memory is full of states, and of little else."""
     random = Random(seed)
-    world = World(random.choice(PARKING), parked_pages=1 + seed // 10 % 2)
+    world = World(random.choice(PARKING), parked_pages=1 + seed // 10 % 2,
+                  parked_kv_share=parked_kv_share_of(seed // 10 * 2))
     for _ in range(rounds):
         for seq in world.absent[:random.choice((1, 1, 2, 3))]:
             salt, front = "", ()
@@ -567,6 +610,38 @@ def turns(seed: int, rounds: int = 30) -> World:
     return world
 
 
+def returns(seed: int, rounds: int = 25) -> World:
+    """One run of long prompts on a few fronts, some of which part in the middle of what another left: most of
+    memory is KV that nobody reads, until somebody does."""
+    random = Random(seed)
+    world = World(random.choice(LONG), parked_pages=random.choice((0, 2)), policy=policy_of(seed // 10),
+                  parked_kv_share=random.choice((0.5, 0.5625, 0.75)))
+    fronts = [(letter,) * (PAGE_TOKENS * random.randint(3, 9)) for letter in (2, 3, 4)]
+    for _ in range(rounds):
+        for seq in world.absent[:random.choice((1, 2, 3))]:
+            front = random.choice(fronts)
+            if world.kept and random.random() < 0.5:
+                _, front = random.choice(sorted(world.kept))
+            else:
+                front = front[:random.randint(1, len(front))]
+            own = (random.choice((0, 1)),) * random.choice((1, 16, 20, 60))
+            world.open(seq, "", (*front[:10 * PAGE_TOKENS], *own), random.choice((0, 0, 16)))
+            world.run(seq, 256, random.choice((0, 1, 3)))
+        for seq in world.alive:
+            if seq not in world.plans.runs and random.random() < 0.3:
+                world.publish(seq)
+        world.settle(compact=random.random() < 0.2, drop=random.random() < 0.1)
+        world.check()
+        for seq in world.alive:
+            if random.random() < 0.8:
+                world.close(seq, keep=random.random() < 0.9)
+        if random.random() < 0.6:
+            world.settle(compact=random.random() < 0.3)
+            world.check()
+    world.end()
+    return world
+
+
 def run_of(seed: int) -> World:
     """One run of any kind."""
-    return {0: scatter, 5: turns}.get(seed % 10, walk)(seed)
+    return {0: scatter, 5: turns, 2: returns, 7: returns}.get(seed % 10, walk)(seed)

@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 
 from tests.property.cache_world import (
     GEOMETRIES,
+    LONG,
     PARKING,
     ROOMY,
     SCATTERED,
@@ -36,6 +37,7 @@ from weft.memory.compaction import Compaction, Fixed
 from weft.memory.draft import Draft
 from weft.memory.eviction import Recency
 from weft.memory.lease import Lease
+from weft.memory.parcels import Parcels
 from weft.memory.parking import ParkedStates
 from weft.memory.policies import POLICIES
 from weft.memory.reservation import Match, Moves, Reservation
@@ -56,12 +58,14 @@ prompts = st.tuples(st.lists(st.sampled_from((0, 0, 1)), max_size=4), st.sampled
 class CacheMachine(RuleBasedStateMachine):
     world: World
 
-    @initialize(geometry=st.sampled_from(GEOMETRIES + ROOMY + SCATTERED + PARKING),
+    @initialize(geometry=st.sampled_from(GEOMETRIES + ROOMY + SCATTERED + PARKING + LONG),
                 left_out=st.sets(st.sampled_from(sorted(VERBS)), max_size=3),
-                parked_pages=st.sampled_from((0, 1, 2)), policy=st.sampled_from(sorted(POLICIES)))
+                parked_pages=st.sampled_from((0, 1, 2)), policy=st.sampled_from(sorted(POLICIES)),
+                kv_share=st.sampled_from((0, 0.5, 0.5625)))
     def make(self, geometry: tuple[int, int, int], left_out: set[str], parked_pages: int,
-             policy: str) -> None:
-        self.world = World(geometry, left_out, parked_pages=parked_pages, policy=policy)
+             policy: str, kv_share: float) -> None:
+        self.world = World(geometry, left_out, parked_pages=parked_pages, policy=policy,
+                           parked_kv_share=kv_share)
 
     @precondition(lambda self: self.world.absent)
     @rule(number=numbers, salt=st.sampled_from(("", "", "a")), tokens=prompts, room=st.sampled_from((0, 16)))
@@ -120,7 +124,7 @@ def test_the_walks_go_where_it_matters() -> None:
     seen = Counter[str]()
     for world in walk_all(range(150)):
         seen.update(world.seen)
-    assert len(seen) == 18
+    assert len(seen) == 23
     for what in seen:
         assert seen[what] >= 10, f"{what} was met {seen[what]} times"
 
@@ -189,6 +193,41 @@ def the_slot_of_a_parked_state_leaks(patch: pytest.MonkeyPatch) -> None:
         park(self, *args)
         return Fallen()
     patch.setattr(PrefixCache, "park", parking)
+
+
+def parked_kv_is_not_restored(patch: pytest.MonkeyPatch) -> None:
+    _moving(patch, lambda r: replace(r, kv_restored=()), lambda r: r.kv_restored)
+
+
+def parked_kv_is_restored_in_another_order(patch: pytest.MonkeyPatch) -> None:
+    _moving(patch, lambda r: replace(r, kv_restored=tuple(replace(one, pages=one.pages[::-1])
+                                                          for one in r.kv_restored)), lambda r: r.kv_restored)
+
+
+def kv_is_not_put_into_its_pages(patch: pytest.MonkeyPatch) -> None:
+    _moving(patch, lambda r: replace(r, kv_parked=r.kv_parked[:-1]), lambda r: r.kv_parked)
+
+
+def kv_is_parked_under_who_opens_on_it(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Draft, "_read", lambda self: set())
+
+
+def pages_of_parked_kv_leak(patch: pytest.MonkeyPatch) -> None:
+    cut_front = Parcels.cut_front
+
+    def cutting(self: Parcels, *args: Any) -> list[PageId]:
+        cut_front(self, *args)
+        return []
+    patch.setattr(Parcels, "cut_front", cutting)
+
+
+def what_parked_kv_leaves_is_taken_for_exact(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Lease, "inexact", property(lambda self: False, lambda self, inexact: None))
+
+
+def a_state_behind_parked_kv_is_taken_for_exact(patch: pytest.MonkeyPatch) -> None:
+    keep = PrefixCache._keep
+    patch.setattr(PrefixCache, "_keep", lambda *args, inexact: keep(*args, inexact=False))
 
 
 def a_page_that_moves_is_not_copied(patch: pytest.MonkeyPatch) -> None:
@@ -311,6 +350,9 @@ def a_checkpoint_is_kept_at_the_wrong_place(patch: pytest.MonkeyPatch) -> None:
 BROKEN: list[Break] = [
     a_parked_state_is_not_restored, a_parked_state_is_restored_in_another_order,
     a_state_is_not_put_into_its_pages, pages_of_parked_states_leak, the_slot_of_a_parked_state_leaks,
+    parked_kv_is_not_restored, parked_kv_is_restored_in_another_order, kv_is_not_put_into_its_pages,
+    kv_is_parked_under_who_opens_on_it, pages_of_parked_kv_leak, what_parked_kv_leaves_is_taken_for_exact,
+    a_state_behind_parked_kv_is_taken_for_exact,
     a_state_is_not_copied, a_partly_filled_page_is_not_copied, a_table_is_not_patched,
     a_hit_is_as_far_as_kv_matches, salts_share_a_namespace, what_a_lease_reads_can_be_evicted,
     a_lease_never_lets_go, twins_of_one_step_do_not_see_each_other, pages_that_are_given_up_leak,

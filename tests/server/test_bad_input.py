@@ -77,7 +77,12 @@ def test_what_is_not_a_json_object_is_refused(server: RunningServer, raw: bytes)
     (COMPLETIONS, {"prompt": "a", "stop_token_ids": [VOCAB_SIZE]}, "stop_token_ids", str(VOCAB_SIZE)),
     (COMPLETIONS, {"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias", "got str"),
     (COMPLETIONS, {"prompt": "a", "logit_bias": {"1": 101}}, "logit_bias", "101"),
+    (COMPLETIONS, {"prompt": "a", "logit_bias": {"1": "x"}}, "logit_bias", "got str"),
     (COMPLETIONS, {"prompt": "a", "logit_bias": {"99999": 1}}, "logit_bias", "99999"),
+    (COMPLETIONS, {"prompt": "a", "stop": "x" * 5000}, "stop", "4096"),
+    (COMPLETIONS, {"prompt": "a", "cache_boundaries": [10**30]}, "cache_boundaries", "at most 1"),
+    (COMPLETIONS, {"prompt": "a", "cache_salt": "x" * 2000}, "cache_salt", "1024"),
+    (COMPLETIONS, {"prompt": "a", "request_id": "x" * 2000}, "request_id", "256"),
     (COMPLETIONS, {"prompt": "a", "min_tokens": 5, "max_tokens": 2}, "min_tokens", "5"),
     (COMPLETIONS, {"prompt": "a", "stream_options": {}}, "stream_options", "stream"),
     (COMPLETIONS, {"prompt": "a", "stream": True, "stream_options": {"include_usage": 1}},
@@ -94,7 +99,9 @@ def test_what_is_not_a_json_object_is_refused(server: RunningServer, raw: bytes)
      "messages[0].content[0].text", "str"),
     (CHAT, {"messages": HI, "top_logprobs": 2}, "top_logprobs", "logprobs"),
     (CHAT, {"messages": HI, "logprobs": 3}, "logprobs", "expected bool"),
-    (CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 21}, "logprobs", "21"),
+    (CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "21"),
+    (CHAT, {"messages": HI, "logprobs": True, "top_logprobs": -1}, "top_logprobs", "-1"),
+    (CHAT, {"messages": [{"role": "user", "content": "x" * 3000}]}, "messages", str(MAX_MODEL_LEN)),
     (CHAT, {"messages": HI, "continue_final_message": True, "add_generation_prompt": True},
      "continue_final_message", "exclude"),
     (CHAT, {"messages": HI, "chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
@@ -110,7 +117,7 @@ def test_a_wrong_value_names_its_field(server: RunningServer, path: str, body: A
     error = error_of(server.post(path, body))
     assert error["param"] == param
     assert words in error["message"]
-    assert param in error["message"] or param == "prompt"
+    assert param in error["message"] or param in ("prompt", "messages")
 
 
 @pytest.mark.parametrize(("name", "value"), [
@@ -206,6 +213,17 @@ def test_a_prompt_that_is_too_long_gets_both_numbers(server: RunningServer, stre
     assert over["param"] == "max_tokens"
     assert "2000" in over["message"]
     assert str(MAX_MODEL_LEN) in over["message"]
+
+
+def test_a_text_that_is_far_too_long_is_refused_by_its_beginning(server: RunningServer) -> None:
+    """All of it would be tokens for a minute, were it as long as a body may be."""
+    for body, path, field in (({"prompt": "x" * 90_000}, COMPLETIONS, "prompt"),
+                              ({"messages": [{"role": "user", "content": "x" * 90_000}]}, CHAT, "messages")):
+        error = error_of(server.post(path, body))
+        assert (error["code"], error["param"]) == ("context_length_exceeded", field)
+        assert f"first {16 * MAX_MODEL_LEN} are" in error["message"]
+        assert f"{MAX_MODEL_LEN} tokens (--max-model-len)" in error["message"]
+    assert server.post("/tokenize", {"prompt": "x" * 90_000}).json()["count"] == 90_000
 
 
 def test_one_bad_prompt_of_several_runs_none(server: RunningServer) -> None:

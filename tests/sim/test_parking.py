@@ -22,11 +22,13 @@ SEEDS = (2, 3, 9, 13, 15, 16, 18, 20, 26, 32, 34, 37)
 
 
 def parking_scenario(seed: int) -> Scenario:
-    """``sharing_scenario`` on frames of ten pages or a state, which is three of them when it is parked."""
+    """``sharing_scenario`` on frames of ten pages or a state, which is three of them when it is parked, and
+    with KV of half its bytes, or a little more, when that is."""
     scenario = sharing_scenario(seed)
     frames = 7 + seed % 5
     arena = replace(small_arena(pages_per_frame=10, slots_per_frame=1 + seed % 2, frame_count=frames),
                     parked_pages=3 - seed % 2)
+    arena = replace(arena, parked_kv_bytes=arena.page_bytes * (8 + seed % 2) // 16)
     longest = min(scenario.sizes.max_model_len, (frames - 1) * 160)
     sizes = replace(scenario.sizes, memory_bytes=arena.arena_bytes, max_model_len=longest)
     arrivals = tuple(arrival for arrival in scenario.arrivals if fits(arrival.request, longest))
@@ -38,8 +40,8 @@ def fits(request: object, longest: int) -> bool:
     return len(request.prompt_tokens) + max(1, most or 0) <= longest  # type: ignore[attr-defined]
 
 
-def run(seed: int) -> tuple[str, MemoryUsage]:
-    simulation = Simulation(parking_scenario(seed))
+def run(seed: int, *, overlap: bool = False) -> tuple[str, MemoryUsage]:
+    simulation = Simulation(replace(parking_scenario(seed), overlap=overlap))
     outcome = simulation.run()
     return outcome.trace_hash, simulation.core.memory.usage()
 
@@ -53,7 +55,14 @@ def test_the_laws_hold_in_many_runs_with_parking() -> None:
     assert sum(usage.cache.parked for _, usage in runs) >= 100
     assert sum(usage.cache.restored for _, usage in runs) >= 15
     assert sum(usage.cache.evicted_states for _, usage in runs) >= 100
+    assert sum(usage.cache.parked_pages for _, usage in runs) >= 100
+    assert sum(usage.cache.restored_pages for _, usage in runs) >= 50
     assert [trace for trace, _ in runs[:3]] == [run(seed)[0] for seed in SEEDS[:3]]
+
+
+def test_what_is_parked_stays_while_a_step_is_in_flight() -> None:
+    parked = [run(seed, overlap=True)[1].cache.parked_pages for seed in (2, 3, 5)]
+    assert min(parked) > 0
 
 
 @pytest.mark.parametrize("name", ["lru", "worth", "every:512"])
@@ -61,7 +70,9 @@ def test_an_arm_parks_only_where_its_name_says_so(name: str) -> None:
     arena = parking_scenario(2).arena
     cost = Fitted(fixed_s=1e-3, token_s=2e-5, pair_s=1e-9, decode_s=1e-5, context_s=1e-8)
     for arm, pages in ((find_arm(name), 0), (find_arm(f"{name}+parked"), arena.parked_pages)):
-        assert arm.make_memory(arena, cost, lambda: 0.0).plan.parked_pages == pages
+        plan = arm.make_memory(arena, cost, lambda: 0.0).plan
+        assert plan.parked_pages == pages
+        assert (plan.parked_kv_bytes > 0) == (pages > 0)
     assert find_arm(f"{name}+parked").checkpoints == find_arm(name).checkpoints
 
 
@@ -73,14 +84,29 @@ def with_pieces_in_another_order(plan: StepPlan) -> StepPlan:
     return replace(plan, restores=np.concatenate([plan.restores[:, :1], plan.restores[:, :0:-1]], axis=1))
 
 
+def without_the_last_page(plan: StepPlan) -> StepPlan:
+    return replace(plan, kv_parks=plan.kv_parks[:-1])
+
+
+def with_pages_restored_in_another_order(plan: StepPlan) -> StepPlan:
+    rows = plan.kv_restores.copy()
+    rows[:, 0] = rows[::-1, 0]
+    return replace(plan, kv_restores=rows)
+
+
+def without_kv_restores(plan: StepPlan) -> StepPlan:
+    return replace(plan, kv_restores=plan.kv_restores[:0])
+
+
 def without_restores(plan: StepPlan) -> StepPlan:
     return replace(plan, restores=plan.restores[:0])
 
 
-@pytest.mark.parametrize("broken", [without_the_last_park, with_pieces_in_another_order, without_restores],
-                         ids=lambda broken: broken.__name__)
+@pytest.mark.parametrize("broken", [without_the_last_park, with_pieces_in_another_order, without_restores,
+                                    without_the_last_page, with_pages_restored_in_another_order,
+                                    without_kv_restores], ids=lambda broken: broken.__name__)
 def test_the_executor_notices_when(broken: object, monkeypatch: pytest.MonkeyPatch) -> None:
     seal = Pass.seal
     monkeypatch.setattr(Pass, "seal", lambda *args: broken(seal(*args)))  # type: ignore[operator]
-    with pytest.raises(SimulationFailed, match=r"parked state|holds no state|does not hold the state"):
+    with pytest.raises(SimulationFailed, match=r"parked|holds no|does not hold"):
         run_all()

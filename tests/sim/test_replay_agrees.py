@@ -116,7 +116,8 @@ def scripted(scenario: Scenario, clock: VirtualClock, policy: str) -> EngineCore
     sizes = scenario.sizes
     device = ScriptedExecutor(
         scenario.arena, vocab_size=VOCAB_SIZE, rows_max=sizes.rows_max, max_model_len=sizes.max_model_len,
-        step_tokens_bound=step_tokens_bound(sizes.step_tokens_max, sizes.rows_max))
+        step_tokens_bound=step_tokens_bound(sizes.step_tokens_max, sizes.rows_max),
+        grid_tokens=sizes.grid_tokens)
     memory = Memory(scenario.arena, cache=True,
                     policy=make_policy(policy, scenario.arena, prefill_cost(COST), clock))
     return EngineCore(vocab_size=VOCAB_SIZE, sizes=sizes, memory=memory, executor=device, clock=clock,

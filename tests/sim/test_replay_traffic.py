@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from weft.architecture import Architecture, Attention, Experts, GatedDelta
+from weft.config import Sizes
 from weft.errors import ConfigError
 from weft.schedule.work import Work, pairs_of
 from weft.sim.arms import find_arm
@@ -241,7 +242,8 @@ def sequence(fingerprints: Fingerprints, tokens: list[int], output: int, salt: s
 
 def recorded(lines: list[dict[str, object]]) -> list[list[int]]:
     header = header_line(model="m", arena=small_arena(pages_per_frame=1, slots_per_frame=1, frame_count=9),
-                         rows_max=1, step_tokens_max=64, max_model_len=64, checkpoints="auto")
+                         checkpoints="auto", sizes=Sizes(max_model_len=64, rows_max=1, step_tokens_max=64,
+                                                         queue_max=1, memory_bytes=1))
     timed = [{**line, "at_s": float(at)} for at, line in enumerate(lines)]
     traffic = read_recording([header, *timed]).traffic
     return [traffic.tokens(index).tolist() for index in range(len(traffic))]

@@ -16,7 +16,6 @@ from weft.architecture import Attention
 from weft.bench.case import Bench, Call
 from weft.units import PAGE_TOKENS, pages_for
 
-RIVALS = {"fla": "pip install flash-linear-attention", "flashinfer": "pip install flashinfer-python"}
 _WORKSPACE_BYTES = 256 << 20
 
 

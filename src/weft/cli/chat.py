@@ -66,15 +66,16 @@ def talk(
         text = _read_message(read, write)
         if text is None:
             return
-        if not text.startswith("/"):
+        command = text.split()[0]
+        if not command.startswith("/"):
             _turn(model, conversation, text, fields, write)
-        elif text in _LEAVE:
+        elif command in _LEAVE:
             return
-        elif text == "/reset":
+        elif command == "/reset":
             conversation.reset()
             write("forgotten\n")
         else:
-            write(HELP if text == "/help" else f"there is no {text.split()[0]}; the commands are:\n{HELP}")
+            write(HELP if command == "/help" else f"there is no {command}; the commands are:\n{HELP}")
 
 
 def _read_message(read: ReadLine, write: Write) -> str | None:
@@ -200,7 +201,11 @@ def _converse(
 
 
 def _terminal_line(prompt: str) -> str:
-    return input(prompt)
+    try:
+        return input(prompt)
+    except EOFError:
+        click.echo()  # what comes next in the terminal begins on a line of its own
+        raise
 
 
 def _piped_line(prompt: str) -> str:

@@ -102,18 +102,21 @@ def _torch(torch: Mapping[str, Any]) -> list[Finding]:
         rows.append(Finding("oneDNN", "not in this build of torch", "note", "bfloat16 products will be slow"))
     if torch["kernels"]:
         rows.append(Finding("kernels", "C++ (weft._native)", "good"))
+    elif torch["kernels_stale"]:
+        rows.append(Finding("kernels", "torch alone: the C++ kernels are of other sources", "note",
+                            torch["kernels_missing"]))
     else:
         rows.append(Finding("kernels", "torch alone: the C++ kernels were not built", "note",
                             "install a C++ compiler, then reinstall weft"))
     gpus = torch["gpus"]
     if gpus:
-        rows += _gpus(gpus, torch["triton"])
+        rows += _gpus(gpus, torch["triton"], flashinfer=torch["flashinfer"])
     else:
         rows.append(Finding("GPU", "none that torch can use", "good", "none is needed"))
     return rows
 
 
-def _gpus(gpus: list[Mapping[str, Any]], triton: str | None) -> list[Finding]:
+def _gpus(gpus: list[Mapping[str, Any]], triton: str | None, *, flashinfer: bool) -> list[Finding]:
     named = ", ".join(f"{gpu['name']} ({format_bytes(gpu['free_bytes'])} free of "
                       f"{format_bytes(gpu['total_bytes'])})" for gpu in gpus)
     old = [gpu["name"] for gpu in gpus if tuple(gpu["capability"]) < (8, 0)]
@@ -124,6 +127,9 @@ def _gpus(gpus: list[Mapping[str, Any]], triton: str | None) -> list[Finding]:
                             "pip install 'weft[gpu]'"))
     else:
         rows.append(Finding("GPU kernels", f"Triton {triton}", "good"))
+    if flashinfer:
+        rows.append(Finding("attention", "FlashInfer is installed", "good",
+                            "--attention-backend flashinfer takes it for prompts; see docs/gpu.md"))
     return rows
 
 

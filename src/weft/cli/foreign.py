@@ -107,7 +107,6 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--distributed-executor-backend": Foreign(_ONE_DEVICE, _LEAVE_OUT),
     "--n-gpu-layers": Foreign(_WHOLE, "--device"),
     "-ngl": Foreign(_WHOLE, "--device"),
-    "--attention-backend": Foreign(_KERNELS, "--gpu-kernels"),
     "--flash-attn": Foreign(_KERNELS, _LEAVE_OUT),
     "-fa": Foreign(_KERNELS, _LEAVE_OUT),
     "--enforce-eager": Foreign("it has another name, with the value off", "--cuda-graphs"),

@@ -38,6 +38,7 @@ import importlib.util, json, os
 from importlib.metadata import PackageNotFoundError, version
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import torch
+from weft.tensor import native
 cuda = torch.cuda.is_available()
 triton = None
 if importlib.util.find_spec("triton"):
@@ -49,8 +50,8 @@ print(json.dumps({
     "version": torch.__version__, "path": os.path.dirname(torch.__file__), "threads": torch.get_num_threads(),
     "capability": torch.backends.cpu.get_cpu_capability(), "mkldnn": torch.backends.mkldnn.is_available(),
     "cuda_version": torch.version.cuda,
-    "kernels": importlib.util.find_spec("weft._native") is not None,
-    "triton": triton,
+    "kernels": native.MISSING is None, "kernels_missing": native.MISSING, "kernels_stale": native.STALE,
+    "triton": triton, "flashinfer": bool(importlib.util.find_spec("flashinfer")),
     "gpus": [{"name": torch.cuda.get_device_name(i), "capability": torch.cuda.get_device_capability(i),
               "free_bytes": torch.cuda.mem_get_info(i)[0], "total_bytes": torch.cuda.mem_get_info(i)[1]}
              for i in range(torch.cuda.device_count())] if cuda else [],

@@ -141,6 +141,9 @@ def _costs(plan: ModelPlan) -> Table:
                       else "one state")
     if plan.parked_bytes:
         table.add_row("one in 8 bits", format_bytes(plan.parked_bytes), "--no-exact, when memory is short")
+    if plan.parked_kv_token_bytes:
+        table.add_row("KV in 8 bits", format_bytes(plan.parked_kv_token_bytes),
+                      "a token, --no-exact: cached and read by nobody")
     return table
 
 

@@ -27,7 +27,7 @@ from weft.planning.weights import FORMS
 from weft.sim.arms import ARMS, DEFAULT_ARM, find_arm
 from weft.sim.cost import BANDWIDTH_SHARE, DEVICES, FLOPS_SHARE, STEP_FIXED_S
 from weft.sim.replay import ROWS_MAX, STEP_TOKENS_MAX
-from weft.units import format_bytes, parse_bytes
+from weft.units import CHUNK_TOKENS, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from weft.memory.plan import ArenaPlan
@@ -48,7 +48,7 @@ PLOT_SUFFIXES = (".png", ".svg", ".pdf")
                                     f"several with commas. Default: {DEFAULT_MEMORY}, or as recorded."),
     click.Option(["--policy"], default=DEFAULT_ARM, show_default=True,
                  help=f"What the cache keeps and drops: {', '.join(ARMS)}, every:N, each also with +parked "
-                      "(states in 8 bits, as `weft serve --no-exact`); several with commas."),
+                      "(KV and states in 8 bits, as `weft serve --no-exact`); several with commas."),
     click.Option(["--tp"], type=click.IntRange(min=1), default=1, show_default=True,
                  help="Devices that share the model."),
     click.Option(["--device"], help=f"The device: {', '.join(one.name for one in DEVICES.values())}. "
@@ -97,7 +97,7 @@ def command(trace: str, policy: str, memory: str | None, as_json: bool, plot: Pa
         study = run_study(traffic, setup.plans, setup.cost, arms, asked_bytes=setup.sizes, oracle=oracle,
                           on_progress=on_progress,
                           rows_max=more["max_num_seqs"], step_tokens_max=more["max_num_batched_tokens"],
-                          length_max=setup.length_max)
+                          length_max=setup.length_max, grid_tokens=setup.grid_tokens)
     if as_json:
         click.echo(json.dumps(_data(trace, setup, study, recording), indent=2))
     else:
@@ -113,7 +113,8 @@ def command(trace: str, policy: str, memory: str | None, as_json: bool, plot: Pa
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """``plans``: an arena for each of ``sizes``, in bytes. ``length_max``: longest request served."""
+    """``plans``: an arena for each of ``sizes``, in bytes. ``length_max``: longest request served.
+    ``grid_tokens``: states are kept at its multiples."""
 
     model: str
     sizes: list[int]
@@ -121,6 +122,7 @@ class Setup:
     cost: CostModel
     length_max: int
     words: list[str]
+    grid_tokens: int = CHUNK_TOKENS
 
 
 def _setup(memory: str | None, recording: Recording | None, more: dict[str, Any]) -> Setup:
@@ -168,7 +170,8 @@ def _as_recorded(memory: str | None, recording: Recording | None, more: dict[str
     plans = [arena] if memory is None else [_enough(resized(arena, size), size) for size in sizes]
     words = [f"{recording.model}, as recorded: {format_bytes(arena.page_bytes / arena.page_tokens)} of KV a "
              f"token, {format_bytes(arena.slot_bytes)} of state a sequence", _cost_words(cost)]
-    return Setup(recording.model, sizes, plans, cost, more["max_model_len"] or recording.max_model_len, words)
+    return Setup(recording.model, sizes, plans, cost, more["max_model_len"] or recording.max_model_len, words,
+                 recording.grid_tokens)
 
 
 def _fitted(fit: Path | None, recording: Recording | None, device: str | None) -> CostModel | None:

@@ -27,7 +27,7 @@ from rich.text import Text
 from weft.cli.flags import FlagCommand
 from weft.cli.remote import RemoteModel
 from weft.errors import UserError
-from weft.units import format_bytes
+from weft.units import PAGE_TOKENS, format_bytes
 
 TIMEOUT_S = 10.0
 _USES = {"running_kv": ("KV of running requests", "green"), "running_states": ("their states", "cyan"),
@@ -184,12 +184,16 @@ def _prefixes(cache: Mapping[str, Any]) -> RenderableType:
 
 
 def _parked(cache: Mapping[str, Any]) -> str:
-    """How many of the states are in 8 bits, and what became of them; nothing where none ever was."""
+    """What is in 8 bits, and what became of it; nothing where nothing ever was."""
     counts: Mapping[str, int] = cache.get("counts", {})
-    if not counts.get("parked"):
-        return ""
-    return (f" ({cache['states_parked']:,} of them parked in {format_bytes(cache['parked_bytes'])}; "
-            f"{counts['restored']:,} requests began on one)")
+    parked = []
+    if counts.get("parked"):
+        parked += [f"{cache['states_parked']:,} of them parked in {format_bytes(cache['parked_bytes'])}",
+                   f"{counts['restored']:,} requests began on one"]
+    if counts.get("parked_pages"):
+        parked += [f"KV of {cache['pages_parked'] * PAGE_TOKENS:,} tokens parked in "
+                   f"{format_bytes(cache['parked_kv_bytes'])}"]
+    return f" ({'; '.join(parked)})" if parked else ""
 
 
 def _count(value: float | None) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from weft.engine.detokenize import IncrementalDetokenizer, TextDecoder
 from weft.engine.stopping import StopStrings
-from weft.errors import EngineUnavailableError
+from weft.errors import EngineUnavailableError, RequestError
 from weft.request import FinishReason, LostTokens, SamplingParams, TokenEvent, TokenLogprobs
 
 
@@ -59,11 +59,16 @@ class Choice:
         return self._stops.stopped is not None
 
     def take(self, event: TokenEvent) -> Piece | None:
-        """Raises EngineUnavailableError when the engine gave the sequence up."""
+        """Raises EngineUnavailableError when the engine gave the sequence up, RequestError when its grammar
+        did."""
         if self.finished:
             return None
         if event.finish_reason == "cancelled":
             raise EngineUnavailableError(event.error or "the request was cancelled by the server")
+        if event.own_fault:
+            guide = self._sampling.guide
+            raise RequestError(event.error or "the answer failed", param=guide.field if guide else None,
+                               code="invalid_grammar")
         if event.finish_reason == "error":
             raise EngineUnavailableError(event.error or "the engine failed")
         self.cached_tokens = max(self.cached_tokens, event.cached_tokens)

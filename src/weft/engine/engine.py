@@ -41,10 +41,10 @@ from weft.engine.sleep import AWAKE
 from weft.engine.stats import EngineStats
 from weft.engine.stopping import stop_ids, stop_rule
 from weft.engine.streams import Stream, told
-from weft.errors import ContextLengthError, EngineUnavailableError, QueueFullError, RequestError
+from weft.errors import EngineUnavailableError, QueueFullError, RequestError
 from weft.memory.memory import Memory
 from weft.memory.shape import CacheShape
-from weft.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprobs
+from weft.request import FinishReason, Request, TokenEvent, TokenLogprobs
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.plan import Int32s, StepPlan, StepResult
 from weft.schedule.scheduler import Scheduler
@@ -108,7 +108,7 @@ class EngineCore:
         if request.request_id in self._requests:
             raise RequestError(f"request_id {request.request_id!r} is in use by a request that has not ended",
                                param="request_id")
-        self._check_length(len(request.prompt_tokens), sampling)
+        request.check_length(self.sizes.max_model_len)
         request.check_marks()
         prompt = self._prompt_array(request.prompt_tokens)
         waiting = len(self.scheduler.waiting)
@@ -136,20 +136,6 @@ class EngineCore:
             self._streams[seq.id] = Stream(request.request_id, index, seq, rule, now)
             self._requests[request.request_id][index] = seq.id
             self.scheduler.submit(seq)
-
-    def _check_length(self, prompt_tokens: int, sampling: SamplingParams) -> None:
-        limit = self.sizes.max_model_len
-        if prompt_tokens == 0:
-            raise RequestError("the prompt is empty: it needs at least one token", param="prompt")
-        least = max(sampling.min_tokens, 1) if sampling.max_tokens is None else sampling.max_tokens
-        if prompt_tokens + least > limit:
-            asked = "max_tokens" if sampling.max_tokens is not None else "min_tokens"
-            named = sampling.max_tokens is not None or sampling.min_tokens > 0
-            answer = f"{least} ({asked})" if named else f"at least {least}"
-            raise ContextLengthError(
-                f"the prompt has {prompt_tokens} tokens and the answer {answer}: {prompt_tokens + least} "
-                f"in all; the longest context served is {limit} tokens (--max-model-len)",
-                param="prompt" if prompt_tokens + 1 > limit else asked, code="context_length_exceeded")
 
     def _prompt_array(self, tokens: list[int]) -> Int32s:
         try:
@@ -310,7 +296,7 @@ class EngineCore:
             seq = stream.seq
             seq.generated.append(token)
             if run in result.failures:
-                outbox.append(self._end(stream, [], "error", error=result.failures[run]))
+                outbox.append(self._end(stream, [], "error", error=result.failures[run], own_fault=True))
                 continue
             generated += 1
             reason = stream.rule.reason(token, len(seq.generated))
@@ -341,12 +327,13 @@ class EngineCore:
     # ------------------------------------------------------------------ ends
 
     def _end(self, stream: Stream, tokens: list[int], reason: FinishReason, *,
-             logprobs: TokenLogprobs | None = None, error: str | None = None) -> TokenEvent:
+             logprobs: TokenLogprobs | None = None, error: str | None = None,
+             own_fault: bool = False) -> TokenEvent:
         """The one place where a sequence ends: its last event, and out of every table."""
         self.scheduler.finish(stream.seq)
         self._forget(stream)
         self._finished[reason] += 1
-        return stream.event(tokens, logprobs=logprobs, finish_reason=reason, error=error)
+        return stream.event(tokens, logprobs=logprobs, finish_reason=reason, error=error, own_fault=own_fault)
 
     def _forget(self, stream: Stream) -> None:
         del self._streams[stream.seq.id]

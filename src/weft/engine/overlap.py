@@ -17,7 +17,8 @@ planned.
 advances over k when k begins. A decode of k+1 has PAD for its token, which means "the one that your row chose
 last"; its position, pages and slot are known without it. An answer whose length ends it is never overrun:
 ``RowTable.limit`` is data for the planner. Rows whose next choice hangs on the last one (penalties, grammars)
-are no special case: their history lives with the executor, and step k is complete there before k+1 chooses.
+are no special case: their history lives with the executor, which has the tokens of k home before k+1 chooses
+for such a row. For all others it launches k+1 without them.
 
 **What turns out at settling k** to have ended (an end token, a cancel, a broken grammar) has one run in k+1
 for nothing. That run's token is dropped. Plan k+2 closes the sequence: its pages and its slot are free from

@@ -17,8 +17,8 @@ cleared, a slot that holds another sequence's state or an older one of its own, 
 position, a page written under a second reader (L7), memory that changed kind without zeroing (L6), a chunk
 that ends off the grid, a wrong token fed to a decode, a budget overrun; and, because a copy carries its
 digests along, a hit on another prefix's state or page, a state at another position than the run starts at, a
-parked state that is put together from other pages or in another order, a page replaced by one with other
-tokens, a copy of what was never written, a tap off the grid, outside its run or into a slot in use.
+parked state or page that is put together from other pages or in another order, a page replaced by one with
+other tokens, a copy of what was never written, a tap off the grid, outside its run or into a slot in use.
 
 The token chosen is a pure function of the tokens before it and of the sequence's seed (none when greedy):
 ``reference_tokens`` computes a whole answer without any engine, and batching, chunking and preemption must
@@ -29,13 +29,14 @@ Rejected: a mock that returns canned tokens by step (it would pass whatever the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from weft.engine.digests import EMPTY, MASK, UNWRITTEN, Digests, PlanViolation, digest, digest_of, require
 from weft.engine.executor import LateExecutor
+from weft.engine.parked_digests import ParkedDigests
 from weft.engine.sleep import PARTS, Part
 from weft.engine.stopping import stop_rule
 from weft.memory.plan import ArenaPlan
@@ -46,45 +47,10 @@ from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS, RowId, ceil_div
 NextToken = Callable[[int, int], int]
 """(digest of all tokens so far, seed or 0 when greedy) -> next token."""
 
-Digests = npt.NDArray[np.uint64]
-
-_MASK = 2**64 - 1
-_EMPTY = 0xCBF29CE484222325
-_UNWRITTEN = np.uint64(0)
-
-
-class PlanViolation(AssertionError):
-    """The plan would make a kernel read or write what it must not; the message says which law and where."""
-
-
-def digest(before: int, token: int) -> int:
-    """Hash of a token sequence from the hash of all but its last (FNV-1a over 64-bit words, mixed)."""
-    mixed = ((before ^ (token + 1)) * 0x100000001B3) & _MASK
-    mixed ^= mixed >> 29
-    return (mixed * 0xBF58476D1CE4E5B9) & _MASK or 1
-
-
-def digest_of(tokens: Iterable[int]) -> int:
-    """Hash of a whole token sequence."""
-    state = _EMPTY
-    for token in tokens:
-        state = digest(state, token)
-    return state
-
-
-def _require(holds: object, message: str) -> None:
-    if not holds:
-        raise PlanViolation(message)
-
-
-def _piece(index: int) -> int:
-    return digest(_EMPTY, index)
-
-
 def hashed_token(vocab_size: int) -> NextToken:
     """The default: uniform over the vocabulary, decided by the hash."""
     def choose(state: int, seed: int) -> int:
-        mixed = digest(state ^ (seed & _MASK), 0x5EED)
+        mixed = digest(state ^ (seed & MASK), 0x5EED)
         return (mixed >> 17) % vocab_size
     return choose
 
@@ -117,10 +83,10 @@ class _Row:
 
     def learn(self, token: int) -> None:
         self.tokens.append(token)
-        self.digests.append(digest(self.digests[-1] if self.digests else _EMPTY, token))
+        self.digests.append(digest(self.digests[-1] if self.digests else EMPTY, token))
 
     def state_at(self, position: int) -> int:
-        return self.digests[position - 1] if position else _EMPTY
+        return self.digests[position - 1] if position else EMPTY
 
 
 class ScriptedExecutor(LateExecutor):
@@ -128,28 +94,31 @@ class ScriptedExecutor(LateExecutor):
     most tokens that a step may have (``weft.schedule.budget.step_tokens_bound``)."""
 
     def __init__(self, arena: ArenaPlan, *, vocab_size: int, rows_max: int, max_model_len: int,
-                 step_tokens_bound: int, next_token: NextToken | None = None) -> None:
+                 step_tokens_bound: int, grid_tokens: int = CHUNK_TOKENS,
+                 next_token: NextToken | None = None) -> None:
         super().__init__()
         self.closed = False
         self._missing: set[Part] = set()
         self.next_token = next_token or hashed_token(vocab_size)
         self._arena = arena
         self._step_tokens_bound = step_tokens_bound
+        self._grid_tokens = grid_tokens
         self._rows: list[_Row | None] = [None] * rows_max
         self._pages = arena.pages_per_frame > 0
         self._slots = arena.slots_per_frame > 0
         self._table = np.full((rows_max, ceil_div(max_model_len, PAGE_TOKENS)), PAD, dtype=np.int32)
-        self._cells: Digests = np.full((arena.page_count, PAGE_TOKENS), _UNWRITTEN, dtype=np.uint64)
+        self._cells: Digests = np.full((arena.page_count, PAGE_TOKENS), UNWRITTEN, dtype=np.uint64)
         self._readers = np.zeros(arena.page_count, dtype=np.int32)
-        self._states: Digests = np.full(arena.slot_count, _UNWRITTEN, dtype=np.uint64)
+        self._states: Digests = np.full(arena.slot_count, UNWRITTEN, dtype=np.uint64)
         self._frame_kinds = [""] * arena.frame_count
+        self._parked = ParkedDigests(arena, self._cells, self._states, self._readers, self._claim_frame)
 
     def sleep(self, level: int) -> None:
         """Forgets all cells and states: what is read after waking and was not written since shows."""
-        _require(not any(self._rows), "a row is taken while the engine goes to sleep")
+        require(not any(self._rows), "a row is taken while the engine goes to sleep")
         self._missing = set(PARTS)
-        self._cells[:] = _UNWRITTEN
-        self._states[:] = _UNWRITTEN
+        self._cells[:] = UNWRITTEN
+        self._states[:] = UNWRITTEN
         self._frame_kinds = [""] * len(self._frame_kinds)
 
     def wake(self, part: Part) -> None:
@@ -160,20 +129,20 @@ class ScriptedExecutor(LateExecutor):
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Raises PlanViolation."""
-        _require(not self.closed, "a closed executor was used")
-        _require(not self._missing, "a sleeping executor was used")
+        require(not self.closed, "a closed executor was used")
+        require(not self._missing, "a sleeping executor was used")
         self._check_shape(plan)
         self._apply_rows(plan)
         for frame in plan.zero_frames:
             self._zero_frame(frame)
-        self._park_and_restore(plan)
+        self._parked.run(plan)
         self._copy_slots(plan)
         self._copy_pages(plan)
         self._patch_rows(plan)
         tokens = np.full(plan.run_count, PAD, dtype=np.int32)
         logprobs: dict[int, TokenLogprobs] = {}
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
-        _require(all(0 <= tap.run < plan.run_count for tap in plan.taps), "a tap of a run that is not there")
+        require(all(0 <= tap.run < plan.run_count for tap in plan.taps), "a tap of a run that is not there")
         offset = 0
         for run in range(plan.run_count):
             length = int(plan.lengths[run])
@@ -193,38 +162,38 @@ class ScriptedExecutor(LateExecutor):
     def _check_shape(self, plan: StepPlan) -> None:
         runs = plan.run_count
         for name in ("rows", "starts", "lengths", "slots", "fresh", "samples"):
-            _require(getattr(plan, name).shape == (runs,), f"{name} is not one per run")
-        _require(plan.tokens.shape == (int(plan.lengths.sum()),), "tokens are not as many as lengths say")
-        _require(plan.token_count <= self._step_tokens_bound,
-                 f"{plan.token_count} tokens in a step of at most {self._step_tokens_bound}")
-        _require(len(set(plan.rows.tolist())) == runs, "a row has two runs in one step")
-        _require(len(set(plan.seqs)) == runs, "a sequence has two runs in one step")
+            require(getattr(plan, name).shape == (runs,), f"{name} is not one per run")
+        require(plan.tokens.shape == (int(plan.lengths.sum()),), "tokens are not as many as lengths say")
+        require(plan.token_count <= self._step_tokens_bound,
+                f"{plan.token_count} tokens in a step of at most {self._step_tokens_bound}")
+        require(len(set(plan.rows.tolist())) == runs, "a row has two runs in one step")
+        require(len(set(plan.seqs)) == runs, "a sequence has two runs in one step")
         decodes, prefills = slice(0, plan.decode_count), slice(plan.decode_count, runs)
-        _require((plan.lengths[decodes] == 1).all(), "a decode is longer than one token")
-        _require((plan.starts[decodes] > 0).all(), "a decode starts at 0")
-        _require((plan.lengths[prefills] > 0).all(), "an empty run")
+        require((plan.lengths[decodes] == 1).all(), "a decode is longer than one token")
+        require((plan.starts[decodes] > 0).all(), "a decode starts at 0")
+        require((plan.lengths[prefills] > 0).all(), "an empty run")
 
     def _apply_rows(self, plan: StepPlan) -> None:
         for cleared in plan.rows_cleared:
-            _require(self._rows[cleared] is not None, f"row {cleared} was cleared and holds nothing")
+            require(self._rows[cleared] is not None, f"row {cleared} was cleared and holds nothing")
             held = self._table[cleared][self._table[cleared] != PAD]
             self._readers[held] -= 1
             self._table[cleared] = PAD
             self._rows[cleared] = None
         for admission in plan.admissions:
             held_by = self._rows[admission.row]
-            _require(held_by is None, f"L5: row {admission.row} is given to sequence {admission.seq} and "
-                                      "was not cleared of the one before")
+            require(held_by is None, f"L5: row {admission.row} is given to sequence {admission.seq} and "
+                                     "was not cleared of the one before")
             row = _Row(admission, [])
             for token in admission.tokens.tolist():
                 row.learn(token)
             self._rows[admission.row] = row
         for row_id, index, page in plan.table_writes.T.tolist():
-            _require(self._rows[row_id] is not None, f"L5: a page is written into the empty row {row_id}")
-            _require(self._table[row_id, index] == PAD, f"entry {index} of row {row_id} is written twice")
-            _require(index == 0 or self._table[row_id, index - 1] != PAD,
-                     f"L4: entry {index} of row {row_id} is written before entry {index - 1}")
-            _require(0 <= page < self._arena.page_count, f"page {page} is outside the arena")
+            require(self._rows[row_id] is not None, f"L5: a page is written into the empty row {row_id}")
+            require(self._table[row_id, index] == PAD, f"entry {index} of row {row_id} is written twice")
+            require(index == 0 or self._table[row_id, index - 1] != PAD,
+                    f"L4: entry {index} of row {row_id} is written before entry {index - 1}")
+            require(0 <= page < self._arena.page_count, f"page {page} is outside the arena")
             self._table[row_id, index] = page
             self._readers[page] += 1
 
@@ -233,60 +202,33 @@ class ScriptedExecutor(LateExecutor):
         slot was, nothing is from here on."""
         for row_id, index, page in plan.table_patches.T.tolist():
             before = int(self._table[row_id, index])
-            _require(before != PAD, f"entry {index} of row {row_id} is replaced and was not written")
-            _require(0 <= page < self._arena.page_count, f"page {page} is outside the arena")
-            _require(np.array_equal(self._cells[page], self._cells[before]),
-                     f"L7: entry {index} of row {row_id} is replaced by a page that holds other tokens")
+            require(before != PAD, f"entry {index} of row {row_id} is replaced and was not written")
+            require(0 <= page < self._arena.page_count, f"page {page} is outside the arena")
+            require(np.array_equal(self._cells[page], self._cells[before]),
+                    f"L7: entry {index} of row {row_id} is replaced by a page that holds other tokens")
             self._table[row_id, index] = page
             self._readers[before] -= 1
             self._readers[page] += 1
         moves = plan.reservation.moves
         for page in (copy.src for copy in moves.pages):
-            _require(self._readers[page] == 0, f"L5: page {page} was moved away from under a row")
-            self._cells[page] = _UNWRITTEN
+            require(self._readers[page] == 0, f"L5: page {page} was moved away from under a row")
+            self._cells[page] = UNWRITTEN
         for slot in (copy.src for copy in moves.slots):
-            self._states[slot] = _UNWRITTEN
+            self._states[slot] = UNWRITTEN
 
     def _zero_frame(self, frame: int) -> None:
         arena = self._arena
         first = frame * arena.pages_per_frame
-        self._cells[first:first + arena.pages_per_frame] = _UNWRITTEN
+        self._cells[first:first + arena.pages_per_frame] = UNWRITTEN
         first = frame * arena.slots_per_frame
-        self._states[first:first + arena.slots_per_frame] = _UNWRITTEN
+        self._states[first:first + arena.slots_per_frame] = UNWRITTEN
         self._frame_kinds[frame] = "zero"
 
     def _claim_frame(self, frame: int, kind: str) -> None:
         held = self._frame_kinds[frame]
-        _require(held in ("zero", kind), f"L6: frame {frame} is used for {kind} and was not zeroed "
-                                         f"(it held {held or 'nothing yet'})")
+        require(held in ("zero", kind), f"L6: frame {frame} is used for {kind} and was not zeroed "
+                                        f"(it held {held or 'nothing yet'})")
         self._frame_kinds[frame] = kind
-
-    def _park_and_restore(self, plan: StepPlan) -> None:
-        """A page of a parked state holds the state's digest in one cell, in the others which piece it is."""
-        for slot, *pages in plan.restores.tolist():
-            self._check_parked(slot, pages)
-            state = self._cells[pages[0], 0]
-            for index, page in enumerate(pages):
-                _require(state != _UNWRITTEN and self._cells[page, 0] == state
-                         and self._cells[page, 1:].tolist() == [_piece(index)] * (PAGE_TOKENS - 1),
-                         f"L5: page {page} is not piece {index} of the parked state that slot {slot} gets")
-            self._claim_frame(slot // self._arena.slots_per_frame, "slots")
-            self._states[slot] = state
-        for slot, *pages in plan.parks.tolist():
-            self._check_parked(slot, pages)
-            _require(self._states[slot] != _UNWRITTEN, f"L6: slot {slot} is parked and holds no state")
-            _require((self._readers[pages] == 0).all(), f"L7: slot {slot} is parked where a row reads")
-            for index, page in enumerate(pages):
-                self._claim_frame(page // self._arena.pages_per_frame, "pages")
-                self._cells[page, 0] = self._states[slot]
-                self._cells[page, 1:] = _piece(index)
-            self._states[slot] = _UNWRITTEN
-
-    def _check_parked(self, slot: int, pages: list[int]) -> None:
-        _require(0 <= slot < self._arena.slot_count, f"L4: slot {slot} is outside the arena")
-        _require(len(pages) == self._arena.parked_pages > 0, f"a parked state has {len(pages)} pages")
-        _require(all(0 <= page < self._arena.page_count for page in pages), "L4: parked outside the arena")
-        _require(len(set(pages)) == len(pages), f"slot {slot}: a page twice in a parked state")
 
     def _copy_slots(self, plan: StepPlan) -> None:
         sources, destinations = plan.slot_copies
@@ -294,7 +236,7 @@ class ScriptedExecutor(LateExecutor):
             return
         self._check_copies(sources, destinations, self._arena.slot_count, "slot")
         held = self._states[sources]
-        _require((held != _UNWRITTEN).all(), "L6: a slot is copied that holds no state")
+        require((held != UNWRITTEN).all(), "L6: a slot is copied that holds no state")
         for slot in destinations.tolist():
             self._claim_frame(slot // self._arena.slots_per_frame, "slots")
         self._states[destinations] = held
@@ -306,29 +248,29 @@ class ScriptedExecutor(LateExecutor):
         self._check_copies(sources, destinations, self._arena.page_count, "page")
         held = self._cells[sources]
         moved = [copy.src for copy in plan.reservation.moves.pages]  # leased whole, perhaps not yet written
-        _require(((held[:, 0] != _UNWRITTEN) | np.isin(sources, moved)).all(),
-                 "L6: a page is copied that holds no token")
+        require(((held[:, 0] != UNWRITTEN) | np.isin(sources, moved)).all(),
+                "L6: a page is copied that holds no token")
         for page in destinations.tolist():
             self._claim_frame(page // self._arena.pages_per_frame, "pages")
         self._cells[destinations] = held
 
     def _check_copies(self, sources: Int32s, destinations: Int32s, count: int, what: str) -> None:
         for ids in (sources, destinations):
-            _require(((ids >= 0) & (ids < count)).all(), f"L4: a {what} outside the arena is copied")
-        _require(len(set(destinations.tolist())) == destinations.size, f"two copies into one {what}")
+            require(((ids >= 0) & (ids < count)).all(), f"L4: a {what} outside the arena is copied")
+        require(len(set(destinations.tolist())) == destinations.size, f"two copies into one {what}")
 
     def _write_taps(self, plan: StepPlan, run: int, row: _Row, start: int, end: int, where: str) -> None:
         for tap in plan.taps:
             if tap.run != run:
                 continue
             here = f"{where}, tap at {tap.position}"
-            _require(self._slots, f"L4: {here}: this model has no state")
-            _require(run >= plan.decode_count, f"{here}: a decode run keeps no state on its way")
-            _require(start < tap.position <= end, f"{here} is outside the run")
-            _require(tap.position % CHUNK_TOKENS == 0, f"{here} is off the grid of {CHUNK_TOKENS}")
-            _require(0 <= tap.slot < self._arena.slot_count, f"{here}: slot {tap.slot} is outside the arena")
+            require(self._slots, f"L4: {here}: this model has no state")
+            require(run >= plan.decode_count, f"{here}: a decode run keeps no state on its way")
+            require(start < tap.position <= end, f"{here} is outside the run")
+            require(tap.position % self._grid_tokens == 0, f"{here} is off the grid of {self._grid_tokens}")
+            require(0 <= tap.slot < self._arena.slot_count, f"{here}: slot {tap.slot} is outside the arena")
             users = [other.slot for other in plan.taps].count(tap.slot) + int((plan.slots == tap.slot).sum())
-            _require(users == 1, f"L1: {here}: slot {tap.slot} is used twice in this step")
+            require(users == 1, f"L1: {here}: slot {tap.slot} is used twice in this step")
             self._claim_frame(tap.slot // self._arena.slots_per_frame, "slots")
             self._states[tap.slot] = row.state_at(tap.position)
 
@@ -341,20 +283,20 @@ class ScriptedExecutor(LateExecutor):
         where = f"step {plan.step} run {run} (row {row_id}, positions {start} to {end})"
         if row is None:
             raise PlanViolation(f"L5: {where} is on an empty row")
-        _require(row.admission.seq == plan.seqs[run],
-                 f"L5: {where} is for sequence {plan.seqs[run]}; the row holds {row.admission.seq}")
+        require(row.admission.seq == plan.seqs[run],
+                f"L5: {where} is for sequence {plan.seqs[run]}; the row holds {row.admission.seq}")
         if row.computed is not None:
-            _require(start == row.computed, f"{where}: {row.computed} positions are computed, so positions "
-                                            "would be skipped or repeated")
-        _require(end <= len(row.tokens), f"{where}: only {len(row.tokens)} tokens are known")
+            require(start == row.computed, f"{where}: {row.computed} positions are computed, so positions "
+                                           "would be skipped or repeated")
+        require(end <= len(row.tokens), f"{where}: only {len(row.tokens)} tokens are known")
         chosen_last = run < plan.decode_count and tokens[0] == PAD
-        _require(chosen_last or tokens.tolist() == row.tokens[start:end],
-                 f"{where}: the tokens are not the sequence's")
+        require(chosen_last or tokens.tolist() == row.tokens[start:end],
+                f"{where}: the tokens are not the sequence's")
         last = end == len(row.tokens)
-        _require(last or end % CHUNK_TOKENS == 0, f"{where} ends off the grid of {CHUNK_TOKENS}")
-        _require(run >= plan.decode_count or last, f"{where}: a decode that is behind")
+        require(last or end % CHUNK_TOKENS == 0, f"{where} ends off the grid of {CHUNK_TOKENS}")
+        require(run >= plan.decode_count or last, f"{where}: a decode that is behind")
         wanted = last and row.admission.sampling.max_tokens != 0
-        _require(bool(plan.samples[run]) == wanted, f"{where}: samples is {bool(plan.samples[run])}")
+        require(bool(plan.samples[run]) == wanted, f"{where}: samples is {bool(plan.samples[run])}")
         self._run_state(plan, run, row, start, end, where)
         self._write_taps(plan, run, row, start, end, where)
         if self._pages:
@@ -364,23 +306,23 @@ class ScriptedExecutor(LateExecutor):
 
     def _run_state(self, plan: StepPlan, run: int, row: _Row, start: int, end: int, where: str) -> None:
         slot, fresh = int(plan.slots[run]), bool(plan.fresh[run])
-        _require(fresh == (start == 0), f"{where}: fresh is {fresh}")
+        require(fresh == (start == 0), f"{where}: fresh is {fresh}")
         if not self._slots:
-            _require(slot == PAD, f"L4: {where} has slot {slot}; this model has no state")
+            require(slot == PAD, f"L4: {where} has slot {slot}; this model has no state")
             return
-        _require(0 <= slot < self._arena.slot_count, f"{where}: slot {slot} is outside the arena")
-        _require(np.count_nonzero(plan.slots == slot) == 1, f"L1: {where} shares slot {slot} in this step")
+        require(0 <= slot < self._arena.slot_count, f"{where}: slot {slot} is outside the arena")
+        require(np.count_nonzero(plan.slots == slot) == 1, f"L1: {where} shares slot {slot} in this step")
         if not fresh:
-            _require(int(self._states[slot]) == row.state_at(start),
-                     f"L5: {where}: slot {slot} does not hold the state after {start} tokens")
+            require(int(self._states[slot]) == row.state_at(start),
+                    f"L5: {where}: slot {slot} does not hold the state after {start} tokens")
         self._claim_frame(slot // self._arena.slots_per_frame, "slots")
         self._states[slot] = row.state_at(end)
 
     def _run_pages(self, row_id: RowId, row: _Row, start: int, end: int, where: str) -> None:
         pages = self._table[row_id, :ceil_div(end, PAGE_TOKENS)]
-        _require((pages != PAD).all(), f"L4: {where}: the page table ends before the run does")
+        require((pages != PAD).all(), f"L4: {where}: the page table ends before the run does")
         written = pages[start // PAGE_TOKENS:]
-        _require((self._readers[written] == 1).all(), f"L7: {where} writes a page that has two readers")
+        require((self._readers[written] == 1).all(), f"L7: {where} writes a page that has two readers")
         for page in written.tolist():
             self._claim_frame(page // self._arena.pages_per_frame, "pages")
         expected = np.asarray(row.digests[:end], dtype=np.uint64)

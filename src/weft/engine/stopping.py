@@ -18,8 +18,9 @@ tokenizations).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from weft.request import FinishReason, SamplingParams
 
@@ -120,7 +121,8 @@ class StopStrings:
         return None
 
 
-def _failure_table(stop: str) -> list[int]:
+@lru_cache(maxsize=256)
+def _failure_table(stop: str) -> Sequence[int]:
     """KMP: for each prefix of ``stop``, the length of its longest proper prefix that is also its suffix."""
     table = [0] * len(stop)
     length = 0

@@ -35,7 +35,8 @@ class Stream:
         self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if seq.prompt_logprobs_due else None
 
     def event(self, tokens: list[int], *, logprobs: TokenLogprobs | None = None,
-              finish_reason: FinishReason | None = None, error: str | None = None) -> TokenEvent:
+              finish_reason: FinishReason | None = None, error: str | None = None,
+              own_fault: bool = False) -> TokenEvent:
         stop_reason = self.rule.stop_reason(tokens[-1]) if finish_reason == "stop" else None
         queued_s, self.queued_s = self.queued_s, None
         lost, self.lost = self.lost, None
@@ -45,7 +46,7 @@ class Stream:
         return TokenEvent(
             request_id=self.request_id, index=self.index, tokens=tokens,
             logprobs=None if logprobs is None else [logprobs], prompt_logprobs=prompt_logprobs,
-            finish_reason=finish_reason, stop_reason=stop_reason, error=error,
+            finish_reason=finish_reason, stop_reason=stop_reason, error=error, own_fault=own_fault,
             cached_tokens=self.cached_tokens, preemptions=self.seq.preemption_count, queued_s=queued_s,
             lost=lost, recomputed_tokens=self.seq.recomputed_tokens)
 

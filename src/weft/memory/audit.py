@@ -22,7 +22,7 @@ from weft.memory.arena import Arena
 from weft.memory.books import Books
 from weft.memory.cache import PrefixCache
 from weft.memory.lease import Lease
-from weft.memory.owners import NOBODY, of_lease, of_parked, of_tree
+from weft.memory.owners import NOBODY, of_lease, of_parcel, of_parked, of_tree
 from weft.memory.packing import Item, Packing
 from weft.memory.strand import TOKEN_BYTES
 from weft.memory.tree import PARKED, Node, NodeId, PrefixTree
@@ -46,8 +46,13 @@ def audit(books: Books) -> None:
             books.slots.check(tap.slot, tap.epoch)
             slot_owners.add(tap.slot, of_lease(seq))
     for node in books.cache.tree.nodes():
+        parcel = books.cache.parcels.by_node.get(node.id)
         for index, page in enumerate(node.pages, start=node.start // PAGE_TOKENS):
-            page_owners.add(page, of_tree(node.strand.id), index, books.pages.indexes)
+            if parcel is None:
+                page_owners.add(page, of_tree(node.strand.id), index, books.pages.indexes)
+        for index, page in enumerate(parcel.pages if parcel is not None else (),
+                                     start=parcel.cut if parcel is not None else 0):
+            page_owners.add(page, of_parcel(node.id), index, books.pages.indexes)
         if node.slot == PARKED:
             for index, page in enumerate(books.cache.parked.pages.get(node.id, ())):
                 page_owners.add(page, of_parked(node.id), index, books.pages.indexes)
@@ -146,6 +151,7 @@ def _audit_tree(cache: PrefixCache) -> None:
     assert tree.slot_count == len(in_slots), f"the tree has {len(in_slots)} slots, counted {tree.slot_count}"
     assert set(order.in_slots) == in_slots, "the order of checkpoints in slots is not that of the tree"
     _audit_parked(cache, parked)
+    _audit_parcels(cache, nodes)
     assert set(order.states) == states, "the order of checkpoints is not that of the tree"
     bare = {node.id for node in nodes.values() if node.bare and node.parent is not None}
     assert set(order.bare) == bare, "the order of bare KV is not that of the tree"
@@ -160,6 +166,28 @@ def _audit_parked(cache: PrefixCache, nodes: set[NodeId]) -> None:
         assert len(pages) == each, f"node {node} is parked in {len(pages)} pages and not {each}"
     count = each * len(nodes)
     assert parked.page_count == count, f"parked states have {count} pages, counted {parked.page_count}"
+
+
+def _audit_parcels(cache: PrefixCache, nodes: Mapping[NodeId, Node]) -> None:
+    parcels = cache.parcels
+    assert set(parcels.by_node) <= set(nodes), "the KV of a node is parked that is not in the tree"
+    for node_id, parcel in parcels.by_node.items():
+        node, name = nodes[node_id], f"the parcel of node {node_id}"
+        names = [parcel.name - at for at in range(parcel.count)]
+        assert node.pages == names, f"{name} has other records than the node"
+        assert not node.holds, f"{name} is read"
+        assert node.kv_inexact, f"{name} is taken for exact"
+        size = parcel.skip_bytes + parcel.count * parcels.record_bytes
+        pages = ceil_div(size, parcels.page_bytes)
+        assert parcel.skip_bytes < parcels.page_bytes, f"{name} has a page with nothing in it"
+        assert len(parcel.pages) == pages, f"{name} is in {len(parcel.pages)} pages and not {pages}"
+    count = sum(len(parcel.pages) for parcel in parcels.by_node.values())
+    assert parcels.page_count == count, f"parcels have {count} pages, counted {parcels.page_count}"
+    count = sum(parcel.count for parcel in parcels.by_node.values())
+    assert parcels.record_count == count, f"parcels have {count} records, counted {parcels.record_count}"
+    idle = {node.id for node in nodes.values() if node.parent and not node.holds and not node.is_tail}
+    expected = idle - set(parcels.by_node) if parcels.record_bytes else set()
+    assert set(parcels.idle) == expected, "the order of what nobody reads is not that of the tree"
 
 
 def _audit_strands(tree: PrefixTree) -> None:

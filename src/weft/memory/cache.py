@@ -3,6 +3,7 @@
     open on a match      hold the path, the anchor is the newest checkpoint
     publish              the tree takes over pages and slots of a lease, the lease reads them from then on
     evict, park          what ``eviction.choose`` drafted
+    restore              parked KV on the way of who opens
     release              a lease ends; what nothing needs any more becomes evictable
 
 Everything that writes is called by ``transaction.apply`` alone. Pages and slots that fall out of an
@@ -27,6 +28,8 @@ import numpy.typing as npt
 
 from weft.memory.eviction import Eviction, Recency
 from weft.memory.lease import Checkpoint, Lease
+from weft.memory.owners import of_tree
+from weft.memory.parcels import KvPark, KvRestore, Parcels
 from weft.memory.parking import ParkedStates
 from weft.memory.plan import ArenaPlan
 from weft.memory.policy import LeastRecentlyUsed, Policy
@@ -71,13 +74,19 @@ class CacheCounts:
     """Checkpoints that went into 8 bits."""
     restored: int = 0
     """Leases that were opened on one of those."""
+    parked_pages: int = 0
+    """Pages of KV that went into 8 bits."""
+    restored_pages: int = 0
+    """Of them, those that were read again."""
+    hits_inexact: int = 0
+    """Leases that were opened on what was parked once, or computed behind it."""
 
 
 class PrefixCache:
     """``enabled`` False: nothing is ever kept, and every lookup misses. Whose pages and slots are is entered
     into ``page_owners`` and ``slot_owners``."""
 
-    __slots__ = ("counts", "enabled", "order", "parked", "plan", "policy", "stateful", "tree")
+    __slots__ = ("counts", "enabled", "order", "parcels", "parked", "plan", "policy", "stateful", "tree")
 
     def __init__(self, plan: ArenaPlan, *, enabled: bool, page_owners: Owners, slot_owners: Owners,
                  policy: Policy | None = None) -> None:
@@ -89,6 +98,7 @@ class PrefixCache:
                                slot_owners=slot_owners)
         self.order = Recency()
         self.parked = ParkedStates()
+        self.parcels = Parcels(plan)
         self.counts = CacheCounts()
 
     # ------------------------------------------------------------------ reading
@@ -96,8 +106,13 @@ class PrefixCache:
     @property
     def evictable(self) -> tuple[int, int]:
         """Pages and slots that evictions can free: what no lease reads, and every checkpoint."""
-        tree = self.tree
-        return tree.page_count - tree.held_page_count + self.parked.page_count, tree.slot_count
+        return self.page_count - self.tree.held_page_count, self.tree.slot_count
+
+    @property
+    def page_count(self) -> int:
+        """Pages that belong to the tree: KV, wide or parked, and parked states."""
+        parcels = self.parcels
+        return self.tree.page_count - parcels.record_count + parcels.page_count + self.parked.page_count
 
     def evictable_but(self, names: Iterable[NodeId]) -> tuple[int, int]:
         """The same, where the checkpoints of the nodes ``names`` stay, with the KV that they need."""
@@ -111,7 +126,7 @@ class PrefixCache:
             pages -= self.plan.parked_pages if node.slot == PARKED else 0
             while node is not None and not node.holds and node.id not in kept:
                 kept.add(node.id)
-                pages -= node.page_count
+                pages -= self.parcels.pages_of(node)
                 node = node.parent
         return pages, slots
 
@@ -130,13 +145,15 @@ class PrefixCache:
         if not self.stateful:
             anchor = found.partly or found.node
             return Match(found.kv_tokens, Lost(evicted_kv=found.kv_lost_tokens), found.kv_tokens,
-                         anchor.id if found.kv_tokens else NO_NODE, salt, version)
+                         anchor.id if found.kv_tokens else NO_NODE, salt, version,
+                         restore_pages=self.parcels.restore_pages(anchor))
         cached = found.anchor.end if found.anchor is not None else 0
         reached = max(cached, found.state_lost_at)
         lost = Lost(no_checkpoint=found.kv_tokens - reached, evicted_state=reached - cached,
                     evicted_kv=found.kv_lost_tokens)
         return Match(cached, lost, found.kv_tokens,
-                     found.anchor.id if found.anchor is not None else NO_NODE, salt, version)
+                     found.anchor.id if found.anchor is not None else NO_NODE, salt, version,
+                     restore_pages=self.parcels.restore_pages(found.anchor))
 
     def node(self, lease: Lease) -> Node | None:
         """The node that ``lease`` holds."""
@@ -161,6 +178,7 @@ class PrefixCache:
         anchor = self.tree.by_id[match.anchor]
         self.policy.opened(lease.seq, match, anchor)
         counts.restored += anchor.slot == PARKED
+        lease.inexact = anchor.kv_inexact or (anchor.slot != PAD and anchor.state_inexact)
         if anchor.slot != PAD:
             self.order.touch(anchor)
         if lease.shared_tokens:
@@ -168,6 +186,16 @@ class PrefixCache:
         used = anchor if self.stateful else self.tree.by_id[lease.held]
         used.hits += 1
         used.used_at = self.tree.version
+        counts.hits_inexact += lease.inexact
+
+    def restore(self, restore: KvRestore) -> Fallen:
+        """Parked KV is wide again; whose the pages are is for ``give``."""
+        node = self.tree.by_id[restore.node]
+        left = self.parcels.leave(node)
+        node.strand.put(node.start, restore.pages)
+        self.counts.restored_pages += len(restore.pages)
+        kept = set(restore.pages)
+        return Fallen([page for page in left if page not in kept])
 
     def publish(self, lease: Lease, publication: Publication) -> Fallen:
         """The tree takes over what it lacks; where it has the tokens already the lease reads the tree's
@@ -184,16 +212,42 @@ class PrefixCache:
         fallen = Fallen([own for own, kept in zip(lease.pages[first:end], pages, strict=True) if own != kept])
         lease.pages[first:end] = pages
         lease.shared_tokens = node.end
+        inexact = lease.inexact
+        fallen.pages += self._give_over(lease, base, node, there)
         if node is not base:
             self._hold(lease, node)
         self.policy.published(lease.seq, lease.salt, publication.start, tokens)
         for save in publication.saves:
-            self._keep(lease, node, save, tokens[whole * PAGE_KEY_BYTES:], fallen)
+            self._keep(lease, node, save, tokens[whole * PAGE_KEY_BYTES:], fallen, inexact=inexact)
         self.counts.published += 1
         return fallen
 
-    def _keep(self, lease: Lease, path: Node, save: Checkpoint, rest: bytes, fallen: Fallen) -> None:
-        """The claim of ``save`` leaves the lease for the node that ends at its position."""
+    def _give_over(self, lease: Lease, base: Node, end: Node, there: int) -> list[PageId]:
+        """From ``base`` to ``end`` the tree has what the lease has: what was parked gets its pages, as exact
+        as they are, and so does what the publication gives others. Of what else was there up to ``there`` the
+        lease reads the tree's, and is as exact as that. Returns the pages that the tree had in place."""
+        fallen: list[PageId] = []
+        exactly, node = not lease.inexact, end
+        while node is not base:
+            own = lease.pages[self.plan.pages_for(node.start):self.plan.pages_for(node.end)]
+            parked = self.parcels.packed(node)
+            given = parked is not None or node.pages != own
+            if given:
+                fallen += node.pages if parked is None else self.parcels.cut_front(parked, len(own))
+                node.strand.put(node.start, own)
+                for page in own:
+                    self.tree.page_owners[page] = of_tree(node.strand.id)
+            if given or node.start >= there:
+                node.kv_inexact = not exactly
+            lease.inexact |= node.kv_inexact
+            assert node.parent is not None
+            node = node.parent
+        return fallen
+
+    def _keep(self, lease: Lease, path: Node, save: Checkpoint, rest: bytes, fallen: Fallen, *,
+              inexact: bool) -> None:
+        """The claim of ``save`` leaves the lease for the node that ends at its position. ``inexact``: so was
+        what it was computed from."""
         ended = save.slot == lease.slot
         if ended:
             lease.slot = NO_SLOT
@@ -207,11 +261,13 @@ class PrefixCache:
             at = self.plan.pages_for(path.end)
             node = self.tree.add_tail(path, rest, lease.pages[at:at + 1])
             if node is not None:
+                node.kv_inexact = inexact
                 del lease.pages[at:at + 1]
         if node is None:
             node = path.children[rest]
         if node.slot == PAD:
             self.tree.set_slot(node, save.slot, save.epoch)
+            node.state_inexact = inexact
             self.order.refresh(node, newest=True)
             self.policy.kept(lease.seq, node, rest, ended=ended)
             return
@@ -226,6 +282,7 @@ class PrefixCache:
         if node is not None:
             lease.held = NO_NODE
             self.tree.release(node)
+            self.parcels.left(node)
             self._settle(node, fallen, newest=True)
         self.policy.left(lease.seq, node)
         return fallen
@@ -256,13 +313,24 @@ class PrefixCache:
         """The checkpoint of node ``name`` goes from its slot to ``pages``."""
         node = self.tree.by_id[name]
         self.parked.enter(node, pages)
+        node.state_inexact = True
         fallen = Fallen(slots=[self.tree.take_slot(node, PARKED)])
         self.order.refresh(node, newest=False)
         self.counts.parked += 1
         return fallen
 
+    def park_kv(self, park: KvPark) -> Fallen:
+        """The KV of a node goes into the first of its own pages; whose they are then is for ``give``."""
+        self.counts.parked_pages += len(park.pages)
+        return Fallen(self.parcels.enter(self.tree.by_id[park.node], park.kept))
+
     def _hold(self, lease: Lease, node: Node) -> None:
         before = self.node(lease)
+        at: Node | None = node
+        while at is not None and at is not before:
+            lease.inexact |= at.kv_inexact
+            at = at.parent
+        self.parcels.read(node)
         self.tree.hold(node)
         self.order.refresh(node, newest=True)
         if node.parent is not None:
@@ -282,8 +350,11 @@ class PrefixCache:
     def _remove(self, node: Node, fallen: Fallen) -> None:
         parent = node.parent
         assert parent is not None
-        fallen.pages += self.tree.remove(node)
+        parked = self.parcels.leave(node) if node.id in self.parcels.by_node else None
+        pages = self.tree.remove(node)
+        fallen.pages += pages if parked is None else parked
         self.order.forget(node)
+        self.parcels.forget(node)
         if parent.parent is not None:
             self._settle(parent, fallen, newest=False)
             self.policy.narrowed(parent)

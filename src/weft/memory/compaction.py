@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from weft.memory.books import Books
-from weft.memory.owners import NOBODY, lease_named, name_in_tree, parked_named
+from weft.memory.owners import NOBODY, is_parked, lease_named, name_in_tree, parcel_named, parked_named
 from weft.memory.packing import Item, Packing, Walk
 from weft.memory.reservation import Moves, PageCopy, SlotCopy, SlotPatch, TablePatch
 from weft.memory.tree import Node, NodeId
@@ -167,9 +167,9 @@ class Compaction:
         seq = lease_named(owner)
         if seq is not None:
             return None if seq in self._fixed.published else 1
-        parked = parked_named(owner)
-        if parked is not None:
-            return None if NodeId(parked) in self._fixed.nodes else 0
+        for kept_for in (parked_named(owner), parcel_named(owner)):
+            if kept_for is not None:
+                return None if NodeId(kept_for) in self._fixed.nodes else 0
         node = self._node_of(page)
         return None if node.id in self._fixed.nodes else len(self._readers_of(node))
 
@@ -204,7 +204,7 @@ class Compaction:
         by_seq: dict[SeqId, dict[int, PageId]] = {}
         for src, dst in self._pages.moved:
             seq = lease_named(pages.owners[src])
-            if parked_named(pages.owners[src]) is not None:
+            if is_parked(pages.owners[src]):
                 continue
             for reader in self._readers_of(self._node_of(src)) if seq is None else [seq]:
                 by_seq.setdefault(reader, {})[pages.indexes[src]] = dst

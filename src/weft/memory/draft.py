@@ -31,8 +31,9 @@ from weft.memory.compaction import Compaction, Fixed
 from weft.memory.eviction import EVICTIONS_PER_STEP, Eviction, choose
 from weft.memory.lease import Checkpoint, Lease
 from weft.memory.packing import Walk
+from weft.memory.parcels import KvParking, Widening
 from weft.memory.parking import PARK_BYTES_PER_STEP, ParkingRoom, pages_beyond
-from weft.memory.pressure import UNMEETABLE, Demand, Room
+from weft.memory.pressure import UNMEETABLE, Demand, Room, slots_ahead
 from weft.memory.reservation import (
     Extension,
     Match,
@@ -46,20 +47,12 @@ from weft.memory.reservation import (
     SlotCopy,
 )
 from weft.memory.sharing import Sharing
-from weft.memory.tree import NO_NODE, NO_SLOT, PARKED, NodeId
-from weft.units import PAGE_TOKENS, PageId, SeqId, SlotId, ceil_div, pages_for
+from weft.memory.tree import NO_NODE, NO_SLOT, PARKED, Node, NodeId
+from weft.units import PAGE_TOKENS, PageId, SeqId, SlotId, pages_for
 
 Int32s = npt.NDArray[np.int32]
 
-SLOTS_AHEAD_MAX = 24
-SLOTS_AHEAD_SHARE = 64
-"""One slot in so many is free ahead of need."""
 _NO_MOVES = Moves()
-
-
-def slots_ahead(slot_count: int) -> int:
-    """Slots to have free of ``slot_count``: a state that finds none is not kept; a step may want several."""
-    return min(SLOTS_AHEAD_MAX, ceil_div(slot_count, SLOTS_AHEAD_SHARE))
 
 
 class Draft:
@@ -67,7 +60,7 @@ class Draft:
 
     __slots__ = ("_books", "_closed", "_compacting", "_flushed", "_frames", "_gained", "_last", "_needed",
                  "_opened", "_page_copies", "_page_walk", "_published", "_restored", "_saved", "_sharing",
-                 "_slot_copies", "_slot_walk", "_spared", "_version")
+                 "_slot_copies", "_slot_walk", "_spared", "_version", "_widening")
 
     def __init__(self, books: Books) -> None:
         self._books = books
@@ -80,7 +73,8 @@ class Draft:
         self._closed: dict[SeqId, None] = {}
         self._saved: list[Saving] = []
         self._published: dict[SeqId, list[Checkpoint]] = {}
-        self._sharing = Sharing(books.cache.tree)
+        self._widening = Widening(books.cache.parcels)
+        self._sharing = Sharing(books.cache.tree, self._widening)
         self._page_copies: list[PageCopy] = []
         self._slot_copies: list[SlotCopy] = []
         self._restored: list[Restore] = []
@@ -94,15 +88,17 @@ class Draft:
 
     def open(self, seq: SeqId, match: Match, tokens: int, *, headroom_pages: int = 0) -> bool:
         """A lease with a slot and pages for ``tokens`` tokens, or False and nothing. ``headroom_pages``
-        must stay free after it. What ``match`` found is read in place; a checkpoint inside a page has that
-        page copied, and its state is copied into the slot."""
+        must stay free after it. What ``match`` found is read in place, and made wide for that where it is
+        parked; a checkpoint inside a page has that page copied, and its state is copied into the slot."""
         self._check_current()
         assert seq not in self._books.leases, f"sequence {seq} has a lease"
         assert seq not in self._opened, f"sequence {seq} was opened in this draft"
         plan = self._books.plan
         shared_tokens = match.cached_tokens // PAGE_TOKENS * PAGE_TOKENS
         page_count = plan.pages_for(tokens) - plan.pages_for(shared_tokens)
-        if any(self._room().short(page_count + headroom_pages, 1)):
+        anchor = self._anchor(match)
+        widened = self._widening.missing(anchor) if anchor is not None else 0
+        if widened is None or any(self._room().short(page_count + widened + headroom_pages, 1)):
             return False
         slot, epoch = NO_SLOT, 0
         if plan.slots_per_frame:
@@ -110,18 +106,22 @@ class Draft:
             epoch = self._books.slots.epochs[slot]
         lease = Lease(seq, [], slot, epoch, match.cached_tokens, match.salt)
         gained = self._page_walk.take(page_count)
-        if match.anchor != NO_NODE:
-            self._open_on(lease, match, shared_tokens, gained)
+        if anchor is not None:
+            self._open_on(anchor, lease, shared_tokens, gained)
         self._opened[seq] = lease, match
         self._gained[seq] = gained
         return True
 
-    def _open_on(self, lease: Lease, match: Match, shared_tokens: int, gained: list[PageId]) -> None:
+    def _anchor(self, match: Match) -> Node | None:
+        if match.anchor == NO_NODE:
+            return None
         assert match.version == self._version, (
             f"a match of version {match.version} was used on version {self._version}")
-        tree = self._books.cache.tree
-        anchor = tree.by_id[match.anchor]
-        lease.pages = tree.path_pages(anchor, 0, shared_tokens)
+        return self._books.cache.tree.by_id[match.anchor]
+
+    def _open_on(self, anchor: Node, lease: Lease, shared_tokens: int, gained: list[PageId]) -> None:
+        self._widening.restore(anchor, self._page_walk.take)
+        lease.pages = self._widening.wide(self._books.cache.tree.path_pages(anchor, 0, shared_tokens))
         lease.shared_tokens = shared_tokens
         if anchor.is_tail and anchor.pages:
             self._page_copies.append(PageCopy(anchor.pages[0], gained[0]))
@@ -269,6 +269,7 @@ class Draft:
                          for seq, pages in self._gained.items() if seq not in self._opened)
         chosen, moves = self._relief()
         parked, pages_parked_in, frames_parked_in = self._park(chosen)
+        tree, parcels = self._books.cache.tree, self._books.cache.parcels
         patches = tuple(patch for patch in self._sharing.patches if patch.seq not in self._closed)
         return Reservation(
             version=self._version,
@@ -280,13 +281,15 @@ class Draft:
             closed=tuple(self._closed),
             saved=tuple(self._saved),
             published=tuple(self._sharing.publications),
-            evicted=tuple(one for one in chosen if one.what != "slot"),
+            evicted=tuple(one for one in chosen if not one.parks),
             page_copies=(*self._page_copies, *moves.pages),
             slot_copies=(*self._slot_copies, *moves.slots),
             table_patches=(*patches, *moves.table_patches),
             moves=moves,
             parked=parked,
             restored=tuple(self._restored),
+            kv_parked=parcels.parks(tree.by_id[one.node] for one in chosen if one.what == "pages"),
+            kv_restored=tuple(self._widening.restored),
         )
 
     # ------------------------------------------------------------------ when memory is short
@@ -306,11 +309,8 @@ class Draft:
 
     def _freed(self) -> tuple[int, int]:
         """Pages and slots that what is closed and published here gives back, besides evictions; at least."""
-        pages = slots = 0
-        kept = {}
-        for published in self._sharing.publications:
-            pages += (published.there - published.start) // PAGE_TOKENS if published.pages else 0
-            kept[published.seq] = published
+        pages, slots = self._sharing.given_up, 0
+        kept = {published.seq: published for published in self._sharing.publications}
         for seq in self._closed:
             lease = self._lease_of(seq)
             own = len(lease.pages) + len(self._gained.get(seq, ())) - self._books.plan.pages_for(
@@ -342,8 +342,8 @@ class Draft:
                 frames = room.frames_to_empty(pages, slots)
             else:
                 evictions = self._choose(demand)
-        if any(one.what == "slot" for one in evictions):
-            return evictions, _NO_MOVES  # both would take the next pages
+        if any(one.parks for one in evictions):
+            return evictions, _NO_MOVES  # both would take the next pages, or name the same
         if self._compacting:
             frames = (self._books.plan.frame_count,) * 2
         return evictions, self._moves(*frames)
@@ -368,12 +368,16 @@ class Draft:
         if not frames_of_pages and not frames_of_slots:
             return _NO_MOVES
         published = {publication.seq for publication in self._sharing.publications}
+        fixed = Fixed(published, self._read(), self._closed)
+        compaction = Compaction(self._books, self._page_walk, self._slot_walk, fixed)
+        return compaction.moves(frames_of_pages, frames_of_slots)
+
+    def _read(self) -> set[NodeId]:
+        """Nodes that this draft opens on or publishes through."""
         nodes = self._spared | self._sharing.visited
         for _, match in self._opened.values():
             nodes |= self._books.cache.tree.path_ids(match.anchor)
-        fixed = Fixed(published, nodes, self._closed)
-        compaction = Compaction(self._books, self._page_walk, self._slot_walk, fixed)
-        return compaction.moves(frames_of_pages, frames_of_slots)
+        return nodes
 
     def _choose(self, demand: Demand) -> list[Eviction]:
         cache, plan = self._books.cache, self._books.plan
@@ -382,9 +386,10 @@ class Draft:
             room = self._page_walk.room - self._reserve_pages()
             at_once = min(room // plan.parked_pages, max(1, PARK_BYTES_PER_STEP // plan.slot_stride_bytes))
         return choose(cache.order, demand, ranked=cache.policy.order(cache.order.states),
-                      spared=self._spared | self._sharing.visited, last=self._last,
+                      spared=self._read(), last=self._last,
                       limit=len(cache.tree.by_id) * 2 if self._flushed else EVICTIONS_PER_STEP,
-                      parking=ParkingRoom(plan.parked_pages, at_once))
+                      parking=ParkingRoom(plan.parked_pages, at_once),
+                      parcels=KvParking(cache.parcels, parks=not self._flushed))
 
     def _park(self, chosen: list[Eviction]) -> tuple[tuple[Park, ...], list[PageId], list[FrameClaim]]:
         """What goes from its slot into pages, those pages, and frames to claim for them."""

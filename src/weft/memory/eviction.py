@@ -6,8 +6,8 @@
 
     demand --choose--> [trim a bare leaf] ... [take a checkpoint, then the KV that it leaves bare] ...
 
-Where states may be parked (parking.py), that comes between the two, and states are evicted for what is still
-missing.
+Where KV may be parked (parcels.py) and states (parking.py), that comes between the two, and states are
+evicted for what is still missing.
 
 A lease holds KV, never a checkpoint: it copied the state when it opened. So every checkpoint can go at
 any moment, and a sequence that is alone can have the whole arena but what it reads itself (law L3).
@@ -22,7 +22,7 @@ together would, one at a leaf goes first: its KV goes with it, and that may be a
 
 What somebody is sure to come for (a preempted sequence, the head of the queue that room is made for) is named
 by ``last`` and goes when nothing else is left: it is put off, never held, so nobody can wait for ever because
-of it.
+of it. Nor is its KV parked.
 
 ``choose`` changes nothing. It follows its own choices (a parent that becomes bare, KV whose checkpoint was
 chosen) in an overlay, looks at no more nodes than it chooses, is told to leave alone, and are slots in a
@@ -42,6 +42,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
+from weft.memory.parcels import KvParking
 from weft.memory.parking import ParkingRoom
 from weft.memory.pressure import Demand
 from weft.memory.tree import PARKED, Node, NodeId
@@ -50,17 +51,23 @@ from weft.units import PAD
 EVICTIONS_PER_STEP = 64
 """Nodes that one reservation may cut, remove or rob of their checkpoint."""
 NO_PARKING = ParkingRoom(0, 0)
+NO_KV_PARKING = KvParking(None)
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
     """``what`` "state": the checkpoint of ``node`` goes, and a tail goes whole. "kv": the pages of ``node``
     go but for the first ``pages_kept``; with none kept the node goes. "slot": only the slot goes, as the
-    checkpoint is parked."""
+    checkpoint is parked. "pages": the KV of ``node`` is parked, in as many as it takes then."""
 
     node: NodeId
-    what: Literal["state", "kv", "slot"]
+    what: Literal["state", "kv", "slot", "pages"]
     pages_kept: int = 0
+
+    @property
+    def parks(self) -> bool:
+        """It goes into 8 bits, and is not lost."""
+        return self.what in ("slot", "pages")
 
 
 class Recency:
@@ -132,7 +139,7 @@ class _Overlay:
 
 def choose(order: Recency, demand: Demand, *, ranked: Iterable[Node] = (), spared: Container[NodeId] = (),
            last: Sequence[NodeId] = (), limit: int = EVICTIONS_PER_STEP,
-           parking: ParkingRoom = NO_PARKING) -> list[Eviction]:
+           parking: ParkingRoom = NO_PARKING, parcels: KvParking = NO_KV_PARKING) -> list[Eviction]:
     """Evictions after which ``demand`` is met, in the order in which to carry them out, or as many as there
     are up to ``limit``. Checkpoints go as ``ranked``, and what it leaves out by recency. Nodes in ``spared``
     are left alone; those of ``last`` go after all others, its first one at the very end. In a model without
@@ -148,18 +155,24 @@ def choose(order: Recency, demand: Demand, *, ranked: Iterable[Node] = (), spare
     pages = slots = 0
 
     def now_bare(node: Node) -> None:
-        if node.page_count and overlay.bare(node) and node.id not in spared and node.id not in late:
+        stays = node.id in spared or node.id in late or parcels.is_chosen(node)
+        if node.page_count and overlay.bare(node) and not stays:
             left_bare.append(node)
 
     while len(chosen) < limit and not demand.met(pages, slots):
         node = left_bare.pop() if left_bare else next(bare, None)
         if node is not None:
-            held = node.page_count
-            dropped = min(held, demand.pages_missing(pages, slots))
+            held = parcels.pages_of(node)
+            dropped = held if parcels.is_parked(node) else min(held, demand.pages_missing(pages, slots))
             pages += dropped
             chosen.append(Eviction(node.id, "kv", held - dropped))
             if dropped == held:
                 now_bare(overlay.remove(node))
+            continue
+        gain = parcels.park_next(spared, late)
+        if gain is not None:
+            chosen.append(Eviction(gain.node, "pages"))
+            pages += gain.pages
             continue
         if parking.at_once > 0:
             for node in parking.choose(order.in_slots.values(), spared, demand, pages, slots):

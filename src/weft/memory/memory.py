@@ -80,6 +80,9 @@ class MemoryUsage:
     states_parked: int = 0
     parked_bytes: int = 0
     """Of the pages, among ``pages_cached``, that ``states_parked`` checkpoints lie in."""
+    pages_parked: int = 0
+    """Pages of cached KV that are parked, in ``parked_kv_bytes`` of the pages among ``pages_cached``."""
+    parked_kv_bytes: int = 0
     cached_bytes: int = 0
     """``pages_cached`` and ``slots_cached``."""
     evictable_bytes: int = 0
@@ -189,7 +192,7 @@ class Memory:
 
     def usage(self) -> MemoryUsage:
         plan, books, tree, parked = self.plan, self._books, self._books.cache.tree, self._books.cache.parked
-        pages_cached = tree.page_count + parked.page_count
+        pages_cached, parcels = books.cache.page_count, books.cache.parcels
         pages, slots = books.pages.packing, books.slots.packing
         free = books.arena.free_count
         page_bytes = pages.held_count * plan.page_bytes
@@ -217,6 +220,8 @@ class Memory:
             slots_cached=tree.slot_count,
             states_parked=len(parked),
             parked_bytes=parked.page_count * plan.page_bytes,
+            pages_parked=parcels.record_count,
+            parked_kv_bytes=parcels.page_count * plan.page_bytes,
             cached_bytes=pages_cached * plan.page_bytes + tree.slot_count * plan.slot_stride_bytes,
             evictable_bytes=books.cache.evictable_bytes,
             cache_nodes=len(tree.by_id),

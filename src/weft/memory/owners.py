@@ -3,6 +3,7 @@
     NOBODY = 0          free
     seq + 1             the lease of a sequence
     -1 - id             the prefix tree: a strand for a page, a node for a slot
+    PARCELS - id        the prefix tree: a node, for a page with some of its parked KV
     PARKED - id         the prefix tree: a node, for a page with a piece of its parked state
 
 One int per page and slot, written by commits when something changes hands and at no other time, so whoever
@@ -21,6 +22,7 @@ from __future__ import annotations
 from weft.units import SeqId
 
 NOBODY = 0
+PARCELS = -1 << 61
 PARKED = -1 << 62
 
 
@@ -38,9 +40,24 @@ def of_parked(name: int) -> int:
     return PARKED - name
 
 
+def of_parcel(name: int) -> int:
+    """``name``: the id of the node whose KV is parked there."""
+    return PARCELS - name
+
+
+def parcel_named(owner: int) -> int | None:
+    """The node whose parked KV a page has some of, None where it has something else."""
+    return PARCELS - owner if PARKED < owner <= PARCELS else None
+
+
 def parked_named(owner: int) -> int | None:
     """The node whose parked state a page has a piece of, None where it has KV."""
     return PARKED - owner if owner <= PARKED else None
+
+
+def is_parked(owner: int) -> bool:
+    """Whether a page has something in 8 bits."""
+    return owner <= PARCELS
 
 
 def lease_named(owner: int) -> SeqId | None:
@@ -50,5 +67,5 @@ def lease_named(owner: int) -> SeqId | None:
 
 
 def name_in_tree(owner: int) -> int:
-    assert PARKED < owner < 0, "it belongs to a lease, to nobody, or to a parked state"
+    assert PARCELS < owner < 0, "it belongs to a lease, to nobody, or to something parked"
     return -1 - owner

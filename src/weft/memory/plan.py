@@ -21,8 +21,8 @@ charges a request of 100 tokens for 2,000; two fixed pools, where one starves wh
 A model without attention has P = 0 and frames of one slot; one without recurrent layers has S = 0 and
 frames of one page. Both are ordinary. Everything here is integers: no torch, no I/O.
 
-A *parked* state is a checkpoint in 8 bits, and lies in KV pages: as many as its bytes take, anywhere
-(docs/decisions/0013-parked-states.md). So it is no third kind for a frame to hold.
+A *parked* state is a checkpoint in 8 bits, and lies in KV pages: as many as its bytes take, anywhere. So does
+parked KV (docs/decisions/0013-parked-states.md). Neither is a third kind for a frame to hold.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ from weft.units import ALIGN_BYTES, CHUNK_TOKENS, PAGE_TOKENS, align_up, ceil_di
 
 FRAMES_WANTED = 50
 """An arena of fewer frames than this is coarse: padding is then traded against frame size."""
+
+PARKED_KV_ALIGN = 64
+"""Records of parked KV follow one another at multiples of it."""
 
 DEFAULT_MEMORY_SHARE = 0.4
 """Share of the free RAM taken when ``--memory`` is not given."""
@@ -81,6 +84,17 @@ class ParkedField:
 
 
 @dataclass(frozen=True, slots=True)
+class ParkedKvField:
+    """A K block and the V block behind it, if there is one, in a parked page: int8 codes in the order that
+    the numbers have in the page, from ``offset_bytes`` on, and a float32 scale for each block, head and token
+    from ``scale_offset_bytes`` on."""
+
+    field: KvField
+    offset_bytes: int
+    scale_offset_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ArenaPlan:
     """The geometry in plain integers; made by ``plan_arena``, read by memory and by the tensor views."""
 
@@ -98,6 +112,9 @@ class ArenaPlan:
     parked_pages: int = 0
     """Pages of a parked state; 0: states are never parked."""
     parked_fields: tuple[ParkedField, ...] = ()
+    parked_kv_bytes: int = 0
+    """Of a KV page when it is parked; 0: KV is never parked."""
+    parked_kv_fields: tuple[ParkedKvField, ...] = ()
 
     @property
     def parked_bytes(self) -> int:
@@ -171,6 +188,18 @@ def _lay_parked(spec: ModelSpec, state_fields: tuple[StateField, ...]) -> tuple[
     return tuple(fields), offset
 
 
+def _lay_parked_kv(kv_fields: tuple[KvField, ...]) -> tuple[tuple[ParkedKvField, ...], int]:
+    """All codes, then all scales; the next record follows at a multiple of PARKED_KV_ALIGN."""
+    blocks = [field.kv_heads * PAGE_TOKENS * (1 + (field.v_offset_bytes is not None)) for field in kv_fields]
+    codes = [rows * field.head_dim for rows, field in zip(blocks, kv_fields, strict=True)]
+    fields, at, scales_at = [], 0, sum(codes)
+    for field, rows, size in zip(kv_fields, blocks, codes, strict=True):
+        fields.append(ParkedKvField(field, at, scales_at))
+        at += size
+        scales_at += rows * 4
+    return tuple(fields), align_up(scales_at, PARKED_KV_ALIGN)
+
+
 def choose_frame(page_bytes: int, slot_bytes: int, memory_bytes: int) -> tuple[int, int]:
     """(pages per frame n, slots per frame m) for P = ``page_bytes`` and S = ``slot_bytes``, both
     multiples of 256, 0 for a kind that the model does not have.
@@ -211,7 +240,8 @@ def choose_frame(page_bytes: int, slot_bytes: int, memory_bytes: int) -> tuple[i
 def plan_arena(spec: ModelSpec, memory_bytes: int, *, kv_dtype: CacheDTypeName | None = None,
                park: bool = False) -> ArenaPlan:
     """The arena of ``spec`` in at most ``memory_bytes``. ``kv_dtype`` None takes the model's. ``park``:
-    checkpoints may be parked, where that saves a quarter of their bytes and there are pages to park them in.
+    checkpoints may be parked, where that saves a quarter of their bytes and there are pages to park them in,
+    and KV, where there are checkpoints and it is wider than 8 bits.
     Never fails: too little memory makes too few frames, which ``fit_sizes`` reports."""
     kv_dtype = kv_dtype or spec.dtype
     kv_fields, page_bytes = _lay_page(spec, kv_dtype)
@@ -231,8 +261,11 @@ def plan_arena(spec: ModelSpec, memory_bytes: int, *, kv_dtype: CacheDTypeName |
         kv_fields=kv_fields,
         state_fields=state_fields,
     )
-    parking = with_parking(arena, spec) if park else arena
-    return parking if 4 * parking.parked_bytes <= 3 * arena.slot_stride_bytes else arena
+    if not park:
+        return arena
+    parking = with_parking(arena, spec)
+    states = parking if 4 * parking.parked_bytes <= 3 * arena.slot_stride_bytes else arena
+    return with_parked_kv(states)
 
 
 def with_parking(arena: ArenaPlan, spec: ModelSpec) -> ArenaPlan:
@@ -242,6 +275,14 @@ def with_parking(arena: ArenaPlan, spec: ModelSpec) -> ArenaPlan:
         return arena
     fields, parked_bytes = _lay_parked(spec, arena.state_fields)
     return replace(arena, parked_pages=ceil_div(parked_bytes, arena.page_bytes), parked_fields=fields)
+
+
+def with_parked_kv(arena: ArenaPlan) -> ArenaPlan:
+    """``arena`` with a layout for parked pages; as it is where the model has no states, or KV of 8 bits."""
+    if not arena.pages_per_frame or not arena.slots_per_frame or ITEM_BYTES[arena.kv_dtype] == 1:
+        return arena
+    fields, record_bytes = _lay_parked_kv(arena.kv_fields)
+    return replace(arena, parked_kv_bytes=record_bytes, parked_kv_fields=fields)
 
 
 def default_memory_bytes(available_ram: int, spec: ModelSpec, config: EngineConfig,

@@ -22,6 +22,15 @@ from dataclasses import dataclass
 
 from weft.units import ceil_div
 
+SLOTS_AHEAD_MAX = 24
+SLOTS_AHEAD_SHARE = 64
+"""One slot in so many is free ahead of need."""
+
+
+def slots_ahead(slot_count: int) -> int:
+    """Slots to have free of ``slot_count``: a state that finds none is not kept; a step may want several."""
+    return min(SLOTS_AHEAD_MAX, ceil_div(slot_count, SLOTS_AHEAD_SHARE))
+
 
 @dataclass(frozen=True, slots=True)
 class Room:

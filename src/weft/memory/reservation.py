@@ -13,6 +13,7 @@ from typing import Literal
 from weft.memory.arena import FrameClaim
 from weft.memory.eviction import Eviction
 from weft.memory.lease import Checkpoint
+from weft.memory.parcels import KvPark, KvRestore
 from weft.memory.tree import NO_NODE, NodeId
 from weft.units import PAD, FrameId, PageId, SeqId, SlotId
 
@@ -66,7 +67,8 @@ NOTHING_RECALLED = Recall()
 class Match:
     """What is there of a prompt already: ``cached_tokens`` need not be computed. ``kv_tokens``: how far KV
     matches; beyond ``cached_tokens`` it is a place worth a checkpoint, not a hit. ``anchor`` and
-    ``version`` are for ``Draft.open``."""
+    ``version`` are for ``Draft.open``. ``restore_pages``: what opening on it takes besides, as KV on the way
+    is parked."""
 
     cached_tokens: int = 0
     lost: Lost = Lost()
@@ -75,6 +77,7 @@ class Match:
     salt: str = ""
     version: int = 0
     recall: Recall = NOTHING_RECALLED
+    restore_pages: int = 0
 
     @property
     def lost_tokens(self) -> int:
@@ -227,6 +230,8 @@ class Reservation:
     moves: Moves = Moves()
     parked: tuple[Park, ...] = ()
     restored: tuple[Restore, ...] = ()
+    kv_parked: tuple[KvPark, ...] = ()
+    kv_restored: tuple[KvRestore, ...] = ()
 
     @property
     def zero_frames(self) -> tuple[FrameId, ...]:

@@ -35,6 +35,8 @@ class ShapeSum:
     nodes: int = 0
     pages: int = 0
     checkpoints: int = 0
+    inexact: int = 0
+    """Nodes whose KV or checkpoint was parked once, or was computed behind what was."""
     bytes: int = 0
     hits: int = 0
     youngest_s: float = 0.0
@@ -46,6 +48,7 @@ class ShapeSum:
         self.nodes += 1
         self.pages += node.page_count
         self.checkpoints += node.slot != PAD
+        self.inexact += node.kv_inexact or (node.slot != PAD and node.state_inexact)
         self.bytes += node_bytes
         self.hits += node.hits
 
@@ -108,7 +111,7 @@ def shape_of(cache: PrefixCache, seconds_since: Callable[[int], float]) -> Cache
             by_root[node.id] = salted[node.id], ShapeSum()
             continue
         root = root_of[node.id] = root_of[node.parent.id]
-        node_bytes = node.page_count * plan.page_bytes
+        node_bytes = cache.parcels.pages_of(node) * plan.page_bytes
         if node.slot != PAD:
             node_bytes += plan.parked_bytes if node.slot == PARKED else plan.slot_stride_bytes
         age_s = seconds_since(node.used_at)

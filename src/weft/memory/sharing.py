@@ -8,13 +8,18 @@ would find the tree's, and the reservation says exactly which page is kept and w
     A adds              [512..1024)  pages of A               remembered at (node, 512)
     B adds              [512..1024)  pages of A, [1024..) pages of B
                          B's own pages of [512..1024) fall out, its table is patched
+
+What is parked in the tree (parcels.py) is there and has no pages: the first who publishes over it gives it
+its own, and gives up none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from weft.memory.lease import Checkpoint, Lease
+from weft.memory.parcels import Widening
 from weft.memory.reservation import Publication, TablePatch
 from weft.memory.strand import PAGE_KEY_BYTES, common_pages
 from weft.memory.tree import NO_NODE, Node, NodeId, PrefixTree
@@ -32,15 +37,18 @@ class _Path:
 class Sharing:
     """The publications of one draft."""
 
-    __slots__ = ("_paths", "_tree", "patches", "publications", "visited")
+    __slots__ = ("_paths", "_tree", "_widening", "given_up", "patches", "publications", "visited")
 
-    def __init__(self, tree: PrefixTree) -> None:
+    def __init__(self, tree: PrefixTree, widening: Widening) -> None:
         self._tree = tree
+        self._widening = widening
         self._paths: dict[tuple[str, NodeId, int], list[_Path]] = {}
         self.publications: list[Publication] = []
         self.patches: list[TablePatch] = []
         self.visited: set[NodeId] = set()
         """Nodes on the way of a publication: not to be evicted in the same draft."""
+        self.given_up = 0
+        """Pages of sequences for which they take the tree's."""
 
     def add(self, lease: Lease, tokens: bytes, saves: tuple[Checkpoint, ...], *, patch: bool) -> None:
         """``tokens`` are those of ``lease`` after its shared ones. ``patch``: the sequence goes on."""
@@ -48,14 +56,13 @@ class Sharing:
         whole = tokens[:len(tokens) // PAGE_KEY_BYTES * PAGE_KEY_BYTES]
         pages, there = self._resolve(lease, start, whole)
         self.publications.append(Publication(lease.seq, start, tokens, tuple(pages), there, saves))
-        if not patch:
-            return
         first = start // PAGE_TOKENS
         own = lease.pages[first:first + len(pages)]
-        changed = sum(1 for mine, kept in zip(own, pages, strict=True) if mine != kept)
-        if changed:
-            assert own[changed:] == pages[changed:], "the pages that are given up come first"
-            self.patches.append(TablePatch(lease.seq, first, tuple(pages[:changed])))
+        changed = [at for at, (mine, kept) in enumerate(zip(own, pages, strict=True)) if mine != kept]
+        self.given_up += len(changed)
+        if patch and changed:
+            self.patches += [TablePatch(lease.seq, first + run.start, tuple(pages[run.start:run.stop]))
+                             for run in _runs(changed)]
 
     def _resolve(self, lease: Lease, start: int, whole: bytes) -> tuple[list[PageId], int]:
         """Pages of ``whole`` once it is in the tree, and up to which position it is there before."""
@@ -68,7 +75,14 @@ class Sharing:
             last: Node = way.partly or (way.passed[-1] if way.passed else base)
             self.visited.update(node.id for node in way.passed)
             self.visited.add(last.id)
-            pages, end, place = tree.path_pages(last, start, way.end), way.end, last.id
+            first = start // PAGE_TOKENS
+            names, own = tree.path_pages(last, start, way.end), lease.pages[first:way.end // PAGE_TOKENS]
+            if paged and not lease.inexact:
+                for node in (*way.passed, way.partly) if way.partly is not None else way.passed:
+                    at, end = node.start // PAGE_TOKENS - first, min(node.end, way.end) // PAGE_TOKENS - first
+                    self._widening.renew(node, names[at:end], own[at:end])
+            pages = self._widening.over(names, own)
+            end, place = way.end, last.id
         rest = whole[(end - start) // PAGE_TOKENS * PAGE_KEY_BYTES:]
         earlier = self._paths.setdefault((lease.salt, place, end), [])
         longest, shared = None, 0
@@ -83,3 +97,16 @@ class Sharing:
             beyond = beyond + lease.pages[first + shared:first + len(rest) // PAGE_KEY_BYTES]
         earlier.append(_Path(rest, beyond))
         return pages + beyond, end + shared * PAGE_TOKENS
+
+
+def _runs(numbers: Iterable[int]) -> Iterator[range]:
+    """``numbers``, ascending, as runs of those that follow one another."""
+    first = last = None
+    for number in numbers:
+        if first is None or last is None or number != last + 1:
+            if first is not None and last is not None:
+                yield range(first, last + 1)
+            first = number
+        last = number
+    if first is not None and last is not None:
+        yield range(first, last + 1)

@@ -23,6 +23,7 @@ many strands early would pay for all of them: windows grow with what has matched
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, NewType
@@ -47,7 +48,7 @@ _start_of = attrgetter("start")
 @dataclass(eq=False, slots=True)
 class Strand:
     """``start``: the token position where it begins, a multiple of a page. ``pages`` is empty in a model
-    without attention."""
+    without attention; what is parked has names in place of pages (parcels.py)."""
 
     id: StrandId
     start: int
@@ -63,6 +64,12 @@ class Strand:
         if not self.pages:
             return []
         return self.pages[(start - self.start) // PAGE_TOKENS:-((self.start - end) // PAGE_TOKENS)]
+
+    def put(self, start: int, pages: Sequence[PageId]) -> None:
+        """The tokens from ``start`` on, a multiple of a page, are on ``pages`` from now on."""
+        first = (start - self.start) // PAGE_TOKENS
+        assert first + len(pages) <= len(self.pages)
+        self.pages[first:first + len(pages)] = pages
 
     def index_of(self, node: Node) -> int:
         return bisect_left(self.nodes, node.start, key=_start_of)

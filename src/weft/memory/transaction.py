@@ -31,7 +31,15 @@ from weft.memory.arena import Arena, FrameKind
 from weft.memory.books import Books
 from weft.memory.cache import Fallen
 from weft.memory.lease import Lease
-from weft.memory.owners import lease_named, of_lease, of_parked, parked_named
+from weft.memory.owners import (
+    lease_named,
+    of_lease,
+    of_parcel,
+    of_parked,
+    of_tree,
+    parcel_named,
+    parked_named,
+)
 from weft.memory.reservation import Moves, Opening, Reservation
 from weft.memory.tree import NO_SLOT, NodeId
 from weft.units import PAGE_TOKENS, FrameId
@@ -50,6 +58,10 @@ def apply(books: Books, reservation: Reservation) -> None:
     books.pages.take(reservation.pages)
     books.slots.take(reservation.slots)
     _move(books, reservation.moves)
+    for restore in reservation.kv_restored:
+        node = books.cache.tree.by_id[restore.node]
+        books.pages.give(restore.pages, of_tree(node.strand.id), node.start // PAGE_TOKENS)
+        _give_back(books, books.cache.restore(restore))
     for opening in reservation.opened:
         _open(books, opening)
     for extension in reservation.extended:
@@ -66,6 +78,9 @@ def apply(books: Books, reservation: Reservation) -> None:
     for park in reservation.parked:
         books.pages.give(park.pages, of_parked(park.node), 0)
         _give_back(books, books.cache.park(park.node, park.pages))
+    for kv_park in reservation.kv_parked:
+        books.pages.give(kv_park.pages[:kv_park.kept], of_parcel(kv_park.node), 0)
+        _give_back(books, books.cache.park_kv(kv_park))
     for eviction in reservation.evicted:
         _give_back(books, books.cache.evict(eviction))
     books.version += 1
@@ -77,11 +92,13 @@ def _move(books: Books, moves: Moves) -> None:
     left = Fallen([copy.src for copy in moves.pages])
     for page in moves.pages:
         owner, index = pages.owners[page.src], pages.indexes[page.src]
-        seq, parked = lease_named(owner), parked_named(owner)
+        seq, parked, parcel = lease_named(owner), parked_named(owner), parcel_named(owner)
         if seq is not None:
             books.leases[seq].pages[index] = page.dst
         elif parked is not None:
             books.cache.parked.pages[NodeId(parked)][index] = page.dst
+        elif parcel is not None:
+            books.cache.parcels.by_node[NodeId(parcel)].move(index, page.dst)
         else:
             tree.replace_page(owner, index, page.dst)
         pages.give([page.dst], owner, index)

@@ -75,6 +75,9 @@ class Node:
     """Leases that were opened on its end."""
     used_at: int = 0
     """Version of the books when it was made or last opened on."""
+    kv_inexact: bool = False
+    """Its KV was parked once, or computed behind what was; ``state_inexact``: so was its checkpoint."""
+    state_inexact: bool = False
 
     @property
     def tokens(self) -> bytes:
@@ -284,7 +287,7 @@ class PrefixTree:
         strand = node.strand
         place = strand.index_of(node)
         upper = self._new(node.parent, strand, node.start, at)
-        upper.holds = node.holds
+        upper.holds, upper.kv_inexact = node.holds, node.kv_inexact
         node.parent.children[upper.key] = upper
         node.parent, node.start = upper, at
         upper.children[node.key] = node

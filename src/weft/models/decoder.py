@@ -6,6 +6,10 @@
                       (a layer may lack either line; a block beside the mixer may add to its input only)
     hidden = norm(x)        logits = head(hidden) / logits_divisor      (only for rows that are sampled)
 
+Where only some rows are asked for (``StepInputs.asked``: a prompt's last token), the others end in the last
+mixer: their KV and states are written, and nobody reads what would come after. The share of one layer in a
+prompt is what that saves.
+
 A family is a function that fills a ``CausalModel`` (see ``registry``), not a subclass of it: what differs
 between families is which tensors make which block, and that is over once loading is. Rejected: a module
 tree with parameters and hooks, which inference has no use for.
@@ -14,7 +18,7 @@ tree with parameters and hooks, which inference has no use for.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -23,6 +27,7 @@ from weft.architecture import Architecture, Rope
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.rotary import RotaryTable
+from weft.models.stack import Stack
 from weft.spec import ModelSpec
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.add_norm import add_norm
@@ -74,13 +79,18 @@ class CausalModel:
         self.layers = layers
         self.final_norm = final_norm
         self.head = head
+        self._last_mixer = max(i for i, layer in enumerate(layers) if layer.mixer is not None)
         self._ropes = [rope_of(mixer) for mixer in architecture.mixers]
         self._rotary = {rope: RotaryTable(rope, embedding.device)
                         for rope in dict.fromkeys(self._ropes) if rope is not None}
+        self._stack = None if architecture.residual_float32 else Stack(
+            layers, self._ropes, final_norm, architecture.residual_multiplier)
 
     def forward(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
-        """One step: -> hidden [T, D] after the final norm. Writes the pages and states of ``inputs.runs``.
-        ``caches`` has one entry per layer. Rows of PAD runs are finite and mean nothing."""
+        """One step: -> hidden [T, D] after the final norm, [X, D] where ``inputs.asked`` names rows. Writes
+        the pages and states of ``inputs.runs``. ``caches`` has one entry per layer. Rows of PAD runs are
+        finite and mean nothing."""
+        whole = inputs if inputs.asked is None else replace(inputs, asked=None)
         turned: dict[Rope | None, CosSin | None] = {None: None}
         turned.update((rope, table.at(inputs.positions_T)) for rope, table in self._rotary.items())
         x_TD = _rows_of(self.embedding, inputs.tokens_T)
@@ -89,16 +99,24 @@ class CausalModel:
         embedded_TD, dtype = x_TD, x_TD.dtype
         if self.architecture.residual_float32:
             x_TD = x_TD.float()
+        if self._stack is not None:
+            hidden_TD = self._stack.run(x_TD, inputs, caches, turned)
+            if hidden_TD is not None:
+                return hidden_TD
         y_TD: torch.Tensor | None = None  # not yet added: a norm of the sum comes with it
-        for layer, cache, rope in zip(self.layers, caches, self._ropes, strict=True):
+        for number, (layer, cache, rope) in enumerate(zip(self.layers, caches, self._ropes, strict=True)):
             if layer.mixer is not None:
                 if layer.beside is None:
                     x_TD, seen_TD = self._added(x_TD, y_TD, layer.mixer_norm, dtype)
                 else:
                     x_TD = self._add(x_TD, y_TD)
-                    seen_TD = x_TD + layer.beside(x_TD, embedded_TD, inputs, cache, turned[rope])
+                    seen_TD = x_TD + layer.beside(x_TD, embedded_TD, whole, cache, turned[rope])
                     seen_TD = _normed(layer.mixer_norm, seen_TD.to(dtype))
-                y_TD = _normed(layer.mixer_out_norm, layer.mixer(seen_TD, inputs, cache, turned[rope]))
+                last = number == self._last_mixer
+                y_TD = _normed(layer.mixer_out_norm, layer.mixer(seen_TD, inputs if last else whole, cache,
+                                                                 turned[rope]))
+                if last:
+                    x_TD = inputs.asked_of(x_TD)
             if layer.feed_forward is not None:
                 x_TD, seen_TD = self._added(x_TD, y_TD, layer.feed_norm, dtype)
                 y_TD = _normed(layer.feed_out_norm, layer.feed_forward(seen_TD))

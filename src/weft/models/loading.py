@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from weft.config import DTypeChoice, QuantizeChoice
+from weft.errors import ConfigError
 from weft.families import named_dtype, read_architecture
 from weft.models.decoder import CausalModel
 from weft.models.draft_weights import DraftWeights
@@ -63,9 +64,12 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
     called as tensors are read. ``quantize`` and ``quantize_inputs``: see ``runtime_form``. ``device``: where
     the weights go, the CPU by default.
 
-    Raises UnknownArchitectureError, or CheckpointError naming file, tensor, and found and expected shape,
-    before any weight is read.
+    Raises ConfigError for w8a8 with inputs as they are, UnknownArchitectureError, or CheckpointError naming
+    file, tensor, and found and expected shape, before any weight is read.
     """
+    if quantize == "w8a8" and not quantize_inputs:
+        raise ConfigError("--quantize is w8a8, which rounds inputs, and --no-quantize-inputs leaves them as "
+                          "they are; use --quantize int8 with it", param="--quantize-inputs")
     checkpoint = Checkpoint.open(Path(directory))
     name = named_dtype(checkpoint.config) if dtype == "auto" else dtype
     chosen: DTypeName = name or _NAME_OF_STORED.get(checkpoint.stored_dtype, "float32")
@@ -83,7 +87,8 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
             model = build(architecture, reader)
     read_s = time.perf_counter() - started_s
     kv_scales, scale_names = read_kv_scales(checkpoint, architecture.spec())
-    lines = (skipped_line(checkpoint.tensors), unused_warning(checkpoint.unused(check.used | scale_names)))
+    lines = (runtime.note(), skipped_line(checkpoint.tensors),
+             unused_warning(checkpoint.unused(check.used | scale_names)))
     return LoadedModel(model=model, spec=architecture.spec(), generation_defaults=defaults,
                        kv_scales=kv_scales,
                        weights_bytes=reader.held_bytes, weights_form=reader.form_in_words(),

@@ -1,9 +1,12 @@
 """What a matrix becomes in memory: plain, in an order that is fast to multiply with, int8 or int4.
 
-                     --quantize none          --quantize int8          --quantize int4
-    float matrices   tiled, packed or plain   int8                     int4
-    the head         the same                 int8                     int8 (the last layer is felt most)
-    codes of files   as they are              as they are              as they are
+                     --quantize none          int8           int4                          w8a8
+    float matrices   tiled, packed or plain   int8           int4                          w8a8
+    experts          as stored                int8           int4                          int8
+    the head         tiled, packed or plain   int8           int8 (it is felt most)        w8a8
+    codes of files   as they are              as they are    as they are                   int8 ones: w8a8
+
+w8a8 has the codes of int8; its inputs are int8 as well, on every machine (csrc/w8a8.inl).
 
 Never rounded: embeddings, norms, convolutions, routers and gates of one row, whatever a family reads with
 ``TensorSource.tensor``. A head tied to the embedding is tiled with it or stays plain (the matrix library's
@@ -19,11 +22,12 @@ import torch
 
 from weft.config import QuantizeChoice
 from weft.models.blocks.linear import PlainWeight
+from weft.tensor import native
 from weft.tensor.packed import pack
 from weft.tensor.quantized import Codes, QuantizedWeight, in_tiles, rounded
 from weft.tensor.tiled import TiledWeight, tiled
 
-_BITS: dict[QuantizeChoice, int] = {"int8": 8, "int4": 4}
+_BITS: dict[QuantizeChoice, int] = {"int8": 8, "int4": 4, "w8a8": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,15 @@ class RuntimeForm:
         return (tiled(table) if self.packs and self.quantize == "none" else None) or table
 
     def of_codes(self, codes: Codes) -> QuantizedWeight:
-        return in_tiles(codes, exact=self.exact_inputs)
+        return in_tiles(codes, exact=self.exact_inputs, byte_inputs=self.quantize == "w8a8")
+
+    def note(self) -> str | None:
+        """What the user ought to know of this machine and the form, a sentence."""
+        if self.quantize != "w8a8" or (native.in_use() and native.extension().has_byte_products()):
+            return None
+        return ("--quantize w8a8: bytes are not multiplied here (that takes the C++ kernels on a CPU with "
+                "AVX512-VNNI), so its sums are made of floats: the same products, but "
+                "--quantize int8 is faster")
 
     def rounded(self, weight: torch.Tensor, bits: int | None = None) -> QuantizedWeight:
         """``weight`` [..., out, in] in ``bits``, those of ``--quantize`` where none are given."""

@@ -252,7 +252,7 @@ class TensorSource(ABC):
 
     def _count(self, weight: PlainWeight) -> None:
         size = held_bytes(weight)
-        form = (f"int{weight.bits}" if isinstance(weight, QuantizedWeight)
+        form = (weight.form if isinstance(weight, QuantizedWeight)
                 else str(weight.dtype).removeprefix("torch."))
         self.held_bytes += size
         self._bytes_by_form[form] += size

@@ -107,8 +107,17 @@ class ModelPlan:
     @property
     def parked_bytes(self) -> int:
         """Of a kept state in 8 bits (``--no-exact``): 0 where that would save little."""
+        return self._parking.parked_bytes
+
+    @property
+    def parked_kv_token_bytes(self) -> float:
+        """Of the KV of a token in 8 bits (``--no-exact``): 0 where KV is never parked."""
+        return self._parking.parked_kv_bytes / self.arena.page_tokens
+
+    @property
+    def _parking(self) -> ArenaPlan:
         memory_bytes = self.arena.arena_bytes or _AMPLE_BYTES
-        return plan_arena(self.spec, memory_bytes, kv_dtype=self.arena.kv_dtype, park=True).parked_bytes
+        return plan_arena(self.spec, memory_bytes, kv_dtype=self.arena.kv_dtype, park=True)
 
 
 def make_plan(name: str, config: Mapping[str, Any], asked: Asked) -> ModelPlan:

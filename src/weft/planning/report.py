@@ -27,6 +27,7 @@ def plan_data(plan: ModelPlan, *, compare: bool) -> dict[str, Any]:
         "weights": {"parameters": weights.parameters, "bytes": weights.rank_bytes, "form": weights.form,
                     "parts": dict(weights.parts)},
         "kv_bytes_per_token": plan.kv_token_bytes,
+        "parked_kv_bytes_per_token": plan.parked_kv_token_bytes,
         "state_bytes_per_sequence": plan.state_bytes,
         "arena": {"bytes": arena.arena_bytes, "frame_bytes": arena.frame_bytes,
                   "frames": arena.frame_count, "page_bytes": arena.page_bytes,

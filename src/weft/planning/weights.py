@@ -61,6 +61,7 @@ class WeightForm:
 FORMS: dict[str, WeightForm] = {
     "fp8": WeightForm("fp8", 8, 128 * 128, 32),     # e4m3, a float32 scale for each block of 128 x 128
     "int8": WeightForm("int8", 8, 128, 16),         # a 16-bit scale for each 128
+    "w8a8": WeightForm("w8a8", 8, 128, 16),         # the codes of int8
     "int4": WeightForm("int4", 4, 128, 16 + 4),     # AWQ, GPTQ: a 16-bit scale and a 4-bit zero for each 128
 }
 """What ``--weights`` may name."""

@@ -32,6 +32,7 @@ import numpy.typing as npt
 import torch
 
 from weft.memory.plan import ArenaPlan
+from weft.runner.parcels import park_kv, restore_kv
 from weft.runner.parking import park_states, restore_states
 from weft.runner.staging import Staged
 from weft.tensor import gpu
@@ -40,10 +41,11 @@ from weft.tensor.views import build_layer_caches
 
 if TYPE_CHECKING:
     from weft.runner.arena_kernels import ParkingTable
+    from weft.runner.parcel_kernels import BlockTable
 
 Int32s = npt.NDArray[np.int32]
 Items = Sequence[int] | Int32s | Staged
-"""Ids: [k] of frames, pages or slots, or [k, 1 + pages] of a slot and pages."""
+"""Ids: [k] of frames, pages or slots, or [k, 1 + pages] of a slot and pages, or [k, 4] of parked KV."""
 
 NAN_BYTE = 0xFF
 WORD_BYTES = 8
@@ -57,6 +59,7 @@ class DeviceArena:
         self.plan = plan
         self.device = device
         self._parking: ParkingTable | None = None
+        self._parcels: BlockTable | None = None
         self.allocate()
 
     def allocate(self) -> None:
@@ -98,6 +101,30 @@ class DeviceArena:
     def restore(self, restores: Items) -> None:
         """[k, 1 + pages] of a slot and the pages that its state comes from."""
         self._park(restores, restore=True)
+
+    def park_kv(self, parks: Items) -> None:
+        """[k, 4] of a page, the two pages that its record goes to, in 8 bits, and where it begins there."""
+        self._park_kv(parks, restore=False)
+
+    def restore_kv(self, restores: Items) -> None:
+        """[k, 4] of a page, and where its record comes from."""
+        self._park_kv(restores, restore=True)
+
+    def _park_kv(self, records: Items, *, restore: bool) -> None:
+        there = _on_host(records)
+        if not there.size:
+            return
+        assert (there >= 0).all(), "PAD is parked"
+        assert there[:, :3].max() < self.plan.page_count, "KV is parked outside the arena"
+        records_K4 = self._on_device(records)
+        if not gpu.fits(self.buffer):
+            (restore_kv if restore else park_kv)(self.buffer, self.plan, records_K4)
+            return
+        from weft.runner import parcel_kernels
+
+        if self._parcels is None:
+            self._parcels = parcel_kernels.BlockTable(self.plan, self.buffer.device)
+        parcel_kernels.park(self.buffer, self.plan, self._parcels, records_K4, restore=restore)
 
     def _park(self, states: Items, *, restore: bool) -> None:
         there = _on_host(states)

@@ -9,8 +9,8 @@ Per step, in one staging buffer:        tokens, positions, starts, slots, contex
 ``apply`` stages all that the step brings to the device, sends it in one copy (``staging``), and brings the
 rows and the arena up to date, in the order the plan promises (L5, L6):
 
-    rows_cleared -> admissions -> table_writes, table_patches -> zero_frames -> parks, restores
-                                                                             -> slot_copies, page_copies
+    rows_cleared -> admissions -> table_writes, table_patches -> zero_frames -> parks, restores, of states
+                                                           and of KV -> slot_copies, page_copies
 
 ``build`` makes the inputs of what was sent. Decodes come first, so that is where padding goes: up to
 ``pad_decode_to`` in every step, and in a step of decodes alone up to the next of ``decode_widths``, the batch
@@ -43,7 +43,7 @@ from weft.runner.sampler import Sampler
 from weft.runner.staging import Staged, Staging
 from weft.schedule.plan import StepPlan
 from weft.tensor import device_runs, gpu
-from weft.tensor.inputs import Runs, StepInputs, TapPoint
+from weft.tensor.inputs import Asked, Runs, StepInputs, TapPoint
 from weft.units import PAD, PAGE_TOKENS, ceil_div
 
 Int64s = npt.NDArray[np.int64]
@@ -52,13 +52,13 @@ Item = TypeVar("Item", bound=np.generic)
 
 @dataclass(frozen=True, slots=True)
 class PromptSpan:
-    """Logprobs of prompt tokens are wanted: ``next_tokens`` (int64) follow the tokens at index
-    ``first``, ``first + 1``, ... of T, which are those of run ``run``; ``top_count`` best ones beside
+    """Logprobs of prompt tokens are wanted: ``next_tokens_N`` (int64, on the device) follow the tokens at
+    index ``first``, ``first + 1``, ... of T, which are those of run ``run``; ``top_count`` best ones beside
     each."""
 
     run: int
     first: int
-    next_tokens: Int64s
+    next_tokens_N: torch.Tensor
     top_count: int
 
 
@@ -77,12 +77,18 @@ class StepBatch:
     sample_rows_X: torch.Tensor
     prompt_spans: tuple[PromptSpan, ...]
 
+    def sampled_of(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What ``forward`` returned for ``inputs`` -> the hidden states of the runs that sample [X, D]."""
+        narrow = isinstance(self.inputs, StepInputs) and self.inputs.asked is not None
+        return hidden if narrow else hidden[self.sample_index_X]
+
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
     """What ``build`` takes up of what ``apply`` staged. By run, with PAD rows: ``offsets``, ``lengths``.
     ``flat``: tokens, positions [T each], starts, slots, contexts, rows [R each]; ``sampling``: index in T,
-    row [X each]; int64. ``unknown``: some decodes have PAD for their token."""
+    row [X each]; int64. ``unknown``: some decodes have PAD for their token. ``following``: what follows the
+    tokens of each of the plan's ``prompt_logprob_runs``."""
 
     plan: StepPlan
     pads: int
@@ -97,6 +103,7 @@ class _Sent:
     sample_runs: Int64s
     sample_positions: Int64s
     runs_table: tuple[Staged, int] | None
+    following: tuple[Staged, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,8 @@ class _Memory:
     zero_frames: Staged | None = None
     parks: Staged | None = None
     restores: Staged | None = None
+    kv_parks: Staged | None = None
+    kv_restores: Staged | None = None
     slot_copies: Staged | None = None
     page_copies: Staged | None = None
 
@@ -163,6 +172,8 @@ class BatchBuilder:
         arena.fill_frames(memory.zero_frames or plan.zero_frames, 0)
         arena.park(memory.parks or plan.parks)
         arena.restore(memory.restores or plan.restores)
+        arena.restore_kv(memory.kv_restores or plan.kv_restores)
+        arena.park_kv(memory.kv_parks or plan.kv_parks)
         arena.copy_slots(*_pair(memory.slot_copies, plan.slot_copies))
         arena.copy_pages(*_pair(memory.page_copies, plan.page_copies))
 
@@ -188,6 +199,7 @@ class BatchBuilder:
             cleared=ids(plan.rows_cleared) if on_device else None,
             table_writes=tuple(one for one in map(staged, both) if one is not None),
             zero_frames=ids(plan.zero_frames), parks=staged(plan.parks), restores=staged(plan.restores),
+            kv_parks=staged(plan.kv_parks), kv_restores=staged(plan.kv_restores),
             slot_copies=staged(plan.slot_copies), page_copies=staged(plan.page_copies))
 
     def _apply_rows(self, memory: _Memory) -> None:
@@ -247,7 +259,8 @@ class BatchBuilder:
         return _Sent(
             plan, pads, graphed, offsets, lengths, fresh, taps, flat,
             unknown=bool((tokens[:decodes] == PAD).any()), sampling=sampling, sample_runs=sample_runs,
-            sample_positions=contexts[in_batch].copy(), runs_table=runs_table)
+            sample_positions=contexts[in_batch].copy(), runs_table=runs_table,
+            following=tuple(self.staging.add(self._following(plan, run)) for run in plan.prompt_logprob_runs))
 
     def build(self, plan: StepPlan) -> StepBatch:
         """Inputs of the forward pass of the plan that was applied last. They live in memory that the next
@@ -259,7 +272,7 @@ class BatchBuilder:
             inputs=self._block(sent) if sent.graphed else self._inputs(sent), sample_runs=sent.sample_runs,
             sample_rows=plan.rows[sent.sample_runs].astype(np.int64), sample_positions=sent.sample_positions,
             sample_index_X=sent.sampling.device[0], sample_rows_X=sent.sampling.device[1],
-            prompt_spans=tuple(self._prompt_spans(plan, sent.offsets, sent.pads)))
+            prompt_spans=tuple(self._prompt_spans(sent)))
 
     def _block(self, sent: _Sent) -> DecodeBlock:
         width = len(sent.lengths)
@@ -286,23 +299,33 @@ class BatchBuilder:
             decodes = sent.plan.decode_count
             fed = known_tokens(tokens_T[:decodes], rows_R[:decodes], self.chosen)
             tokens_T = torch.cat((fed, tokens_T[decodes:]))
-        return StepInputs(tokens_T, positions_T, runs)
+        return StepInputs(tokens_T, positions_T, runs, self._asked(sent, token_count))
 
-    def _prompt_spans(self, plan: StepPlan, offsets: Int64s, pads: int) -> list[PromptSpan]:
-        spans = []
-        for run in plan.prompt_logprob_runs:
-            prompt, top_count = self._prompts[int(plan.rows[run])]
-            start = int(plan.starts[run])
-            following = prompt[start + 1 : start + 1 + int(plan.lengths[run])]
-            first = int(offsets[run + (pads if run >= plan.decode_count else 0)])
-            spans.append(PromptSpan(run, first, following, top_count))
+    def _asked(self, sent: _Sent, token_count: int) -> Asked | None:
+        """The rows that are sampled, where there are others and nobody wants logprobs of a prompt."""
+        if len(sent.sample_runs) == token_count or len(sent.plan.prompt_logprob_runs):
+            return None
+        decodes = sent.plan.decode_count
+        runs = sent.sample_runs + np.where(sent.sample_runs >= decodes, sent.pads, 0)
+        return Asked(runs.tolist(), sent.sampling.device[0])
+
+    def _following(self, plan: StepPlan, run: int) -> Int64s:
+        prompt, _ = self._prompts[int(plan.rows[run])]
+        start = int(plan.starts[run])
+        return prompt[start + 1 : start + 1 + int(plan.lengths[run])]
+
+    def _prompt_spans(self, sent: _Sent) -> list[PromptSpan]:
+        spans, plan = [], sent.plan
+        for run, following in zip(plan.prompt_logprob_runs, sent.following, strict=True):
+            first = int(sent.offsets[run + (sent.pads if run >= plan.decode_count else 0)])
+            spans.append(PromptSpan(run, first, following.device, self._prompts[int(plan.rows[run])][1]))
         return spans
 
 
 def _moves(plan: StepPlan) -> bool:
     """Whether anything happens to the arena's bytes before the step is computed."""
-    return bool(plan.zero_frames or plan.parks.size or plan.restores.size or plan.slot_copies.size
-                or plan.page_copies.size)
+    return bool(plan.zero_frames or plan.parks.size or plan.restores.size or plan.kv_parks.size
+                or plan.kv_restores.size or plan.slot_copies.size or plan.page_copies.size)
 
 
 def _fields(flat: Int64s, token_count: int, run_count: int) -> tuple[Int64s, Int64s]:

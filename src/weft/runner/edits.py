@@ -12,7 +12,8 @@ frequency and presence are those of the OpenAI API.
 A row holds the distinct tokens it has seen and how often each was generated, not a count per token of
 the vocabulary: a step gathers a few thousand logits, changes them and puts them back, whatever the size of
 the vocabulary, and rows that ask for nothing cost nothing. The seen tokens are bounded by the sequence's
-length (L11). What was generated is told by ``TokenHistory.add``, so the counts never wait for a plan.
+length (L11). What was generated is told by ``TokenHistory.add``, so the counts never wait for a plan. On a
+GPU all numbers of a step's edits go over in one copy (``staging``).
 
 Rejected: dense counts [rows, vocabulary] (0.7 MB per row at 150,000 tokens, read and written whole
 every step), and recounting the sequence each step (quadratic in its length).
@@ -21,12 +22,14 @@ every step), and recounting the sequence each step (quadratic in its length).
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from weft.request import SamplingParams
+from weft.runner.staging import Staged, Staging
 
 Int64s = npt.NDArray[np.int64]
 
@@ -88,36 +91,52 @@ class RowEdits:
         return self.history is not None or self.bias_ids.size > 0 or asks_min
 
 
-def apply_edits(logits_NV: torch.Tensor, edits: list[tuple[int, int, RowEdits]]) -> None:
-    """Change ``logits_NV`` (float32, contiguous) in place. ``edits``: (row of the tensor, position of the
-    token about to be chosen, the row's edits)."""
-    vocab_size = logits_NV.shape[1]
-    flat = logits_NV.view(-1)
+@dataclass(frozen=True, slots=True)
+class StagedEdits:
+    """What ``stage_edits`` made, None where nothing of the kind is asked. ``*_index``: int64 into the flat
+    logits; ``bias`` and the rows of ``penalties`` (repetition, what is subtracted): float32."""
+
+    masked_index: Staged | None = None
+    bias_index: Staged | None = None
+    bias: Staged | None = None
+    penalty_index: Staged | None = None
+    penalties: Staged | None = None
+
+    def apply(self, logits_NV: torch.Tensor) -> None:
+        """Change the logits (float32, contiguous) in place."""
+        flat = logits_NV.view(-1)
+        if self.masked_index is not None:
+            flat.index_fill_(0, self.masked_index.device, -math.inf)
+        if self.bias_index is not None and self.bias is not None:
+            flat.index_add_(0, self.bias_index.device, self.bias.device)
+        if self.penalty_index is not None and self.penalties is not None:
+            index_E, (repetition_E, subtracted_E) = self.penalty_index.device, self.penalties.device
+            values_E = flat[index_E]
+            values_E = torch.where(values_E > 0, values_E / repetition_E, values_E * repetition_E)
+            flat.index_copy_(0, index_E, values_E.sub_(subtracted_E))
+
+
+def stage_edits(staging: Staging, edits: list[tuple[int, int, RowEdits]], vocab_size: int) -> StagedEdits:
+    """``edits``: (row of the logits, position of the token about to be chosen, the row's edits), of rows of
+    ``vocab_size`` logits. Their histories hold every token before that position."""
     masked = [row * vocab_size + e.stop_ids for row, position, e in edits if position < e.min_position]
-    if masked:
-        flat[_indices(masked, flat)] = -math.inf
     biased = [(row, e) for row, _, e in edits if e.bias_ids.size]
-    if biased:
-        values = torch.from_numpy(np.concatenate([e.bias_values for _, e in biased])).to(flat.device)
-        flat[_indices([row * vocab_size + e.bias_ids for row, e in biased], flat)] += values
     histories = [(row, e.history, e.sampling) for row, _, e in edits if e.history is not None]
+    bias_index = bias = penalty_index = penalties = None
+    if biased:
+        bias_index = staging.add(np.concatenate([row * vocab_size + e.bias_ids for row, e in biased]))
+        bias = staging.add(np.concatenate([e.bias_values for _, e in biased]))
     if histories:
-        _penalise(flat, vocab_size, histories)
+        penalty_index = staging.add(np.concatenate([row * vocab_size + h.ids for row, h, _ in histories]))
+        penalties = staging.add(_penalties(histories), np.float32)
+    return StagedEdits(staging.add(np.concatenate(masked)) if masked else None, bias_index, bias,
+                       penalty_index, penalties)
 
 
-def _penalise(flat: torch.Tensor, vocab_size: int,
-              histories: list[tuple[int, TokenHistory, SamplingParams]]) -> None:
+def _penalties(histories: list[tuple[int, TokenHistory, SamplingParams]]) -> npt.NDArray[np.float64]:
+    """[2, E]: what logits are divided or multiplied by, and what is subtracted then."""
     counts = np.concatenate([h.generated_counts for _, h, _ in histories])
     sizes = [len(h.ids) for _, h, _ in histories]
-    repetition = np.repeat([s.repetition_penalty for _, _, s in histories], sizes)
     subtracted = np.repeat([s.frequency_penalty for _, _, s in histories], sizes) * counts
     subtracted += np.repeat([s.presence_penalty for _, _, s in histories], sizes) * (counts > 0)
-    indices = _indices([row * vocab_size + h.ids for row, h, _ in histories], flat)
-    repetition_E = torch.from_numpy(repetition.astype(np.float32)).to(flat.device)
-    values_E = flat[indices]
-    values_E = torch.where(values_E > 0, values_E / repetition_E, values_E * repetition_E)
-    flat[indices] = values_E - torch.from_numpy(subtracted.astype(np.float32)).to(flat.device)
-
-
-def _indices(parts: list[Int64s], like: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(parts)).to(like.device)
+    return np.stack((np.repeat([s.repetition_penalty for _, _, s in histories], sizes), subtracted))

@@ -17,7 +17,9 @@ which no earlier filter changes.
 Sorting a vocabulary of 150,000 for each row is the cost here. So rows with top-k or top-p look at their few
 best candidates first, and only where the threshold is not strictly inside them at the whole row. Both ways
 give the same token: the weights outside the threshold are zeros, and zeros move no running sum. Work goes
-over blocks of rows, so that scratch memory is bounded whatever the batch.
+over blocks of rows, so that scratch memory is bounded whatever the batch. Whether the candidates were enough
+is seen on the host; on a device that it would have to wait for (``remote``) every row is sorted instead. That
+is the twin of ``sampling_kernels``, which sort nothing.
 
 Rejected: removing sorted positions (ties are cut arbitrarily), drawing in sorted order (the same).
 """
@@ -87,26 +89,39 @@ class Filters:
 def fill_numbers(out_5N: npt.NDArray[np.float64], temperature: npt.NDArray[np.float64],
                  top_k: npt.NDArray[np.int64], top_p: npt.NDArray[np.float64],
                  min_p: npt.NDArray[np.float64], uniforms: npt.NDArray[np.float64]) -> None:
-    """All numbers of some rows, so that one copy brings them to the device. ``temperature`` is above 0,
-    ``uniforms`` are in [0, 1)."""
+    """All numbers of some rows, so that one copy brings them to the device. ``temperature`` is above 0 (0 for
+    rows that a kernel is to take for greedy), ``uniforms`` are in [0, 1)."""
     with np.errstate(divide="ignore"):
         out_5N[:] = temperature, top_k, top_p, np.log(min_p), uniforms
 
 
-def choose(logits_NV: torch.Tensor, filters: Filters) -> torch.Tensor:
+def choose(logits_NV: torch.Tensor, filters: Filters, *, remote: bool = False) -> torch.Tensor:
     """One token per row, int64 [N], drawn with the filters' uniform numbers from the filtered distribution.
+    ``remote``: without a look at the device.
 
     ``logits_NV``: float32 without NaN or +inf, and with a finite maximum in each row; not changed.
     """
     rows, vocab_size = logits_NV.shape
     block_rows = max(1, _BLOCK_ELEMENTS // vocab_size)
+    choose_block = _choose_unseen if remote else _choose_block
     if rows <= block_rows:
-        return _choose_block(logits_NV, filters)
+        return choose_block(logits_NV, filters)
     chosen_N = torch.empty(rows, dtype=torch.int64, device=logits_NV.device)
     for first in range(0, rows, block_rows):
         part = slice(first, first + block_rows)
-        chosen_N[part] = _choose_block(logits_NV[part], filters.take(part))
+        chosen_N[part] = choose_block(logits_NV[part], filters.take(part))
     return chosen_N
+
+
+def _choose_unseen(logits_NV: torch.Tensor, filters: Filters) -> torch.Tensor:
+    """Every row over the whole vocabulary: nothing is decided by what the device found."""
+    scaled_NV = _scaled(logits_NV, filters)
+    threshold_N = filters.floor_N
+    if filters.narrow.any():
+        sorted_NV = scaled_NV.sort(dim=1, descending=True).values
+        threshold_N, _ = _threshold(sorted_NV, filters, scaled_NV.exp().sum(dim=1, dtype=torch.float64))
+    filtered_NV = scaled_NV < threshold_N[:, None]
+    return draw(scaled_NV.exp_().masked_fill_(filtered_NV, 0.0), filters.uniforms_N)
 
 
 def _choose_block(logits_NV: torch.Tensor, filters: Filters) -> torch.Tensor:

@@ -88,6 +88,7 @@ class CudaCapture:
     def capture(self, run: Callable[[], torch.Tensor]) -> Replay:
         current = torch.cuda.current_stream(self._device)
         cuda: Any = torch.cuda
+        # Torch's own stream for recording is of the device that was current when it was first asked for.
         aside = cuda.Stream(self._device)
         aside.wait_stream(current)
         with torch.cuda.stream(aside):
@@ -96,8 +97,9 @@ class CudaCapture:
         current.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=aside):
             made = run()
+        current.wait_stream(aside)
 
         def replay() -> torch.Tensor:
             graph.replay()

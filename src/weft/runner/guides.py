@@ -1,13 +1,16 @@
 """Rows whose answers follow a grammar: which tokens may come next, for all of them at once.
 
-    begin(rows)           masks are worked out in a thread, while the device computes the step's logits
-    apply(logits, rows)   logit[token] = -inf for what the grammar does not allow
-    advance(rows, tokens) each matcher takes the token that was chosen
+    begin(rows)             masks are worked out in a thread, while the device computes the step's logits
+    stage(staging, rows)    they go to the device, all in one copy
+    Masks.apply(logits)     logit[token] = -inf for what the grammar does not allow
+    Guided.advance(tokens)  each matcher takes the token that was chosen
 
 Owns one matcher per guided row. Its state is a function of the answer's tokens and nothing else: a sequence
 that comes back after a preemption is admitted with what it had made, and its matcher reads that again. Rows
 without a guide are never looked at: their logits are not touched, and a step without guided rows costs one
-look at an empty dict.
+look at an empty dict. Which tokens may come next hangs on the last one: where steps overlap, the step before
+must be home before ``begin``. Its ``Guided`` holds the matchers themselves, not their rows, which may belong
+to others by the time it is home.
 
     mask words (int32 [N, vocabulary / 32], a bit per token) --to the device--> bool [N, V] --> logits[rows]
 
@@ -33,6 +36,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft.runner.staging import Staged, Staging
 from weft.schedule.plan import CompiledGuide
 
 Int64s = npt.NDArray[np.int64]
@@ -46,24 +50,46 @@ _MESSAGE_CHARS_MAX = 300
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """``refused_NV`` (bool) of the rows ``index_N`` of some logits; None: of all of them, in order."""
+    """Of one step, on the device once they are sent. ``words``: int32 [N, words], of the rows ``index`` of
+    some logits; None: of all of them, in order. ``ended``: rows where only the end is left."""
 
-    index_N: torch.Tensor | None
-    refused_NV: torch.Tensor
+    words: Staged
+    index: Staged | None
+    ended: Staged | None
 
     def apply(self, logits_XV: torch.Tensor) -> None:
         """What is refused becomes -inf, in place."""
-        if self.index_N is None:
-            logits_XV.masked_fill_(self.refused_NV, -math.inf)
-        else:
-            logits_XV[self.index_N] = logits_XV[self.index_N].masked_fill_(self.refused_NV, -math.inf)
+        if self.ended is not None:
+            logits_XV.index_fill_(0, self.ended.device, 0.0)
+        refused_NV = _refused(self.words.device, logits_XV.shape[1])
+        if self.index is None:
+            logits_XV.masked_fill_(refused_NV, -math.inf)
+            return
+        index_N = self.index.device
+        logits_XV.index_copy_(0, index_N, logits_XV.index_select(0, index_N).masked_fill_(
+            refused_NV, -math.inf))
+
+
+class Guided:
+    """The matchers of a step's guided rows, by their index among the rows that choose."""
+
+    __slots__ = ("_matchers",)
+
+    def __init__(self, matchers: list[tuple[int, Any]]) -> None:
+        self._matchers = matchers
+
+    def advance(self, tokens: npt.NDArray[np.int32]) -> dict[int, str]:
+        """``tokens`` were chosen. Returns, by index, why a row cannot go on."""
+        failures = {}
+        for at, matcher in self._matchers:
+            if not matcher.consume_token(int(tokens[at])):
+                said = str(matcher.get_error()).split("\n")[0][:_MESSAGE_CHARS_MAX]
+                failures[at] = _BROKEN.format(said)
+        return failures
 
 
 class GuideRows:
-    """``vocab_size``: the width of the logits, which may be more than the tokenizer knows."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
+    def __init__(self) -> None:
         self._token_count = 0
         self._matchers: dict[int, Any] = {}
         self._masks: Future[Words] | None = None
@@ -81,19 +107,23 @@ class GuideRows:
     def clear(self, row: int) -> None:
         self._matchers.pop(row, None)
 
+    def among(self, rows: Int64s) -> Guided | None:
+        """The guided ones among ``rows``; None where there are none."""
+        guided = self._guided(rows)
+        return Guided(guided) if guided else None
+
     def begin(self, rows: Int64s) -> None:
-        """The step that is about to run chooses a token for each of ``rows``: start working out the masks."""
+        """The step that is about to run chooses a token for each of ``rows``, and all that came before is
+        known: start working out the masks."""
         guided = self._guided(rows)
         if not guided:
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="guides")
-        self._masks = self._thread.submit(self._fill, [self._matchers[row] for _, row in guided])
+        self._masks = self._thread.submit(self._fill, [matcher for _, matcher in guided])
 
-    def apply(self, logits_XV: torch.Tensor, rows: Int64s) -> Masks | None:
-        """Changes the guided rows of ``logits_XV`` (float32) in place: what is not allowed becomes -inf.
-        ``rows``: the row of each, those of ``begin``. Returns what it did, None where there was nothing to
-        do."""
+    def stage(self, staging: Staging, rows: Int64s) -> Masks | None:
+        """The masks of ``rows`` (those of ``begin``, if it was called), None where none is guided."""
         guided = self._guided(rows)
         if not guided:
             return None
@@ -101,26 +131,11 @@ class GuideRows:
             self.begin(rows)
         assert self._masks is not None
         words, self._masks = self._masks.result(), None
-        device = logits_XV.device
-        ended = [at for at, row in guided if self._matchers[row].is_stopped()]
-        if ended:
-            logits_XV[torch.tensor(ended, device=device)] = 0.0
-        index_N = None
+        ended = [at for at, matcher in guided if matcher.is_stopped()]
+        index = None
         if len(guided) < len(rows):
-            index_N = torch.tensor([at for at, _ in guided], device=device)
-        masks = Masks(index_N, self._refused(words, device))
-        masks.apply(logits_XV)
-        return masks
-
-    def advance(self, rows: Int64s, tokens: npt.NDArray[np.int32]) -> dict[int, str]:
-        """``tokens`` were chosen. Returns, by index in ``rows``, why a row cannot go on."""
-        failures = {}
-        for at, row in self._guided(rows):
-            matcher = self._matchers[row]
-            if not matcher.consume_token(int(tokens[at])):
-                said = str(matcher.get_error()).split("\n")[0][:_MESSAGE_CHARS_MAX]
-                failures[at] = _BROKEN.format(said)
-        return failures
+            index = staging.add(np.array([at for at, _ in guided], np.int64))
+        return Masks(staging.add(words), index, staging.add(np.array(ended, np.int64)) if ended else None)
 
     def close(self) -> None:
         """Idempotent."""
@@ -129,10 +144,10 @@ class GuideRows:
             self._thread.shutdown()
             self._thread = None
 
-    def _guided(self, rows: Int64s) -> list[tuple[int, int]]:
+    def _guided(self, rows: Int64s) -> list[tuple[int, Any]]:
         if not self._matchers:
             return []
-        return [(at, row) for at, row in enumerate(rows.tolist()) if row in self._matchers]
+        return [(at, self._matchers[row]) for at, row in enumerate(rows.tolist()) if row in self._matchers]
 
     def _fill(self, matchers: list[Any]) -> Words:
         """int32 [N, words]: bit b of word w is token 32 w + b."""
@@ -148,10 +163,12 @@ class GuideRows:
         fill_next_token_bitmask_par(self._fillers, [(m, n) for n, m in enumerate(matchers)], words)
         return words
 
-    def _refused(self, words: Words, device: torch.device) -> torch.Tensor:
-        """bool [N, vocabulary]; a token that the tokenizer does not know is refused."""
-        bytes_NB = torch.from_numpy(words.view(np.uint8)).to(device)
-        bits_8 = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=device)
-        refused_NV = (bytes_NB[:, :, None] & bits_8).eq_(0).view(torch.bool).flatten(1)
-        missing = self._vocab_size - refused_NV.shape[1]
-        return torch.nn.functional.pad(refused_NV, (0, missing), value=True) if missing else refused_NV
+
+def _refused(words_NW: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """bool [N, vocab_size]; a token that the tokenizer does not know is refused."""
+    bits_8 = torch.bitwise_left_shift(torch.ones(8, dtype=torch.uint8, device=words_NW.device),
+                                      torch.arange(8, dtype=torch.uint8, device=words_NW.device))
+    bytes_NB = words_NW.view(torch.uint8)
+    refused_NV = (bytes_NB[:, :, None] & bits_8).eq_(0).view(torch.bool).flatten(1)
+    missing = vocab_size - refused_NV.shape[1]
+    return torch.nn.functional.pad(refused_NV, (0, missing), value=True) if missing else refused_NV

@@ -27,6 +27,7 @@ from weft.runner.arena import DeviceArena
 from weft.runner.graphs import pad_rows
 from weft.runner.kv_scales import one_prompt
 from weft.spec import CacheDTypeName, ModelSpec
+from weft.tensor.device import current
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.scratch import scratch
 from weft.units import format_bytes
@@ -87,6 +88,12 @@ def measure_reserve(model: Model, spec: ModelSpec, kv_dtype: CacheDTypeName, *, 
                     model_len: int, device: torch.device, meter: Meter) -> Reserve:
     """``spec``: with states as they will be kept; ``step_tokens`` and ``rows``: the most that a step has;
     ``model_len``: the longest sequence, whose page table is as wide as that of every row of a graph."""
+    with current(device):
+        return _measured(model, spec, kv_dtype, step_tokens, rows, model_len, device, meter)
+
+
+def _measured(model: Model, spec: ModelSpec, kv_dtype: CacheDTypeName, step_tokens: int, rows: int,
+              model_len: int, device: torch.device, meter: Meter) -> Reserve:
     scratch.home = device
     tokens = min(step_tokens, spec.max_positions)
     arena = DeviceArena(plan_arena(spec, memory_for(spec, kv_dtype, 1, tokens)[0], kv_dtype=kv_dtype), device)

@@ -14,46 +14,99 @@ Everything is a function of the row alone: its logits, its parameters, its own t
 position). No row sees another, so company in the batch changes nothing; there is no generator state, so
 preemption changes nothing.
 
-A batch where nobody asks for more than the best token costs one argmax, and one wait for the device: that
-which brings the tokens home. A row of logits with NaN in it (a
-bug of a model or a kernel) neither raises nor spreads: NaN counts as impossible.
+A step goes through in three parts, so that the host never waits for a device in the middle of one:
+
+    stage      what it draws with, and which rows ask for logprobs, go over with the step's other inputs
+    launch     logits -> tokens, asked for and not looked at: a ``Choice``
+    Choice.told(pieces)    what it made is home: histories and grammars learn it, logprobs are put together
+
+Penalties and grammars need the tokens of the step before (``looks_back``): it is home before ``launch``, and
+what follows from it goes over in a second small copy. A ``Choice`` keeps the histories and grammars that it
+will tell, not their rows: by then these may belong to other sequences.
+
+A row of logits with NaN in it (a bug of a model or a kernel) neither raises nor spreads: NaN counts as
+impossible. On a CPU whether there are any is seen by looking at the best logit. On a device nobody looks
+(``remote``): kernels (``sampling_kernels``) take NaN for the lowest number as they read, and where there are
+none for this, all logits are gone over once. Rejected: a flag that comes home with the tokens and makes the
+step be sampled again (the next one has been fed what was chosen by then).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from weft.request import SamplingParams, TokenLogprobs
-from weft.runner.edits import RowEdits, apply_edits
+from weft.runner.edits import RowEdits, TokenHistory, stage_edits
 from weft.runner.filters import Filters, choose, fill_numbers
-from weft.runner.guides import GuideRows
-from weft.runner.logprobs import token_logprobs
+from weft.runner.guides import Guided, GuideRows, Masks
+from weft.runner.homeward import Homeward
+from weft.runner.logprobs import score, told
 from weft.runner.randomness import seed_word, uniforms
 from weft.runner.staging import Staged, Staging
 from weft.schedule.plan import CompiledGuide
+from weft.tensor import gpu
 
 _NO_LOGPROBS = -1
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """``tokens``: int32 [X]; ``logprobs`` by index in X, for rows that asked; ``failures`` by index in X: why
-    a row cannot go on; ``chosen_X``: the tokens, int64 on the device of the logits."""
+    a row cannot go on."""
 
     tokens: npt.NDArray[np.int32]
     logprobs: dict[int, TokenLogprobs]
     failures: dict[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Tokens that are being chosen: ``chosen_X``, int64 on the device of the logits, and in ``pieces`` all
+    that comes home. ``asking``: the rows that want logprobs, of how many best tokens each."""
+
     chosen_X: torch.Tensor
+    pieces: list[torch.Tensor]
+    asking: npt.NDArray[np.int64]
+    top_counts: list[int]
+    histories: list[tuple[int, TokenHistory]]
+    guided: Guided | None
+
+    def told(self, pieces: list[npt.NDArray[Any]]) -> Sampled:
+        """``pieces`` are home. Once: histories and grammars learn what was chosen."""
+        tokens = pieces[0].astype(np.int32)
+        for i, history in self.histories:
+            history.add(int(tokens[i]))
+        failures = self.guided.advance(tokens) if self.guided is not None else {}
+        if not self.asking.size:
+            return Sampled(tokens, {}, failures)
+        found = told(pieces[1:], self.top_counts)
+        return Sampled(tokens, dict(zip(self.asking.tolist(), found, strict=True)), failures)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What ``stage`` sent. ``drawn``: indices in X of rows that are drawn; ``numbers`` [5, drawn or X]; the
+    two ``*_places``: ``drawn`` and ``asking`` on the device."""
+
+    drawn: npt.NDArray[np.int64]
+    asking: npt.NDArray[np.int64]
+    numbers: Staged | None
+    drawn_places: Staged | None
+    asking_places: Staged | None
 
 
 class Sampler:
-    """Sampling state of ``rows_max`` rows over a vocabulary of ``vocab_size``."""
+    """Sampling state of ``rows_max`` rows over a vocabulary of ``vocab_size``. ``remote``: the host may not
+    look at what is on ``device``, as it would have to wait; so it is on every device but the CPU."""
 
-    def __init__(self, rows_max: int, vocab_size: int) -> None:
+    def __init__(self, rows_max: int, vocab_size: int, device: torch.device = _CPU, *,
+                 remote: bool | None = None) -> None:
         self.vocab_size = vocab_size
         self._greedy = np.ones(rows_max, np.bool_)
         self._temperature = np.ones(rows_max, np.float64)
@@ -63,8 +116,11 @@ class Sampler:
         self._seed = np.zeros(rows_max, np.uint64)
         self._logprobs = np.full(rows_max, _NO_LOGPROBS, np.int64)
         self._edits: dict[int, RowEdits] = {}
-        self._guides = GuideRows(vocab_size)
-        self._staged: tuple[npt.NDArray[np.int64], Staged, Staged] | None = None
+        self._guides = GuideRows()
+        self._device = device
+        self._remote = device.type != "cpu" if remote is None else remote
+        self._late = Staging(device, copies=self._remote)
+        self._staged: _Asked | None = None
 
     def admit(self, row: int, tokens: npt.NDArray[np.int32], prompt_tokens: int, sampling: SamplingParams,
               seed: int, stop_ids: tuple[int, ...], guide: CompiledGuide | None = None) -> None:
@@ -92,8 +148,21 @@ class Sampler:
         self._edits.pop(row, None)
         self._guides.clear(row)
 
+    def warm(self) -> None:
+        """On a GPU: have kernels compiled before the first request comes."""
+        if self._by_kernels and self._device.type == "cuda":
+            from weft.runner import sampling_kernels
+
+            sampling_kernels.warm(self.vocab_size, self._device)
+
+    def looks_back(self, rows: npt.NDArray[np.int64]) -> bool:
+        """Whether the choice of one of ``rows`` hangs on what was chosen before: all of that must be told
+        before ``begin`` and ``launch``."""
+        return bool(self._guides.among(rows)) or any(
+            self._edits[row].history is not None for row in rows.tolist() if row in self._edits)
+
     def begin(self, rows: npt.NDArray[np.int64]) -> None:
-        """``sample`` will be called for these rows: what does not need their logits may start now."""
+        """``launch`` will be called for these rows: what does not need their logits may start now."""
         self._guides.begin(rows)
 
     def close(self) -> None:
@@ -101,21 +170,27 @@ class Sampler:
         self._guides.close()
 
     def stage(self, staging: Staging, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> None:
-        """``sample`` will be called for these: what it draws with goes to the device with the step's other
-        inputs."""
+        """``launch`` will be called for these: ``positions`` are the index in its sequence of the token about
+        to be chosen."""
         drawn = np.flatnonzero(~self._greedy[rows])
-        self._staged = None
+        asking = np.flatnonzero(self._logprobs[rows] >= 0)
+        numbers = None
         if drawn.size:
-            of = rows[drawn]
-            numbers, places = staging.take((5, len(drawn)), np.float64), staging.add(drawn)
-            fill_numbers(numbers.host, self._temperature[of], self._top_k[of], self._top_p[of],
-                         self._min_p[of], uniforms(self._seed[of], positions[drawn]))
-            self._staged = of, numbers, places
+            # Kernels take all rows at once, and know greedy ones by their temperature of 0.
+            of, at = (rows, positions) if self._by_kernels else (rows[drawn], positions[drawn])
+            numbers = staging.take((5, len(of)), np.float64)
+            fill_numbers(numbers.host, np.where(self._greedy[of], 0.0, self._temperature[of]),
+                         self._top_k[of], self._top_p[of], self._min_p[of], uniforms(self._seed[of], at))
+        self._staged = _Asked(drawn, asking, numbers, staging.add(drawn) if drawn.size else None,
+                              staging.add(asking) if asking.size else None)
 
-    def _drawn_with(self, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64],
-                    device: torch.device) -> tuple[npt.NDArray[np.int64], Staged, Staged]:
+    @property
+    def _by_kernels(self) -> bool:
+        return self._remote and gpu.reaches(self._device)
+
+    def _taken(self, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> _Asked:
         if self._staged is None:
-            staging = Staging(device)
+            staging = Staging(self._device)
             staging.begin()
             self.stage(staging, rows, positions)
             staging.send()
@@ -125,59 +200,80 @@ class Sampler:
 
     def sample(self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64],
                positions: npt.NDArray[np.int64]) -> Sampled:
-        """The next token of each row. What drawn rows are drawn with is taken as ``stage`` sent it, once;
-        without that it is brought now.
+        """``launch``, and wait for what it makes."""
+        choice = self.launch(logits_XV, rows, positions)
+        return choice.told(Homeward(self._device, copies=self._remote).send(choice.pieces).open())
 
-        ``logits_XV``: float32, changed in place by the edits; ``rows``: the row of each; ``positions``: the
-        index in its sequence of the token about to be chosen.
+    def launch(self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64],
+               positions: npt.NDArray[np.int64]) -> Choice:
+        """The next token of each row. What ``stage`` sent is taken, once; without that it is brought now.
+
+        ``logits_XV``: float32, contiguous, changed in place by the edits; ``rows``: the row of each.
         """
-        asking = np.flatnonzero(self._logprobs[rows] >= 0)
-        raw = logits_XV[torch.from_numpy(asking).to(logits_XV.device)] if asking.size else None
+        asked = self._taken(rows, positions)
+        raw = None
+        if asked.asking_places is not None:
+            raw = logits_XV.index_select(0, asked.asking_places.device)
         edits = [(i, int(positions[i]), self._edits[row]) for i, row in enumerate(rows.tolist())
                  if row in self._edits] if self._edits else []
-        if edits:
-            apply_edits(logits_XV, edits)
-        masks = self._guides.apply(logits_XV, rows)
+        masks = self._edit(logits_XV, edits, rows)
+        if self._by_kernels:
+            from weft.runner import sampling_kernels
+
+            chosen_X = sampling_kernels.choose(
+                logits_XV, None if asked.numbers is None else asked.numbers.device, masked=masks is not None)
+        else:
+            chosen_X = self._choose(logits_XV, rows, asked, masks)
+        pieces, top_counts = [chosen_X], []
+        if raw is not None and asked.asking_places is not None:
+            top_counts = self._logprobs[rows[asked.asking]].tolist()
+            pieces += score(raw, chosen_X.index_select(0, asked.asking_places.device), max(top_counts))
+        return Choice(chosen_X, pieces, asked.asking, top_counts,
+                      [(i, edit.history) for i, _, edit in edits if edit.history is not None],
+                      self._guides.among(rows))
+
+    def _edit(self, logits_XV: torch.Tensor, edits: list[tuple[int, int, RowEdits]],
+              rows: npt.NDArray[np.int64]) -> Masks | None:
+        """Change the logits, by one copy of what that takes. Returns the masks of guided rows, if any."""
+        self._late.begin()
+        staged = stage_edits(self._late, edits, self.vocab_size) if edits else None
+        masks = self._guides.stage(self._late, rows)
+        if staged is None and masks is None:
+            return None
+        self._late.send()
+        if staged is not None:
+            staged.apply(logits_XV)
+        if masks is not None:
+            if self._remote:   # what a grammar refuses is less than what a NaN becomes
+                _make_finite(logits_XV)
+            masks.apply(logits_XV)
+        return masks
+
+    def _choose(self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64], asked: _Asked,
+                masks: Masks | None) -> torch.Tensor:
+        """By torch's operators."""
         best = logits_XV.max(dim=1)
         chosen_X = best.indices
-        home, finite = _home(best.values, chosen_X)
-        if not finite.all():
-            logits_XV = _finite(logits_XV)
+        if self._remote:
+            if masks is None:
+                _make_finite(logits_XV)
+                chosen_X = logits_XV.argmax(dim=1)
+        elif not np.isfinite(best.values.numpy()).all():
+            _make_finite(logits_XV)
             if masks is not None:
-                masks.apply(logits_XV)  # what a grammar refuses is less than what a NaN became
+                masks.apply(logits_XV)
             chosen_X = logits_XV.argmax(dim=1)
-            home = chosen_X.cpu().numpy()
-        drawn = np.flatnonzero(~self._greedy[rows])
-        if drawn.size:
-            of, numbers, places = self._drawn_with(rows, positions, logits_XV.device)
-            filters = Filters(self._top_k[of], self._top_p[of], numbers.device)
-            if drawn.size == len(rows):
-                chosen_X = choose(logits_XV, filters)
-            else:
-                chosen_X[places.device] = choose(logits_XV[places.device], filters)
-            home = chosen_X.cpu().numpy()
-        tokens = home.astype(np.int32)
-        for i, _, edit in edits:
-            if edit.history is not None:
-                edit.history.add(int(tokens[i]))
-        failures = self._guides.advance(rows, tokens)
-        if raw is None:
-            return Sampled(tokens, {}, failures, chosen_X)
-        found = token_logprobs(raw, chosen_X[torch.from_numpy(asking).to(chosen_X.device)],
-                               self._logprobs[rows[asking]].tolist())
-        return Sampled(tokens, dict(zip(asking.tolist(), found, strict=True)), failures, chosen_X)
+        if asked.numbers is None or asked.drawn_places is None:
+            return chosen_X
+        of, places_N = rows[asked.drawn], asked.drawn_places.device
+        filters = Filters(self._top_k[of], self._top_p[of], asked.numbers.device)
+        if len(of) == len(rows):
+            return choose(logits_XV, filters, remote=self._remote)
+        return chosen_X.index_copy(0, places_N, choose(logits_XV.index_select(0, places_N), filters,
+                                                       remote=self._remote))
 
 
-def _home(values_X: torch.Tensor, chosen_X: torch.Tensor) -> tuple[npt.NDArray[np.int64],
-                                                                   npt.NDArray[np.bool_]]:
-    """The best token of each row, and whether its logit is finite, on the host: one copy and one wait."""
-    if values_X.device.type == "cpu":
-        return chosen_X.numpy(), np.isfinite(values_X.numpy())
-    both_2X = torch.stack((chosen_X, values_X.isfinite().long())).cpu().numpy()
-    return both_2X[0], both_2X[1].astype(np.bool_)
-
-
-def _finite(logits_XV: torch.Tensor) -> torch.Tensor:
-    """NaN and -inf become the lowest finite value: never chosen unless there is nothing else."""
+def _make_finite(logits_XV: torch.Tensor) -> None:
+    """In place: NaN and -inf become the lowest finite value, never chosen unless there is nothing else."""
     limits = torch.finfo(logits_XV.dtype)
-    return logits_XV.nan_to_num(nan=limits.min, posinf=limits.max, neginf=limits.min)
+    logits_XV.nan_to_num_(nan=limits.min, posinf=limits.max, neginf=limits.min)

@@ -2,12 +2,17 @@
 
     engine's thread   begin(k+1)  finish(k) ...                begin(k+2)  finish(k+1)
                           |           ^                            |
-    this thread       [ step k       ][ step k+1                      ][ step k+2
+    this thread       launch k+1 .    |                        launch k+2 .
+    a GPU             [ step k       ][ step k+1                      ][ step k+2
 
-The kernels and torch let go of the interpreter while they compute, so the engine's thread runs beside them.
-One thread and one queue: steps are computed in the order in which they were begun, and what one writes is
+This thread launches: it asks for everything that a step takes, and on a GPU that is over long before the step
+is. Whoever finishes waits, on his own thread, so that nothing keeps this one from launching the next step
+while the one before is computed. On a CPU launching is computing; kernels and torch let go of the interpreter
+meanwhile.
+
+One thread and one queue: steps are launched in the order in which they were begun, and what one writes is
 there for the next one, on any device (all of them use one stream). After a step that failed nothing is
-computed: rows and memory are half way into it.
+launched: rows and memory are half way into it.
 
 Rejected: a thread for each step (their order would have to be made again with locks).
 """
@@ -17,19 +22,28 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
 from weft.schedule.plan import StepPlan, StepResult
 
 
+class Launched(Protocol):
+    """A step that is asked for."""
+
+    def home(self) -> StepResult:
+        """Wait for it."""
+        ...
+
+
 class StepWorker:
-    """``compute(plan)`` is called on the thread, ``prepare()`` once before. The thread starts with the first
+    """``launch(plan)`` is called on the thread, ``prepare()`` once before. The thread starts with the first
     step."""
 
-    def __init__(self, compute: Callable[[StepPlan], StepResult], prepare: Callable[[], None]) -> None:
-        self._compute = compute
+    def __init__(self, launch: Callable[[StepPlan], Launched], prepare: Callable[[], None]) -> None:
+        self._launch = launch
         self._prepare = prepare
         self._thread: ThreadPoolExecutor | None = None
-        self._flights: deque[Future[StepResult]] = deque()
+        self._flights: deque[Future[Launched]] = deque()
         self._failed = False
 
     @property
@@ -44,7 +58,11 @@ class StepWorker:
 
     def finish(self) -> StepResult:
         """Of the oldest step; raises what it raised."""
-        return self._flights.popleft().result()
+        try:
+            return self._flights.popleft().result().home()
+        except BaseException:
+            self._failed = True
+            raise
 
     def rest(self) -> None:
         """Let the thread end, with the step buffers that are its own; the next step starts another. Nothing
@@ -55,17 +73,17 @@ class StepWorker:
             self._thread = None
 
     def close(self) -> None:
-        """Wait for what is computed now. Idempotent."""
+        """Wait for what is launched now. Idempotent."""
         self._failed = True
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
         self._flights.clear()
 
-    def _run(self, plan: StepPlan) -> StepResult:
+    def _run(self, plan: StepPlan) -> Launched:
         if self._failed:
             raise RuntimeError(f"step {plan.step} was not computed: the one before it failed")
         try:
-            return self._compute(plan)
+            return self._launch(plan)
         except BaseException:
             self._failed = True
             raise

@@ -1,6 +1,7 @@
 """The executor that runs a model in torch: a plan in, tokens out.
 
     plan --BatchBuilder--> StepInputs --model--> hidden_TD --rows that need them--> logits --Sampler--> tokens
+    '------------------------------ launch: nothing is waited for ------------------------------' '-- home --'
 
 Owns the arena's bytes, the views into it that each layer sees, the rows (page table, sampling state), and
 the order of a step. It decides nothing: what runs, where its pages and state are, and which frames to zero
@@ -9,6 +10,10 @@ first is in the plan.
 Logits are computed only where they are read: the last token of each run that samples, and every token of a
 run whose sequence wants logprobs of its prompt, in slices, because [prompt, vocabulary] may be larger than
 the model.
+
+A step is launched, and later its tokens are brought home (``LaunchedStep``). The next one may be launched in
+between: its decodes are fed from ``BatchBuilder.chosen``, on the device. Only where its choice hangs on the
+tokens before (penalties, grammars) are those waited for, once its forward pass is under way.
 
 It lets go of the arena and of the weights while the engine sleeps (``runner.sleep``), and lays both out as at
 the start when it wakes; rows are free then, and their tables stay.
@@ -24,7 +29,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-import numpy as np
 import torch
 
 from weft.config import Sizes
@@ -32,7 +36,6 @@ from weft.engine.sleep import PARTS, Part
 from weft.errors import CheckpointError, ConfigError, EngineUnavailableError
 from weft.memory.plan import ArenaPlan
 from weft.models import LoadedModel
-from weft.request import TokenLogprobs
 from weft.runner.arena import DeviceArena
 from weft.runner.batch import BatchBuilder, StepBatch
 from weft.runner.graphs import (
@@ -43,18 +46,19 @@ from weft.runner.graphs import (
     decode_widths,
     pad_rows,
 )
+from weft.runner.homeward import Homeward
 from weft.runner.kv_scales import head_scales
-from weft.runner.logprobs import token_logprobs
+from weft.runner.launched import LaunchedStep, ScoredPrompt
+from weft.runner.logprobs import score
 from weft.runner.sampler import Sampler
 from weft.runner.sleep import DroppedModel, HostWeights, give_back
 from weft.runner.step_worker import StepWorker
 from weft.schedule.plan import StepPlan, StepResult
 from weft.spec import ModelSpec
-from weft.tensor.device import use
+from weft.tensor.device import current, use
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.layout import DTYPES
 from weft.tensor.scratch import scratch
-from weft.units import PAD
 
 Observer = Callable[[StepPlan, torch.Tensor], None]
 BeforeStep = Callable[[StepPlan], None]
@@ -70,7 +74,8 @@ class Model(Protocol):
     def spec(self) -> ModelSpec: ...
 
     def forward(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
-        """hidden_TD of the step's tokens; writes KV and states through ``caches``."""
+        """hidden [T, D] of the step's tokens, [X, D] where ``inputs.asked`` names rows; writes KV and states
+        through ``caches``."""
         ...
 
     def logits(self, hidden_XD: torch.Tensor) -> torch.Tensor:
@@ -83,13 +88,14 @@ class TorchExecutor:
     fp8, and measured for the other layers. ``reload`` reads the checkpoint again,
     after a sleep of level 2. ``capture``: how decode steps are recorded as graphs, once ``record_graphs`` is
     called; None: never. ``pad_decode_to`` and the two hooks are described above and in
-    ``weft.runner.batch``. Not thread-safe: one step at a time."""
+    ``weft.runner.batch``. ``remote``: the host sees of the device only what the one copy of a step brings
+    home; by default so on every device but the CPU. Not thread-safe: one step at a time."""
 
     def __init__(self, model: Model, arena_plan: ArenaPlan, sizes: Sizes, *,
                  kv_scales: Mapping[int, torch.Tensor] | None = None,
                  reload: Callable[[], LoadedModel] | None = None, device: torch.device | None = None,
                  capture: Capture | None = None, pad_decode_to: int = 0, observer: Observer | None = None,
-                 before_step: BeforeStep | None = None) -> None:
+                 before_step: BeforeStep | None = None, remote: bool | None = None) -> None:
         device = scratch.home = device or torch.device("cpu")
         self.model = model
         self.arena = DeviceArena(arena_plan, device)
@@ -100,19 +106,24 @@ class TorchExecutor:
         self._caches = self._lay_out(device)
         self.batches = BatchBuilder(
             rows_max=sizes.rows_max, pages_max=arena_plan.pages_for(sizes.max_model_len),
-            step_tokens_max=sizes.step_tokens_max, device=device, pad_decode_to=pad_decode_to)
+            step_tokens_max=sizes.step_tokens_max, device=device, pad_decode_to=pad_decode_to,
+            by_copies=remote)
         self.graphs = None if capture is None else DecodeGraphs(
             self.batches.table, self.batches.chosen, decode_widths(sizes.rows_max), capture)
-        self.sampler = Sampler(sizes.rows_max, model.spec.vocab_size)
+        self.sampler = Sampler(sizes.rows_max, model.spec.vocab_size, device, remote=remote)
+        with current(device):
+            self.sampler.warm()
+        self._homeward = Homeward(device, copies=remote)
+        self._before: LaunchedStep | None = None
         self.observer = observer
         self.before_step = before_step
-        self._worker = StepWorker(self._compute, prepare=lambda: use(device))
+        self._worker = StepWorker(self._launch, prepare=lambda: use(device))
 
     def execute(self, plan: StepPlan) -> StepResult:
         """On the caller's thread."""
         assert not self._worker.in_flight, "a step is in flight"
-        use(self.arena.device)
-        return self._compute(plan)
+        with current(self.arena.device):
+            return self._launch(plan).home()
 
     def begin(self, plan: StepPlan) -> None:
         """On a thread of the executor's own, from the first call on."""
@@ -122,30 +133,34 @@ class TorchExecutor:
         return self._worker.finish()
 
     @torch.inference_mode()
-    def _compute(self, plan: StepPlan) -> StepResult:
-        started = time.perf_counter()
+    def _launch(self, plan: StepPlan) -> LaunchedStep:
+        began_s = time.perf_counter()
         if self.before_step is not None:
             self.before_step(plan)
         self.batches.apply(plan, self.sampler, self.arena)
-        tokens = np.full(plan.run_count, PAD, np.int32)
+        before, self._before = self._before, None
         if not plan.run_count:
-            return StepResult(tokens, {}, {}, time.perf_counter() - started)
+            return LaunchedStep(began_s, 0, self._homeward.send([]))
         batch = self.batches.build(plan)
-        self.sampler.begin(batch.sample_rows)
-        hidden_TD = self._forward(batch.inputs)
-        prompt_logprobs = self._prompt_logprobs(batch, hidden_TD)
-        logprobs: dict[int, TokenLogprobs] = {}
-        failures: dict[int, str] = {}
+        looks_back = self.sampler.looks_back(batch.sample_rows)
+        if looks_back and (before is None or before.arrived):
+            if before is not None:
+                before.home()
+            self.sampler.begin(batch.sample_rows)
+        hidden = self._forward(batch.inputs)
+        prompts, scores = self._score_prompts(batch, hidden)
+        choice = None
         if batch.sample_runs.size:
-            logits_XV = self.model.logits(hidden_TD[batch.sample_index_X])
+            logits_XV = self.model.logits(batch.sampled_of(hidden))
             if self.observer is not None:
                 self.observer(plan, logits_XV)
-            sampled = self.sampler.sample(logits_XV, batch.sample_rows, batch.sample_positions)
-            self.batches.chosen.index_copy_(0, batch.sample_rows_X, sampled.chosen_X)
-            tokens[batch.sample_runs] = sampled.tokens
-            logprobs = {int(batch.sample_runs[i]): found for i, found in sampled.logprobs.items()}
-            failures = {int(batch.sample_runs[i]): why for i, why in sampled.failures.items()}
-        return StepResult(tokens, logprobs, prompt_logprobs, time.perf_counter() - started, failures)
+            if looks_back and before is not None:
+                before.home()
+            choice = self.sampler.launch(logits_XV, batch.sample_rows, batch.sample_positions)
+            self.batches.chosen.index_copy_(0, batch.sample_rows_X, choice.chosen_X)
+        parcel = self._homeward.send([*(choice.pieces if choice is not None else ()), *scores])
+        self._before = LaunchedStep(began_s, plan.run_count, parcel, choice, batch.sample_runs, prompts)
+        return self._before
 
     def _forward(self, inputs: StepInputs | DecodeBlock) -> torch.Tensor:
         if isinstance(inputs, DecodeBlock):
@@ -161,9 +176,9 @@ class TorchExecutor:
             return None
         self.batches.decode_widths = ()
         scratch.home = self.arena.device
-        use(self.arena.device)
         try:
-            self.graphs.record(self.model.forward, self._caches)
+            with current(self.arena.device):
+                self.graphs.record(self.model.forward, self._caches)
         except REFUSALS as error:
             return str(error).strip().split("\n")[0]
         self.batches.decode_widths = self.graphs.widths
@@ -173,17 +188,19 @@ class TorchExecutor:
     def dummy_step(self, width: int) -> None:
         """What an idle rank of a data-parallel group computes so that the others can go on: a decode step of
         at least ``width`` PAD rows, the way real ones go. Reads and writes no page and no slot (L4, L5)."""
-        use(self.arena.device)
-        if self.graphs is not None and self.graphs.recorded and width <= self.graphs.widths[-1]:
-            self.graphs.idle(width)
-        else:
-            self._forward(pad_rows(width, self.batches.table.shape[1], self.arena.device))
+        with current(self.arena.device):
+            if self.graphs is not None and self.graphs.recorded and width <= self.graphs.widths[-1]:
+                self.graphs.idle(width)
+            else:
+                self._forward(pad_rows(width, self.batches.table.shape[1], self.arena.device))
 
     def _lay_out(self, device: torch.device) -> list[LayerCache]:
         """The views of every layer into the arena. In fp8 with the scales of the model that is there now."""
         caches = self.arena.layer_caches(len(self.model.spec.layers))
         if self.arena.plan.kv_dtype == "float8_e4m3":
-            for layer, scales in head_scales(self.model, self._kv_scales, device).items():
+            with current(device):
+                found = head_scales(self.model, self._kv_scales, device)
+            for layer, scales in found.items():
                 caches[layer].head_scales = scales.to(device, DTYPES[self.model.spec.dtype])
         return caches
 
@@ -194,6 +211,7 @@ class TorchExecutor:
             raise ConfigError("this engine was made from a model in memory: there is no checkpoint to read "
                               "it from again, so level 2 cannot be; level 1 can", param="level")
         self._worker.rest()
+        self._before = None
         self._forget_graphs()
         self._caches = []
         self.arena.release()
@@ -245,14 +263,16 @@ class TorchExecutor:
         self.sampler.close()
         self.arena.release()
 
-    def _prompt_logprobs(self, batch: StepBatch, hidden_TD: torch.Tensor) -> dict[int, list[TokenLogprobs]]:
-        found: dict[int, list[TokenLogprobs]] = {}
+    def _score_prompts(self, batch: StepBatch, hidden_TD: torch.Tensor,
+                       ) -> tuple[tuple[ScoredPrompt, ...], list[torch.Tensor]]:
+        """What is asked of prompts, and the pieces that bring it home."""
+        prompts, pieces = [], []
         for span in batch.prompt_spans:
-            entries = found[span.run] = []
-            for begin in range(0, len(span.next_tokens), PROMPT_LOGITS_TOKENS):
-                following = torch.from_numpy(span.next_tokens[begin : begin + PROMPT_LOGITS_TOKENS])
+            cuts = range(0, len(span.next_tokens_N), PROMPT_LOGITS_TOKENS)
+            for begin in cuts:
+                following_N = span.next_tokens_N[begin : begin + PROMPT_LOGITS_TOKENS]
                 first = span.first + begin
-                logits_NV = self.model.logits(hidden_TD[first : first + len(following)])
-                entries += token_logprobs(logits_NV, following.to(logits_NV.device),
-                                          [span.top_count] * len(following))
-        return found
+                logits_NV = self.model.logits(hidden_TD[first : first + len(following_N)])
+                pieces += score(logits_NV, following_N, span.top_count)
+            prompts.append(ScoredPrompt(span.run, span.top_count, len(cuts)))
+        return tuple(prompts), pieces

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from weft.memory.draft import Draft
+from weft.memory.parcels import KvPark, KvRestore
 from weft.memory.reservation import PageCopy, Park, Restore, SlotCopy, TablePatch
-from weft.schedule.plan import Admission, Int32s, StepPlan, Tap, no_copies, no_writes, none_parked
+from weft.schedule.plan import Admission, Int32s, StepPlan, Tap, no_copies, no_records, no_writes, none_parked
 from weft.schedule.rows import RowTable
 from weft.schedule.sequence import Sequence
 from weft.units import PageId, RowId, SeqId, SlotId
@@ -119,6 +120,8 @@ class Pass:
             page_copies=_copies(reservation.page_copies),
             parks=_parked(reservation.parked),
             restores=_parked(reservation.restored),
+            kv_parks=_records(reservation.kv_parked),
+            kv_restores=_records(reservation.kv_restored),
             taps=tuple(self.taps),
             prompt_logprob_runs=tuple(decode_count + at for at, seq in enumerate(self.prefill_seqs)
                                       if seq.prompt_logprobs_due),
@@ -139,6 +142,10 @@ def _parked(states: Seq[Park] | Seq[Restore]) -> Int32s:
     if not states:
         return none_parked()
     return np.asarray([(state.slot, *state.pages) for state in states], dtype=np.int32)
+
+
+def _records(parcels: Seq[KvPark] | Seq[KvRestore]) -> Int32s:
+    return np.concatenate([parcel.rows for parcel in parcels]) if parcels else no_records()
 
 
 def _patches(patches: Seq[TablePatch], rows: RowTable) -> Int32s:

@@ -6,8 +6,9 @@
 It can be printed, compared, replayed, and simulated. The executor sees nothing else of the pure half:
 no sequence object, no memory object. Persistent per-row state on the device (page table, sampling
 parameters, token counts) is kept in step with ``rows_cleared``, ``admissions``, ``table_writes`` and
-``table_patches``; then memory is made ready with ``zero_frames``, ``parks``, ``restores``, ``slot_copies``
-and ``page_copies``. All of it is applied in that order before anything is computed.
+``table_patches``; then memory is made ready with ``zero_frames``, ``parks``, ``restores``,
+``kv_restores``, ``kv_parks``, ``slot_copies`` and ``page_copies``. All of it is applied in that order before
+anything is computed.
 
     runs are ordered: first every decode (length 1, start > 0), then every prefill.
 
@@ -43,6 +44,10 @@ def no_copies() -> Int32s:
 
 def none_parked() -> Int32s:
     return np.empty((0, 1), dtype=np.int32)
+
+
+def no_records() -> Int32s:
+    return np.empty((0, 4), dtype=np.int32)
 
 
 def no_writes() -> Int32s:
@@ -107,6 +112,9 @@ class StepPlan:
     read before any destination is written, so that one may be both; no destination comes twice.
     ``parks`` and ``restores``: int32 [k, 1 + pages], a slot and the pages of a parked state, in order: the
     state is put into the pages in 8 bits, or is put from them into the slot.
+    ``kv_parks`` and ``kv_restores``: int32 [k, 4], a page of KV and where its record in 8 bits lies: on a
+    page and perhaps the one given next (or the same again), from a byte of the first on. Each row may write
+    what those before it have read, so they go in this order.
     """
 
     step: int
@@ -136,6 +144,8 @@ class StepPlan:
     page_copies: Int32s = field(default_factory=no_copies)
     parks: Int32s = field(default_factory=none_parked)
     restores: Int32s = field(default_factory=none_parked)
+    kv_parks: Int32s = field(default_factory=no_records)
+    kv_restores: Int32s = field(default_factory=no_records)
 
     @property
     def run_count(self) -> int:

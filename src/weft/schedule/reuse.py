@@ -52,14 +52,15 @@ AWAITED_MAX = 8
 
 
 class Reuse:
-    """``memory`` says whether anything is cached at all; ``policy`` where states are kept."""
+    """``memory`` says whether anything is cached at all; ``policy`` and ``grid`` where states are kept."""
 
-    def __init__(self, memory: Memory, policy: CheckpointPolicy, rows: RowTable) -> None:
+    def __init__(self, memory: Memory, policy: CheckpointPolicy, rows: RowTable, grid: int) -> None:
         plan = memory.plan
         self.enabled = memory.caches
         self._memory = memory
         self._policy = policy
         self._rows = rows
+        self._grid = grid
         self._stateful = plan.slots_per_frame > 0
         self._insurance_first = insurance_tokens(plan.slot_bytes, plan.page_bytes)
         self._decode_distance = 0
@@ -157,14 +158,14 @@ class Reuse:
         return wanted_positions(self._policy, known_tokens=seq.known_count, start=match.cached_tokens,
                                 boundaries=seq.boundaries, marks=seq.marks,
                                 kv_tokens=max(match.kv_tokens, match.recall.seen_tokens),
-                                insurance_first=self._insurance_first)
+                                insurance_first=self._insurance_first, grid=self._grid)
 
     # ------------------------------------------------------------------ twins
 
     def leaders(self, step: Pass, running: Iterable[Sequence], closing: Iterable[Sequence]) -> Leaders:
         """Who computes, or has just computed, what others are about to: those of ``running`` that are in
         their prefill, who has something to publish, and who ends."""
-        found = Leaders(enabled=self.enabled, stateful=self._stateful)
+        found = Leaders(enabled=self.enabled, stateful=self._stateful, grid=self._grid)
         if not self.enabled:
             return found
         unpublished = {seq.id: seq for seq in self._unpublished if seq.state is SeqState.RUNNING}
@@ -224,8 +225,9 @@ class Reuse:
 class Leaders:
     """By salt and first chunk; none where nothing is kept."""
 
-    def __init__(self, *, enabled: bool, stateful: bool) -> None:
+    def __init__(self, *, enabled: bool, stateful: bool, grid: int) -> None:
         self._enabled = enabled
+        self._grid = grid
         self._stateful = stateful
         self._by_front: dict[tuple[str, bytes], list[Leader]] = {}
         self._seqs: set[SeqId] = set()
@@ -245,13 +247,17 @@ class Leaders:
     def wait_for(self, seq: Sequence, known: Int32s, cached: int) -> Wait | None:
         """What ``seq`` should wait for before it is admitted."""
         alike = self._alike(seq, known, cached)
-        return wait_for(known, cached, seq.rank, alike, stateful=self._stateful) if alike else None
+        if not alike:
+            return None
+        return wait_for(known, cached, seq.rank, alike, stateful=self._stateful, grid=self._grid)
 
     def with_not_ready(self, seq: Sequence, known: Int32s, match: Match) -> Match:
         """``match`` of ``seq``, which is admitted and waits for nobody: of what it has to compute, that which
         others compute at this moment is lost because it is not ready."""
         alike = self._alike(seq, known, match.cached_tokens)
-        ready = in_the_making(known, match.cached_tokens, alike, stateful=self._stateful) if alike else 0
+        ready = 0
+        if alike:
+            ready = in_the_making(known, match.cached_tokens, alike, stateful=self._stateful, grid=self._grid)
         if ready <= match.cached_tokens:
             return match
         return replace(match, lost=match.lost.but_not_ready(ready - match.cached_tokens))

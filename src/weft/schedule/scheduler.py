@@ -65,7 +65,7 @@ class Scheduler:
         self.memory = memory
         self.sizes = sizes
         self.rows = RowTable(sizes.rows_max)
-        self.reuse = Reuse(memory, policy, self.rows)
+        self.reuse = Reuse(memory, policy, self.rows, sizes.grid_tokens)
         self.waiting = RankedQueue()
         self.running = RankedQueue()
         self.preemption_count = 0
@@ -256,7 +256,8 @@ class Scheduler:
         own, awaited = match.anchor, self.reuse.awaited()
         step.draft.evict_last([own, *awaited])
         cached = match.cached_tokens
-        pages = pages_for(seq.known_count) - cached // PAGE_TOKENS + self._headroom(step, seq)
+        pages = (pages_for(seq.known_count) - cached // PAGE_TOKENS + match.restore_pages
+                 + self._headroom(step, seq))
         tokens = seq.known_count - cached
         more_pages = more = 0
         for other in islice(self.waiting.after(seq), rows_free - 1):

@@ -1,13 +1,14 @@
 """Where the recurrent state of a sequence is kept on its way: pure functions over numbers, tested as tables.
 
 A *tap* is a position inside a run at which every recurrent layer also writes its state to a checkpoint
-slot, during the forward pass that goes through there anyway. Taps lie on the absolute grid of CHUNK_TOKENS,
-so that a hit computes the same chunks as a cold run, and never at the last known token, as one token at
-least is computed to have logits.
+slot, during the forward pass that goes through there anyway. Taps lie on an absolute grid, the chunk that
+the recurrent kernels compute at once, so that a hit computes the same chunks as a cold run: CHUNK_TOKENS, or
+a page where they go token by token (docs/decisions/0017-grid.md). They never lie at the last known token, as
+one token at least is computed to have logits.
 
     a prompt of n tokens        |system + tools|  turn 1  |   turn 2      |  question   |
     boundary (declared)                        b          b               b
-    prompt end, floor64(n - 1)                                                       e
+    prompt end, grid(n - 1)                                                          e
     tail: the same on a coarser grid                                            t
     fork: seen before up to f, the deepest checkpoint is at c        c ---- f
     insurance: i, 2i, 4i, ...        i      2i              4i
@@ -60,14 +61,13 @@ TAPS_PER_RUN_MAX = 32
 """Most states that one run keeps (law L11): each costs a write of a whole state in the forward pass."""
 
 
-def on_grid(position: int) -> int:
+def on_grid(position: int, grid: int = CHUNK_TOKENS) -> int:
     """The last position of the grid that is not behind ``position``."""
-    return position - position % CHUNK_TOKENS
+    return position - position % grid
 
 
-def tail_position(known_tokens: int) -> int:
+def tail_position(known_tokens: int, grid: int = CHUNK_TOKENS) -> int:
     """A little before the end of so many tokens: see *tail*."""
-    grid = CHUNK_TOKENS
     while grid < TAIL_GRID_MAX and 2 * grid * _TAIL_PARTS <= known_tokens:
         grid *= 2
     return (known_tokens - 1) // grid * grid
@@ -108,12 +108,12 @@ def decodes_due(computed: Int32s, targets: Int32s, distance: int) -> list[int]:
 
 def wanted_positions(policy: CheckpointPolicy, *, known_tokens: int, start: int,
                      boundaries: Iterable[int] = (), marks: Iterable[int] = (), kv_tokens: int = 0,
-                     insurance_first: int = INSURANCE_TOKENS_MIN) -> list[int]:
-    """Positions after ``start`` at which a sequence of ``known_tokens`` should leave its state, the most
-    useful first. ``start``: where its computation begins; ``kv_tokens``: how far it was seen before;
-    ``boundaries`` (declared) and ``marks`` (asked for): any order, on the grid or not, beyond the end or
-    not."""
-    last = on_grid(known_tokens - 1)
+                     insurance_first: int = INSURANCE_TOKENS_MIN, grid: int = CHUNK_TOKENS) -> list[int]:
+    """Positions after ``start``, multiples of ``grid``, at which a sequence of ``known_tokens`` should leave
+    its state, the most useful first. ``start``: where its computation begins; ``kv_tokens``: how far it was
+    seen before; ``boundaries`` (declared) and ``marks`` (asked for): any order, on the grid or not, beyond
+    the end or not."""
+    last = on_grid(known_tokens - 1, grid)
     wishes: dict[int, None] = {}
 
     def wish(position: int) -> None:
@@ -122,16 +122,16 @@ def wanted_positions(policy: CheckpointPolicy, *, known_tokens: int, start: int,
 
     if policy.marks:
         for mark in sorted(marks):
-            wish(on_grid(mark))
+            wish(on_grid(mark, grid))
     if policy.prompt_end:
         wish(last)
     if policy.tail:
-        wish(tail_position(known_tokens))
+        wish(tail_position(known_tokens, grid))
     if policy.forks and kv_tokens > start:
-        wish(on_grid(min(kv_tokens, last)))
+        wish(on_grid(min(kv_tokens, last), grid))
     if policy.boundaries:
         for boundary in sorted(boundaries):
-            wish(on_grid(boundary))
+            wish(on_grid(boundary, grid))
     if policy.insurance:
         declared = list(wishes)
         position = insurance_first

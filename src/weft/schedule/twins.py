@@ -76,10 +76,10 @@ def common_tokens(left: Int32s, right: Int32s) -> int:
 
 
 def wait_for(known: Int32s, cached: int, rank: Rank, leaders: Iterable[Leader], *,
-             stateful: bool) -> Wait | None:
+             stateful: bool, grid: int = CHUNK_TOKENS) -> Wait | None:
     """Whether a follower with ``known`` tokens, ``cached`` of them in the cache, should wait for one of
     ``leaders``: for the one that saves it most, the first of equals. ``stateful`` False: the model resumes at
-    any page, and every page that is computed is published."""
+    any page, and every page that is computed is published. ``grid``: states are kept at its multiples."""
     best: Wait | None = None
     saved_most = SAVED_TOKENS_MIN - 1
     for leader in leaders:
@@ -88,20 +88,22 @@ def wait_for(known: Int32s, cached: int, rank: Rank, leaders: Iterable[Leader], 
         if not _further(leader, known, cached + saved_most):
             continue
         shared = min(common_tokens(leader.known, known), known.size - 1)
-        for point, waited_for, demand in _points(leader, shared, stateful=stateful):
+        for point, waited_for, demand in _points(leader, shared, stateful=stateful, grid=grid):
             if point - cached > saved_most and waited_for <= point - cached:
                 best, saved_most = Wait(leader.seq, demand), point - cached
     return best
 
 
-def in_the_making(known: Int32s, cached: int, leaders: Iterable[Leader], *, stateful: bool) -> int:
+def in_the_making(known: Int32s, cached: int, leaders: Iterable[Leader], *, stateful: bool,
+                  grid: int = CHUNK_TOKENS) -> int:
     """How far of a prompt of ``known`` tokens, ``cached`` of them in the cache, the state (or KV) could be
     had by waiting for one of ``leaders``, whether that is worth it or not; 0 where it could not."""
     furthest = 0
     for leader in leaders:
         if _further(leader, known, max(cached, furthest)):
             shared = min(common_tokens(leader.known, known), known.size - 1)
-            furthest = max([furthest, *(point for point, _, _ in _points(leader, shared, stateful=stateful))])
+            points = _points(leader, shared, stateful=stateful, grid=grid)
+            furthest = max([furthest, *(point for point, _, _ in points)])
     return furthest if furthest > cached else 0
 
 
@@ -112,7 +114,7 @@ def _further(leader: Leader, known: Int32s, position: int) -> bool:
             and bool(leader.known[position] == known[position]))
 
 
-def _points(leader: Leader, shared: int, *, stateful: bool) -> Iterator[tuple[int, int, int]]:
+def _points(leader: Leader, shared: int, *, stateful: bool, grid: int) -> Iterator[tuple[int, int, int]]:
     """Positions up to ``shared`` that ``leader`` brings or can bring, the tokens it computes until then, and
     the tap to ask it for."""
     for position in leader.arriving:
@@ -120,7 +122,7 @@ def _points(leader: Leader, shared: int, *, stateful: bool) -> Iterator[tuple[in
             yield position, 0, 0
         elif not stateful:
             yield _page_end(shared), 0, 0
-    point = on_grid(shared) if stateful else _page_end(shared)
+    point = on_grid(shared, grid) if stateful else _page_end(shared)
     if leader.rank is not None and point > leader.at:
         yield point, point - leader.at, point if stateful else 0
 

@@ -19,6 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from weft.engine.choices import Piece
 from weft.errors import RequestError
+from weft.request import LOGPROBS_MAX
 from weft.server.generation import CompletionTokensDetails, Generation, Prompt, Usage
 from weft.server.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, namer, prompt_logprobs
 from weft.server.protocol import ChatBody, refuse_stream_fields, sampling_params
@@ -127,7 +128,7 @@ class ChatJob:
                                    logprobs=self._top if body.logprobs else None, guide=plan.guide)
         self.generation = Generation(service, model, [prompt], [sampling], priority=body.priority or 0,
                                      cache_salt=body.cache_salt or "",
-                                     decoder=model.tokenizer.showing(plan.shown_ids))
+                                     decoder=model.tokenizer.showing(plan.shown_ids), prompt_field="messages")
         self._with_reasoning = body.include_reasoning is not False
         self._readers = [plan.reader(eager=bool(body.stream)) for _ in self.generation.choices]
 
@@ -262,11 +263,15 @@ async def prepare_chat(service: Service, body: ChatBody) -> ChatJob:
     refuse_stream_fields(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
+    if not 0 <= (body.top_logprobs or 0) <= LOGPROBS_MAX:
+        raise RequestError(f"top_logprobs is {body.top_logprobs}; it must be at least 0 and at most "
+                           f"{LOGPROBS_MAX}", param="top_logprobs")
     if body.stream and body.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs with stream is not supported", param="prompt_logprobs",
                            code="unsupported_parameter")
     model = service.model_for(body.model)
     text = model.prompt_text(body)
+    await model.check_text(text, param="messages")
     plan = _plan(model, body, text)
     tokens, boundaries, marks = await model.encode_chat(body, text,
                                                         add_special_tokens=bool(body.add_special_tokens))

@@ -321,6 +321,8 @@ class EngineClient:
         """The first reason is the one that is kept."""
         if self.death is None:
             self.death, self.state = error, "dead"
+            if self.stats is not None:  # what ran in it runs no more
+                self.stats = msgspec.structs.replace(self.stats, running=0, waiting=0)
         unavailable = EngineUnavailableError(self.death.message)
         for stream in self._streams.values():
             stream.fail(unavailable)

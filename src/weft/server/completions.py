@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 from weft.engine.choices import Choice, Piece
 from weft.errors import RequestError
 from weft.request import SamplingParams
-from weft.server.generation import Generation, Prompt, Usage
+from weft.server.generation import Generation, Prompt, Usage, check_count
 from weft.server.logprobs import (
     CompletionLogprobs,
     PromptLogprobs,
@@ -171,9 +171,12 @@ async def prepare_completion(service: Service, body: CompletionBody) -> Completi
     model = service.model_for(body.model)
     prompts = []
     marks = body.cache_boundaries or []
-    for given in prompts_of(body.prompt):
+    listed = prompts_of(body.prompt)
+    check_count(len(listed), model.info.sizes.queue_max)  # before the work of tokenizing them
+    for given in listed:
         if isinstance(given, str):
             add_special_tokens = body.add_special_tokens is not False
+            await model.check_text(given, param="prompt")
             tokens = await model.encode(given, add_special_tokens=add_special_tokens)
             prompts.append(Prompt(tokens, given, marks=marks))
         else:

@@ -92,6 +92,10 @@ class ServerConfig:
             raise ConfigError("--served-model-name is empty", param="--served-model-name")
         check_reasoning_parser(self.reasoning_parser)
         check_tool_parser(self.tool_parser)
+        if self.chat_template is not None:  # now, not when a large model has been read
+            from weft.text.chat import load_chat_template
+
+            load_chat_template(Path(), special_tokens={}, override=self.chat_template)
         if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", self.metrics_prefix):
             raise ConfigError(f"--metrics-prefix {self.metrics_prefix!r}: use letters, digits and _, and "
                               "start with a letter", param="--metrics-prefix")

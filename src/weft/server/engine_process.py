@@ -269,4 +269,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _code = main()
+    sys.stderr.flush()
+    os._exit(_code)  # taking torch apart module by module takes a second or two, and stopping waits for it

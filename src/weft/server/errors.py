@@ -85,7 +85,9 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
-    return error_response(bug(error))
+    response = error_response(bug(error))
+    response.headers["connection"] = "close"  # the exception goes on up to the connection and ends it
+    return response
 
 
 def bug(error: Exception) -> WeftError:

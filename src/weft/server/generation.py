@@ -64,13 +64,15 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 class Generation:
     """``samplings``: one for each prompt (they differ where max_tokens depends on the prompt's length).
     ``decoder``: what makes text of the answers' tokens, if it is not the model's tokenizer.
+    ``prompt_field``: the field of the request that the prompts came in, for errors. Raises RequestError and
+    ContextLengthError here, so that no engine has to read a prompt that is far too long.
 
     Choices are numbered prompt by prompt: choice ``p * n + i`` is answer i to prompt p.
     """
 
     def __init__(self, service: Service, model: ServedModel, prompts: Sequence[Prompt],
                  samplings: Sequence[SamplingParams], *, priority: int, cache_salt: str,
-                 decoder: TextDecoder | None = None) -> None:
+                 decoder: TextDecoder | None = None, prompt_field: str = "prompt") -> None:
         self._service = service
         self._engine = service.engine
         self._metrics = service.metrics
@@ -80,7 +82,7 @@ class Generation:
         engine_id = uuid.uuid4().hex
         for sampling in samplings:
             sampling.check(model.info.vocab_size)
-        _check_count(sum(sampling.n for sampling in samplings), model.info.sizes.queue_max)
+        check_count(sum(sampling.n for sampling in samplings), model.info.sizes.queue_max)
         self.prompts = prompts
         self.samplings = samplings
         self.choices: list[Choice] = []
@@ -91,6 +93,8 @@ class Generation:
             request = Request(request_id=f"{engine_id}-{number}", prompt_tokens=prompt.tokens,
                               sampling=sampling, priority=priority, cache_salt=cache_salt,
                               boundaries=prompt.boundaries, marks=prompt.marks)
+            request.check_length(model.info.max_model_len, prompt_field=prompt_field)
+            request.check_marks()
             self._requests.append(request)
             for index in range(sampling.n):
                 choice = Choice(len(self.choices), decoder or model.tokenizer, sampling, prompt.tokens)
@@ -196,7 +200,7 @@ class Generation:
             self._metrics.sequence_ended(times, reason, choice.generated_tokens)
 
 
-def _check_count(sequences: int, queue_max: int) -> None:
+def check_count(sequences: int, queue_max: int) -> None:
     """Raises RequestError for what no empty queue could take, as trying again later would not help."""
     if sequences > queue_max:
         raise RequestError(f"prompts x n is {sequences} sequences; at most {queue_max} can wait "

@@ -26,6 +26,9 @@ from weft.text.chat import ChatMessage
 
 COMPLETION_TOKENS_DEFAULT = 16
 Priority = Annotated[int, msgspec.Meta(ge=-2**31, le=2**31 - 1)]
+Salt = Annotated[str, msgspec.Meta(max_length=1024)]
+"""Kept for as long as the cache has something under it (law L11)."""
+AnswerId = Annotated[str, msgspec.Meta(max_length=256)]
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -60,9 +63,9 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
     priority: Priority | None = None
-    cache_salt: str | None = None
+    cache_salt: Salt | None = None
     cache_boundaries: list[int] | None = None
-    request_id: str | None = None
+    request_id: AnswerId | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     add_special_tokens: bool | None = None
@@ -253,7 +256,7 @@ def _explained(message: str) -> RequestError:
     wrong = re.fullmatch(r"(.*?) - at `(?:key` in `)?\$\.?(.*)`", message)
     if not wrong:
         return RequestError(message)
-    said, name = wrong.group(1), wrong.group(2)
+    said, name = wrong.group(1), wrong.group(2).removesuffix("[...]")  # a value of an object, by no name
     said = said.replace("`", "").replace(" | null", "")
     return RequestError(f"{name}: {said[0].lower()}{said[1:]}", param=name or None, code="invalid_type")
 

@@ -71,8 +71,7 @@ class Recorder:
         self._fingerprints = Fingerprints(secrets.token_bytes(32))
         self._writer = _Writer(file, limit_bytes)
         self._writer.write(header_line(
-            model=model, arena=core.memory.plan, rows_max=core.sizes.rows_max, checkpoints=checkpoints,
-            step_tokens_max=core.sizes.step_tokens_max, max_model_len=core.sizes.max_model_len))
+            model=model, arena=core.memory.plan, sizes=core.sizes, checkpoints=checkpoints))
         core.on_step.append(self.stepped)
         self._thread = threading.Thread(target=self._write_lines, name="recorder", daemon=True)
         self._thread.start()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.errors import EngineUnavailableError, RequestError, UnknownModelError
+from weft.errors import ContextLengthError, EngineUnavailableError, RequestError, UnknownModelError
 from weft.info import ModelInfo
 from weft.server.client import EngineClient
 from weft.server.config import ServerConfig
@@ -24,13 +24,13 @@ from weft.server.protocol import ChatBody, TokenizeChatBody
 from weft.text.cache_marks import marked_characters, without_marks
 from weft.text.chat import ChatTemplate, load_chat_template
 from weft.text.dialect import Dialect
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from weft.text.tools.definitions import read_choice, read_tools
 
 ANY_NAME = "default"
 """A name under which every server has its model."""
-_LONG_TEXT_CHARS = 4096
-"""From here on, tokenizing takes milliseconds and moves off the event loop."""
+_HEAD_CHARS_PER_TOKEN = 16
+"""A text with more characters than this for each token of the context is first tokenized in part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +52,29 @@ class ServedModel:
         return self.info.generation_defaults
 
     def check_ids(self, ids: Sequence[int], *, param: str) -> None:
-        """Raises RequestError for the first id that is no token of the model."""
+        """Raises RequestError for an id that is no token of the model."""
         limit = self.info.vocab_size
-        for token in ids:
+        for token in (min(ids, default=0), max(ids, default=0)):
             if not 0 <= token < limit:
                 raise RequestError(f"{param} has token {token}; this model has tokens 0 to {limit - 1}",
                                    param=param)
 
+    async def check_text(self, text: str, *, param: str) -> None:
+        """Raises ContextLengthError for a text that is far too long for the context. It is found out from the
+        beginning alone: all tokens of the largest body take a minute and gigabytes."""
+        limit = self.info.max_model_len
+        head = _HEAD_CHARS_PER_TOKEN * limit
+        while head < len(text):
+            count = len(await self.encode(text[:head], add_special_tokens=False))
+            if count > 2 * limit:  # twice, as the end of the part may be other tokens in the whole
+                raise ContextLengthError(
+                    f"the prompt has {len(text)} characters, and its first {head} are {count} tokens; the "
+                    f"longest context served is {limit} tokens (--max-model-len)", param=param,
+                    code="context_length_exceeded")
+            head *= 4
+
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        if len(text) < _LONG_TEXT_CHARS:
+        if len(text) < LONG_TEXT_CHARS:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
@@ -69,14 +83,18 @@ class ServedModel:
         """Tokens of ``text``, which ``prompt_text`` made of ``body``; the positions in them up to which
         another conversation is likely to be the same; and those behind which the client set a
         ``cache_control``."""
+        encode = functools.partial(self._encode_chat, body, text, add_special_tokens=add_special_tokens)
+        return encode() if len(text) < LONG_TEXT_CHARS else await asyncio.to_thread(encode)
+
+    def _encode_chat(self, body: ChatBody, text: str, *,
+                     add_special_tokens: bool) -> tuple[list[int], list[int], list[int]]:
         assert self.template is not None
         variables = self._variables(body, self.template)
         ends = self.template.boundaries(body.messages, text, variables=variables)
         tools = [tool.definition for tool in read_tools(body.tools)] if "tools" in variables else []
         marks = marked_characters(self.template, body.messages, text, variables=variables, tools=tools)
-        encode = functools.partial(self.tokenizer.encode_with_boundaries, text, [*ends, *marks],
-                                   add_special_tokens=add_special_tokens)
-        tokens, positions = encode() if len(text) < _LONG_TEXT_CHARS else await asyncio.to_thread(encode)
+        tokens, positions = self.tokenizer.encode_with_boundaries(text, [*ends, *marks],
+                                                                  add_special_tokens=add_special_tokens)
         return tokens, positions[:len(ends)], [at for at in positions[len(ends):] if at]
 
     def prompt_text(self, body: ChatBody | TokenizeChatBody) -> str:

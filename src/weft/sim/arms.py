@@ -7,7 +7,7 @@
     prompt      at the end of prompts and of requests               least recently used
     every:N     every N tokens of a prompt, at forks, at its end    least recently used
     none        nowhere: nothing is cached                          -
-    ARM+parked  as ARM                                              as ARM; but states are parked first
+    ARM+parked  as ARM                                              as ARM; but KV and states are parked first
 
 An arm is data: a ``CheckpointPolicy`` for the scheduler and a factory for the memory. A new policy is a new
 row.
@@ -53,7 +53,7 @@ _PARKED = "+parked"
 
 def _exact(make: MakeMemory) -> MakeMemory:
     """A memory that parks nothing, whatever the geometry would allow."""
-    return lambda plan, cost, clock: make(replace(plan, parked_pages=0), cost, clock)
+    return lambda plan, cost, clock: make(replace(plan, parked_pages=0, parked_kv_bytes=0), cost, clock)
 
 
 def _ranked_by(policy: str) -> MakeMemory:

@@ -20,7 +20,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from weft.engine.scripted import NextToken, digest, digest_of, made_up_logprobs, reference_tokens
+from weft.engine.digests import digest, digest_of
+from weft.engine.scripted import NextToken, made_up_logprobs, reference_tokens
 from weft.engine.seeds import split
 from weft.memory.memory import Memory
 from weft.request import FinishReason, Request, TokenEvent, TokenLogprobs
@@ -142,7 +143,8 @@ class Progress:
         idle = best is not None and best not in plan.seqs
         # Where memory is short it comes in pieces: a step that evicts, parks or moves is closer to its end.
         reservation = plan.reservation
-        moved = bool(reservation.evicted or reservation.published or reservation.moves or reservation.parked)
+        moved = bool(reservation.evicted or reservation.published or reservation.moves or reservation.parked
+                     or reservation.kv_parked)
         again = idle and self._idle_best == best
         assert moved or not again, f"the best sequence {best} idles for two steps"
         self._idle_best = best if idle and not moved else None
@@ -187,7 +189,8 @@ class InFlight:
 
     def _touched(self, plan: StepPlan) -> _Touched:
         pages: set[int] = {page for seq in plan.seqs for page in self._memory.lease(seq).pages}
-        pages.update(plan.page_copies[1].tolist(), plan.parks[:, 1:].flatten().tolist())
+        pages.update(plan.page_copies[1].tolist(), plan.parks[:, 1:].flatten().tolist(),
+                     plan.kv_parks[:, 1:3].flatten().tolist(), plan.kv_restores[:, 0].tolist())
         slots: set[int] = {*plan.slots.tolist(), *plan.slot_copies[1].tolist(), *plan.restores[:, 0].tolist()}
         slots.update(tap.slot for tap in plan.taps)
         return _Touched(plan.step, frozenset(pages), frozenset(slots - {PAD}))

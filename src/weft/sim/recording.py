@@ -32,11 +32,12 @@ from typing import Any
 
 import numpy as np
 
+from weft.config import Sizes
 from weft.errors import ConfigError
 from weft.memory.plan import ArenaPlan, choose_frame
 from weft.schedule.work import Work
 from weft.sim.traffic import Traffic, TrafficRequest
-from weft.units import PAGE_TOKENS
+from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 
 VERSION = 1
 BLOCK_TOKENS = PAGE_TOKENS
@@ -133,12 +134,14 @@ def sequence_line(fingerprint: Fingerprint, **fields: Any) -> dict[str, Any]:
 _ARENA_NUMBERS = ("page_bytes", "pages_per_frame", "slot_bytes", "slot_stride_bytes", "slots_per_frame",
                   "frame_bytes", "frame_count", "kv_dtype", "model_dtype")
 
+_PARKED_NUMBERS = ("parked_pages", "parked_kv_bytes")
 
-def header_line(*, model: str, arena: ArenaPlan, rows_max: int, step_tokens_max: int, max_model_len: int,
-                checkpoints: str) -> dict[str, Any]:
-    return {"weft_recording": VERSION, "block_tokens": BLOCK_TOKENS, "model": model, "rows_max": rows_max,
-            "step_tokens_max": step_tokens_max, "max_model_len": max_model_len, "checkpoints": checkpoints,
-            "arena": {name: getattr(arena, name) for name in (*_ARENA_NUMBERS, "parked_pages")}}
+
+def header_line(*, model: str, arena: ArenaPlan, sizes: Sizes, checkpoints: str) -> dict[str, Any]:
+    return {"weft_recording": VERSION, "block_tokens": BLOCK_TOKENS, "model": model,
+            "checkpoints": checkpoints, "rows_max": sizes.rows_max, "step_tokens_max": sizes.step_tokens_max,
+            "max_model_len": sizes.max_model_len, "grid_tokens": sizes.grid_tokens,
+            "arena": {name: getattr(arena, name) for name in (*_ARENA_NUMBERS, *_PARKED_NUMBERS)}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,7 @@ class Recording:
     rows_max: int
     step_tokens_max: int
     max_model_len: int
+    grid_tokens: int
     checkpoints: str
     steps: list[tuple[Work, float]] = field(repr=False)
     cached_tokens: tuple[int, ...] = field(repr=False)
@@ -186,8 +190,10 @@ def read_recording(lines: Iterable[Mapping[str, Any]], *, name: str = "the recor
     return Recording(
         traffic=_Reader().traffic(sequences), arena=_arena(header, name), model=str(header.get("model", "")),
         rows_max=int(header["rows_max"]), step_tokens_max=int(header["step_tokens_max"]),
-        max_model_len=int(header["max_model_len"]), checkpoints=str(header.get("checkpoints", "auto")),
-        steps=steps, cached_tokens=tuple(int(row.get("cached", 0)) for row in sequences), dropped=dropped)
+        max_model_len=int(header["max_model_len"]),
+        grid_tokens=int(header.get("grid_tokens", CHUNK_TOKENS)),
+        checkpoints=str(header.get("checkpoints", "auto")), steps=steps,
+        cached_tokens=tuple(int(row.get("cached", 0)) for row in sequences), dropped=dropped)
 
 
 def _checked(row: Mapping[str, Any]) -> None:
@@ -203,7 +209,8 @@ def _arena(header: Mapping[str, Any], name: str) -> ArenaPlan:
     try:
         numbers = {key: header["arena"][key] for key in _ARENA_NUMBERS}
         return ArenaPlan(**numbers, kv_fields=(), state_fields=(),
-                         parked_pages=int(header["arena"].get("parked_pages", 0)))
+                         parked_pages=int(header["arena"].get("parked_pages", 0)),
+                         parked_kv_bytes=int(header["arena"].get("parked_kv_bytes", 0)))
     except (KeyError, TypeError) as error:
         raise ConfigError(f"{name}: the geometry in its first line is incomplete ({error!r})",
                           param="TRACE") from None

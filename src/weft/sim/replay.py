@@ -101,7 +101,8 @@ class _Times:
 
 
 def sizes_for(plan: ArenaPlan, traffic: Traffic, *, rows_max: int = ROWS_MAX,
-              step_tokens_max: int = STEP_TOKENS_MAX, length_max: int | None = None) -> Sizes:
+              step_tokens_max: int = STEP_TOKENS_MAX, length_max: int | None = None,
+              grid_tokens: int = CHUNK_TOKENS) -> Sizes:
     """Sizes that let every request of ``traffic`` in that fits the arena alone and is no longer than
     ``length_max``."""
     frames = plan.frame_count - (plan.slots_per_frame > 0)
@@ -111,7 +112,8 @@ def sizes_for(plan: ArenaPlan, traffic: Traffic, *, rows_max: int = ROWS_MAX,
         rows_max = min(rows_max, max(1, slot_frames * plan.slots_per_frame))
     length = min(traffic.length_max, holds, traffic.length_max if length_max is None else length_max)
     return Sizes(max_model_len=max(1, length), rows_max=rows_max,
-                 step_tokens_max=step_tokens_max, queue_max=len(traffic), memory_bytes=plan.arena_bytes)
+                 step_tokens_max=step_tokens_max, queue_max=len(traffic), memory_bytes=plan.arena_bytes,
+                 grid_tokens=grid_tokens)
 
 
 def replay(traffic: Traffic, plan: ArenaPlan, cost: CostModel, *, arm: Arm | str = "lru",

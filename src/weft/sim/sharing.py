@@ -26,7 +26,7 @@ from weft.sim.workload import (
     random_arena,
     random_cancels,
 )
-from weft.units import CHUNK_TOKENS
+from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 
 LENGTH_MAX = 640
 """Ten chunks, forty pages: room for states along the way."""
@@ -38,7 +38,8 @@ def sharing_scenario(seed: int, *, requests: int | None = None) -> Scenario:
     arena = random_arena(random, random.randrange(10, 40), (0, 1, 2, 5, 20, 60))
     sizes = Sizes(max_model_len=longest_alone(arena, LENGTH_MAX), rows_max=random.choice([1, 2, 4, 8, 16]),
                   step_tokens_max=random.choice([CHUNK_TOKENS, 128, 256, 512]),
-                  queue_max=random.choice([16, 64, 256]), memory_bytes=arena.arena_bytes)
+                  queue_max=random.choice([16, 64, 256]), memory_bytes=arena.arena_bytes,
+                  grid_tokens=PAGE_TOKENS if seed % 4 == 3 else CHUNK_TOKENS)
     arrivals = _conversations(random, requests or random.choice([6, 15, 40]), sizes.max_model_len)
     return Scenario(seed=seed, arena=arena, sizes=sizes, arrivals=arrivals,
                     cancels=random_cancels(random, arrivals), cache=True,

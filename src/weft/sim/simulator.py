@@ -117,7 +117,8 @@ class Simulation:
         self.trace = Trace()
         self.device = ScriptedExecutor(
             scenario.arena, vocab_size=VOCAB_SIZE, rows_max=sizes.rows_max, max_model_len=sizes.max_model_len,
-            step_tokens_bound=step_tokens_bound(sizes.step_tokens_max, sizes.rows_max))
+            step_tokens_bound=step_tokens_bound(sizes.step_tokens_max, sizes.rows_max),
+            grid_tokens=sizes.grid_tokens)
         self.core = EngineCore(
             vocab_size=VOCAB_SIZE, sizes=sizes, memory=Memory(scenario.arena, cache=scenario.cache),
             executor=_InFlightExecutor(self), clock=self.clock, seed=scenario.seed, eos_ids=EOS_IDS,

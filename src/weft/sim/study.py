@@ -20,6 +20,7 @@ from weft.sim.oracle import Hindsight, Room, Span, oracle
 from weft.sim.replay import ROWS_MAX, STEP_TOKENS_MAX, replay, sizes_for
 from weft.sim.report import Report
 from weft.sim.traffic import Traffic
+from weft.units import CHUNK_TOKENS
 
 OnStudyProgress = Callable[[str, int, int, int], None]
 """What runs now, which run it is (from 0), requests that ended in it, requests in all."""
@@ -56,14 +57,14 @@ class Study:
 def run_study(traffic: Traffic, plans: Sequence[ArenaPlan], cost: CostModel, arms: Sequence[Arm], *,
               asked_bytes: Sequence[int] | None = None, oracle: bool = True, rows_max: int = ROWS_MAX,
               step_tokens_max: int = STEP_TOKENS_MAX, length_max: int | None = None,
-              on_progress: OnStudyProgress | None = None) -> Study:
+              grid_tokens: int = CHUNK_TOKENS, on_progress: OnStudyProgress | None = None) -> Study:
     """Every arm of ``arms`` on every arena of ``plans``; requests longer than ``length_max`` are refused.
     ``asked_bytes``: the memory that each was made for, whole frames or not."""
     sized = []
     run = 0
     for at, plan in enumerate(plans):
         sizes = sizes_for(plan, traffic, rows_max=rows_max, step_tokens_max=step_tokens_max,
-                          length_max=length_max)
+                          length_max=length_max, grid_tokens=grid_tokens)
         reports = []
         for arm in arms:
             tell = None if on_progress is None else _teller(on_progress, arm, run)

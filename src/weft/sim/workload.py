@@ -95,7 +95,8 @@ def scenario_from_seed(seed: int, *, requests: int | None = None, long: bool | N
     rows_max = 8 if long else random.choice([1, 2, 3, 4, 8, 16])
     sizes = Sizes(max_model_len=max_model_len, rows_max=rows_max,
                   step_tokens_max=CHUNK_TOKENS if long else random.choice([CHUNK_TOKENS, 128, 256, 512]),
-                  queue_max=random.choice([4, 16, 64, 256]), memory_bytes=arena.arena_bytes)
+                  queue_max=random.choice([4, 16, 64, 256]), memory_bytes=arena.arena_bytes,
+                  grid_tokens=PAGE_TOKENS if seed % 4 == 3 else CHUNK_TOKENS)
     if long:
         arrivals = _long_arrivals(random, arena, max_model_len)
     else:

@@ -5,6 +5,7 @@
 
     src/weft/**/triton.py, *_kernels.py --compilations()--> signature, constants --> cubin for sm_80, sm_90
                                                                               shared memory <= what an SM has
+                                                                              registers spilled: said
 
 It finds what Triton's interpreter cannot: types that do not fit, shapes that a tensor core does not take, and
 tiles that need more shared memory than there is (which on a GPU is an error at the first launch). It says
@@ -18,6 +19,8 @@ import argparse
 import importlib
 import os
 import re
+import subprocess
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,11 +40,13 @@ _DEFINES = re.compile(r"^@triton\.jit", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``fault``: why it cannot run there, None where it can."""
+    """``fault``: why it cannot run there, None where it can. ``spilled_bytes``: of a thread's registers that
+    had to go to memory; None where that is not known."""
 
     name: str
     capability: int
     shared_bytes: int
+    spilled_bytes: int | None
     seconds: float
     fault: str | None
 
@@ -82,7 +87,7 @@ def compiled(one: Compilation, capability: int) -> Outcome:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    started, shared, fault = time.perf_counter(), 0, None
+    started, shared, fault, spilled = time.perf_counter(), 0, None, None
     try:
         kernel = triton.compile(
             ASTSource(one.kernel, one.signature, one.constants, _aligned(one)),
@@ -91,10 +96,26 @@ def compiled(one: Compilation, capability: int) -> Outcome:
     except Exception as error:  # a compiler has many ways to refuse; each is the answer here
         fault = f"{type(error).__name__}: {error}".strip()
     else:
-        shared = int(kernel.metadata.shared)
+        shared, spilled = int(kernel.metadata.shared), _spilled_bytes(kernel.asm["cubin"])
         if shared > SHARED_MAX_BYTES[capability]:
             fault = f"takes {shared} bytes of shared memory, of {SHARED_MAX_BYTES[capability]}"
-    return Outcome(one.name, capability, shared, time.perf_counter() - started, fault)
+    return Outcome(one.name, capability, shared, spilled, time.perf_counter() - started, fault)
+
+
+def _spilled_bytes(cubin: bytes) -> int | None:
+    """What the machine code sets aside for each thread, as the toolkit that comes with Triton reads it."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        try:
+            said = subprocess.run([knobs.nvidia.cuobjdump.path, "-res-usage", file.name], check=True,
+                                  capture_output=True, text=True).stdout
+        except (OSError, subprocess.CalledProcessError):
+            return None
+    found = re.search(r"STACK:(\d+)", said)
+    return None if found is None else int(found[1])
 
 
 def _aligned(one: Compilation) -> dict[tuple[int], list[list[str | int]]]:
@@ -122,7 +143,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 outcome = compiled(one, capability)
                 faults += outcome.fault is not None
                 print(f"{module.__name__.removeprefix('weft.')}  {one.name}  sm_{capability}  "
-                      f"{outcome.shared_bytes / 1024:.0f} KiB shared  {outcome.seconds:.1f} s  "
+                      f"{outcome.shared_bytes / 1024:.0f} KiB shared  {outcome.spilled_bytes} B spilled  "
+                      f"{outcome.seconds:.1f} s  "
                       f"{outcome.fault or 'ok'}", flush=True)
     print(f"{faults} faults")
     return min(faults, 1)

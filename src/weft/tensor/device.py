@@ -56,6 +56,13 @@ def use(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
+def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Inside, a GPU is the current one of this thread, and afterwards the one that was: for calls on somebody
+    else's thread. Operators of torch find the device of their tensors; Triton, graphs and pinned memory
+    go by the current one."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
 def _why_not() -> str | None:
     """What torch says when it is asked for a GPU; None where it has one."""
     cuda: Any = torch.cuda

@@ -32,7 +32,7 @@ import triton
 import triton.language as tl
 
 from weft.tensor.compilation import Compilation
-from weft.tensor.device_launch import STEP_TABLES, Blocks, compilation_of, padded
+from weft.tensor.device_launch import STEP_TABLES, TYPES, Blocks, compilation_of, padded
 from weft.tensor.device_products import decay_of, only_if, product, product_left
 from weft.tensor.device_rounding import rounded
 from weft.tensor.device_runs import DeviceRuns
@@ -43,17 +43,20 @@ PLACES = tl.constexpr(CHUNK_TOKENS)
 RECURRENT = Blocks(32)
 
 
-def states_blocks(k_padded: int, by_line: bool) -> Blocks:
-    """W (float32) and k of one chunk are K x 384 bytes in shared memory: 48 KB at 128. Narrower where k is
-    float32 too: 84 KB, of the 99 that the smaller GPUs have."""
-    return Blocks(16 if by_line or k_padded > 128 else 32, stages=2 if k_padded <= 128 else 1)
+def states_blocks(k_padded: int) -> Blocks:
+    """W (float32) and k of one chunk are K x 384 bytes in shared memory, twice with the next ones on their
+    way: 84 KB at 128. With 32 columns the products leave half a kilobyte of each thread's registers."""
+    return Blocks(16, stages=2 if k_padded <= 128 else 1)
 
 
-def outputs_blocks(k_padded: int, by_line: bool) -> Blocks:
-    """All of V = 128 in one program: q and P are read once, and eight warps hold the state. With a decay for
-    each line q is float32 too, and Ampere's registers hold no more of its products than 32 columns."""
+def outputs_blocks(k_padded: int, by_line: bool, q_dtype: torch.dtype) -> Blocks:
+    """All of V = 128 in one program: q and P are read once, and eight warps hold the state. Where q is
+    float32 (as it was, or scaled by the decay of each line), Ampere's registers hold no more of its products
+    than 32 columns."""
     if by_line:
         return Blocks(32, warps=8)
+    if q_dtype == torch.float32:
+        return Blocks(32)
     return Blocks(width=128 if k_padded <= 128 else 64, warps=8)
 
 
@@ -256,13 +259,13 @@ def run_chunks(q_THK: torch.Tensor, k_THK: torch.Tensor, out_THV: torch.Tensor, 
     heads, k_dim, v_dim = state_SHKV.shape[1:]
     sizes = {"H": heads, "GROUP": heads // k_THK.shape[1], "K": k_dim, "V": v_dim, "KP": padded(k_dim),
              "BY_LINE": by_line}
-    blocks = states_blocks(padded(k_dim), by_line)
+    blocks = states_blocks(padded(k_dim))
     states[(triton.cdiv(v_dim, blocks.width), heads, step.run_count - step.decode_count)](
         k_THK, made.k_left, made.decay, made.w, made.u, made.kept, state_SHKV, runs.slots_R, step.fresh_R,
         step.chunk_begin_R, step.chunk_first_C, step.chunk_tokens_C, step.chunk_tap_C, *k_THK.stride()[:2],
         state_SHKV.stride(0), step.decode_count, made.base, **sizes, BV=blocks.width, num_warps=blocks.warps,
         num_stages=blocks.stages)
-    blocks = outputs_blocks(padded(k_dim), by_line)
+    blocks = outputs_blocks(padded(k_dim), by_line, q_THK.dtype)
     width = min(blocks.width, padded(v_dim))
     outputs[(triton.cdiv(v_dim, width), heads, step.chunk_count)](
         q_THK, made.q_left, made.p, made.u, made.kept, out_THV, step.chunk_first_C, step.chunk_tokens_C,
@@ -288,12 +291,13 @@ def recurrent_compilations(op: str, *, by_line: bool) -> list[Compilation]:
 def chunk_compilations(op: str, *, by_line: bool) -> list[Compilation]:
     scratch = dict.fromkeys(("k_left", "q_left", "decay", "w", "u", "p", "kept", "state"), "*fp32")
     found = []
-    for dtype, k_dim in (("*bf16", 128), ("*fp32", 128)):
+    for of, k_dim in ((torch.bfloat16, 128), (torch.float32, 128)):
+        dtype = TYPES[of]
         sizes = {"H": 32, "GROUP": 1 if by_line else 2, "K": k_dim, "V": k_dim, "KP": k_dim,
                  "BY_LINE": by_line}
         pointers = scratch | dict.fromkeys(("q", "k", "out"), dtype)
-        for name, kernel, blocks in (("states", states, states_blocks(k_dim, by_line)),
-                                     ("outputs", outputs, outputs_blocks(k_dim, by_line))):
+        for name, kernel, blocks in (("states", states, states_blocks(k_dim)),
+                                     ("outputs", outputs, outputs_blocks(k_dim, by_line, of))):
             found.append(compilation_of(f"{op} {name} {dtype[1:]} {k_dim}", kernel, pointers,
                                         sizes | {"BV": blocks.width}, blocks))
     return found

@@ -51,6 +51,9 @@ def in_use() -> bool:
 def fits(first: torch.Tensor, *others: torch.Tensor) -> bool:
     """Whether the Triton kernels are in use and can reach these: all on one CUDA device, or on the CPU under
     the interpreter."""
-    if not _in_use or not (first.is_cuda or _interpreting):
-        return False
-    return all(other.device == first.device for other in others)
+    return reaches(first.device) and all(other.device == first.device for other in others)
+
+
+def reaches(device: torch.device) -> bool:
+    """Whether the Triton kernels are in use and can reach what is on ``device``."""
+    return _in_use and (device.type == "cuda" or _interpreting)

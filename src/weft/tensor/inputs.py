@@ -59,10 +59,27 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """The rows whose hidden state is wanted: the last token of some runs. ``runs`` [X], ascending, and
+    ``rows_X`` (int64, on the device), the index in T of each one's last token."""
+
+    runs: list[int]
+    rows_X: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
+    """``asked``: None for all rows. Blocks see it in a model's last mixer alone, which still reads all rows
+    and writes all their KV and states, but makes its output for these."""
+
     tokens_T: torch.Tensor      # int64; 0 for PAD rows
     positions_T: torch.Tensor   # int64; PAD for PAD rows
     runs: Runs
+    asked: Asked | None = None
+
+    def asked_of(self, x_TC: torch.Tensor) -> torch.Tensor:
+        """The asked rows of ``x_TC`` [T, C] -> [X, C]; all of them where nothing is said."""
+        return x_TC if self.asked is None else x_TC.index_select(0, self.asked.rows_X)
 
 
 @dataclass(slots=True)

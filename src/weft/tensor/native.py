@@ -4,7 +4,9 @@
                                      '--> op/cpu.py       (torch, always there; the same signature)
 
 The extension is optional: an install without a compiler goes on without it. ``choose("auto" | "native" |
-"torch")`` decides for the process; ``describe()`` is what the start-up line prints.
+"torch")`` decides for the process; ``describe()`` is what the start-up line prints. One that was built from
+other sources than these (``INTERFACE`` differs) would read memory by rules that it does not know: it is not
+used, which a warning says with the command that builds it anew.
 
 Tensors cross as integers (address, strides) and not by DLPack: a DLPack hand-over costs 2.6 microseconds per
 tensor, which for a decode step of 24 layers is 2 ms of nothing. The price is that nothing on the other side
@@ -20,21 +22,56 @@ torch's are set.
 from __future__ import annotations
 
 import functools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
 from weft.errors import ConfigError
-from weft.tensor.inputs import Runs
+from weft.tensor.inputs import Runs, StepInputs
 from weft.units import PAD
 
-try:
-    from weft import _native as _extension
-except ImportError as error:
-    _extension = None
-    MISSING: str | None = str(error)
-else:
-    MISSING = None
+INTERFACE = 3
+"""What is handed over and how: INTERFACE in csrc/module.cpp, whose number this is."""
+REBUILD = "pip install --force-reinstall --no-deps -e ."
+"""Run in the checkout, builds the kernels anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """``extension`` is None where there is none to be used: ``missing`` says why, ``stale`` whether one is
+    there all the same."""
+
+    extension: Any
+    missing: str | None = None
+    stale: bool = False
+
+
+def load(find: Callable[[], Any]) -> Found:
+    """What ``find`` imports, where it was built for this ``INTERFACE``."""
+    try:
+        extension = find()
+    except ImportError as error:
+        return Found(None, str(error))
+    built = getattr(extension, "INTERFACE", 0)
+    if built == INTERFACE:
+        return Found(extension)
+    age = "older" if built < INTERFACE else "newer"
+    return Found(None, f"they were built from {age} sources (interface {built}, this weft has {INTERFACE}); "
+                       f"build them anew with `{REBUILD}`", stale=True)
+
+
+def _import() -> Any:
+    from weft import _native
+    return _native
+
+
+_found = load(_import)
+_extension, MISSING, STALE = _found.extension, _found.missing, _found.stale
+if STALE:
+    logging.getLogger("weft").warning("the C++ kernels are not used: %s", MISSING)
 
 Choice = Literal["auto", "native", "torch"]
 DTYPES: dict[torch.dtype, int] = {torch.float32: 0, torch.bfloat16: 1}
@@ -53,9 +90,11 @@ def choose(choice: Choice) -> None:
     """For the whole process. Raises ConfigError for "native" where the extension was not built."""
     global _in_use
     if choice == "native" and _extension is None:
-        raise ConfigError("--cpu-kernels is native, but weft was installed without its C++ kernels "
-                          f"({MISSING}); install a C++ compiler and reinstall weft, or use "
-                          "--cpu-kernels auto", param="--cpu-kernels")
+        what = (f"the C++ kernels cannot be used: {MISSING}" if STALE else
+                f"weft was installed without its C++ kernels ({MISSING}); install a C++ compiler and "
+                "reinstall weft")
+        raise ConfigError(f"--cpu-kernels is native, but {what}, or use --cpu-kernels auto",
+                          param="--cpu-kernels")
     _in_use = _extension is not None and choice != "torch"
 
 
@@ -67,7 +106,9 @@ def describe() -> str:
     """``native (x86_64_v4)``, or ``torch`` with the reason."""
     if _in_use:
         return f"native ({extension().instruction_set()})"
-    return "torch" if _extension is not None else "torch (the C++ kernels were not built)"
+    if _extension is not None:
+        return "torch"
+    return f"torch (the C++ kernels {'are of other sources' if STALE else 'were not built'})"
 
 
 def set_threads(count: int) -> None:
@@ -150,6 +191,24 @@ def token_scales(scales: torch.Tensor | None) -> tuple[int, int, int]:
         return 0, 0, 0
     assert scales.dtype == torch.bfloat16
     return scales.data_ptr(), slot_stride(scales), scales.stride(1)
+
+
+def asked_runs_of(inputs: StepInputs) -> Any:
+    """The rows that are asked for, as runs of one token; the others as runs of none. All runs where nothing
+    is said."""
+    asked, runs = inputs.asked, inputs.runs
+    if asked is None:
+        return runs_of(runs)
+    known = runs.memo.get("native.asked")
+    if known is None:
+        wanted = [0] * runs.run_count
+        for run in asked.runs:
+            wanted[run] = 1
+        lasts = [length - count for length, count in zip(runs.lengths, wanted, strict=True)]
+        known = runs.memo["native.asked"] = extension().Runs(
+            *([first + last for first, last in zip(firsts, lasts, strict=True)]
+              for firsts in (runs.offsets, runs.starts)), wanted, runs.slots, runs.fresh, [])
+    return known
 
 
 def runs_of(runs: Runs) -> Any:

@@ -26,9 +26,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from weft.tensor import large_pages
+
 TILE_ROWS = 16
 LINE = 32
 """Columns that share a scale of the input: groups are multiples of it."""
+PART = 128
+"""Columns that share a scale of the input where inputs are always rounded (``byte_inputs``)."""
 GROUPS: dict[int, int] = {8: 128, 4: 32}
 """Bits -> columns per scale, of weights that are rounded here."""
 MIDDLE: dict[int, int] = {8: 128, 4: 8}
@@ -81,7 +85,8 @@ def _per_column(of_groups: torch.Tensor, group: int, columns: int) -> torch.Tens
 class QuantizedWeight:
     """``codes`` uint8 [..., tiles, lines x 8 or 4, 16, 4]; ``scales`` float16 or float32 [..., tiles, groups,
     16]; ``zeros`` uint8 of the same shape or None. ``exact``: inputs are not rounded to int8, whatever the
-    kernels could do."""
+    kernels could do. ``byte_inputs``: they are rounded to int8 everywhere, by parts of 128 columns, and the
+    product is the same to the bit on every machine."""
 
     bits: int
     rows: int
@@ -91,6 +96,12 @@ class QuantizedWeight:
     scales: torch.Tensor
     zeros: torch.Tensor | None = None
     exact: bool = False
+    byte_inputs: bool = False
+
+    @property
+    def form(self) -> str:
+        """``int8``, ``int4``, ``w8a8``."""
+        return "w8a8" if self.byte_inputs else f"int{self.bits}"
 
     @property
     def held_bytes(self) -> int:
@@ -110,6 +121,10 @@ class QuantizedWeight:
               ) -> torch.Tensor:
         """Rows [first, last) as values [..., last - first, columns]; ``first`` a multiple of 16."""
         last = self.rows if last is None else last
+        return self.by_rows(first, last).dense()[..., :last - first, :self.columns].to(dtype)
+
+    def by_rows(self, first: int, last: int) -> Codes:
+        """The tiles of rows [first, last) by plain rows, with what fills the last tile and the last line."""
         assert first % TILE_ROWS == 0, "tiles are taken whole"
         tiles = slice(first // TILE_ROWS, -(-last // TILE_ROWS))
         codes = self.codes[..., tiles, :, :, :]
@@ -119,8 +134,7 @@ class QuantizedWeight:
         plain = codes.transpose(-3, -2).flatten(-2).flatten(-3, -2)          # [..., rows, columns]
         zeros = None if self.zeros is None else _by_row(self.zeros[..., tiles, :, :])
         assert plain.shape[-1] == lines
-        values = Codes(self.bits, plain, _by_row(self.scales[..., tiles, :, :]).float(), zeros, self.group)
-        return values.dense()[..., :last - first, :self.columns].to(dtype)
+        return Codes(self.bits, plain, _by_row(self.scales[..., tiles, :, :]).float(), zeros, self.group)
 
 
 def _by_row(of_tiles: torch.Tensor) -> torch.Tensor:
@@ -128,8 +142,10 @@ def _by_row(of_tiles: torch.Tensor) -> torch.Tensor:
     return of_tiles.transpose(-2, -1).flatten(-3, -2)
 
 
-def in_tiles(codes: Codes, *, exact: bool = False) -> QuantizedWeight:
-    """The same values in the kernels' order. Scales become float16 where none of them is changed by it."""
+def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) -> QuantizedWeight:
+    """The same values in the kernels' order. Scales become float16 where none of them is changed by it.
+    ``byte_inputs`` is for int8 without zeros, whose groups are parts of 128 columns or several: others stay
+    what they are."""
     rows, columns = codes.codes.shape[-2:]
     assert codes.group % LINE == 0, f"groups of {codes.group} columns are no whole lines of {LINE}"
     group = min(codes.group, _up(columns, LINE))
@@ -145,8 +161,10 @@ def in_tiles(codes: Codes, *, exact: bool = False) -> QuantizedWeight:
         scales = half if torch.equal(half.float(), scales) else scales
         if zeros is not None and bool((zeros == MIDDLE[codes.bits]).all()):
             zeros = None
-    return QuantizedWeight(codes.bits, rows, columns, group, tiles.contiguous(), scales.contiguous(),
-                           None if zeros is None else zeros.contiguous(), exact)
+    return QuantizedWeight(codes.bits, rows, columns, group, large_pages.copied(tiles), scales.contiguous(),
+                           None if zeros is None else zeros.contiguous(), exact,
+                           byte_inputs and codes.bits == 8 and zeros is None
+                           and (group % PART == 0 or group >= columns))
 
 
 def _by_tile(of_rows: torch.Tensor) -> torch.Tensor:
@@ -169,7 +187,8 @@ def _up(count: int, of: int) -> int:
 
 
 def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Weights of one shape as one, with a dim before the others."""
+    """Weights of one shape as one, with a dim before the others; experts, whose kernels know no
+    ``byte_inputs``."""
     wide = any(weight.scales.dtype == torch.float32 for weight in weights)
     zeros = None
     if any(weight.zeros is not None for weight in weights):
@@ -178,7 +197,7 @@ def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
                              for weight in weights])
     scales = [weight.scales.float() if wide else weight.scales for weight in weights]
     return replace(weights[0], codes=torch.stack([weight.codes for weight in weights]), zeros=zeros,
-                   scales=torch.stack(scales))
+                   scales=torch.stack(scales), byte_inputs=False)
 
 
 def rounded(weight: torch.Tensor, bits: int) -> Codes:

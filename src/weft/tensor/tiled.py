@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from weft.tensor import native
+from weft.tensor import large_pages, native
 
 TILE_ROWS = 16
 WORTH_TILING = 1 << 14
@@ -67,8 +67,8 @@ def tiled(weight: torch.Tensor) -> TiledWeight | None:
     if columns % pack:
         return None
     padded = F.pad(weight, (0, 0, 0, -rows % TILE_ROWS))
-    tiles = padded.view(-1, TILE_ROWS, columns // pack, pack).transpose(1, 2).contiguous()
-    return TiledWeight(tiles, rows, columns)
+    tiles = padded.view(-1, TILE_ROWS, columns // pack, pack).transpose(1, 2)
+    return TiledWeight(large_pages.copied(tiles), rows, columns)
 
 
 def serves(dtype: torch.dtype) -> bool:

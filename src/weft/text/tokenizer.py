@@ -15,6 +15,9 @@ text alone does not say what it is. The bytes follow from the decoder that the f
 byte-level alphabet (each byte drawn as one printable character), byte fallback (``<0xE2>`` pieces), or
 neither (then the bytes are those of the text).
 
+*Threads.* ``encode_batch`` of the library lets other threads run, ``encode`` does not: a long text goes
+through the first, alone in its batch.
+
 Rejected: ``AutoTokenizer`` (seconds of import, and torch with it, for what this file does); slow
 tokenizers without a tokenizer.json (the error says how to convert one).
 """
@@ -35,6 +38,8 @@ import tokenizers
 from weft.errors import CheckpointError
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+LONG_TEXT_CHARS = 4096
+"""From here on tokenizing takes milliseconds: a server does it in a thread."""
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -74,14 +79,21 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """``add_special_tokens`` applies the file's post-processor (a BOS, where the model has one)."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < LONG_TEXT_CHARS:
+            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        else:
+            [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def encode_with_boundaries(self, text: str, boundaries: Sequence[int], *,
                                add_special_tokens: bool = True) -> tuple[list[int], list[int]]:
         """The ids of ``text`` and, for each of ``boundaries`` (characters), how many tokens end at or before
         it."""
-        encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        if len(text) < LONG_TEXT_CHARS:
+            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        else:
+            [encoding] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
         # A token that the post-processor adds has no characters; a normalizer may reorder within a word.
         ends = list(accumulate((end for _, end in encoding.offsets), max))
         return encoding.ids, [bisect_right(ends, at) for at in boundaries]

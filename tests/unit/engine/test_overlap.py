@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.unit.engine.rig import EOS, Rig, counting
-from weft.engine.scripted import PlanViolation, hashed_token
+from weft.engine.digests import PlanViolation
+from weft.engine.scripted import hashed_token
 from weft.request import FinishReason
 from weft.schedule.plan import StepPlan, StepResult
 from weft.schedule.scheduler import Scheduler

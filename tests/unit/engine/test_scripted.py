@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from weft.engine.scripted import PlanViolation
+from weft.engine.digests import PlanViolation
 from weft.schedule.plan import StepPlan
 from weft.units import PAD
 

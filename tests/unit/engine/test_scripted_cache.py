@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from tests.unit.runner import plans
-from weft.engine.scripted import PlanViolation, ScriptedExecutor, digest_of, hashed_token
+from weft.engine.digests import PlanViolation, digest_of
+from weft.engine.scripted import ScriptedExecutor, hashed_token
 from weft.schedule.plan import StepPlan, Tap
 from weft.sim.workload import small_arena
 from weft.units import PAD, SlotId

@@ -45,9 +45,16 @@ def test_a_parked_state_is_so_many_times_smaller(spec: ModelSpec, times_smaller:
     assert all(at % 256 == 0 for at in offsets)
 
 
-@pytest.mark.parametrize("spec", [ATTENTION_ONLY, RECURRENT_ONLY, LFM2_1_2B, GRANITE_H_SMALL])
-def test_without_pages_or_wide_accumulators_nothing_is_parked(spec: ModelSpec) -> None:
+@pytest.mark.parametrize("spec", [ATTENTION_ONLY, RECURRENT_ONLY])
+def test_without_pages_or_states_nothing_is_parked(spec: ModelSpec) -> None:
     assert plan_arena(spec, GIB, park=True) == plan_arena(spec, GIB)
+
+
+@pytest.mark.parametrize("spec", [LFM2_1_2B, GRANITE_H_SMALL])
+def test_without_wide_accumulators_states_are_not_parked(spec: ModelSpec) -> None:
+    arena = plan_arena(spec, GIB, park=True)
+    assert not arena.parked_pages
+    assert arena.parked_kv_bytes
 
 
 def test_parking_is_only_where_it_is_asked_for() -> None:

@@ -126,7 +126,9 @@ def test_candidates_are_valued_as_they_are_now_with_each_request(monkeypatch: py
             bench.ask(prompt((number, 40)), answer=4)
             bench.now_s += 40
         bench.ask(prompt((7, 40)), answer=4)
-        values = {row: bench.worth._valued[row] for row in bench.worth._rows.values()}
+        pool = bench.worth._pool
+        values = dict(zip(pool._rows, pool._values, strict=True))
+        assert set(values) == set(bench.worth._rows.values())
         now = {row: bench.worth._value(row, float(bench.worth._records.rates[row])) for row in values}
         wrong.append(max(abs(values[row] / now[row] - 1) for row in values))
     assert wrong[0] < 1e-9 < wrong[1]

@@ -14,9 +14,10 @@ from tests.checkpoints import VOCAB_SIZE, checkpoint, copy_checkpoint
 from tests.oracle.model_driver import ModelDriver
 from tests.quantised_forms import FORMS, Tensors, write
 from tests.unit.models.test_forms import reformed
-from weft.errors import CheckpointError
+from weft.errors import CheckpointError, ConfigError
 from weft.models import LoadedModel, load_model
 from weft.models.blocks.experts import ExpertsBlock
+from weft.tensor import native
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
@@ -146,6 +147,45 @@ def test_rounded_weights_are_close_and_smaller(name: str) -> None:
         assert quantize in rounded.weights_form
     assert 0 < errors["int8"] < errors["int4"] / 3
     assert errors["int8"] < 0.05
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "lfm2", "granite"])
+def test_w8a8_has_the_weights_of_int8_and_rounds_inputs_too(name: str) -> None:
+    int8, both = load(checkpoint(name), quantize="int8"), load_model(checkpoint(name), quantize="w8a8")
+    assert both.weights_bytes == int8.weights_bytes
+    assert "w8a8" in both.weights_form
+    truth = logits(load(checkpoint(name)))
+    four = load(checkpoint(name), quantize="int4")
+    exact, rounded, rough = (float((logits(model) - truth).std()) for model in (int8, both, four))
+    assert exact < rounded < rough / 4
+
+
+def test_w8a8_takes_int8_of_files_with_it_and_leaves_int4_and_experts(tmp_path: Path) -> None:
+    stored, _ = write("qwen3_5", tmp_path / "int8", FORMS["int8_rows"])
+    assert load_model(stored, quantize="w8a8").weights_form.split(", ")[0] == "w8a8"
+    assert "w8a8" not in load_model(stored).weights_form
+    four, _ = write("qwen3_5", tmp_path / "int4", FORMS["packed_int4"])
+    assert "int4" in load_model(four, quantize="w8a8").weights_form
+    experts = load_model(checkpoint("qwen3_5_moe"), quantize="w8a8")
+    assert {"int8", "w8a8"} <= set(experts.weights_form.split(", "))
+
+
+def test_w8a8_with_inputs_as_they_are_is_an_error_that_says_what_to_take() -> None:
+    with pytest.raises(ConfigError, match=r"--quantize is w8a8.*--no-quantize-inputs.*--quantize int8"):
+        load(checkpoint("lfm2"), quantize="w8a8")
+
+
+def test_w8a8_without_products_of_bytes_is_the_same_model_and_says_that_it_is_slower() -> None:
+    fast = load_model(checkpoint("lfm2"), quantize="w8a8")
+    native.choose("torch")
+    try:
+        slow = load_model(checkpoint("lfm2"), quantize="w8a8")
+        assert any("--quantize int8" in warning for warning in slow.warnings)
+        torch.testing.assert_close(logits(slow), logits(fast), rtol=0, atol=0.05)
+    finally:
+        native.choose("auto")
+    if native.in_use() and native.extension().has_byte_products():
+        assert fast.warnings == ()
 
 
 @pytest.mark.parametrize("name", ["qwen3_5_moe", "granite_moe"])

@@ -124,7 +124,7 @@ def test_taps_and_prompt_logprobs_follow_their_run_past_the_pads(arena):
         assert (tap.run, tap.offset, tap.slot) == (1 + extra, 2, 3)
         [span] = batch.prompt_spans
         assert (span.run, span.first, span.top_count) == (1, 1 + extra, 2)
-        assert span.next_tokens.tolist() == [65, 66, 67]
+        assert span.next_tokens_N.tolist() == [65, 66, 67]
 
 
 def test_prompt_logprobs_end_before_the_first_generated_token(arena):
@@ -133,7 +133,7 @@ def test_prompt_logprobs_end_before_the_first_generated_token(arena):
                       admissions=[plans.admission(0, [1, 2, 3, 4, 5], prompt_tokens=3, prompt_logprobs=0)])
     batches = builder()
     batches.apply(step, sampler(), arena)
-    assert batches.build(step).prompt_spans[0].next_tokens.tolist() == [2, 3]
+    assert batches.build(step).prompt_spans[0].next_tokens_N.tolist() == [2, 3]
 
 
 def test_frames_that_changed_kind_are_zeroed_and_no_other(arena):

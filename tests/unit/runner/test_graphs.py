@@ -38,7 +38,7 @@ class Successor:
         self.only_pads.append(all(bool((part == PAD).all()) for part in pads) and not runs.context_R.any())
         if self.looks_at:
             list(getattr(inputs.runs, self.looks_at))
-        return inputs.tokens_T[:, None].float()
+        return inputs.asked_of(inputs.tokens_T[:, None].float())
 
     def logits(self, hidden_XD: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.one_hot((hidden_XD[:, 0].long() + 1) % VOCAB, VOCAB).float() * 3

@@ -11,6 +11,7 @@ from tests.guided import compiler, tokenizer
 from weft.request import SamplingParams
 from weft.runner.guides import GuideRows
 from weft.runner.sampler import Sampler
+from weft.runner.staging import Staging
 from weft.text.guides import choice_guide, regex_guide
 
 TOKENS = compiler().compile(regex_guide("a", field="f")).token_count
@@ -30,10 +31,26 @@ def noisy(rows: int) -> torch.Tensor:
 
 def rows_with(**guides: str) -> GuideRows:
     """Keyword "r3" = "[ab]" guides row 3 by that regex."""
-    rows = GuideRows(VOCAB)
+    rows = GuideRows()
     for name, regex in guides.items():
         rows.admit(int(name[1:]), compiler().compile(regex_guide(regex, field="f")), NOTHING)
     return rows
+
+
+def masked(rows: GuideRows, logits: torch.Tensor, order: np.ndarray) -> None:
+    """What a step does to its logits."""
+    staging = Staging(torch.device("cpu"))
+    staging.begin()
+    masks = rows.stage(staging, order)
+    staging.send()
+    if masks is not None:
+        masks.apply(logits)
+
+
+def advanced(rows: GuideRows, order: np.ndarray, text: str) -> dict[int, str]:
+    guided = rows.among(order)
+    assert guided is not None
+    return guided.advance(np.array(letters(text), np.int32))
 
 
 def allowed(logits: torch.Tensor) -> list[list[int]]:
@@ -44,7 +61,7 @@ def test_only_guided_rows_change_and_only_what_is_not_allowed() -> None:
     logits, before = noisy(4), noisy(4)
     order = np.array([5, 2, 7, 0])
     rows = rows_with(r2="[ab]", r0="[a-c]x")
-    rows.apply(logits, order)
+    masked(rows, logits, order)
     assert torch.equal(logits[[0, 2]], before[[0, 2]])
     for at, wanted in ((1, "ab"), (3, "abc")):
         expected = sorted(letters(wanted))
@@ -57,40 +74,40 @@ def test_masks_that_were_begun_early_are_those_of_the_step() -> None:
     for wanted in ("cae", "dbf"):
         rows.begin(order)
         logits = noisy(3)
-        rows.apply(logits, order)
+        masked(rows, logits, order)
         tokens = letters(wanted)
         assert allowed(logits) == [[token] for token in tokens]
-        assert rows.advance(order, np.array(tokens, np.int32)) == {}
+        assert advanced(rows, order, wanted) == {}
 
 
 def test_a_row_that_was_cleared_is_free_and_a_new_sequence_begins_anew() -> None:
     rows = rows_with(r0="ab")
-    rows.advance(np.array([0]), np.array(letters("a"), np.int32))
+    advanced(rows, np.array([0]), "a")
     rows.clear(0)
     logits = noisy(1)
-    rows.apply(logits, np.array([0]))
+    masked(rows, logits, np.array([0]))
     assert torch.equal(logits, noisy(1))
     rows.admit(0, compiler().compile(regex_guide("ab", field="f")), NOTHING)
-    rows.apply(logits, np.array([0]))
+    masked(rows, logits, np.array([0]))
     assert allowed(logits) == [letters("a")]
 
 
 def test_what_was_made_before_a_preemption_is_read_again() -> None:
-    rows = GuideRows(VOCAB)
+    rows = GuideRows()
     rows.admit(0, compiler().compile(regex_guide("abcd", field="f")), np.array(letters("abc"), np.int32))
     logits = noisy(1)
-    rows.apply(logits, np.array([0]))
+    masked(rows, logits, np.array([0]))
     assert allowed(logits) == [letters("d")]
 
 
 def test_a_token_that_is_not_allowed_is_a_failure_of_its_row_alone() -> None:
     rows, order = rows_with(r0="ab", r1="ab"), np.array([0, 1])
-    rows.apply(noisy(2), order)
-    failures = rows.advance(order, np.array(letters("za"), np.int32))
+    masked(rows, noisy(2), order)
+    failures = advanced(rows, order, "za")
     assert list(failures) == [0]
     assert "cannot follow its grammar" in failures[0]
     logits = noisy(2)
-    rows.apply(logits, order)
+    masked(rows, logits, order)
     assert allowed(logits)[1] == letters("b")
 
 

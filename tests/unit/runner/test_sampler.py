@@ -17,6 +17,13 @@ VOCAB = 97
 PROMPT = [3, 3, 14, 60]
 
 
+@pytest.fixture(autouse=True, params=["seen", "remote"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every promise is kept both ways: as on a CPU, and as on a device that nobody looks at."""
+    init, remote = Sampler.__init__, request.param == "remote"
+    monkeypatch.setattr(Sampler, "__init__", lambda self, *args: init(self, *args, remote=remote))
+
+
 def ids(*tokens: int) -> np.ndarray:
     return np.array(tokens, np.int32)
 

@@ -3,34 +3,50 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 
 import pytest
 
 from tests.unit.runner import plans
-from weft.runner.step_worker import StepWorker
+from weft.runner.step_worker import Launched, StepWorker
 from weft.schedule.plan import StepPlan, StepResult
 
 WAIT_S = 60
 """Only a broken worker waits so long."""
 
 
-class Device:
-    """Computes a step when ``go`` is set; notes which ones, and on which thread."""
+@dataclass
+class OnItsWay:
+    device: Device
+    plan: StepPlan
 
-    def __init__(self, *, fails: int | None = None) -> None:
-        self.go = threading.Event()
+    def home(self) -> StepResult:
+        assert self.device.home.wait(WAIT_S)
+        if self.plan.step == self.device.lost:
+            raise OSError("it never came home")
+        return StepResult(self.plan.tokens + 100 * self.plan.step, {}, {})
+
+
+class Device:
+    """Launches a step when ``go`` is set; notes which ones, and on which thread. They are home when ``home``
+    is set."""
+
+    def __init__(self, *, fails: int | None = None, lost: int | None = None) -> None:
+        self.go, self.home = threading.Event(), threading.Event()
+        self.home.set()
+        self.lost = lost
         self.computed: list[int] = []
         self.threads: set[str] = set()
-        self.worker = StepWorker(self.compute, prepare=lambda: self.threads.add("prepared"))
+        self.worker = StepWorker(self.launch, prepare=lambda: self.threads.add("prepared"))
         self._fails = fails
 
-    def compute(self, plan: StepPlan) -> StepResult:
+    def launch(self, plan: StepPlan) -> Launched:
         assert self.go.wait(WAIT_S)
         self.threads.add(threading.current_thread().name)
         self.computed.append(plan.step)
         if plan.step == self._fails:
             raise OSError("the device is gone")
-        return StepResult(plan.tokens + 100 * plan.step, {}, {})
+        return OnItsWay(self, plan)
 
 
 def step(number: int) -> StepPlan:
@@ -64,6 +80,32 @@ def test_after_a_step_that_failed_nothing_is_computed() -> None:
     with pytest.raises(RuntimeError, match="step 2 was not computed"):
         device.worker.finish()
     assert device.computed == [0, 1]
+    device.worker.close()
+
+
+def test_a_step_is_launched_before_the_one_before_it_is_home() -> None:
+    device = Device()
+    device.go.set()
+    device.home.clear()
+    device.worker.begin(step(0))
+    device.worker.begin(step(1))
+    device.worker._flights[1].result(WAIT_S)   # comes although nobody brings step 0 home
+    assert device.computed == [0, 1]
+    device.home.set()
+    assert [device.worker.finish().tokens.tolist() for _ in range(2)] == [[0], [101]]
+    device.worker.close()
+
+
+def test_after_a_step_that_never_came_home_nothing_is_launched() -> None:
+    device = Device(lost=0)
+    device.go.set()
+    device.worker.begin(step(0))
+    with pytest.raises(OSError, match="never came home"):
+        device.worker.finish()
+    device.worker.begin(step(1))
+    with pytest.raises(RuntimeError, match="step 1 was not computed"):
+        device.worker.finish()
+    assert device.computed == [0]
     device.worker.close()
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -10,8 +13,10 @@ from tests.unit.runner import plans
 from weft.config import Sizes
 from weft.memory.plan import plan_arena
 from weft.runner import torch_executor
+from weft.runner.graphs import EagerCapture
 from weft.runner.torch_executor import TorchExecutor
 from weft.spec import ModelSpec, attention
+from weft.tensor.device import current as current_device
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.units import PAD
 
@@ -28,7 +33,7 @@ class Successor:
 
     def forward(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
         assert caches[0].k is not None
-        return inputs.tokens_T[:, None].float()
+        return inputs.asked_of(inputs.tokens_T[:, None].float())
 
     def logits(self, hidden_XD: torch.Tensor) -> torch.Tensor:
         self.asked.append(hidden_XD.shape[0])
@@ -112,3 +117,26 @@ def test_rows_carry_sampling_from_admission_to_later_steps(executor):
         made += result.tokens.tolist()
     assert made == [2, 30, 2, 30]
     assert np.array(made).dtype == np.int64
+
+
+def test_everything_is_launched_with_the_executors_device_as_the_current_one(model, monkeypatch):
+    """Triton and graphs go by the current device, which need not be that of the engine (cuda:1)."""
+    entered: list[torch.device] = []
+
+    @contextlib.contextmanager
+    def current(device: torch.device) -> Iterator[None]:
+        entered.append(device)
+        yield
+        entered.pop()
+
+    monkeypatch.setattr(torch_executor, "current", current)
+    executor = TorchExecutor(model, plan_arena(model.spec, 200_000), SIZES, capture=EagerCapture())
+    forward, seen = model.forward, []
+    model.forward = lambda *args: (seen.append(list(entered)), forward(*args))[1]
+    executor.execute(plans.plan([(0, 0, [1, 2], PAD, True)], admissions=[plans.admission(0, [1, 2])]))
+    executor.record_graphs()
+    executor.dummy_step(2)
+    executor.graphs.forget()
+    executor.dummy_step(2)
+    assert seen == [[executor.arena.device]] * 3
+    assert current_device(torch.device("cpu")).__class__ is contextlib.nullcontext

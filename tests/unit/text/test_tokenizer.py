@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from weft.errors import CheckpointError
-from weft.text.tokenizer import Tokenizer
+from weft.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
 
 
 def byte_level(directory: Path, **config: object) -> Path:
@@ -53,6 +53,23 @@ def test_truncation_and_padding_of_the_file_are_not_applied(tmp_path: Path) -> N
     assert len(tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("x" * 40).ids) != 41
     assert len(Tokenizer.load(tmp_path).encode("x" * 40)) == 41
     assert len(Tokenizer.load(tmp_path).encode("x")) == 2
+
+
+def test_a_long_text_has_the_tokens_that_the_file_says(tmp_path: Path) -> None:
+    """It goes another way through the library."""
+    path = byte_level(tmp_path) / "tokenizer.json"
+    text = "the crème héllo </s> 🏔\n" * (LONG_TEXT_CHARS // 10)
+    backend = tokenizers.Tokenizer.from_file(str(path))
+    backend.no_truncation()
+    backend.no_padding()
+    for add_special_tokens in (True, False):
+        expected = backend.encode(text, add_special_tokens=add_special_tokens).ids
+        tokenizer = Tokenizer.load(tmp_path)
+        assert tokenizer.encode(text, add_special_tokens=add_special_tokens) == expected
+        ids, positions = tokenizer.encode_with_boundaries(text, [0, 3, len(text)],
+                                                          add_special_tokens=add_special_tokens)
+        assert ids == expected
+        assert positions == [int(add_special_tokens), 2 + int(add_special_tokens), len(ids)]
 
 
 def test_special_tokens_are_added_only_when_asked_for(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def bin_of(age_s: float) -> int:
 
 
 def bins_of(ages_s: Floats) -> Ints:
-    bins: Ints = np.searchsorted(EDGES, ages_s, side="right") - 1
+    bins: Ints = np.clip(np.frexp(ages_s)[1], 0, _BINS - 1).astype(np.int64)
     return bins
 
 
@@ -94,7 +94,8 @@ class Hazard:
         """Things of ``kinds`` [rows] with ``codes`` [rows, features] and ``factors`` [rows] were not used
         between the ages ``since_s`` and ``until_s`` [rows]."""
         weighted = seconds_by_bin(since_s, until_s) * factors[:, None]
-        np.add.at(self._exposure, kinds, weighted)
+        for kind in range(len(self.rates)):
+            self._exposure[kind] += weighted[kinds == kind].sum(axis=0)
         expected = (weighted * self.rates[kinds]).sum(axis=1)
         for column in codes.T:
             self._code_expected += np.bincount(column, expected / self.factors[column],

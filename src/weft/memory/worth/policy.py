@@ -18,8 +18,8 @@ begins there.
 How it stays cheap (law L11). Values change with age, so no order stays right. Every SWEEP_EVERY requests a
 *sweep* takes the next SWEEP_ROWS records at once, as arrays: counts their waiting, values them, and puts the
 lowest of those into a *pool* of candidates; the pool alone is valued again with each request. What a commit
-touched is valued at its end. ``order`` takes the lowest of the pool, values it again as it is now, and puts
-it back when it has become worth more. So nothing is sorted or scanned when memory is short.
+touched is valued at its end. ``order`` takes the lowest of the pool, values it again as it is now, and names
+it later when it has become worth more. So nothing is sorted or scanned when memory is short.
 
 What it cannot see: models without recurrent layers have no checkpoints (their KV goes by recency); a
 sequence that is preempted leaves a state that looks like the end of a request.
@@ -35,7 +35,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush, heapreplace, nsmallest
+from heapq import heappop, heappush
 from math import log2
 
 import numpy as np
@@ -45,11 +45,12 @@ from weft.memory.holdings import kept_above, kept_at_or_above, kept_only_below, 
 from weft.memory.plan import ArenaPlan
 from weft.memory.policy import Clock, PrefillCost
 from weft.memory.reservation import NOTHING_RECALLED, Match, Recall
-from weft.memory.tree import PARKED, Node, NodeId
+from weft.memory.tree import Node, NodeId
 from weft.memory.worth.features import CODE_COUNT, Codes, Kind, codes_of_new, codes_of_used
 from weft.memory.worth.gittins import index_table
 from weft.memory.worth.hazard import FACTOR_MAX, WIDTHS, Hazard, bin_of, bins_of
 from weft.memory.worth.history import History
+from weft.memory.worth.pool import Pool
 from weft.memory.worth.records import Records
 from weft.units import PAD, SeqId
 
@@ -104,12 +105,12 @@ class Worth:
         self._now_s = clock()
         self._page_bytes = plan.page_bytes
         self._slot_bytes = plan.slot_stride_bytes
-        self._parked_bytes = plan.parked_bytes
         self._history_tokens_max = max(HISTORY_TOKENS_MIN, plan.arena_bytes // (4 * HISTORY_SHARE))
         self._hazard = Hazard(len(Kind), CODE_COUNT)
         self._tables: Floats = np.zeros(0)
-        self._table: list[list[list[float]]] = []
-        """The index by kind, step of the factor and age; both are the same, for many at once and for one."""
+        self._table: list[float] = []
+        """The index by kind, step of the factor and age, in that order; both are the same, for many at once
+        and for one."""
         self._history = History()
         self._records = Records()
         self._rows: dict[NodeId, int] = {}
@@ -120,9 +121,7 @@ class Worth:
         """Rows to value at the end of the commit."""
         self._outdated: dict[int, None] = {}
         """Rows that readers found to be worth more than they were: the next commit values them."""
-        self._pool: list[tuple[float, int]] = []
-        """A heap of (value, row). An entry counts while the row has a state and ``_valued`` says the same."""
-        self._valued: dict[int, float] = {}
+        self._pool = Pool()
         self._swept_rows = 0
         self._opened_since = 0
         self._refreshed_at = 0
@@ -136,26 +135,29 @@ class Worth:
         return Recall(len(tokens) // 4, seen, row) if tokens else NOTHING_RECALLED
 
     def order(self, states: Mapping[NodeId, Node]) -> Iterator[Node]:
-        heap, nodes, tries = self._pool.copy(), self._records.nodes, 0
-        risen: dict[int, float] = {}
-        named: set[int] = set()
-        while heap:
-            value, row = heap[0]
-            node = nodes[row]
-            if node is None or row in named or value != risen.get(row, self._valued[row]):
-                heappop(heap)
-                continue
-            if tries < _TRIES and row not in risen:
+        tries = 0
+        risen: list[tuple[float, int]] = []
+        for value, row in self._pool.ranked():
+            while risen and risen[0][0] <= value:
+                yield self._there(heappop(risen)[1])
+                tries = 0
+            node = self._there(row)
+            if tries < _TRIES:
                 tries += 1
-                risen[row] = now = self._value(row, self._rate(node))
+                now = self._value(row, self._rate(node))
                 if now > value * _CLOSE:
-                    heapreplace(heap, (now, row))
+                    heappush(risen, (now, row))
                     self._outdated[row] = None
                     continue
-            heappop(heap)
-            named.add(row)
             tries = 0
             yield node
+        while risen:
+            yield self._there(heappop(risen)[1])
+
+    def _there(self, row: int) -> Node:
+        node = self._records.nodes[row]
+        assert node is not None, f"candidate {row} is of a state that is gone"
+        return node
 
     # ------------------------------------------------------------------ told, by a commit
 
@@ -190,10 +192,10 @@ class Worth:
             return
         row = int(place.slot)
         if row == PAD:
-            context = self._contexts.get(seq, _Context(node.end, 0, 0))
+            context = self._contexts.get(seq) or _Context(node.end, 0, 0)
             kind, codes = _what(context, node.end, ended=ended)
             row = self._records.add(kind, codes, context.turn, place, self._now_s)
-            self._records.factors[row] = self._hazard.factor_of(codes)
+            self._weigh(row, kind, codes)
             if kind is Kind.USED:
                 self._records.uses[row] = 1
             self._history.record(place, row)
@@ -216,6 +218,7 @@ class Worth:
         self._count_waiting(row)
         self._records.live[row] = False
         self._records.nodes[row] = None
+        self._pool.drop(row)
         self._ghosts[row] = None
         above = kept_above(node)
         heir_of = self._rows.get(above.id) if above is not None else None
@@ -239,10 +242,14 @@ class Worth:
         if self._touched or self._outdated:
             self._revalue()
             self._forget()
-        if self._opened_since >= SWEEP_EVERY or len(self._pool) < min(POOL_LOW, len(self._rows)):
+            if len(self._pool) < min(POOL_LOW, len(self._rows)):
+                self._opened_since = SWEEP_EVERY
+        if self._opened_since == self._refreshed_at:
+            return
+        if self._opened_since >= SWEEP_EVERY:
             self._opened_since = self._refreshed_at = 0
             self._sweep()
-        elif self._opened_since > self._refreshed_at:
+        else:
             self._refreshed_at = self._opened_since
             self._refresh()
 
@@ -257,26 +264,26 @@ class Worth:
     def _use(self, row: int) -> None:
         """A request began there, or would have."""
         records = self._records
-        age_s = self._now_s - float(records.born_s[row])
+        age_s = self._now_s - records.born_s.item(row)
         self._count_waiting(row)
-        self._hazard.used(int(records.kinds[row]), records.codes_of(row), age_s)
+        self._hazard.used(records.kinds.item(row), records.codes_of(row), age_s)
         before = records.gaps_s[row]
         records.gaps_s[row] = age_s if before is None else _GAP_MEMORY * before + (1 - _GAP_MEMORY) * age_s
         records.uses[row] += 1
         codes = codes_of_used(uses=records.uses[row], mean_gap_s=records.gaps_s[row],
                               origin=records.origins[row], turn=records.turns[row])
         records.become(row, Kind.USED, codes, self._now_s)
-        records.factors[row] = self._hazard.factor_of(codes)
-        if records.live[row]:
+        self._weigh(row, Kind.USED, codes)
+        if records.nodes[row] is not None:
             self._touched[row] = None
         else:
             self._ghosts.move_to_end(row)
 
     def _count_waiting(self, row: int) -> None:
         records, now_s = self._records, self._now_s
-        born_s = float(records.born_s[row])
-        self._hazard.one_waited(int(records.kinds[row]), records.codes_of(row), float(records.factors[row]),
-                                float(records.counted_s[row]) - born_s, now_s - born_s)
+        born_s = records.born_s.item(row)
+        self._hazard.one_waited(records.kinds.item(row), records.codes_of(row), records.factors.item(row),
+                                records.counted_s.item(row) - born_s, now_s - born_s)
         records.counted_s[row] = now_s
 
     def _count_rows(self, rows: Ints) -> None:
@@ -288,14 +295,27 @@ class Worth:
 
     def _learn(self) -> None:
         self._hazard.learn()
-        self._tables = np.stack([index_table(rates, WIDTHS, _FACTORS) for rates in self._hazard.rates])
+        self._tables = np.concatenate([index_table(rates, WIDTHS, _FACTORS).ravel()
+                                       for rates in self._hazard.rates])
         self._table = self._tables.tolist()
+
+    def _weigh(self, row: int, kind: Kind, codes: Codes) -> None:
+        """Its features say something else now."""
+        self._records.factors[row] = factor = self._hazard.factor_of(codes)
+        step = round((log2(factor) + _OCTAVES) * _STEPS_PER_OCTAVE)
+        self._records.tables[row] = (kind * len(_FACTORS) + step) * len(WIDTHS)
+
+    def _weigh_rows(self, rows: Ints) -> None:
+        records = self._records
+        records.factors[rows] = factors = self._hazard.factors_of(records.codes[rows])
+        steps = np.rint((np.log2(factors) + _OCTAVES) * _STEPS_PER_OCTAVE).astype(np.int64)
+        records.tables[rows] = (records.kinds[rows] * len(_FACTORS) + steps) * len(WIDTHS)
 
     def _forget(self) -> None:
         """Ghosts that are too old, too many, or whose tokens are."""
         for _ in range(FORGET_PER_COMMIT):
             row = next(iter(self._ghosts), None)
-            if row is None or (self._now_s - float(self._records.born_s[row]) <= GHOST_S
+            if row is None or (self._now_s - self._records.born_s.item(row) <= GHOST_S
                                and len(self._ghosts) <= GHOSTS_MAX
                                and self._history.token_count <= self._history_tokens_max):
                 return
@@ -315,8 +335,7 @@ class Worth:
             node = self._records.nodes[row]
             if node is not None:
                 self._records.rates[row] = rate = self._rate(node)
-                self._valued[row] = value = self._value(row, rate)
-                heappush(self._pool, (value, row))
+                self._pool.put(row, self._value(row, rate))
         self._touched.clear()
         self._outdated.clear()
 
@@ -327,32 +346,24 @@ class Worth:
         rows = records.rows(first, min(self._swept_rows, records.count))
         self._count_rows(rows)
         self._learn()
-        records.factors[rows] = self._hazard.factors_of(records.codes[rows])
-        there = rows[records.live[rows]]
-        values = self._values(there)
-        low = np.arange(values.size)
-        if values.size > POOL_ROWS:
-            low = np.argpartition(values, POOL_ROWS)[:POOL_ROWS]
-        fresh = list(zip(values[low].tolist(), there[low].tolist(), strict=True))
-        others = ((value, row) for value, row in self._pool if not first <= row < self._swept_rows
-                  and records.nodes[row] is not None and value == self._valued[row])
-        self._pool = nsmallest(POOL_ROWS, [*fresh, *others])
-        self._valued.update((row, value) for value, row in fresh)
+        self._weigh_rows(rows)
+        others = self._pool.rows
+        others = others[(others < first) | (others >= self._swept_rows)]
+        self._fill_pool(np.concatenate([rows, others]), POOL_ROWS)
 
     def _refresh(self) -> None:
         """Value the candidates, a few hundred, as they are now: most are worth less, being older."""
-        rows = np.array(sorted({row for value, row in self._pool if self._records.nodes[row] is not None}),
-                        dtype=np.int64)
-        self._pool = list(zip(self._values(rows).tolist(), rows.tolist(), strict=True))
-        heapify(self._pool)
-        self._valued.update((row, value) for value, row in self._pool)
+        self._fill_pool(self._pool.rows, len(self._pool))
+
+    def _fill_pool(self, rows: Ints, most: int) -> None:
+        rows = rows[self._records.live[rows]]
+        self._pool.fill(rows, self._values(rows), most)
 
     def _rate(self, node: Node) -> float:
         """Seconds that a use of the state at ``node`` saves, by byte that only it needs; as things are."""
         above = kept_above(node)
         saved = self._cost.between(above.end if above is not None else 0, node.end)
-        state_bytes = self._parked_bytes if node.slot == PARKED else self._slot_bytes
-        return saved / (state_bytes + pages_alone(node) * self._page_bytes)
+        return saved / (self._slot_bytes + pages_alone(node) * self._page_bytes)
 
     def _value(self, row: int, rate: float) -> float:
         heir = self._heir(row)
@@ -370,19 +381,16 @@ class Worth:
         return values * records.rates[rows]
 
     def _heir(self, row: int) -> int:
-        heir = int(self._records.heirs[row])
+        heir: int = self._records.heirs.item(row)
         return heir if heir != PAD and self._records.nodes[heir] is None else PAD
 
     def _index(self, row: int) -> float:
         records = self._records
-        step = round((log2(records.factors[row]) + _OCTAVES) * _STEPS_PER_OCTAVE)
-        return self._table[int(records.kinds[row])][step][bin_of(self._now_s - float(records.born_s[row]))]
+        return self._table[records.tables.item(row) + bin_of(self._now_s - records.born_s.item(row))]
 
     def _indexes(self, rows: Ints) -> Floats:
         records = self._records
-        steps = np.rint((np.log2(records.factors[rows]) + _OCTAVES) * _STEPS_PER_OCTAVE).astype(np.int64)
-        bins = bins_of(self._now_s - records.born_s[rows])
-        indexes: Floats = self._tables[records.kinds[rows], steps, bins]
+        indexes: Floats = self._tables[records.tables[rows] + bins_of(self._now_s - records.born_s[rows])]
         return indexes
 
 

@@ -25,8 +25,8 @@ Ints = npt.NDArray[np.int64]
 
 
 class Records:
-    __slots__ = ("_free", "born_s", "codes", "count", "counted_s", "factors", "gaps_s", "heirs", "kinds",
-                 "live", "nodes", "origins", "places", "rates", "turns", "used", "uses")
+    __slots__ = ("_codes", "_free", "born_s", "codes", "count", "counted_s", "factors", "gaps_s", "heirs",
+                 "kinds", "live", "nodes", "origins", "places", "rates", "tables", "turns", "used", "uses")
 
     def __init__(self) -> None:
         rows = _ROWS_FIRST
@@ -35,7 +35,11 @@ class Records:
         self._free: list[int] = []
         self.kinds = np.zeros(rows, np.int64)
         self.codes = np.zeros((rows, FEATURES_MAX), np.int64)
+        self._codes: list[Codes] = []
+        """The same, for who asks for one."""
         self.factors = np.ones(rows)
+        self.tables = np.zeros(rows, np.int64)
+        """Where the index of its kind and factor begins; for who knows the index, as the factor is."""
         self.born_s = np.zeros(rows)
         """When it was made, or used last."""
         self.counted_s = np.zeros(rows)
@@ -66,6 +70,7 @@ class Records:
             self.count += 1
             if row == len(self.kinds):
                 self._grow()
+            self._codes.append(codes)
             self.nodes.append(None)
             self.places.append(None)
             self.uses.append(0)
@@ -81,12 +86,11 @@ class Records:
     def become(self, row: int, kind: Kind, codes: Codes, now_s: float) -> None:
         """From now on it is this, and new. Its factor is for who knows the hazard."""
         self.kinds[row] = kind
-        self.codes[row] = codes
+        self.codes[row] = self._codes[row] = codes
         self.born_s[row] = self.counted_s[row] = now_s
 
     def codes_of(self, row: int) -> Codes:
-        first, second, third, fourth = self.codes[row].tolist()
-        return first, second, third, fourth
+        return self._codes[row]
 
     def remove(self, row: int) -> None:
         assert not self.live[row], f"record {row} is of a state that is there"
@@ -108,6 +112,7 @@ class Records:
         self.kinds = np.append(self.kinds, np.zeros(more, np.int64))
         self.codes = np.append(self.codes, np.zeros((more, FEATURES_MAX), np.int64), axis=0)
         self.factors = np.append(self.factors, np.ones(more))
+        self.tables = np.append(self.tables, np.zeros(more, np.int64))
         self.born_s = np.append(self.born_s, np.zeros(more))
         self.counted_s = np.append(self.counted_s, np.zeros(more))
         self.rates = np.append(self.rates, np.zeros(more))

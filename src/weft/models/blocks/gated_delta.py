@@ -18,9 +18,10 @@ import torch
 
 from weft.architecture import GatedDelta
 from weft.models.blocks.attention import CosSin
-from weft.models.blocks.linear import Linear
+from weft.models.blocks.linear import Linear, chain_of
+from weft.tensor.chain import Chain, Staged
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.gated_delta_layer import GatedDeltaWeights, gated_delta_layer
+from weft.tensor.ops.gated_delta_layer import GatedDeltaWeights, chained, gated_delta_layer, staged
 
 
 @dataclass(slots=True)
@@ -38,18 +39,33 @@ class GatedDeltaBlock:
     out: Linear
 
     middle: GatedDeltaWeights = field(init=False)
+    chain: Chain | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         shape = self.shape
         self.middle = GatedDeltaWeights(
             self.conv, self.decay, self.dt_bias, self.norm, self.norm_eps, shape.k_heads, shape.v_heads,
             shape.k_dim, shape.v_dim, shape.beta_scale)
+        self.chain = chain_of(self.project, self.out)
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
         state = cache.state
-        return self.out(gated_delta_layer(self.project(x_TD), self.middle, state["conv"], state["recurrent"],
-                                          inputs.runs, cache.layer))
+        if self.chain is not None and inputs.asked is None:
+            y_TD = chained(self.chain, x_TD, self.middle, state["conv"], state["recurrent"], inputs.runs,
+                           cache.layer)
+            if y_TD is not None:
+                return y_TD
+        o_TC = gated_delta_layer(self.project(x_TD), self.middle, state["conv"], state["recurrent"],
+                                 inputs.runs, cache.layer)
+        return self.out(inputs.asked_of(o_TC))
+
+    def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> Staged | None:
+        """As a part of a stack; ``x_TD`` is what would come in."""
+        if self.chain is None:
+            return None
+        return staged(self.chain, x_TD, self.middle, cache.state["conv"], cache.state["recurrent"],
+                      cache.layer)
 
 
 def ungroup_qkvz(weight: torch.Tensor, shape: GatedDelta) -> torch.Tensor:

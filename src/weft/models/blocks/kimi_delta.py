@@ -57,4 +57,4 @@ class KimiDeltaBlock:
                            scale=shape.head_dim**-0.5, layer=cache.layer)
         gate_THV = torch.sigmoid(by_head(self.gate(gate), heads).float())
         o_THV = rms_norm(o_THV, self.norm, self.norm_eps).float() * gate_THV
-        return self.out(o_THV.flatten(1).to(x_TD.dtype))
+        return self.out(inputs.asked_of(o_THV.flatten(1)).to(x_TD.dtype))

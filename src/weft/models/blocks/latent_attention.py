@@ -56,4 +56,4 @@ class LatentAttentionBlock:
                                  shape.latent_dim, cache.token_scales)
         if scale is not None:
             o_THC = o_THC * scale
-        return self.out(torch.einsum("thc,hvc->thv", o_THC, self.values_HVC).flatten(1))
+        return self.out(torch.einsum("thc,hvc->thv", inputs.asked_of(o_THC), self.values_HVC).flatten(1))

@@ -7,15 +7,16 @@ busy); the block splits the result.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
+from weft.tensor.chain import Chain, Staged
 from weft.tensor.ops.quantized_linear import quantized_linear
 from weft.tensor.ops.rms_norm import rms_norm
-from weft.tensor.ops.silu_mul import silu_mul
+from weft.tensor.ops.silu_mul import chained, silu_mul, staged
 from weft.tensor.ops.tiled_linear import tiled_linear
 from weft.tensor.packed import PackedWeight
 from weft.tensor.quantized import QuantizedWeight
@@ -76,6 +77,13 @@ def _product(x: torch.Tensor, weight: PlainWeight, bias: torch.Tensor | None) ->
     return F.linear(x, weight, bias)
 
 
+def chain_of(first: Projection, second: Projection) -> Chain | None:
+    """Both and what lies between them as one, where they are plain products."""
+    if isinstance(first, Linear) and isinstance(second, Linear):
+        return Chain(first.weight, first.bias, second.weight, second.bias)
+    return None
+
+
 @dataclass(slots=True)
 class Norm:
     """RMS norm over the last dim. ``plus_one``: the stored weight is the distance from 1 (Qwen3.5)."""
@@ -94,6 +102,16 @@ class SwiGlu:
 
     gate_up: Linear
     down: Linear
+    chain: Chain | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.chain = chain_of(self.gate_up, self.down)
 
     def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
+        if self.chain is not None and (y_TD := chained(self.chain, x_TD)) is not None:
+            return y_TD
         return self.down(silu_mul(self.gate_up(x_TD)))
+
+    def staged(self, x_TD: torch.Tensor) -> Staged | None:
+        """As a part of a stack; ``x_TD`` is what would come in."""
+        return None if self.chain is None else staged(self.chain, x_TD)

@@ -54,4 +54,4 @@ class Mamba1Block:
         dt, b_TN, c_TN = parts
         y_TC = mamba1(x_TC, self.step(dt), self.a, b_TN, c_TN, self.d, self.dt_bias, cache.state["recurrent"],
                       runs, layer=cache.layer)
-        return self.out(y_TC * F.silu(gate_TC))
+        return self.out(inputs.asked_of(y_TC) * F.silu(inputs.asked_of(gate_TC)))

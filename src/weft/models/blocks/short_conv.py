@@ -7,15 +7,16 @@ Source: transformers ``Lfm2ShortConv``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from weft.architecture import ShortConv
 from weft.models.blocks.attention import CosSin
-from weft.models.blocks.linear import Linear
+from weft.models.blocks.linear import Linear, chain_of
+from weft.tensor.chain import Chain, Staged
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.short_conv import short_conv
+from weft.tensor.ops.short_conv import chained, short_conv, staged
 
 
 @dataclass(slots=True)
@@ -27,8 +28,22 @@ class ShortConvBlock:
     conv: torch.Tensor
     conv_bias: torch.Tensor | None
     out: Linear
+    chain: Chain | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.chain = chain_of(self.project, self.out)
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
-        return self.out(short_conv(self.project(x_TD), self.conv, self.conv_bias, cache.state["conv"],
-                                   inputs.runs))
+        if self.chain is not None and inputs.asked is None:
+            y_TD = chained(self.chain, x_TD, self.conv, self.conv_bias, cache.state["conv"], inputs.runs)
+            if y_TD is not None:
+                return y_TD
+        y_TC = short_conv(self.project(x_TD), self.conv, self.conv_bias, cache.state["conv"], inputs.runs)
+        return self.out(inputs.asked_of(y_TC))
+
+    def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> Staged | None:
+        """As a part of a stack; ``x_TD`` is what would come in."""
+        if self.chain is None:
+            return None
+        return staged(self.chain, x_TD, self.conv, self.conv_bias, cache.state["conv"])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 from weft.tensor import gpu
+from weft.tensor.chain import Chain, Staged
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import native, parts
 from weft.tensor.ops.attention_layer.parts import AttentionMiddle, CosSin
 
-__all__ = ["AttentionMiddle", "CosSin", "attention_layer"]
+__all__ = ["AttentionMiddle", "CosSin", "attention_layer", "chained", "staged"]
 
 
 def attention_layer(made_TW: torch.Tensor, middle: AttentionMiddle, inputs: StepInputs, cache: LayerCache,
@@ -34,3 +35,14 @@ def attention_layer(made_TW: torch.Tensor, middle: AttentionMiddle, inputs: Step
     if native.supported(made_TW, middle, cache):
         return native.attention_layer(made_TW, middle, inputs, cache, cos_sin)
     return parts.attention_layer(made_TW, middle, inputs, cache, cos_sin)
+
+
+def chained(chain: Chain, x_TD: torch.Tensor, middle: AttentionMiddle, inputs: StepInputs, cache: LayerCache,
+            cos_sin: CosSin | None) -> torch.Tensor | None:
+    """``chain.second(attention_layer(chain.first(x), ...))``, None where the kernels cannot do it in one."""
+    return native.chained(chain, x_TD, middle, inputs, cache, cos_sin)
+
+
+def staged(chain: Chain, x_TD: torch.Tensor, middle: AttentionMiddle, cache: LayerCache) -> Staged | None:
+    """The same as a part of a stack (``weft.models.stack``)."""
+    return native.staged(chain, x_TD, middle, cache)

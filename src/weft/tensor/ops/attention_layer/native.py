@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from weft.tensor import native
+from weft.tensor.chain import Chain, Staged
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer.parts import AttentionMiddle, CosSin
 from weft.tensor.ops.paged_attention.native import DIM_MAX
@@ -21,14 +22,34 @@ def supported(made_TW: torch.Tensor, middle: AttentionMiddle, cache: LayerCache)
 
 def attention_layer(made_TW: torch.Tensor, middle: AttentionMiddle, inputs: StepInputs, cache: LayerCache,
                     cos_sin: CosSin | None) -> torch.Tensor:
-    shape, runs = middle.shape, inputs.runs
+    shape = middle.shape
     if middle.bound is None:
         middle.bound = _bound(middle)
+    out_TC = torch.empty((made_TW.shape[0], shape.heads * shape.head_dim), dtype=made_TW.dtype)
+    middle.bound.run(native.runs_of(inputs.runs), native.asked_runs_of(inputs), native.projected_of(made_TW),
+                     *_around(middle, inputs, cache, cos_sin), out_TC.data_ptr())
+    return out_TC
+
+
+def chained(chain: Chain, x_TD: torch.Tensor, middle: AttentionMiddle, inputs: StepInputs, cache: LayerCache,
+            cos_sin: CosSin | None) -> torch.Tensor | None:
+    bound = chain.bound(x_TD)
+    if bound is None or inputs.asked is not None or not supported(x_TD, middle, cache):
+        return None
+    if middle.bound is None:
+        middle.bound = _bound(middle)
+    out_TD = chain.out(x_TD)
+    bound.attention(middle.bound, native.runs_of(inputs.runs), native.projected_of(x_TD),
+                    *_around(middle, inputs, cache, cos_sin), out_TD.data_ptr())
+    return out_TD
+
+
+def _around(middle: AttentionMiddle, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None) -> Any:
+    """What a layer reads and writes besides its input and output: rotary, pages, the table, scales."""
     assert cache.k is not None
     assert cache.v is not None
     assert cache.k.dtype == cache.v.dtype, f"K pages of {cache.k.dtype}, V pages of {cache.v.dtype}"
-    table_address, table_stride = native.page_table_of(runs)
-    if shape.rope is None:
+    if middle.shape.rope is None:
         cos_address = sin_address = rotary_dim = 0
     else:
         assert cos_sin is not None, "a rotary layer in a model without rotary tables"
@@ -37,12 +58,8 @@ def attention_layer(made_TW: torch.Tensor, middle: AttentionMiddle, inputs: Step
         assert cos_TD.is_contiguous()
         assert sin_TD.is_contiguous()
         cos_address, sin_address, rotary_dim = cos_TD.data_ptr(), sin_TD.data_ptr(), cos_TD.shape[1]
-    out_TC = torch.empty((made_TW.shape[0], shape.heads * shape.head_dim), dtype=made_TW.dtype)
-    middle.bound.run(
-        native.runs_of(runs), native.projected_of(made_TW), cos_address, sin_address, rotary_dim,
-        native.pages_of(cache.k), native.pages_of(cache.v), table_address, table_stride,
-        *native.token_scales(cache.token_scales), out_TC.data_ptr())
-    return out_TC
+    return (cos_address, sin_address, rotary_dim, native.pages_of(cache.k), native.pages_of(cache.v),
+            *native.page_table_of(inputs.runs), *native.token_scales(cache.token_scales))
 
 
 def _bound(middle: AttentionMiddle) -> Any:
@@ -59,3 +76,15 @@ def _bound(middle: AttentionMiddle) -> Any:
     return native.extension().AttentionLayer(
         shape.heads, shape.kv_heads, shape.head_dim, shape.gated, shape.head_gated, shape.norm_whole, *norms,
         middle.plus_one, shape.scale, shape.window or 0)
+
+
+def staged(chain: Chain, x_TD: torch.Tensor, middle: AttentionMiddle, cache: LayerCache) -> Staged | None:
+    if chain.bound(x_TD) is None or not supported(x_TD, middle, cache):
+        return None
+    if middle.bound is None:
+        middle.bound = _bound(middle)
+    assert cache.k is not None
+    assert cache.v is not None
+    assert cache.k.dtype == cache.v.dtype, f"K pages of {cache.k.dtype}, V pages of {cache.v.dtype}"
+    return Staged(chain, 4, middle.bound, first=native.pages_of(cache.k), second=native.pages_of(cache.v),
+                  scales=native.token_scales(cache.token_scales))

@@ -39,7 +39,7 @@ from weft.tensor.device_products import (
 from weft.tensor.device_runs import device_runs
 from weft.tensor.inputs import Runs
 
-PREPARE = Blocks(64)
+PREPARE = Blocks(32)
 
 
 @triton.jit(do_not_specialize=["base"], do_not_specialize_on_alignment=STEP_TABLES)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from weft.tensor.chain import Chain, Staged
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.gated_delta_layer import native, parts
 from weft.tensor.ops.gated_delta_layer.parts import GatedDeltaWeights
 
-__all__ = ["GatedDeltaWeights", "gated_delta_layer"]
+__all__ = ["GatedDeltaWeights", "chained", "gated_delta_layer", "staged"]
 
 
 def gated_delta_layer(made_TW: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
@@ -28,3 +29,16 @@ def gated_delta_layer(made_TW: torch.Tensor, weights: GatedDeltaWeights, window_
     if native.supported(made_TW, weights, window_SCW, state_SHKV):
         return native.gated_delta_layer(made_TW, weights, window_SCW, state_SHKV, runs, layer)
     return parts.gated_delta_layer(made_TW, weights, window_SCW, state_SHKV, runs, layer)
+
+
+def chained(chain: Chain, x_TD: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
+            state_SHKV: torch.Tensor, runs: Runs, layer: int = 0) -> torch.Tensor | None:
+    """``chain.second(gated_delta_layer(chain.first(x), ...))``, None where the kernels cannot do it in
+    one."""
+    return native.chained(chain, x_TD, weights, window_SCW, state_SHKV, runs, layer)
+
+
+def staged(chain: Chain, x_TD: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
+           state_SHKV: torch.Tensor, layer: int) -> Staged | None:
+    """The same as a part of a stack (``weft.models.stack``)."""
+    return native.staged(chain, x_TD, weights, window_SCW, state_SHKV, layer)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from weft.tensor import native
+from weft.tensor.chain import Chain, Staged
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.causal_conv.native import KERNEL_MAX, weights_of
 from weft.tensor.ops.gated_delta.native import KEY_DIM_MAX
@@ -25,16 +28,43 @@ def gated_delta_layer(made_TW: torch.Tensor, weights: GatedDeltaWeights, window_
                       layer: int = 0) -> torch.Tensor:
     w = weights
     if w.bound is None:
-        for gate in (w.decay_H, w.dt_bias_H):
-            assert gate.dtype == torch.float32
-            assert gate.shape == (w.heads,)
-            assert gate.is_contiguous()
-        assert w.norm_V.is_contiguous()
-        assert w.conv_CK.shape[0] == 2 * w.k_heads * w.k_dim + w.heads * w.v_dim
-        w.bound = native.extension().GatedDeltaLayer(
-            weights_of(w.conv_CK, None), (w.norm_V.data_ptr(), native.DTYPES[w.norm_V.dtype], w.norm_eps),
-            w.decay_H.data_ptr(), w.dt_bias_H.data_ptr(), w.beta_scale, w.k_heads, w.heads, w.k_dim, w.v_dim)
+        w.bound = _bound(w)
     out_TC = torch.empty((made_TW.shape[0], w.heads * w.v_dim), dtype=made_TW.dtype)
     w.bound.run(native.runs_of(runs), native.projected_of(made_TW), native.slots_of(window_SCW),
                 native.slots_of(state_SHKV), layer, out_TC.data_ptr())
     return out_TC
+
+
+def chained(chain: Chain, x_TD: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
+            state_SHKV: torch.Tensor, runs: Runs, layer: int) -> torch.Tensor | None:
+    bound = chain.bound(x_TD)
+    if bound is None or not supported(x_TD, weights, window_SCW, state_SHKV):
+        return None
+    if weights.bound is None:
+        weights.bound = _bound(weights)
+    out_TD = chain.out(x_TD)
+    bound.gated_delta(weights.bound, native.runs_of(runs), native.projected_of(x_TD),
+                      native.slots_of(window_SCW), native.slots_of(state_SHKV), layer, out_TD.data_ptr())
+    return out_TD
+
+
+def _bound(w: GatedDeltaWeights) -> Any:
+    for gate in (w.decay_H, w.dt_bias_H):
+        assert gate.dtype == torch.float32
+        assert gate.shape == (w.heads,)
+        assert gate.is_contiguous()
+    assert w.norm_V.is_contiguous()
+    assert w.conv_CK.shape[0] == 2 * w.k_heads * w.k_dim + w.heads * w.v_dim
+    return native.extension().GatedDeltaLayer(
+        weights_of(w.conv_CK, None), (w.norm_V.data_ptr(), native.DTYPES[w.norm_V.dtype], w.norm_eps),
+        w.decay_H.data_ptr(), w.dt_bias_H.data_ptr(), w.beta_scale, w.k_heads, w.heads, w.k_dim, w.v_dim)
+
+
+def staged(chain: Chain, x_TD: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
+           state_SHKV: torch.Tensor, layer: int) -> Staged | None:
+    if chain.bound(x_TD) is None or not supported(x_TD, weights, window_SCW, state_SHKV):
+        return None
+    if weights.bound is None:
+        weights.bound = _bound(weights)
+    return Staged(chain, 2, weights.bound, first=native.slots_of(window_SCW),
+                  second=native.slots_of(state_SHKV), number=layer)

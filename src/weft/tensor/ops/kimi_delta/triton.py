@@ -9,7 +9,7 @@ and the scaled q and k of a chunk of one head (see ``cpu`` for the letters). Blo
     on the diagonal      by distance d = i - j < 16: row i meets k_(i-d), decayed by the d numbers between;
                          their sum is kept and grows by one a distance, so nothing cancels
 
-Both are sums over the lines of the state, taken 64 lines at a time: a tile of everything is then 64 x 64,
+Both are sums over the lines of the state, taken 32 lines at a time: a tile of everything is then 64 x 32,
 which registers hold. Norms are factors of rows and columns of M, as in ``gated_delta``. Rows d places up are
 loaded again, from the cache: tiles have no way to shift rows. Sums of log decays from the chunk's begin are
 float64. Products keep float32's digits, as states are checkpoints.
@@ -43,7 +43,7 @@ from weft.tensor.device_products import (
 from weft.tensor.device_runs import device_runs
 from weft.tensor.inputs import Runs
 
-PREPARE = Blocks(64)
+PREPARE = Blocks(32, warps=8)
 
 
 @triton.jit

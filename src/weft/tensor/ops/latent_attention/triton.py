@@ -2,7 +2,8 @@
 
     write     program = 16 tokens: their rows into the pages (as keys of one KV head)
     decode    program = (row, 32 heads, split): pages are read once for all 32; splits as in paged_attention
-    prefill   program = (chunk, head): 64 queries of one head (16 where products are of float32 numbers)
+    prefill   program = (part of a chunk, head): 32 queries of one head (16 where products are of float32
+              numbers)
 
 A row of W = latent + shared numbers (512 + 64) is no power of two. It is read in two pieces, and scores are
 the sum of two products:
@@ -116,8 +117,11 @@ def blocks_of(main: int, product: tl.dtype) -> dict[str, int]:
 
 
 def queries_of(main: int, product: tl.dtype) -> int:
-    """Of a prefill program, so that they fit the shared memory beside a block of keys."""
-    return 16 if main > 512 or (main > 256 and product == tl.float32) else CHUNK_TOKENS
+    """Of a prefill program: so that they fit the shared memory beside a block of keys, and their sums the
+    registers."""
+    if main > 512 or (main > 256 and product == tl.float32):
+        return 16
+    return 32 if main > 256 else CHUNK_TOKENS
 
 
 @triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=MOVING)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from weft.tensor.chain import Chain, Staged
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.mamba2_layer import native, parts
 from weft.tensor.ops.mamba2_layer.parts import Mamba2Weights
 
-__all__ = ["Mamba2Weights", "mamba2_layer"]
+__all__ = ["Mamba2Weights", "chained", "mamba2_layer", "staged"]
 
 
 def mamba2_layer(made_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
@@ -29,3 +30,15 @@ def mamba2_layer(made_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torc
     if native.supported(made_TW, weights, window_SCW, state_SHPN):
         return native.mamba2_layer(made_TW, weights, window_SCW, state_SHPN, runs, layer)
     return parts.mamba2_layer(made_TW, weights, window_SCW, state_SHPN, runs, layer)
+
+
+def chained(chain: Chain, x_TD: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
+            state_SHPN: torch.Tensor, runs: Runs, layer: int = 0) -> torch.Tensor | None:
+    """``chain.second(mamba2_layer(chain.first(x), ...))``, None where the kernels cannot do it in one."""
+    return native.chained(chain, x_TD, weights, window_SCW, state_SHPN, runs, layer)
+
+
+def staged(chain: Chain, x_TD: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
+           state_SHPN: torch.Tensor, layer: int) -> Staged | None:
+    """The same as a part of a stack (``weft.models.stack``)."""
+    return native.staged(chain, x_TD, weights, window_SCW, state_SHPN, layer)

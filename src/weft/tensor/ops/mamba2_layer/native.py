@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from weft.tensor import native
+from weft.tensor.chain import Chain, Staged
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.causal_conv.native import KERNEL_MAX, weights_of
 from weft.tensor.ops.mamba2.native import STATE_DIM_MAX
@@ -28,19 +31,47 @@ def mamba2_layer(made_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torc
     w = weights
     inner = w.heads * w.head_dim
     if w.bound is None:
-        for row in (w.a_H, w.d_H, w.dt_bias_H):
-            assert row.dtype == torch.float32
-            assert row.shape == (w.heads,)
-            assert row.is_contiguous()
-        assert w.norm_C is not None
-        assert w.norm_C.is_contiguous()
-        assert w.conv_CK.shape[0] == inner + 2 * w.groups * w.state_dim
-        w.bound = native.extension().Mamba2Layer(
-            weights_of(w.conv_CK, w.conv_bias_C),
-            (w.norm_C.data_ptr(), native.DTYPES[w.norm_C.dtype], w.norm_eps), w.a_H.data_ptr(),
-            w.d_H.data_ptr(), w.dt_bias_H.data_ptr(), w.heads, w.groups, w.head_dim, w.state_dim,
-            inner // w.groups, w.gate_first, *w.dt_limit)
+        w.bound = _bound(w)
     out_TC = torch.empty((made_TW.shape[0], inner), dtype=made_TW.dtype)
     w.bound.run(native.runs_of(runs), native.projected_of(made_TW), native.slots_of(window_SCW),
                 native.slots_of(state_SHPN), layer, out_TC.data_ptr())
     return out_TC
+
+
+def chained(chain: Chain, x_TD: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
+            state_SHPN: torch.Tensor, runs: Runs, layer: int) -> torch.Tensor | None:
+    bound = chain.bound(x_TD)
+    if bound is None or not supported(x_TD, weights, window_SCW, state_SHPN):
+        return None
+    if weights.bound is None:
+        weights.bound = _bound(weights)
+    out_TD = chain.out(x_TD)
+    bound.mamba2(weights.bound, native.runs_of(runs), native.projected_of(x_TD), native.slots_of(window_SCW),
+                 native.slots_of(state_SHPN), layer, out_TD.data_ptr())
+    return out_TD
+
+
+def _bound(w: Mamba2Weights) -> Any:
+    inner = w.heads * w.head_dim
+    for row in (w.a_H, w.d_H, w.dt_bias_H):
+        assert row.dtype == torch.float32
+        assert row.shape == (w.heads,)
+        assert row.is_contiguous()
+    assert w.norm_C is not None
+    assert w.norm_C.is_contiguous()
+    assert w.conv_CK.shape[0] == inner + 2 * w.groups * w.state_dim
+    return native.extension().Mamba2Layer(
+        weights_of(w.conv_CK, w.conv_bias_C),
+        (w.norm_C.data_ptr(), native.DTYPES[w.norm_C.dtype], w.norm_eps), w.a_H.data_ptr(),
+        w.d_H.data_ptr(), w.dt_bias_H.data_ptr(), w.heads, w.groups, w.head_dim, w.state_dim,
+        inner // w.groups, w.gate_first, *w.dt_limit)
+
+
+def staged(chain: Chain, x_TD: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
+           state_SHPN: torch.Tensor, layer: int) -> Staged | None:
+    if chain.bound(x_TD) is None or not supported(x_TD, weights, window_SCW, state_SHPN):
+        return None
+    if weights.bound is None:
+        weights.bound = _bound(weights)
+    return Staged(chain, 3, weights.bound, first=native.slots_of(window_SCW),
+                  second=native.slots_of(state_SHPN), number=layer)

@@ -7,7 +7,7 @@ import torch
 from weft.tensor import gpu
 from weft.tensor.activation import Activation
 from weft.tensor.ops.moe import cpu, native
-from weft.tensor.ops.moe.weights import ExpertWeights
+from weft.tensor.ops.moe.weights import ExpertWeights, held_in, in_tiles
 
 __all__ = ["ExpertWeights", "moe"]
 
@@ -26,8 +26,8 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
 
     Source: Shazeer et al., 2017; the stacked weights of transformers' granitemoehybrid and qwen3_next.
     """
-    if (isinstance(gate_up_EJD, torch.Tensor) and isinstance(down_EDI, torch.Tensor)
-            and gpu.fits(x_TD, expert_ids_TX, expert_weights_TX, gate_up_EJD, down_EDI)):
+    if (in_tiles(gate_up_EJD, down_EDI)
+            and gpu.fits(x_TD, expert_ids_TX, expert_weights_TX, held_in(gate_up_EJD), held_in(down_EDI))):
         from weft.tensor.ops.moe import triton
 
         return triton.moe(x_TD, expert_ids_TX, expert_weights_TX, gate_up_EJD, down_EDI,

@@ -21,6 +21,8 @@ matrices).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -29,8 +31,12 @@ from weft.tensor.activation import Activation
 from weft.tensor.compilation import Compilation
 from weft.tensor.device_launch import TYPES, Blocks, compilation_of, dense_rows, padded
 from weft.tensor.device_products import product
+from weft.tensor.device_quantized import FORMS, constants_of, form, load_right
+from weft.tensor.ops.moe.weights import ExpertWeights, count_of, inner_of
 
 COMBINE = Blocks(512)
+VALUES = {"BITS": 0, "GROUP": 1, "GROUPS": 1, "TILES": 1, "LINES": 1, "ZEROS": False}
+"""Of weights that are not quantised."""
 
 
 def product_blocks(rows: int, down: bool) -> Blocks:
@@ -80,12 +86,15 @@ def _tiles(begins, tiles, EXPERTS: tl.constexpr, EP: tl.constexpr, BM: tl.conste
 
 
 @triton.jit(do_not_specialize_on_alignment=["order", "tiles"])
-def _product(x, weight, out, order, tiles, x_row, out_row, expert_stride, COLUMNS: tl.constexpr,
+def _product(x, weight, scales, zeros, out, order, tiles, x_row, out_row, COLUMNS: tl.constexpr,
              DEPTH: tl.constexpr, CHOICES: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
-             DOWN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+             DOWN: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+             TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr, BM: tl.constexpr,
+             BN: tl.constexpr, BK: tl.constexpr):
     """``out[pair] = x[pair] @ weight[expert].T``: [.., COLUMNS] from [.., DEPTH]. Up: rows of x are tokens
     (pair // CHOICES), rows of ``out`` pairs in order, activated, weights [(2) COLUMNS, DEPTH]. DOWN: rows of
-    x are pairs in order, rows of ``out`` pairs as the router had them."""
+    x are pairs in order, rows of ``out`` pairs as the router had them. BITS 0: weights are values; else codes
+    (``device_quantized``)."""
     tile, block = tl.program_id(0), tl.program_id(1)
     rows = tl.load(tiles + tile * 3 + 2)
     if rows == 0:
@@ -98,18 +107,31 @@ def _product(x, weight, out, order, tiles, x_row, out_row, expert_stride, COLUMN
         source, target = (first + row).to(tl.int64), pair
     else:
         source, target = pair // CHOICES, (first + row).to(tl.int64)
-    matrix = weight + expert * expert_stride + column[None, :] * DEPTH
+    if BITS == 0:
+        matrix = weight + expert * ((2 if GATED else 1) * COLUMNS * DEPTH) + column[None, :] * DEPTH
+    else:
+        weight += expert * (TILES * LINES * (64 * BITS))
+        scales += expert * (TILES * GROUPS * 16)
+        zeros += expert * (TILES * GROUPS * 16)
     made = tl.zeros((BM, BN), tl.float32)
     gate = tl.zeros((BM, BN), tl.float32)
     for begin in range(0, DEPTH, BK):
         inside = begin + depth < DEPTH
         left = tl.load(x + source[:, None] * x_row + (begin + depth)[None, :],
                        mask=here[:, None] & inside[None, :], other=0.0)
-        mask = inside[:, None] & within[None, :]
-        right = tl.load(matrix + (begin + depth)[:, None], mask=mask, other=0.0)
-        if GATED:
-            gate += product(left, right)
-            right = tl.load(matrix + COLUMNS * DEPTH + (begin + depth)[:, None], mask=mask, other=0.0)
+        if BITS == 0:
+            mask = inside[:, None] & within[None, :]
+            right = tl.load(matrix + (begin + depth)[:, None], mask=mask, other=0.0)
+            if GATED:
+                gate += product(left, right)
+                right = tl.load(matrix + COLUMNS * DEPTH + (begin + depth)[:, None], mask=mask, other=0.0)
+        else:
+            right = load_right(weight, scales, zeros, block * BN, begin, BITS, GROUP, GROUPS, TILES, LINES,
+                               ZEROS, BN, BK).to(left.dtype)
+            if GATED:
+                gate += product(left, right)
+                right = load_right(weight, scales, zeros, COLUMNS + block * BN, begin, BITS, GROUP, GROUPS,
+                                   TILES, LINES, ZEROS, BN, BK).to(left.dtype)
         made += product(left, right)
     if GATED:
         made = _activated(gate, ACTIVATION) * made
@@ -135,10 +157,10 @@ def _combine(made, ids, weights, out, COLUMNS: tl.constexpr, CHOICES: tl.constex
 
 
 def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torch.Tensor,
-        gate_up_EJD: torch.Tensor, down_EDI: torch.Tensor, *, activation: Activation = "silu",
+        gate_up_EJD: ExpertWeights, down_EDI: ExpertWeights, *, activation: Activation = "silu",
         gated: bool = True) -> torch.Tensor:
     (tokens, width), choices = x_TD.shape, expert_ids_TX.shape[1]
-    experts, _, inner = down_EDI.shape
+    experts, inner = count_of(down_EDI), inner_of(down_EDI)
     x_TD, ids = dense_rows(x_TD), expert_ids_TX.contiguous()
     out_TD = torch.empty((tokens, width), dtype=x_TD.dtype, device=x_TD.device)
     if not tokens:
@@ -154,17 +176,27 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
     between = torch.empty((pairs, inner), dtype=x_TD.dtype, device=x_TD.device)
     made = torch.empty((pairs, width), dtype=x_TD.dtype, device=x_TD.device)
     common = {"CHOICES": choices, "ACTIVATION": activation, "BM": rows, "BK": depth_of(x_TD.itemsize)}
-    for weight, source, target, down in ((gate_up_EJD.contiguous(), x_TD, between, False),
-                                         (down_EDI.contiguous(), between, made, True)):
+    for weight, source, target, down in ((gate_up_EJD, x_TD, between, False),
+                                         (down_EDI, between, made, True)):
         blocks = product_blocks(rows, down)
+        held, scales, zeros, constants = _parts(weight)
         _product[(len(tiles), triton.cdiv(target.shape[1], blocks.width))](
-            source, weight, target, order, tiles, source.stride(0), target.stride(0), weight.stride(0),
-            COLUMNS=target.shape[1], DEPTH=source.shape[1], GATED=gated and not down, DOWN=down, **common,
-            BN=blocks.width, num_warps=blocks.warps, num_stages=blocks.stages)
+            source, held, scales, zeros, target, order, tiles, source.stride(0), target.stride(0),
+            COLUMNS=target.shape[1], DEPTH=source.shape[1], GATED=gated and not down, DOWN=down, **constants,
+            **common, BN=blocks.width, num_warps=blocks.warps, num_stages=blocks.stages)
     _combine[(triton.cdiv(width, COMBINE.width), tokens)](
         made, ids, expert_weights_TX.contiguous(), out_TD, COLUMNS=width, CHOICES=choices, BN=COMBINE.width,
         num_warps=COMBINE.warps)
     return out_TD
+
+
+def _parts(weight: ExpertWeights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
+    """Values or codes, scales, zeros (anything where there are none), and what a kernel is compiled for."""
+    if isinstance(weight, torch.Tensor):
+        values = weight.contiguous()
+        return values, values, values, VALUES
+    zeros = weight.codes if weight.zeros is None else weight.zeros
+    return weight.codes, weight.scales, zeros, constants_of(weight)
 
 
 def compilations() -> list[Compilation]:
@@ -181,8 +213,13 @@ def compilations() -> list[Compilation]:
                 constants = {"COLUMNS": 2048 if down else 768, "DEPTH": 768 if down else 2048, "CHOICES": 8,
                              "GATED": not down, "ACTIVATION": "silu", "DOWN": down, "BM": rows,
                              "BN": blocks.width, "BK": depth_of(name.itemsize)}
-                found.append(compilation_of(f"moe {'down' if down else 'up'} {short} {rows} rows", _product,
-                                            pointers, constants, blocks))
+                called = f"moe {'down' if down else 'up'} {short} {rows} rows"
+                plain = pointers | dict.fromkeys(("scales", "zeros"), dtype)
+                found.append(compilation_of(called, _product, plain, constants | VALUES, blocks))
+                stored = (2048, 768) if down else (2 * 768, 2048)
+                found += [compilation_of(
+                    f"{called} int{bits}", _product, pointers | FORMS | {"weight": "*u8", "scales": "*fp16"},
+                    constants | form(bits, *stored, group), blocks) for bits, group in ((8, 128), (4, 32))]
         found.append(compilation_of(f"moe combine {short}", _combine, pointers,
                                     {"COLUMNS": 2048, "CHOICES": 8, "BN": COMBINE.width}, COMBINE))
     return found

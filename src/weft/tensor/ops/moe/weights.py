@@ -6,13 +6,28 @@ import torch
 import torch.nn.functional as F
 
 from weft.tensor.ops.quantized_linear import quantized_linear
-from weft.tensor.quantized import QuantizedWeight
+from weft.tensor.quantized import TILE_ROWS, QuantizedWeight
 
 ExpertWeights = torch.Tensor | QuantizedWeight
 
 
 def count_of(weights: ExpertWeights) -> int:
     return weights.shape[0] if isinstance(weights, torch.Tensor) else weights.codes.shape[0]
+
+
+def inner_of(down: ExpertWeights) -> int:
+    """Numbers between the two products of an expert."""
+    return down.shape[2] if isinstance(down, torch.Tensor) else down.columns
+
+
+def held_in(weights: ExpertWeights) -> torch.Tensor:
+    """The values, or the codes of what is quantised."""
+    return weights if isinstance(weights, torch.Tensor) else weights.codes
+
+
+def in_tiles(gate_up: ExpertWeights, down: ExpertWeights) -> bool:
+    """Whether what is quantised begins each part (the gate's rows, the others) with a whole tile of rows."""
+    return isinstance(gate_up, torch.Tensor) or inner_of(down) % TILE_ROWS == 0
 
 
 def product(x: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tensor:

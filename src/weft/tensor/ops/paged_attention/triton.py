@@ -38,6 +38,7 @@ import torch
 import triton
 import triton.language as tl
 
+from weft.tensor import prefill_backend
 from weft.tensor.compilation import Compilation
 from weft.tensor.device_pages import (
     FP8_BITS,
@@ -61,6 +62,7 @@ from weft.tensor.device_softmax import (
     softmax_step,
 )
 from weft.tensor.inputs import Runs
+from weft.tensor.ops.paged_attention.gather_kernels import rows_of_prefills
 from weft.tensor.ops.write_kv.triton import dense_rows, page_signature, pages_of
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS, ceil_div
 
@@ -95,13 +97,29 @@ def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.T
               table.stride(0), scale * math.log2(math.e), out_THD, *gates_of(gates))
     if runs.decode_count:
         _launch_decode(common, runs, constants, cache_k.itemsize, kv_heads)
-    if runs.decode_count < runs.run_count:
+    if runs.decode_count < runs.run_count and prefill_backend.takes(q_THD, cache_k, runs):
+        rows = rows_of_prefills(cache_k, cache_v, runs)
+        made_NHD = prefill_backend.attend(q_THD, *rows, runs, scale, window)
+        out_THD[runs.offsets[runs.decode_count]:] = _gated(made_NHD, gates)
+    elif runs.decode_count < runs.run_count:
         known = device_runs(runs)
         blocks = prefill_blocks(dim, cache_k.itemsize, constants["GROUP"], product)
         grid = (ceil_div(constants["GROUP"], blocks["TILE_HEADS"]), kv_heads, known.chunk_count)
         _prefill[grid](*common, runs.starts_R, known.offsets_R, known.chunk_run_C, known.chunk_first_C,
                        known.chunk_tokens_C, known.chunk_count, **constants, **blocks)
     return out_THD
+
+
+def _gated(made_NHD: torch.Tensor, gates: Gates | None) -> torch.Tensor:
+    """What came of another library, by the gates of the last N tokens (and no value scale: of fp8 alone)."""
+    if gates is None:
+        return made_NHD
+    wide = made_NHD.float()
+    if gates.head_gate_TH is not None:
+        wide *= gates.head_gate_TH[-len(wide):, :, None].float().sigmoid()
+    if gates.gate_TC is not None:
+        wide *= gates.gate_TC[-len(wide):].unflatten(1, wide.shape[1:]).float().sigmoid()
+    return wide
 
 
 def _launch_decode(common: tuple[Any, ...], runs: Runs, constants: dict[str, Any], itemsize: int,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from weft.tensor.ops.quantized_linear import cpu, native
+from weft.tensor import gpu
+from weft.tensor.ops.quantized_linear import byte_inputs, cpu, native
 from weft.tensor.quantized import QuantizedWeight
 
 
@@ -12,12 +13,19 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
                      ) -> torch.Tensor:
     """``x`` [..., columns] -> [..., rows] in the dtype of ``x``; ``bias`` float32 [rows].
 
-    The kernels round x to int8 on the way, with a scale for each 32 columns, unless ``weight.exact`` (or the
-    CPU has no byte products); the torch path never does. A row of x gives the same bits whatever rows are
-    beside it where x is rounded.
+    The C++ kernels round x to int8 on the way, with a scale for each 32 columns, unless ``weight.exact`` (or
+    the CPU has no byte products); torch and Triton never do. A row of x gives the same bits whatever rows are
+    beside it where x is rounded. With ``weight.byte_inputs`` it is rounded everywhere, by parts of 128
+    columns, and the bits are the same on every machine.
 
     Source: Dettmers et al., 2022 (products of rounded rows); the groups of 32 are those of ggml's q8_0.
     """
+    if weight.byte_inputs and not native.supported(x, weight):
+        return byte_inputs.quantized_linear(x, weight, bias)
+    if gpu.fits(x, weight.codes):
+        from weft.tensor.ops.quantized_linear import triton
+
+        return triton.quantized_linear(x, weight, bias)
     if native.supported(x, weight):
         return native.quantized_linear(x, weight, bias)
     return cpu.quantized_linear(x, weight, bias)

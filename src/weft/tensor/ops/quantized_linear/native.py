@@ -3,6 +3,7 @@
     few rows of x     the kernel, bound by the bytes of the weights
     many rows         with byte products: the kernel, which then is bound by them
                       without: blocks of weights widened (and transposed) to the dtype of x, then torch
+    byte_inputs       the kernel (csrc/w8a8.inl) for any number: the form decides the arithmetic
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from weft.tensor.scratch import scratch
 
 FORMS: dict[int, int] = {8: 2, 4: 3}
 """Bits -> their number in csrc/kernels.hpp."""
+_BOTH = 6
+"""That of int8 with ``byte_inputs``."""
 _WIDENED_ROWS = 16
 """Rows of x from which on widening pays where there are no byte products."""
 _MATRIX_UNIT_ROWS = 64
@@ -37,7 +40,7 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
         x_RI = x_RI.contiguous()
     rows = x_RI.shape[0]
     assert bias is None or (bias.dtype == torch.float32 and bias.is_contiguous())
-    if rows >= _WIDENED_ROWS and rows >= _widened_from(weight.exact):
+    if widened(rows, weight):
         out = _widened(x_RI, weight)
         return (out if bias is None else out.add_(bias)).view(*x.shape[:-1], weight.rows)
     out = x_RI.new_empty(rows, weight.rows)
@@ -51,9 +54,15 @@ def weight_of(weight: QuantizedWeight) -> Any:
     """As the extension takes it. A stack: its first; the others lie one after the other."""
     assert weight.codes.is_contiguous()
     assert weight.scales.is_contiguous()
-    return (weight.codes.data_ptr(), FORMS[weight.bits], weight.columns, weight.rows,
+    form = _BOTH if weight.byte_inputs else FORMS[weight.bits]
+    return (weight.codes.data_ptr(), form, weight.columns, weight.rows,
             weight.scales.data_ptr(), weight.scales.dtype == torch.float16,
             0 if weight.zeros is None else weight.zeros.data_ptr(), weight.group)
+
+
+def widened(rows: int, weight: QuantizedWeight) -> bool:
+    """Whether so many rows of x are the matrix library's, over widened blocks."""
+    return rows >= _WIDENED_ROWS and not weight.byte_inputs and rows >= _widened_from(weight.exact)
 
 
 def _widened_from(exact: bool) -> int:

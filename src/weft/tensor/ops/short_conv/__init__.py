@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.tensor import gpu
+from weft.tensor.chain import Chain, Staged
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.short_conv import native, parts
 
@@ -26,3 +27,15 @@ def short_conv(made_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Ten
     if native.supported(made_TJ, weight_CK, window_SCW):
         return native.short_conv(made_TJ, weight_CK, bias_C, window_SCW, runs)
     return parts.short_conv(made_TJ, weight_CK, bias_C, window_SCW, runs)
+
+
+def chained(chain: Chain, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
+            window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor | None:
+    """``chain.second(short_conv(chain.first(x), ...))``, None where the kernels cannot do it in one."""
+    return native.chained(chain, x_TD, weight_CK, bias_C, window_SCW, runs)
+
+
+def staged(chain: Chain, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
+           window_SCW: torch.Tensor) -> Staged | None:
+    """The same as a part of a stack (``weft.models.stack``)."""
+    return native.staged(chain, x_TD, weight_CK, bias_C, window_SCW)

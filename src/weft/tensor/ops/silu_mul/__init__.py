@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.tensor import gpu
+from weft.tensor.chain import Chain, Staged
 from weft.tensor.ops.silu_mul import cpu, native
 
 
@@ -20,3 +21,13 @@ def silu_mul(gate_up_TJ: torch.Tensor) -> torch.Tensor:
     if native.supported(gate_up_TJ):
         return native.silu_mul(gate_up_TJ)
     return cpu.silu_mul(gate_up_TJ)
+
+
+def chained(chain: Chain, x_TD: torch.Tensor) -> torch.Tensor | None:
+    """``chain.second(silu_mul(chain.first(x)))``, None where the kernels cannot do it in one."""
+    return native.chained(chain, x_TD)
+
+
+def staged(chain: Chain, x_TD: torch.Tensor) -> Staged | None:
+    """The same as a part of a stack (``weft.models.stack``)."""
+    return native.staged(chain, x_TD)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.tensor import native
+from weft.tensor.chain import Chain, Staged
 
 
 def supported(gate_up_TJ: torch.Tensor) -> bool:
@@ -18,3 +19,19 @@ def silu_mul(gate_up_TJ: torch.Tensor) -> torch.Tensor:
     native.extension().silu_mul(gate_up_TJ.data_ptr(), gate_up_TJ.stride(0), tokens, both // 2,
                                 native.DTYPES[gate_up_TJ.dtype], out.data_ptr())
     return out
+
+
+def chained(chain: Chain, x_TD: torch.Tensor) -> torch.Tensor | None:
+    bound = chain.bound(x_TD)
+    if bound is None or chain.second.columns % native.LANES:
+        return None
+    assert chain.first.rows == 2 * chain.second.columns
+    out_TD = chain.out(x_TD)
+    bound.swiglu(native.projected_of(x_TD), out_TD.data_ptr())
+    return out_TD
+
+
+def staged(chain: Chain, x_TD: torch.Tensor) -> Staged | None:
+    if chain.bound(x_TD) is None or chain.second.columns % native.LANES:
+        return None
+    return Staged(chain, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from weft.tensor import native
@@ -20,15 +22,20 @@ def supported(x: torch.Tensor, weight: TiledWeight) -> bool:
 def tiled_linear(x: torch.Tensor, weight: TiledWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     columns = x.shape[-1]
     assert weight.columns == columns
-    assert weight.tiles.is_contiguous()
-    x_RI = x.reshape(-1, columns)
+    x_RI = x if x.ndim == 2 else x.reshape(-1, columns)
     if x_RI.stride(1) != 1:
         x_RI = x_RI.contiguous()
     bias = None if bias is None else bias.float().contiguous()
     rows = x_RI.shape[0]
     out = torch.empty((rows, weight.rows), dtype=x.dtype)
     native.extension().linear(x_RI.data_ptr(), x_RI.stride(0), native.DTYPES[x.dtype], rows,
-                              (weight.tiles.data_ptr(), _FORMS[x.dtype], columns, weight.rows, 0, False, 0,
-                               columns),
-                              0 if bias is None else bias.data_ptr(), False, out.data_ptr())
-    return out.view(*x.shape[:-1], weight.rows)
+                              weight_of(weight), 0 if bias is None else bias.data_ptr(), False,
+                              out.data_ptr())
+    return out if x.ndim == 2 else out.view(*x.shape[:-1], weight.rows)
+
+
+def weight_of(weight: TiledWeight) -> Any:
+    """As the extension takes it."""
+    assert weight.tiles.is_contiguous()
+    return (weight.tiles.data_ptr(), _FORMS[weight.tiles.dtype], weight.columns, weight.rows, 0, False, 0,
+            weight.columns)

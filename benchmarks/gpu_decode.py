@@ -1,0 +1,194 @@
+"""Decode steps of a model of random weights, by batch: what a step takes, and the least it could.
+
+    graphs, plain loop      execute (device and the host's part of it), and what the host adds
+    graphs, overlapped      the same steps with the next one launched ahead
+    no graphs               what recording saves
+
+``waits`` counts what torch itself calls a synchronisation in a step (``torch.cuda.set_sync_debug_mode``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+DECODED = 48
+"""Steps that are timed, after a few to begin with."""
+BEGINNING = 8
+UNRECORDED_MAX = 16
+"""Sequences up to which steps without graphs are timed too: beyond them launches hide behind the device."""
+WATCHED = 4
+"""Steps behind them that torch watches for synchronisations."""
+
+
+def decode_steps(args: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:
+    from weft.runner.sleep import storages_of
+    from weft.tensor.device import describe
+
+    model = random_model(args.geometry, args.layers, device)
+    weights = sum(storage.nbytes() for storage in storages_of(model))
+    rate = copy_rate(device)
+    yield {"device": describe(device), "geometry": args.geometry, "layers": len(model.spec.layers),
+           "context": args.context, "weights_bytes": weights, "copy_bytes_per_s": rate}
+    on_gpu = device.type == "cuda"
+    for batch in args.batch:
+        ways = [(True, False), (True, True)] if on_gpu else []
+        if batch <= UNRECORDED_MAX or not on_gpu:
+            ways.append((False, False))
+        for graphs, overlap in ways:
+            found: dict[str, Any] = {"batch": batch, "graphs": graphs, "overlap": overlap}
+            try:
+                took = timed_steps(model, device, batch, args.context, graphs, overlap)
+            except Exception as error:  # a batch that does not fit leaves the others their turn
+                yield found | {"error": f"{type(error).__name__}: {error}".split("\n")[0][:300]}
+                continue
+            moved = weights + took.pop("kv_bytes") + took.pop("state_bytes")
+            least_ms = moved / rate * 1e3
+            yield found | took | {"moved_bytes": moved, "least_ms": least_ms,
+                                  "times_the_least": took["step_ms"] / least_ms}
+
+
+def random_model(name: str, layers: int | None, device: torch.device) -> Any:
+    """A model of that geometry whose matrices are noise of a size that keeps activations finite."""
+    from weft.families import read_architecture
+    from weft.models.registry import FAMILIES
+    from weft.models.runtime_form import RuntimeForm
+    from weft.models.weights import Checkpoint, TensorSource
+    from weft.planning.geometries import find_geometry
+
+    class Noise(TensorSource):
+        @property
+        def device(self) -> torch.device:
+            return device
+
+        def _known(self, name: str) -> bool:
+            return True
+
+        def _stored(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> torch.Tensor:
+            if len(shape) < 2:
+                return torch.ones(shape, device=device)
+            return torch.randn(shape, device=device, dtype=torch.bfloat16) * shape[-1] ** -0.5
+
+    geometry = find_geometry(name)
+    assert geometry is not None, f"`weft plan` knows no {name}"
+    config = geometry.config | ({"num_hidden_layers": layers} if layers else {})
+    nowhere = Path("nowhere")
+    checkpoint = Checkpoint(nowhere, config, {}, "model.", nowhere)
+    source = Noise(checkpoint, torch.bfloat16, RuntimeForm(packs=False))
+    architecture = read_architecture(config)
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        return FAMILIES[architecture.family](architecture, source)
+
+
+def copy_rate(device: torch.device, size: int = 1 << 30) -> float:
+    """Bytes read and written per second by a large copy."""
+    size = size if device.type == "cuda" else size >> 4
+    source, target = (torch.empty(size, dtype=torch.uint8, device=device) for _ in range(2))
+    rates = []
+    for _ in range(10):
+        began = now(device)
+        target.copy_(source)
+        rates.append(2 * size / (now(device) - began))
+    return max(rates)
+
+
+def now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def timed_steps(model: Any, device: torch.device, batch: int, context: int, graphs: bool,
+                overlap: bool) -> dict[str, Any]:
+    """Medians over DECODED steps of ``batch`` sequences of about ``context`` tokens, greedy."""
+    core, executor, plan, why_not = engine(model, device, batch, context, graphs, overlap)
+    device_s = []
+    launch = executor._launch
+
+    def launching(step: Any) -> Any:
+        began = time.perf_counter()
+        launched = launch(step)
+        device_s.append(time.perf_counter() - began)
+        return launched
+
+    executor._launch = executor._worker._launch = launching
+    for _ in range(BEGINNING):
+        core.step()
+    began, took = now(device), []
+    for _ in range(DECODED):
+        core.step()      # in the overlapped loop this is when the step before came home
+        took.append(time.perf_counter())
+    steps = [after - before for before, after in zip([began, *took], took, strict=False)]
+    launches = device_s[-DECODED:]
+    waits = synchronisations(core, device)
+    began = now(device)
+    for _ in range(10):
+        executor.arena.fill_frames([0], 0)
+    zeroing_s = (now(device) - began) / 10
+    spec = model.spec
+    core.close()
+    return {"step_ms": statistics.median(steps) * 1e3, "launch_ms": statistics.median(launches) * 1e3,
+            "waits_per_step": waits, "graphs_refused": why_not,
+            "recorded_s": executor.graphs.recorded_s if executor.graphs else None,
+            "zero_a_frame_ms": zeroing_s * 1e3, "frame_bytes": plan.frame_bytes, "frames": plan.frame_count,
+            "kv_bytes": batch * context * spec.kv_bytes_per_token(plan.kv_dtype),
+            "state_bytes": 2 * batch * plan.slot_bytes}
+
+
+def engine(model: Any, device: torch.device, batch: int, context: int, graphs: bool,
+           overlap: bool) -> tuple[Any, Any, Any, str | None]:
+    """An engine all of whose ``batch`` sequences decode, its executor, the arena's plan, and why there are no
+    graphs."""
+    import numpy as np
+
+    from weft.config import EngineConfig
+    from weft.engine.engine import EngineCore
+    from weft.memory.memory import Memory
+    from weft.memory.plan import fit_sizes, memory_for, plan_arena
+    from weft.request import Request, SamplingParams
+    from weft.runner.graphs import CudaCapture
+    from weft.runner.torch_executor import TorchExecutor
+
+    spec, made_max = model.spec, DECODED + BEGINNING + WATCHED + 16
+    length = context + made_max
+    config = EngineConfig(max_num_seqs=batch, max_model_len=length, max_num_batched_tokens=8192)
+    plan = plan_arena(spec, memory_for(spec, spec.dtype, batch, length)[0])
+    sizes = fit_sizes(config, spec, plan)
+    executor = TorchExecutor(model, plan, sizes, device=device,
+                             capture=CudaCapture(device) if graphs else None)
+    if executor.graphs is not None:
+        executor.graphs.widths = (batch,)   # the others would take their time to record and not be used
+    why_not = executor.record_graphs()
+    core = EngineCore(vocab_size=spec.vocab_size, sizes=sizes, memory=Memory(plan, cache=False),
+                      executor=executor, clock=time.monotonic, seed=0, eos_ids=(), overlap=overlap)
+    random = np.random.default_rng(0)
+    for number in range(batch):
+        prompt = random.integers(5, spec.vocab_size, context).tolist()
+        core.submit(Request(request_id=f"r{number}", prompt_tokens=prompt, sampling=SamplingParams(
+            temperature=0.0, max_tokens=made_max, ignore_eos=True)))
+    while len(core.scheduler.waiting) or core.computed_tokens < batch * context:
+        core.step()
+        if core.failure is not None:
+            raise core.failure
+    return core, executor, plan, why_not
+
+
+def synchronisations(core: Any, device: torch.device) -> float | None:
+    """Of a step, as torch counts them; None without a GPU."""
+    if device.type != "cuda":
+        return None
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        for _ in range(WATCHED):
+            core.step()
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(one.message) for one in said) / WATCHED

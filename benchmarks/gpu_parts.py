@@ -1,0 +1,222 @@
+"""What ``gpu_first_run`` measures, part by part, each in a process of its own.
+
+    python -m benchmarks.gpu_parts PART [--after N] [...]      lines of "@{json}", one for each result
+
+Results are printed as they come, so that a part that is ended early has said what it had. Parts that go over
+kernels print the name of each before they try it: when one takes the process with it (an address that is not
+there ends every later call on a GPU), the part is started again behind it (``--after``).
+
+    machine   GPU, driver, torch, Triton, and what else is not installed
+    check     each kernel's first call beside torch's on the same numbers: the largest difference
+    kernels   times, bytes, FLOPs, share of the ceiling measured in this run, torch and rivals beside it
+    decode    a model of random weights: milliseconds of a step by batch, with graphs and without, with
+              overlap, beside the time in which its bytes could be moved; what waits for the device in a step
+
+Only torch, Triton and numpy have to be there (``bare_machine``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice, product
+from typing import Any
+
+from benchmarks.bare_machine import with_stand_ins
+
+Found = dict[str, Any]
+GEOMETRIES = ("Qwen3.5-4B", "Nemotron-H-8B", "LFM2-1.2B", "AI21-Jamba-1.5-Mini", "Qwen3-Next-80B-A3B")
+"""Attention with gated delta, Mamba-2, short convolution, Mamba-1, experts; those that `weft plan` knows."""
+POISONED = 3
+"""Exit code of a part that cannot go on in this process."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--after", type=int, default=0, help="cases to leave out")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--geometry", default="Qwen3.5-4B", help="of `weft plan`'s table")
+    parser.add_argument("--layers", type=int, help="fewer than the model has, for a look at a small machine")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 16, 64, 256])
+    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--prefill", type=int, default=8192)
+    args = parser.parse_args(argv)
+    args.absent = with_stand_ins()
+    for found in PARTS[args.part](args):
+        print("@" + json.dumps(found), flush=True)
+    return 0
+
+
+def machine(args: argparse.Namespace) -> Iterator[Found]:
+    import platform
+
+    import torch
+
+    from weft.tensor import gpu, native
+
+    found: Found = {"python": platform.python_version(), "torch": torch.__version__,
+                    "cuda_of_torch": torch.version.cuda, "triton": None, "absent": args.absent,
+                    "cpp_kernels": native.in_use()}
+    if gpu.INSTALLED:
+        import triton
+
+        found["triton"] = triton.__version__
+    if torch.cuda.is_available():
+        of = torch.cuda.get_device_properties(args.device)
+        found |= {"gpu": of.name, "capability": [of.major, of.minor], "memory_bytes": of.total_memory,
+                  "multiprocessors": of.multi_processor_count,
+                  "free_bytes": torch.cuda.mem_get_info(args.device)[0]}
+    yield found
+
+
+def check(args: argparse.Namespace) -> Iterator[Found]:
+    import torch
+
+    from weft.bench.case import Bench
+
+    device = chosen(args)
+    bench = Bench(device, torch.bfloat16, (1, 5), (200,), 300)
+
+    def compared(own: Callable[[], object], twin: Callable[[], object]) -> Found:
+        choose_side(device, "own")
+        mine = tensors_of(own())
+        choose_side(device, "torch")
+        theirs = tensors_of(twin())
+        gaps = [float((a.float() - b.float()).abs().max()) if a.numel() else 0.0
+                for a, b in zip(mine, theirs, strict=True)]
+        sizes = [float(b.float().abs().max()) if b.numel() else 0.0 for b in theirs]
+        return {"largest_gap": max(gaps, default=0.0), "largest_number": max(sizes, default=0.0),
+                "finite": all(math.isfinite(gap) for gap in gaps)}
+
+    # The same seed twice, so that each side has states of its own to write into.
+    for number, name, own, twin in pairs(bench, args.after):
+        yield from guarded(number, name, device, lambda own=own, twin=twin: compared(own, twin))
+
+
+def kernels(args: argparse.Namespace) -> Iterator[Found]:
+    import torch
+
+    from weft.bench.case import Bench
+    from weft.bench.ceiling import measure_ceiling
+    from weft.bench.kernels import measure, sides_of
+
+    device = chosen(args)
+    on_gpu = device.type == "cuda"
+    bench = Bench(device, torch.bfloat16, tuple(args.batch), (args.prefill,), args.context)
+    ceiling = measure_ceiling(device, bench.dtype)
+    yield {"copy_bytes_per_s": ceiling.copy_bytes_per_s, "matrix_flops_per_s": ceiling.matrix_flops_per_s}
+    sides = sides_of(device)
+
+    def measured(geometry: str, case: Any) -> Found:
+        result = measure(geometry, case, bench, sides, ceiling, 3 if on_gpu else 1)
+        return {"seconds": result.seconds, "bytes": result.bytes_moved, "flops": result.flops,
+                "of_ceiling": result.ceiling_share, "refusals": result.refusals}
+    with torch.inference_mode():
+        for number, geometry, case in cases(bench, args.after):
+            yield from guarded(number, f"{geometry}: {case.name}", device,
+                               lambda geometry=geometry, case=case: measured(geometry, case))
+
+
+def cases(bench: Any, after: int) -> Iterator[tuple[int, str, Any]]:
+    """(number, geometry, case), the first ``after`` left out. Cases that cannot even be made (memory) are one
+    that says so, and the next group has its turn."""
+    from weft.bench.case import Case
+    from weft.bench.kernel_cases import GROUPS, cases_of
+    from weft.families import read_architecture
+    from weft.planning.geometries import find_geometry
+
+    def refused(error: Exception) -> Callable[[], object]:
+        said = f"{type(error).__name__}: {error}"
+
+        def call() -> object:
+            raise RuntimeError(said)
+        return call
+
+    def all_of_them() -> Iterator[tuple[str, Any]]:
+        for name, group in product(GEOMETRIES, GROUPS):
+            geometry = find_geometry(name)
+            assert geometry is not None
+            try:
+                for case in cases_of(read_architecture(geometry.config), bench, (group,)):
+                    yield name, case
+            except Exception as error:  # whatever it is, the others have their turn
+                yield name, Case(group, refused(error))
+    for number, (name, case) in islice(enumerate(all_of_them()), after, None):
+        yield number, name, case
+
+
+def pairs(bench: Any, after: int) -> Iterator[tuple[int, str, Callable[[], object], Callable[[], object]]]:
+    """Each case twice, of the same numbers."""
+    import torch
+
+    with torch.inference_mode():
+        first, second = cases(bench, after), cases(bench, after)
+        while True:
+            before = torch.random.get_rng_state()
+            on_device = torch.cuda.get_rng_state(bench.device) if bench.device.type == "cuda" else None
+            one = next(first, None)
+            if one is None:
+                return
+            torch.random.set_rng_state(before)
+            if on_device is not None:
+                torch.cuda.set_rng_state(on_device, bench.device)
+            other = next(second)
+            yield one[0], f"{one[1]}: {one[2].name}", one[2].call, other[2].call
+
+
+def guarded(number: int, name: str, device: Any, call: Callable[[], Found]) -> Iterator[Found]:
+    """What ``call`` found, or why not. Ends the process where the device answers no more."""
+    import torch
+
+    yield {"number": number, "begins": name}
+    try:
+        found = call()
+    except Exception as error:  # whatever it is, the next kernel has its turn
+        found = {"error": f"{type(error).__name__}: {error}".split("\n")[0][:300]}
+    yield {"number": number, "name": name, **found}
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError:
+            sys.exit(POISONED)
+
+
+def chosen(args: argparse.Namespace) -> Any:
+    from weft.tensor.device import choose_device
+
+    return choose_device(args.device)
+
+
+def choose_side(device: Any, side: str) -> None:
+    from weft.tensor import gpu, native
+
+    if device.type == "cuda":
+        gpu.choose("torch" if side == "torch" else "triton")
+    else:
+        native.choose("torch" if side == "torch" else "auto")
+
+
+def tensors_of(made: object) -> list[Any]:
+    import torch
+
+    if isinstance(made, torch.Tensor):
+        return [made]
+    return [one for one in made if isinstance(one, torch.Tensor)] if isinstance(made, tuple | list) else []
+
+
+def decode(args: argparse.Namespace) -> Iterator[Found]:
+    from benchmarks.gpu_decode import decode_steps
+
+    yield from decode_steps(args, chosen(args))
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Found]]] = {
+    "machine": machine, "check": check, "kernels": kernels, "decode": decode}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,71 @@
+#include "stack.hpp"
+
+namespace weft {
+namespace {
+
+// The norm of x, or of x + scale added, which goes to ``sum`` as well.
+void norm_stream(const StreamNorm& with, const Projected& x, const Projected* added, float scale, int64_t dim, void* sum,
+                 void* out) {
+  NormArgs args = {};
+  args.x = {x.data, x.stride, 0, x.dtype};
+  if (added) args.add = {added->data, added->stride, 0, added->dtype};
+  args.add_scale = scale;
+  args.sum_out = sum;
+  args.weight = with.norm.weight;
+  args.weight_dtype = with.norm.dtype;
+  args.eps = with.norm.eps;
+  args.plus_one = with.plus_one;
+  args.tokens = x.tokens;
+  args.heads = 1;
+  args.dim = args.group = dim;
+  args.out = out;
+  kernels().norm(args);
+}
+
+void run_stage(const Stage& stage, const Runs& runs, const Projected& x, const std::vector<Turned>& turned,
+               const int32_t* page_table, int64_t table_stride, void* out) {
+  const Chain& chain = *stage.chain;
+  switch (stage.middle) {
+    case Middle::swiglu: return chain.swiglu(x, out);
+    case Middle::short_conv: return chain.short_conv(runs, x, stage.conv, stage.first, out);
+    case Middle::gated_delta:
+      return chain.run(x, out, [&](const Projected& made, void* to) {
+        static_cast<const GatedDeltaLayer*>(stage.layer)->run(runs, made, stage.first, stage.second, stage.number, to);
+      });
+    case Middle::mamba2:
+      return chain.run(x, out, [&](const Projected& made, void* to) {
+        static_cast<const Mamba2Layer*>(stage.layer)->run(runs, made, stage.first, stage.second, stage.number, to);
+      });
+    case Middle::attention:
+      return chain.run(x, out, [&](const Projected& made, void* to) {
+        const Turned none = {nullptr, nullptr, 0};
+        static_cast<const AttentionLayer*>(stage.layer)->run(
+            runs, runs, made, stage.rope < 0 ? none : turned[static_cast<size_t>(stage.rope)],
+            {stage.first, stage.second, page_table, table_stride, stage.scales}, to);
+      });
+  }
+}
+
+}  // namespace
+
+void Stack::run(const Runs& runs, const Projected& x, const std::vector<Turned>& turned, const int32_t* page_table,
+                int64_t table_stride, void* out) const {
+  const int64_t dim = stages.front().chain->first.weight.in;
+  const Projected normed = chain_room(2, x, dim), rooms[2] = {chain_room(3, x, dim), chain_room(4, x, dim)};
+  Projected stream = x;
+  const Projected* added = nullptr;
+  int spare = 0;  // the room that the stream is not in
+  for (const Stage& stage : stages) {
+    norm_stream(stage.norm, stream, added, scale, dim, added ? const_cast<void*>(added->data) : nullptr,
+                const_cast<void*>(normed.data));
+    if (added) {
+      stream = *added;  // the sum took its place
+      spare = added == &rooms[0] ? 1 : 0;
+    }
+    run_stage(stage, runs, normed, turned, page_table, table_stride, const_cast<void*>(rooms[spare].data));
+    added = &rooms[spare];
+  }
+  norm_stream(last, stream, added, scale, dim, added ? const_cast<void*>(added->data) : nullptr, out);
+}
+
+}  // namespace weft

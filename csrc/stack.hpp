@@ -1,0 +1,44 @@
+// All layers of a model for a step of few tokens, in one crossing from Python.
+//
+//   x --norm--> chain -> y      x + y --norm--> chain -> y     ...     x + y --norm--> hidden
+//
+// Between two products Python's own work finds nothing of itself in the caches (see chain.hpp). What changes from step
+// to step comes with the call: runs, cos and sin, the page table. What stays (weights, chains, views of the arena) was
+// bound before, by src/weft/models/stack.py, which also says when a step is not one for this.
+#pragma once
+
+#include "chain.hpp"
+
+namespace weft {
+
+struct StreamNorm {
+  NormWeights norm;
+  bool plus_one;
+};
+
+enum class Middle : int { swiglu = 0, short_conv = 1, gated_delta = 2, mamba2 = 3, attention = 4 };
+
+// One line of the residual: x += chain(norm(x)).
+struct Stage {
+  StreamNorm norm;
+  const Chain* chain;
+  Middle middle;
+  const void* layer;       // GatedDeltaLayer, Mamba2Layer or AttentionLayer
+  ConvWeights conv;        // of short_conv
+  SlotView first, second;  // window and state, or K and V pages
+  TokenScales scales;      // of pages
+  int64_t number;          // of the layer, see StateKind
+  int64_t rope;            // which of the step's cos and sin, -1 for none
+};
+
+struct Stack {
+  float scale;             // of what is added to the stream
+  StreamNorm last;
+  std::vector<Stage> stages;
+
+  // x: [T, D], not changed; out: [T, D] dense, after the last norm
+  void run(const Runs& runs, const Projected& x, const std::vector<Turned>& turned, const int32_t* page_table,
+           int64_t table_stride, void* out) const;
+};
+
+}  // namespace weft

@@ -1,0 +1,45 @@
+// The kernels of one instruction set, WEFT_TABLE, in several files that compile side by side:
+//
+//   table_attention.cpp     attention over pages
+//   table_states.cpp        recurrences with a state
+//   table_conv.cpp          convolutions with a window
+//   table_products.cpp      matrix products, experts
+//   table_rows.cpp          norms and the small things between
+//   table.cpp               the table itself
+//
+// Each includes its kernels as .inl files, whose code is local to it: no code of one set can be linked into another.
+// What the standard library's templates make is not local, and of several the linker takes the first: so the portable
+// files come first (CMakeLists.txt).
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+#include "kernels.hpp"
+#include "simd.hpp"
+
+namespace weft::tables::WEFT_TABLE {
+
+void attention(const AttentionArgs& args);
+void attention_dots(const AttentionArgs& args);  // where WEFT_DOT_TABLE
+void gated_delta(const GatedDeltaArgs& args);
+void mamba2(const Mamba2Args& args);
+void mamba1(const Mamba1Args& args);
+void conv(const ConvArgs& args);
+void norm(const NormArgs& args);
+void rotary(const RotaryArgs& args);
+void write_kv(const WriteKvArgs& args);
+void silu_mul(const SiluMulArgs& args);
+void sigmoid_gate(const GateArgs& args);
+void linear(const LinearArgs& args);
+void widen_weight(const WidenArgs& args);
+bool has_byte_products();
+bool has_bf16_products();
+void moe(const MoeArgs& args);
+
+}  // namespace weft::tables::WEFT_TABLE
+
+// Inside that namespace: its ``name`` is the kernel that an .inl file has under this name.
+#define WEFT_GIVES(name, Args) \
+  void name(const Args& args) { weft::name(args); }

@@ -1,0 +1,17 @@
+#include "table.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "kv_numbers.inl"
+#include "shared_pages.inl"
+#include "attention.inl"
+
+namespace weft::tables::WEFT_TABLE {
+
+WEFT_GIVES(attention, AttentionArgs)
+#ifdef WEFT_DOT_TABLE
+WEFT_GIVES(attention_dots, AttentionArgs)
+#endif
+
+}  // namespace weft::tables::WEFT_TABLE

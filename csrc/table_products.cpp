@@ -1,0 +1,16 @@
+#include "table.hpp"
+
+#include "linear.inl"
+#include "w8a8.inl"   // over linear.inl
+#include "tiles.inl"  // over both
+#include "moe.inl"    // over linear.inl
+
+namespace weft::tables::WEFT_TABLE {
+
+WEFT_GIVES(linear, LinearArgs)
+WEFT_GIVES(widen_weight, WidenArgs)
+WEFT_GIVES(moe, MoeArgs)
+bool has_byte_products() { return has_vnni(); }
+bool has_bf16_products() { return has_bf16_dot(); }
+
+}  // namespace weft::tables::WEFT_TABLE

@@ -1,0 +1,111 @@
+"""What a step brings back to the host, in one buffer, one copy and one wait.
+
+    device          tokens [X] | logprobs, ranks, best ones of rows that asked | the same of prompts
+                       '------------- one asynchronous copy, an event behind it -------------'
+    host (pinned)   words of 64 bits                       Parcel.open(): waits for the event, cuts them up
+
+The mirror of ``staging``. The copy is asked for when the step is launched and waited for when somebody wants
+the tokens, so the host may launch the next step in between: that is what makes ``Parcel`` a thing of its own.
+Numbers travel as 64-bit words, floats as float64, which holds them exactly; a step where nobody asks for more
+than tokens copies those as they are. A step that brings nothing is waited for as well: what a step costs is
+measured by when it is home.
+
+Two buffers in turn. The one of the step before the last was opened long ago, as two steps are on their way at
+most; if not, it is opened before it is written again.
+
+On a CPU nothing is copied: the tensors are the host's. Rejected: a copy for each kind of number (each is a
+wait of ten microseconds), and asking in between whether a row needs another look (see ``sampler``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Words = npt.NDArray[np.int64]
+
+
+class Parcel:
+    """Of one step. ``open`` may be called again, by one thread at a time."""
+
+    __slots__ = ("_event", "_pieces", "_shapes", "_words")
+
+    def __init__(self, shapes: Sequence[tuple[tuple[int, ...], bool]], words: Words | None, event: Any,
+                 pieces: list[npt.NDArray[Any]] | None = None) -> None:
+        """``shapes``: of each piece, and whether it holds floats; ``words``: where they arrive, once
+        ``event`` has come (None: they are there). ``pieces``: what is there already."""
+        self._shapes = shapes
+        self._words = words
+        self._event = event
+        self._pieces = pieces
+
+    @property
+    def arrived(self) -> bool:
+        """Whether ``open`` would not wait."""
+        return self._pieces is not None or self._event is None or bool(self._event.query())
+
+    def open(self) -> list[npt.NDArray[Any]]:
+        """The pieces in the order in which they were sent: int64, or float64 where they were floats."""
+        if self._pieces is None:
+            if self._event is not None:
+                self._event.synchronize()
+            assert self._words is not None
+            words, begin, found = self._words.copy(), 0, []
+            for shape, floats in self._shapes:
+                count = int(np.prod(shape))
+                piece = words[begin : begin + count].reshape(shape)
+                found.append(piece.view(np.float64) if floats else piece)
+                begin += count
+            self._pieces = found
+        return self._pieces
+
+
+class Homeward:
+    """From ``device``. ``copies``: whether the host must not look at the device's memory, by default so on
+    every device but the CPU."""
+
+    def __init__(self, device: torch.device, *, copies: bool | None = None) -> None:
+        self._device = device
+        self._copies = device.type != "cpu" if copies is None else copies
+        self._turn = 0
+        self._buffers: list[torch.Tensor] = [torch.empty(0, dtype=torch.int64)] * 2
+        self._parcels: list[Parcel | None] = [None, None]
+
+    def send(self, pieces: Sequence[torch.Tensor]) -> Parcel:
+        """Integers or floats of any shape, none of which is written later."""
+        if not self._copies:
+            return Parcel((), None, None, [piece.numpy() for piece in pieces])
+        self._turn = 1 - self._turn
+        before = self._parcels[self._turn]
+        if before is not None:
+            before.open()
+        shapes = [(tuple(piece.shape), piece.is_floating_point()) for piece in pieces]
+        flat = [piece.double().view(torch.int64) if piece.is_floating_point() else piece.long()
+                for piece in pieces]
+        count = sum(piece.numel() for piece in flat)
+        room = self._room(count)
+        if count:
+            there = flat[0].view(-1) if len(flat) == 1 else torch.cat([piece.view(-1) for piece in flat])
+            room.copy_(there, non_blocking=True)
+        made = self._parcels[self._turn] = Parcel(shapes, room.numpy(), self._event())
+        return made
+
+    def _room(self, count: int) -> torch.Tensor:
+        held = self._buffers[self._turn]
+        if held.numel() < count:
+            held = torch.empty(1 << (count - 1).bit_length(), dtype=torch.int64,
+                               pin_memory=self._device.type == "cuda")
+            self._buffers[self._turn] = held
+        return held[:count]
+
+    def _event(self) -> Any:
+        if self._device.type != "cuda":
+            return None
+        cuda: Any = torch.cuda
+        event = cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        return event

@@ -1,0 +1,87 @@
+"""A step that was launched, until its tokens are home.
+
+    launch k    ... chosen on the device --copy--> Parcel        LaunchedStep: what to make of it
+    launch k+1  (fed from the device)    ^
+    home k      -------------------------'   StepResult; histories and grammars know the tokens of k
+
+Two threads may ask for it: the one that waits for the step's result, and the one that launches the next step,
+where penalties or a grammar of that one hang on these tokens. Whoever comes first brings it home, the other
+gets the same result.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.request import TokenLogprobs
+from weft.runner.homeward import Parcel
+from weft.runner.logprobs import PIECES, told
+from weft.runner.sampler import Choice
+from weft.schedule.plan import StepResult
+from weft.units import PAD
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPrompt:
+    """Logprobs of ``count`` pieces of a prompt are in the parcel, for run ``run``, ``top_count`` beside
+    each."""
+
+    run: int
+    top_count: int
+    count: int
+
+
+class LaunchedStep:
+    """Of ``run_count`` runs, launched at ``began_s`` (``time.perf_counter``). ``choice``: of the runs
+    ``sample_runs``, its pieces first in the parcel, those of ``prompts`` behind them."""
+
+    def __init__(self, began_s: float, run_count: int, parcel: Parcel, choice: Choice | None = None,
+                 sample_runs: npt.NDArray[np.int64] | None = None,
+                 prompts: tuple[ScoredPrompt, ...] = ()) -> None:
+        self._began_s = began_s
+        self._run_count = run_count
+        self._parcel = parcel
+        self._choice = choice
+        self._sample_runs = sample_runs
+        self._prompts = prompts
+        self._lock = threading.Lock()
+        self._result: StepResult | None = None
+
+    @property
+    def arrived(self) -> bool:
+        """Whether ``home`` would not wait."""
+        return self._parcel.arrived
+
+    def home(self) -> StepResult:
+        """Waits for the device. May be called by any thread, and again."""
+        with self._lock:
+            if self._result is None:
+                self._result = self._open()
+                self._choice = None   # tensors of the device are held no longer than that
+            return self._result
+
+    def _open(self) -> StepResult:
+        pieces = self._parcel.open()
+        tokens = np.full(self._run_count, PAD, np.int32)
+        logprobs: dict[int, TokenLogprobs] = {}
+        failures: dict[int, str] = {}
+        taken = 0
+        if self._choice is not None and self._sample_runs is not None:
+            taken = len(self._choice.pieces)
+            sampled = self._choice.told(pieces[:taken])
+            tokens[self._sample_runs] = sampled.tokens
+            logprobs = {int(self._sample_runs[i]): found for i, found in sampled.logprobs.items()}
+            failures = {int(self._sample_runs[i]): why for i, why in sampled.failures.items()}
+        prompts: dict[int, list[TokenLogprobs]] = {}
+        for prompt in self._prompts:
+            entries = prompts.setdefault(prompt.run, [])
+            for _ in range(prompt.count):
+                part = pieces[taken : taken + PIECES]
+                entries += told(part, [prompt.top_count] * len(part[0]))
+                taken += PIECES
+        return StepResult(tokens, logprobs, prompts, time.perf_counter() - self._began_s, failures)

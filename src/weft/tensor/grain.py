@@ -1,0 +1,45 @@
+"""How many tokens the recurrent kernels compute at once: the grid on which states are kept.
+
+    in chunks (torch, Triton)    | 0 ........ 63 | 64 ....... 127 |    a state inside a chunk would be taken
+                                                                       up by other chunks: other sums
+    token by token (C++)         |0|1|2|3|4|5| ...                     the same sums from anywhere
+
+A prompt that is taken up at a kept state must be computed as it would have been from its beginning (promise
+1). With chunks that asks for a grid of chunks; without them any position will do, and a page is as fine as KV
+is shared. The finer grid saves each request that shares a prefix up to 48 tokens:
+docs/decisions/0017-grid.md.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from weft.spec import ModelSpec, StatePart
+from weft.tensor import native
+from weft.tensor.ops.causal_conv.native import KERNEL_MAX
+from weft.tensor.ops.gated_delta.native import KEY_DIM_MAX
+from weft.tensor.ops.mamba2.native import STATE_DIM_MAX
+from weft.units import CHUNK_TOKENS, PAGE_TOKENS
+
+
+def grid_tokens(spec: ModelSpec, device: torch.device) -> int:
+    """PAGE_TOKENS where the C++ kernels take every state of ``spec``, CHUNK_TOKENS elsewhere. To be asked
+    once kernels are chosen."""
+    parts = [part for layer in spec.layers for part in layer.state]
+    sequential = (device.type == "cpu" and native.in_use() and spec.dtype in ("float32", "bfloat16")
+                  and all(map(_sequential, parts)))
+    return PAGE_TOKENS if sequential else CHUNK_TOKENS
+
+
+def _sequential(part: StatePart) -> bool:
+    """As the kernels' own ``supported``, from shapes; a ring is the same wherever one begins."""
+    if part.name == "window":
+        return True
+    if part.name == "conv":
+        channels, kept = part.shape
+        return channels % native.LANES == 0 and 1 <= kept < KERNEL_MAX
+    *heads, lines, width = part.shape
+    if not heads:  # Mamba-1: lines are channels, taken at once
+        return lines % native.LANES == 0 and width <= STATE_DIM_MAX
+    return (lines % native.LANES == 0 and lines <= KEY_DIM_MAX
+            and width % native.LANES == 0 and width <= STATE_DIM_MAX)

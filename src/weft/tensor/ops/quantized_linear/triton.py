@@ -1,0 +1,90 @@
+"""quantized_linear by Triton: blocks of weights are widened in registers, on their way to the product.
+
+    a program: (BM rows of x, BN rows of the weight)      BK columns of both at a time
+    codes, scales --load, widen--> W^T [BK, BN]            x [BM, BK] @ W^T, float32; bias; one rounding
+
+A decode reads every code once, and that is its time: 16 rows of x, many small programs, many stages. A
+prefill takes tiles large enough that widening is little beside the product. x is never rounded to int8.
+
+Rejected: widening the whole matrix first, then the matrix library (in a decode that moves nine bytes for each
+one of int8; what torch's path does).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from weft.tensor.compilation import Compilation
+from weft.tensor.device_launch import TYPES, Blocks, compilation_of, dense_rows
+from weft.tensor.device_products import product
+from weft.tensor.device_quantized import FORMS, constants_of, form, load_right
+from weft.tensor.quantized import QuantizedWeight
+
+_FEW_ROWS = 16
+_SOME_ROWS = 256
+
+
+def blocks_of(rows: int) -> tuple[int, Blocks, int]:
+    """(BM, BN in Blocks, BK) for so many rows of x."""
+    if rows <= _FEW_ROWS:
+        return 16, Blocks(32, warps=4, stages=4), 128
+    if rows <= _SOME_ROWS:
+        return 64, Blocks(64, warps=4, stages=3), 64
+    return 128, Blocks(64, warps=8, stages=3), 64
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _product(x, codes, scales, zeros, bias, out, rows, columns_out, x_row, COLUMNS: tl.constexpr,
+             BIAS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+             TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr, BM: tl.constexpr,
+             BN: tl.constexpr, BK: tl.constexpr):
+    """``out`` [rows, columns_out] = ``x`` [rows, COLUMNS] @ W^T + bias (float32)."""
+    row = (tl.program_id(1) * BM + tl.arange(0, BM)).to(tl.int64)
+    first = tl.program_id(0) * BN
+    depth, here = tl.arange(0, BK), row < rows
+    made = tl.zeros((BM, BN), tl.float32)
+    for begin in range(0, COLUMNS, BK):
+        left = tl.load(x + row[:, None] * x_row + (begin + depth)[None, :],
+                       mask=here[:, None] & (begin + depth < COLUMNS)[None, :], other=0.0)
+        right = load_right(codes, scales, zeros, first, begin, BITS, GROUP, GROUPS, TILES, LINES, ZEROS, BN,
+                           BK)
+        made += product(left, right.to(left.dtype))
+    column = first + tl.arange(0, BN)
+    within = column < columns_out
+    if BIAS:
+        made += tl.load(bias + column, mask=within, other=0.0)[None, :]
+    tl.store(out + row[:, None] * columns_out + column[None, :], made.to(out.dtype.element_ty),
+             mask=here[:, None] & within[None, :])
+
+
+def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None,
+                     ) -> torch.Tensor:
+    x_RI = dense_rows(x.reshape(-1, weight.columns))
+    rows = x_RI.shape[0]
+    out = torch.empty((rows, weight.rows), dtype=x.dtype, device=x.device)
+    if rows:
+        block_rows, blocks, depth = blocks_of(rows)
+        _product[(triton.cdiv(weight.rows, blocks.width), triton.cdiv(rows, block_rows))](
+            x_RI, weight.codes, weight.scales, weight.codes if weight.zeros is None else weight.zeros,
+            weight.scales if bias is None else bias, out, rows, weight.rows, x_RI.stride(0),
+            COLUMNS=weight.columns, BIAS=bias is not None, **constants_of(weight), BM=block_rows,
+            BN=blocks.width, BK=depth, num_warps=blocks.warps, num_stages=blocks.stages)
+    return out.view(*x.shape[:-1], weight.rows)
+
+
+def compilations() -> list[Compilation]:
+    """A square matrix of 4096 for a decode and two sizes of prefill."""
+    found = []
+    for name, dtype in TYPES.items():
+        pointers = FORMS | {"x": dtype, "out": dtype, "scales": "*fp16", "bias": "*fp32"}
+        for rows in (16, 256, 2048):
+            block_rows, blocks, depth = blocks_of(rows)
+            for bits, group in ((8, 128), (4, 32)):
+                constants = {"COLUMNS": 4096, "BIAS": True, **form(bits, 4096, 4096, group), "BM": block_rows,
+                             "BN": blocks.width, "BK": depth}
+                found.append(compilation_of(
+                    f"quantized linear int{bits} {str(name).removeprefix('torch.')} {rows} rows", _product,
+                    pointers, constants, blocks))
+    return found

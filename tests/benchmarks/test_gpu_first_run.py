@@ -1,0 +1,112 @@
+"""The run that nobody watches: what fails leaves the others their turn, and what was said is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import bare_machine, gpu_first_run
+
+ROOT = Path(__file__).resolve().parents[2]
+DIES_AT_1 = """
+import json, os, sys
+for number in range(int(sys.argv[1]), 3):
+    print("@" + json.dumps({"number": number, "begins": f"kernel {number}"}), flush=True)
+    if number == 1:
+        os._exit(3)
+    print("@" + json.dumps({"number": number, "name": f"kernel {number}"}), flush=True)
+"""
+
+
+def test_a_kernel_that_takes_its_process_with_it_leaves_the_others_their_turn(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(part: str, more: Any, after: int) -> list[str]:
+        if part == "check":
+            return [sys.executable, "-c", DIES_AT_1, str(after)]
+        return [sys.executable, "-c", "print('no result'); raise SystemExit(2)"]
+
+    monkeypatch.setattr(gpu_first_run, "command_of", command)
+    output = tmp_path / "results" / "gpu.json"
+    code = gpu_first_run.main(["--output", str(output), "--only", "check", "decode", "--budget-s", "600"])
+    found = json.loads(output.read_text())
+    assert [one["name"] for one in found["check"]["results"]] == ["kernel 0", "kernel 2"]
+    assert found["check"]["lost"] == ["kernel 1"]
+    assert found["check"]["exit_code"] == 0
+    assert found["decode"]["exit_code"] == 2
+    assert found["decode"]["last_lines"] == ["no result"]
+    assert code == 1
+
+
+def test_a_part_that_cannot_even_begin_is_not_tried_for_ever(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    def command(part: str, more: Any, after: int) -> list[str]:
+        started.append(after)
+        return [sys.executable, "-c", "raise SystemExit(1)"]
+
+    monkeypatch.setattr(gpu_first_run, "command_of", command)
+    gpu_first_run.main(["--output", str(tmp_path / "gpu.json"), "--only", "kernels"])
+    assert started == [0]
+
+
+def test_parts_for_which_there_is_no_time_are_said_to_be_left_out(tmp_path: Path) -> None:
+    output = tmp_path / "gpu.json"
+    gpu_first_run.main(["--output", str(output), "--budget-s", "0"])
+    found = json.loads(output.read_text())
+    assert set(found) == set(gpu_first_run.SHARES_S)
+    assert all("no time" in part["left_out"] for part in found.values())
+
+
+def test_kernels_and_the_engine_need_torch_triton_and_numpy_alone() -> None:
+    """On a machine that has nothing else: every kernel file as it is, and steps with stand-ins."""
+    script = """
+import importlib.util, sys
+from benchmarks import bare_machine
+real = importlib.util.find_spec
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in bare_machine.WANTED:
+            raise ModuleNotFoundError(name, name=name)
+
+hidden = Hidden()
+sys.meta_path.insert(0, hidden)
+from weft.tensor.compile_gate import kernel_modules
+assert len(kernel_modules()) > 15
+sys.meta_path.remove(hidden)
+importlib.util.find_spec = lambda name: None if name in bare_machine.WANTED else real(name)
+absent = bare_machine.with_stand_ins()
+assert set(absent) == set(bare_machine.WANTED)
+sys.meta_path.insert(0, sys.meta_path.pop())
+import weft.bench.kernels, weft.engine.engine, weft.models.registry, weft.runner.torch_executor
+from weft.request import Request, SamplingParams
+request = Request(request_id="a", prompt_tokens=[1], sampling=SamplingParams(temperature=0.0))
+assert request.sampling.greedy and request.boundaries == []
+"""
+    variables = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    ran = subprocess.run([sys.executable, "-c", script], env=variables, check=False, capture_output=True,
+                         text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_the_stand_in_for_a_struct_keeps_what_it_is_given() -> None:
+    class One(bare_machine.Struct):
+        first: int
+        rest: list[int] = []
+
+    class Two(One):
+        last: str = "z"
+
+    one, other = Two(1), Two(2, last="y")
+    one.rest.append(5)
+    assert (one.first, one.rest, one.last) == (1, [5], "z")
+    assert (other.first, other.rest, other.last) == (2, [], "y")
+    with pytest.raises(AttributeError):
+        Two()

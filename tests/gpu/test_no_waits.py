@@ -1,0 +1,111 @@
+"""A step waits for the device once, when its tokens come home: whatever its rows ask for, for every kind of
+layer, prompts and decodes alike. Without a GPU its memory is one that nobody looks at (``remote``), and
+whoever looks is noticed (``waits``)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from msgspec import structs
+
+from tests.gpu.waits import noticed
+from tests.oracle.serving import DEVICE, Serving, directory
+from weft.config import QuantizeChoice
+from weft.engine.guides import GuideCompiler
+from weft.models import LoadedModel, load_model
+from weft.request import SamplingParams
+from weft.schedule.plan import StepPlan, StepResult
+from weft.tensor import gpu, native
+from weft.text.guides import regex_guide
+
+SHORT = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+GUIDED = structs.replace(SHORT, ignore_eos=False, guide=regex_guide("[a-f]{9}", field="f"))
+DRAWN = structs.replace(SHORT, temperature=1.1, top_k=40, top_p=0.9, min_p=0.01, seed=4, logprobs=2,
+                        prompt_logprobs=1, frequency_penalty=0.5, repetition_penalty=1.2, logit_bias={7: 2.0},
+                        min_tokens=1)
+ASKED = [DRAWN, GUIDED, SHORT]
+PROMPTS = [[300, 20, 411, 5, 123], [9, 8], [7]]
+
+
+@pytest.fixture(autouse=True)
+def no_native_kernels() -> Iterator[None]:
+    """They take tensors of a CPU, which those of this test only are because there is no GPU."""
+    native.choose("torch")
+    yield
+    native.choose("auto")
+
+
+@functools.cache
+def model_of(family: str, quantize: QuantizeChoice) -> LoadedModel:
+    return load_model(directory(family), quantize=quantize, device=DEVICE)
+
+
+def serving(family: str, quantize: QuantizeChoice = "none", **more: Any) -> Serving:
+    made = Serving(family, max_num_seqs=len(PROMPTS), max_model_len=128, model=model_of(family, quantize),
+                   **more)
+    tokenizer = directory(family) / "tokenizer.json"
+    made.core.guides = GuideCompiler(tokenizer.read_text, made.core.eos_ids, made.core.vocab_size)
+    return made
+
+
+def watched(made: Serving) -> list[str]:
+    """What steps of ``made`` wait for, from now on."""
+    found: list[str] = []
+    execute: Callable[[StepPlan], StepResult] = made.executor.execute
+
+    def executed(plan: StepPlan) -> StepResult:
+        with noticed(found):
+            return execute(plan)
+    made.executor.execute = executed  # type: ignore[method-assign]
+    return found
+
+
+@pytest.mark.parametrize(("family", "quantize"), [
+    ("qwen3_5", "int4"), ("qwen3_5_moe", "int8"), ("bamba", "none"), ("jamba", "none"), ("lfm2", "none"),
+    ("kimi_linear", "none")])
+def test_nothing_in_a_step_waits_for_the_device(family: str, quantize: QuantizeChoice) -> None:
+    """A row with everything, for some a guided one, for one a greedy one too."""
+    rows = {"qwen3_5": 2, "lfm2": 3}.get(family, 1)
+    prompts, asked = PROMPTS[:rows], ASKED[:rows]
+    made = serving(family, quantize, remote=True)
+    found = watched(made)
+    answers = made.run(prompts, asked)
+    assert found == []
+    gpu.choose("torch")
+    plain = serving(family, quantize).run(prompts, asked)
+    assert [answer.tokens for answer in answers] == [answer.tokens for answer in plain]
+    for one, other in zip(answers[0].prompt_logprobs[1:] + answers[0].logprobs,
+                          plain[0].prompt_logprobs[1:] + plain[0].logprobs, strict=True):
+        assert one is not None
+        assert other is not None
+        assert (one.token, one.rank) == (other.token, other.rank)
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
+
+
+def test_the_control_a_host_that_may_look_is_seen_to_look() -> None:
+    gpu.choose("torch")
+    made = serving("qwen3_5")
+    found = watched(made)
+    made.run(PROMPTS, ASKED)
+    assert {one.split()[0] for one in found} >= {"numpy", "cpu"}
+
+
+@pytest.mark.parametrize("asked", [
+    lambda x: x[x > 0], lambda x: x.sum().item(), lambda x: torch.tensor([1, 2]), lambda x: x.nonzero(),
+    lambda x: bool(x.any()), lambda x: x.tolist(), lambda x: x.numpy(), lambda x: int(x.sum()),
+    lambda x: x.cpu(), lambda x: torch.masked_select(x, x > 0), lambda _: torch.from_numpy(np.ones(2))])
+def test_the_control_each_way_to_wait_is_noticed(asked: Callable[[torch.Tensor], Any]) -> None:
+    found: list[str] = []
+    x = torch.ones(3)
+    with noticed(found):
+        asked(x)
+    assert found
+    found.clear()
+    with noticed(found):
+        x.index_select(0, torch.arange(2)).masked_fill_(x[:2] > 0, 1.0).sum()
+    assert not found

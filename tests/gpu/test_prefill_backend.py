@@ -1,0 +1,144 @@
+"""FlashInfer for prompts: which calls go to it, and that it is handed what it documents, in its order.
+
+It runs on a GPU alone, so a stand-in with the documented signatures takes its place, and computes with plain
+torch from nothing but what it was given.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.gpu.steps import on_device, pages_on
+from tests.gpu.tolerances import close
+from tests.ops.batches import PAD_ROW, Run, make_runs, tokens_in
+from tests.ops.kv_pages import filled_pages
+from weft.errors import ConfigError
+from weft.tensor import prefill_backend
+from weft.tensor.device_softmax import Gates
+from weft.tensor.ops.paged_attention import naive, triton
+
+SCALE = 0.11
+
+
+class Ragged:
+    """``flashinfer.BatchPrefillWithRaggedKVCacheWrapper``, version 0.3 on."""
+
+    plans = 0
+
+    def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
+        assert float_workspace_buffer.dtype == torch.uint8
+        assert kv_layout == "NHD"
+
+    def plan(self, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor, num_qo_heads: int, num_kv_heads: int,
+             head_dim_qk: int, head_dim_vo: int | None = None, custom_mask: Any = None,
+             packed_custom_mask: Any = None, causal: bool = False, pos_encoding_mode: str = "NONE",
+             use_fp16_qk_reduction: bool = False, window_left: int = -1, logits_soft_cap: float | None = None,
+             sm_scale: float | None = None, rope_scale: float | None = None, rope_theta: float | None = None,
+             q_data_type: Any = "float16", kv_data_type: Any = None, non_blocking: bool = True) -> None:
+        assert qo_indptr.dtype == kv_indptr.dtype == torch.int32
+        assert qo_indptr.device.type == kv_indptr.device.type == "cpu", "its planner reads them on the host"
+        assert causal
+        assert pos_encoding_mode == "NONE"
+        self.asked = SimpleNamespace(**{name: value for name, value in locals().items() if name != "self"})
+        Ragged.plans += 1
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        asked = self.asked
+        assert q.shape[1:] == (asked.num_qo_heads, asked.head_dim_qk)
+        assert k.shape == v.shape
+        assert k.shape[1:] == (asked.num_kv_heads, asked.head_dim_qk)
+        assert q.dtype == asked.q_data_type
+        assert k.dtype == asked.kv_data_type
+        q_at, k_at = asked.qo_indptr.tolist(), asked.kv_indptr.tolist()
+        assert (q_at[-1], k_at[-1]) == (len(q), len(k))
+        made = []
+        for run in range(len(q_at) - 1):
+            ours = q[q_at[run]:q_at[run + 1]].float()
+            keys, values = (x[k_at[run]:k_at[run + 1]].float().repeat_interleave(
+                asked.num_qo_heads // asked.num_kv_heads, dim=1) for x in (k, v))
+            scores = torch.einsum("qhd,khd->hqk", ours, keys) * asked.sm_scale
+            place = torch.arange(len(keys)) - (len(keys) - len(ours) + torch.arange(len(ours))[:, None])
+            hidden = place > 0
+            if asked.window_left >= 0:
+                hidden |= place < -asked.window_left
+            weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+            made.append(torch.einsum("hqk,khd->qhd", weights, values))
+        return torch.cat(made).to(q.dtype)
+
+
+@pytest.fixture
+def flashinfer(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Ragged]]:
+    module: Any = ModuleType("flashinfer")
+    module.__spec__ = importlib.util.spec_from_loader("flashinfer", None)
+    module.BatchPrefillWithRaggedKVCacheWrapper = Ragged
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    monkeypatch.setattr(Ragged, "plans", 0)
+    prefill_backend.choose("flashinfer")
+    yield Ragged
+    prefill_backend.choose("weft")
+
+
+def noise(*shape: int, seed: int = 3, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize(("dtype", "dim", "window", "gated"), [
+    (torch.bfloat16, 64, None, True), (torch.float16, 128, 20, False), (torch.bfloat16, 256, None, False)])
+def test_prompts_go_to_it_and_decodes_do_not(flashinfer: type[Ragged], device: torch.device,
+                                             dtype: torch.dtype, dim: int, window: int | None,
+                                             gated: bool) -> None:
+    """Contexts that begin in the middle of a page, one that is new, one token alone, beside decodes."""
+    runs = make_runs([Run(70), PAD_ROW], [Run(20, 30), Run(0, 65), Run(16, 1)], pages=20)
+    pages, q = filled_pages(runs, 20, 2, dim, dtype), noise(tokens_in(runs), 6, dim, dtype=dtype)
+    gates = Gates(noise(len(q), 6 * dim, seed=4, dtype=dtype).to(device),
+                  noise(len(q), 6, seed=5, dtype=dtype).to(device)) if gated else None
+    there, ours = pages_on(pages, device), on_device(runs, device)
+    for _ in range(2):   # a plan is for all layers of a step
+        got = triton.paged_attention(q.to(device), there.k, there.v, ours, SCALE, window, gates=gates).cpu()
+    assert flashinfer.plans == 1
+    want = naive.paged_attention(q, pages.k, pages.v, runs, SCALE, window)
+    if gates is not None and gates.gate_TC is not None and gates.head_gate_TH is not None:
+        want = want.float() * gates.gate_TC.cpu().view(want.shape).float().sigmoid()
+        want *= gates.head_gate_TH.cpu()[:, :, None].float().sigmoid()
+    # Rounded before the gates once more than our own kernels do.
+    torch.testing.assert_close(got.float(), want.float(), atol=2e-3, rtol=2e-2)
+    # The control: a copy that takes the pages of another run is seen.
+    ours.page_table_RP[2, 0] = ours.page_table_RP[3, 0]
+    other = triton.paged_attention(q.to(device), there.k, there.v, ours, SCALE, window, gates=gates).cpu()
+    assert (other.float() - want.float()).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(("q_dtype", "page_dtype", "dim", "fits"), [
+    (torch.bfloat16, torch.bfloat16, 128, True), (torch.float16, torch.float16, 64, True),
+    (torch.bfloat16, torch.float8_e4m3fn, 128, False), (torch.bfloat16, torch.int8, 128, False),
+    (torch.float32, torch.float32, 128, False), (torch.bfloat16, torch.float16, 128, False),
+    (torch.bfloat16, torch.bfloat16, 80, False), (torch.bfloat16, torch.bfloat16, 512, False)])
+def test_the_table_lists_what_fits(q_dtype: torch.dtype, page_dtype: torch.dtype, dim: int,
+                                   fits: bool) -> None:
+    assert prefill_backend.fits(q_dtype, page_dtype, dim) == fits
+
+
+def test_what_does_not_fit_stays_with_our_kernels(flashinfer: type[Ragged], device: torch.device) -> None:
+    runs = make_runs([], [Run(20, 30), PAD_ROW], pages=10)
+    for dtype, dim in ((torch.float32, 64), (torch.bfloat16, 64)):   # by its dtype; by a row that is PAD
+        pages, q = filled_pages(runs, 10, 2, dim, dtype), noise(tokens_in(runs), 4, dim, dtype=dtype)
+        there = pages_on(pages, device)
+        got = triton.paged_attention(q.to(device), there.k, there.v, on_device(runs, device), SCALE).cpu()
+        want = naive.paged_attention(q, pages.k, pages.v, runs, SCALE)
+        torch.testing.assert_close(got, want, **close(dtype))
+    assert flashinfer.plans == 0
+
+
+def test_it_is_an_error_to_ask_for_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefill_backend, "installed", lambda: False)
+    with pytest.raises(ConfigError, match="--attention-backend is flashinfer, which is not installed"):
+        prefill_backend.choose("flashinfer")
+    prefill_backend.choose("weft")

@@ -1,0 +1,41 @@
+"""The grid of kept states is a number: nothing of the schedule believes that it is 64."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.schedule.test_twins import AHEAD, FOLLOWER, tokens
+from weft.schedule.checkpoints import AUTO, PROMPT, CheckpointPolicy
+from weft.schedule.taps import on_grid, tail_position, wanted_positions
+from weft.schedule.twins import Leader, Wait, in_the_making, wait_for
+from weft.units import SeqId
+
+
+@pytest.mark.parametrize("grid", [16, 64])
+def test_every_wish_lies_on_the_grid(grid: int) -> None:
+    found = wanted_positions(AUTO, known_tokens=3001, start=0, boundaries=[77, 1000], marks=[511],
+                             kv_tokens=700, insurance_first=512, grid=grid)
+    assert found
+    assert all(position % grid == 0 for position in found)
+    assert (992 in found) == (grid == 16)
+    assert (960 in found) == (grid == 64)
+
+
+def test_a_finer_grid_keeps_the_end_of_a_prompt_nearer_to_it() -> None:
+    assert wanted_positions(PROMPT, known_tokens=1050, start=0, grid=16) == [1040]
+    assert wanted_positions(PROMPT, known_tokens=1050, start=0) == [1024]
+    assert wanted_positions(CheckpointPolicy(tail=True), known_tokens=60, start=0, grid=16) == [48]
+    assert wanted_positions(CheckpointPolicy(tail=True), known_tokens=60, start=0) == []
+
+
+def test_the_tail_of_a_long_prompt_does_not_depend_on_it() -> None:
+    for known in (2000, 10_000, 100_000):
+        assert tail_position(known, 16) == tail_position(known)
+
+
+def test_a_follower_waits_for_the_last_common_position_of_its_grid() -> None:
+    leader = Leader(SeqId(1), "", AHEAD, tokens(1050, own=50), 0)
+    known = tokens(1050)
+    assert wait_for(known, 0, FOLLOWER, [leader], stateful=True, grid=16) == Wait(SeqId(1), on_grid(1000, 16))
+    assert wait_for(known, 0, FOLLOWER, [leader], stateful=True) == Wait(SeqId(1), 960)
+    assert in_the_making(known, 0, [leader], stateful=True, grid=16) == 992
