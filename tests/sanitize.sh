@@ -82,7 +82,7 @@ extension="$objects/_native$suffix"
 tested() {
   LD_PRELOAD=$("$CXX" -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
     WEFT_NATIVE_UNDER_TEST="$PWD/$extension" OMP_NUM_THREADS=1 \
-    "$PYTHON" -m pytest -x --capture=sys -p no:cacheprovider -p tests.native_under_test "$@" \
+    "$PYTHON" -m pytest -x --capture=sys -p no:cacheprovider -p tests.sanitized_native "$@" \
     --deselect tests/ops/test_native.py::test_the_kernels_are_there_where_a_compiler_is
 }
 others=()
