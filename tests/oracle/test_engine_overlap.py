@@ -25,7 +25,7 @@ from tests.oracle.serving import (
 )
 from weft.engine.guides import GuideCompiler
 from weft.request import SamplingParams
-from weft.runner.homeward import Homeward, Parcel
+from weft.runner.homeward import Delivery, Homeward
 from weft.runner.launched import LaunchedStep
 from weft.runner.sampler import Sampler
 from weft.runner.step_worker import StepWorker
@@ -52,17 +52,17 @@ class Far:
         self.changed = threading.Condition()
         send, begin, home = Homeward.send, StepWorker.begin, LaunchedStep.home
 
-        def sent(homeward: Homeward, pieces: Sequence[torch.Tensor]) -> Parcel:
-            parcel = send(homeward, pieces)
-            words = parcel._words
+        def sent(homeward: Homeward, pieces: Sequence[torch.Tensor]) -> Delivery:
+            delivery = send(homeward, pieces)
+            words = delivery._words
             assert words is not None, "the host has looked at a device"
             brought = words.copy()
             words.fill(-(1 << 40))
-            parcel._event = OnItsWay(self, self.launched, lambda: np.copyto(words, brought))
+            delivery._event = OnItsWay(self, self.launched, lambda: np.copyto(words, brought))
             with self.changed:
                 self.launched += 1
                 self.changed.notify_all()
-            return parcel
+            return delivery
 
         def began(worker: StepWorker, plan: StepPlan) -> None:
             self.begun += 1
@@ -72,7 +72,7 @@ class Far:
             if threading.current_thread().name.startswith("steps"):
                 with self.changed:
                     self.asked_early += 1
-                    self.asked.add(step._parcel._event.number)
+                    self.asked.add(step._delivery._event.number)
                     self.changed.notify_all()
             return home(step)
         monkeypatch.setattr(Homeward, "send", sent)

@@ -1,6 +1,6 @@
 """A step that was launched, until its tokens are home.
 
-    launch k    ... chosen on the device --copy--> Parcel        LaunchedStep: what to make of it
+    launch k    ... chosen on the device --copy--> Delivery      LaunchedStep: what to make of it
     launch k+1  (fed from the device)    ^
     home k      -------------------------'   StepResult; histories and grammars know the tokens of k
 
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.request import TokenLogprobs
-from weft.runner.homeward import Parcel
+from weft.runner.homeward import Delivery
 from weft.runner.logprobs import PIECES, told
 from weft.runner.sampler import Choice
 from weft.schedule.plan import StepResult
@@ -28,7 +28,7 @@ from weft.units import PAD
 
 @dataclass(frozen=True, slots=True)
 class ScoredPrompt:
-    """Logprobs of ``count`` pieces of a prompt are in the parcel, for run ``run``, ``top_count`` beside
+    """Logprobs of ``count`` pieces of a prompt are in the delivery, for run ``run``, ``top_count`` beside
     each."""
 
     run: int
@@ -38,14 +38,14 @@ class ScoredPrompt:
 
 class LaunchedStep:
     """Of ``run_count`` runs, launched at ``began_s`` (``time.perf_counter``). ``choice``: of the runs
-    ``sample_runs``, its pieces first in the parcel, those of ``prompts`` behind them."""
+    ``sample_runs``, its pieces first in the delivery, those of ``prompts`` behind them."""
 
-    def __init__(self, began_s: float, run_count: int, parcel: Parcel, choice: Choice | None = None,
+    def __init__(self, began_s: float, run_count: int, delivery: Delivery, choice: Choice | None = None,
                  sample_runs: npt.NDArray[np.int64] | None = None,
                  prompts: tuple[ScoredPrompt, ...] = ()) -> None:
         self._began_s = began_s
         self._run_count = run_count
-        self._parcel = parcel
+        self._delivery = delivery
         self._choice = choice
         self._sample_runs = sample_runs
         self._prompts = prompts
@@ -55,7 +55,7 @@ class LaunchedStep:
     @property
     def arrived(self) -> bool:
         """Whether ``home`` would not wait."""
-        return self._parcel.arrived
+        return self._delivery.arrived
 
     def home(self) -> StepResult:
         """Waits for the device. May be called by any thread, and again."""
@@ -66,7 +66,7 @@ class LaunchedStep:
             return self._result
 
     def _open(self) -> StepResult:
-        pieces = self._parcel.open()
+        pieces = self._delivery.open()
         tokens = np.full(self._run_count, PAD, np.int32)
         logprobs: dict[int, TokenLogprobs] = {}
         failures: dict[int, str] = {}

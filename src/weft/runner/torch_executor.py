@@ -158,8 +158,8 @@ class TorchExecutor:
                 before.home()
             choice = self.sampler.launch(logits_XV, batch.sample_rows, batch.sample_positions)
             self.batches.chosen.index_copy_(0, batch.sample_rows_X, choice.chosen_X)
-        parcel = self._homeward.send([*(choice.pieces if choice is not None else ()), *scores])
-        self._before = LaunchedStep(began_s, plan.run_count, parcel, choice, batch.sample_runs, prompts)
+        delivery = self._homeward.send([*(choice.pieces if choice is not None else ()), *scores])
+        self._before = LaunchedStep(began_s, plan.run_count, delivery, choice, batch.sample_runs, prompts)
         return self._before
 
     def _forward(self, inputs: StepInputs | DecodeBlock) -> torch.Tensor:
