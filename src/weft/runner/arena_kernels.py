@@ -62,6 +62,18 @@ def _copy_kernel(sources, source_items, targets, target_items, item_words,
 
 
 @triton.jit
+def codes_of(wide_RC, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """float32 [ROWS, COLUMNS] -> int8 codes, and what those of a row are multiples of [ROWS], as
+    ``state_codes.encode_state``."""
+    scale_R = tl.math.div_rn(tl.max(tl.abs(wide_RC), axis=1), tl.full((ROWS,), 127.0, tl.float32))
+    step_R = tl.where(scale_R > 0, scale_R, 1.0)
+    step_RC = tl.broadcast_to(step_R[:, None], (ROWS, COLUMNS))
+    # Adding 1.5 x 2^23 leaves no place for a fraction: to the nearest even.
+    nearest_RC = (tl.math.div_rn(wide_RC, step_RC) + 12582912.0) - 12582912.0
+    return tl.minimum(tl.maximum(nearest_RC, -127.0), 127.0).to(tl.int8), scale_R
+
+
+@triton.jit
 def _parked_address(pages, offset, page_bytes, inside):
     """Where in the arena byte ``offset`` of a parked state is (which has fewer than 2^31)."""
     offset = offset.to(tl.int32)
@@ -96,12 +108,8 @@ def _park_kernel(arena, states, states_stride, pieces, page_bytes, slot_bytes, S
             tl.store(values_RC, wide_RC.to(STATE), mask=inside_RC)
         else:
             wide_RC = tl.load(values_RC, mask=inside_RC, other=0.0).to(tl.float32)
-            scale_R = tl.math.div_rn(tl.max(tl.abs(wide_RC), axis=1), tl.full((ROWS,), 127.0, tl.float32))
-            steps_R = tl.where(scale_R > 0, scale_R, 1.0)
-            steps_RC = tl.broadcast_to(steps_R[:, None], (ROWS, COLUMNS))
-            nearest_RC = (tl.math.div_rn(wide_RC, steps_RC) + 12582912.0) - 12582912.0
-            code_RC = tl.minimum(tl.maximum(nearest_RC, -127.0), 127.0)
-            tl.store(codes_RC, code_RC.to(tl.int8), mask=inside_RC)
+            code_RC, scale_R = codes_of(wide_RC, ROWS, COLUMNS)
+            tl.store(codes_RC, code_RC, mask=inside_RC)
             tl.store(scales_R, scale_R, mask=row < count)
     else:
         word_RC = row[:, None].to(tl.int64) * COLUMNS + column[None, :]

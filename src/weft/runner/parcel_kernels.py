@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from weft.memory.plan import ArenaPlan
+from weft.runner.arena_kernels import codes_of
 from weft.runner.parcels import GROUP
 from weft.spec import ITEM_BYTES
 from weft.tensor.compilation import Compilation
@@ -60,12 +61,8 @@ def _code_kernel(arena, records, scratch, blocks, page_bytes, record_bytes, NUMB
             tl.store(values_TC, wide_TC.to(NUMBER), mask=inside_TC)
         else:
             wide_TC = tl.load(values_TC, mask=inside_TC, other=0.0).to(tl.float32)
-            scale_T = tl.math.div_rn(tl.max(tl.abs(wide_TC), axis=1), tl.full((TOKENS,), 127.0, tl.float32))
-            step_T = tl.where(scale_T > 0, scale_T, 1.0)
-            step_TC = tl.broadcast_to(step_T[:, None], (TOKENS, CHANNELS))
-            nearest_TC = (tl.math.div_rn(wide_TC, step_TC) + 12582912.0) - 12582912.0
-            code_TC = tl.minimum(tl.maximum(nearest_TC, -127.0), 127.0)
-            tl.store(codes_TC, code_TC.to(tl.int8), mask=inside_TC)
+            code_TC, scale_T = codes_of(wide_TC, TOKENS, CHANNELS)
+            tl.store(codes_TC, code_TC, mask=inside_TC)
             tl.store(scales_T, scale_T)
 
 

@@ -48,15 +48,21 @@ def product(a, b):
 
 
 @triton.jit
+def thirds(x):
+    """float32 -> three of bfloat16 whose sum it is, the largest first."""
+    first = x.to(tl.bfloat16)
+    rest = x - first.to(tl.float32)
+    second = rest.to(tl.bfloat16)
+    return first, second, (rest - second.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
 def product_left(a, b):
     """a @ b, ``a`` as it was loaded, ``b`` float32."""
     if INTERPRETED or a.dtype != tl.bfloat16:
         return product(a.to(tl.float32), b)
     else:
-        b1 = b.to(tl.bfloat16)
-        rest = b - b1.to(tl.float32)
-        b2 = rest.to(tl.bfloat16)
-        b3 = (rest - b2.to(tl.float32)).to(tl.bfloat16)
+        b1, b2, b3 = thirds(b)
         return tl.dot(a, b1, tl.dot(a, b2, tl.dot(a, b3)))
 
 
@@ -66,10 +72,7 @@ def product_right(a, b):
     if INTERPRETED or b.dtype != tl.bfloat16:
         return product(a, b.to(tl.float32))
     else:
-        a1 = a.to(tl.bfloat16)
-        rest = a - a1.to(tl.float32)
-        a2 = rest.to(tl.bfloat16)
-        a3 = (rest - a2.to(tl.float32)).to(tl.bfloat16)
+        a1, a2, a3 = thirds(a)
         return tl.dot(a1, b, tl.dot(a2, b, tl.dot(a3, b)))
 
 

@@ -23,11 +23,9 @@ def supported(made_TW: torch.Tensor, middle: AttentionMiddle, cache: LayerCache)
 def attention_layer(made_TW: torch.Tensor, middle: AttentionMiddle, inputs: StepInputs, cache: LayerCache,
                     cos_sin: CosSin | None) -> torch.Tensor:
     shape = middle.shape
-    if middle.bound is None:
-        middle.bound = _bound(middle)
     out_TC = torch.empty((made_TW.shape[0], shape.heads * shape.head_dim), dtype=made_TW.dtype)
-    middle.bound.run(native.runs_of(inputs.runs), native.asked_runs_of(inputs), native.projected_of(made_TW),
-                     *_around(middle, inputs, cache, cos_sin), out_TC.data_ptr())
+    _bound(middle).run(native.runs_of(inputs.runs), native.asked_runs_of(inputs),
+                       native.projected_of(made_TW), *_around(middle, inputs, cache, cos_sin), out_TC.data_ptr())
     return out_TC
 
 
@@ -36,10 +34,8 @@ def chained(chain: Chain, x_TD: torch.Tensor, middle: AttentionMiddle, inputs: S
     bound = chain.bound(x_TD)
     if bound is None or inputs.asked is not None or not supported(x_TD, middle, cache):
         return None
-    if middle.bound is None:
-        middle.bound = _bound(middle)
     out_TD = chain.out(x_TD)
-    bound.attention(middle.bound, native.runs_of(inputs.runs), native.projected_of(x_TD),
+    bound.attention(_bound(middle), native.runs_of(inputs.runs), native.projected_of(x_TD),
                     *_around(middle, inputs, cache, cos_sin), out_TD.data_ptr())
     return out_TD
 
@@ -63,6 +59,13 @@ def _around(middle: AttentionMiddle, inputs: StepInputs, cache: LayerCache, cos_
 
 
 def _bound(middle: AttentionMiddle) -> Any:
+    """The kernels' side of the layer, made by its first step."""
+    if middle.bound is None:
+        middle.bound = _bind(middle)
+    return middle.bound
+
+
+def _bind(middle: AttentionMiddle) -> Any:
     shape = middle.shape
     norms = []
     for weight, heads in ((middle.q_norm, shape.heads), (middle.k_norm, shape.kv_heads)):
@@ -81,10 +84,8 @@ def _bound(middle: AttentionMiddle) -> Any:
 def staged(chain: Chain, x_TD: torch.Tensor, middle: AttentionMiddle, cache: LayerCache) -> Staged | None:
     if chain.bound(x_TD) is None or not supported(x_TD, middle, cache):
         return None
-    if middle.bound is None:
-        middle.bound = _bound(middle)
     assert cache.k is not None
     assert cache.v is not None
     assert cache.k.dtype == cache.v.dtype, f"K pages of {cache.k.dtype}, V pages of {cache.v.dtype}"
-    return Staged(chain, 4, middle.bound, first=native.pages_of(cache.k), second=native.pages_of(cache.v),
+    return Staged(chain, 4, _bound(middle), first=native.pages_of(cache.k), second=native.pages_of(cache.v),
                   scales=native.token_scales(cache.token_scales))

@@ -27,11 +27,9 @@ def gated_delta_layer(made_TW: torch.Tensor, weights: GatedDeltaWeights, window_
                       state_SHKV: torch.Tensor, runs: Runs,
                       layer: int = 0) -> torch.Tensor:
     w = weights
-    if w.bound is None:
-        w.bound = _bound(w)
     out_TC = torch.empty((made_TW.shape[0], w.heads * w.v_dim), dtype=made_TW.dtype)
-    w.bound.run(native.runs_of(runs), native.projected_of(made_TW), native.slots_of(window_SCW),
-                native.slots_of(state_SHKV), layer, out_TC.data_ptr())
+    _bound(w).run(native.runs_of(runs), native.projected_of(made_TW), native.slots_of(window_SCW),
+                  native.slots_of(state_SHKV), layer, out_TC.data_ptr())
     return out_TC
 
 
@@ -40,15 +38,20 @@ def chained(chain: Chain, x_TD: torch.Tensor, weights: GatedDeltaWeights, window
     bound = chain.bound(x_TD)
     if bound is None or not supported(x_TD, weights, window_SCW, state_SHKV):
         return None
-    if weights.bound is None:
-        weights.bound = _bound(weights)
     out_TD = chain.out(x_TD)
-    bound.gated_delta(weights.bound, native.runs_of(runs), native.projected_of(x_TD),
+    bound.gated_delta(_bound(weights), native.runs_of(runs), native.projected_of(x_TD),
                       native.slots_of(window_SCW), native.slots_of(state_SHKV), layer, out_TD.data_ptr())
     return out_TD
 
 
 def _bound(w: GatedDeltaWeights) -> Any:
+    """The kernels' side of the layer, made by its first step."""
+    if w.bound is None:
+        w.bound = _bind(w)
+    return w.bound
+
+
+def _bind(w: GatedDeltaWeights) -> Any:
     for gate in (w.decay_H, w.dt_bias_H):
         assert gate.dtype == torch.float32
         assert gate.shape == (w.heads,)
@@ -64,7 +67,5 @@ def staged(chain: Chain, x_TD: torch.Tensor, weights: GatedDeltaWeights, window_
            state_SHKV: torch.Tensor, layer: int) -> Staged | None:
     if chain.bound(x_TD) is None or not supported(x_TD, weights, window_SCW, state_SHKV):
         return None
-    if weights.bound is None:
-        weights.bound = _bound(weights)
-    return Staged(chain, 2, weights.bound, first=native.slots_of(window_SCW),
+    return Staged(chain, 2, _bound(weights), first=native.slots_of(window_SCW),
                   second=native.slots_of(state_SHKV), number=layer)

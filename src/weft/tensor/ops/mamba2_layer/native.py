@@ -30,11 +30,9 @@ def mamba2_layer(made_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torc
                  layer: int = 0) -> torch.Tensor:
     w = weights
     inner = w.heads * w.head_dim
-    if w.bound is None:
-        w.bound = _bound(w)
     out_TC = torch.empty((made_TW.shape[0], inner), dtype=made_TW.dtype)
-    w.bound.run(native.runs_of(runs), native.projected_of(made_TW), native.slots_of(window_SCW),
-                native.slots_of(state_SHPN), layer, out_TC.data_ptr())
+    _bound(w).run(native.runs_of(runs), native.projected_of(made_TW), native.slots_of(window_SCW),
+                  native.slots_of(state_SHPN), layer, out_TC.data_ptr())
     return out_TC
 
 
@@ -43,15 +41,20 @@ def chained(chain: Chain, x_TD: torch.Tensor, weights: Mamba2Weights, window_SCW
     bound = chain.bound(x_TD)
     if bound is None or not supported(x_TD, weights, window_SCW, state_SHPN):
         return None
-    if weights.bound is None:
-        weights.bound = _bound(weights)
     out_TD = chain.out(x_TD)
-    bound.mamba2(weights.bound, native.runs_of(runs), native.projected_of(x_TD), native.slots_of(window_SCW),
-                 native.slots_of(state_SHPN), layer, out_TD.data_ptr())
+    bound.mamba2(_bound(weights), native.runs_of(runs), native.projected_of(x_TD),
+                 native.slots_of(window_SCW), native.slots_of(state_SHPN), layer, out_TD.data_ptr())
     return out_TD
 
 
 def _bound(w: Mamba2Weights) -> Any:
+    """The kernels' side of the layer, made by its first step."""
+    if w.bound is None:
+        w.bound = _bind(w)
+    return w.bound
+
+
+def _bind(w: Mamba2Weights) -> Any:
     inner = w.heads * w.head_dim
     for row in (w.a_H, w.d_H, w.dt_bias_H):
         assert row.dtype == torch.float32
@@ -71,7 +74,5 @@ def staged(chain: Chain, x_TD: torch.Tensor, weights: Mamba2Weights, window_SCW:
            state_SHPN: torch.Tensor, layer: int) -> Staged | None:
     if chain.bound(x_TD) is None or not supported(x_TD, weights, window_SCW, state_SHPN):
         return None
-    if weights.bound is None:
-        weights.bound = _bound(weights)
-    return Staged(chain, 3, weights.bound, first=native.slots_of(window_SCW),
+    return Staged(chain, 3, _bound(weights), first=native.slots_of(window_SCW),
                   second=native.slots_of(state_SHPN), number=layer)
