@@ -25,7 +25,8 @@ def attention_layer(made_TW: torch.Tensor, middle: AttentionMiddle, inputs: Step
     shape = middle.shape
     out_TC = torch.empty((made_TW.shape[0], shape.heads * shape.head_dim), dtype=made_TW.dtype)
     _bound(middle).run(native.runs_of(inputs.runs), native.asked_runs_of(inputs),
-                       native.projected_of(made_TW), *_around(middle, inputs, cache, cos_sin), out_TC.data_ptr())
+                       native.projected_of(made_TW),
+                       *_around(middle, inputs, cache, cos_sin), out_TC.data_ptr())
     return out_TC
 
 
