@@ -72,8 +72,9 @@ class SizeClass:
 
 @dataclass(slots=True)
 class PrefixShape:
-    """One place in the tree: ``tokens`` from the root to it, ``hits`` of it and all below, ``branches`` that
-    go on from it, ``readers`` running now, ``namespace`` by number (0: not among those that are listed)."""
+    """One place in the tree: ``tokens`` from the root to it, ``hits`` of it and all below, ``age_s`` since
+    the last use of any of them, ``branches`` that go on from it, ``readers`` running now, ``namespace`` by
+    number (0: not among those that are listed)."""
 
     tokens: int
     hits: int
@@ -126,8 +127,8 @@ def shape_of(cache: PrefixCache, seconds_since: Callable[[int], float]) -> Cache
         depths=sorted(depths.values(), key=lambda one: one.tokens_max),
         lengths=sorted(lengths.values(), key=lambda one: one.tokens_max),
         prefixes=[PrefixShape(node.end, hits, len(node.children), node.holds, node.slot != PAD,
-                              seconds_since(node.used_at), numbers.get(root_of[node.id], 0))
-                  for node, hits in _prefixes(walked)],
+                              seconds_since(used_at), numbers.get(root_of[node.id], 0))
+                  for node, hits, used_at in _prefixes(walked)],
         cut_off=len(cache.tree.by_id) > len(walked))
 
 
@@ -138,12 +139,15 @@ def _class_of(classes: dict[int, SizeClass], tokens: int, smallest: int) -> Size
     return classes.setdefault(tokens_max, SizeClass(tokens_max))
 
 
-def _prefixes(walked: list[Node]) -> Iterable[tuple[Node, int]]:
-    """Nodes that requests began at or part behind, with hits: what saved most first, then the longest."""
+def _prefixes(walked: list[Node]) -> Iterable[tuple[Node, int, int]]:
+    """Nodes that requests began at or part behind, with hits and last use: what saved most first, then the
+    longest."""
     hits = {node.id: node.hits for node in walked}
+    used_at = {node.id: node.used_at for node in walked}
     for node in reversed(walked):  # children come after their parents
         if node.parent is not None:
             hits[node.parent.id] += hits[node.id]
+            used_at[node.parent.id] = max(used_at[node.parent.id], used_at[node.id])
     places = [node for node in walked if node.parent is not None and (node.hits or len(node.children) > 1)]
     best = nlargest(PREFIXES_MAX, places, key=lambda node: (hits[node.id] * node.end, node.end, -node.id))
-    return [(node, hits[node.id]) for node in best]
+    return [(node, hits[node.id], used_at[node.id]) for node in best]

@@ -26,6 +26,7 @@ from weft.server.errors import BodyTooLargeError, WrongMediaTypeError, on_bug, o
 from weft.server.gate import Gate
 from weft.server.generation import Generation
 from weft.server.metrics import CONTENT_TYPE
+from weft.server.page import page_routes
 from weft.server.protocol import (
     UNSERVED_IN_CHAT,
     UNSERVED_IN_COMPLETIONS,
@@ -72,6 +73,7 @@ def build_app(service: Service) -> ASGIApp:
         Route("/sleep", handlers.sleep, methods=["POST"]),
         Route("/wake_up", handlers.wake_up, methods=["POST"]),
         Route("/is_sleeping", handlers.is_sleeping, methods=["GET"]),
+        *page_routes(),
     ]
     app = Starlette(routes=routes, exception_handlers={
         WeftError: on_weft_error, HTTPException: on_http_error, ClientGoneError: _on_client_gone,

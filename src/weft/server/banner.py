@@ -68,6 +68,7 @@ def print_banner(console: Console, model: ServedModel, url: str, config: ServerC
         line(f"note: {note}", "yellow")
     line()
     line(f"API      {url}/v1")
+    line(f"page     {url}/")
     line(f"metrics  {url}/metrics")
     line(f"health   {url}/health")
     if config.api_key:

@@ -60,9 +60,9 @@ def memory_bytes(usage: MemoryUsage) -> dict[str, int]:
 
 def cache_report(usage: MemoryUsage, shape: CacheShape) -> dict[str, Any]:
     """``states`` are checkpoints, ``states_parked`` of them in 8 bits in ``parked_bytes`` of pages; ``pages``
-    of 16 tokens; ``read_now``: pages that running requests read; ``pages_parked``: of KV, in 8 bits and in
-    ``parked_kv_bytes`` of the pages. ``inexact`` nodes have KV or a state that was in 8 bits once, or was
-    computed behind such.
+    of 16 tokens; ``read_now``: pages that running requests read; ``pages_parked``: of KV, in
+    ``parked_kv_dtype`` and in ``parked_kv_bytes`` of the pages. ``inexact`` nodes have KV or a state that was
+    parked once, or was computed behind such.
     ``counts`` are since the start; what they mean is at ``weft.memory.cache.CacheCounts``. ``tree`` is at
     ``weft.memory.shape``."""
     counts = dataclasses.asdict(usage.cache)
@@ -82,6 +82,7 @@ def cache_report(usage: MemoryUsage, shape: CacheShape) -> dict[str, Any]:
         "parked_bytes": usage.parked_bytes,
         "pages_parked": usage.pages_parked,
         "parked_kv_bytes": usage.parked_kv_bytes,
+        "parked_kv_dtype": usage.parked_kv_dtype,
         "counts": counts,
         "moves": dataclasses.asdict(usage.moves),
         "tree": {

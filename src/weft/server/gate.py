@@ -2,8 +2,9 @@
 
 * ``X-Request-Id``: the client's own is echoed (if it is short and printable), else one is made. It is in
   every answer, errors too.
-* ``--api-key``: without a right one nothing is answered but /health. Keys are compared as SHA-256 digests
-  in constant time, and all of them each time, so that timing says nothing about any.
+* ``--api-key``: without a right one nothing is answered but /health and the files of the page (``page``),
+  which say nothing of this server. Keys are compared as SHA-256 digests in constant time, and all of them
+  each time, so that timing says nothing about any.
 * ``--operator-key``: a right one opens everything. Where there is one, /metrics and /v1/cache open to no
   other: what they say adds up over all clients, and differences of it tell one about the others. Nor do
   /sleep and /wake_up, which are felt by all clients.
@@ -25,8 +26,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.errors import AuthenticationError
 from weft.server.errors import error_response
+from weft.server.page import page_routes
 
-_OPEN_PATHS = frozenset({"/health"})
+_OPEN_PATHS = frozenset({"/health", *(route.path for route in page_routes())})
 _OPERATOR_PATHS = ("/metrics", "/v1/cache", "/sleep", "/wake_up")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 

@@ -45,6 +45,7 @@ _KEEP_ALIVE_S = 60
 _LAST_ANSWERS_S = 3
 """How long responses that are already decided (errors, last chunks) may take to leave."""
 _log = logging.getLogger("weft.server")
+_LOOKS = frozenset({"/health", "/metrics", "/v1/cache", "/load"})
 
 
 def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: str = ASSEMBLE) -> int:
@@ -239,4 +240,15 @@ def _set_up_logging(config: ServerConfig) -> None:
     level = config.log_level.upper()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", force=True)
     logging.getLogger("weft").setLevel(level)
-    logging.getLogger("uvicorn.access").setLevel(level)
+    access = logging.getLogger("uvicorn.access")
+    access.setLevel(level)
+    if config.log_level != "debug":
+        access.addFilter(_is_no_look)
+
+
+def _is_no_look(record: logging.LogRecord) -> bool:
+    """False for a look that succeeded: monitors and the page take one a second, and would fill the log."""
+    match record.args:
+        case (_, "GET", str(path), _, 200):
+            return path.partition("?")[0] not in _LOOKS
+    return True

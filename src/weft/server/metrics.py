@@ -196,8 +196,8 @@ class Metrics:
         yield self._gauge("prefix_cache_parked_states", "Of them, in 8 bits.", memory.states_parked)
         yield self._counter("prefix_cache_parks", "States that went into 8 bits.", counts.parked)
         yield self._counter("prefix_cache_restores", "Requests that began on one of those.", counts.restored)
-        yield self._gauge("prefix_cache_parked_pages", "Cached KV in 8 bits, pages.", memory.pages_parked)
-        yield self._counter("prefix_cache_page_parks", "Pages that went into 8 bits.", counts.parked_pages)
+        yield self._gauge("prefix_cache_parked_pages", "Parked KV, pages.", memory.pages_parked)
+        yield self._counter("prefix_cache_page_parks", "Pages that were parked.", counts.parked_pages)
         yield self._counter("prefix_cache_page_restores", "Of them, those read again.", counts.restored_pages)
         yield self._counter("prefix_cache_inexact_hits", "Requests that began on what was in 8 bits once, "
                             "or was computed behind it.", counts.hits_inexact)

@@ -58,6 +58,12 @@ def test_hits_below_a_place_count_for_it_too() -> None:
     assert by_tokens[128].hits == 5
 
 
+def test_a_place_was_last_used_when_anything_below_it_was() -> None:
+    rig = served(*SHARED, (SHARED[0][0], ""))
+    ages = {place.tokens: place.age_s for place in rig.core.cache_shape().prefixes}
+    assert ages[128] == min(ages.values())
+
+
 def test_ages_are_seconds_since_something_was_made_or_used() -> None:
     rig = served(*SHARED[:2])
     rig.clock.advance(100.0)

@@ -1,0 +1,81 @@
+// One conversation with the model. Its later turns are what a prefix cache is for: each answer says how many of its
+// prompt's tokens were cached.
+
+import {element} from "./draw.js";
+import {ask, events} from "./server.js";
+
+const part = (id) => document.getElementById(id);
+let messages = [];
+let stopper = null;
+
+export function startAsking(onKeyWanted) {
+  part("ask-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    turn(onKeyWanted);
+  });
+  part("ask").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      turn(onKeyWanted);
+    }
+  });
+  part("stop").addEventListener("click", () => stopper?.abort());
+  part("forget").addEventListener("click", () => {
+    stopper?.abort();
+    messages = [];
+    part("talk").replaceChildren();
+    part("ask").focus();
+  });
+}
+
+async function turn(onKeyWanted) {
+  const field = part("ask");
+  const said = field.value.trim();
+  if (!said || stopper) return;
+  const talk = messages;
+  const shown = element("p", "");
+  const note = element("p", "", "quiet");
+  part("talk").append(element("p", said, "user"), shown, note);
+  field.value = "";
+  stopper = new AbortController();
+  setBusy(true);
+  const begun = performance.now();
+  let text = "", usage = null, first = null;
+  try {
+    const answer = await ask("v1/chat/completions", {
+      method: "POST", signal: stopper.signal, headers: {"Content-Type": "application/json"},
+      body: JSON.stringify({messages: [...talk, {role: "user", content: said}], stream: true,
+                            stream_options: {include_usage: true}, max_tokens: part("max-tokens").valueAsNumber || undefined}),
+    });
+    for await (const event of events(answer)) {
+      if (event.error) throw new Error(event.error.message);
+      usage = event.usage ?? usage;
+      const piece = event.choices?.[0]?.delta?.content ?? "";
+      if (piece) first ??= performance.now() - begun;
+      text += piece;
+      shown.textContent = text;
+    }
+    talk.push({role: "user", content: said}, {role: "assistant", content: text});
+  } catch (error) {
+    if (error.name === "AbortError") {
+      note.textContent = "stopped; ";
+    } else {
+      onKeyWanted(error);
+      shown.className = "failed";
+      shown.textContent = error.message;
+      field.value ||= said;
+    }
+  } finally {
+    stopper = null;
+    setBusy(false);
+  }
+  if (usage) {
+    note.textContent += `${usage.prompt_tokens} prompt tokens, ${usage.prompt_tokens_details?.cached_tokens ?? 0} of them cached; ` +
+      `first text after ${Math.round(first ?? 0)} ms, ${usage.completion_tokens} tokens in ${Math.round(performance.now() - begun)} ms`;
+  }
+}
+
+function setBusy(busy) {
+  part("send").disabled = busy;
+  part("stop").hidden = !busy;
+}

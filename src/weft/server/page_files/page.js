@@ -1,0 +1,147 @@
+// The page: looks at /metrics and /v1/cache once a second while it is visible, and draws what changed.
+
+import {startAsking} from "./ask.js";
+import {drawHistory, drawLine, drawParts, element} from "./draw.js";
+import * as readings from "./readings.js";
+import {ask, keepKey, KeyWantedError} from "./server.js";
+
+const EVERY_MS = 1000;
+const KEPT = 300;  // readings, five minutes
+const RECENT = 10;  // readings over which rates and means are taken
+const DEPTHS_SHOWN = 14;
+
+const {formatBytes, formatCount, formatSeconds} = readings;
+const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(1)} %`);
+const part = (id) => document.getElementById(id);
+const colour = (name) => `var(--${name.replace("_", "-")})`;
+const LOSS_COLOURS = {found: "var(--running-kv)", no_checkpoint: "var(--cached-states)", evicted_state: "var(--bad)",
+                      evicted_kv: "var(--cached-kv)", not_ready: "var(--shared-kv)", salt: "var(--open)", new: "var(--free)"};
+
+const TILES = [
+  ["running", (now) => now.values.num_requests_running ?? 0, formatCount],
+  ["waiting", (now) => now.values.num_requests_waiting ?? 0, formatCount],
+  ["tokens out / s", (now, before) => readings.rate(now, before, "generation_tokens_total"), formatCount],
+  ["computed / s", (now, before) => readings.rate(now, before, "computed_tokens_total"), formatCount],
+  ["prompts from cache", readings.recentHitRate, percent],
+  ["to the first token", (now, before) => readings.recentMean(now, before, "time_to_first_token_seconds"), formatSeconds],
+  ["between tokens", (now, before) => readings.recentMean(now, before, "inter_token_latency_seconds"), formatSeconds],
+];
+const kept = [];
+const tileNumbers = TILES.map(() => []);
+const tiles = TILES.map(([words]) => {
+  const tile = element("div", "", "tile");
+  const number = element("b", "–");
+  const line = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  tile.append(number, element("span", words, "quiet"), line);
+  part("tiles").append(tile);
+  return {number, line};
+});
+
+function drawTiles(now) {
+  const before = kept.length > 1 ? kept[Math.max(0, kept.length - 1 - RECENT)] : null;
+  TILES.forEach(([, number, format], place) => {
+    const value = number(now, before);
+    const numbers = tileNumbers[place];
+    numbers.push(value);
+    if (numbers.length > KEPT) numbers.shift();
+    tiles[place].number.textContent = format(value);
+    drawLine(tiles[place].line, numbers, KEPT);
+  });
+}
+
+function drawMemory(now) {
+  const uses = now.byLabel.memory_bytes ?? {};
+  const total = Object.values(uses).reduce((sum, size) => sum + size, 0);
+  part("memory-total").textContent = total ? formatBytes(total) : "given back, or not known yet";
+  drawParts(part("memory-bar"), part("memory-legend"), readings.USES.map(([name, words]) => ({
+    words, size: uses[name] ?? 0, colour: colour(name),
+    shown: `${formatBytes(uses[name] ?? 0)}, ${percent(total ? (uses[name] ?? 0) / total : 0)}`})));
+  drawHistory(part("memory-history"), kept.map((reading) => readings.USES.map(([name]) => reading.byLabel.memory_bytes?.[name] ?? 0)),
+              KEPT, readings.USES.map(([name]) => colour(name)));
+  part("memory-span").textContent = `the last ${Math.round(now.at - kept[0].at)} s; the whole width is ${KEPT * EVERY_MS / 60000} minutes`;
+}
+
+function drawPrompts(now) {
+  const asked = now.values.prefix_cache_queries_total ?? 0;
+  part("prompt-total").textContent = `${formatCount(asked)} since the start`;
+  drawParts(part("prompt-bar"), part("prompt-legend"), readings.promptTokens(now).map(([name, words, tokens]) => ({
+    words, size: tokens, colour: LOSS_COLOURS[name], shown: `${formatCount(tokens)}${asked ? `, ${percent(tokens / asked)}` : ""}`})));
+  const list = (counts) => Object.entries(counts ?? {}).map(([kind, count]) => `${formatCount(count)} ${kind}${count === 1 ? "" : "s"}`).join(", ");
+  part("gave-way").textContent = `gave way: ${list(now.byLabel.prefix_cache_evictions_total)}; moved to empty frames: ` +
+    `${list(now.byLabel.compaction_moves_total)}; computed again: ${formatCount(now.values.recomputed_tokens_total)} tokens; ` +
+    `preemptions: ${formatCount(now.values.num_preemptions_total)}`;
+}
+
+function drawTree(cache) {
+  const tree = cache.tree ?? {prefixes: [], by_depth: []};
+  part("tree-total").textContent = cache.tree ? `${formatCount(cache.nodes)} nodes, ${formatCount(cache.states)} states` +
+    `${cache.states_parked ? ` (${formatCount(cache.states_parked)} parked in 8 bits)` : ""}, ${formatBytes(cache.bytes)}` : "";
+  const rows = tree.prefixes.map((prefix) => {
+    const row = element("tr");
+    row.append(element("td", prefix.checkpoint ? "state and KV" : "KV only"), ...["tokens", "hits", "branches", "readers"].map(
+      (name) => element("td", formatCount(prefix[name]))), element("td", readings.formatAge(prefix.age_s)));
+    return row;
+  });
+  if (!rows.length) {
+    const none = element("td", "no prefix is shared yet", "quiet");
+    none.colSpan = 6;
+    rows.push(element("tr"));
+    rows[0].append(none);
+  }
+  part("prefixes").replaceChildren(...rows);
+  const most = Math.max(...tree.by_depth.map((depth) => depth.bytes), 1);
+  part("depths").replaceChildren(...tree.by_depth.slice(0, DEPTHS_SHOWN).flatMap((depth) => {
+    const bar = element("div");
+    bar.style.width = `${100 * depth.bytes / most}%`;
+    return [element("span", `to ${formatCount(depth.tokens_max)} tokens`), bar,
+            element("span", `${formatBytes(depth.bytes)}, ${formatCount(depth.checkpoints)} states`)];
+  }));
+}
+
+function setState(words, kind) {
+  part("state").textContent = words;
+  part("state").className = `pill ${kind}`;
+}
+
+function wantKey(error) {
+  if (!(error instanceof KeyWantedError)) return;
+  part("key-why").textContent = error.message;
+  part("key-form").hidden = false;
+  setState("wants a key", "down");
+}
+
+async function look() {
+  if (document.hidden || !part("key-form").hidden) return;
+  try {
+    const now = readings.parse(await (await ask("metrics")).text(), performance.now() / 1000);
+    const words = readings.sleepState(now);
+    setState(words, words === "up" ? "up" : "down");
+    part("model").textContent = now.model;
+    part("version").textContent ||= (await (await ask("version")).json()).version;
+    kept.push(now);
+    if (kept.length > KEPT) kept.shift();
+    drawTiles(now);
+    drawMemory(now);
+    drawPrompts(now);
+    if (words === "up") drawTree(await (await ask("v1/cache")).json());
+  } catch (error) {
+    setState(`no answer: ${error.message}`, "down");
+    wantKey(error);
+  }
+}
+
+async function run() {
+  for (;;) {
+    await look();
+    await new Promise((wake) => setTimeout(wake, EVERY_MS));
+  }
+}
+
+part("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  keepKey(part("key").value.trim());
+  part("key").value = "";
+  part("key-form").hidden = true;
+});
+startAsking(wantKey);
+run();

@@ -1,0 +1,98 @@
+// What is known of the server at one moment, and what two such moments say together. Nothing here touches the page.
+//
+//   /metrics  --parse-->  reading {at, model, values, byLabel}  --rates(now, before)-->  per second, means of what came between
+
+export const USES = [
+  ["running_kv", "KV of running requests"], ["running_states", "their states"], ["shared_kv", "KV they share"],
+  ["cached_kv", "cached KV"], ["cached_states", "cached states"], ["open", "free in part"], ["free", "free"],
+];
+export const LOSSES = [
+  ["no_checkpoint", "lost: no state kept there"], ["evicted_state", "lost: its state gave way"],
+  ["evicted_kv", "lost: its KV gave way"], ["not_ready", "lost: being computed"], ["salt", "lost: of another salt"],
+];
+const COMMON_LABELS = ["model_name", "engine"];
+const LINE = /^([^\s{]+?):([^\s{]+)(?:\{(.*)\})?\s+(\S+)/;
+const LABEL = /([a-z_]+)="((?:[^"\\]|\\.)*)"/g;
+
+// values[name] where a number has no label of its own, else byLabel[name][label]. Buckets are left out.
+export function parse(text, at) {
+  const reading = {at, model: "", values: {}, byLabel: {}};
+  for (const line of text.split("\n")) {
+    const found = line.startsWith("#") ? null : LINE.exec(line);
+    if (!found || found[2].endsWith("_bucket")) continue;
+    const own = [];
+    for (const [, label, value] of (found[3] ?? "").matchAll(LABEL)) {
+      const plain = value.replace(/\\(["\\])/g, "$1");
+      if (label === "model_name") reading.model = plain;
+      else if (!COMMON_LABELS.includes(label)) own.push(plain);
+    }
+    if (own.length) (reading.byLabel[found[2]] ??= {})[own[0]] = Number(found[4]);
+    else reading.values[found[2]] = Number(found[4]);
+  }
+  return reading;
+}
+
+// Per second between two readings; null without a first one, or where the server was started anew between them.
+export function rate(now, before, name) {
+  const gained = gain(now, before, name);
+  return gained === null ? null : gained / (now.at - before.at);
+}
+
+// The mean of what a histogram got between two readings, null where it got nothing.
+export function recentMean(now, before, name) {
+  const count = gain(now, before, `${name}_count`);
+  return count ? gain(now, before, `${name}_sum`) / count : null;
+}
+
+// The share of prompt tokens that was found, of the prompts between two readings.
+export function recentHitRate(now, before) {
+  const asked = gain(now, before, "prefix_cache_queries_total");
+  return asked ? gain(now, before, "prefix_cache_hits_total") / asked : null;
+}
+
+function gain(now, before, name) {
+  if (!before || now.at <= before.at) return null;
+  const gained = (now.values[name] ?? 0) - (before.values[name] ?? 0);
+  return gained >= 0 ? gained : null;
+}
+
+// [name, words, tokens] of all prompt tokens since the start: found, lost by reason, and new, which nobody had before.
+export function promptTokens(reading) {
+  const asked = reading.values.prefix_cache_queries_total ?? 0;
+  const found = reading.values.prefix_cache_hits_total ?? 0;
+  const lost = LOSSES.map(([name, words]) => [name, words, reading.byLabel.prefix_cache_lost_tokens_total?.[name] ?? 0]);
+  const known = lost.reduce((sum, [, , tokens]) => sum + tokens, found);
+  return [["found", "found", found], ...lost.filter(([, , tokens]) => tokens), ["new", "new", Math.max(0, asked - known)]];
+}
+
+export function sleepState(reading) {
+  if (reading.values.engine_up !== 1) return "the engine is not there";
+  const states = reading.byLabel.engine_sleep_state ?? {};
+  if (states.weights_offloaded) return "asleep: weights in host memory";
+  if (states.discard_all) return "asleep: weights dropped";
+  return "up";
+}
+
+export function formatBytes(size) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  for (; size >= 1024 && unit < units.length - 1; unit++) size /= 1024;
+  return `${unit && size < 100 ? size.toFixed(1) : Math.round(size)} ${units[unit]}`;
+}
+
+export function formatCount(value) {
+  if (value === null || value === undefined) return "–";
+  return Math.round(value).toLocaleString("en");
+}
+
+export function formatSeconds(seconds) {
+  if (seconds === null) return "–";
+  return seconds < 1 ? `${(1000 * seconds).toFixed(seconds < 0.01 ? 1 : 0)} ms` : `${seconds.toFixed(2)} s`;
+}
+
+export function formatAge(seconds) {
+  for (const [unit, size] of [["d", 86400], ["h", 3600], ["min", 60]]) {
+    if (seconds >= size) return `${Math.round(seconds / size)} ${unit} ago`;
+  }
+  return `${Math.round(seconds)} s ago`;
+}

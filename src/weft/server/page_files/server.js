@@ -1,0 +1,36 @@
+// Who asks the server, and with which key. A key stays in this tab.
+
+const KEY = "weft-key";
+
+export class KeyWantedError extends Error {}
+
+export function keepKey(key) {
+  sessionStorage.setItem(KEY, key);
+}
+
+// Throws KeyWantedError where the server wants a key or another one, Error with the server's own words otherwise.
+export async function ask(path, options = {}) {
+  const key = sessionStorage.getItem(KEY);
+  const headers = {...options.headers, ...(key ? {Authorization: `Bearer ${key}`} : {})};
+  const answer = await fetch(path, {...options, headers, cache: "no-store"});
+  if (answer.ok) return answer;
+  const words = await answer.json().then((body) => body.error?.message ?? "", () => "") || `HTTP ${answer.status}`;
+  throw answer.status === 401 ? new KeyWantedError(words) : new Error(words);
+}
+
+// The data of each server-sent event, parsed, until [DONE].
+export async function* events(answer) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const {value, done} = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (!line.startsWith("data: ")) continue;
+      if (line === "data: [DONE]") return;
+      yield JSON.parse(line.slice(6));
+    }
+  }
+}

@@ -1,0 +1,129 @@
+"""The page at /: its files, what they may load, and what its script makes of the server's numbers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from importlib import resources
+from typing import Any
+
+import pytest
+from py_mini_racer import MiniRacer
+
+from tests.server.running import RunningServer
+from weft.cli.top import read_metrics
+from weft.server.launch import _is_no_look
+
+SERVER = {"api_key": ["a-key"]}
+FOLDER = resources.files("weft.server") / "page_files"
+FILES = {file.name: file.read_text("utf-8") for file in FOLDER.iterdir()}
+SCRIPTS = "".join(text for name, text in FILES.items() if name.endswith(".js"))
+
+
+@pytest.fixture(scope="module")
+def metrics(server: RunningServer) -> str:
+    """After a request, so that every sum has something to say."""
+    server.client(api_key="a-key").completions.create(model="default", prompt="say:hello")
+    return server.get("/metrics", headers={"Authorization": "Bearer a-key"}).text
+
+
+@pytest.fixture(scope="module")
+def readings() -> MiniRacer:
+    """readings.js, which knows nothing of a page, in a JavaScript engine."""
+    engine = MiniRacer()
+    engine.eval(FILES["readings.js"].replace("export ", ""))
+    return engine
+
+
+def call(engine: MiniRacer, function: str, *arguments: Any) -> Any:
+    text = ", ".join(json.dumps(argument) for argument in arguments)
+    return json.loads(str(engine.eval(f"JSON.stringify({function}({text}))")))
+
+
+def test_the_page_needs_no_key_and_its_numbers_do(server: RunningServer) -> None:
+    page = server.get("/")
+    assert page.status_code == 200
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert page.text == FILES["index.html"]
+    for name in FILES.keys() - {"index.html"}:
+        assert server.get(f"/page/{name}").text == FILES[name]
+    for path in ("/metrics", "/v1/cache", "/version", "/page/", "/page/other.js", "/page/..%2fpage.py"):
+        assert server.get(path).status_code == 401, path
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_says_so(server: RunningServer) -> None:
+    rules = server.get("/").headers["content-security-policy"].split("; ")
+    policy = dict(rule.split(" ", 1) for rule in rules)
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    loaded = re.findall(r'(?:src|href)="(?!data:)([^"]*)"', FILES["index.html"])
+    imported = re.findall(r'from "\./([^"]*)"', SCRIPTS)
+    assert {name.removeprefix("page/") for name in loaded} | set(imported) == FILES.keys() - {"index.html"}
+    forbidden_by_the_policy = re.compile(r"<script(?![^>]*src=)|\son\w+=|\sstyle=")
+    assert not forbidden_by_the_policy.search(FILES["index.html"])
+    assert "innerHTML" not in SCRIPTS
+
+
+def test_every_part_that_the_script_asks_for_is_in_the_page() -> None:
+    asked = set(re.findall(r'\bpart\("([^"]+)"\)', SCRIPTS))
+    assert asked
+    assert asked <= set(re.findall(r'\bid="([^"]+)"', FILES["index.html"]))
+
+
+def test_every_number_that_the_script_reads_is_one_that_the_server_has(metrics: str) -> None:
+    asked = set(re.findall(r'(?:values|byLabel)\??\.([a-z_]+)', SCRIPTS))
+    asked |= {f"{name}_count" if "seconds" in name else name
+              for name in re.findall(r'"([a-z_]+_(?:total|seconds))"', SCRIPTS)}
+    assert {"num_requests_running", "memory_bytes", "time_to_first_token_seconds_count"} <= asked
+    assert asked <= set(re.findall(r"^weft:(\w+)", metrics, re.MULTILINE))
+
+
+def test_the_script_reads_what_weft_top_reads(readings: MiniRacer, metrics: str) -> None:
+    expected = read_metrics(metrics, 5.0)
+    found = call(readings, "parse", metrics, 5.0)
+    assert (found["model"], found["at"]) == (expected.model, 5.0)
+    assert expected.values.items() <= found["values"].items()
+    assert {name: dict(numbers) for name, numbers in expected.by_label.items()} == {
+        name: numbers for name, numbers in found["byLabel"].items() if name in expected.by_label}
+    assert found["values"]["time_to_first_token_seconds_count"] == 1
+    assert call(readings, "sleepState", found) == "up"
+
+
+def test_a_model_of_any_name_is_read(readings: MiniRacer) -> None:
+    text = 'x:engine_up{engine="0",model_name="a \\"b\\" {c} \\\\ d"} 1.0\n'
+    assert call(readings, "parse", text, 0)["model"] == 'a "b" {c} \\ d'
+
+
+def reading(at: float, **values: float) -> dict[str, Any]:
+    return {"at": at, "model": "m", "values": values, "byLabel": {}}
+
+
+def test_rates_and_means_are_of_what_came_between(readings: MiniRacer) -> None:
+    before = reading(10, tokens=100, wait_sum=3.0, wait_count=3, prefix_cache_queries_total=50)
+    now = reading(12, tokens=160, wait_sum=4.0, wait_count=5, prefix_cache_queries_total=90,
+                  prefix_cache_hits_total=10)
+    assert call(readings, "rate", now, before, "tokens") == 30
+    assert call(readings, "recentMean", now, before, "wait") == 0.5
+    assert call(readings, "recentHitRate", now, before) == 0.25
+    restarted = reading(14, tokens=5)
+    for function, *arguments in (("rate", now, None, "tokens"), ("rate", restarted, now, "tokens"),
+                                 ("recentMean", now, now, "wait"), ("recentHitRate", before, before)):
+        assert call(readings, function, *arguments) is None
+
+
+def test_prompt_tokens_are_found_lost_or_new_and_add_up(readings: MiniRacer) -> None:
+    now = reading(1, prefix_cache_queries_total=100, prefix_cache_hits_total=60)
+    now["byLabel"] = {"prefix_cache_lost_tokens_total": {"evicted_kv": 15.0, "not_ready": 0.0}}
+    parts = call(readings, "promptTokens", now)
+    assert [(name, tokens) for name, _, tokens in parts] == [("found", 60), ("evicted_kv", 15), ("new", 25)]
+
+
+@pytest.mark.parametrize(("path", "method", "status", "written"), [
+    ("/metrics", "GET", 200, False), ("/v1/cache?x=1", "GET", 200, False), ("/metrics", "GET", 401, True),
+    ("/v1/cache/flush", "POST", 200, True), ("/v1/models", "GET", 200, True), ("/", "GET", 200, True)])
+def test_looks_that_succeed_do_not_fill_the_access_log(path: str, method: str, status: int,
+                                                       written: bool) -> None:
+    record = logging.LogRecord("uvicorn.access", logging.INFO, __file__, 1, '%s - "%s %s HTTP/%s" %d',
+                               ("1.2.3.4:5", method, path, "1.1", status), None)
+    assert _is_no_look(record) is written
