@@ -5,13 +5,19 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
 import psutil
+import pytest
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
 
 from tests.server.running import RunningServer, eventually
 from tests.server.scripted_engine import SONG
+from weft.server.gate import Gate
+from weft.server.sse import EventStream
 
 FACTORY = "build_slow"
 SERVER = {"sse_keep_alive": 0.05}
@@ -90,6 +96,36 @@ def test_a_client_that_resets_the_connection_is_noticed(server: RunningServer) -
         assert raw.recv(100)
         assert eventually(lambda: server.running() == 1)
     assert eventually(lambda: server.running() == 0, limit_s=2)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_to_a_closed_connection_ends_quietly(stream: bool) -> None:
+    """uvicorn begins a request that was pipelined behind another on a closed connection too, unsaid."""
+    ended: list[str] = []
+
+    async def lines() -> AsyncGenerator[bytes, None]:
+        while True:
+            yield b"data: more"
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        answer = EventStream(lines(), on_end=lambda: ended.append("end")) if stream else Response("all")
+        await answer(scope, receive, send)
+
+    async def never() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def closed(message: Message) -> None:
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+    async def broken(message: Message) -> None:
+        raise RuntimeError("Unexpected ASGI message")
+
+    scope = {"type": "http", "path": "/v1/completions", "headers": [], "method": "POST"}
+    await Gate(app, api_keys=[])(scope, never, closed)
+    assert ended == (["end"] if stream else [])
+    with pytest.raises(RuntimeError, match="ASGI"):
+        await Gate(app, api_keys=[])(scope, never, broken)
 
 
 def test_a_slow_reader_does_not_slow_the_others(server: RunningServer) -> None:

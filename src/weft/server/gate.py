@@ -27,9 +27,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from weft.errors import AuthenticationError
 from weft.server.errors import error_response
 from weft.server.page import page_routes
+from weft.server.sse import ClientGoneError
 
 _OPEN_PATHS = frozenset({"/health", *(route.path for route in page_routes())})
 _OPERATOR_PATHS = ("/metrics", "/v1/cache", "/sleep", "/wake_up")
+_CLOSED = "the handler is closed"
+"""uvloop's words for writing to a connection that is no more."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -48,18 +51,31 @@ class Gate:
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
+        is_gone = False
 
         async def send_with_id(message: Message) -> None:
+            nonlocal is_gone
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = request_id
-            await send(message)
+            try:
+                await send(message)
+            except RuntimeError as error:
+                # A request pipelined behind another is begun by uvicorn on a closed connection too, and not
+                # told of it: writing is the first that knows.
+                if _CLOSED not in str(error):
+                    raise
+                is_gone = True
+                raise ClientGoneError from None
 
+        refused = None
         if scope["path"] not in _OPEN_PATHS:
             refused = self._refusal(scope["path"], headers.get("authorization", ""))
-            if refused is not None:
-                await error_response(refused)(scope, receive, send_with_id)
-                return
-        await self._app(scope, receive, send_with_id)
+        answer = self._app if refused is None else error_response(refused)
+        try:
+            await answer(scope, receive, send_with_id)
+        except Exception:
+            if not is_gone:  # else nobody is there to be answered
+                raise
 
     def _refusal(self, path: str, authorization: str) -> AuthenticationError | None:
         for_operators = bool(self._operators) and path.startswith(_OPERATOR_PATHS)

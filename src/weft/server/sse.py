@@ -91,6 +91,8 @@ class EventStream(Response):
             else:
                 async for line in self._lines:
                     await _send_part(send, line)
+        except ClientGoneError:
+            raise
         except WeftError as error:
             await _send_part(send, sse_line(error_body(error)) + DONE)
         except Exception as error:
