@@ -253,12 +253,29 @@ struct RowsAtWork {
   RowState* states;
 };
 
+// Asks memory for pages [page, page + pages) of an item's head: a page's part is some kB that lie alone, where the
+// hardware's prefetcher starts anew each time.
+template <class KV>
+WEFT_INLINE void ask_for_pages(const AttentionArgs& args, const Item& item, int64_t page, int64_t pages) {
+  const int64_t bytes = args.dim * kPageTokens * static_cast<int64_t>(sizeof(KV));
+  const int32_t* table = args.page_table + item.table_row * args.table_stride;
+  const auto ask = [&](const void* all, int64_t at) {
+    const char* from = static_cast<const char*>(all) + at * static_cast<int64_t>(sizeof(KV)) + item.kv_head * bytes;
+    for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(from + byte, 0, 2);
+  };
+  for (int64_t i = page; i < page + pages; ++i) {
+    ask(args.k, table[i] * args.k_page);
+    ask(args.v, table[i] * args.v_page);
+  }
+}
+
 // Rows [first_row, first_row + rows) over pages [page, end).
 template <class KV, bool DOTS>
 void attend_pages(const AttentionArgs& args, const Item& item, const RowsAtWork& of, int64_t first_row, int64_t rows,
                   int64_t page, int64_t end) {
   for (; page < end; page += kTilePages) {
-    const int64_t pages = end - page < kTilePages ? end - page : kTilePages;
+    const int64_t pages = end - page < kTilePages ? end - page : kTilePages, after = end - page - pages;
+    if (after > 0) ask_for_pages<KV>(args, item, page + pages, after < kTilePages ? after : kTilePages);
     for (int64_t first = first_row; first < first_row + rows; first += kBlockRows) {
       const int64_t left = first_row + rows - first;
       const int block = static_cast<int>(left < kBlockRows ? left : kBlockRows);

@@ -15,6 +15,13 @@ void count_items(int64_t count, double nanoseconds) {
   std::vector<int> seen(static_cast<size_t>(count));
   weft::Pool::instance().for_each(count, nanoseconds, [&](int64_t item) { ++seen[static_cast<size_t>(item)]; });
   for (int times : seen) failures += times != 1;
+  std::vector<int> announced(static_cast<size_t>(count) + 1);
+  weft::Pool::instance().for_each_ahead(count, nanoseconds, [&](int64_t item, int64_t next) {
+    ++seen[static_cast<size_t>(item)];
+    if (next != weft::Pool::kNone) ++announced[static_cast<size_t>(next)];
+  });
+  for (int times : seen) failures += times != 2;
+  for (int times : announced) failures += times > 1;
 }
 
 void call_often() {

@@ -2,7 +2,7 @@
 //
 //   y[t] = sum_k weight[k] x[t - (K - 1) + k] (+ bias) (silu)      window [C, K-1] = the last inputs, oldest first
 //
-// An item of work is 64 channels of some spans of tokens: 16 channels at a time keep their weights and their last
+// An item of work is 128 channels of some spans of tokens: 16 channels at a time keep their weights and their last
 // K - 1 inputs in registers from token to token. Where a prefill has few runs, long runs are cut into spans; a span
 // takes the inputs before it from x, and the window of such a run is written when all of them are done.
 //
@@ -11,38 +11,110 @@
 namespace weft {
 namespace {
 
-constexpr int kMaxKernel = 8;
 constexpr int64_t kSpanTokens = 128;
-constexpr int64_t kConvChannels = 64;
+constexpr int64_t kConvChannels = 128;
+constexpr int64_t kAheadChannels = 32;  // decodes: some runs' windows of two vectors of channels are on their way
 
 struct ConvSpan {
   const Run* run;
   int64_t begin, end;
 };
 
-// 16 channels of a window <-> K - 1 lines of 16.
-template <class W>
-WEFT_INLINE void read_window(const ConvArgs& args, int64_t channel, int64_t slot, float (*lines)[16]) {
-  const int64_t kept = args.kernel - 1;
-  const W* from = static_cast<const W*>(args.window) + slot * args.slot_stride + channel * kept;
-  for (int c = 0; c < 16; ++c)
-    for (int64_t k = 0; k < kept; ++k) lines[k][c] = widen(from[c * kept + k]);
+// 16 channels of N numbers each, one channel after the other <-> N lines of 16 channels.
+template <int N>
+WEFT_INLINE void lines_of(const f32x16* flat, f32x16* lines) {
+#if defined(__AVX512F__)
+  static constexpr auto lanes = [] {
+    struct Lanes {
+      alignas(64) int32_t at[N][16] = {};
+      uint16_t from[N][N] = {};  // lanes of a line that lie in a vector
+    } made;
+    for (int k = 0; k < N; ++k)
+      for (int c = 0; c < 16; ++c) {
+        made.at[k][c] = (c * N + k) % 16;
+        made.from[k][(c * N + k) / 16] |= static_cast<uint16_t>(1 << c);
+      }
+    return made;
+  }();
+  for (int k = 0; k < N; ++k) {
+    __m512 line = _mm512_setzero_ps();
+    for (int j = 0; j < N; ++j)
+      line = _mm512_mask_permutexvar_ps(line, lanes.from[k][j], _mm512_load_si512(lanes.at[k]), (__m512)flat[j]);
+    lines[k] = (f32x16)line;
+  }
+#else
+  float numbers[N * 16];
+  std::memcpy(numbers, flat, sizeof numbers);
+  for (int k = 0; k < N; ++k)
+    for (int c = 0; c < 16; ++c) lines[k][c] = numbers[c * N + k];
+#endif
+}
+
+template <int N>
+WEFT_INLINE void flat_of(const f32x16* lines, f32x16* flat) {
+#if defined(__AVX512F__)
+  static constexpr auto lanes = [] {
+    struct Lanes {
+      alignas(64) int32_t at[N][16] = {};
+      uint16_t from[N][N] = {};  // lanes of a vector that lie in a line
+    } made;
+    for (int i = 0; i < 16 * N; ++i) {
+      made.at[i / 16][i % 16] = i / N;
+      made.from[i / 16][i % N] |= static_cast<uint16_t>(1 << (i % 16));
+    }
+    return made;
+  }();
+  for (int j = 0; j < N; ++j) {
+    __m512 vector = _mm512_setzero_ps();
+    for (int k = 0; k < N; ++k)
+      vector = _mm512_mask_permutexvar_ps(vector, lanes.from[j][k], _mm512_load_si512(lanes.at[j]), (__m512)lines[k]);
+    flat[j] = (f32x16)vector;
+  }
+#else
+  float numbers[N * 16];
+  for (int k = 0; k < N; ++k)
+    for (int c = 0; c < 16; ++c) numbers[c * N + k] = lines[k][c];
+  std::memcpy(flat, numbers, sizeof numbers);
+#endif
+}
+
+// N numbers of each of 16 channels, from ``channel`` on, of a dense [C, N].
+template <class W, int N>
+WEFT_INLINE void read_channels(const void* all, int64_t channel, f32x16* lines) {
+  f32x16 flat[N];
+  for (int j = 0; j < N; ++j) flat[j] = load(static_cast<const W*>(all) + channel * N + 16 * j);
+  lines_of<N>(flat, lines);
+}
+
+template <class W, int N>
+WEFT_INLINE void write_channels(void* all, int64_t channel, const f32x16* lines) {
+  f32x16 flat[N];
+  flat_of<N>(lines, flat);
+  for (int j = 0; j < N; ++j) store(static_cast<W*>(all) + channel * N + 16 * j, flat[j]);
 }
 
 template <class W>
-WEFT_INLINE void write_window(const ConvArgs& args, int64_t channel, int64_t slot, const float (*lines)[16]) {
-  const int64_t kept = args.kernel - 1;
-  W* to = static_cast<W*>(args.window) + slot * args.slot_stride + channel * kept;
-  for (int c = 0; c < 16; ++c)
-    for (int64_t k = 0; k < kept; ++k) narrow(to + c * kept + k, lines[k][c]);
+WEFT_INLINE W* slot_of(const ConvArgs& args, int64_t slot) {
+  return static_cast<W*>(args.window) + slot * args.slot_stride;
+}
+
+template <int K>
+WEFT_INLINE void read_window(const ConvArgs& args, int64_t channel, int64_t slot, f32x16* past) {
+  if (args.window_dtype == Dtype::bfloat16) read_channels<bf16, K - 1>(slot_of<bf16>(args, slot), channel, past);
+  else read_channels<float, K - 1>(slot_of<float>(args, slot), channel, past);
+}
+
+template <int K>
+WEFT_INLINE void ask_for_window(const ConvArgs& args, int64_t channel, int64_t slot) {
+  const int64_t bytes = args.window_dtype == Dtype::bfloat16 ? 2 : 4;
+  const char* from = static_cast<const char*>(args.window) + (slot * args.slot_stride + channel * (K - 1)) * bytes;
+  for (int64_t byte = 0; byte < 16 * (K - 1) * bytes; byte += 64) __builtin_prefetch(from + byte);
 }
 
 template <int K>
 WEFT_INLINE void keep_window(const ConvArgs& args, int64_t channel, int64_t slot, const f32x16* past) {
-  alignas(64) float lines[kMaxKernel][16];
-  for (int k = 0; k < K - 1; ++k) store(lines[k], past[k]);
-  if (args.window_dtype == Dtype::bfloat16) write_window<bf16>(args, channel, slot, lines);
-  else write_window<float>(args, channel, slot, lines);
+  if (args.window_dtype == Dtype::bfloat16) write_channels<bf16, K - 1>(slot_of<bf16>(args, slot), channel, past);
+  else write_channels<float, K - 1>(slot_of<float>(args, slot), channel, past);
 }
 
 template <class T, int K>
@@ -63,10 +135,8 @@ WEFT_INLINE void conv_span(const ConvArgs& args, const ConvSpan& span, int64_t c
   } else if (run.fresh || run.slot == kPad) {
     for (int k = 0; k < kept; ++k) past[k] = splat(0);
   } else {
-    alignas(64) float lines[kMaxKernel][16];
-    if (args.window_dtype == Dtype::bfloat16) read_window<bf16>(args, channel, run.slot, lines);
-    else read_window<float>(args, channel, run.slot, lines);
-    for (int k = 0; k < kept; ++k) past[k] = load(lines[k]);
+    ask_for_window<K>(args, channel + kAheadChannels, run.slot);
+    read_window<K>(args, channel, run.slot, past);
   }
   T* out = static_cast<T*>(args.out) + run.offset * args.channels + channel;
   size_t tap = 0;
@@ -100,13 +170,6 @@ WEFT_INLINE void keep_last_inputs(const ConvArgs& args, const Run& run, int64_t 
   keep_window<K>(args, channel, run.slot, past);
 }
 
-template <class G>
-WEFT_INLINE f32x16 channels_of(const void* from, int64_t channel, int64_t stride, int64_t k) {
-  alignas(64) float line[16];
-  for (int c = 0; c < 16; ++c) line[c] = widen(static_cast<const G*>(from)[(channel + c) * stride + k]);
-  return load(line);
-}
-
 template <class T, int K>
 void conv_of(const ConvArgs& args) {
   std::vector<ConvSpan> spans;
@@ -130,9 +193,6 @@ void conv_of(const ConvArgs& args) {
   const int64_t blocks = (args.channels + kConvChannels - 1) / kConvChannels;
   const int64_t group_count = static_cast<int64_t>(groups.size()) - 1;
   const bool narrow_weight = args.weight_dtype == Dtype::bfloat16;
-  const auto number = [&](const void* from, int64_t channel, int64_t stride, int64_t k) {
-    return narrow_weight ? channels_of<bf16>(from, channel, stride, k) : channels_of<float>(from, channel, stride, k);
-  };
   const auto channels_end = [&](int64_t first) {
     return first + kConvChannels < args.channels ? first + kConvChannels : args.channels;
   };
@@ -140,9 +200,11 @@ void conv_of(const ConvArgs& args) {
   pool.for_each(group_count * blocks, nanoseconds, [&](int64_t item) {
     const int64_t group = item / blocks, first = item % blocks * kConvChannels;
     for (int64_t channel = first; channel < channels_end(first); channel += 16) {
-      f32x16 weight[K];
-      for (int k = 0; k < K; ++k) weight[k] = number(args.weight, channel, K, k);
-      const f32x16 bias = args.bias ? number(args.bias, channel, 1, 0) : splat(0);
+      f32x16 weight[K], bias = splat(0);
+      if (narrow_weight) read_channels<bf16, K>(args.weight, channel, weight);
+      else read_channels<float, K>(args.weight, channel, weight);
+      if (args.bias && narrow_weight) bias = load(static_cast<const bf16*>(args.bias) + channel);
+      else if (args.bias) bias = load(static_cast<const float*>(args.bias) + channel);
       for (size_t i = groups[group]; i < groups[group + 1]; ++i) conv_span<T, K>(args, spans[i], channel, weight, bias);
     }
   });

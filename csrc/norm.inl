@@ -3,22 +3,27 @@
 namespace weft {
 namespace {
 
+constexpr int64_t kGatedTogether = 4096;
+
 template <class T, class W>
 void norm_row(const NormArgs& args, const T* x, const T* gate, T* out) {
   const W* weight = static_cast<const W*>(args.weight);
   const bool gate_last = gate && !args.gate_first;
+  alignas(64) float gated[kGatedTogether];  // a gate costs more than all the rest: once, where there is room
   for (int64_t first = 0; first < args.dim; first += args.group) {
     const int64_t end = first + args.group;
+    const bool kept = gate && args.gate_first && args.group <= kGatedTogether;
     f32x16 squares = splat(0);
     for (int64_t i = first; i < end; i += 16) {
       f32x16 value = load(x + i);
       if (gate && args.gate_first) value *= silu(load(gate + i));
+      if (kept) store(gated + i - first, value);
       squares += value * value;
     }
     const float over = 1.0f / __builtin_sqrtf(sum(squares) / static_cast<float>(args.group) + args.eps);
     for (int64_t i = first; i < end; i += 16) {
-      f32x16 value = load(x + i);
-      if (gate && args.gate_first) value *= silu(load(gate + i));
+      f32x16 value = kept ? load(gated + i - first) : load(x + i);
+      if (gate && args.gate_first && !kept) value *= silu(load(gate + i));
       value *= over;
       if (args.plus_one) value = rounded<T>(value * (1.0f + load(weight + i)));
       else value = rounded<T>(rounded<T>(value) * load(weight + i));

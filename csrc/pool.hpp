@@ -55,6 +55,27 @@ class Pool {
     for_each(count, kWorthWaking, body);
   }
 
+  // body(item, next): ``next`` is the item that the same thread takes after this one, kNone behind the last. For
+  // items that read so much memory that a thread should ask for the next while it computes.
+  template <class Body>
+  void for_each_ahead(int64_t count, double nanoseconds, const Body& body) {
+    std::atomic<int64_t> unclaimed{0};
+    const auto claim = [&] {
+      const int64_t item = unclaimed.fetch_add(1, std::memory_order_relaxed);
+      return item < count ? item : kNone;
+    };
+    const int64_t lanes = threads() < count ? threads() : count;
+    for_each(lanes, nanoseconds * static_cast<double>(count) / static_cast<double>(lanes > 0 ? lanes : 1), [&](int64_t) {
+      for (int64_t item = claim(); item != kNone;) {
+        const int64_t next = claim();
+        body(item, next);
+        item = next;
+      }
+    });
+  }
+
+  static constexpr int64_t kNone = -1;
+
  private:
   using Call = void (*)(const void*, int64_t, int64_t);
 

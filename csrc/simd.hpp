@@ -26,7 +26,7 @@ struct bf16 {
   uint16_t bits;
 };
 
-WEFT_INLINE f32x16 splat(float x) { return f32x16{} + x; }
+WEFT_INLINE f32x16 splat(float x) { return x - f32x16{}; }  // 0 + x would be an addition: of -0 it makes 0
 
 WEFT_INLINE f32x16 load(const float* from) {
   f32x16 x;
@@ -44,11 +44,19 @@ WEFT_INLINE void store(float* to, f32x16 x) { std::memcpy(to, &x, sizeof x); }
 
 // Round to nearest even; NaN stays NaN.
 WEFT_INLINE void store(bf16* to, f32x16 x) {
+#if defined(__AVX512F__)
+  const __m512i bits = (__m512i)x, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7FFF));
+  const __mmask16 nan = _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q);
+  const __m512i kept = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16)));
+#else
   const u32x16 bits = (u32x16)x;
   const u32x16 rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
   const u32x16 nan = (u32x16)(x != x);
   const u16x16 half = __builtin_convertvector((rounded & ~nan) | (((bits >> 16) | 0x40) & nan), u16x16);
   std::memcpy(to, &half, sizeof half);
+#endif
 }
 
 WEFT_INLINE float widen(float x) { return x; }
@@ -129,6 +137,30 @@ WEFT_INLINE f32x16 select(i32x16 chosen, f32x16 yes, f32x16 no) {
 WEFT_INLINE f32x16 max(f32x16 a, f32x16 b) { return select(a > b, a, b); }
 WEFT_INLINE f32x16 min(f32x16 a, f32x16 b) { return select(a < b, a, b); }
 
+// a b + c, rounded once where the CPU can: kernels that share a sum bit for bit say so, and leave no choice to the
+// compiler.
+WEFT_INLINE f32x16 fused(f32x16 a, f32x16 b, f32x16 c) {
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__) && defined(__FMA__)
+  __m256 halves[2];
+  for (int half = 0; half < 2; ++half) {
+    __m256 of[3];
+    std::memcpy(&of[0], reinterpret_cast<const char*>(&a) + 32 * half, 32);
+    std::memcpy(&of[1], reinterpret_cast<const char*>(&b) + 32 * half, 32);
+    std::memcpy(&of[2], reinterpret_cast<const char*>(&c) + 32 * half, 32);
+    halves[half] = _mm256_fmadd_ps(of[0], of[1], of[2]);
+  }
+  std::memcpy(&c, halves, sizeof c);
+  return c;
+#elif defined(__ARM_FEATURE_FMA)
+  for (int i = 0; i < 16; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return c;
+#else
+  return a * b + c;
+#endif
+}
+
 typedef float f32x8 __attribute__((vector_size(32)));
 typedef float f32x4 __attribute__((vector_size(16)));
 
@@ -140,6 +172,34 @@ WEFT_INLINE float sum(f32x16 x) {
   std::memcpy(quarters, &eight, sizeof eight);
   const f32x4 four = quarters[0] + quarters[1];
   return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+// The sums of 16 vectors, each added as ``sum`` adds it.
+WEFT_INLINE f32x16 sums_of(const float (*rows)[16]) {
+#if defined(__AVX512F__)
+  __m512 x[16];
+  for (int i = 0; i < 16; ++i) x[i] = _mm512_loadu_ps(rows[i]);
+  // Each step adds the halves of what is left of a sum, and puts two vectors into one: lanes 8 apart, 4, 2, 1.
+  const auto halves = [&](int count, __m512i low, __m512i high) __attribute__((always_inline)) {
+    for (int i = 0; i < count; ++i)
+      x[i] = _mm512_add_ps(_mm512_permutex2var_ps(x[i], low, x[i + count]),
+                           _mm512_permutex2var_ps(x[i], high, x[i + count]));
+  };
+  halves(8, _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+         _mm512_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31));
+  halves(4, _mm512_setr_epi32(0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),
+         _mm512_setr_epi32(4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31));
+  halves(2, _mm512_setr_epi32(0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29),
+         _mm512_setr_epi32(2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31));
+  halves(1, _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
+         _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31));
+  // Vectors i and i + count went together at each step: lane l is of row 8 b0 + 4 b1 + 2 b2 + b3, b0 l's lowest bit.
+  return (f32x16)_mm512_permutexvar_ps(_mm512_setr_epi32(0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15), x[0]);
+#else
+  f32x16 y;
+  for (int i = 0; i < 16; ++i) y[i] = sum(load(rows[i]));
+  return y;
+#endif
 }
 
 // Of numbers without NaN; with one, any of them or NaN.
@@ -157,6 +217,13 @@ WEFT_INLINE float largest(f32x16 x) {
 // e^x to 2 units in the last place for x in [-87, 88]; below it is 0 or the least normal, above e^88; NaN stays
 // NaN. Cody and Waite's reduction to |r| <= ln2 / 2 and a Taylor polynomial of degree 7.
 WEFT_INLINE f32x16 exp(f32x16 x) {
+#if defined(__AVX512F__)
+  // The second operand of min and max is what comes of a NaN.
+  const __m512 y = _mm512_min_ps(_mm512_set1_ps(88.0f), _mm512_max_ps(_mm512_set1_ps(-87.0f), (__m512)x));
+  const __m512 whole = _mm512_roundscale_ps(_mm512_mul_ps(y, _mm512_set1_ps(1.44269504088896341f)),
+                                            _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const f32x16 r = ((f32x16)y - (f32x16)whole * 0.693359375f) + (f32x16)whole * 2.12194440e-4f;
+#else
   const f32x16 low = splat(-87.0f), high = splat(88.0f);
   const i32x16 under = x < low;
   f32x16 y = select(under, low, x);
@@ -165,6 +232,7 @@ WEFT_INLINE f32x16 exp(f32x16 x) {
   const i32x16 n = __builtin_convertvector(scaled + select(scaled < splat(0), splat(-0.5f), splat(0.5f)), i32x16);
   const f32x16 whole = __builtin_convertvector(n, f32x16);
   const f32x16 r = (y - whole * 0.693359375f) + whole * 2.12194440e-4f;
+#endif
   f32x16 p = splat(1.9841269841e-4f);
   p = p * r + 1.3888888889e-3f;
   p = p * r + 8.3333333333e-3f;
@@ -173,8 +241,13 @@ WEFT_INLINE f32x16 exp(f32x16 x) {
   p = p * r + 0.5f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
+#if defined(__AVX512F__)
+  const __mmask16 seen = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
+  return (f32x16)_mm512_maskz_scalef_ps(seen, (__m512)p, whole);
+#else
   const f32x16 power = (f32x16)((n + 127) << 23);
   return select(under, splat(0), p * power);
+#endif
 }
 
 WEFT_INLINE f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp(-x)); }

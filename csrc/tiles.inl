@@ -6,15 +6,23 @@
 //   item   64 rows of W: four tiles
 //   block  6 rows of x meet 4 tiles: 24 sums in registers for the whole width of W     (AVX2: 6 rows, 1 tile)
 //
+//   part   the rows of x that stay in the L2 cache (96 at 1,024 columns of bfloat16); a prompt has several
+//
 //   per 64 bytes of a tile     4 vectors of W loaded, 6 numbers of x spread over the lanes, 24 products added
+//                              and, of the first blocks, 64 or 128 bytes of the thread's next item asked for
 //
 // A lane is a row of W: nothing is added across. Each sum is made column after column in one accumulator, so a row of
 // x gives the same bits whatever rows are beside it. The four tiles (128 KB at 1,024 columns of bfloat16) stay in the
-// L2 cache for all blocks of x, and x comes by the few bytes: prompts run at some 95 % of the products a core can
-// make, and a single row at the speed of memory.
+// L2 cache for all blocks of a part, and so do the part's rows for all tiles: 32 rows and prompts alike run at some 95 %
+// of the products a core can make, and a single row at the speed of memory.
+//
+// Memory and arithmetic go at once only because a thread knows its next item (Pool::for_each_ahead) and asks for it:
+// left to themselves, the first block of an item waits for memory and the others leave memory idle, and 32 rows take the
+// sum of both instead of the longer. The hardware's prefetcher follows the tiles within an item, not into the next.
 //
 // Rejected: cutting the columns into parts that fit the L1 cache (sums would go through memory; nothing gained up
-// to 12,288 columns); blocks of 8 rows and 3 tiles (as fast, and 64 rows are no whole number of them).
+// to 12,288 columns); blocks of 8 rows and 3 tiles (as fast, and 64 rows are no whole number of them); all rows of a
+// prompt for one item (x then comes out of the L3 cache, which is not ours alone).
 
 namespace weft {
 namespace {
@@ -30,28 +38,59 @@ constexpr int kTileRows = 6;
 constexpr int kTileRows = 2;
 #endif
 
-// ROWS rows of x times TILES tiles -> sums [ROWS][TILES].
-template <int ROWS, int TILES>
+constexpr int64_t kPartBytes = 196608;  // of x, that stay in the L2 cache beside the tiles of two items
+constexpr int64_t kLeastBlocks = 8;     // of a part, so that tiles are asked for no faster than memory gives them
+
+// Asks for LINES lines of 64 bytes, those of a block's column ``step`` (bfloat16: pair of columns).
+template <int LINES>
+WEFT_INLINE void fetch_ahead(const char* from, int64_t step) {
+  for (int line = 0; line < LINES; ++line) __builtin_prefetch(from + (step * LINES + line) * 64, 0, 2);
+}
+
+// Where the sums of a block go: ROWS rows from ``row`` on, and their columns from ``tile`` on.
+template <class T>
+struct TileOut {
+  T* to;
+  int64_t stride, count;  // columns that there are, from ``to`` on
+  const float* bias;      // of those columns, or null
+};
+
+template <class T, int ROWS, int TILES>
+WEFT_INLINE void store_sums(const TileOut<T>& out, const f32x16 (&sums)[ROWS][TILES]) {
+  for (int t = 0; t < TILES; ++t) {
+    const int64_t count = out.count - t * kTile;
+    if (count <= 0) return;
+    const f32x16 bias = out.bias ? load_some(out.bias + t * kTile, count) : splat(0);
+    for (int r = 0; r < ROWS; ++r)
+      store_some(out.to + r * out.stride + t * kTile, out.bias ? sums[r][t] + bias : sums[r][t], count);
+  }
+}
+
+// ROWS rows of x times TILES tiles.
+template <int ROWS, int TILES, int LINES>
 WEFT_INLINE void tile_sums(const float* tiles, int64_t tile_stride, const float* x, int64_t x_stride, int64_t in,
-                           f32x16* sums) {
+                           const char* ahead, const TileOut<float>& out) {
   f32x16 acc[ROWS][TILES] = {};
   for (int64_t i = 0; i < in; ++i) {
     f32x16 w[TILES];
+    fetch_ahead<LINES>(ahead, i);
     for (int t = 0; t < TILES; ++t) w[t] = load(tiles + t * tile_stride + i * kTile);
     for (int r = 0; r < ROWS; ++r)
       for (int t = 0; t < TILES; ++t) acc[r][t] += w[t] * x[r * x_stride + i];
   }
-  for (int r = 0; r < ROWS; ++r)
-    for (int t = 0; t < TILES; ++t) sums[r * TILES + t] = acc[r][t];
+  store_sums<float, ROWS, TILES>(out, acc);
 }
 
 #if defined(__AVX512F__)
-template <int ROWS, int TILES>
+template <int ROWS, int TILES, int LINES>
 WEFT_BF16 void tile_sums(const bf16* tiles, int64_t tile_stride, const bf16* x, int64_t x_stride, int64_t in,
-                         f32x16* sums) {
+                         const char* ahead, const TileOut<bf16>& out) {
   __m512 acc[ROWS][TILES] = {};
+  for (int r = 0; r < ROWS; ++r)
+    for (int t = 0; t < TILES; t += 2) __builtin_prefetch(out.to + r * out.stride + t * kTile, 1);
   for (int64_t pair = 0; pair < in / 2; ++pair) {
     __m512i w[TILES];
+    fetch_ahead<LINES>(ahead, pair);
     for (int t = 0; t < TILES; ++t) w[t] = _mm512_loadu_si512(tiles + t * tile_stride + pair * 2 * kTile);
     for (int r = 0; r < ROWS; ++r) {
       int32_t two;
@@ -60,61 +99,86 @@ WEFT_BF16 void tile_sums(const bf16* tiles, int64_t tile_stride, const bf16* x, 
       for (int t = 0; t < TILES; ++t) acc[r][t] = _mm512_dpbf16_ps(acc[r][t], (__m512bh)w[t], (__m512bh)both);
     }
   }
+  f32x16 sums[ROWS][TILES];
   for (int r = 0; r < ROWS; ++r)
-    for (int t = 0; t < TILES; ++t) sums[r * TILES + t] = (f32x16)acc[r][t];
+    for (int t = 0; t < TILES; ++t) sums[r][t] = (f32x16)acc[r][t];
+  store_sums<bf16, ROWS, TILES>(out, sums);
 }
 #endif
 
-template <class T, int TILES>
-void tile_rows(const LinearArgs& args, int64_t tile, int64_t row, int rows) {
+template <class T, int TILES, int LINES>
+void tile_rows(const LinearArgs& args, int64_t tile, int64_t row, int rows, const char* ahead) {
   const Weight& weight = args.weight;
-  const int64_t stride = weight.in * kTile, x_stride = args.x_stride, in = weight.in;
+  const int64_t stride = weight.in * kTile, x_stride = args.x_stride, in = weight.in, at = tile * kTile;
   const T* tiles = static_cast<const T*>(weight.data) + tile * stride;
   const T* x = static_cast<const T*>(args.x) + row * x_stride;
-  f32x16 sums[kTileRows * TILES];
+  const TileOut<T> out = {static_cast<T*>(args.out) + row * weight.out + at, weight.out, weight.out - at,
+                          args.bias ? args.bias + at : nullptr};
   switch (rows) {
-    case 1: tile_sums<1, TILES>(tiles, stride, x, x_stride, in, sums); break;
-    case 2: tile_sums<2, TILES>(tiles, stride, x, x_stride, in, sums); break;
-    case 3: if constexpr (kTileRows >= 3) tile_sums<3, TILES>(tiles, stride, x, x_stride, in, sums); break;
-    case 4: if constexpr (kTileRows >= 4) tile_sums<4, TILES>(tiles, stride, x, x_stride, in, sums); break;
-    case 5: if constexpr (kTileRows >= 5) tile_sums<5, TILES>(tiles, stride, x, x_stride, in, sums); break;
-    default: if constexpr (kTileRows >= 6) tile_sums<6, TILES>(tiles, stride, x, x_stride, in, sums);
+    case 1: tile_sums<1, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out); break;
+    case 2: tile_sums<2, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out); break;
+    case 3: if constexpr (kTileRows >= 3) tile_sums<3, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out); break;
+    case 4: if constexpr (kTileRows >= 4) tile_sums<4, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out); break;
+    case 5: if constexpr (kTileRows >= 5) tile_sums<5, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out); break;
+    default: if constexpr (kTileRows >= 6) tile_sums<6, TILES, LINES>(tiles, stride, x, x_stride, in, ahead, out);
   }
-  for (int r = 0; r < rows; ++r)
-    for (int t = 0; t < TILES; ++t) {
-      const int64_t at = (tile + t) * kTile, count = weight.out - at;
-      f32x16 y = sums[r * TILES + t];
-      if (args.bias) {
-        f32x16 bias = splat(0);
-        if (count >= kTile) bias = load(args.bias + at);
-        else for (int64_t i = 0; i < count; ++i) bias[i] = args.bias[at + i];
-        y += bias;
+}
+
+// Rows [row, end) of x, in blocks of nearly one size (8 are 4 and 4), times the tiles of an item. ``next``: the tiles
+// that this thread takes next, or null.
+template <class T>
+void tiles_of_item(const LinearArgs& args, int64_t tile, int64_t row, int64_t end, const char* next) {
+  const int64_t first = row, count = end - row, blocks = (count + kTileRows - 1) / kTileRows;
+  const int64_t tiles = (args.weight.out + kTile - 1) / kTile - tile;
+  const int64_t columns = args.weight.in * static_cast<int64_t>(sizeof(T)) / 4;  // steps of a block
+  const int lines = blocks < 4 ? 2 : 1;
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t stop = first + count * (block + 1) / blocks;
+    const int rows = static_cast<int>(stop - row);
+    if (rows > 1 && tiles >= kOutTiles) {
+      for (int64_t t = 0; t < kOutTiles; t += kTogether) {
+        const int64_t done = block * lines * columns * 64;
+        if (next && done < kOutTiles * columns * 64) {
+          if (lines == 2) tile_rows<T, kTogether, 2>(args, tile + t, row, rows, next + done);
+          else tile_rows<T, kTogether, 1>(args, tile + t, row, rows, next + done);
+        } else {
+          tile_rows<T, kTogether, 0>(args, tile + t, row, rows, nullptr);
+        }
       }
-      store_some(static_cast<T*>(args.out) + (row + r) * weight.out + at, y, count);
+    } else {  // a single row: one tile after the other is one stream
+      for (int64_t t = 0; t < kOutTiles && t < tiles; ++t) tile_rows<T, 1, 0>(args, tile + t, row, rows, nullptr);
     }
+    row = stop;
+  }
 }
 
 template <class T>
 void tile_products(const LinearArgs& args) {
   const Weight& weight = args.weight;
-  const int64_t blocks = (args.rows + kTileRows - 1) / kTileRows;
   // Some 25 GB of weights, or 100 billion products of float32, in a second.
   const double nanoseconds = static_cast<double>(kOutRows * weight.in * static_cast<int64_t>(sizeof(T))) *
                              (0.04 + 0.0025 * static_cast<double>(args.rows));
-  Pool::instance().for_each((weight.out + kOutRows - 1) / kOutRows, nanoseconds, [&](int64_t item) {
-    const int64_t tile = item * kOutTiles, tiles = (weight.out + kTile - 1) / kTile - tile;
-    // Rows in blocks of nearly one size: 8 are 4 and 4.
-    for (int64_t block = 0, row = 0; block < blocks; ++block) {
-      const int64_t end = args.rows * (block + 1) / blocks;
-      const int rows = static_cast<int>(end - row);
-      if (rows > 1 && tiles >= kOutTiles) {
-        for (int64_t t = 0; t < kOutTiles; t += kTogether) tile_rows<T, kTogether>(args, tile + t, row, rows);
-      } else {  // a single row: one tile after the other is one stream
-        for (int64_t t = 0; t < kOutTiles && t < tiles; ++t) tile_rows<T, 1>(args, tile + t, row, rows);
-      }
-      row = end;
-    }
-  });
+  const int64_t items = (weight.out + kOutRows - 1) / kOutRows;
+  if (args.rows <= kTileRows) {
+    Pool::instance().for_each(items, nanoseconds, [&](int64_t item) {
+      tiles_of_item<T>(args, item * kOutTiles, 0, args.rows, nullptr);
+    });
+    return;
+  }
+  // Whole blocks of x, and the parts nearly of one size.
+  const int64_t item_bytes = kOutRows * weight.in * static_cast<int64_t>(sizeof(T));
+  const int64_t fit = kPartBytes / (weight.in * static_cast<int64_t>(sizeof(T))) / kTileRows;
+  const int64_t blocks = (args.rows + kTileRows - 1) / kTileRows, together = fit > kLeastBlocks ? fit : kLeastBlocks;
+  const int64_t parts = (blocks + together - 1) / together;
+  const auto begin_of = [&](int64_t part) {
+    const int64_t row = blocks * part / parts * kTileRows;
+    return row < args.rows ? row : args.rows;
+  };
+  const auto work = [&](int64_t item, int64_t next) {
+    const char* ahead = next == Pool::kNone ? nullptr : static_cast<const char*>(weight.data) + next % items * item_bytes;
+    tiles_of_item<T>(args, item % items * kOutTiles, begin_of(item / items), begin_of(item / items + 1), ahead);
+  };
+  Pool::instance().for_each_ahead(items * parts, nanoseconds / static_cast<double>(parts), work);
 }
 
 void linear(const LinearArgs& args) {

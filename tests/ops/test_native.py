@@ -149,10 +149,10 @@ def _conv(channels: int, kernel: int, activation: str | None, bias: bool) -> Rec
     return Recurrent(f"conv-{channels}-{kernel}", (channels, kernel - 1), naive_conv, native_conv, call)
 
 
-RECURRENT = [_delta(2, 4, 32, 32), _delta(1, 3, 16, 48), _kimi(3, 32, 32),
-             _mamba2(4, 2, 24, 32), _mamba2(3, 1, 16, 128),
+RECURRENT = [_delta(2, 4, 32, 32), _delta(1, 3, 16, 48), _delta(1, 2, 16, 208), _kimi(3, 32, 32),
+             _mamba2(4, 2, 24, 32), _mamba2(3, 1, 16, 128), _mamba2(6, 2, 40, 208),
              _mamba1(32, 16), _mamba1(16, 5), _conv(80, 4, "silu", True),
-             _conv(16, 2, None, False), _conv(144, 3, "silu", False)]
+             _conv(16, 2, None, False), _conv(144, 3, "silu", False), _conv(32, 8, None, True)]
 each_op = pytest.mark.parametrize("op", RECURRENT, ids=lambda op: op.name)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 
@@ -203,6 +203,33 @@ def test_a_run_in_two_pieces_is_the_run_in_one_to_the_last_bit(op: Recurrent, cu
     tail = op.call(op.native, second, torch.float32, cut_states)[cut:]
     assert torch.equal(torch.cat((head, tail)), whole)
     assert torch.equal(cut_states[2], whole_states[2])
+
+
+@each_op
+def test_a_prompt_a_token_a_step_is_the_prompt_at_once_to_the_last_bit(op: Recurrent) -> None:
+    """Decodes have kernels of their own, with the same sums in the same order."""
+    tokens, tapped = 19, 5
+    states = op.states(torch.float32)
+
+    def both() -> tuple[torch.Tensor, torch.Tensor]:
+        """State 2 goes through all tokens at once, state 3 from the same start through one in each step."""
+        here = states.clone()
+        here[3] = here[2]
+        whole = op.call(op.native, make_runs([], [Run(9, tokens, slot=2)], taps=(TapPoint(0, tapped, 4),)),
+                        torch.float32, here)
+        for at in range(tokens):  # the others beside it, without a slot: a token has the inputs of its place
+            beside = [Run(9, at)] if at else []
+            after = [Run(0, tokens - at - 1)] if at + 1 < tokens else []
+            steps = op.call(op.native, make_runs([], [*beside, Run(9 + at, 1, slot=3), *after]),
+                            torch.float32, here)
+            assert torch.equal(steps[at], whole[at])
+            if at + 1 == tapped:
+                assert torch.equal(here[3], here[4])
+        return here[2], here[3]
+
+    for whole_state, steps_state in in_each_set(both):
+        assert torch.equal(steps_state, whole_state)
+        assert not torch.equal(whole_state, states[2])
 
 
 def pages(runs: Runs, count: int, kv_heads: int, dim: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:

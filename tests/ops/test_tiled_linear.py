@@ -84,13 +84,15 @@ def test_a_product_is_the_exact_one_to_the_rounding(rows_out: int, columns: int,
 
 
 @each_dtype
-def test_a_row_gives_the_same_bits_whatever_rows_are_beside_it(dtype: torch.dtype, kernels: None) -> None:
-    made = in_order(noise(1, 130, 224, dtype=dtype))
-    x = noise(2, 40, 224, dtype=dtype)
+@pytest.mark.parametrize(("rows", "columns"), [(40, 224), (110, 1024), (333, 96)])
+def test_a_row_gives_the_same_bits_whatever_rows_are_beside_it(rows: int, columns: int, dtype: torch.dtype,
+                                                               kernels: None) -> None:
+    made = in_order(noise(1, 330, columns, dtype=dtype))
+    x = noise(2, rows, columns, dtype=dtype)
     if not supported(x, made):
         return      # many rows are the matrix library's there
     together = tiled_linear(x, made)
-    for row in (0, 5, 6, 39):
+    for row in (0, 5, 6, 39, rows // 2, rows - 1):
         assert torch.equal(tiled_linear(x[row:row + 1], made)[0], together[row])
     assert not torch.equal(tiled_linear(x[:1] * 1.01, made)[0], together[0])
 

@@ -9,12 +9,14 @@ from weft.tensor.ops.tiled_linear import native
 from weft.tensor.tiled import TiledWeight
 
 
-def tiled_linear(x: torch.Tensor, weight: TiledWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """``x`` [..., columns] -> [..., rows] in the dtype of ``x``; ``bias`` [rows]. Sums are float32.
+def tiled_linear(x: torch.Tensor, weight: TiledWeight, bias: torch.Tensor | None = None,
+                 out: torch.Tensor | None = None) -> torch.Tensor:
+    """``x`` [..., columns] -> [..., rows] in the dtype of ``x``; ``bias`` [rows]. Sums are float32. ``out``:
+    dense, where the kernel may write it.
 
     Without the kernel (another dtype of x, kernels switched off since the weight was made) the rows are laid
     out anew for the one product, which is slow and only there so that nothing fails.
     """
     if native.supported(x, weight):
-        return native.tiled_linear(x, weight, bias)
+        return native.tiled_linear(x, weight, bias, out)
     return F.linear(x, weight.dense().to(x.dtype), bias if bias is None else bias.to(x.dtype))

@@ -19,7 +19,8 @@ def supported(x: torch.Tensor, weight: TiledWeight) -> bool:
     return x.dtype == torch.float32 or bool(native.extension().has_bf16_products())
 
 
-def tiled_linear(x: torch.Tensor, weight: TiledWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+def tiled_linear(x: torch.Tensor, weight: TiledWeight, bias: torch.Tensor | None = None,
+                 out: torch.Tensor | None = None) -> torch.Tensor:
     columns = x.shape[-1]
     assert weight.columns == columns
     x_RI = x if x.ndim == 2 else x.reshape(-1, columns)
@@ -27,7 +28,11 @@ def tiled_linear(x: torch.Tensor, weight: TiledWeight, bias: torch.Tensor | None
         x_RI = x_RI.contiguous()
     bias = None if bias is None else bias.float().contiguous()
     rows = x_RI.shape[0]
-    out = torch.empty((rows, weight.rows), dtype=x.dtype)
+    if out is None:
+        out = torch.empty((rows, weight.rows), dtype=x.dtype)
+    assert out.dtype == x.dtype
+    assert out.is_contiguous()
+    assert out.numel() == rows * weight.rows
     native.extension().linear(x_RI.data_ptr(), x_RI.stride(0), native.DTYPES[x.dtype], rows,
                               weight_of(weight), 0 if bias is None else bias.data_ptr(), False,
                               out.data_ptr())
