@@ -6,6 +6,9 @@ The same texts go through an engine for each dtype, and the logprob of every tok
 that of the engine whose cache is in the model's dtype (float32 states): mean and largest difference,
 perplexity, and how often the most likely token is the same. Texts are conversations of the embedded model's
 kind, which any model can read; nothing is generated, so the speed is that of prefills.
+
+"parked int8" and "parked int4" are KV as `--no-exact` leaves it, and `--park-kv int4`, at the worst: texts
+are computed 128 tokens at a time, and all that was computed before went into the codes and back.
 """
 
 from __future__ import annotations
@@ -13,15 +16,28 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from typing import Any
 
 import msgspec
+import numpy as np
+import torch
 
 from weft import Engine, SamplingParams
+from weft.engine.engine import EngineCore
 from weft.eval.recall import make_episodes
+from weft.memory.parcels import Form, KvPark
+from weft.memory.plan import ArenaPlan, with_parked_kv
+from weft.memory.tree import NodeId
 from weft.request import TokenLogprobs
+from weft.runner.parcels import park_kv, restore_kv
+from weft.schedule.plan import StepPlan, StepResult
+from weft.spec import PARKED_KV_DTYPES, ParkedKvName
+from weft.units import PAGE_TOKENS, PageId, SeqId, ceil_div
 
-CASES = [("auto", "float32"), ("float16", "float32"), ("bfloat16", "float32"), ("int8", "float32"),
+CASES = [("auto", "float32"), ("parked int8", "float32"), ("parked int4", "float32"),
+         ("float16", "float32"), ("bfloat16", "float32"), ("int8", "float32"),
          ("fp8", "float32"), ("auto", "float16"), ("auto", "bfloat16"), ("fp8", "float16")]
+STEP_TOKENS = 128
 ASKED = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1)
 
 
@@ -34,8 +50,53 @@ class Measured(msgspec.Struct):
     logprobs: list[TokenLogprobs]
 
 
-def measure(model: str | None, kv: str, state: str, length: int, texts: int) -> Measured:
-    with Engine(model, kv_dtype=kv, state_dtype=state, prefix_cache=False) as engine:
+PARKED: dict[str, ParkedKvName] = {f"parked {dtype}": dtype for dtype in PARKED_KV_DTYPES}
+
+
+class ParksAfterEachStep:
+    """In place of the executor of ``core``: pages that a step has filled go into the codes of ``arena`` and
+    back."""
+
+    def __init__(self, core: EngineCore, arena: ArenaPlan) -> None:
+        self._core = core
+        self._inner: Any = core.executor
+        self._arena = arena
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        made: StepResult = self._inner.execute(plan)
+        for seq, start, length in zip(plan.seqs, plan.starts.tolist(), plan.lengths.tolist(), strict=True):
+            pages = self._core.memory.lease(SeqId(seq)).pages
+            self._park(tuple(pages[start // PAGE_TOKENS:(start + length) // PAGE_TOKENS]))
+        return made
+
+    def _park(self, pages: tuple[PageId, ...]) -> None:
+        if not pages:
+            return
+        form = Form(self._arena.page_bytes, self._arena.parked_kv_bytes)
+        kept = ceil_div(len(pages) * form.record_bytes, form.page_bytes)
+        rows = torch.from_numpy(KvPark(NodeId(0), pages, kept, form).rows.astype(np.int64))
+        buffer = self._inner.arena.buffer
+        park_kv(buffer, self._arena, rows)
+        restore_kv(buffer, self._arena, rows.flip(0))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def measure(model: str | None, kv: str, state: str, length: int, texts: int) -> Measured | None:
+    """None: nothing of this model is parked."""
+    parked = PARKED.get(kv)
+    more: dict[str, Any] = {"kv_dtype": kv}
+    if parked is not None:
+        more = {"max_num_batched_tokens": STEP_TOKENS, "max_num_seqs": 1}
+    with Engine(model, state_dtype=state, prefix_cache=False, **more) as engine:
+        if parked is not None:
+            core = engine._core  # a benchmark may look inside
+            arena = with_parked_kv(core.memory.plan, parked)
+            if not arena.parked_kv_bytes:
+                return None
+            core.executor = ParksAfterEachStep(core, arena)
+
         def count_tokens(text: str) -> int:
             return len(engine.tokenizer.encode(text, add_special_tokens=False))
 
@@ -47,7 +108,8 @@ def measure(model: str | None, kv: str, state: str, length: int, texts: int) -> 
         took_s = time.perf_counter() - started
         memory = {row.name: row.size_bytes for row in engine.info.memory}
     found = [one for answer in made for one in answer.prompt_logprobs if one is not None]
-    return Measured(memory["a token's KV"], memory["a sequence's state"], len(found) / took_s, found)
+    token_bytes = memory["a token's KV"] if parked is None else arena.parked_kv_bytes // PAGE_TOKENS
+    return Measured(token_bytes, memory["a sequence's state"], len(found) / took_s, found)
 
 
 def main() -> None:
@@ -57,16 +119,18 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--texts", type=int, default=8)
     asked = parser.parse_args()
-    print(f"{'KV':9} {'states':9} {'B/token':>8} {'B/state':>10} {'mean':>9} {'largest':>9} "
+    print(f"{'KV':12} {'states':9} {'B/token':>8} {'B/state':>10} {'mean':>9} {'largest':>9} "
           f"{'perplexity':>11} {'same':>7} {'tokens/s':>9}")
     exact: list[TokenLogprobs] = []
     for kv, state in CASES:
         made = measure(asked.model, kv, state, asked.length, asked.texts)
+        if made is None:
+            continue
         exact = exact or made.logprobs
         gaps = [abs(one.logprob - other.logprob) for one, other in zip(made.logprobs, exact, strict=True)]
         same = sum(one.top[0][0] == other.top[0][0] for one, other in zip(made.logprobs, exact, strict=True))
         perplexity = math.exp(-sum(one.logprob for one in made.logprobs) / len(gaps))
-        print(f"{kv:9} {state:9} {made.token_bytes:8,} {made.state_bytes:10,} {sum(gaps) / len(gaps):9.1e} "
+        print(f"{kv:12} {state:9} {made.token_bytes:8,} {made.state_bytes:10,} {sum(gaps) / len(gaps):9.1e} "
               f"{max(gaps):9.1e} {perplexity:11.4f} {same / len(gaps):7.2%} {made.tokens_per_s:9,.0f}")
 
 

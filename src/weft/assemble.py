@@ -45,7 +45,15 @@ from weft.memory.worth.cost_fit import PrefillFit
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan
 from weft.schedule.work import work_of
-from weft.spec import ITEM_BYTES, KV_DTYPES, STATE_DTYPES, CacheDTypeName, ModelSpec, kept_in
+from weft.spec import (
+    ITEM_BYTES,
+    KV_DTYPES,
+    PARKED_KV_DTYPES,
+    STATE_DTYPES,
+    CacheDTypeName,
+    ModelSpec,
+    kept_in,
+)
 from weft.units import format_bytes, pages_for, parse_bytes
 
 if TYPE_CHECKING:
@@ -143,10 +151,13 @@ def _guessed_cost(loaded: LoadedModel) -> PrefillCost:
 
 
 def _cost_learner(policy: Policy, guess: PrefillCost) -> Callable[[StepPlan, float], None]:
-    """Tells ``policy`` what computing a prompt costs here, from the steps that were measured."""
+    """Tells ``policy`` what computing a prompt costs here, from the steps that were measured. A step of
+    decodes alone is like the one before it: of those one in sixteen is enough."""
     fit = PrefillFit(guess)
 
     def measured(plan: StepPlan, seconds: float) -> None:
+        if plan.step % 16 and plan.decode_count == plan.run_count:
+            return
         if fit.told(*work_of(plan), seconds):
             policy.costs(fit.cost())
 
@@ -239,12 +250,17 @@ def _read_in_words(loaded: LoadedModel) -> str:
 def cache_dtypes(config: EngineConfig, spec: ModelSpec) -> tuple[ModelSpec, CacheDTypeName]:
     """``spec`` with its states as ``config`` asks for them, and the dtype of its pages.
 
-    Raises ConfigError for a dtype that there is none of, and for a head that cannot be packed in it.
+    Raises ConfigError for a dtype that there is none of, for a head that cannot be packed in it, and for int4
+    where nothing is parked.
     """
     for flag, value, names in (("--kv-dtype", config.kv_dtype, ("auto", *KV_DTYPES)),
-                               ("--state-dtype", config.state_dtype, STATE_DTYPES)):
+                               ("--state-dtype", config.state_dtype, STATE_DTYPES),
+                               ("--park-kv", config.park_kv, PARKED_KV_DTYPES)):
         if value not in names:
             raise ConfigError(f"{flag} is {value!r}; it may be {', '.join(names)}", param=flag)
+    if config.exact and config.park_kv != "int8":
+        raise ConfigError(f"--park-kv {config.park_kv} needs --no-exact: without it nothing is parked",
+                          param="--park-kv")
     asked = KV_DTYPES.get(config.kv_dtype)
     kv_dtype = asked or spec.dtype
     packed = 4 // ITEM_BYTES[kv_dtype]
@@ -308,7 +324,7 @@ def _plan_memory(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName
     asked = room.usual_bytes if config.memory is None else parse_bytes(config.memory, flag="--memory")
     size = min(asked, room.most_bytes)
     note = f"--memory {config.memory} shrunk to {format_bytes(size)}: {room.why}"
-    return (plan_arena(spec, size, kv_dtype=kv_dtype, park=not config.exact),
+    return (plan_arena(spec, size, kv_dtype=kv_dtype, park=not config.exact, park_kv=config.park_kv),
             [note] if size < asked and config.memory is not None else [])
 
 
@@ -365,6 +381,6 @@ def _memory_table(spec: ModelSpec, loaded: LoadedModel, arena: ArenaPlan,
         *([MemoryRow("a parked state", arena.parked_bytes, f"in {arena.parked_pages} KV pages, 8 bits")]
           if arena.parked_pages else []),
         *([MemoryRow("a token's parked KV", arena.parked_kv_bytes // arena.page_tokens,
-                     "8 bits, while nobody reads it")] if arena.parked_kv_bytes else []),
+                     f"{arena.parked_kv_dtype}, while nobody reads it")] if arena.parked_kv_bytes else []),
         MemoryRow("longest sequence", longest, f"{max_model_len} tokens"),
     ]

@@ -41,6 +41,7 @@ from weft.runner.graphs import Capture
 from weft.runner.torch_executor import TorchExecutor
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import Int32s, StepPlan
+from weft.spec import ParkedKvName
 from weft.units import CHUNK_TOKENS, pages_for
 
 DEVICE = torch.device(os.environ.get("WEFT_TEST_DEVICE", "cpu"))
@@ -148,9 +149,9 @@ class Serving:
                  pad_decode_to: int = 0, before_step: Break | None = None, max_model_len: int = 1024,
                  max_num_seqs: int = 16, cache: bool = False, checkpoints: str = "auto",
                  kv_dtype: KvDTypeChoice = "auto", state_dtype: StateDTypeChoice = "float32",
-                 policy: str = "worth", park: bool = False, park_kv: bool = False, overlap: bool = False,
-                 capture: Capture | None = None, remote: bool | None = None, grid_tokens: int = CHUNK_TOKENS,
-                 model: LoadedModel | None = None) -> None:
+                 policy: str = "worth", park: bool = False, park_kv: ParkedKvName | None = None,
+                 overlap: bool = False, capture: Capture | None = None, remote: bool | None = None,
+                 grid_tokens: int = CHUNK_TOKENS, model: LoadedModel | None = None) -> None:
         model = model or loaded(family)
         config = EngineConfig(max_num_batched_tokens=step_tokens, max_model_len=max_model_len,
                               max_num_seqs=max_num_seqs, kv_dtype=kv_dtype, state_dtype=state_dtype)
@@ -158,8 +159,8 @@ class Serving:
         self.arena: ArenaPlan = plan_arena(spec, memory_bytes, kv_dtype=kept_kv)
         if park:
             self.arena = with_parking(self.arena, spec)
-        if park_kv:
-            self.arena = with_parked_kv(self.arena)
+        if park_kv is not None:
+            self.arena = with_parked_kv(self.arena, park_kv)
         sizes = replace(fit_sizes(config, spec, self.arena), grid_tokens=grid_tokens)
         clock = count(0.0).__next__  # a second for each look at it: ages differ, and are the same every time
         self.executor = TorchExecutor(model.model, self.arena, sizes, pad_decode_to=pad_decode_to,

@@ -1,5 +1,5 @@
-"""What 8 bits of state or KV mean for answers: the shipped models recall as before when what they begin on
-was parked.
+"""What 8 bits of state, and 8 or 4 of KV, mean for answers: the shipped models recall as before when what
+they begin on was parked.
 
 As in ``test_recall_skill`` each prompt is computed in chunks that end at a border in the middle of the text.
 There the accumulators of its state go to codes and back, as they do when a checkpoint is parked and somebody
@@ -13,6 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from tests.oracle.test_recall_skill import EMBEDDED, STATES_ONLY, Exam, codes_episodes, recall_episodes
@@ -21,6 +22,7 @@ from weft.memory.plan import with_parked_kv
 from weft.memory.tree import NodeId
 from weft.runner.parcels import park_kv, restore_kv
 from weft.schedule.plan import StepPlan
+from weft.spec import PARKED_KV_DTYPES, ParkedKvName
 from weft.tensor.layout import DTYPES
 from weft.tensor.ops.state_codes import decode_state, encode_state
 from weft.tensor.views import state_view
@@ -52,11 +54,12 @@ class ParkedExam(Exam):
 
 
 class ParkedKvExam(Exam):
-    """All KV before the border goes to 8 bits and back, in place. ``lost``: each page comes back as the
+    """All KV before the border goes to ``dtype`` and back, in place. ``lost``: each page comes back as the
     first one."""
 
-    def __init__(self, directory: Path, border: int, *, lost: bool = False) -> None:
+    def __init__(self, directory: Path, border: int, dtype: ParkedKvName, *, lost: bool = False) -> None:
         super().__init__(directory, border)
+        self._dtype = dtype
         self._lost = lost
         self.parked_count = 0
 
@@ -65,7 +68,7 @@ class ParkedKvExam(Exam):
         if plan.run_count == 0 or plan.starts[0] != self._border:
             return
         self.parked_count += 1
-        arena, buffer = with_parked_kv(self._arena), self._executor.arena.buffer
+        arena, buffer = with_parked_kv(self._arena, self._dtype), self._executor.arena.buffer
         pages = tuple(PageId(page) for page in self._pages[:self._border // PAGE_TOKENS])
         form = Form(arena.page_bytes, arena.parked_kv_bytes)
         kept = ceil_div(len(pages) * form.record_bytes, form.page_bytes)
@@ -76,14 +79,16 @@ class ParkedKvExam(Exam):
         restore_kv(buffer, arena, rows.flip(0))
 
 
-def test_the_embedded_model_recalls_from_parked_kv() -> None:
-    exam = ParkedKvExam(EMBEDDED, 384)
+@pytest.mark.parametrize("dtype", PARKED_KV_DTYPES)
+def test_the_embedded_model_recalls_from_parked_kv(dtype: ParkedKvName) -> None:
+    exam = ParkedKvExam(EMBEDDED, 384, dtype)
     assert exam.accuracy(recall_episodes(exam), 20) >= 0.95
     assert exam.parked_count == 20
 
 
-def test_the_embedded_model_forgets_when_pages_do_not_come_back() -> None:
-    exam = ParkedKvExam(EMBEDDED, 384, lost=True)
+@pytest.mark.parametrize("dtype", PARKED_KV_DTYPES)
+def test_the_embedded_model_forgets_when_pages_do_not_come_back(dtype: ParkedKvName) -> None:
+    exam = ParkedKvExam(EMBEDDED, 384, dtype, lost=True)
     assert exam.accuracy(recall_episodes(exam), 10) < 0.5
 
 

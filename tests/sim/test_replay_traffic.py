@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from weft.sim.cost import DEVICES, Fitted, fit_steps, roofline
 from weft.sim.model_load import model_load
 from weft.sim.mooncake import mooncake_traffic
 from weft.sim.recording import Fingerprints, header_line, read_recording, resized, sequence_line
-from weft.sim.replay import replay
+from weft.sim.replay import replay, sizes_for
 from weft.sim.study import run_study
 from weft.sim.trace_files import read_trace
 from weft.sim.workload import small_arena
@@ -196,6 +196,12 @@ def test_the_numbers_of_a_report_add_up() -> None:
     arena = small_arena(pages_per_frame=8, slots_per_frame=1, frame_count=80)
     seen: list[tuple[int, int]] = []
     report = replay(traffic, arena, COST, arm="lru", on_progress=lambda ended, of: seen.append((ended, of)))
+    uses = asdict(report.mean_bytes)
+    assert 0 < uses.pop("seconds") <= report.virtual_s
+    assert sum(uses.values()) == pytest.approx(arena.arena_bytes)
+    assert min(uses["running_kv"], uses["running_states"], uses["cached_kv"]) > 0
+    in_pieces = replay(traffic, arena, COST, arm="lru", sizes=sizes_for(arena, traffic, step_tokens_max=65))
+    assert in_pieces.mean_bytes.leased_ahead > uses["leased_ahead"] == 0
     assert report.requests == 24
     assert report.cached_tokens == report.timeline.cached_tokens.sum() == report.cache.hit_tokens
     answers = sum(one.output_tokens - 1 for one in traffic.requests)

@@ -144,6 +144,8 @@ def _costs(plan: ModelPlan) -> Table:
     if plan.parked_kv_token_bytes:
         table.add_row("KV in 8 bits", format_bytes(plan.parked_kv_token_bytes),
                       "a token, --no-exact: cached and read by nobody")
+        table.add_row("KV in 4 bits", format_bytes(plan.parked4_kv_token_bytes),
+                      "a token, --no-exact --park-kv int4")
     return table
 
 

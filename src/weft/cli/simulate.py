@@ -48,7 +48,8 @@ PLOT_SUFFIXES = (".png", ".svg", ".pdf")
                                     f"several with commas. Default: {DEFAULT_MEMORY}, or as recorded."),
     click.Option(["--policy"], default=DEFAULT_ARM, show_default=True,
                  help=f"What the cache keeps and drops: {', '.join(ARMS)}, every:N, each also with +parked "
-                      "(KV and states in 8 bits, as `weft serve --no-exact`); several with commas."),
+                      "(KV and states in 8 bits, as `weft serve --no-exact`) or +parked4 (as with --park-kv "
+                      "int4 besides); several with commas."),
     click.Option(["--tp"], type=click.IntRange(min=1), default=1, show_default=True,
                  help="Devices that share the model."),
     click.Option(["--device"], help=f"The device: {', '.join(one.name for one in DEVICES.values())}. "

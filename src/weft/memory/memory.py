@@ -83,6 +83,8 @@ class MemoryUsage:
     pages_parked: int = 0
     """Pages of cached KV that are parked, in ``parked_kv_bytes`` of the pages among ``pages_cached``."""
     parked_kv_bytes: int = 0
+    parked_kv_dtype: str | None = None
+    """What KV is parked in; None: it never is."""
     cached_bytes: int = 0
     """``pages_cached`` and ``slots_cached``."""
     evictable_bytes: int = 0
@@ -222,6 +224,7 @@ class Memory:
             parked_bytes=parked.page_count * plan.page_bytes,
             pages_parked=parcels.record_count,
             parked_kv_bytes=parcels.page_count * plan.page_bytes,
+            parked_kv_dtype=plan.parked_kv_dtype if plan.parked_kv_bytes else None,
             cached_bytes=pages_cached * plan.page_bytes + tree.slot_count * plan.slot_stride_bytes,
             evictable_bytes=books.cache.evictable_bytes,
             cache_nodes=len(tree.by_id),

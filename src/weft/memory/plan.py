@@ -22,7 +22,7 @@ A model without attention has P = 0 and frames of one slot; one without recurren
 frames of one page. Both are ordinary. Everything here is integers: no torch, no I/O.
 
 A *parked* state is a checkpoint in 8 bits, and lies in KV pages: as many as its bytes take, anywhere. So does
-parked KV (docs/decisions/0013-parked-states.md). Neither is a third kind for a frame to hold.
+parked KV, in 8 bits or 4 (docs/decisions/0013-parked-states.md). Neither is a third kind for a frame to hold.
 """
 
 from __future__ import annotations
@@ -32,7 +32,14 @@ from math import gcd
 
 from weft.config import EngineConfig, Sizes, flag_name
 from weft.errors import ConfigError
-from weft.spec import ITEM_BYTES, TOKEN_SCALE_BYTES, CacheDTypeName, DTypeName, ModelSpec
+from weft.spec import (
+    ITEM_BYTES,
+    TOKEN_SCALE_BYTES,
+    CacheDTypeName,
+    DTypeName,
+    ModelSpec,
+    ParkedKvName,
+)
 from weft.units import ALIGN_BYTES, CHUNK_TOKENS, PAGE_TOKENS, align_up, ceil_div, format_bytes, pages_for
 
 FRAMES_WANTED = 50
@@ -40,6 +47,8 @@ FRAMES_WANTED = 50
 
 PARKED_KV_ALIGN = 64
 """Records of parked KV follow one another at multiples of it."""
+PARKED_SCALE_BYTES = 4
+"""Of each row of parked numbers: a float32 or two bfloat16."""
 
 DEFAULT_MEMORY_SHARE = 0.4
 """Share of the free RAM taken when ``--memory`` is not given."""
@@ -85,9 +94,12 @@ class ParkedField:
 
 @dataclass(frozen=True, slots=True)
 class ParkedKvField:
-    """A K block and the V block behind it, if there is one, in a parked page: int8 codes in the order that
-    the numbers have in the page, from ``offset_bytes`` on, and a float32 scale for each block, head and token
-    from ``scale_offset_bytes`` on."""
+    """A K block and the V block behind it, if there is one, in a parked page: codes from ``offset_bytes`` on,
+    and what they are scaled by from ``scale_offset_bytes`` on.
+
+    int8   codes in the order that the numbers have in the page; a float32 for each block, head and token
+    int4   K [heads, channels, 16 tokens], V [heads, 16 tokens, channels], two to a byte; two bfloat16 for
+           each row of these: the least number and the step"""
 
     field: KvField
     offset_bytes: int
@@ -115,6 +127,7 @@ class ArenaPlan:
     parked_kv_bytes: int = 0
     """Of a KV page when it is parked; 0: KV is never parked."""
     parked_kv_fields: tuple[ParkedKvField, ...] = ()
+    parked_kv_dtype: ParkedKvName = "int8"
 
     @property
     def parked_bytes(self) -> int:
@@ -188,16 +201,23 @@ def _lay_parked(spec: ModelSpec, state_fields: tuple[StateField, ...]) -> tuple[
     return tuple(fields), offset
 
 
-def _lay_parked_kv(kv_fields: tuple[KvField, ...]) -> tuple[tuple[ParkedKvField, ...], int]:
+def _lay_parked_kv(kv_fields: tuple[KvField, ...],
+                   dtype: ParkedKvName) -> tuple[tuple[ParkedKvField, ...], int]:
     """All codes, then all scales; the next record follows at a multiple of PARKED_KV_ALIGN."""
-    blocks = [field.kv_heads * PAGE_TOKENS * (1 + (field.v_offset_bytes is not None)) for field in kv_fields]
-    codes = [rows * field.head_dim for rows, field in zip(blocks, kv_fields, strict=True)]
+    codes = [_numbers(field) // (1 if dtype == "int8" else 2) for field in kv_fields]
     fields, at, scales_at = [], 0, sum(codes)
-    for field, rows, size in zip(kv_fields, blocks, codes, strict=True):
+    for field, size in zip(kv_fields, codes, strict=True):
         fields.append(ParkedKvField(field, at, scales_at))
         at += size
-        scales_at += rows * 4
+        k_rows = PAGE_TOKENS if dtype == "int8" else field.head_dim
+        v_rows = PAGE_TOKENS if field.v_offset_bytes is not None else 0
+        scales_at += field.kv_heads * (k_rows + v_rows) * PARKED_SCALE_BYTES
     return tuple(fields), align_up(scales_at, PARKED_KV_ALIGN)
+
+
+def _numbers(field: KvField) -> int:
+    """Of the K and the V block of a page."""
+    return field.kv_heads * PAGE_TOKENS * field.head_dim * (1 + (field.v_offset_bytes is not None))
 
 
 def choose_frame(page_bytes: int, slot_bytes: int, memory_bytes: int) -> tuple[int, int]:
@@ -238,10 +258,10 @@ def choose_frame(page_bytes: int, slot_bytes: int, memory_bytes: int) -> tuple[i
 
 
 def plan_arena(spec: ModelSpec, memory_bytes: int, *, kv_dtype: CacheDTypeName | None = None,
-               park: bool = False) -> ArenaPlan:
+               park: bool = False, park_kv: ParkedKvName = "int8") -> ArenaPlan:
     """The arena of ``spec`` in at most ``memory_bytes``. ``kv_dtype`` None takes the model's. ``park``:
     checkpoints may be parked, where that saves a quarter of their bytes and there are pages to park them in,
-    and KV, where there are checkpoints and it is wider than 8 bits.
+    and KV, in ``park_kv``, where there are checkpoints and it is wider than 8 bits.
     Never fails: too little memory makes too few frames, which ``fit_sizes`` reports."""
     kv_dtype = kv_dtype or spec.dtype
     kv_fields, page_bytes = _lay_page(spec, kv_dtype)
@@ -265,7 +285,7 @@ def plan_arena(spec: ModelSpec, memory_bytes: int, *, kv_dtype: CacheDTypeName |
         return arena
     parking = with_parking(arena, spec)
     states = parking if 4 * parking.parked_bytes <= 3 * arena.slot_stride_bytes else arena
-    return with_parked_kv(states)
+    return with_parked_kv(states, park_kv)
 
 
 def with_parking(arena: ArenaPlan, spec: ModelSpec) -> ArenaPlan:
@@ -277,12 +297,13 @@ def with_parking(arena: ArenaPlan, spec: ModelSpec) -> ArenaPlan:
     return replace(arena, parked_pages=ceil_div(parked_bytes, arena.page_bytes), parked_fields=fields)
 
 
-def with_parked_kv(arena: ArenaPlan) -> ArenaPlan:
-    """``arena`` with a layout for parked pages; as it is where the model has no states, or KV of 8 bits."""
+def with_parked_kv(arena: ArenaPlan, dtype: ParkedKvName = "int8") -> ArenaPlan:
+    """``arena`` with a layout for pages parked in ``dtype``; as it is where the model has no states, or KV of
+    8 bits."""
     if not arena.pages_per_frame or not arena.slots_per_frame or ITEM_BYTES[arena.kv_dtype] == 1:
         return arena
-    fields, record_bytes = _lay_parked_kv(arena.kv_fields)
-    return replace(arena, parked_kv_bytes=record_bytes, parked_kv_fields=fields)
+    fields, record_bytes = _lay_parked_kv(arena.kv_fields, dtype)
+    return replace(arena, parked_kv_bytes=record_bytes, parked_kv_fields=fields, parked_kv_dtype=dtype)
 
 
 def default_memory_bytes(available_ram: int, spec: ModelSpec, config: EngineConfig,

@@ -20,7 +20,7 @@ from weft.architecture import Architecture
 from weft.config import EngineConfig
 from weft.errors import ConfigError
 from weft.families import read_architecture
-from weft.memory.plan import KEPT_SHARE, ArenaPlan, fit_sizes, memory_for, plan_arena
+from weft.memory.plan import KEPT_SHARE, ArenaPlan, fit_sizes, memory_for, plan_arena, with_parked_kv
 from weft.planning.layouts import Frames, Layout, Load, all_layouts, draft_log_bytes
 from weft.planning.ranks import possible_tps, rank_architecture
 from weft.planning.weights import Weights, count_weights, form_of
@@ -113,6 +113,11 @@ class ModelPlan:
     def parked_kv_token_bytes(self) -> float:
         """Of the KV of a token in 8 bits (``--no-exact``): 0 where KV is never parked."""
         return self._parking.parked_kv_bytes / self.arena.page_tokens
+
+    @property
+    def parked4_kv_token_bytes(self) -> float:
+        """The same in 4 bits (``--park-kv int4``)."""
+        return with_parked_kv(self._parking, "int4").parked_kv_bytes / self.arena.page_tokens
 
     @property
     def _parking(self) -> ArenaPlan:

@@ -28,6 +28,7 @@ def plan_data(plan: ModelPlan, *, compare: bool) -> dict[str, Any]:
                     "parts": dict(weights.parts)},
         "kv_bytes_per_token": plan.kv_token_bytes,
         "parked_kv_bytes_per_token": plan.parked_kv_token_bytes,
+        "parked_kv_bytes_per_token_int4": plan.parked4_kv_token_bytes,
         "state_bytes_per_sequence": plan.state_bytes,
         "arena": {"bytes": arena.arena_bytes, "frame_bytes": arena.frame_bytes,
                   "frames": arena.frame_count, "page_bytes": arena.page_bytes,

@@ -1,4 +1,4 @@
-"""Parked KV on a GPU: the two launches for a group of pages, whose twin is ``parcels``.
+"""Parked KV on a GPU: two launches for a group of pages in int8, three in int4; the twin is ``parcels``.
 
     park      program (block, record)   a head of a K or V block -> codes and scales in scratch
               program (piece, record)   scratch -> where the record lies on its two pages
@@ -8,8 +8,11 @@ Two, because pages are parked in place: a record goes to a page that another pro
 Scratch memory has GROUP records at most. Addresses are 64 bits wide. PAD in place of a page means no work
 (L4).
 
+In int4 rows are channels of K and tokens of V, so there is a launch for each of the two. A number of steps
+has four bits and a step eight, so their product is exact, and it is the same whether it is fused or not.
+
 Rounding is that of ``arena_kernels``: to the nearest, halves to the even one, by additions that every backend
-rounds alike, and the division that is asked for by name.
+rounds alike, and the division that is asked for by name. To bfloat16 it is done on the bits.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.memory.plan import ArenaPlan
+from weft.memory.plan import PARKED_SCALE_BYTES, ArenaPlan
 from weft.runner.arena_kernels import codes_of
 from weft.runner.parcels import GROUP
 from weft.spec import ITEM_BYTES
@@ -66,6 +69,74 @@ def _code_kernel(arena, records, scratch, blocks, page_bytes, record_bytes, NUMB
             tl.store(scales_T, scale_T)
 
 
+@triton.jit
+def _in_bfloat16(wide):
+    """float32 -> the bits of the nearest bfloat16, in the upper half of 32."""
+    bits = wide.to(tl.int32, bitcast=True)
+    return (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+
+
+@triton.jit(do_not_specialize_on_alignment=["records"])
+def _nibble_kernel(arena, records, scratch, blocks, page_bytes, record_bytes, NUMBER: tl.constexpr,
+                   PACK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr,
+                   AS_K: tl.constexpr, RESTORE: tl.constexpr):
+    """``blocks`` as for ``_code_kernel``, all of K or all of V. A tile has the ROWS of a head by the PAIRS of
+    numbers that share a byte, first and second."""
+    number = tl.program_id(1).to(tl.int64)
+    page = tl.load(records + number * 4).to(tl.int64)
+    block = blocks + tl.program_id(0).to(tl.int64) * 5
+    in_page, codes_at, scales_at = tl.load(block), tl.load(block + 1), tl.load(block + 2)
+    channels = tl.load(block + 3)
+    row_R = tl.arange(0, ROWS)
+    row_R1, pair_1P = row_R[:, None], tl.arange(0, PAIRS)[None, :]
+    if AS_K:
+        rows, pairs = channels, TOKENS // 2
+        first_RP = (row_R1 // PACK) * TOKENS * PACK + 2 * pair_1P * PACK + row_R1 % PACK
+        second_RP = first_RP + PACK
+    else:
+        rows, pairs = TOKENS, channels // 2
+        first_RP = (row_R1 // PACK) * channels * PACK + 2 * pair_1P * PACK + row_R1 % PACK
+        second_RP = first_RP + PACK
+    inside_R = row_R < rows
+    inside_RP = (row_R1 < rows) & (pair_1P < pairs)
+    values = (arena + page * page_bytes + in_page).to(tl.pointer_type(NUMBER))
+    record = scratch + number * record_bytes
+    codes_RP = record + codes_at + row_R1 * pairs + pair_1P
+    bounds_R = (record + scales_at).to(tl.pointer_type(tl.int32)) + row_R
+    if page >= 0:
+        if RESTORE:
+            bounds = tl.load(bounds_R, mask=inside_R, other=0)
+            least_R1 = (bounds << 16).to(tl.float32, bitcast=True)[:, None]
+            step_R1 = (bounds & -65536).to(tl.float32, bitcast=True)[:, None]
+            code_RP = tl.load(codes_RP, mask=inside_RP, other=0).to(tl.int32)
+            low_RP = least_R1 + (code_RP & 15).to(tl.float32) * step_R1
+            high_RP = least_R1 + (code_RP >> 4).to(tl.float32) * step_R1
+            tl.store(values + first_RP, low_RP.to(NUMBER), mask=inside_RP)
+            tl.store(values + second_RP, high_RP.to(NUMBER), mask=inside_RP)
+        else:
+            low_RP = tl.load(values + first_RP, mask=inside_RP, other=0.0).to(tl.float32)
+            high_RP = tl.load(values + second_RP, mask=inside_RP, other=0.0).to(tl.float32)
+            smaller_RP = tl.where(inside_RP, tl.minimum(low_RP, high_RP), float("inf"))
+            larger_RP = tl.where(inside_RP, tl.maximum(low_RP, high_RP), -float("inf"))
+            least_bits_R = _in_bfloat16(tl.where(inside_R, tl.min(smaller_RP, axis=1), 0.0))
+            least_R = least_bits_R.to(tl.float32, bitcast=True)
+            span_R = tl.maximum(tl.where(inside_R, tl.max(larger_RP, axis=1), 0.0) - least_R, 0.0)
+            step_bits_R = _in_bfloat16(tl.math.div_rn(span_R, tl.full((ROWS,), 15.0, tl.float32)))
+            step_R = step_bits_R.to(tl.float32, bitcast=True)
+            least_RP = tl.broadcast_to(least_R[:, None], (ROWS, PAIRS))
+            step_RP = tl.broadcast_to(tl.where(step_R > 0, step_R, float("inf"))[:, None], (ROWS, PAIRS))
+            code_RP = _nibble_of(low_RP - least_RP, step_RP) + 16 * _nibble_of(high_RP - least_RP, step_RP)
+            tl.store(codes_RP, code_RP.to(tl.uint8), mask=inside_RP)
+            tl.store(bounds_R, step_bits_R | ((least_bits_R >> 16) & 0xFFFF), mask=inside_R)
+
+
+@triton.jit
+def _nibble_of(above_RP, step_RP):
+    """int32: the nearest number of steps, halves to the even one."""
+    nearest_RP = (tl.math.div_rn(above_RP, step_RP) + 12582912.0) - 12582912.0
+    return tl.minimum(tl.maximum(nearest_RP, 0.0), 15.0).to(tl.int32)
+
+
 @triton.jit(do_not_specialize_on_alignment=["records"])
 def _place_kernel(words, records, scratch, page_words, record_words, GATHER: tl.constexpr,
                   BLOCK: tl.constexpr):
@@ -86,21 +157,28 @@ def _place_kernel(words, records, scratch, page_words, record_words, GATHER: tl.
 
 
 class BlockTable:
-    """A row for each head of each K and V block of ``plan``, on ``device``: see ``_code_kernel``."""
+    """A row for each head of each K and V block of ``plan``, on ``device``: see ``_code_kernel``. ``k_rows``
+    of them, all those of K, come first."""
 
     def __init__(self, plan: ArenaPlan, device: torch.device) -> None:
         rows = []
-        for parked in plan.parked_kv_fields:
-            field = parked.field
-            size = PAGE_TOKENS * field.head_dim
-            for block, offset in enumerate((field.k_offset_bytes, field.v_offset_bytes)):
+        nibbles = plan.parked_kv_dtype == "int4"
+        for block in (0, 1):
+            for parked in plan.parked_kv_fields:
+                field = parked.field
+                offset = (field.k_offset_bytes, field.v_offset_bytes)[block]
+                size = PAGE_TOKENS * field.head_dim
+                scales = (field.head_dim if nibbles else PAGE_TOKENS, PAGE_TOKENS)
                 for head in range(field.kv_heads) if offset is not None else ():
                     assert offset is not None
-                    at = block * field.kv_heads + head
+                    scales_at = field.kv_heads * scales[0] * block + head * scales[block]
+                    codes_at = (block * field.kv_heads + head) * size // (2 if nibbles else 1)
                     rows.append((offset + head * size * ITEM_BYTES[plan.kv_dtype],
-                                 parked.offset_bytes + at * size,
-                                 parked.scale_offset_bytes + at * PAGE_TOKENS * 4, field.head_dim, block))
+                                 parked.offset_bytes + codes_at,
+                                 parked.scale_offset_bytes + scales_at * PARKED_SCALE_BYTES, field.head_dim,
+                                 block))
         self.channels = triton.next_power_of_2(max(row[3] for row in rows))
+        self.k_rows = sum(row[4] == 0 for row in rows)
         self.rows = torch.tensor(rows, dtype=torch.int64, device=device)
 
 
@@ -112,19 +190,36 @@ def park(arena: torch.Tensor, plan: ArenaPlan, table: BlockTable, records: torch
         rows = records[first:first + GROUP]
         scratch = torch.empty(len(rows) * record_bytes // WORD_BYTES, dtype=torch.int64, device=arena.device)
 
-        def code(rows: torch.Tensor = rows, scratch: torch.Tensor = scratch) -> None:
-            _code_kernel[(len(table.rows), len(rows))](
-                arena, rows, scratch.view(torch.uint8), table.rows, plan.page_bytes, record_bytes,
-                NUMBER=_TL_TYPES[plan.kv_dtype], PACK=pack_of(DTYPES[plan.kv_dtype]), TOKENS=PAGE_TOKENS,
-                CHANNELS=table.channels, RESTORE=restore)
-
         if not restore:
-            code()
+            _code(arena, plan, table, rows, scratch, restore=False)
         _place_kernel[(triton.cdiv(record_bytes // WORD_BYTES, BLOCK_WORDS), len(rows))](
             words, rows, scratch, plan.page_bytes // WORD_BYTES, record_bytes // WORD_BYTES, GATHER=restore,
             BLOCK=BLOCK_WORDS)
         if restore:
-            code()
+            _code(arena, plan, table, rows, scratch, restore=True)
+
+
+def _code(arena: torch.Tensor, plan: ArenaPlan, table: BlockTable, rows: torch.Tensor, scratch: torch.Tensor,
+          *, restore: bool) -> None:
+    """Between the pages of ``rows`` and the records in ``scratch``."""
+    staged, form = scratch.view(torch.uint8), (plan.page_bytes, plan.parked_kv_bytes)
+    kinds = {"NUMBER": _TL_TYPES[plan.kv_dtype], "PACK": pack_of(DTYPES[plan.kv_dtype]),
+             "TOKENS": PAGE_TOKENS, "RESTORE": restore}
+    if plan.parked_kv_dtype == "int8":
+        _code_kernel[(len(table.rows), len(rows))](arena, rows, staged, table.rows, *form,
+                                                   CHANNELS=table.channels, **kinds)
+        return
+    for blocks, as_k in ((table.rows[:table.k_rows], True), (table.rows[table.k_rows:], False)):
+        if len(blocks):
+            tile = nibble_tile(table.channels, as_k=as_k)
+            _nibble_kernel[(len(blocks), len(rows))](arena, rows, staged, blocks, *form, AS_K=as_k, **tile,
+                                                     **kinds)
+
+
+def nibble_tile(channels: int, *, as_k: bool) -> dict[str, int]:
+    """ROWS and PAIRS of ``_nibble_kernel`` for heads of ``channels``, a power of two."""
+    rows, numbers = (channels, PAGE_TOKENS) if as_k else (PAGE_TOKENS, channels)
+    return {"ROWS": rows, "PAIRS": numbers // 2}
 
 
 def compilations() -> list[Compilation]:
@@ -132,6 +227,8 @@ def compilations() -> list[Compilation]:
     coding = {"arena": "*u8", "records": "*i64", "scratch": "*u8", "blocks": "*i64", "page_bytes": "i32",
               "record_bytes": "i32"}
     coding |= dict.fromkeys(("NUMBER", "PACK", "TOKENS", "CHANNELS", "RESTORE"), "constexpr")
+    nibbles = {name: kind for name, kind in coding.items() if name != "CHANNELS"}
+    nibbles |= dict.fromkeys(("ROWS", "PAIRS", "AS_K"), "constexpr")
     placing = {"words": "*i64", "records": "*i64", "scratch": "*i64", "page_words": "i32",
                "record_words": "i32", "GATHER": "constexpr", "BLOCK": "constexpr"}
     made = []
@@ -144,4 +241,9 @@ def compilations() -> list[Compilation]:
                 f"{verb} kv of {dtype}, {channels} channels", _code_kernel, coding,
                 {"NUMBER": _TL_TYPES[dtype], "PACK": 4 // ITEM_BYTES[dtype], "TOKENS": PAGE_TOKENS,
                  "CHANNELS": channels, "RESTORE": restore}))
+            made += [Compilation(
+                f"{verb} {'k' if as_k else 'v'} of {dtype} in 4 bits, {channels} channels", _nibble_kernel,
+                nibbles, {"NUMBER": _TL_TYPES[dtype], "PACK": 4 // ITEM_BYTES[dtype], "TOKENS": PAGE_TOKENS,
+                          "AS_K": as_k, **nibble_tile(channels, as_k=as_k), "RESTORE": restore})
+                     for as_k in (True, False)]
     return made

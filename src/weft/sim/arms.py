@@ -8,6 +8,7 @@
     every:N     every N tokens of a prompt, at forks, at its end    least recently used
     none        nowhere: nothing is cached                          -
     ARM+parked  as ARM                                              as ARM; but KV and states are parked first
+    ARM+parked4 as ARM                                              the same, KV in 4 bits
 
 An arm is data: a ``CheckpointPolicy`` for the scheduler and a factory for the memory. A new policy is a new
 row.
@@ -20,11 +21,12 @@ from dataclasses import dataclass, replace
 
 from weft.errors import ConfigError
 from weft.memory.memory import Memory
-from weft.memory.plan import ArenaPlan
+from weft.memory.plan import ArenaPlan, with_parked_kv
 from weft.memory.policies import make_policy
 from weft.memory.policy import PrefillCost
 from weft.schedule.checkpoints import AUTO, NONE, PROMPT, CheckpointPolicy, parse_checkpoints
 from weft.sim.cost import CostModel
+from weft.spec import ParkedKvName
 
 Clock = Callable[[], float]
 MakeMemory = Callable[[ArenaPlan, CostModel, Clock], Memory]
@@ -48,12 +50,20 @@ def prefill_cost(cost: CostModel) -> PrefillCost:
     return PrefillCost(half / _LONG - quadratic * _LONG, quadratic)
 
 
-_PARKED = "+parked"
+_PARKED: dict[str, ParkedKvName] = {"+parked": "int8", "+parked4": "int4"}
 
 
 def _exact(make: MakeMemory) -> MakeMemory:
     """A memory that parks nothing, whatever the geometry would allow."""
     return lambda plan, cost, clock: make(replace(plan, parked_pages=0, parked_kv_bytes=0), cost, clock)
+
+
+def _parking(make: MakeMemory, dtype: ParkedKvName) -> MakeMemory:
+    """A memory that parks what the geometry allows, KV in ``dtype``."""
+    def parked(plan: ArenaPlan, cost: CostModel, clock: Clock) -> Memory:
+        return make(with_parked_kv(plan, dtype) if plan.parked_kv_bytes and plan.kv_fields else plan, cost,
+                    clock)
+    return parked
 
 
 def _ranked_by(policy: str) -> MakeMemory:
@@ -83,13 +93,14 @@ DEFAULT_ARM = "worth"
 
 def find_arm(name: str) -> Arm:
     """The arm called ``name``. Raises ConfigError that lists them."""
-    exact_name = name.removesuffix(_PARKED)
+    exact_name, plus, suffix = name.partition("+")
     arm = ARMS.get(exact_name)
     if arm is None and exact_name.startswith("every:"):
         arm = Arm(exact_name, parse_checkpoints(exact_name), _lru)
-    if arm is None:
+    if arm is None or (plus and plus + suffix not in _PARKED):
         raise ConfigError(f"--policy {name!r} is not a policy: there are {', '.join(ARMS)} and every:N "
-                          f"(N tokens, a multiple of 64), each also with {_PARKED}", param="--policy")
-    if name != exact_name:
-        return replace(arm, name=name)
+                          f"(N tokens, a multiple of 64), each also with {' or '.join(_PARKED)}",
+                          param="--policy")
+    if plus:
+        return replace(arm, name=name, make_memory=_parking(arm.make_memory, _PARKED[plus + suffix]))
     return replace(arm, make_memory=_exact(arm.make_memory))

@@ -6,6 +6,8 @@
                                      traffic:    weights + KV read + states read and written )
     fitted              fixed + a x prefill tokens + b x pairs + c x decodes + d x context
 
+    moved in the arena  bytes that are read and written before anything is computed / bandwidth     (roofline)
+
 Both are linear + quadratic in the length of a prompt, as attention is, and say so as ``prefill_s``: the
 seconds that a hit saves, and the currency in which what the cache holds is valued.
 
@@ -13,6 +15,10 @@ The roofline is that of the published comparisons of this trace: a share of peak
 bandwidth, and a fixed time per step for all that is neither. Arithmetic is 2 FLOP per active parameter and
 token, and 4 x heads x head_dim per pair and attention layer. A step reads the weights outside the experts
 whole, and of the experts those that at least one of its tokens is expected to choose.
+
+What a step parks, restores and copies (``moved_bytes``) is read and written by kernels of its own, in front
+of the others, so its seconds come on top. A fit has no number for them: the steps it was fitted to had theirs
+in their times.
 """
 
 from __future__ import annotations
@@ -24,12 +30,18 @@ from typing import Any, Protocol
 import numpy as np
 
 from weft.errors import ConfigError
+from weft.memory.plan import ArenaPlan
+from weft.schedule.plan import StepPlan
 from weft.schedule.work import Work, pairs_of
 
 
 class CostModel(Protocol):
     def step_s(self, work: Work) -> float:
         """Seconds of a step."""
+        ...
+
+    def moved_s(self, moved: int) -> float:
+        """Seconds that a step is longer for ``moved`` bytes read or written in the arena of one device."""
         ...
 
     def prefill_s(self, start: int, end: int) -> float:
@@ -39,6 +51,17 @@ class CostModel(Protocol):
     def to_json(self) -> dict[str, Any]:
         """Kind and numbers, for the report."""
         ...
+
+
+def moved_bytes(plan: StepPlan, arena: ArenaPlan) -> int:
+    """Bytes of one device's ``arena`` that ``plan`` has read or written before anything is computed: both
+    forms of what is parked or restored, and twice what is copied."""
+    states = len(plan.parks) + len(plan.restores)
+    pages = len(plan.kv_parks) + len(plan.kv_restores)
+    copied = (int(plan.slot_copies.shape[1]) * arena.slot_bytes
+              + int(plan.page_copies.shape[1]) * arena.page_bytes)
+    return (states * (arena.slot_bytes + arena.parked_bytes)
+            + pages * (arena.page_bytes + arena.parked_kv_bytes) + 2 * copied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +125,8 @@ class Roofline:
     expert_share: float
     kv_token_s: float
     state_s: float
+    byte_s: float = 0.0
+    """Of one device, for a byte that it reads or writes."""
 
     def step_s(self, work: Work) -> float:
         tokens = work.prefill_tokens + work.decodes
@@ -109,6 +134,9 @@ class Roofline:
         traffic = (self.dense_s + self.experts_s * (1.0 - (1.0 - self.expert_share) ** tokens)
                    + work.context * self.kv_token_s + work.decodes * self.state_s)
         return self.fixed_s + max(arithmetic, traffic)
+
+    def moved_s(self, moved: int) -> float:
+        return moved * self.byte_s
 
     def prefill_s(self, start: int, end: int) -> float:
         return (end - start) * self.token_s + pairs_of(start, end) * self.pair_s
@@ -132,7 +160,8 @@ def roofline(load: ModelLoad, device: str, *, count: int, flops_share: float = F
         token_s=2 * load.active_params / flops, pair_s=load.pair_flops / flops,
         dense_s=load.dense_params * load.weight_bytes / traffic,
         experts_s=load.expert_params * load.weight_bytes / traffic, expert_share=load.expert_share,
-        kv_token_s=load.kv_bytes / traffic, state_s=2 * load.state_bytes / traffic)
+        kv_token_s=load.kv_bytes / traffic, state_s=2 * load.state_bytes / traffic,
+        byte_s=1 / (bandwidth_share * found.memory_bytes_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +180,9 @@ class Fitted:
     def step_s(self, work: Work) -> float:
         return (self.fixed_s + work.prefill_tokens * self.token_s + work.pairs * self.pair_s
                 + work.decodes * self.decode_s + work.context * self.context_s)
+
+    def moved_s(self, moved: int) -> float:
+        return 0.0
 
     def prefill_s(self, start: int, end: int) -> float:
         return (end - start) * self.token_s + pairs_of(start, end) * self.pair_s

@@ -26,7 +26,7 @@ from __future__ import annotations
 import base64
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -34,7 +34,7 @@ import numpy as np
 
 from weft.config import Sizes
 from weft.errors import ConfigError
-from weft.memory.plan import ArenaPlan, choose_frame
+from weft.memory.plan import ArenaPlan, KvField, choose_frame
 from weft.schedule.work import Work
 from weft.sim.traffic import Traffic, TrafficRequest
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS
@@ -134,14 +134,15 @@ def sequence_line(fingerprint: Fingerprint, **fields: Any) -> dict[str, Any]:
 _ARENA_NUMBERS = ("page_bytes", "pages_per_frame", "slot_bytes", "slot_stride_bytes", "slots_per_frame",
                   "frame_bytes", "frame_count", "kv_dtype", "model_dtype")
 
-_PARKED_NUMBERS = ("parked_pages", "parked_kv_bytes")
+_PARKED_NUMBERS = ("parked_pages", "parked_kv_bytes", "parked_kv_dtype")
 
 
 def header_line(*, model: str, arena: ArenaPlan, sizes: Sizes, checkpoints: str) -> dict[str, Any]:
     return {"weft_recording": VERSION, "block_tokens": BLOCK_TOKENS, "model": model,
             "checkpoints": checkpoints, "rows_max": sizes.rows_max, "step_tokens_max": sizes.step_tokens_max,
             "max_model_len": sizes.max_model_len, "grid_tokens": sizes.grid_tokens,
-            "arena": {name: getattr(arena, name) for name in (*_ARENA_NUMBERS, *_PARKED_NUMBERS)}}
+            "arena": {**{name: getattr(arena, name) for name in (*_ARENA_NUMBERS, *_PARKED_NUMBERS)},
+                      "kv_fields": [astuple(one) for one in arena.kv_fields]}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,9 +209,9 @@ def _checked(row: Mapping[str, Any]) -> None:
 def _arena(header: Mapping[str, Any], name: str) -> ArenaPlan:
     try:
         numbers = {key: header["arena"][key] for key in _ARENA_NUMBERS}
-        return ArenaPlan(**numbers, kv_fields=(), state_fields=(),
-                         parked_pages=int(header["arena"].get("parked_pages", 0)),
-                         parked_kv_bytes=int(header["arena"].get("parked_kv_bytes", 0)))
+        parked = {key: header["arena"][key] for key in _PARKED_NUMBERS if key in header["arena"]}
+        kv_fields = tuple(KvField(*one) for one in header["arena"].get("kv_fields", ()))
+        return ArenaPlan(**numbers, kv_fields=kv_fields, state_fields=(), **parked)
     except (KeyError, TypeError) as error:
         raise ConfigError(f"{name}: the geometry in its first line is incomplete ({error!r})",
                           param="TRACE") from None

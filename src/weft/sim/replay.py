@@ -38,8 +38,8 @@ from weft.schedule.sequence import SeqState, Sequence
 from weft.schedule.work import Work, work_of
 from weft.sim.arms import Arm, find_arm
 from weft.sim.clock import VirtualClock
-from weft.sim.cost import CostModel
-from weft.sim.report import Percentiles, Report, Timeline
+from weft.sim.cost import CostModel, moved_bytes
+from weft.sim.report import MeanBytes, Percentiles, Report, Timeline, bytes_by_use
 from weft.sim.traffic import Traffic
 from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS, SeqId
 
@@ -47,6 +47,8 @@ ROWS_MAX = 256
 STEP_TOKENS_MAX = 8192
 _REPORT_EVERY = 16
 """Requests that end between two calls of ``on_progress``."""
+_LOOK_EVERY = 16
+"""Steps between two looks at what memory is used for."""
 
 _SAMPLED = SamplingParams()
 _PROMPT_ONLY = SamplingParams(max_tokens=0)
@@ -155,6 +157,7 @@ class _Player:
         self._next = 0
         self._times = _Times.none(len(traffic))
         self._counts = _Counts()
+        self._mean_bytes = MeanBytes()
 
     # ------------------------------------------------------------------ the loop
 
@@ -195,9 +198,18 @@ class _Player:
         ended = self._settle(plan)
         if self._jump and not ended and _still(plan, len(self.scheduler.running)):
             self._leap(plan, work)
+        if plan.step % _LOOK_EVERY == 0:
+            self._look_at_memory()
+
+    def _look_at_memory(self) -> None:
+        rows = self.scheduler.rows
+        begun = -(-rows.computed // PAGE_TOKENS)
+        ahead = int(np.maximum(rows.pages_held - begun, 0).sum())
+        self._mean_bytes.add(bytes_by_use(self.memory.usage(), self.memory.plan, ahead,
+                                          self.clock() - self._mean_bytes.seconds))
 
     def _count(self, plan: StepPlan, work: Work) -> None:
-        seconds = self._cost.step_s(work)
+        seconds = self._cost.step_s(work) + self._cost.moved_s(moved_bytes(plan, self.memory.plan))
         self.clock.advance(seconds)
         counts = self._counts
         counts.steps += 1
@@ -267,7 +279,7 @@ class _Player:
             self.clock.advance(seconds)
             counts.busy_s += seconds
         if steps:
-            table.computed[rows] += steps
+            self.scheduler.leap(plan, steps)
             for seq in seqs:
                 seq.made += steps
             counts.steps += steps
@@ -304,7 +316,8 @@ class _Player:
             tpot=Percentiles.of(((times.ended_s - times.first_s) / np.maximum(outputs - 1, 1))[several]),
             running_max=counts.running_max, preemptions=self.scheduler.preemption_count, steps=counts.steps,
             virtual_s=self.clock(), busy_s=counts.busy_s, states_kept=counts.taps,
-            pages_held_max=usage.pages_held_max, slots_held_max=usage.slots_held_max, timeline=times,
+            pages_held_max=usage.pages_held_max, slots_held_max=usage.slots_held_max,
+            mean_bytes=self._mean_bytes, timeline=times,
             cache=usage.cache)
 
 

@@ -8,7 +8,7 @@ sequence that was preempted and comes back is counted again there, as it looks a
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from hashlib import blake2b
 from typing import Any
 
@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.memory.cache import CacheCounts
+from weft.memory.memory import MemoryUsage
+from weft.memory.plan import ArenaPlan
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -47,6 +49,47 @@ class Timeline:
     ended_s: Floats
 
 
+@dataclass(slots=True)
+class MeanBytes:
+    """What the arena's bytes were used for, each byte counted for the time it was: ``leased_ahead`` of the KV
+    of running sequences is not computed yet; ``cached_*`` is read by nobody, and wide; ``open``: holes in
+    frames; ``free``: for either kind."""
+
+    running_kv: float = 0.0
+    leased_ahead: float = 0.0
+    running_states: float = 0.0
+    cached_kv: float = 0.0
+    cached_states: float = 0.0
+    parked_kv: float = 0.0
+    parked_states: float = 0.0
+    open: float = 0.0
+    free: float = 0.0
+    seconds: float = 0.0
+    """That these are means of."""
+
+    def add(self, now: MeanBytes) -> None:
+        """``now`` held for ``now.seconds``."""
+        self.seconds += now.seconds
+        if self.seconds > 0:
+            share = now.seconds / self.seconds
+            for one in fields(self)[:-1]:
+                mean = getattr(self, one.name)
+                setattr(self, one.name, mean + share * (getattr(now, one.name) - mean))
+
+
+def bytes_by_use(usage: MemoryUsage, plan: ArenaPlan, pages_ahead: int, seconds: float) -> MeanBytes:
+    """``pages_ahead``: leased and not begun."""
+    page, slot = plan.page_bytes, plan.slot_stride_bytes
+    ahead = pages_ahead * page
+    return MeanBytes(
+        running_kv=(usage.pages_held - usage.pages_cached + usage.pages_shared) * page - ahead,
+        leased_ahead=ahead, running_states=(usage.slots_held - usage.slots_cached) * slot,
+        cached_kv=((usage.pages_cached - usage.pages_shared) * page - usage.parked_bytes
+                   - usage.parked_kv_bytes),
+        cached_states=usage.slots_cached * slot, parked_kv=usage.parked_kv_bytes,
+        parked_states=usage.parked_bytes, open=usage.open_bytes, free=usage.free_bytes, seconds=seconds)
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     arm: str
@@ -70,6 +113,7 @@ class Report:
     states_kept: int
     pages_held_max: int
     slots_held_max: int
+    mean_bytes: MeanBytes = field(repr=False, compare=False)
     timeline: Timeline = field(repr=False, compare=False)
 
     @property
@@ -84,16 +128,18 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the timeline, with the rate and the hash."""
-        numbers = {name: value for name, value in asdict(self).items() if name != "timeline"}
+        numbers = {**self._numbers(), "mean_bytes": asdict(self.mean_bytes)}
         return {**numbers, "hit_rate": self.hit_rate, "hash": self.digest}
 
     @property
     def digest(self) -> str:
         """Equal for equal runs: of all numbers, and of every request's cached tokens and times."""
-        numbers = {name: value for name, value in asdict(self).items() if name != "timeline"}
-        hashed = blake2b(json.dumps(numbers, sort_keys=True).encode(), digest_size=16)
+        hashed = blake2b(json.dumps(self._numbers(), sort_keys=True).encode(), digest_size=16)
         for column in (self.timeline.cached_tokens, self.timeline.began_s, self.timeline.first_s,
                        self.timeline.ended_s):
             hashed.update(np.ascontiguousarray(column).tobytes())
         return hashed.hexdigest()
+
+    def _numbers(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name not in ("timeline", "mean_bytes")}
 

@@ -38,11 +38,23 @@ def test_a_parked_page_is_nearly_half_of_one_in_sixteen_bits(spec: ModelSpec) ->
     assert 0 <= arena.parked_kv_bytes - last.scale_offset_bytes - scales < 64
 
 
+@pytest.mark.parametrize("spec", [QWEN35_397B, QWEN3_NEXT_80B, NEMOTRON_H_8B, JAMBA_MINI, LFM2_1_2B,
+                                  GRANITE_H_SMALL])
+def test_in_four_bits_it_is_under_a_third_and_the_last_row_ends_with_the_record(spec: ModelSpec) -> None:
+    arena = plan_arena(spec, 80 * GIB, park=True, park_kv="int4")
+    assert 2.9 < arena.page_bytes / arena.parked_kv_bytes < 3.2
+    last = arena.parked_kv_fields[-1]
+    rows = last.field.kv_heads * (last.field.head_dim + PAGE_TOKENS)
+    assert 0 <= arena.parked_kv_bytes - last.scale_offset_bytes - rows * 4 < 64
+
+
 def test_kv_is_parked_only_where_it_is_asked_for_and_wider_than_eight_bits() -> None:
     assert plan_arena(QWEN35_397B, 80 * GIB).parked_kv_bytes == 0
     assert plan_arena(QWEN35_397B, 80 * GIB, kv_dtype="int8", park=True).parked_kv_bytes == 0
     wide = plan_arena(QWEN35_397B, 80 * GIB, kv_dtype="float32", park=True)
     assert 3.6 < wide.page_bytes / wide.parked_kv_bytes < 4
+    assert plan_arena(QWEN35_397B, 80 * GIB, park_kv="int4").parked_kv_bytes == 0
+    assert plan_arena(QWEN35_397B, 80 * GIB, kv_dtype="int8", park=True, park_kv="int4").parked_kv_bytes == 0
 
 
 def kept(count: int, *, kv_share: float = 0.5, pages: int = 4, frames: int = 16) -> Memory:
