@@ -108,7 +108,7 @@ class Greedy:
         self.meter.held = 10 * len(inputs.tokens_T)
         return inputs.tokens_T[:, None].float()
 
-    def logits(self, hidden_XD: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden_XD: torch.Tensor, out_XV: torch.Tensor | None = None) -> torch.Tensor:
         self.meter.held += 1000 * len(hidden_XD)
         return hidden_XD
 

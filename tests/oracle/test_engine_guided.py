@@ -176,8 +176,8 @@ def test_a_grammar_that_gives_up_ends_its_own_answer_only(monkeypatch: pytest.Mo
 def test_logits_that_are_nan_still_make_a_token_of_the_grammar() -> None:
     made = serving()
     logits = made.executor.model.logits
-    made.executor.model.logits = lambda hidden: torch.full_like(  # type: ignore[method-assign]
-        logits(hidden), float("nan"))
+    made.executor.model.logits = lambda *args: torch.full_like(  # type: ignore[method-assign]
+        logits(*args), float("nan"))
     try:
         [answer] = made.run(prompts()[:1], guided(choice_guide(["yes", "no"], field="f")))
     finally:

@@ -25,6 +25,7 @@ from tests.oracle.serving import (
 )
 from weft.engine.guides import GuideCompiler
 from weft.request import SamplingParams
+from weft.runner.batch import BatchBuilder
 from weft.runner.homeward import Delivery, Homeward
 from weft.runner.launched import LaunchedStep
 from weft.runner.sampler import Sampler
@@ -203,15 +204,15 @@ def test_a_row_that_is_fed_what_it_chose_before_is_noticed(monkeypatch: pytest.M
     serving = Serving("qwen3_5", overlap=True)
     chosen = serving.executor.batches.chosen
     late = [torch.zeros_like(chosen)]
-    copy = torch.Tensor.index_copy_
+    note = BatchBuilder.note_chosen
 
-    def one_step_late(self: torch.Tensor, *args: object) -> torch.Tensor:
-        if self is not chosen:
-            return copy(self, *args)  # type: ignore[arg-type]
+    def one_step_late(self: BatchBuilder, *args: object) -> None:
         before = late.pop()
-        late.append(copy(before.clone(), *args))  # type: ignore[arg-type]
-        return self.copy_(before)
-    monkeypatch.setattr(torch.Tensor, "index_copy_", one_step_late)
+        chosen.copy_(before)
+        note(self, *args)  # type: ignore[arg-type]
+        late.append(chosen.clone())
+        chosen.copy_(before)
+    monkeypatch.setattr(BatchBuilder, "note_chosen", one_step_late)
     one = truth("qwen3_5")[2]
     [answer] = serving.run([one.prompt])
     assert distance(answer, one) > 10 * TOLERANCE

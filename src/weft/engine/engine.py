@@ -264,7 +264,7 @@ class EngineCore:
             assert opening.seq == admission.seq
             stream = self._streams[admission.seq]
             if not stream.started:
-                stream.started = True
+                stream.started, stream.plain = True, False
                 stream.lost = told(opening.match.lost)
                 stream.queued_s = now - stream.accepted_s
                 stream.cached_tokens = int(plan.starts[run])
@@ -279,10 +279,11 @@ class EngineCore:
             stream = self._streams.get(seq_id)
             if stream is not None and stream.seq.prompt_logprobs_due:
                 stream.prompt_logprobs = [None]  # its prompt is computed again from the start
+                stream.plain = False
         for run in plan.prompt_logprob_runs:
             self._add_prompt_logprobs(plan, run, result)
         streams, outbox = self._streams, self._outbox
-        logprobs = result.logprobs
+        logprobs, failures = result.logprobs, result.failures
         generated = 0
         for run, (seq_id, token) in enumerate(zip(plan.seqs, result.tokens.tolist(), strict=True)):
             stream = streams.get(seq_id)
@@ -293,13 +294,16 @@ class EngineCore:
             if token == PAD:
                 self._settle_unsampled(plan, run, stream)
                 continue
-            seq = stream.seq
-            seq.generated.append(token)
-            if run in result.failures:
-                outbox.append(self._end(stream, [], "error", error=result.failures[run], own_fault=True))
+            made = stream.generated
+            made.append(token)
+            if failures and run in failures:
+                outbox.append(self._end(stream, [], "error", error=failures[run], own_fault=True))
                 continue
             generated += 1
-            reason = stream.rule.reason(token, len(seq.generated))
+            if stream.plain and token not in stream.stop_ids and len(made) < stream.made_max:
+                outbox.append(stream.plain_event(token))
+                continue
+            reason = stream.rule.reason(token, len(made))
             token_logprobs = logprobs[run] if stream.wants_logprobs else None
             if reason is None:
                 outbox.append(stream.event([token], logprobs=token_logprobs))

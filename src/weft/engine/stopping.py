@@ -51,8 +51,14 @@ def stop_rule(sampling: SamplingParams, eos_ids: Iterable[int], context_left: in
     made_max = context_left if sampling.max_tokens is None else min(sampling.max_tokens, context_left)
     # An end before min_tokens is masked, except where the grammar leaves nothing else: then it is the end.
     min_tokens = sampling.min_tokens if sampling.guide is None else 0
-    return StopRule(ids=frozenset(stop_ids(sampling, eos_ids)), named_ids=frozenset(sampling.stop_token_ids),
+    return StopRule(ids=_shared(stop_ids(sampling, eos_ids)), named_ids=frozenset(sampling.stop_token_ids),
                     min_tokens=min_tokens, made_max=made_max)
+
+
+@lru_cache(maxsize=256)
+def _shared(ids: tuple[int, ...]) -> frozenset[int]:
+    """One set for all that end alike: a step looks into each one's, and most are the model's own."""
+    return frozenset(ids)
 
 
 def stop_ids(sampling: SamplingParams, eos_ids: Iterable[int]) -> tuple[int, ...]:

@@ -59,7 +59,8 @@ class Arena:
 
     @property
     def free_count(self) -> int:
-        return sum(len(stack) for stack in self.free.values())
+        never_used, pages, slots = self.free.values()
+        return len(never_used) + len(pages) + len(slots)
 
     def claim(self, claim: FrameClaim) -> None:
         frame = self.free[claim.held].pop()

@@ -8,6 +8,7 @@ from weft.memory.lease import Lease
 from weft.memory.pages import Pages
 from weft.memory.plan import ArenaPlan
 from weft.memory.policy import Policy
+from weft.memory.pressure import slots_ahead
 from weft.memory.slots import Slots
 from weft.units import SeqId
 
@@ -15,13 +16,15 @@ from weft.units import SeqId
 class Books:
     """``cache`` False: no prefix is ever kept. ``policy``: what goes first, None for least recently used."""
 
-    __slots__ = ("arena", "cache", "leases", "pages", "plan", "slots", "version")
+    __slots__ = ("arena", "cache", "leases", "pages", "plan", "slots", "slots_ahead", "version")
 
     def __init__(self, plan: ArenaPlan, *, cache: bool = False, policy: Policy | None = None) -> None:
         self.plan = plan
         self.arena = Arena(plan.frame_count)
         self.pages = Pages(plan.pages_per_frame, plan.frame_count)
         self.slots = Slots(plan.slots_per_frame, plan.frame_count)
+        self.slots_ahead = slots_ahead(plan.slot_count)
+        """To have free ahead of need."""
         self.cache = PrefixCache(plan, enabled=cache, page_owners=self.pages.owners,
                                  slot_owners=self.slots.owners, policy=policy)
         self.leases: dict[SeqId, Lease] = {}

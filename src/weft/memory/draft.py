@@ -33,7 +33,7 @@ from weft.memory.lease import Checkpoint, Lease
 from weft.memory.packing import Walk
 from weft.memory.parcels import KvParking, Widening
 from weft.memory.parking import PARK_BYTES_PER_STEP, ParkingRoom, pages_beyond
-from weft.memory.pressure import UNMEETABLE, Demand, Room, slots_ahead
+from weft.memory.pressure import UNMEETABLE, Demand, Room
 from weft.memory.reservation import (
     Extension,
     Match,
@@ -51,7 +51,6 @@ from weft.memory.tree import NO_NODE, NO_SLOT, PARKED, Node, NodeId
 from weft.units import PAGE_TOKENS, PageId, SeqId, SlotId, pages_for
 
 Int32s = npt.NDArray[np.int32]
-
 _NO_MOVES = Moves()
 
 
@@ -81,8 +80,7 @@ class Draft:
         self._spared: set[NodeId] = set()
         self._last: tuple[NodeId, ...] = ()
         self._needed = 0, 0
-        self._flushed = False
-        self._compacting = False
+        self._flushed = self._compacting = False
 
     # ------------------------------------------------------------------ the verbs
 
@@ -263,11 +261,14 @@ class Draft:
     def seal(self) -> Reservation:
         """The frozen sum of this draft so far. A reading: what the draft takes later is not in it."""
         self._check_current()
-        opened = tuple(Opening(seq, (*lease.pages, *self._gained[seq]), lease.slot, lease.epoch, match)
-                       for seq, (lease, match) in self._opened.items())
-        extended = tuple(Extension(seq, tuple(pages))
-                         for seq, pages in self._gained.items() if seq not in self._opened)
+        opened = tuple([Opening(seq, (*lease.pages, *self._gained[seq]), lease.slot, lease.epoch, match)
+                        for seq, (lease, match) in self._opened.items()])
+        extended = tuple([Extension(seq, tuple(pages))
+                          for seq, pages in self._gained.items() if seq not in self._opened])
         chosen, moves = self._relief()
+        if not (chosen or moves or opened or self._closed or self._saved or self._sharing.publications):
+            return Reservation(self._version, tuple(self._frames.claims), tuple(self._page_walk.taken),
+                               (), (), extended, ())
         parked, pages_parked_in, frames_parked_in = self._park(chosen)
         tree, parcels = self._books.cache.tree, self._books.cache.parcels
         patches = tuple(patch for patch in self._sharing.patches if patch.seq not in self._closed)
@@ -332,7 +333,10 @@ class Draft:
         would be if things lay well; parking or evictions where it would not."""
         if self._flushed:
             return self._choose(UNMEETABLE), _NO_MOVES  # perhaps between steps, where nobody makes copies
-        room, (pages, slots) = self._room(), self._wanted()
+        room, most = self._room(), max(self._needed[0], self._reserve_pages()) + self._books.plan.parked_pages
+        if not (self._compacting or any(room.short(most, self._needed[1] + self._books.slots_ahead))):
+            return [], _NO_MOVES  # the most that can be wanted is there, as in nearly every step
+        pages, slots = self._wanted()
         frames, evictions = (0, 0), []
         if any(room.short(pages, slots)):
             demand = self._demand(pages, slots)
@@ -356,7 +360,7 @@ class Draft:
         pages, slots = self._needed
         if self._closed or not any(cache.evictable):
             return pages, slots
-        reserve, ahead = max(pages, self._reserve_pages()), slots_ahead(self._books.plan.slot_count)
+        reserve, ahead = max(pages, self._reserve_pages()), self._books.slots_ahead
         to_park_in = self._books.plan.parked_pages if cache.order.in_slots else 0
         evictable = cache.evictable_but(self._last)
         for wanted in ((reserve + to_park_in, slots + ahead), (reserve, slots + ahead), (reserve, slots)):

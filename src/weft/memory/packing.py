@@ -141,6 +141,11 @@ class Walk(Generic[Item]):
 
     def take(self, count: int) -> list[Item]:
         """The next ``count`` items; the caller has seen that ``room`` is enough."""
+        if count == 1 and self._depth < len(self._stack):   # a decode that crosses into its next page
+            self._depth += 1
+            self.left -= 1
+            self.taken.append(self._stack[-self._depth])
+            return [self._stack[-self._depth]]
         items: list[Item] = []
         while len(items) < count:
             end = len(self._stack) - self._depth

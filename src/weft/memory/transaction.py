@@ -57,7 +57,8 @@ def apply(books: Books, reservation: Reservation) -> None:
         packing.add(claim.frame)
     books.pages.take(reservation.pages)
     books.slots.take(reservation.slots)
-    _move(books, reservation.moves)
+    if reservation.moves:
+        _move(books, reservation.moves)
     for restore in reservation.kv_restored:
         node = books.cache.tree.by_id[restore.node]
         books.pages.give(restore.pages, of_tree(node.strand.id), node.start // PAGE_TOKENS)

@@ -26,11 +26,13 @@ import torch
 from weft.architecture import Architecture, Rope
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Norm
+from weft.models.embedding import Embedding
 from weft.models.rotary import RotaryTable
 from weft.models.stack import Stack
 from weft.spec import ModelSpec
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.add_norm import add_norm
+from weft.tensor.ops.tiled_linear import tiled_linear
 from weft.tensor.tiled import TiledWeight
 
 
@@ -76,9 +78,11 @@ class CausalModel:
         self.architecture = architecture
         self.spec: ModelSpec = architecture.spec()
         self.embedding = embedding
+        self._embedded = Embedding(embedding)
         self.layers = layers
         self.final_norm = final_norm
         self.head = head
+        self._headed_XV: torch.Tensor | None = None
         self._last_mixer = max(i for i, layer in enumerate(layers) if layer.mixer is not None)
         self._ropes = [rope_of(mixer) for mixer in architecture.mixers]
         self._rotary = {rope: RotaryTable(rope, embedding.device)
@@ -93,7 +97,7 @@ class CausalModel:
         whole = inputs if inputs.asked is None else replace(inputs, asked=None)
         turned: dict[Rope | None, CosSin | None] = {None: None}
         turned.update((rope, table.at(inputs.positions_T)) for rope, table in self._rotary.items())
-        x_TD = _rows_of(self.embedding, inputs.tokens_T)
+        x_TD = self._embedded.rows_at(inputs.tokens_T)
         if self.architecture.embedding_multiplier != 1.0:
             x_TD = x_TD * self.architecture.embedding_multiplier
         embedded_TD, dtype = x_TD, x_TD.dtype
@@ -135,18 +139,28 @@ class CausalModel:
         scale = self.architecture.residual_multiplier
         return x_TD if y_TD is None else x_TD + (y_TD if scale == 1.0 else y_TD * scale)
 
-    def logits(self, hidden_XD: torch.Tensor) -> torch.Tensor:
-        """Any rows of ``forward``'s result -> float32 [X, vocab]."""
-        logits_XV = self.head(hidden_XD).float()
-        if self.architecture.logits_divisor != 1.0:
-            logits_XV = logits_XV / self.architecture.logits_divisor
-        return logits_XV
+    def logits(self, hidden_XD: torch.Tensor, out_XV: torch.Tensor | None = None) -> torch.Tensor:
+        """Any rows of ``forward``'s result -> float32 [X, vocab]: in ``out_XV`` where that is given and they
+        are made anew from another dtype."""
+        if out_XV is None:
+            logits_XV = self.head(hidden_XD).float()
+        else:
+            made_XV = self._through_head(hidden_XD, out_XV)
+            logits_XV = made_XV if made_XV.dtype == torch.float32 else out_XV.copy_(made_XV)
+        divisor = self.architecture.logits_divisor
+        return logits_XV if divisor == 1.0 else logits_XV.div_(divisor)
 
-
-def _rows_of(table: torch.Tensor | TiledWeight, tokens_T: torch.Tensor) -> torch.Tensor:
-    if isinstance(table, TiledWeight):
-        return table.rows_at(tokens_T)
-    return torch.nn.functional.embedding(tokens_T, table)
+    def _through_head(self, hidden_XD: torch.Tensor, out_XV: torch.Tensor) -> torch.Tensor:
+        """[X, vocab] of the head's dtype, in memory that is written again in the next step, as new memory of
+        that size costs page faults: in ``out_XV`` where it has that dtype."""
+        weight, bias = self.head.weight, self.head.bias
+        if not isinstance(weight, TiledWeight) or weight.dtype != hidden_XD.dtype:
+            return self.head(hidden_XD)
+        if weight.dtype == torch.float32:
+            return tiled_linear(hidden_XD, weight, bias, out_XV)
+        if self._headed_XV is None or self._headed_XV.shape != out_XV.shape:
+            self._headed_XV = torch.empty(out_XV.shape, dtype=weight.dtype)
+        return tiled_linear(hidden_XD, weight, bias, self._headed_XV)
 
 
 def _normed(norm: Norm | None, x_TD: torch.Tensor) -> torch.Tensor:

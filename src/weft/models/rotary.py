@@ -1,8 +1,10 @@
 """Rotary frequencies, and cos / sin of the positions of one step.
 
-A table over all positions was rejected: at 262,144 positions it costs more memory than a small model, and a
-step needs a few hundred rows of it. The angles are computed in float32 from the positions, as transformers
-does, so that the numbers agree to the last bit.
+The angles are computed in float32 from the positions, as transformers does, so that the numbers agree to the
+last bit. A step of decodes on a CPU needs one row for each sequence, and the operators for that cost the host
+more than what they compute: it gathers them from a table of the first positions, which grows as it is asked
+for. A table over all positions was rejected: at 262,144 positions it costs more memory than a small model,
+and prompts, which read most of it, gain nothing by it.
 
 Sources: RoPE (Su et al., 2021); linear interpolation (Chen et al., 2023); YaRN (Peng et al., 2023,
 "NTK-by-parts", equations 17-22); llama3 scaling (the Llama 3.1 release's reference code).
@@ -11,10 +13,19 @@ Sources: RoPE (Su et al., 2021); linear interpolation (Chen et al., 2023); YaRN 
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from weft.architecture import Rope
+
+TABLE_BYTES_MAX = 16 << 20
+"""Of cos and sin of one rope."""
+DECODES_MAX = 256
+"""Positions that are gathered rather than computed."""
+_POSITIONS_FIRST = 1024
 
 
 class RotaryTable:
@@ -25,16 +36,68 @@ class RotaryTable:
         self.frequencies = inverse_frequencies(rope).to(device or torch.device("cpu"))
         self.attention_factor = rope.attention_factor
         self.rotary_dim = rope.rotary_dim
+        self._gathered = _Gathered(self) if self.frequencies.device.type == "cpu" else None
 
     def at(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """int64 [T] -> cos, sin float32 [T, rotary_dim]; both halves carry the same angles. PAD positions
-        give finite values."""
+        give finite values. Valid until the next call."""
+        if self._gathered is not None and positions_T.shape[0] <= DECODES_MAX:
+            found = self._gathered.at(positions_T)
+            if found is not None:
+                return found
+        return self.computed(positions_T)
+
+    def computed(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """``at``, without a table."""
         angles = positions_T.to(torch.float32)[:, None] * self.frequencies
         angles = torch.cat((angles, angles), dim=-1)
         cos, sin = angles.cos(), angles.sin()
         if self.attention_factor != 1.0:
             cos, sin = cos * self.attention_factor, sin * self.attention_factor
         return cos, sin
+
+
+class _Gathered:
+    """cos and sin of the first positions, and room for one step's."""
+
+    __slots__ = ("_asked", "_cos", "_found", "_most", "_positions", "_rooms", "_rotary", "_sin")
+
+    def __init__(self, rotary: RotaryTable) -> None:
+        self._rotary = rotary
+        self._most = TABLE_BYTES_MAX // (8 * max(1, rotary.rotary_dim))
+        self._cos = self._sin = np.empty((0, rotary.rotary_dim), np.float32)
+        self._asked: torch.Tensor | None = None
+        self._positions: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._rooms: tuple[npt.NDArray[Any], ...] = ()
+        self._found: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def at(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """None where a position is beyond the table."""
+        if positions_T is not self._asked:   # a step of the same decodes asks with the same tensor
+            self._make_room(positions_T)
+        cos, sin = self._rooms
+        try:
+            self._cos.take(self._positions, axis=0, out=cos)
+        except IndexError:
+            if not self._grow():
+                return None
+            self._cos.take(self._positions, axis=0, out=cos)
+        self._sin.take(self._positions, axis=0, out=sin)
+        return self._found
+
+    def _make_room(self, positions_T: torch.Tensor) -> None:
+        self._asked, self._positions = positions_T, positions_T.numpy()
+        cos, sin = torch.empty((2, positions_T.shape[0], self._rotary.rotary_dim))
+        self._rooms, self._found = (cos.numpy(), sin.numpy()), (cos, sin)
+
+    def _grow(self) -> bool:
+        """To the positions asked for; False where that is too far."""
+        count = 1 << max(_POSITIONS_FIRST - 1, int(self._positions.max())).bit_length()
+        if count > self._most:
+            return False
+        cos, sin = self._rotary.computed(torch.arange(count))
+        self._cos, self._sin = cos.numpy(), sin.numpy()
+        return True
 
 
 def inverse_frequencies(rope: Rope) -> torch.Tensor:

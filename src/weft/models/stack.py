@@ -14,8 +14,9 @@ views, which are another list after a sleep. It keeps no view itself, or the are
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -39,6 +40,25 @@ _BINDINGS = 4
 _MIXERS = (AttentionBlock, GatedDeltaBlock, Mamba2Block, ShortConvBlock)
 
 
+class _Seen(NamedTuple):
+    dtype: torch.dtype
+    few: bool
+    instruction_set: str
+
+
+class _Last(NamedTuple):
+    """The step before: what was seen of it, its first and last cache, and what is bound. Weakly, as a view
+    keeps the arena."""
+
+    seen: _Seen
+    first: weakref.ref[LayerCache]
+    last: weakref.ref[LayerCache]
+    held: list[Any]
+
+    def are(self, caches: list[LayerCache]) -> bool:
+        return self.first() is caches[0] and self.last() is caches[-1]
+
+
 class Stack:
     """``scale``: of what is added to the stream; ``ropes``: of each layer's mixer."""
 
@@ -49,6 +69,7 @@ class Stack:
         self._turned = [rope for rope in dict.fromkeys(ropes) if rope is not None]
         self._final_norm, self._scale = final_norm, scale
         self._bindings: dict[tuple[Any, ...], list[Any]] = {}
+        self._last: _Last | None = None
 
     def run(self, x_TD: torch.Tensor, inputs: StepInputs, caches: list[LayerCache],
             turned: Mapping[Rope | None, CosSin | None]) -> torch.Tensor | None:
@@ -58,13 +79,7 @@ class Stack:
             return None
         if not native.fits(x_TD):
             return None
-        key = (id(caches), x_TD.dtype, x_TD.shape[0] < _FEW_ROWS, native.extension().instruction_set(),
-               _lies(caches[0]), _lies(caches[-1]), id(_first_chain(self._layers[0]).bound(x_TD)))
-        if key not in self._bindings:
-            if len(self._bindings) == _BINDINGS:
-                self._bindings.clear()
-            self._bindings[key] = self._bind(x_TD, caches)
-        bound = self._bindings[key][0]
+        bound = self._bound(x_TD, caches)[0]
         if bound is None:
             return None
         out_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype)
@@ -73,6 +88,23 @@ class Stack:
                   [_addresses(turned[rope]) for rope in self._turned], *native.page_table_of(runs),
                   out_TD.data_ptr())
         return out_TD
+
+    def _bound(self, x_TD: torch.Tensor, caches: list[LayerCache]) -> list[Any]:
+        """What ``_bind`` made for such a step: in nearly every step what it was in the one before."""
+        now = _Seen(x_TD.dtype, x_TD.shape[0] < _FEW_ROWS, native.extension().instruction_set())
+        last, first = self._last, _first_chain(self._layers[0])
+        if last is not None and last.seen == now and last.are(caches) and first.stays:
+            return last.held
+        key = (*now, id(caches), _lies(caches[0]), _lies(caches[-1]), id(first.bound(x_TD)))
+        if key not in self._bindings:
+            if len(self._bindings) == _BINDINGS:
+                self._bindings.clear()
+            self._bindings[key] = self._bind(x_TD, caches)
+        held = self._bindings[key]
+        self._last = None
+        if held[0] is not None:
+            self._last = _Last(now, weakref.ref(caches[0]), weakref.ref(caches[-1]), held)
+        return held
 
     def _bind(self, x_TD: torch.Tensor, caches: list[LayerCache]) -> list[Any]:
         """The kernels' side or None, then what it has addresses of."""

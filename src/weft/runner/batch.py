@@ -23,6 +23,9 @@ A decode whose token is PAD in the plan is fed the one that its row chose last, 
 which the executor writes as soon as tokens are chosen): so a step can be sent before the one before it is
 home. The table has one row more than there are rows; it stays PAD for ever and is the row of every PAD run.
 
+A step of decodes alone on a CPU goes another way, on which nothing is made again that is as it was in the
+step before (``decodes``).
+
 Rejected: a table sent whole with each step (linear in the context of all sequences), PAD rows that point
 at a real page or slot "that nobody reads" (it gets written).
 """
@@ -38,8 +41,9 @@ import numpy.typing as npt
 import torch
 
 from weft.runner.arena import DeviceArena, Items
+from weft.runner.decodes import SteadyDecodes
 from weft.runner.graphs import DecodeBlock, known_tokens, stride_of
-from weft.runner.sampler import Sampler
+from weft.runner.sampler import Choice, Sampler
 from weft.runner.staging import Staged, Staging
 from weft.schedule.plan import StepPlan
 from weft.tensor import device_runs, gpu
@@ -67,20 +71,21 @@ class StepBatch:
     """``inputs``: what the model takes, or the block that a graph takes, where there is one for the step.
     ``sample_runs``, ``sample_rows``, ``sample_positions``: int64 [X], of the runs that sample: their
     index in the plan, their row, and the position of the token to be chosen; ``sample_index_X``: the
-    index in T of their last token, ``sample_rows_X``: their row; both on the device."""
+    index in T of their last token, None where that is every token; ``sample_rows_X``: their row, None
+    where the host's memory is the device's; both on the device."""
 
     inputs: StepInputs | DecodeBlock
     sample_runs: Int64s
     sample_rows: Int64s
     sample_positions: Int64s
-    sample_index_X: torch.Tensor
-    sample_rows_X: torch.Tensor
-    prompt_spans: tuple[PromptSpan, ...]
+    sample_index_X: torch.Tensor | None
+    sample_rows_X: torch.Tensor | None
+    prompt_spans: tuple[PromptSpan, ...] = ()
 
     def sampled_of(self, hidden: torch.Tensor) -> torch.Tensor:
         """What ``forward`` returned for ``inputs`` -> the hidden states of the runs that sample [X, D]."""
         narrow = isinstance(self.inputs, StepInputs) and self.inputs.asked is not None
-        return hidden if narrow else hidden[self.sample_index_X]
+        return hidden if narrow or self.sample_index_X is None else hidden[self.sample_index_X]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,9 @@ class _Memory:
     page_copies: Staged | None = None
 
 
+_AS_PLANNED = _Memory()
+
+
 class BatchBuilder:
     """State of ``rows_max`` rows with up to ``pages_max`` pages; steps of up to ``step_tokens_max`` tokens.
     ``pad_decode_to``: the decode part of every batch has at least so many rows. ``decode_widths``: sizes that
@@ -141,6 +149,8 @@ class BatchBuilder:
         # The same memory where the host can write it: some entries change in most steps, and an indexed
         # write of torch costs more than all of them.
         self._host_table = None if by_copies else self.table.numpy()
+        self._host_chosen = None if by_copies else self.chosen.numpy()
+        self._steady: SteadyDecodes | None = None
         self._prompts: dict[int, tuple[Int64s, int]] = {}
         self.staging = Staging(device, copies=by_copies)
         self._places = np.arange(self._tokens_max, dtype=np.int64)
@@ -151,23 +161,25 @@ class BatchBuilder:
         return [page for page in self.table[row].tolist() if page != PAD]
 
     def table_row(self, row: int) -> torch.Tensor:
-        """int32 [pages_max], the live row itself."""
+        """int32 [pages_max], the live row itself: whoever asks for it may write it before the next step."""
+        self._steady = None
         return self.table[row]
 
     def apply(self, plan: StepPlan, sampler: Sampler, arena: DeviceArena) -> None:
         """Bring rows, sampler and memory to where the plan's runs expect them, and the runs to the device."""
-        for cleared in plan.rows_cleared:
-            self._prompts.pop(cleared, None)
-            sampler.clear(cleared)
-        for a in plan.admissions:
-            sampler.admit(a.row, a.tokens, a.prompt_tokens, a.sampling, a.seed, a.stop_ids, a.guide)
-            if a.sampling.prompt_logprobs is not None:
-                prompt = a.tokens[: a.prompt_tokens].astype(np.int64)
-                self._prompts[a.row] = (prompt, a.sampling.prompt_logprobs)
+        if plan.rows_cleared or plan.admissions:
+            self._change_rows(plan, sampler)
         self.staging.begin()
         memory = self._stage_memory(plan)
-        self._sent = self._stage_runs(plan, sampler)
+        self._steady = self._steady_of(plan)
+        if self._steady is not None:
+            self._steady.advance(plan)
+            sampler.stage(self.staging, self._steady.rows, self._steady.contexts)
+        else:
+            self._sent = self._stage_runs(plan, sampler)
         self.staging.send()
+        if memory is None:
+            return
         self._apply_rows(memory)
         arena.fill_frames(memory.zero_frames or plan.zero_frames, 0)
         arena.park(memory.parks or plan.parks)
@@ -177,16 +189,48 @@ class BatchBuilder:
         arena.copy_slots(*_pair(memory.slot_copies, plan.slot_copies))
         arena.copy_pages(*_pair(memory.page_copies, plan.page_copies))
 
-    def _stage_memory(self, plan: StepPlan) -> _Memory:
-        on_device = self._host_table is None
-        if self._host_table is not None:
-            for cleared in plan.rows_cleared:
+    def _change_rows(self, plan: StepPlan, sampler: Sampler) -> None:
+        self._steady = None
+        for cleared in plan.rows_cleared:
+            self._prompts.pop(cleared, None)
+            sampler.clear(cleared)
+            if self._host_table is not None:
                 self._host_table[cleared] = PAD
+        for a in plan.admissions:
+            sampler.admit(a.row, a.tokens, a.prompt_tokens, a.sampling, a.seed, a.stop_ids, a.guide)
+            if a.sampling.prompt_logprobs is not None:
+                prompt = a.tokens[: a.prompt_tokens].astype(np.int64)
+                self._prompts[a.row] = (prompt, a.sampling.prompt_logprobs)
+
+    def _steady_of(self, plan: StepPlan) -> SteadyDecodes | None:
+        """The decodes of ``plan`` that go on, or begin to: where there is nothing else in it."""
+        if self._host_table is None or self._host_chosen is None or self._pad_decode_to or self.decode_widths:
+            return None
+        if self._steady is not None and self._steady.goes_on(plan):
+            return self._steady
+        if not 0 < plan.decode_count == plan.run_count or not plan.samples.all():
+            return None
+        assert (plan.lengths == 1).all(), "a decode run has one token"
+        return SteadyDecodes(plan, self._host_table, self._host_chosen)
+
+    def note_chosen(self, batch: StepBatch, choice: Choice) -> None:
+        """``choice`` is of the runs that sample: what their rows decode next."""
+        if self._host_chosen is not None:
+            here_X = choice.chosen_X.numpy() if choice.here_X is None else choice.here_X
+            self._host_chosen[batch.sample_rows] = here_X
+        elif batch.sample_rows_X is not None:
+            self.chosen.index_copy_(0, batch.sample_rows_X, choice.chosen_X)
+
+    def _stage_memory(self, plan: StepPlan) -> _Memory | None:
+        """None where nothing happens to the arena. On the host tables are written here, and the arena takes
+        what the plan says as it is."""
+        if self._host_table is not None:
             for writes in (plan.table_writes, plan.table_patches):
                 if writes.size:
                     self._host_table[writes[0], writes[1]] = writes[2]
-            if not _moves(plan):
-                return _Memory()
+                    if self._steady is not None:
+                        self._steady.write(writes)
+            return _AS_PLANNED if _moves(plan) else None
 
         def staged(values: npt.NDArray[np.int32]) -> Staged | None:
             return self.staging.add(values, np.int64) if values.size else None
@@ -194,10 +238,10 @@ class BatchBuilder:
         def ids(values: Sequence[int]) -> Staged | None:
             return staged(np.array(values, np.int32)) if values else None
 
-        both = (plan.table_writes, plan.table_patches) if on_device else ()
         return _Memory(
-            cleared=ids(plan.rows_cleared) if on_device else None,
-            table_writes=tuple(one for one in map(staged, both) if one is not None),
+            cleared=ids(plan.rows_cleared),
+            table_writes=tuple(one for one in map(staged, (plan.table_writes, plan.table_patches))
+                               if one is not None),
             zero_frames=ids(plan.zero_frames), parks=staged(plan.parks), restores=staged(plan.restores),
             kv_parks=staged(plan.kv_parks), kv_restores=staged(plan.kv_restores),
             slot_copies=staged(plan.slot_copies), page_copies=staged(plan.page_copies))
@@ -265,13 +309,18 @@ class BatchBuilder:
     def build(self, plan: StepPlan) -> StepBatch:
         """Inputs of the forward pass of the plan that was applied last. They live in memory that the next
         ``apply`` overwrites."""
+        if self._steady is not None:
+            assert self._steady.step == plan.step, "the plan was not applied"
+            return StepBatch(self._steady.inputs(), self._steady.runs, self._steady.rows,
+                             self._steady.contexts, None, None)
         sent = self._sent
         assert sent is not None, "there is nothing to compute"
         assert sent.plan.step == plan.step, "the plan was not applied"
+        every = len(sent.sample_runs) == len(sent.offsets) == sent.plan.token_count
         return StepBatch(
             inputs=self._block(sent) if sent.graphed else self._inputs(sent), sample_runs=sent.sample_runs,
             sample_rows=plan.rows[sent.sample_runs].astype(np.int64), sample_positions=sent.sample_positions,
-            sample_index_X=sent.sampling.device[0], sample_rows_X=sent.sampling.device[1],
+            sample_index_X=None if every else sent.sampling.device[0], sample_rows_X=sent.sampling.device[1],
             prompt_spans=tuple(self._prompt_spans(sent)))
 
     def _block(self, sent: _Sent) -> DecodeBlock:

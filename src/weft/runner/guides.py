@@ -107,6 +107,11 @@ class GuideRows:
     def clear(self, row: int) -> None:
         self._matchers.pop(row, None)
 
+    @property
+    def any(self) -> bool:
+        """Whether any row follows a grammar."""
+        return bool(self._matchers)
+
     def among(self, rows: Int64s) -> Guided | None:
         """The guided ones among ``rows``; None where there are none."""
         guided = self._guided(rows)

@@ -79,7 +79,7 @@ class Homeward:
     def send(self, pieces: Sequence[torch.Tensor]) -> Delivery:
         """Integers or floats of any shape, none of which is written later."""
         if not self._copies:
-            return Delivery((), None, None, [piece.numpy() for piece in pieces])
+            return self.there([piece.numpy() for piece in pieces])
         self._turn = 1 - self._turn
         before = self._deliveries[self._turn]
         if before is not None:
@@ -94,6 +94,11 @@ class Homeward:
             room.copy_(there, non_blocking=True)
         made = self._deliveries[self._turn] = Delivery(shapes, room.numpy(), self._event())
         return made
+
+    @staticmethod
+    def there(pieces: list[npt.NDArray[Any]]) -> Delivery:
+        """What is on the host already."""
+        return Delivery((), None, None, pieces)
 
     def _room(self, count: int) -> torch.Tensor:
         held = self._buffers[self._turn]

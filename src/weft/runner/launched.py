@@ -67,14 +67,18 @@ class LaunchedStep:
 
     def _open(self) -> StepResult:
         pieces = self._delivery.open()
-        tokens = np.full(self._run_count, PAD, np.int32)
+        tokens: npt.NDArray[np.int32] | None = None
         logprobs: dict[int, TokenLogprobs] = {}
         failures: dict[int, str] = {}
         taken = 0
         if self._choice is not None and self._sample_runs is not None:
             taken = len(self._choice.pieces)
             sampled = self._choice.told(pieces[:taken])
-            tokens[self._sample_runs] = sampled.tokens
+            if len(sampled.tokens) == self._run_count:
+                tokens = sampled.tokens
+            else:
+                tokens = np.full(self._run_count, PAD, np.int32)
+                tokens[self._sample_runs] = sampled.tokens
             logprobs = {int(self._sample_runs[i]): found for i, found in sampled.logprobs.items()}
             failures = {int(self._sample_runs[i]): why for i, why in sampled.failures.items()}
         prompts: dict[int, list[TokenLogprobs]] = {}
@@ -84,4 +88,6 @@ class LaunchedStep:
                 part = pieces[taken : taken + PIECES]
                 entries += told(part, [prompt.top_count] * len(part[0]))
                 taken += PIECES
+        if tokens is None:
+            tokens = np.full(self._run_count, PAD, np.int32)
         return StepResult(tokens, logprobs, prompts, time.perf_counter() - self._began_s, failures)

@@ -36,7 +36,7 @@ class DroppedModel:
     def forward(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
         raise AssertionError("the weights are dropped: wake the engine first")
 
-    def logits(self, hidden_XD: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden_XD: torch.Tensor, out_XV: torch.Tensor | None = None) -> torch.Tensor:
         raise AssertionError("the weights are dropped: wake the engine first")
 
 

@@ -27,8 +27,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from weft.config import Sizes
@@ -78,9 +80,23 @@ class Model(Protocol):
         through ``caches``."""
         ...
 
-    def logits(self, hidden_XD: torch.Tensor) -> torch.Tensor:
-        """float32 [X, vocab]."""
+    def logits(self, hidden_XD: torch.Tensor, out_XV: torch.Tensor | None = None) -> torch.Tensor:
+        """float32 [X, vocab], in ``out_XV`` where that is given and it is any use."""
         ...
+
+
+class LogitsRoom(NamedTuple):
+    """float32 [rows, vocab] that steps of one size write again and again, on a CPU: there the page faults of
+    new memory take longer than what is written to it. ``host_XV``: the same memory."""
+
+    rows: int
+    logits_XV: torch.Tensor
+    host_XV: npt.NDArray[np.float32]
+
+    @staticmethod
+    def of(rows: int, vocab_size: int) -> LogitsRoom:
+        made = torch.empty((rows, vocab_size))
+        return LogitsRoom(rows, made, made.numpy())
 
 
 class TorchExecutor:
@@ -114,6 +130,9 @@ class TorchExecutor:
         with current(device):
             self.sampler.warm()
         self._homeward = Homeward(device, copies=remote)
+        self._on_cpu = device.type == "cpu"
+        self._room: LogitsRoom | None = None
+        self._inference = torch.inference_mode()
         self._before: LaunchedStep | None = None
         self.observer = observer
         self.before_step = before_step
@@ -132,8 +151,11 @@ class TorchExecutor:
     def finish(self) -> StepResult:
         return self._worker.finish()
 
-    @torch.inference_mode()
     def _launch(self, plan: StepPlan) -> LaunchedStep:
+        with self._inference:
+            return self._launched(plan)
+
+    def _launched(self, plan: StepPlan) -> LaunchedStep:
         began_s = time.perf_counter()
         if self.before_step is not None:
             self.before_step(plan)
@@ -151,14 +173,19 @@ class TorchExecutor:
         prompts, scores = self._score_prompts(batch, hidden)
         choice = None
         if batch.sample_runs.size:
-            logits_XV = self.model.logits(batch.sampled_of(hidden))
+            room = self._logits_room(len(batch.sample_runs))
+            logits_XV = self.model.logits(batch.sampled_of(hidden), room.logits_XV if room else None)
             if self.observer is not None:
                 self.observer(plan, logits_XV)
             if looks_back and before is not None:
                 before.home()
-            choice = self.sampler.launch(logits_XV, batch.sample_rows, batch.sample_positions)
-            self.batches.chosen.index_copy_(0, batch.sample_rows_X, choice.chosen_X)
-        delivery = self._homeward.send([*(choice.pieces if choice is not None else ()), *scores])
+            host_XV = room.host_XV if room is not None and logits_XV is room.logits_XV else None
+            choice = self.sampler.launch(logits_XV, batch.sample_rows, batch.sample_positions, host_XV)
+            self.batches.note_chosen(batch, choice)
+        if choice is not None and choice.here_X is not None and not scores:
+            delivery = self._homeward.there([choice.here_X])
+        else:
+            delivery = self._homeward.send(choice.pieces + scores if choice is not None else scores)
         self._before = LaunchedStep(began_s, plan.run_count, delivery, choice, batch.sample_runs, prompts)
         return self._before
 
@@ -168,6 +195,13 @@ class TorchExecutor:
             return self.graphs.replay(inputs)
         scratch.home = self.arena.device
         return self.model.forward(inputs, self._caches)
+
+    def _logits_room(self, rows: int) -> LogitsRoom | None:
+        if not self._on_cpu:
+            return None
+        if self._room is None or self._room.rows != rows:
+            self._room = LogitsRoom.of(rows, self.model.spec.vocab_size)
+        return self._room
 
     def record_graphs(self) -> str | None:
         """Record decode steps, where a ``Capture`` was given; steps are padded to what was recorded from then
@@ -214,6 +248,7 @@ class TorchExecutor:
         self._before = None
         self._forget_graphs()
         self._caches = []
+        self._room = None
         self.arena.release()
         if level == 2:
             self.model, self._on_host = DroppedModel(self.model.spec), None
@@ -260,6 +295,7 @@ class TorchExecutor:
         self._worker.close()
         self._forget_graphs()
         self._caches = []
+        self._room = None
         self.sampler.close()
         self.arena.release()
 

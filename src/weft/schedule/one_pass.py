@@ -5,19 +5,33 @@ The pass is filled in order of claim (``scheduler``), over one draft of memory; 
 
     runs of the plan     [ decodes: arrays from the row table ][ prefills in progress | admissions ]
                                                                  lists by run, ``prefill_*``
+
+Where all of the lineup decodes and nothing else runs, the plan has the arrays of the lineup itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from weft.memory.draft import Draft
 from weft.memory.parcels import KvPark, KvRestore
 from weft.memory.reservation import PageCopy, Park, Restore, SlotCopy, TablePatch
-from weft.schedule.plan import Admission, Int32s, StepPlan, Tap, no_copies, no_records, no_writes, none_parked
+from weft.schedule.lineup import Lineup
+from weft.schedule.plan import (
+    Admission,
+    Bools,
+    Int32s,
+    StepPlan,
+    Tap,
+    no_copies,
+    no_records,
+    no_writes,
+    none_parked,
+)
 from weft.schedule.rows import RowTable
 from weft.schedule.sequence import Sequence
 from weft.units import PageId, RowId, SeqId, SlotId
@@ -25,12 +39,26 @@ from weft.units import PageId, RowId, SeqId, SlotId
 _NO_ROWS: Int32s = np.empty(0, dtype=np.int32)
 
 
+class _Runs(NamedTuple):
+    """Of a plan: see there."""
+
+    seqs: tuple[SeqId, ...]
+    rows: Int32s
+    starts: Int32s
+    lengths: Int32s
+    slots: Int32s
+    fresh: Bools
+    samples: Bools
+    tokens: Int32s
+
+
 @dataclass(slots=True)
 class Pass:
-    """``short``: a decode found no page. ``reclaiming``: the cache gives up memory for the next pass;
-    ``publishing``: sequences that put what they computed into it."""
+    """``lineup``: all that decode. ``short``: a decode found no page. ``reclaiming``: the cache gives up
+    memory for the next pass; ``publishing``: sequences that put what they computed into it."""
 
     draft: Draft
+    lineup: Lineup
     rows_cleared: list[RowId] = field(default_factory=list)
     finished: list[SeqId] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
@@ -88,32 +116,31 @@ class Pass:
 
     def seal(self, step: int, rows: RowTable) -> StepPlan:
         """The plan; ``rows`` is the table as it stands."""
-        decode_count = int(self.decode_rows.size)
         reservation = self.draft.seal()
-        run_rows = np.concatenate([self.decode_rows, np.asarray(self.prefill_rows, dtype=np.int32)])
-        starts = np.concatenate([rows.computed[self.decode_rows],
-                                 np.asarray(self.prefill_starts, dtype=np.int32)])
-        ends = np.concatenate([starts[:decode_count] + 1, np.asarray(self.prefill_ends, dtype=np.int32)])
-        slots = np.concatenate([rows.slots[self.decode_rows], np.asarray(self.prefill_slots, dtype=np.int32)])
-        for moved in reservation.moves.slot_patches:
-            slots[run_rows == rows.row_of_id(moved.seq)] = moved.slot
-        samples = np.ones(run_rows.size, dtype=np.bool_)
-        samples[decode_count:] = self.prefill_samples
-        seqs = (*rows.seq_ids[self.decode_rows].tolist(), *(seq.id for seq in self.prefill_seqs))
+        decode_count = int(self.decode_rows.size)
+        starts, tokens = rows.computed[self.decode_rows], rows.last_token[self.decode_rows]
+        lineup, moved = self.lineup, reservation.moves.slot_patches
+        if self.decode_rows is lineup.rows and not self.prefill_rows and not moved:
+            runs = _Runs(lineup.seqs, lineup.rows, starts, lineup.lengths, lineup.slots, lineup.fresh,
+                         lineup.samples, tokens)
+        else:
+            runs = self._runs(starts, tokens, rows)
+            for patch in moved:
+                runs.slots[runs.rows == rows.row_of_id(patch.seq)] = patch.slot
         return StepPlan(
             step=step,
-            seqs=seqs,
-            rows=run_rows,
-            starts=starts,
-            lengths=ends - starts,
-            slots=slots,
-            fresh=starts == 0,
-            samples=samples,
-            tokens=np.concatenate([rows.last_token[self.decode_rows], *self.prefill_tokens]),
+            seqs=runs.seqs,
+            rows=runs.rows,
+            starts=runs.starts,
+            lengths=runs.lengths,
+            slots=runs.slots,
+            fresh=runs.fresh,
+            samples=runs.samples,
+            tokens=runs.tokens,
             decode_count=decode_count,
             rows_cleared=tuple(self.rows_cleared),
             admissions=tuple(self.admissions),
-            table_writes=np.asarray([self.write_rows, self.write_indexes, self.write_pages], dtype=np.int32),
+            table_writes=self._table_writes(),
             table_patches=_patches(reservation.table_patches, rows),
             zero_frames=reservation.zero_frames,
             slot_copies=_copies((*reservation.slot_copies, *self.copies)),
@@ -130,6 +157,28 @@ class Pass:
             finished=tuple(self.finished),
             reclaiming=self.reclaiming,
         )
+
+    def _runs(self, starts: Int32s, tokens: Int32s, rows: RowTable) -> _Runs:
+        """Decodes from ``starts`` on, fed ``tokens``, and prefills."""
+        decodes = self.decode_rows
+        all_starts = np.concatenate([starts, np.asarray(self.prefill_starts, dtype=np.int32)])
+        ends = np.concatenate([starts + 1, np.asarray(self.prefill_ends, dtype=np.int32)])
+        samples = np.ones(ends.size, dtype=np.bool_)
+        samples[decodes.size:] = self.prefill_samples
+        return _Runs(
+            seqs=(*rows.seq_ids[decodes].tolist(), *(seq.id for seq in self.prefill_seqs)),
+            rows=np.concatenate([decodes, np.asarray(self.prefill_rows, dtype=np.int32)]),
+            starts=all_starts,
+            lengths=ends - all_starts,
+            slots=np.concatenate([rows.slots[decodes], np.asarray(self.prefill_slots, dtype=np.int32)]),
+            fresh=all_starts == 0,
+            samples=samples,
+            tokens=np.concatenate([tokens, *self.prefill_tokens]))
+
+    def _table_writes(self) -> Int32s:
+        if not self.write_rows:
+            return no_writes()
+        return np.asarray([self.write_rows, self.write_indexes, self.write_pages], dtype=np.int32)
 
 
 def _copies(copies: Seq[PageCopy] | Seq[SlotCopy]) -> Int32s:

@@ -38,20 +38,26 @@ Int32s = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 
 
+_NO_COPIES: Int32s = np.empty((2, 0), dtype=np.int32)
+_NONE_PARKED: Int32s = np.empty((0, 1), dtype=np.int32)
+_NO_RECORDS: Int32s = np.empty((0, 4), dtype=np.int32)
+_NO_WRITES: Int32s = np.empty((3, 0), dtype=np.int32)
+
+
 def no_copies() -> Int32s:
-    return np.empty((2, 0), dtype=np.int32)
+    return _NO_COPIES
 
 
 def none_parked() -> Int32s:
-    return np.empty((0, 1), dtype=np.int32)
+    return _NONE_PARKED
 
 
 def no_records() -> Int32s:
-    return np.empty((0, 4), dtype=np.int32)
+    return _NO_RECORDS
 
 
 def no_writes() -> Int32s:
-    return np.empty((3, 0), dtype=np.int32)
+    return _NO_WRITES
 
 
 class CompiledGuide(Protocol):

@@ -40,6 +40,7 @@ from weft.schedule.taps import (
     decodes_due,
     insurance_tokens,
     taps_in_run,
+    until_due,
     wanted_positions,
 )
 from weft.schedule.twins import SAVED_TOKENS_MIN, Leader, Wait, front, in_the_making, wait_for
@@ -105,7 +106,7 @@ class Reuse:
 
     def awaited(self) -> list[NodeId]:
         """What preempted sequences have left, the best ranked one's first."""
-        return [anchor for _, anchor in sorted(self._left.values())[:AWAITED_MAX]]
+        return [anchor for _, anchor in sorted(self._left.values())[:AWAITED_MAX]] if self._left else []
 
     def _donates(self, *, preempted: bool) -> bool:
         return not self._stateful or (self._policy.preemption if preempted else self._policy.request_end)
@@ -114,6 +115,8 @@ class Reuse:
 
     def publish(self, step: Pass) -> None:
         """What the last step computed, of sequences that go on; who leaves publishes by leaving."""
+        if not self._unpublished:
+            return
         leaving = {seq.id for seq in step.preempted}
         for seq in self._unpublished:
             if seq.state is SeqState.RUNNING and seq.id not in leaving:
@@ -141,10 +144,15 @@ class Reuse:
 
     def _plan_copies(self, step: Pass) -> None:
         """The states that decodes have come to: what the running slot holds now, this step overwrites."""
-        if not self._decode_distance:
+        lineup = step.lineup
+        if not self._decode_distance or not lineup.states.over:
             return
-        rows = step.decode_rows
-        for at in decodes_due(self._rows.computed[rows], self._rows.target[rows], self._decode_distance):
+        rows, distance = step.decode_rows, self._decode_distance
+        computed, targets = self._rows.computed[rows], self._rows.target[rows]
+        due = decodes_due(computed, targets, distance)
+        if not due and rows is lineup.rows:
+            lineup.states.start(until_due(computed, targets, distance))
+        for at in due:
             row = rows[at]
             seq = SeqId(int(self._rows.seq_ids[row]))
             slot = step.draft.save(seq, int(self._rows.computed[row]))
@@ -199,6 +207,9 @@ class Reuse:
         """``plan`` is true now, rows assigned: remember the wishes of who came, and who has something to
         publish."""
         if not self.enabled:
+            return
+        if plan.decode_count == plan.run_count and not plan.reservation.saved:
+            self._unpublished = []
             return
         openings = {opening.seq: opening.match for opening in plan.reservation.opened}
         saving = {save.seq for save in plan.reservation.saved}

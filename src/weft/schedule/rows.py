@@ -74,10 +74,12 @@ class RowTable:
         self.last_token[row] = PAD
         self.seq_ids[row] = seq.id
 
-    def add_pages(self, rows: Int32s) -> None:
-        """One page more for each entry of ``rows``, which may repeat."""
-        np.add.at(self.pages_held, rows, 1)
-        self.capacity[rows] = self.pages_held[rows] * PAGE_TOKENS
+    def add_pages(self, rows: Int32s, indexes: Int32s) -> None:
+        """``rows`` (which may repeat, in ascending order of ``indexes`` then) get pages of these numbers; a
+        row has all before."""
+        held = indexes + 1
+        self.pages_held[rows] = held   # where a row repeats, the last one counts
+        self.capacity[rows] = held * PAGE_TOKENS
 
     def release(self, seq: Sequence) -> RowId:
         row = self._row_of.pop(seq.id)

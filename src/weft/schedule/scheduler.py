@@ -50,6 +50,7 @@ from weft.memory.reservation import Match
 from weft.memory.tree import NodeId
 from weft.schedule.budget import Budget
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
+from weft.schedule.lineup import Lineup
 from weft.schedule.one_pass import Pass
 from weft.schedule.plan import Admission, Int32s, StepPlan
 from weft.schedule.preemption import headroom_pages, victim_count
@@ -72,7 +73,7 @@ class Scheduler:
         self.recomputed_tokens = 0
         """Tokens that were in memory when their sequence was preempted, and were not when it came back."""
         self._closing: list[Sequence] = []
-        self._decode_rows: Int32s | None = None
+        self._lineup: Lineup | None = None
         self._step = 0
 
     # ------------------------------------------------------------------ who is here
@@ -101,7 +102,7 @@ class Scheduler:
             assert seq.state is SeqState.RUNNING, f"{seq} has ended before"
             self.running.remove(seq)
             self._closing.append(seq)
-            self._decode_rows = None
+            self._lineup = None
         seq.state = SeqState.FINISHED
 
     # ------------------------------------------------------------------ plan
@@ -111,8 +112,10 @@ class Scheduler:
         is in flight. Changes nothing: asked twice, it answers the same."""
         if not self.has_work:
             return None
-        step = Pass(self.memory.draft())
-        step.draft.evict_last(self.reuse.awaited())
+        step = Pass(self.memory.draft(), self._decodes())
+        awaited = self.reuse.awaited()
+        if awaited:
+            step.draft.evict_last(awaited)
         self._plan_closing(step)
         self._plan_decodes(step)
         budget = Budget(self.sizes.step_tokens_max, int(step.decode_rows.size))
@@ -120,7 +123,7 @@ class Scheduler:
         matches = self._plan_admissions(step, budget) if not step.short else {}
         self.reuse.publish(step)
         self.reuse.plan_taps(step, matches)
-        if not step.runs_or_frees and self.rows.ends_in_flight(self._decodes()).any():
+        if not step.runs_or_frees and self.rows.ends_in_flight(step.lineup.rows).any():
             return None  # who ends publishes by leaving
         assert step.runs_or_frees or step.publishing, (
             f"nothing can run: {len(self.running)} running, {len(self.waiting)} waiting, "
@@ -138,31 +141,34 @@ class Scheduler:
         step.rows_cleared.append(row)
         step.pages_freed += int(self.rows.pages_held[row])
 
-    def _decodes(self) -> Int32s:
-        """Rows that decode, best rank first; rebuilt only when the set of running sequences changed."""
-        if self._decode_rows is None:
+    def _decodes(self) -> Lineup:
+        """Who decodes, best rank first; made anew only when the set of running sequences changed."""
+        if self._lineup is None:
             row_of, decoding = self.rows.row_of, self.rows.decoding
-            rows = [row for row in map(row_of, self.running) if decoding(row)]
-            self._decode_rows = np.asarray(rows, dtype=np.int32)
-        return self._decode_rows
+            rows = np.asarray([row for row in map(row_of, self.running) if decoding(row)], dtype=np.int32)
+            self._lineup = Lineup(rows, self.rows.seq_ids[rows].tolist(), self.rows.slots[rows])
+        return self._lineup
 
     def _plan_decodes(self, step: Pass) -> None:
-        rows = self._decodes()
-        ending = self.rows.ends_in_flight(rows)
-        if ending.any():
-            rows = rows[~ending]
-        step.decode_rows = rows
+        rows = step.lineup.rows
         positions = self.rows.computed[rows]
-        crossing = np.flatnonzero(positions >= self.rows.capacity[rows])
+        if step.lineup.ends.over:
+            ending = self.rows.ends_in_flight(rows)
+            if ending.any():
+                rows, positions = rows[~ending], positions[~ending]
+            else:
+                step.lineup.ends.start(self.rows.limit[rows] - positions)
+        step.decode_rows = rows
+        [crossing] = (positions >= self.rows.capacity[rows]).nonzero()
         short: set[int] = set()
         for at in crossing.tolist():
-            row = RowId(int(rows[at]))
-            seq_id = SeqId(int(self.rows.seq_ids[row]))
+            row = RowId(rows.item(at))
+            seq_id = SeqId(self.rows.seq_ids.item(row))
             # Once one is short the others behind it are too: what is left must not go to a lower rank.
-            if short or not step.draft.extend(seq_id, int(positions[at]) + 1):
+            if short or not step.draft.extend(seq_id, positions.item(at) + 1):
                 short.add(row)
             else:
-                step.write_table(row, int(self.rows.pages_held[row]), step.draft.new_pages(seq_id))
+                step.write_table(row, self.rows.pages_held.item(row), step.draft.new_pages(seq_id))
         if short:
             self._plan_shortage(step, short)
 
@@ -185,7 +191,7 @@ class Scheduler:
         assert all(row not in out for row in step.write_rows), "a victim ranks above one that got a page"
 
     def _plan_prefills(self, step: Pass, budget: Budget) -> None:
-        if self._decodes().size == len(self.running):
+        if step.lineup.rows.size == len(self.running):
             return
         for seq in self.running:
             row = self.rows.row_of(seq)
@@ -207,7 +213,7 @@ class Scheduler:
         rows = sorted([*self.rows.free_rows(), *step.rows_cleared])
         if not rows:
             return matches
-        prefills = self.running if self._decodes().size < len(self.running) else ()
+        prefills = self.running if step.lineup.rows.size < len(self.running) else ()
         leaders = self.reuse.leaders(step, prefills, self._closing)
         followers = 0
         for seq in self.waiting:
@@ -294,9 +300,10 @@ class Scheduler:
         if plan.admissions:
             self._commit_admissions(plan)
         if plan.table_writes.size:
-            self.rows.add_pages(plan.table_writes[0])
+            self.rows.add_pages(plan.table_writes[0], plan.table_writes[1])
         for moved in plan.reservation.moves.slot_patches:
             self.rows.slots[self.rows.row_of_id(moved.seq)] = moved.slot
+            self._lineup = None
         self.reuse.committed(plan)
 
     def _commit_preempted(self, preempted: tuple[SeqId, ...]) -> None:
@@ -310,7 +317,7 @@ class Scheduler:
             seq.state = SeqState.WAITING
             self.waiting.add(seq)
             self.reuse.preempted(seq)
-        self._decode_rows = None
+        self._lineup = None
 
     def _commit_admissions(self, plan: StepPlan) -> None:
         # Admissions are the last runs, in the order of the queue; who waits for a twin was passed over.
@@ -330,19 +337,27 @@ class Scheduler:
             seq.computed_before = 0
             self.rows.assign(admission.row, seq, known=admission.tokens, computed=start,
                              slot=SlotId(int(plan.slots[run])))
-        self._decode_rows = None
+        self._lineup = None
 
     def advance(self, plan: StepPlan, tokens: Int32s | int) -> None:
         """The step is computed, or will be before any that follows: positions move on, and ``tokens`` (int32
         [runs], PAD where none was chosen; PAD for all: not known yet) are what decodes feed next. Sequences
         that ended meanwhile still hold their rows."""
-        ends = plan.starts + plan.lengths
-        self.rows.advance(plan.rows, ends, tokens)
+        self.rows.advance(plan.rows, plan.starts + plan.lengths, tokens)
+        if self._lineup is not None:
+            self._lineup.step()
         for run in range(plan.decode_count, plan.run_count):
             row = RowId(int(plan.rows[run]))
             if self.rows.decoding(row):
                 self.rows.known[row] = None
-                self._decode_rows = None
+                self._lineup = None
+
+    def leap(self, plan: StepPlan, steps: int) -> None:
+        """``plan``, of decodes alone, was computed ``steps`` times more, a position on each time, and nothing
+        else would have happened in all of them: for a replay that knows this."""
+        self.rows.computed[plan.rows] += steps
+        if self._lineup is not None:
+            self._lineup.step(steps)
 
     def learn_late(self, plan: StepPlan, run: int, token: int) -> None:
         """``token`` of ``run`` comes for a sequence that has ended. Where the next step computed it, that is
@@ -365,4 +380,4 @@ class Scheduler:
             lease = self.memory.lease(seq.id)
             assert len(lease.pages) == self.rows.pages_held[row]
             assert lease.slot == self.rows.slots[row]
-        assert PAD not in self.rows.seq_ids[self._decodes()]
+        assert PAD not in self.rows.seq_ids[self._decodes().rows]

@@ -101,9 +101,19 @@ def decodes_due(computed: Int32s, targets: Int32s, distance: int) -> list[int]:
     """Which of the decodes, with so many tokens ``computed`` and their prefill up to ``targets`` behind them
     (int32 [decodes]), have come as far as their next state: multiples of ``distance`` from the grid point at
     which the answer began, so all on the grid."""
-    made = computed - (targets - targets % CHUNK_TOKENS)
+    made = _made(computed, targets)
     due: list[int] = np.flatnonzero((made % distance == 0) & (made > 0)).tolist()
     return due
+
+
+def until_due(computed: Int32s, targets: Int32s, distance: int) -> Int32s:
+    """Tokens that each of these decodes is from its next state, where none is due now."""
+    return distance - _made(computed, targets) % distance
+
+
+def _made(computed: Int32s, targets: Int32s) -> Int32s:
+    """Tokens since the grid point at which the answer began."""
+    return computed - (targets - targets % CHUNK_TOKENS)
 
 
 def wanted_positions(policy: CheckpointPolicy, *, known_tokens: int, start: int,

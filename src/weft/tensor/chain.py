@@ -54,6 +54,13 @@ class Chain:
             self._at = first, second
         return self._bound
 
+    @property
+    def stays(self) -> bool:
+        """Whether its first weight lies where it did when it was bound."""
+        weight = self.first
+        held = weight.tiles if isinstance(weight, TiledWeight) else weight.codes
+        return bool(held.data_ptr() == self._at[0])
+
     def out(self, x_TD: torch.Tensor) -> torch.Tensor:
         return torch.empty((x_TD.shape[0], self.second.rows), dtype=x_TD.dtype)
 

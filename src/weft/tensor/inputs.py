@@ -82,7 +82,7 @@ class StepInputs:
         return x_TC if self.asked is None else x_TC.index_select(0, self.asked.rows_X)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class LayerCache:
     """Views into the arena for one layer. ``k``/``v`` are the packed pages (see tensor.layout), None for
     a layer without attention (``v`` alone: latent attention); ``state``: part name -> [S, *part shape].

@@ -379,3 +379,16 @@ def test_an_ended_request_leaves_nothing_behind() -> None:
     assert not core._requests
     assert not core._outbox
     assert core.memory.usage().frames_free == core.memory.usage().frame_count
+
+
+def test_the_short_way_to_an_event_tells_what_the_long_way_tells() -> None:
+    rig = Rig(rows_max=2)
+    rig.submit("a", 40, max_tokens=30)
+    for _ in range(4):
+        rig.step()
+    [stream] = rig.core._streams.values()
+    assert stream.plain, "it has said once what is said once"
+    stream.cached_tokens, stream.seq.preemption_count, stream.seq.recomputed_tokens = 3, 2, 5
+    assert stream.plain_event(11) == stream.event([11])
+    stream.queued_s = 1.5
+    assert stream.plain_event(11) != stream.event([11]), "the control: a stream that has more to say"

@@ -50,3 +50,20 @@ def test_pad_positions_give_finite_angles() -> None:
     cos, sin = RotaryTable(mixer.rope).at(torch.tensor([-1]))
     assert cos.isfinite().all()
     assert sin.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_what_is_gathered_is_what_is_computed_to_the_last_bit(kind: str) -> None:
+    mixer = read_architecture(changed(QWEN3_8B, rope_scaling=SCALINGS[kind])).mixers[0]
+    assert isinstance(mixer, Attention)
+    assert mixer.rope is not None
+    table = RotaryTable(mixer.rope)
+    generator = torch.Generator().manual_seed(0)
+    positions = torch.empty(37, dtype=torch.int64)
+    for most in (50, 1_000, 3_000, 9_000, 100_000, 3_000):
+        positions.copy_(torch.randint(0, most, (37,), generator=generator))   # the same tensor asks again
+        for mine, other in zip(table.at(positions), table.computed(positions), strict=True):
+            assert torch.equal(mine, other)
+    shifted = table.computed(positions + 1)
+    assert not torch.equal(table.at(positions)[0], shifted[0]), "the control"
+    assert all(part.isfinite().all() for part in table.at(torch.tensor([-1, 5])))

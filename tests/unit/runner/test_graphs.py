@@ -40,7 +40,7 @@ class Successor:
             list(getattr(inputs.runs, self.looks_at))
         return inputs.asked_of(inputs.tokens_T[:, None].float())
 
-    def logits(self, hidden_XD: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden_XD: torch.Tensor, out_XV: torch.Tensor | None = None) -> torch.Tensor:
         return torch.nn.functional.one_hot((hidden_XD[:, 0].long() + 1) % VOCAB, VOCAB).float() * 3
 
 

@@ -35,7 +35,7 @@ class Successor:
         assert caches[0].k is not None
         return inputs.asked_of(inputs.tokens_T[:, None].float())
 
-    def logits(self, hidden_XD: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden_XD: torch.Tensor, out_XV: torch.Tensor | None = None) -> torch.Tensor:
         self.asked.append(hidden_XD.shape[0])
         return torch.nn.functional.one_hot((hidden_XD[:, 0].long() + 1) % VOCAB, VOCAB).float() * 3
 

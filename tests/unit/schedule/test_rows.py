@@ -33,7 +33,7 @@ def test_a_row_belongs_to_one_sequence_at_a_time() -> None:
 def test_a_row_that_is_given_back_is_wiped() -> None:
     rows, seq = RowTable(2), running(7)
     assign(rows, 1, seq)
-    rows.add_pages(np.asarray([1, 1], dtype=np.int32))
+    rows.add_pages(np.asarray([1, 1], dtype=np.int32), np.asarray([0, 1], dtype=np.int32))
     rows.advance(np.asarray([1], dtype=np.int32), np.asarray([20], dtype=np.int32),
                  np.asarray([9], dtype=np.int32))
     assert rows.release(seq) == 1
@@ -57,7 +57,7 @@ def test_capacity_is_what_the_pages_hold_and_without_pages_it_has_no_end() -> No
     rows, seq = RowTable(2), running(7)
     assign(rows, 0, seq)
     assert rows.capacity[0] == UNBOUNDED
-    rows.add_pages(np.asarray([0, 0, 0], dtype=np.int32))
+    rows.add_pages(np.asarray([0, 0, 0], dtype=np.int32), np.asarray([0, 1, 2], dtype=np.int32))
     assert (rows.pages_held[0], rows.capacity[0]) == (3, 48)
 
 

@@ -1,0 +1,65 @@
+"""The rows of an embedding that a step asks for.
+
+    tokens_T --torch--> [T, D]            any table, any device
+             --numpy--> [T, D], kept      few tokens on a CPU: one gather of bytes
+
+For tiled tables torch takes four operators, each of which costs the host of a small step more than the rows
+do. numpy gathers them at once, and into memory that is kept while the same tensor asks: that of a step of
+decodes that go on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from weft.tensor.tiled import TILE_ROWS, TiledWeight
+
+TOKENS_MAX = 256
+"""Tokens of a step that are gathered by numpy."""
+_BYTES: dict[int, torch.dtype] = {2: torch.int16, 4: torch.int32}
+"""Elements of other dtypes as numpy takes them."""
+
+
+class Embedding:
+    """``table``: [vocab, D], or the same in tiles."""
+
+    __slots__ = ("_asked", "_at", "_bytes", "_room", "_rows", "_tokens", "table")
+
+    def __init__(self, table: torch.Tensor | TiledWeight) -> None:
+        self.table = table
+        self._at = 0
+        self._bytes: npt.NDArray[Any] = np.empty(0)
+        self._asked: torch.Tensor | None = None
+        self._tokens: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._room: npt.NDArray[Any] = np.empty(0)
+        self._rows = torch.empty(0)
+
+    def rows_at(self, tokens_T: torch.Tensor) -> torch.Tensor:
+        """int64 [T] -> [T, D]. Valid until the same tensor asks again."""
+        table = self.table
+        weight = table.tiles if isinstance(table, TiledWeight) else table
+        if not weight.is_cpu or tokens_T.shape[0] > TOKENS_MAX or weight.itemsize not in _BYTES:
+            if isinstance(table, TiledWeight):
+                return table.rows_at(tokens_T)
+            return torch.nn.functional.embedding(tokens_T, table)
+        if tokens_T is not self._asked or weight.data_ptr() != self._at:
+            self._make_room(tokens_T, weight)
+        if isinstance(table, TiledWeight):
+            tiles, lanes = np.divmod(self._tokens, TILE_ROWS)
+            self._room[...] = self._bytes[tiles, :, lanes]
+        else:
+            self._bytes.take(self._tokens, axis=0, out=self._room)
+        return self._rows
+
+    def _make_room(self, tokens_T: torch.Tensor, weight: torch.Tensor) -> None:
+        self._at = weight.data_ptr()
+        self._bytes = weight.view(_BYTES[weight.itemsize]).numpy()
+        self._asked, self._tokens = tokens_T, tokens_T.numpy()
+        wide = self.table.columns if isinstance(self.table, TiledWeight) else weight.shape[1]
+        self._rows = torch.empty((tokens_T.shape[0], wide), dtype=weight.dtype)
+        room = self._rows.view(_BYTES[weight.itemsize]).numpy()
+        self._room = room if weight.ndim == 2 else room.reshape(len(room), weight.shape[1], weight.shape[3])

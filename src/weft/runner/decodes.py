@@ -1,0 +1,92 @@
+"""Decodes that go on: the inputs of a step in which the same rows decode as in the one before, on a CPU.
+
+    kept while the rows stay    rows, slots, offsets, lengths, fresh, their tensors; the page table by run
+    written in each step        tokens | starts | contexts            three rows of one array, in place
+    made in each step           the list of starts, and the values that hold it all together
+
+What a step of decodes brings is small: a token and a position for each, and a page for the few that cross
+into a new one. To make tensors of all the rest again is what costs: an operator of torch takes a microsecond
+where it is called in a loop, and twenty once a model has been through the caches. So none is called while the
+rows stay.
+
+``goes_on`` asks by identity: the planner hands out the same frozen arrays as long as the same sequences
+decode (``schedule.lineup``), and a plan written by hand gets new inputs each time. The page table by run is a
+copy of the rows' table: whoever writes that table tells ``write`` as well, or drops this (``BatchBuilder``).
+
+Only where the host's memory is the device's. On a GPU a step goes over in one copy, or is a graph's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from weft.schedule.plan import Int32s, StepPlan
+from weft.tensor.inputs import Runs, StepInputs
+from weft.units import PAGE_TOKENS, ceil_div
+
+Int64s = npt.NDArray[np.int64]
+
+
+class SteadyDecodes:
+    """``plan`` is of decodes alone, all of which sample. ``table``: int32 [rows + 1, pages], of the rows;
+    ``chosen``: int64 [rows + 1], the token that each row chose last."""
+
+    def __init__(self, plan: StepPlan, table: Int32s, chosen: Int64s) -> None:
+        count = plan.run_count
+        self._same = _what_stays(plan)
+        self._chosen = chosen
+        self.rows: Int64s = plan.rows.astype(np.int64)
+        """[R], of each run."""
+        self.runs: Int64s = np.arange(count, dtype=np.int64)
+        """[R]: all of them."""
+        self._offsets = self.runs.tolist()
+        self._lengths, self._fresh = plan.lengths.tolist(), plan.fresh.tolist()
+        self._slots = plan.slots.tolist()
+        self._tokens, self._starts, self.contexts = np.empty((3, count), np.int64)
+        self._tokens_T, self._starts_R, self._context_R, self._slots_R = map(
+            torch.from_numpy, (self._tokens, self._starts, self.contexts, plan.slots.astype(np.int64)))
+        self._table = np.concatenate((table[self.rows], table[:1]))
+        self._table_RP = torch.from_numpy(self._table[:count])
+        self._pages, self._page_table_RP = 0, self._table_RP
+        self._run_of_row = np.full(len(table), count)   # the last line of the table is of rows with no run
+        self._run_of_row[self.rows] = self.runs
+        self.step = -1
+        """Of the plan that the inputs are of."""
+        self._host_starts: Sequence[int] = ()
+
+    def goes_on(self, plan: StepPlan) -> bool:
+        """Whether ``plan`` is a step of the same decodes."""
+        return all(one is other for one, other in zip(self._same, _what_stays(plan), strict=True))
+
+    def write(self, writes: Int32s) -> None:
+        """(row, page index, page) [3, k] were written into the table of the rows."""
+        self._table[self._run_of_row[writes[0]], writes[1]] = writes[2]
+
+    def advance(self, plan: StepPlan) -> None:
+        """Tokens and positions are those of ``plan``: ``contexts`` (int64 [R]) too, the position of the token
+        to be chosen."""
+        self.step = plan.step
+        self._host_starts = plan.starts.tolist()
+        self._starts[:] = plan.starts
+        np.add(self._starts, 1, out=self.contexts)
+        self._tokens[:] = plan.tokens
+
+    def inputs(self) -> StepInputs:
+        """In memory that the next ``advance`` overwrites. The tokens that the plan did not know are taken
+        from ``chosen`` now."""
+        if self._tokens.min() < 0:
+            np.copyto(self._tokens, self._chosen[self.rows], where=self._tokens < 0)
+        pages = ceil_div(max(self._host_starts) + 1, PAGE_TOKENS)
+        if pages != self._pages:
+            self._pages, self._page_table_RP = pages, self._table_RP[:, :pages]
+        runs = Runs(self._offsets, list(self._host_starts), self._lengths, self._slots, self._fresh,
+                    len(self._offsets), self._starts_R, self._slots_R, self._context_R, self._page_table_RP)
+        return StepInputs(self._tokens_T, self._starts_R, runs)
+
+
+def _what_stays(plan: StepPlan) -> tuple[object, ...]:
+    return plan.rows, plan.slots, plan.lengths, plan.fresh, plan.samples
