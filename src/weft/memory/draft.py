@@ -148,19 +148,19 @@ class Draft:
             gained += pages
         return True
 
-    def save(self, seq: SeqId, position: int) -> SlotId | None:
+    def save(self, seq: SeqId, position: int, *, spare: int = 1) -> SlotId | None:
         """A slot for the state of ``seq`` after ``position`` tokens (a multiple of a page), which a run of
         this step writes; ``publish`` or ``close`` of a later draft puts it into the tree.
 
-        None, and nothing taken, unless it costs nobody else: best effort (law L9). Another slot must stay
-        free, and if it takes a frame, a page for each lease."""
+        None, and nothing taken, unless it costs nobody else: best effort (law L9). ``spare`` slots more must
+        stay free, and if it takes a frame, a page for each lease."""
         self._lease(seq)
         cache, slots = self._books.cache, self._slot_walk
         if not cache.enabled or not cache.stateful:
             return None
         assert position > 0, "there is no state after no tokens"
         assert position % PAGE_TOKENS == 0, f"a checkpoint at {position} is inside a page"
-        if slots.room < 2:
+        if slots.room <= spare:
             return None
         per_frame = self._books.plan.pages_per_frame
         if per_frame and not slots.left and self._page_walk.room - per_frame < self._reserve_pages():

@@ -1,7 +1,7 @@
 """The rows of an embedding that a step asks for.
 
     tokens_T --torch--> [T, D]            any table, any device
-             --numpy--> [T, D], kept      few tokens on a CPU: one gather of bytes
+             --numpy--> [T, D], kept      few tokens on a CPU, beside kernels of C++: one gather of bytes
 
 For tiled tables torch takes four operators, each of which costs the host of a small step more than the rows
 do. numpy gathers them at once, and into memory that is kept while the same tensor asks: that of a step of
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft.tensor import native
 from weft.tensor.tiled import TILE_ROWS, TiledWeight
 
 TOKENS_MAX = 256
@@ -42,7 +43,8 @@ class Embedding:
         """int64 [T] -> [T, D]. Valid until the same tensor asks again."""
         table = self.table
         weight = table.tiles if isinstance(table, TiledWeight) else table
-        if not weight.is_cpu or tokens_T.shape[0] > TOKENS_MAX or weight.itemsize not in _BYTES:
+        if (not (weight.is_cpu and native.in_use()) or tokens_T.shape[0] > TOKENS_MAX
+                or weight.itemsize not in _BYTES):
             if isinstance(table, TiledWeight):
                 return table.rows_at(tokens_T)
             return torch.nn.functional.embedding(tokens_T, table)

@@ -2,9 +2,9 @@
 
 The angles are computed in float32 from the positions, as transformers does, so that the numbers agree to the
 last bit. A step of decodes on a CPU needs one row for each sequence, and the operators for that cost the host
-more than what they compute: it gathers them from a table of the first positions, which grows as it is asked
-for. A table over all positions was rejected: at 262,144 positions it costs more memory than a small model,
-and prompts, which read most of it, gain nothing by it.
+more than what they compute: beside kernels of C++ it gathers them from a table of the first positions, which
+grows as it is asked for. A table over all positions was rejected: at 262,144 positions it costs more memory
+than a small model, and prompts, which read most of it, gain nothing by it.
 
 Sources: RoPE (Su et al., 2021); linear interpolation (Chen et al., 2023); YaRN (Peng et al., 2023,
 "NTK-by-parts", equations 17-22); llama3 scaling (the Llama 3.1 release's reference code).
@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from weft.architecture import Rope
+from weft.tensor import native
 
 TABLE_BYTES_MAX = 16 << 20
 """Of cos and sin of one rope."""
@@ -41,7 +42,7 @@ class RotaryTable:
     def at(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """int64 [T] -> cos, sin float32 [T, rotary_dim]; both halves carry the same angles. PAD positions
         give finite values. Valid until the next call."""
-        if self._gathered is not None and positions_T.shape[0] <= DECODES_MAX:
+        if self._gathered is not None and positions_T.shape[0] <= DECODES_MAX and native.in_use():
             found = self._gathered.at(positions_T)
             if found is not None:
                 return found

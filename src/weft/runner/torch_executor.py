@@ -130,7 +130,7 @@ class TorchExecutor:
         with current(device):
             self.sampler.warm()
         self._homeward = Homeward(device, copies=remote)
-        self._on_cpu = device.type == "cpu"
+        self._keeps_room = device.type == "cpu" and not remote
         self._room: LogitsRoom | None = None
         self._inference = torch.inference_mode()
         self._before: LaunchedStep | None = None
@@ -197,7 +197,7 @@ class TorchExecutor:
         return self.model.forward(inputs, self._caches)
 
     def _logits_room(self, rows: int) -> LogitsRoom | None:
-        if not self._on_cpu:
+        if not self._keeps_room:
             return None
         if self._room is None or self._room.rows != rows:
             self._room = LogitsRoom.of(rows, self.model.spec.vocab_size)

@@ -13,6 +13,7 @@
                 marks           what the client asks for in its request             taps
                 forks           where the prompt was seen further than any state    a tap
                 insurance       growing distances in long prompts                   taps
+                spare           between these, in slots that nobody needs           taps
                 every:N         every N tokens of the prompt                        taps
                 decode[:N]      every N tokens of the answer; by weight without N   a copy between two steps
                 request-end     where an answer ended                               the running slot, donated
@@ -50,6 +51,7 @@ class CheckpointPolicy:
     marks: bool = False
     forks: bool = False
     insurance: bool = False
+    spare: bool = False
     every_tokens: int = 0
     decode: bool = False
     decode_tokens: int = 0
@@ -59,10 +61,12 @@ class CheckpointPolicy:
 
 NONE = CheckpointPolicy()
 PROMPT = CheckpointPolicy(prompt_end=True, request_end=True, preemption=True, marks=True)
-AUTO = replace(PROMPT, prompt_end=False, tail=True, boundaries=True, forks=True, insurance=True, decode=True)
+AUTO = replace(PROMPT, prompt_end=False, tail=True, boundaries=True, forks=True, insurance=True, spare=True,
+               decode=True)
 
 _PRESETS = {"auto": AUTO, "prompt": PROMPT, "none": NONE}
-_SWITCHES = ("prompt-end", "tail", "boundaries", "marks", "forks", "insurance", "request-end", "preemption")
+_SWITCHES = ("prompt-end", "tail", "boundaries", "marks", "forks", "insurance", "spare", "request-end",
+             "preemption")
 _FORMS = ("auto, prompt, every:N, none, or a list such as auto,-forks or boundaries,decode:4096 of the "
           f"sources {', '.join(_SWITCHES)}, every:N, decode, decode:N")
 

@@ -28,6 +28,7 @@ from dataclasses import replace
 import numpy as np
 
 from weft.memory.memory import Memory
+from weft.memory.pressure import slots_ahead
 from weft.memory.reservation import Match
 from weft.memory.tree import NO_NODE, NodeId
 from weft.schedule.checkpoints import CheckpointPolicy
@@ -39,6 +40,7 @@ from weft.schedule.taps import (
     decode_distance,
     decodes_due,
     insurance_tokens,
+    spare_in_run,
     taps_in_run,
     until_due,
     wanted_positions,
@@ -64,6 +66,7 @@ class Reuse:
         self._grid = grid
         self._stateful = plan.slots_per_frame > 0
         self._insurance_first = insurance_tokens(plan.slot_bytes, plan.page_bytes)
+        self._spare = 2 * slots_ahead(plan.slot_count)
         self._decode_distance = 0
         if self.enabled and self._stateful:
             self._decode_distance = decode_distance(policy, plan.slot_bytes, plan.page_bytes)
@@ -129,6 +132,13 @@ class Reuse:
         own wishes. The first that finds none ends it."""
         if not self.enabled or not self._stateful:
             return
+        if self._plan_wishes(step, matches):
+            self._plan_copies(step)
+            if self._policy.spare:
+                self._plan_spare(step)
+
+    def _plan_wishes(self, step: Pass, matches: dict[SeqId, Match]) -> bool:
+        """Whether all were met."""
         for prefill, seq in enumerate(step.prefill_seqs):
             match = matches.get(seq.id)
             row = step.prefill_rows[prefill]
@@ -138,9 +148,22 @@ class Reuse:
             for position in positions:
                 slot = step.draft.save(seq.id, position)
                 if slot is None:
+                    return False
+                step.add_tap(prefill, position, slot)
+        return True
+
+    def _plan_spare(self, step: Pass) -> None:
+        """What is left over, to places that nobody has asked for."""
+        for prefill, seq in enumerate(step.prefill_seqs):
+            run = int(step.decode_rows.size) + prefill
+            taken = [tap.position for tap in step.taps if tap.run == run]
+            for position in spare_in_run(taken, step.prefill_starts[prefill], step.prefill_ends[prefill],
+                                         known_tokens=seq.known_count,
+                                         insurance_first=self._insurance_first, grid=self._grid):
+                slot = step.draft.save(seq.id, position, spare=self._spare)
+                if slot is None:
                     return
                 step.add_tap(prefill, position, slot)
-        self._plan_copies(step)
 
     def _plan_copies(self, step: Pass) -> None:
         """The states that decodes have come to: what the running slot holds now, this step overwrites."""

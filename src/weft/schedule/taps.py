@@ -12,6 +12,7 @@ one token at least is computed to have logits.
     tail: the same on a coarser grid                                            t
     fork: seen before up to f, the deepest checkpoint is at c        c ---- f
     insurance: i, 2i, 4i, ...        i      2i              4i
+    spare: between these               . . .   .  .  .  .       .
     decode: d, 2d, ... of the answer that follows                                      d       2d
 
 * *prompt end*: the same prompt again, and n > 1, compute the last chunk only.
@@ -24,6 +25,9 @@ one token at least is computed to have logits.
 * *insurance*: what nobody declared. With doubling distances, a prompt that shares p tokens with this one
   finds more than p / 2 of them, for log2(n) states. The first distance is where the KV of the tokens behind
   it weighs as much as the state itself: closer ones would fill memory with states.
+* *spare*: with places a fifth apart that prompt finds five sixths of its p tokens. That takes four times as
+  many states, which nobody asked for: they get slots that are free beyond what is kept free for others, and
+  none once memory is full (docs/decisions/0014-cache-policy.md).
 * *marks*: what the client asks for. First of all wishes, as it knows what it will send next.
 * *decode*: an answer of many thousand tokens may be taken up in its middle (edited, cut, its reasoning left
   out). The kernels of decode runs look for no taps, and need not: between two steps the running slot holds
@@ -42,7 +46,7 @@ one at the prompt's end (it lies in the unique tail of most prompts, where nobod
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -57,6 +61,7 @@ _TAIL_PARTS = 8
 DECODE_TOKENS_MIN = 4096
 DECODE_TOKENS_MAX = 32768
 _DECODE_WEIGHTS = 4
+_SPARE_GROWTH = 1.2
 TAPS_PER_RUN_MAX = 32
 """Most states that one run keeps (law L11): each costs a write of a whole state in the forward pass."""
 
@@ -159,3 +164,17 @@ def taps_in_run(wanted: Iterable[int], start: int, end: int) -> list[int]:
     """Of ``wanted``, in its order, what the run [start, end) passes or reaches: the state at ``end`` is there
     when the run is done, the one at ``start`` is not this run's to keep. At most TAPS_PER_RUN_MAX."""
     return [position for position in dict.fromkeys(wanted) if start < position <= end][:TAPS_PER_RUN_MAX]
+
+
+def spare_in_run(taken: Sequence[int], start: int, end: int, *, known_tokens: int, insurance_first: int,
+                 grid: int = CHUNK_TOKENS) -> list[int]:
+    """Places at growing distances that the run [start, end) of a prompt passes or reaches, from the front:
+    none within an eighth of one of ``taken``. With ``taken`` at most TAPS_PER_RUN_MAX."""
+    found: list[int] = []
+    last = min(end, on_grid(known_tokens - 1, grid))
+    position = insurance_first
+    while position <= last:
+        if position > start and all(abs(other - position) > position // 8 for other in taken):
+            found.append(position)
+        position = max(position + grid, on_grid(int(position * _SPARE_GROWTH), grid))
+    return found[: max(0, TAPS_PER_RUN_MAX - len(taken))]

@@ -178,6 +178,23 @@ def test_the_policy_says_where_states_are_kept(policy: CheckpointPolicy, expecte
     assert cached(rig, "b") == expected_cached
 
 
+def test_places_that_nobody_asked_for_are_kept_while_slots_lie_idle_and_no_longer() -> None:
+    places = [512, 576, 640, 768, 896, 1024]
+    auto = warm(frame_count=200, max_model_len=1200)
+    auto.submit("a", text(1, 1100))
+    auto.run()
+    assert {512, 640, 768, 896, 1024} <= set(taps(auto)), "insurance, and between"
+    for frame_count, kept in ((200, len(places)), (40, 2)):
+        rig = warm(frame_count=frame_count, max_model_len=1120, slots_per_frame=1, pages_per_frame=2,
+                   checkpoints=parse_checkpoints("spare"))
+        rig.submit("a", text(1, 1100), max_tokens=2)
+        rig.run()
+        assert taps(rig) == places[:kept], frame_count
+        rig.submit("b", text(1, 700) + text(2, 50), max_tokens=2)
+        rig.run()
+        assert cached(rig, "b") == max(place for place in places[:kept] if place <= 700)
+
+
 def test_a_model_without_states_resumes_at_every_page_whatever_the_policy() -> None:
     rig = warm(slots_per_frame=0, checkpoints=NONE)
     for name, length, expected in (("a", 200, 0), ("b", 200, 192), ("c", 100, 96), ("d", 33, 32)):

@@ -396,7 +396,9 @@ def test_a_checkpoint_is_not_saved_when_that_could_cost_another() -> None:
     wide = roomy(4, 3, 3)
     in_one(wide, opening(wide, ONE, tokens_of(1, 2)))
     draft = wide.draft()
-    assert draft.save(ONE, 16) is not None
+    spare = wide.usage().slots_available - 1
+    assert draft.save(ONE, 16, spare=spare + 1) is None, "so many slots are not to be had besides"
+    assert draft.save(ONE, 16, spare=spare) is not None
 
 
 def test_states_running_out_while_kv_is_left_is_a_wait() -> None:

@@ -35,7 +35,8 @@ def test_a_list_begins_with_a_preset_or_with_nothing_and_adds_and_takes_away(
 def test_every_source_can_be_switched_off_alone() -> None:
     for name, field in (("prompt-end", "prompt_end"), ("tail", "tail"), ("boundaries", "boundaries"),
                         ("marks", "marks"), ("forks", "forks"), ("insurance", "insurance"),
-                        ("decode", "decode"), ("request-end", "request_end"), ("preemption", "preemption")):
+                        ("spare", "spare"), ("decode", "decode"), ("request-end", "request_end"),
+                        ("preemption", "preemption")):
         assert getattr(AUTO, field) or field == "prompt_end"
         assert parse_checkpoints(f"auto,-{name}") == replace(AUTO, **{field: False})
         assert parse_checkpoints(name) == replace(NONE, **{field: True})

@@ -11,6 +11,7 @@ from weft.schedule.taps import (
     decode_distance,
     decodes_due,
     insurance_tokens,
+    spare_in_run,
     tail_position,
     taps_in_run,
     wanted_positions,
@@ -70,6 +71,25 @@ def test_insurance_doubles_its_distance_and_keeps_away_from_what_is_kept_anyway(
     both = CheckpointPolicy(insurance=True, boundaries=True, prompt_end=True)
     found = wanted_positions(both, known_tokens=5000, start=0, boundaries=[600], insurance_first=512)
     assert found == [4992, 576, 1024, 2048]
+
+
+def spare(taken: list[int], start: int, end: int, known_tokens: int = 5000) -> list[int]:
+    return spare_in_run(taken, start, end, known_tokens=known_tokens, insurance_first=512)
+
+
+def test_spare_places_lie_a_fifth_apart_wherever_a_run_ends() -> None:
+    found = spare([], 0, 2048)
+    assert found == [512, 576, 640, 768, 896, 1024, 1216, 1408, 1664, 1984]
+    assert found == spare([], 0, 1000) + spare([], 1000, 2048)
+    assert spare([], 0, 2048, known_tokens=600) == [512, 576]
+    assert spare([], 0, 2048, known_tokens=577) == [512, 576]
+    assert spare([], 0, 2048, known_tokens=576) == [512], "the last token is computed"
+
+
+def test_spare_places_keep_away_from_what_is_kept_anyway_and_are_bounded_with_it() -> None:
+    assert spare([512, 1024, 1900], 0, 2048) == [640, 768, 896, 1216, 1408, 1664]
+    assert spare(list(range(31)), 0, 4096) == [512]
+    assert spare(list(range(40)), 0, 4096) == []
 
 
 @pytest.mark.parametrize(("slot_bytes", "page_bytes", "expected"), [
