@@ -35,9 +35,10 @@ from weft.memory.plan import ArenaPlan
 from weft.runner.parcels import park_kv, restore_kv
 from weft.runner.parking import park_states, restore_states
 from weft.runner.staging import Staged
-from weft.tensor import gpu, large_pages
+from weft.tensor import gpu
 from weft.tensor.inputs import LayerCache
 from weft.tensor.views import build_layer_caches
+from weft.units import ceil_div
 
 if TYPE_CHECKING:
     from weft.runner.arena_kernels import ParkingTable
@@ -48,6 +49,7 @@ Items = Sequence[int] | Int32s | Staged
 """Ids: [k] of frames, pages or slots, or [k, 1 + pages] of a slot and pages, or [k, 4] of parked KV."""
 
 NAN_BYTE = 0xFF
+_ALIGNED_BYTES = 4096
 WORD_BYTES = 8
 """Everything in the arena is aligned to 256 bytes: whole words are moved."""
 
@@ -67,8 +69,10 @@ class DeviceArena:
         size = self.plan.arena_bytes
         if self.device.type == "cpu":
             # A kernel that meets PAD inside a context, which is a bug of a plan, reads the page before the
-            # first one: that must show in the numbers, and not end the process.
-            self.buffer = large_pages.alone(size, before=self.plan.page_bytes)
+            # first one: that must show in the numbers, and not end the process. Pages of the usual size: with
+            # those of 2 MiB a prompt that begins a frame waits for the system to make room for them.
+            before = ceil_div(self.plan.page_bytes, _ALIGNED_BYTES) * _ALIGNED_BYTES
+            self.buffer = torch.empty(before + size, dtype=torch.uint8)[before:]
             self._host: npt.NDArray[np.uint8] | None = self.buffer.numpy()
         else:
             self.buffer = torch.empty(size, dtype=torch.uint8, device=self.device)

@@ -67,15 +67,6 @@ def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> torch.Tens
     return _slabs.take(count, dtype).view(shape)
 
 
-def alone(size: int, *, before: int = 0) -> torch.Tensor:
-    """uint8 [size] that nothing else shares memory with: it goes back to the system with its last view.
-    ``before``: so many bytes in front of it may be read as well."""
-    if size < WORTH_IT_BYTES or sys.platform != "linux":
-        return torch.empty(before + size, dtype=torch.uint8)[before:]
-    front = -(-before // _PAGE_BYTES) * _PAGE_BYTES
-    return torch.frombuffer(_fresh(front + size), dtype=torch.uint8, count=size, offset=front)
-
-
 def copied(x: torch.Tensor) -> torch.Tensor:
     """``x`` of any strides, laid out densely here; on another device as ``contiguous`` would."""
     if x.device.type != "cpu":
