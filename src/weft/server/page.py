@@ -15,6 +15,7 @@ its own for the numbers, a third place for what /metrics and /v1/cache say; a ch
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import cache
 from importlib import resources
 from pathlib import PurePath
 
@@ -33,14 +34,15 @@ _HEADERS = {
 }
 
 
-def page_routes() -> list[Route]:
+@cache
+def page_routes() -> tuple[Route, ...]:
     """A route for each file, read once. None of them takes anything from the request."""
     routes = []
     for file in (resources.files("weft.server") / "page_files").iterdir():
         path = "/" if file.name == "index.html" else f"/page/{file.name}"
         answer = _answering(file.read_bytes(), _TYPES[PurePath(file.name).suffix])
         routes.append(Route(path, answer, methods=["GET"]))
-    return routes
+    return tuple(routes)
 
 
 def _answering(body: bytes, media_type: str) -> Callable[[Request], Awaitable[Response]]:

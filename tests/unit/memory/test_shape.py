@@ -59,8 +59,10 @@ def test_hits_below_a_place_count_for_it_too() -> None:
 
 
 def test_a_place_was_last_used_when_anything_below_it_was() -> None:
-    rig = served(*SHARED, (SHARED[0][0], ""))
+    turn = text(1, 128) + text(2, 60)
+    rig = served(*SHARED, (turn + text(9, 20), ""), (turn + text(8, 20), ""))
     ages = {place.tokens: place.age_s for place in rig.core.cache_shape().prefixes}
+    assert max(ages) > 128
     assert ages[128] == min(ages.values())
 
 

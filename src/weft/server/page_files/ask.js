@@ -1,10 +1,9 @@
 // One conversation with the model. Its later turns are what a prefix cache is for: each answer says how many of its
 // prompt's tokens were cached.
 
-import {element} from "./draw.js";
+import {element, part} from "./draw.js";
 import {ask, events} from "./server.js";
 
-const part = (id) => document.getElementById(id);
 let messages = [];
 let stopper = null;
 

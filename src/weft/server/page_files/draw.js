@@ -1,6 +1,7 @@
 // Shapes: a bar in parts with its legend, a line, parts over time. All text goes in as text, never as HTML.
 
-const SVG = "http://www.w3.org/2000/svg";
+export const part = (id) => document.getElementById(id);
+export const shape = (name) => document.createElementNS("http://www.w3.org/2000/svg", name);
 
 export function element(name, text = "", className = "") {
   const made = document.createElement(name);
@@ -11,20 +12,20 @@ export function element(name, text = "", className = "") {
 
 // parts: [{words, size, shown, colour}]. A part of nothing is in the legend and not in the bar.
 export function drawParts(bar, legend, parts) {
-  const total = parts.reduce((sum, part) => sum + part.size, 0);
-  bar.replaceChildren(...parts.filter((part) => part.size > 0).map((part) => {
+  const total = parts.reduce((sum, {size}) => sum + size, 0);
+  bar.replaceChildren(...parts.filter(({size}) => size > 0).map(({words, size, shown, colour}) => {
     const piece = element("span");
-    piece.style.width = `${100 * part.size / total}%`;
-    piece.style.background = part.colour;
-    piece.title = `${part.words}: ${part.shown}`;
+    piece.style.width = `${100 * size / total}%`;
+    piece.style.background = colour;
+    piece.title = `${words}: ${shown}`;
     return piece;
   }));
-  bar.setAttribute("aria-label", parts.map((part) => `${part.words} ${part.shown}`).join(", "));
-  legend.replaceChildren(...parts.map((part) => {
+  bar.setAttribute("aria-label", parts.map(({words, shown}) => `${words} ${shown}`).join(", "));
+  legend.replaceChildren(...parts.map(({words, shown, colour}) => {
     const row = element("span");
     const mark = element("i");
-    mark.style.background = part.colour;
-    row.append(mark, `${part.words} ${part.shown}`);
+    mark.style.background = colour;
+    row.append(mark, `${words} ${shown}`);
     return row;
   }));
 }
@@ -34,7 +35,7 @@ export function drawLine(svg, numbers, slots) {
   const most = Math.max(...numbers.map((number) => number ?? 0), 1e-9);
   svg.setAttribute("viewBox", `0 0 ${slots - 1} 1`);
   svg.setAttribute("preserveAspectRatio", "none");
-  const line = document.createElementNS(SVG, "polyline");
+  const line = shape("polyline");
   const first = slots - numbers.length;
   const points = numbers.map((number, place) => number === null ? "" : `${first + place},${1 - 0.95 * number / most}`);
   line.setAttribute("points", points.filter(Boolean).join(" "));
@@ -50,10 +51,10 @@ export function drawHistory(svg, rows, slots, colours) {
     let passed = 0;
     return row.map((size) => (passed += size) / total);
   });
-  svg.replaceChildren(...colours.map((colour, part) => {
-    const area = document.createElementNS(SVG, "polygon");
-    const above = tops.map((top, place) => `${first + place},${1 - top[part]}`);
-    const below = tops.map((top, place) => `${first + place},${1 - (part ? top[part - 1] : 0)}`).reverse();
+  svg.replaceChildren(...colours.map((colour, nth) => {
+    const area = shape("polygon");
+    const above = tops.map((top, place) => `${first + place},${1 - top[nth]}`);
+    const below = tops.map((top, place) => `${first + place},${1 - (nth ? top[nth - 1] : 0)}`).reverse();
     area.setAttribute("points", [...above, ...below].join(" "));
     area.style.fill = colour;
     return area;

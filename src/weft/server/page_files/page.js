@@ -1,7 +1,7 @@
 // The page: looks at /metrics and /v1/cache once a second while it is visible, and draws what changed.
 
 import {startAsking} from "./ask.js";
-import {drawHistory, drawLine, drawParts, element} from "./draw.js";
+import {drawHistory, drawLine, drawParts, element, part, shape} from "./draw.js";
 import * as readings from "./readings.js";
 import {ask, keepKey, KeyWantedError} from "./server.js";
 
@@ -12,7 +12,6 @@ const DEPTHS_SHOWN = 14;
 
 const {formatBytes, formatCount, formatSeconds} = readings;
 const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(1)} %`);
-const part = (id) => document.getElementById(id);
 const colour = (name) => `var(--${name.replace("_", "-")})`;
 const LOSS_COLOURS = {found: "var(--running-kv)", no_checkpoint: "var(--cached-states)", evicted_state: "var(--bad)",
                       evicted_kv: "var(--cached-kv)", not_ready: "var(--shared-kv)", salt: "var(--open)", new: "var(--free)"};
@@ -31,7 +30,7 @@ const tileNumbers = TILES.map(() => []);
 const tiles = TILES.map(([words]) => {
   const tile = element("div", "", "tile");
   const number = element("b", "–");
-  const line = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const line = shape("svg");
   tile.append(number, element("span", words, "quiet"), line);
   part("tiles").append(tile);
   return {number, line};
