@@ -37,6 +37,7 @@ from weft.tensor.ops.quantized_linear import quantized_linear
 from weft.tensor.ops.tiled_linear import tiled_linear
 from weft.tensor.packed import pack
 from weft.tensor.quantized import in_tiles, rounded
+from weft.tensor.squeezed import squeezed
 from weft.tensor.tiled import tiled
 
 SHAPES = ((9216, 1024), (1024, 4608), (3072, 1024), (8192, 2048))
@@ -69,6 +70,9 @@ def forms_of(out: int, columns: int) -> dict[str, tuple[int, list[Product]]]:
     tiles = [made for weight in plain if (made := tiled(weight)) is not None]
     if tiles:
         found["tiled"] = (tiles[0].held_bytes, [lambda x, w=w: tiled_linear(x, w) for w in tiles])
+        less = [made for weight in tiles if (made := squeezed(weight)) is not None]
+        if less:
+            found["squeezed"] = (less[0].held_bytes, [lambda x, w=w: tiled_linear(x, w) for w in less])
     for bits in (8, 4):
         codes = rounded(base, bits)
         for name, exact in ((f"int{bits}", False), (f"int{bits} exact", True)):

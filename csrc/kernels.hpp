@@ -179,16 +179,18 @@ enum class WeightForm : int {
   float32_tiles = 5,   // tiles of 16 rows: for each column 16 numbers; x is float32
   int4 = 3,      // tiles of 16 rows: for each 8 columns 16 x 4 bytes, columns 0-3 in the low halves
   int8_both = 6, // as int8, and x becomes int8 too (w8a8.inl): no zeros, groups of 128 n columns, or one
+  bfloat16_squeezed = 7,  // bfloat16_tiles in 12 bits (squeezed.inl); in is a multiple of 8
 };
 
 struct Weight {
   const void* data;
   WeightForm form;
   int64_t in, out;
-  const void* scales;      // of tiles: [tiles][groups][16]; the rest is of tiles as well
+  const void* scales;      // of tiles: [tiles][groups][16]; the rest is of tiles as well. Squeezed: bytes [tiles][16]
   bool half_scales;        // float16 instead of float32
   const uint8_t* zeros;    // [tiles][groups][16], or null: 128 or 8
   int64_t group;           // columns that share a scale, a multiple of 32
+  const int64_t* odd;      // squeezed: for each tile where in this array its odd weights begin, then those
 };
 
 struct LinearArgs {

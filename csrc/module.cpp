@@ -9,6 +9,7 @@
 #include "chain.hpp"
 #include "kernels.hpp"
 #include "layers.hpp"
+#include "squeeze.hpp"
 #include "stack.hpp"
 
 namespace nb = nanobind;
@@ -28,12 +29,13 @@ Rows rows(const RowsTuple& from) {
   return {at(std::get<0>(from)), std::get<1>(from), std::get<2>(from), static_cast<Dtype>(std::get<3>(from))};
 }
 
-// address, form, in, out, scales, whether they are float16, zeros, group
-using WeightTuple = std::tuple<Address, int, int64_t, int64_t, Address, bool, Address, int64_t>;
+// address, form, in, out, scales, whether they are float16, zeros, group, odd
+using WeightTuple = std::tuple<Address, int, int64_t, int64_t, Address, bool, Address, int64_t, Address>;
 
 Weight weight_of(const WeightTuple& from) {
-  const auto& [data, form, in, out, scales, half_scales, zeros, group] = from;
-  return {at(data), static_cast<WeightForm>(form), in, out, at(scales), half_scales, at<const uint8_t>(zeros), group};
+  const auto& [data, form, in, out, scales, half_scales, zeros, group, odd] = from;
+  return {at(data), static_cast<WeightForm>(form), in, out, at(scales), half_scales, at<const uint8_t>(zeros), group,
+          at<const int64_t>(odd)};
 }
 
 using ProductTuple = std::tuple<WeightTuple, Address, bool>;  // bias, exact
@@ -123,7 +125,7 @@ Runs make_runs(const std::vector<int64_t>& offsets, const std::vector<int64_t>& 
 NB_MODULE(_native, m) {
   // One more for every change of what Python hands over: arguments, numbers of enums, the order that data lies in.
   // The same as INTERFACE in src/weft/tensor/native.py, which takes no other.
-  m.attr("INTERFACE") = 3;
+  m.attr("INTERFACE") = 4;
   nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs));
   m.def("instruction_set", [] { return kernels().name; });
   m.def("instruction_sets", &usable_kernels);
@@ -265,6 +267,21 @@ NB_MODULE(_native, m) {
                            Address out) {
     nb::gil_scoped_release unlocked;
     kernels().widen_weight({weight_of(weight), first, last, stride, static_cast<Dtype>(out_dtype), at(out)});
+  });
+  m.def("choose_highs", [](Address words, int64_t tiles, int64_t in, Address highs, Address counts) {
+    nb::gil_scoped_release unlocked;
+    choose_highs(at<const uint16_t>(words), tiles, in, at<uint8_t>(highs), at<int64_t>(counts));
+  });
+  m.def("squeeze", [](Address words, int64_t tiles, int64_t in, Address highs, Address units, Address odd) {
+    nb::gil_scoped_release unlocked;
+    squeeze(at<const uint16_t>(words), tiles, in, at<const uint8_t>(highs), at<uint8_t>(units), at<int64_t>(odd));
+  });
+  m.def("squeezed_rows", [](const WeightTuple& weight, Address rows, int64_t count, Address out) {
+    for (int64_t i = 0; i < count; ++i)
+      if (at<const int64_t>(rows)[i] < 0 || at<const int64_t>(rows)[i] >= std::get<3>(weight))
+        throw nb::index_error("a row beyond the table");
+    nb::gil_scoped_release unlocked;
+    squeezed_rows(weight_of(weight), at<const int64_t>(rows), count, at<uint16_t>(out));
   });
   nb::class_<Chain>(m, "Chain")
       .def(nb::new_([](const ProductTuple& first, const ProductTuple& second) {

@@ -12,9 +12,11 @@
 // files come first (CMakeLists.txt).
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "kernels.hpp"
 #include "simd.hpp"

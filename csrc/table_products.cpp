@@ -2,7 +2,9 @@
 
 #include "linear.inl"
 #include "w8a8.inl"   // over linear.inl
-#include "tiles.inl"  // over both
+#include "tiles.inl"  // over linear.inl
+#include "squeezed.inl"  // over tiles.inl
+#include "products.inl"  // over all of them
 #include "moe.inl"    // over linear.inl
 
 namespace weft::tables::WEFT_TABLE {

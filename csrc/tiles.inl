@@ -181,16 +181,5 @@ void tile_products(const LinearArgs& args) {
   Pool::instance().for_each_ahead(items * parts, nanoseconds / static_cast<double>(parts), work);
 }
 
-void linear(const LinearArgs& args) {
-  if (args.weight.form == WeightForm::float32_tiles) return tile_products<float>(args);
-#if defined(__AVX512F__)
-  if (args.weight.form == WeightForm::bfloat16_tiles) return tile_products<bf16>(args);
-#endif
-  if (args.weight.form == WeightForm::int8_both)
-    return args.x_dtype == Dtype::bfloat16 ? byte_products<bf16>(args) : byte_products<float>(args);
-  if (args.x_dtype == Dtype::bfloat16) linear_in<bf16>(args);
-  else linear_in<float>(args);
-}
-
 }  // namespace
 }  // namespace weft

@@ -55,7 +55,7 @@ jobs() {
   for part in table_attention table_states table_conv table_products table_rows table; do
     echo "$objects/$part.o $CXX $ours $instructions -DWEFT_TABLE=$table -c csrc/$part.cpp"
   done
-  for part in module kernels layers chain stack pool; do
+  for part in module kernels layers chain stack pool squeeze; do
     echo "$objects/$part.o $CXX $ours -c csrc/$part.cpp"
   done
   echo "$objects/nanobind.o $CXX $common -O1 -DNDEBUG -fno-strict-aliasing -c $tools/nanobind/src/nb_combined.cpp"
@@ -86,7 +86,7 @@ tested() {
     --deselect tests/ops/test_native.py::test_the_kernels_are_there_where_a_compiler_is
 }
 others=()
-for file in tests/ops/test_native_*.py tests/ops/test_tiled_linear.py tests/ops/test_byte_inputs.py; do
+for file in tests/ops/test_native_*.py tests/ops/test_tiled_linear.py tests/ops/test_squeezed.py tests/ops/test_byte_inputs.py; do
   [ "$file" = tests/ops/test_native_interface.py ] || others+=("$file")
 done
 echo "sanitize: the kernels' tests, $table"

@@ -191,8 +191,7 @@ class Serving:
         self.executor.begin = beginning  # type: ignore[method-assign]
         frames = self.executor.arena
         frames.fill_frames(range(self.arena.frame_count), NAN_BYTE)
-        fill = frames.fill_frames
-        frames.fill_frames = lambda which, byte: fill(which, NAN_BYTE)  # type: ignore[method-assign]
+        frames.zero_frames = lambda which: frames.fill_frames(which, NAN_BYTE)  # type: ignore[method-assign]
         copy_slots, copy_pages = frames.copy_slots, frames.copy_pages
 
         def copying_slots(sources: Int32s, destinations: Int32s) -> None:

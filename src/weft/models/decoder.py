@@ -33,7 +33,7 @@ from weft.spec import ModelSpec
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.add_norm import add_norm
 from weft.tensor.ops.tiled_linear import tiled_linear
-from weft.tensor.tiled import TiledWeight
+from weft.tensor.squeezed import InTiles
 
 
 class Mixer(Protocol):
@@ -72,7 +72,7 @@ class CausalModel:
     whatever dtype the weights have; logits are float32.
     """
 
-    def __init__(self, architecture: Architecture, *, embedding: torch.Tensor | TiledWeight,
+    def __init__(self, architecture: Architecture, *, embedding: torch.Tensor | InTiles,
                  layers: list[DecoderLayer], final_norm: Norm, head: Linear) -> None:
         assert len(layers) == architecture.layer_count
         self.architecture = architecture
@@ -154,7 +154,7 @@ class CausalModel:
         """[X, vocab] of the head's dtype, in memory that is written again in the next step, as new memory of
         that size costs page faults: in ``out_XV`` where it has that dtype."""
         weight, bias = self.head.weight, self.head.bias
-        if not isinstance(weight, TiledWeight) or weight.dtype != hidden_XD.dtype:
+        if not isinstance(weight, InTiles) or weight.dtype != hidden_XD.dtype:
             return self.head(hidden_XD)
         if weight.dtype == torch.float32:
             return tiled_linear(hidden_XD, weight, bias, out_XV)

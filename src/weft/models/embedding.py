@@ -2,6 +2,7 @@
 
     tokens_T --torch--> [T, D]            any table, any device
              --numpy--> [T, D], kept      few tokens on a CPU, beside kernels of C++: one gather of bytes
+             --C++----> [T, D], kept      a squeezed table
 
 For tiled tables torch takes four operators, each of which costs the host of a small step more than the rows
 do. numpy gathers them at once, and into memory that is kept while the same tensor asks: that of a step of
@@ -17,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from weft.tensor import native
+from weft.tensor.squeezed import InTiles, SqueezedWeight
 from weft.tensor.tiled import TILE_ROWS, TiledWeight
 
 TOKENS_MAX = 256
@@ -30,7 +32,7 @@ class Embedding:
 
     __slots__ = ("_asked", "_at", "_bytes", "_room", "_rows", "_tokens", "table")
 
-    def __init__(self, table: torch.Tensor | TiledWeight) -> None:
+    def __init__(self, table: torch.Tensor | InTiles) -> None:
         self.table = table
         self._at = 0
         self._bytes: npt.NDArray[Any] = np.empty(0)
@@ -42,6 +44,8 @@ class Embedding:
     def rows_at(self, tokens_T: torch.Tensor) -> torch.Tensor:
         """int64 [T] -> [T, D]. Valid until the same tensor asks again."""
         table = self.table
+        if isinstance(table, SqueezedWeight):
+            return self._squeezed_rows(table, tokens_T)
         weight = table.tiles if isinstance(table, TiledWeight) else table
         if (not (weight.is_cpu and native.in_use()) or tokens_T.shape[0] > TOKENS_MAX
                 or weight.itemsize not in _BYTES):
@@ -57,11 +61,21 @@ class Embedding:
             self._bytes.take(self._tokens, axis=0, out=self._room)
         return self._rows
 
+    def _squeezed_rows(self, table: SqueezedWeight, tokens_T: torch.Tensor) -> torch.Tensor:
+        """By one kernel, into memory that is kept as well."""
+        if tokens_T is not self._asked:
+            self._asked = tokens_T
+            self._rows = torch.empty((tokens_T.shape[0], table.columns), dtype=table.dtype)
+        return table.rows_at(tokens_T, self._rows)
+
     def _make_room(self, tokens_T: torch.Tensor, weight: torch.Tensor) -> None:
         self._at = weight.data_ptr()
-        self._bytes = weight.view(_BYTES[weight.itemsize]).numpy()
         self._asked, self._tokens = tokens_T, tokens_T.numpy()
-        wide = self.table.columns if isinstance(self.table, TiledWeight) else weight.shape[1]
+        if isinstance(self.table, TiledWeight):
+            wide, word = self.table.columns, torch.int32
+            self._bytes = weight.view(word).squeeze(3).numpy()   # a pack is one word: [tiles, packs, 16]
+        else:
+            wide, word = weight.shape[1], _BYTES[weight.itemsize]
+            self._bytes = weight.view(word).numpy()
         self._rows = torch.empty((tokens_T.shape[0], wide), dtype=weight.dtype)
-        room = self._rows.view(_BYTES[weight.itemsize]).numpy()
-        self._room = room if weight.ndim == 2 else room.reshape(len(room), weight.shape[1], weight.shape[3])
+        self._room = self._rows.view(word).numpy()

@@ -58,11 +58,12 @@ class LoadedModel:
 
 def load_model(directory: Path, dtype: DTypeChoice = "auto",
                on_progress: OnProgress | None = None, *, quantize: QuantizeChoice = "none",
-               quantize_inputs: bool = True, device: torch.device | None = None) -> LoadedModel:
+               quantize_inputs: bool = True, squeeze: bool = True,
+               device: torch.device | None = None) -> LoadedModel:
     """Load the checkpoint in ``directory`` with weights in ``dtype``; "auto" is the dtype that config.json
     names, or where it names none that of the stored embedding. ``on_progress(done_bytes, all_bytes)`` is
-    called as tensors are read. ``quantize`` and ``quantize_inputs``: see ``runtime_form``. ``device``: where
-    the weights go, the CPU by default.
+    called as tensors are read. ``quantize``, ``quantize_inputs`` and ``squeeze``: see ``runtime_form``.
+    ``device``: where the weights go, the CPU by default.
 
     Raises ConfigError for w8a8 with inputs as they are, UnknownArchitectureError, or CheckpointError naming
     file, tensor, and found and expected shape, before any weight is read.
@@ -76,7 +77,7 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
     architecture = dataclasses.replace(read_architecture(checkpoint.config), dtype=chosen)
     defaults = read_generation_defaults(checkpoint.directory, checkpoint.config)
     build = FAMILIES[architecture.family]
-    runtime = RuntimeForm(quantize, exact_inputs=not quantize_inputs)
+    runtime = RuntimeForm(quantize, exact_inputs=not quantize_inputs, squeezes=squeeze)
     started_s = time.perf_counter()
     with torch.inference_mode():
         check = TensorCheck(checkpoint, DTYPES[chosen], runtime)

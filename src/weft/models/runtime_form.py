@@ -25,7 +25,7 @@ from weft.models.blocks.linear import PlainWeight
 from weft.tensor import native
 from weft.tensor.packed import pack
 from weft.tensor.quantized import Codes, QuantizedWeight, in_tiles, rounded
-from weft.tensor.tiled import TiledWeight, tiled
+from weft.tensor.squeezed import InTiles, in_best_tiles
 
 _BITS: dict[QuantizeChoice, int] = {"int8": 8, "int4": 4, "w8a8": 8}
 
@@ -33,22 +33,26 @@ _BITS: dict[QuantizeChoice, int] = {"int8": 8, "int4": 4, "w8a8": 8}
 @dataclass(frozen=True, slots=True)
 class RuntimeForm:
     """``exact_inputs``: quantised layers see their inputs as they are. ``packs``: whether plain matrices may
-    be put into another order."""
+    be put into another order. ``squeezes``: whether tiles of bfloat16 may be kept in 12 bits a weight."""
 
     quantize: QuantizeChoice = "none"
     exact_inputs: bool = False
     packs: bool = True
+    squeezes: bool = True
 
     def of_values(self, weight: torch.Tensor, *, head: bool = False) -> PlainWeight:
         """``weight`` [out, in], which the caller gives away."""
         bits = _BITS.get(self.quantize)
         if bits is not None:
             return self.rounded(weight, 8 if head else bits)
-        return (tiled(weight) or pack(weight) if self.packs else None) or weight
+        return (self._in_tiles(weight) or pack(weight) if self.packs else None) or weight
 
-    def of_table(self, table: torch.Tensor) -> torch.Tensor | TiledWeight:
+    def of_table(self, table: torch.Tensor) -> torch.Tensor | InTiles:
         """An embedding [vocab, hidden] that is the head as well."""
-        return (tiled(table) if self.packs and self.quantize == "none" else None) or table
+        return (self._in_tiles(table) if self.packs and self.quantize == "none" else None) or table
+
+    def _in_tiles(self, weight: torch.Tensor) -> InTiles | None:
+        return in_best_tiles(weight, squeeze=self.squeezes)
 
     def of_codes(self, codes: Codes) -> QuantizedWeight:
         return in_tiles(codes, exact=self.exact_inputs, byte_inputs=self.quantize == "w8a8")

@@ -70,11 +70,13 @@ class Stack:
         self._final_norm, self._scale = final_norm, scale
         self._bindings: dict[tuple[Any, ...], list[Any]] = {}
         self._last: _Last | None = None
+        self._room: torch.Tensor | None = None
 
     def run(self, x_TD: torch.Tensor, inputs: StepInputs, caches: list[LayerCache],
             turned: Mapping[Rope | None, CosSin | None]) -> torch.Tensor | None:
         """The embedded tokens [T, D] -> hidden [T, D] after the final norm; None where this is no step for
-        it, and nothing was done."""
+        it, and nothing was done. Valid until the next step: new memory costs the host of a small step more
+        than a layer's kernels do."""
         if not self._layers or inputs.asked is not None or not 0 < x_TD.shape[0] <= MOST_ROWS:
             return None
         if not native.fits(x_TD):
@@ -82,7 +84,9 @@ class Stack:
         bound = self._bound(x_TD, caches)[0]
         if bound is None:
             return None
-        out_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype)
+        out_TD = self._room
+        if out_TD is None or out_TD.shape != x_TD.shape or out_TD.dtype != x_TD.dtype:
+            out_TD = self._room = torch.empty(x_TD.shape, dtype=x_TD.dtype)
         runs = inputs.runs
         bound.run(native.runs_of(runs), native.projected_of(x_TD),
                   [_addresses(turned[rope]) for rope in self._turned], *native.page_table_of(runs),

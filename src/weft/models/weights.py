@@ -36,7 +36,7 @@ from weft.models.runtime_form import RuntimeForm
 from weft.models.safetensors_header import StoredTensor, read_header
 from weft.models.skipped import SKIPPED_PREFIXES
 from weft.tensor.quantized import Codes, QuantizedWeight, stacked
-from weft.tensor.tiled import TiledWeight
+from weft.tensor.squeezed import InTiles, SqueezedWeight
 
 OnProgress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) as weights are read."""
@@ -194,16 +194,16 @@ class TensorSource(ABC):
                 made.append(self.runtime.of_codes(_joined([self._codes(part, columns) for part in run])))
         return self._linear(made, bias)
 
-    def table(self, name: str, rows: int, columns: int, *, is_head: bool) -> torch.Tensor | TiledWeight:
+    def table(self, name: str, rows: int, columns: int, *, is_head: bool) -> torch.Tensor | InTiles:
         """The embedding. ``is_head``: logits are made with it as well."""
         table = self.tensor(name, rows, columns)
         return self.runtime.of_table(table) if is_head else table
 
-    def head(self, rows: int, columns: int, tied: torch.Tensor | TiledWeight | None = None) -> Linear:
+    def head(self, rows: int, columns: int, tied: torch.Tensor | InTiles | None = None) -> Linear:
         """The output projection, which wrappers keep beside the language model, not in it. ``tied``: the
         embedding, where that is the head as well."""
         if tied is not None:
-            if isinstance(tied, TiledWeight) or self.runtime.quantize == "none":
+            if isinstance(tied, InTiles) or self.runtime.quantize == "none":
                 return Linear(tied)
             return self._linear([self.runtime.of_values(tied, head=True)], None)
         name = next((name for name in _HEADS if self._known(name)), _HEADS[0])
@@ -252,7 +252,7 @@ class TensorSource(ABC):
 
     def _count(self, weight: PlainWeight) -> None:
         size = held_bytes(weight)
-        form = (weight.form if isinstance(weight, QuantizedWeight)
+        form = (weight.form if isinstance(weight, QuantizedWeight | SqueezedWeight)
                 else str(weight.dtype).removeprefix("torch."))
         self.held_bytes += size
         self._bytes_by_form[form] += size

@@ -4,10 +4,19 @@
       page i    bytes [i P,  (i + 1) P)          frame f   bytes [f F, (f + 1) F)
       slot j    bytes [j S', (j + 1) S')
 
-``fill_frames(frames, 0)`` is law L6: memory whose frame changed kind is zeroed before its first use, by the
-device that uses it. The same verb with another byte, and its two sisters for a page and a slot, let tests and
-evaluations write garbage where nothing may be read, or into what must be read: 0xFF in every byte is NaN in
-float32, bfloat16 and float16 alike.
+``zero_frames`` is law L6: memory whose frame changed kind, or was never used, is zero before its first use.
+
+    on a CPU     anonymous memory of the system's: zero until somebody writes it, and not there until somebody
+                 touches it. Nobody writes into a frame before it was named here once, as every plan promises
+                 (the scripted executor and the simulator check it): so the first time there is nothing to do
+    elsewhere    unspecified bytes: whatever is named is written, by the device that uses it
+
+To write zeros over zeros would have the system bring every page of the frame at once, in the middle of a
+step; most of a large frame is needed much later, or never.
+
+``fill_frames`` and its two sisters, for a page and a slot, let tests and evaluations write garbage where
+nothing may be read, or into what must be read: 0xFF in every byte is NaN in float32, bfloat16 and float16
+alike. Whoever fills writes where no plan has been: from then on no frame counts as never written.
 
 ``copy_slots`` and ``copy_pages`` are how a checkpoint becomes the state of a sequence, a shared page that is
 partly filled becomes a page of one's own (law L7), and memory moves to empty a frame. All sources of a call
@@ -17,13 +26,14 @@ Items (frames, pages, slots) are named by arrays on the host or by pieces of the
 twins are on the device already. On a GPU each call is one launch (``arena_kernels``), or two for copies whose
 destinations are sources as well; torch's own operators are the twin that everything else runs.
 
-The buffer is not initialised: a fresh sequence starts its states explicitly, a page is masked beyond what
-was written (kernels select, they never multiply with 0), and touching every byte at start would cost the
-whole arena in page faults.
+Nothing is touched at start, which would cost the whole arena in page faults. And nothing hangs on law L6
+alone: a fresh sequence starts its states explicitly, and a page is masked beyond what was written (kernels
+select, they never multiply with 0).
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +48,7 @@ from weft.runner.staging import Staged
 from weft.tensor import gpu
 from weft.tensor.inputs import LayerCache
 from weft.tensor.views import build_layer_caches
-from weft.units import ceil_div
+from weft.units import ceil_div, format_bytes
 
 if TYPE_CHECKING:
     from weft.runner.arena_kernels import ParkingTable
@@ -55,7 +65,7 @@ WORD_BYTES = 8
 
 
 class DeviceArena:
-    """``plan.arena_bytes`` of device memory. Raises RuntimeError (torch's) if there is not so much."""
+    """``plan.arena_bytes`` of device memory. Raises RuntimeError if there is not so much."""
 
     def __init__(self, plan: ArenaPlan, device: torch.device) -> None:
         self.plan = plan
@@ -65,22 +75,24 @@ class DeviceArena:
         self.allocate()
 
     def allocate(self) -> None:
-        """All of it, with unspecified bytes. Views of what was there before are not valid any more."""
+        """All of it. Views of what was there before are not valid any more."""
         size = self.plan.arena_bytes
         if self.device.type == "cpu":
             # A kernel that meets PAD inside a context, which is a bug of a plan, reads the page before the
             # first one: that must show in the numbers, and not end the process. Pages of the usual size: with
             # those of 2 MiB a prompt that begins a frame waits for the system to make room for them.
             before = ceil_div(self.plan.page_bytes, _ALIGNED_BYTES) * _ALIGNED_BYTES
-            self.buffer = torch.empty(before + size, dtype=torch.uint8)[before:]
+            self.buffer = _zeros_of_the_system(before + size)[before:]
             self._host: npt.NDArray[np.uint8] | None = self.buffer.numpy()
+            self._never_written: bytearray | None = bytearray(b"\1") * self.plan.frame_count
         else:
             self.buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
-            self._host = None
+            self._host = self._never_written = None
 
     def release(self) -> None:
         """Give the bytes back, once nobody has views of them. Idempotent."""
-        self.buffer, self._host = torch.empty(0, dtype=torch.uint8, device=self.device), None
+        self.buffer = torch.empty(0, dtype=torch.uint8, device=self.device)
+        self._host = self._never_written = None
 
     def layer_caches(self, layer_count: int) -> list[LayerCache]:
         plan = self.plan
@@ -89,13 +101,31 @@ class DeviceArena:
             slot_stride_bytes=plan.slot_stride_bytes, slot_count=plan.slot_count, kv_dtype=plan.kv_dtype,
             kv_fields=plan.kv_fields, state_fields=plan.state_fields)
 
+    def zero_frames(self, frames: Items) -> None:
+        """They are zero now, and may be written from here on."""
+        never = self._never_written
+        if never is None:
+            self._fill(frames, self.plan.frame_bytes, 0)
+            return
+        written = []
+        for frame in _on_host(frames).tolist():
+            assert frame >= 0, "PAD is zeroed"
+            if never[frame]:
+                never[frame] = False
+            else:
+                written.append(frame)
+        self._fill(written, self.plan.frame_bytes, 0)
+
     def fill_frames(self, frames: Items, byte: int) -> None:
+        self._never_written = None
         self._fill(frames, self.plan.frame_bytes, byte)
 
     def fill_pages(self, pages: Items, byte: int) -> None:
+        self._never_written = None
         self._fill(pages, self.plan.page_bytes, byte)
 
     def fill_slots(self, slots: Items, byte: int) -> None:
+        self._never_written = None
         self._fill(slots, self.plan.slot_stride_bytes, byte)
 
     def copy_slots(self, sources: Items, destinations: Items) -> None:
@@ -197,3 +227,13 @@ class DeviceArena:
 
 def _on_host(items: Items) -> npt.NDArray[Any]:
     return items.host if isinstance(items, Staged) else np.asarray(items)
+
+
+def _zeros_of_the_system(size: int) -> torch.Tensor:
+    """uint8 [size]: anonymous memory, which every system hands out as zeros. An allocator's need not be: it
+    gives out again what was given back."""
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise RuntimeError(f"the system has not got {format_bytes(size)} of memory for the arena") from error
+    return torch.frombuffer(memory, dtype=torch.uint8)

@@ -43,7 +43,7 @@ import torch
 from weft.runner.arena import DeviceArena, Items
 from weft.runner.decodes import SteadyDecodes
 from weft.runner.graphs import DecodeBlock, known_tokens, stride_of
-from weft.runner.sampler import Choice, Sampler
+from weft.runner.sampler import Choice, Sampler, as_tensor
 from weft.runner.staging import Staged, Staging
 from weft.schedule.plan import StepPlan
 from weft.tensor import device_runs, gpu
@@ -181,7 +181,9 @@ class BatchBuilder:
         if memory is None:
             return
         self._apply_rows(memory)
-        arena.fill_frames(memory.zero_frames or plan.zero_frames, 0)
+        arena.zero_frames(memory.zero_frames or plan.zero_frames)
+        if not _moves(plan):
+            return
         arena.park(memory.parks or plan.parks)
         arena.restore(memory.restores or plan.restores)
         arena.restore_kv(memory.kv_restores or plan.kv_restores)
@@ -216,10 +218,11 @@ class BatchBuilder:
     def note_chosen(self, batch: StepBatch, choice: Choice) -> None:
         """``choice`` is of the runs that sample: what their rows decode next."""
         if self._host_chosen is not None:
-            here_X = choice.chosen_X.numpy() if choice.here_X is None else choice.here_X
-            self._host_chosen[batch.sample_rows] = here_X
+            chosen_X = choice.chosen_X
+            self._host_chosen[batch.sample_rows] = (
+                chosen_X if isinstance(chosen_X, np.ndarray) else chosen_X.numpy())
         elif batch.sample_rows_X is not None:
-            self.chosen.index_copy_(0, batch.sample_rows_X, choice.chosen_X)
+            self.chosen.index_copy_(0, batch.sample_rows_X, as_tensor(choice.chosen_X))
 
     def _stage_memory(self, plan: StepPlan) -> _Memory | None:
         """None where nothing happens to the arena. On the host tables are written here, and the arena takes
@@ -230,7 +233,7 @@ class BatchBuilder:
                     self._host_table[writes[0], writes[1]] = writes[2]
                     if self._steady is not None:
                         self._steady.write(writes)
-            return _AS_PLANNED if _moves(plan) else None
+            return _AS_PLANNED if plan.zero_frames or _moves(plan) else None
 
         def staged(values: npt.NDArray[np.int32]) -> Staged | None:
             return self.staging.add(values, np.int64) if values.size else None
@@ -372,9 +375,9 @@ class BatchBuilder:
 
 
 def _moves(plan: StepPlan) -> bool:
-    """Whether anything happens to the arena's bytes before the step is computed."""
-    return bool(plan.zero_frames or plan.parks.size or plan.restores.size or plan.kv_parks.size
-                or plan.kv_restores.size or plan.slot_copies.size or plan.page_copies.size)
+    """Whether bytes of the arena go elsewhere in it before the step is computed."""
+    return bool(plan.parks.size or plan.restores.size or plan.kv_parks.size or plan.kv_restores.size
+                or plan.slot_copies.size or plan.page_copies.size)
 
 
 def _fields(flat: Int64s, token_count: int, run_count: int) -> tuple[Int64s, Int64s]:

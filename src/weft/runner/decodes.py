@@ -26,7 +26,7 @@ import torch
 
 from weft.schedule.plan import Int32s, StepPlan
 from weft.tensor.inputs import Runs, StepInputs
-from weft.units import PAGE_TOKENS, ceil_div
+from weft.units import PAD, PAGE_TOKENS, ceil_div
 
 Int64s = npt.NDArray[np.int64]
 
@@ -78,8 +78,8 @@ class SteadyDecodes:
     def inputs(self) -> StepInputs:
         """In memory that the next ``advance`` overwrites. The tokens that the plan did not know are taken
         from ``chosen`` now."""
-        if self._tokens.min() < 0:
-            np.copyto(self._tokens, self._chosen[self.rows], where=self._tokens < 0)
+        if PAD in self._tokens.tolist():
+            np.copyto(self._tokens, self._chosen[self.rows], where=self._tokens == PAD)
         pages = ceil_div(max(self._host_starts) + 1, PAGE_TOKENS)
         if pages != self._pages:
             self._pages, self._page_table_RP = pages, self._table_RP[:, :pages]

@@ -72,7 +72,7 @@ class LaunchedStep:
         failures: dict[int, str] = {}
         taken = 0
         if self._choice is not None and self._sample_runs is not None:
-            taken = len(self._choice.pieces)
+            taken = self._choice.piece_count
             sampled = self._choice.told(pieces[:taken])
             if len(sampled.tokens) == self._run_count:
                 tokens = sampled.tokens

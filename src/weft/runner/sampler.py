@@ -46,7 +46,7 @@ from weft.request import SamplingParams, TokenLogprobs
 from weft.runner.edits import RowEdits, TokenHistory, stage_edits
 from weft.runner.filters import Filters, choose, fill_numbers
 from weft.runner.guides import Guided, GuideRows, Masks
-from weft.runner.homeward import Homeward
+from weft.runner.homeward import Delivery, Homeward
 from weft.runner.logprobs import score, told
 from weft.runner.randomness import seed_word, uniforms
 from weft.runner.staging import Staged, Staging
@@ -69,17 +69,27 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Tokens that are being chosen: ``chosen_X``, int64 on the device of the logits, and in ``pieces`` all
-    that comes home. ``asking``: the rows that want logprobs, of how many best tokens each. ``here_X``: the
-    same tokens where they are on the host already, and nothing else comes home."""
+    """Tokens that are being chosen: ``chosen_X``, int64, on the device of the logits, or an array where they
+    are on the host already. In ``logprobs`` what else comes home: of the rows ``asking``, with so many best
+    tokens each."""
 
-    chosen_X: torch.Tensor
-    pieces: list[torch.Tensor]
+    chosen_X: torch.Tensor | npt.NDArray[np.int64]
+    logprobs: list[torch.Tensor]
     asking: npt.NDArray[np.int64]
     top_counts: list[int]
     histories: list[tuple[int, TokenHistory]]
     guided: Guided | None
-    here_X: npt.NDArray[np.int64] | None = None
+
+    @property
+    def piece_count(self) -> int:
+        """Of what comes home."""
+        return 1 + len(self.logprobs)
+
+    def sent(self, homeward: Homeward, more: list[torch.Tensor]) -> Delivery:
+        """Everything on its way home, ``more`` behind it."""
+        if isinstance(self.chosen_X, np.ndarray) and not self.logprobs and not more:
+            return homeward.there([self.chosen_X])
+        return homeward.send([as_tensor(self.chosen_X), *self.logprobs, *more])
 
     def told(self, pieces: list[npt.NDArray[Any]]) -> Sampled:
         """``pieces`` are home. Once: histories and grammars learn what was chosen."""
@@ -220,7 +230,7 @@ class Sampler:
                positions: npt.NDArray[np.int64]) -> Sampled:
         """``launch``, and wait for what it makes."""
         choice = self.launch(logits_XV, rows, positions)
-        return choice.told(Homeward(self._device, copies=self._remote).send(choice.pieces).open())
+        return choice.told(choice.sent(Homeward(self._device, copies=self._remote), []).open())
 
     def launch(self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64],
                host_XV: npt.NDArray[np.float32] | None = None) -> Choice:
@@ -236,10 +246,9 @@ class Sampler:
         edits = [(i, int(positions[i]), self._edits[row]) for i, row in enumerate(rows.tolist())
                  if row in self._edits] if self._edits else []
         masks = self._edit(logits_XV, edits, rows)
-        here_X = None
+        chosen_X: torch.Tensor | npt.NDArray[np.int64]
         if not self._remote and asked.numbers is None:
-            here_X = _best_of(logits_XV, logits_XV.numpy() if host_XV is None else host_XV, masks)
-            chosen_X = torch.from_numpy(here_X)
+            chosen_X = _best_of(logits_XV, logits_XV.numpy() if host_XV is None else host_XV, masks)
         elif self._by_kernels:
             from weft.runner import sampling_kernels
 
@@ -247,13 +256,14 @@ class Sampler:
                 logits_XV, None if asked.numbers is None else asked.numbers.device, masked=masks is not None)
         else:
             chosen_X = self._choose(logits_XV, rows, asked, masks)
-        pieces, top_counts = [chosen_X], []
+        logprobs, top_counts = [], []
         if raw is not None and asked.asking_places is not None:
             top_counts = self._logprobs[rows[asked.asking]].tolist()
-            pieces += score(raw, chosen_X.index_select(0, asked.asking_places.device), max(top_counts))
-        return Choice(chosen_X, pieces, asked.asking, top_counts,
+            of_those = as_tensor(chosen_X).index_select(0, asked.asking_places.device)
+            logprobs = score(raw, of_those, max(top_counts))
+        return Choice(chosen_X, logprobs, asked.asking, top_counts,
                       [(i, edit.history) for i, _, edit in edits if edit.history is not None],
-                      self._guides.among(rows), here_X if raw is None else None)
+                      self._guides.among(rows))
 
     def _edit(self, logits_XV: torch.Tensor, edits: list[tuple[int, int, RowEdits]],
               rows: npt.NDArray[np.int64]) -> Masks | None:
@@ -293,13 +303,18 @@ class Sampler:
                                                        remote=self._remote))
 
 
+def as_tensor(chosen_X: torch.Tensor | npt.NDArray[np.int64]) -> torch.Tensor:
+    """An array by its own memory."""
+    return chosen_X if isinstance(chosen_X, torch.Tensor) else torch.from_numpy(chosen_X)
+
+
 def _best_of(logits_XV: torch.Tensor, host_XV: npt.NDArray[np.float32],
              masks: Masks | None) -> npt.NDArray[np.int64]:
     """The first of each row's highest logits [X], by ``host_XV``, the same memory. Where one is not finite,
     they are made so in place, and what ``masks`` refuse is refused again."""
     best_X: npt.NDArray[np.int64] = host_XV.argmax(axis=1)   # of NaN, where there is any
     # A sum of a few of Python's floats is finite where they are. More operators of numpy would say no more.
-    if not math.isfinite(sum([host_XV.item(at, token) for at, token in enumerate(best_X.tolist())])):
+    if not math.isfinite(sum(map(host_XV.item, range(len(best_X)), best_X.tolist()))):
         _make_finite(logits_XV)
         if masks is not None:
             masks.apply(logits_XV)

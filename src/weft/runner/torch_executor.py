@@ -133,6 +133,7 @@ class TorchExecutor:
         self._keeps_room = device.type == "cpu" and not remote
         self._room: LogitsRoom | None = None
         self._inference = torch.inference_mode()
+        self._on_device = current(device)
         self._before: LaunchedStep | None = None
         self.observer = observer
         self.before_step = before_step
@@ -141,7 +142,7 @@ class TorchExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         """On the caller's thread."""
         assert not self._worker.in_flight, "a step is in flight"
-        with current(self.arena.device):
+        with self._on_device:
             return self._launch(plan).home()
 
     def begin(self, plan: StepPlan) -> None:
@@ -182,10 +183,7 @@ class TorchExecutor:
             host_XV = room.host_XV if room is not None and logits_XV is room.logits_XV else None
             choice = self.sampler.launch(logits_XV, batch.sample_rows, batch.sample_positions, host_XV)
             self.batches.note_chosen(batch, choice)
-        if choice is not None and choice.here_X is not None and not scores:
-            delivery = self._homeward.there([choice.here_X])
-        else:
-            delivery = self._homeward.send(choice.pieces + scores if choice is not None else scores)
+        delivery = self._homeward.send(scores) if choice is None else choice.sent(self._homeward, scores)
         self._before = LaunchedStep(began_s, plan.run_count, delivery, choice, batch.sample_runs, prompts)
         return self._before
 

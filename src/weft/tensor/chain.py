@@ -21,7 +21,7 @@ from weft.tensor import native
 from weft.tensor.ops.quantized_linear import native as quantized
 from weft.tensor.ops.tiled_linear import native as tiled
 from weft.tensor.quantized import QuantizedWeight
-from weft.tensor.tiled import TiledWeight
+from weft.tensor.squeezed import InTiles
 
 MOST_ROWS = 64
 """Rows of x that are taken: what decodes together, of ordinary servers on a CPU."""
@@ -58,7 +58,7 @@ class Chain:
     def stays(self) -> bool:
         """Whether its first weight lies where it did when it was bound."""
         weight = self.first
-        held = weight.tiles if isinstance(weight, TiledWeight) else weight.codes
+        held = weight.body if isinstance(weight, InTiles) else weight.codes
         return bool(held.data_ptr() == self._at[0])
 
     def out(self, x_TD: torch.Tensor) -> torch.Tensor:
@@ -82,16 +82,16 @@ class Staged:
 
 def _address(weight: Any, x_TD: torch.Tensor) -> int:
     """Of the weight, 0 where a chain does not take it."""
-    if isinstance(weight, TiledWeight):
-        return weight.tiles.data_ptr() if tiled.supported(x_TD, weight) else 0
+    if isinstance(weight, InTiles):
+        return weight.body.data_ptr() if tiled.supported(x_TD, weight) else 0
     if isinstance(weight, QuantizedWeight):
         served = quantized.supported(x_TD, weight) and not quantized.widened(x_TD.shape[0], weight)
         return weight.codes.data_ptr() if served else 0
     return 0
 
 
-def _product(weight: TiledWeight | QuantizedWeight, bias: torch.Tensor | None) -> Any:
+def _product(weight: InTiles | QuantizedWeight, bias: torch.Tensor | None) -> Any:
     address = 0 if bias is None else bias.data_ptr()
-    if isinstance(weight, TiledWeight):
-        return tiled.weight_of(weight), address, False
+    if isinstance(weight, InTiles):
+        return weight.native(), address, False
     return quantized.weight_of(weight), address, weight.exact

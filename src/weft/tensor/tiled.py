@@ -23,6 +23,8 @@ import torch.nn.functional as F
 from weft.tensor import large_pages, native
 
 TILE_ROWS = 16
+_FORMS = {torch.bfloat16: 4, torch.float32: 5}
+"""Their numbers in csrc/kernels.hpp."""
 WORTH_TILING = 1 << 14
 """Elements of a weight from which on the order counts."""
 
@@ -45,9 +47,20 @@ class TiledWeight:
         return self.tiles.device
 
     @property
+    def body(self) -> torch.Tensor:
+        """What is nearly all of it."""
+        return self.tiles
+
+    @property
     def held_bytes(self) -> int:
         """Without what fills the last tile."""
         return self.rows * self.columns * self.tiles.itemsize
+
+    def native(self) -> tuple[int, ...]:
+        """As the extension takes it."""
+        assert self.tiles.is_contiguous()
+        form = _FORMS[self.dtype]
+        return self.tiles.data_ptr(), form, self.columns, self.rows, 0, False, 0, self.columns, 0
 
     def dense(self) -> torch.Tensor:
         """[rows, columns], a copy."""
@@ -58,8 +71,9 @@ class TiledWeight:
         return self.tiles[rows_T // TILE_ROWS, :, rows_T % TILE_ROWS].flatten(1)
 
 
-def tiled(weight: torch.Tensor) -> TiledWeight | None:
-    """``weight`` [rows, columns] in tiles; None where that is not the faster order."""
+def tiled(weight: torch.Tensor, *, to_stay: bool = True) -> TiledWeight | None:
+    """``weight`` [rows, columns] in tiles; None where that is not the faster order. ``to_stay``: in memory
+    for what is kept."""
     if weight.device.type != "cpu" or weight.numel() < WORTH_TILING or not serves(weight.dtype):
         return None
     rows, columns = weight.shape
@@ -68,7 +82,7 @@ def tiled(weight: torch.Tensor) -> TiledWeight | None:
         return None
     padded = F.pad(weight, (0, 0, 0, -rows % TILE_ROWS))
     tiles = padded.view(-1, TILE_ROWS, columns // pack, pack).transpose(1, 2)
-    return TiledWeight(large_pages.copied(tiles), rows, columns)
+    return TiledWeight(large_pages.copied(tiles) if to_stay else tiles.contiguous(), rows, columns)
 
 
 def serves(dtype: torch.dtype) -> bool:

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from weft.models.embedding import TOKENS_MAX, Embedding
+from weft.tensor import native
+from weft.tensor.squeezed import squeezed
 from weft.tensor.tiled import TILE_ROWS, TiledWeight
 
 ROWS, WIDTH = 83, 24
@@ -34,6 +36,22 @@ def test_rows_are_those_of_the_table_bit_for_bit(dtype: torch.dtype, count: int,
     before = embedding.rows_at(other)
     embedding.rows_at(tokens)
     assert torch.equal(before, weight[other]), "rows of another tensor are its own"
+
+
+@pytest.mark.parametrize("count", [1, 5, TOKENS_MAX + 1])
+def test_rows_of_a_squeezed_table_are_those_of_the_table_bit_for_bit(count: int) -> None:
+    if native.MISSING is not None:
+        return      # nothing is squeezed without the kernels
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn((ROWS, WIDTH), generator=generator).bfloat16()
+    made = squeezed(in_tiles(weight))
+    assert made is not None
+    embedding, tokens = Embedding(made), torch.empty(count, dtype=torch.int64)
+    for _ in range(3):   # the same tensor asks with other tokens
+        tokens.copy_(torch.randint(0, ROWS, (count,), generator=generator))
+        assert torch.equal(embedding.rows_at(tokens), weight[tokens])
+    with pytest.raises(IndexError):
+        embedding.rows_at(torch.tensor([ROWS]))
 
 
 def test_a_token_beyond_the_table_is_a_bug_that_is_seen() -> None:

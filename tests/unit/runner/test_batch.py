@@ -171,6 +171,7 @@ def test_a_plan_with_more_tokens_than_a_step_may_have_is_a_bug(arena):
 
 def marked(arena: DeviceArena, stride_bytes: int) -> torch.Tensor:
     """The arena as items of ``stride_bytes``, each full of its own index."""
+    arena.fill_frames(range(arena.plan.frame_count), 0)
     items = arena.buffer.view(-1, stride_bytes)
     items.copy_((torch.arange(items.shape[0]) % 251).to(torch.uint8)[:, None].expand_as(items))
     return items

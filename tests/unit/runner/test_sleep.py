@@ -18,6 +18,7 @@ from weft.errors import CheckpointError
 from weft.models import load_model
 from weft.models.blocks.linear import Linear
 from weft.request import Request, SamplingParams
+from weft.runner.arena import NAN_BYTE
 from weft.runner.sleep import DroppedModel, HostWeights, storages_of, tensors_of
 from weft.runner.torch_executor import TorchExecutor
 
@@ -99,7 +100,7 @@ def test_the_arena_goes_and_the_answers_stay(level: int, kv_dtype: str, overlap:
     assert executor.arena.buffer.numel() == 0
     assert isinstance(executor.model, DroppedModel) == (level == 2)
     sleeper.wake_up(["kv_cache"])
-    executor.arena.buffer.fill_(0xFF)  # NaN in whatever nobody zeroes or writes
+    executor.arena.fill_frames(range(executor.arena.plan.frame_count), NAN_BYTE)  # where nobody writes
     assert executor.arena.buffer.numel() == arena_bytes
     sleeper.wake_up()
     assert answer(made, "after") == before

@@ -62,7 +62,7 @@ def test_only_runs_that_sample_get_a_token_and_only_their_logits_are_made(execut
 def test_a_step_without_runs_still_clears_rows_and_zeroes_frames(executor, model):
     executor.execute(plans.plan([(0, 0, [1], PAD, True)], admissions=[plans.admission(0, [1])],
                                 table_writes=[(0, 0, 3)]))
-    executor.arena.buffer.fill_(7)
+    executor.arena.fill_frames(range(executor.arena.plan.frame_count), 7)
     result = executor.execute(plans.plan(rows_cleared=[0], zero_frames=[2]))
     assert result.tokens.size == 0
     assert executor.batches.pages_of(0) == []

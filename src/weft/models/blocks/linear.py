@@ -20,7 +20,7 @@ from weft.tensor.ops.silu_mul import chained, silu_mul, staged
 from weft.tensor.ops.tiled_linear import tiled_linear
 from weft.tensor.packed import PackedWeight
 from weft.tensor.quantized import QuantizedWeight
-from weft.tensor.tiled import TiledWeight
+from weft.tensor.squeezed import InTiles
 
 
 def by_head(x_TC: torch.Tensor, heads: int) -> torch.Tensor:
@@ -42,7 +42,7 @@ class JoinedWeight:
     parts: tuple[PlainWeight, ...]
 
 
-PlainWeight = torch.Tensor | PackedWeight | TiledWeight | QuantizedWeight
+PlainWeight = torch.Tensor | PackedWeight | InTiles | QuantizedWeight
 Weight = PlainWeight | JoinedWeight
 
 
@@ -68,7 +68,7 @@ class Linear:
 
 
 def _product(x: torch.Tensor, weight: PlainWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    if isinstance(weight, TiledWeight):
+    if isinstance(weight, InTiles):
         return tiled_linear(x, weight, bias)
     if isinstance(weight, PackedWeight):
         return weight.product(x, bias)

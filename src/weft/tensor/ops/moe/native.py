@@ -54,4 +54,4 @@ def _weight_of(weights: ExpertWeights) -> Any:
         return quantized.weight_of(weights)
     assert weights.is_contiguous()
     _, rows, columns = weights.shape
-    return weights.data_ptr(), _FLOAT_FORMS[weights.dtype], columns, rows, 0, False, 0, LINE
+    return weights.data_ptr(), _FLOAT_FORMS[weights.dtype], columns, rows, 0, False, 0, LINE, 0

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 
 from weft.tensor.ops.tiled_linear import native
-from weft.tensor.tiled import TiledWeight
+from weft.tensor.squeezed import InTiles
 
 
-def tiled_linear(x: torch.Tensor, weight: TiledWeight, bias: torch.Tensor | None = None,
+def tiled_linear(x: torch.Tensor, weight: InTiles, bias: torch.Tensor | None = None,
                  out: torch.Tensor | None = None) -> torch.Tensor:
     """``x`` [..., columns] -> [..., rows] in the dtype of ``x``; ``bias`` [rows]. Sums are float32. ``out``:
     dense, where the kernel may write it.

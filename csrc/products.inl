@@ -1,0 +1,20 @@
+// y = x W^T for a weight in any form: see the kernel of each.
+
+namespace weft {
+namespace {
+
+void linear(const LinearArgs& args) {
+  switch (args.weight.form) {
+    case WeightForm::float32_tiles: return tile_products<float>(args);
+#if defined(__AVX512F__)
+    case WeightForm::bfloat16_tiles: return tile_products<bf16>(args);
+    case WeightForm::bfloat16_squeezed: return squeezed_products(args);
+#endif
+    case WeightForm::int8_both:
+      return args.x_dtype == Dtype::bfloat16 ? byte_products<bf16>(args) : byte_products<float>(args);
+    default: return args.x_dtype == Dtype::bfloat16 ? linear_in<bf16>(args) : linear_in<float>(args);
+  }
+}
+
+}  // namespace
+}  // namespace weft

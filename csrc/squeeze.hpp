@@ -1,0 +1,22 @@
+// Tiles of bfloat16 put into 12 bits a weight and taken out again: what the kernel that multiplies them (squeezed.inl)
+// leaves to others.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels.hpp"
+
+namespace weft {
+
+// ``words`` [tiles][in / 2][16][2]: the sixteen upper bytes that are most frequent in each tile -> highs [tiles][16], and
+// how many words have none of them -> counts [tiles].
+void choose_highs(const uint16_t* words, int64_t tiles, int64_t in, uint8_t* highs, int64_t* counts);
+
+// ``units`` [tiles / 2][in / 8][2][192], of an even number of ``tiles``. ``odd``: for each tile where in this array its odd words begin, then room for those and
+// one that ends them.
+void squeeze(const uint16_t* words, int64_t tiles, int64_t in, const uint8_t* highs, uint8_t* units, int64_t* odd);
+
+// ``rows`` [count] of a squeezed weight -> out [count][in].
+void squeezed_rows(const Weight& weight, const int64_t* rows, int64_t count, uint16_t* out);
+
+}  // namespace weft

@@ -1,0 +1,237 @@
+// Tiles of bfloat16 in 12 bits a weight: nothing is lost, and a step that is bound by memory takes three quarters of
+// the time.
+//
+//   bfloat16   s e e e e e e e | e m m m m m m m      the upper byte is a sign and an exponent without its last bit:
+//                                                    of the 256 there could be, 16 make up nearly all weights of a tile
+//
+//   tile       16 bytes that a code of 4 bits stands for   (Weight.scales)
+//   unit       8 columns of 16 rows: 128 weights in 3 lines of 64 bytes
+//                lower bytes of columns 0-3 | lower bytes of columns 4-7 | codes, 0-3 in the lower halves
+//   two tiles  a unit of one, a unit of the other, the next unit of the one, ...: one stream from memory
+//   odd        the weights whose upper byte is none of the 16, whole:  place in the tile << 16 | bits, by place,
+//              and one behind all places at the end of each tile's
+//
+// A unit becomes the four vectors that it was in the tiles of tiles.inl, in registers, before it is multiplied: table
+// lookups and interleaving of bytes, 9 instructions for 4 products with each row of x. So sums are those of the tiles to
+// the last bit.
+//
+//   block   up to 12 rows of x meet two tiles: 24 sums in registers for the whole width of W, and half a unit of both
+//           tiles at a time
+//   x       copied once: 8 columns of all rows of a block, the next 8, ..., one stream of its own
+//   item    4 tiles, for all blocks of a part of x; what is asked for ahead is as in tiles.inl
+//
+// In what order a unit's bytes lie is what interleaving within 16 bytes asks for: see squeeze.cpp, which writes them.
+//
+// Rejected, with what 32 rows lost by it against tiles as they are: blocks of 6 rows and 4 tiles, of which the first
+// unpacks into memory for the others (8 %: the L2 cache has to give and take each line besides); the same with 128
+// columns at a time, which stay in the L1 cache (15 %: sums go through memory); or with the next item unpacked beside all
+// blocks of this one (6 %, and twice the code). Blocks of 24 rows and one tile: each product then loads its own number of x,
+// and a core loads but one vector in the time of a product (5 %). Tiles one after the other: a single row waits for its one
+// sum, or reads two streams, at four fifths of the speed of one.
+
+namespace weft {
+namespace {
+
+#if defined(__AVX512F__)
+#define WEFT_BF16_PART __attribute__((always_inline, target("avx512bf16")))
+
+constexpr int kUnitPairs = 4;
+constexpr int64_t kPairWords = 2 * kTile;
+constexpr int64_t kUnitWords = kUnitPairs * kPairWords;
+constexpr int64_t kUnitBytes = kUnitWords * 3 / 2;
+constexpr int kUnitColumns = 2 * kUnitPairs;
+constexpr int kSqueezedRows = 12;
+constexpr int kSqueezedTiles = 2;
+constexpr int64_t kStepBytes = kSqueezedTiles * kUnitBytes;  // from a unit to the next of its tile
+constexpr int64_t kFetchedAhead = 4096;
+
+// body(0), body(1), ... of constants: sums that a loop counts through would pass through memory.
+template <class Body, int... I>
+WEFT_BF16_PART inline void each_of(const Body& body, std::integer_sequence<int, I...>) {
+  (body(std::integral_constant<int, I>{}), ...);
+}
+template <int COUNT, class Body>
+WEFT_BF16_PART inline void each(const Body& body) {
+  each_of(body, std::make_integer_sequence<int, COUNT>{});
+}
+
+// Two pairs of columns, half a unit.
+struct Half {
+  __m512i pairs[2];
+};
+
+// HALF: 0 or 1. ``highs``: the tile's sixteen upper bytes, four times.
+template <int HALF>
+WEFT_INLINE Half unpacked(const uint8_t* unit, __m512i highs) {
+  const __m512i codes = _mm512_loadu_si512(unit + 128), lows = _mm512_loadu_si512(unit + HALF * 64);
+  const __m512i code = _mm512_and_si512(HALF ? _mm512_srli_epi16(codes, 4) : codes, _mm512_set1_epi8(15));
+  const __m512i high = _mm512_shuffle_epi8(highs, code);
+  return {{_mm512_unpacklo_epi8(lows, high), _mm512_unpackhi_epi8(lows, high)}};
+}
+
+// One tile of a squeezed weight.
+struct SqueezedTile {
+  const uint8_t *units, *highs;
+  const int64_t* odd;
+
+  SqueezedTile(const Weight& weight, int64_t tile)
+      : units(static_cast<const uint8_t*>(weight.data) + tile / 2 * (weight.in / kUnitColumns) * kStepBytes +
+              tile % 2 * kUnitBytes),
+        highs(static_cast<const uint8_t*>(weight.scales) + tile * 16), odd(weight.odd + weight.odd[tile]) {}
+
+  WEFT_INLINE __m512i upper_bytes() const {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(highs)));
+  }
+};
+
+// A unit that has odd weights, from ``odd`` on -> words, and the next unit's. Out of line, so that what is rare sends no
+// other unit through memory.
+__attribute__((noinline, cold)) const int64_t* unpack_odd(const SqueezedTile& tile, const int64_t* odd, int64_t unit,
+                                                          Half* halves) {
+  halves[0] = unpacked<0>(tile.units + unit * kStepBytes, tile.upper_bytes());
+  halves[1] = unpacked<1>(tile.units + unit * kStepBytes, tile.upper_bytes());
+  uint16_t* const words = reinterpret_cast<uint16_t*>(halves);
+  for (; *odd >> 16 < (unit + 1) * kUnitWords; ++odd) {
+    const uint16_t bits = static_cast<uint16_t>(*odd);
+    std::memcpy(words + (*odd >> 16) - unit * kUnitWords, &bits, sizeof bits);
+  }
+  return odd;
+}
+
+// What is asked for with each unit of both tiles: so many lines of 64 bytes, from ``from`` on.
+struct Fetched {
+  const uint8_t* from;
+  int64_t lines;
+};
+
+// Rows [first, first + count) of ``args.x``, and where they are as a block: [in / 8][count][8].
+struct Block {
+  int64_t first, count;
+  const bf16* x;
+};
+
+// ROWS rows of x times tiles ``tile`` and the next.
+template <int ROWS>
+WEFT_BF16 void squeezed_sums(const LinearArgs& args, int64_t tile, const Block& block, Fetched fetched) {
+  constexpr int TILES = kSqueezedTiles;
+  const int64_t units = args.weight.in / kUnitColumns;
+  const bf16* x = block.x;
+  const SqueezedTile tiles[TILES] = {{args.weight, tile}, {args.weight, tile + 1}};
+  const int64_t* odd[TILES] = {tiles[0].odd, tiles[1].odd};
+  const uint8_t* from = tiles[0].units;
+  __m512 acc[ROWS][TILES];
+  const auto each_sum = [&](const auto& body) WEFT_BF16_PART {
+    each<ROWS>([&](auto r) WEFT_BF16_PART { each<TILES>([&](auto t) WEFT_BF16_PART { body(r, t); }); });
+  };
+  each_sum([&](auto r, auto t) WEFT_BF16_PART { acc[r][t] = _mm512_setzero_ps(); });
+  for (int64_t unit = 0; unit < units; ++unit, from += kStepBytes, x += ROWS * kUnitColumns) {
+    for (int64_t line = 0; line < fetched.lines; ++line, fetched.from += 64) __builtin_prefetch(fetched.from, 0, 2);
+    Half rare[TILES][2];
+    bool has_odd[TILES];
+    each<TILES>([&](auto t) WEFT_BF16_PART {
+      has_odd[t] = __builtin_expect(*odd[t] >> 16 < (unit + 1) * kUnitWords, 0);
+      if (has_odd[t]) odd[t] = unpack_odd(tiles[t], odd[t], unit, rare[t]);
+    });
+    each<2>([&](auto half) WEFT_BF16_PART {
+      Half w[TILES];
+      each<TILES>([&](auto t) WEFT_BF16_PART {
+        w[t] = has_odd[t] ? rare[t][half] : unpacked<half>(from + t * kUnitBytes, tiles[t].upper_bytes());
+      });
+      each<2>([&](auto pair) WEFT_BF16_PART {
+        each_sum([&](auto r, auto t) WEFT_BF16_PART {
+          int32_t two;
+          std::memcpy(&two, x + r * kUnitColumns + 4 * half + 2 * pair, sizeof two);
+          acc[r][t] = _mm512_dpbf16_ps(acc[r][t], (__m512bh)w[t].pairs[pair], (__m512bh)_mm512_set1_epi32(two));
+        });
+      });
+    });
+  }
+  f32x16 sums[ROWS][TILES];
+  each_sum([&](auto r, auto t) WEFT_BF16_PART { sums[r][t] = (f32x16)acc[r][t]; });
+  const int64_t at = tile * kTile, all = args.weight.out;
+  const TileOut<bf16> out = {static_cast<bf16*>(args.out) + block.first * all + at, all, all - at,
+                             args.bias ? args.bias + at : nullptr};
+  store_sums<bf16, ROWS, TILES>(out, sums);
+}
+
+using SqueezedSums = void (*)(const LinearArgs&, int64_t, const Block&, Fetched);
+
+template <int... R>
+constexpr std::array<SqueezedSums, sizeof...(R)> sums_of(std::integer_sequence<int, R...>) {
+  return {{&squeezed_sums<R + 1>...}};
+}
+constexpr auto kSqueezedSums = sums_of(std::make_integer_sequence<int, kSqueezedRows>{});
+
+// Blocks [block, end) times an item's tiles [tile, last). ``next``: the item that this thread takes next,
+// or null.
+void squeezed_item(const LinearArgs& args, int64_t tile, int64_t last, const Block* block, const Block* end,
+                   const uint8_t* next) {
+  const int64_t units = args.weight.in / kUnitColumns;
+  const int64_t passes = (end - block) * ((last - tile + kSqueezedTiles - 1) / kSqueezedTiles);
+  const int64_t lines = kOutTiles * kUnitBytes / 64;  // of an item, for each unit
+  Fetched fetched = {next, next ? (lines + passes - 1) / passes : 0};
+  for (; block < end; ++block)
+    for (int64_t t = tile; t < last; t += kSqueezedTiles) {
+      // Nothing known of the next item: the stream's own lines, some way ahead.
+      if (!next) fetched = {SqueezedTile(args.weight, t).units + kFetchedAhead, kStepBytes / 64};
+      kSqueezedSums[static_cast<size_t>(block->count - 1)](args, t, *block, fetched);
+      fetched.from += fetched.lines * units * 64;
+    }
+}
+
+// The rows of x in blocks, copied where there are several in one.
+struct Blocks {
+  std::vector<Block> blocks;
+  std::vector<bf16> copies;
+
+  void set(const LinearArgs& args) {
+    const int64_t count = (args.rows + kSqueezedRows - 1) / kSqueezedRows, in = args.weight.in;
+    blocks.resize(static_cast<size_t>(count));
+    if (args.rows == 1) {
+      blocks[0] = {0, 1, static_cast<const bf16*>(args.x)};
+      return;
+    }
+    if (static_cast<int64_t>(copies.size()) < args.rows * in) copies.resize(static_cast<size_t>(args.rows * in));
+    Pool::instance().for_each(count, static_cast<double>(in), [&](int64_t i) {
+      const int64_t first = args.rows * i / count, rows = args.rows * (i + 1) / count - first;
+      bf16* to = copies.data() + first * in;
+      blocks[static_cast<size_t>(i)] = {first, rows, to};
+      for (int64_t column = 0; column < in; column += kUnitColumns)
+        for (int64_t row = first; row < first + rows; ++row, to += kUnitColumns)
+          std::memcpy(to, static_cast<const bf16*>(args.x) + row * args.x_stride + column, kUnitColumns * sizeof(bf16));
+    });
+  }
+};
+
+void squeezed_products(const LinearArgs& args) {
+  static thread_local Blocks kept;
+  Blocks& x = kept;
+  x.set(args);
+  const Weight& weight = args.weight;
+  const int64_t tiles = (weight.out + kTile - 1) / kTile, items = (tiles + kOutTiles - 1) / kOutTiles;
+  const int64_t bytes = kOutTiles * (weight.in / kUnitColumns) * kUnitBytes, width = weight.in * 2;
+  const double nanoseconds =
+      0.04 * static_cast<double>(bytes) + 0.0025 * static_cast<double>(kOutRows * width * args.rows);
+  const auto last_of = [&](int64_t item) { return item + 1 < items ? (item + 1) * kOutTiles : tiles; };
+  const int64_t count = static_cast<int64_t>(x.blocks.size());
+  if (count == 1)
+    return Pool::instance().for_each(items, nanoseconds, [&](int64_t item) {
+      squeezed_item(args, item * kOutTiles, last_of(item), x.blocks.data(), x.blocks.data() + 1, nullptr);
+    });
+  // Parts of x that stay in the L2 cache, nearly of one size.
+  const int64_t fit = kPartBytes / width / kSqueezedRows, together = fit > 4 ? fit : 4;
+  const int64_t parts = (count + together - 1) / together;
+  const auto work = [&](int64_t at, int64_t after) {
+    const int64_t item = at % items, part = at / items;
+    const uint8_t* next =
+        after == Pool::kNone ? nullptr : static_cast<const uint8_t*>(weight.data) + after % items * bytes;
+    squeezed_item(args, item * kOutTiles, last_of(item), x.blocks.data() + count * part / parts,
+                  x.blocks.data() + count * (part + 1) / parts, next);
+  };
+  Pool::instance().for_each_ahead(items * parts, nanoseconds / static_cast<double>(parts), work);
+}
+
+#endif
+
+}  // namespace
+}  // namespace weft
