@@ -44,6 +44,9 @@ constexpr int kSqueezedRows = 12;
 constexpr int kSqueezedTiles = 2;
 constexpr int64_t kStepBytes = kSqueezedTiles * kUnitBytes;  // from a unit to the next of its tile
 constexpr int64_t kFetchedAhead = 4096;
+constexpr int64_t kRowsUnpacked = 96;
+constexpr int64_t kUnpackedItemBytes = 1 << 18;
+constexpr int64_t kUnpackedPartBytes = 1 << 19;
 
 // body(0), body(1), ... of constants: sums that a loop counts through would pass through memory.
 template <class Body, int... I>
@@ -184,7 +187,9 @@ struct Blocks {
   std::vector<Block> blocks;
   std::vector<bf16> copies;
 
-  void set(const LinearArgs& args) {
+  // ``each``: how jobs are done.
+  template <class Each>
+  void set(const LinearArgs& args, const Each& each) {
     const int64_t count = (args.rows + kSqueezedRows - 1) / kSqueezedRows, in = args.weight.in;
     blocks.resize(static_cast<size_t>(count));
     if (args.rows == 1) {
@@ -192,7 +197,7 @@ struct Blocks {
       return;
     }
     if (static_cast<int64_t>(copies.size()) < args.rows * in) copies.resize(static_cast<size_t>(args.rows * in));
-    Pool::instance().for_each(count, static_cast<double>(in), [&](int64_t i) {
+    each(count, [&](int64_t i) {
       const int64_t first = args.rows * i / count, rows = args.rows * (i + 1) / count - first;
       bf16* to = copies.data() + first * in;
       blocks[static_cast<size_t>(i)] = {first, rows, to};
@@ -203,10 +208,67 @@ struct Blocks {
   }
 };
 
+// Tiles [tile, end), fewer than an item's, times rows [first, last).
+void few_tiles(const LinearArgs& args, int64_t tile, int64_t end, int64_t first, int64_t last) {
+  LinearArgs own = args;
+  own.rows = last - first;
+  own.x = static_cast<const bf16*>(args.x) + first * args.x_stride;
+  static thread_local Blocks x;
+  x.set(own, [](int64_t count, const auto& job) { for (int64_t i = 0; i < count; ++i) job(i); });  // inside of a job
+  own.out = static_cast<bf16*>(args.out) + first * args.weight.out;
+  squeezed_item(own, tile, end, x.blocks.data(), x.blocks.data() + x.blocks.size(), nullptr);
+}
+
+// Four tiles from ``tile`` on into room of this thread, as they are in tiles.inl.
+const bf16* unpacked_item(const Weight& weight, int64_t tile) {
+  static thread_local std::vector<Half> room;
+  const int64_t units = weight.in / kUnitColumns;
+  if (static_cast<int64_t>(room.size()) < kOutTiles * units * 2) room.resize(static_cast<size_t>(kOutTiles * units * 2));
+  Half* to = room.data();
+  for (int t = 0; t < kOutTiles; ++t) {
+    const SqueezedTile one(weight, tile + t);
+    const __m512i highs = one.upper_bytes();
+    const int64_t* odd = one.odd;
+    for (int64_t unit = 0; unit < units; ++unit, to += 2) {
+      if (*odd >> 16 < (unit + 1) * kUnitWords) {
+        odd = unpack_odd(one, odd, unit, to);
+      } else {
+        to[0] = unpacked<0>(one.units + unit * kStepBytes, highs);
+        to[1] = unpacked<1>(one.units + unit * kStepBytes, highs);
+      }
+    }
+  }
+  return reinterpret_cast<const bf16*>(room.data());
+}
+
+// Many rows of x times a weight whose items, unpacked, leave most of the L2 cache to x: each item is unpacked once for a
+// part of x, and multiplied as tiles are.
+void unpacked_products(const LinearArgs& args) {
+  const Weight& weight = args.weight;
+  const int64_t tiles = (weight.out + kTile - 1) / kTile, items = (tiles + kOutTiles - 1) / kOutTiles;
+  const int64_t bytes = kOutTiles * (weight.in / kUnitColumns) * kUnitBytes, width = weight.in * 2;
+  const int64_t parts = (args.rows * width + kUnpackedPartBytes - 1) / kUnpackedPartBytes;
+  const double nanoseconds = 0.0025 * static_cast<double>(kOutRows * width * args.rows / parts);
+  Pool::instance().for_each_ahead(items * parts, nanoseconds, [&](int64_t at, int64_t after) {
+    const int64_t item = at % items, part = at / items, tile = item * kOutTiles;
+    const int64_t first = args.rows * part / parts, last = args.rows * (part + 1) / parts;
+    if (tiles - tile < kOutTiles) return few_tiles(args, tile, tiles, first, last);
+    LinearArgs own = args;
+    own.weight.data = unpacked_item(weight, tile);
+    own.out = static_cast<bf16*>(args.out) + tile * kTile;
+    own.bias = args.bias ? args.bias + tile * kTile : nullptr;
+    const char* next = after == Pool::kNone ? nullptr : static_cast<const char*>(weight.data) + after % items * bytes;
+    tiles_of_item<bf16>(own, 0, first, last, next);
+  });
+}
+
 void squeezed_products(const LinearArgs& args) {
+  if (args.rows >= kRowsUnpacked && args.weight.in * kOutRows * 2 <= kUnpackedItemBytes) return unpacked_products(args);
   static thread_local Blocks kept;
   Blocks& x = kept;
-  x.set(args);
+  x.set(args, [&](int64_t count, const auto& job) {
+    Pool::instance().for_each(count, static_cast<double>(args.weight.in), job);
+  });
   const Weight& weight = args.weight;
   const int64_t tiles = (weight.out + kTile - 1) / kTile, items = (tiles + kOutTiles - 1) / kOutTiles;
   const int64_t bytes = kOutTiles * (weight.in / kUnitColumns) * kUnitBytes, width = weight.in * 2;
@@ -219,7 +281,7 @@ void squeezed_products(const LinearArgs& args) {
       squeezed_item(args, item * kOutTiles, last_of(item), x.blocks.data(), x.blocks.data() + 1, nullptr);
     });
   // Parts of x that stay in the L2 cache, nearly of one size.
-  const int64_t fit = kPartBytes / width / kSqueezedRows, together = fit > 4 ? fit : 4;
+  const int64_t fit = kPartBytes / width / kSqueezedRows, together = 2 * fit > 8 ? 2 * fit : 8;
   const int64_t parts = (count + together - 1) / together;
   const auto work = [&](int64_t at, int64_t after) {
     const int64_t item = at % items, part = at / items;

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -185,15 +185,10 @@ class Setting:
 
 
 @contextmanager
-def _weft(bench: Bench, quantize: str | None = None) -> Iterator[Side]:
-    more: dict[str, Any] = {}
-    if quantize is not None:
-        if "quantize" not in {field.name for field in fields(EngineConfig)}:
-            raise Absent("this weft has no --quantize")
-        more["quantize"] = quantize
+def _weft(bench: Bench, **choices: Any) -> Iterator[Side]:
     config = EngineConfig(model=str(bench.checkpoint.directory), dtype=bench.checkpoint.dtype,
                           threads=bench.threads, max_model_len=MAX_MODEL_LEN,
-                          memory=f"{MEMORY_GIB}GiB", **more)
+                          memory=f"{MEMORY_GIB}GiB", **choices)
     try:
         with own_server(config) as url:
             yield HttpSide(url, OPENAI, bench.limit_s)
@@ -246,8 +241,9 @@ def _llama(bench: Bench, kind: str | None = None) -> Iterator[Side]:
 
 SETTINGS: dict[str, Setting] = {
     "weft": Setting("weft", _weft),
-    "weft-int8": Setting("weft", lambda bench: _weft(bench, "int8"), lines="ab", weight_bits=8),
-    "weft-w8a8": Setting("weft", lambda bench: _weft(bench, "w8a8"), lines="abcd", weight_bits=8),
+    "weft-tiles": Setting("weft", lambda bench: _weft(bench, squeeze=False)),
+    "weft-int8": Setting("weft", lambda bench: _weft(bench, quantize="int8"), lines="ab", weight_bits=8),
+    "weft-w8a8": Setting("weft", lambda bench: _weft(bench, quantize="w8a8"), lines="abcd", weight_bits=8),
     "vllm": Setting("vllm", lambda bench: _vllm(bench, cache=False)),
     "vllm-cache": Setting("vllm", lambda bench: _vllm(bench, cache=True), lines="cd"),
     "transformers": Setting("transformers", _transformers),
