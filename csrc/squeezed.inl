@@ -11,23 +11,24 @@
 //   odd        the weights whose upper byte is none of the 16, whole:  place in the tile << 16 | bits, by place,
 //              and one behind all places at the end of each tile's
 //
-// A unit becomes the four vectors that it was in the tiles of tiles.inl, in registers, before it is multiplied: table
-// lookups and interleaving of bytes, 9 instructions for 4 products with each row of x. So sums are those of the tiles to
-// the last bit.
+// Nothing is added in another order than in tiles.inl, so sums are those of plain tiles to the last bit. Where a unit
+// becomes the four vectors that it was (table lookups and interleaving of bytes, 9 instructions):
 //
-//   block   up to 12 rows of x meet two tiles: 24 sums in registers for the whole width of W, and half a unit of both
-//           tiles at a time
-//   x       copied once: 8 columns of all rows of a block, the next 8, ..., one stream of its own
-//   item    4 tiles, for all blocks of a part of x; what is asked for ahead is as in tiles.inl
+//   under 96 rows of x   in registers, each time that it is multiplied
+//     block              up to 12 rows of x meet two tiles: 24 sums in registers for the whole width of W, and half a
+//                        unit of both tiles at a time
+//     x                  copied once: 8 columns of all rows of a block, the next 8, ..., one stream of its own
+//     item               4 tiles, for all blocks of a part of x; what is asked for ahead is as in tiles.inl
+//   more                 an item is unpacked into the L2 cache, and meets up to 512 KB of x as plain tiles do; where an
+//                        item of W is so wide that it leaves no room for x there, as above
 //
 // In what order a unit's bytes lie is what interleaving within 16 bytes asks for: see squeeze.cpp, which writes them.
 //
-// Rejected, with what 32 rows lost by it against tiles as they are: blocks of 6 rows and 4 tiles, of which the first
-// unpacks into memory for the others (8 %: the L2 cache has to give and take each line besides); the same with 128
-// columns at a time, which stay in the L1 cache (15 %: sums go through memory); or with the next item unpacked beside all
-// blocks of this one (6 %, and twice the code). Blocks of 24 rows and one tile: each product then loads its own number of x,
-// and a core loads but one vector in the time of a product (5 %). Tiles one after the other: a single row waits for its one
-// sum, or reads two streams, at four fifths of the speed of one.
+// Rejected, for 32 rows: unpacking into memory, at once, by the first block for the others, or beside all blocks of the
+// item before (6 to 8 % slower than plain tiles: the L2 cache has to give and take each line besides), or 128 columns at
+// a time, which stay in the L1 cache (15 %: sums go through memory). Blocks of 24 rows and one tile: each product then
+// loads its own number of x, and a core loads but one vector in the time of a product (5 %). Tiles one after the other: a
+// single row waits for its one sum, or reads two streams, at four fifths of the speed of one.
 
 namespace weft {
 namespace {
@@ -96,7 +97,7 @@ __attribute__((noinline, cold)) const int64_t* unpack_odd(const SqueezedTile& ti
   uint16_t* const words = reinterpret_cast<uint16_t*>(halves);
   for (; *odd >> 16 < (unit + 1) * kUnitWords; ++odd) {
     const uint16_t bits = static_cast<uint16_t>(*odd);
-    std::memcpy(words + (*odd >> 16) - unit * kUnitWords, &bits, sizeof bits);
+    std::memcpy(words + ((*odd >> 16) - unit * kUnitWords), &bits, sizeof bits);
   }
   return odd;
 }
