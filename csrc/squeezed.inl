@@ -166,8 +166,7 @@ constexpr std::array<SqueezedSums, sizeof...(R)> sums_of(std::integer_sequence<i
 }
 constexpr auto kSqueezedSums = sums_of(std::make_integer_sequence<int, kSqueezedRows>{});
 
-// Blocks [block, end) times an item's tiles [tile, last). ``next``: the item that this thread takes next,
-// or null.
+// Blocks [block, end) times an item's tiles [tile, last). ``next``: the item that this thread takes next, or null.
 void squeezed_item(const LinearArgs& args, int64_t tile, int64_t last, const Block* block, const Block* end,
                    const uint8_t* next) {
   const int64_t units = args.weight.in / kUnitColumns;
@@ -209,7 +208,7 @@ struct Blocks {
   }
 };
 
-// Tiles [tile, end), fewer than an item's, times rows [first, last).
+// Tiles [tile, end) of an item times rows [first, last), by one thread.
 void few_tiles(const LinearArgs& args, int64_t tile, int64_t end, int64_t first, int64_t last) {
   LinearArgs own = args;
   own.rows = last - first;
@@ -253,7 +252,7 @@ void unpacked_products(const LinearArgs& args) {
   Pool::instance().for_each_ahead(items * parts, nanoseconds, [&](int64_t at, int64_t after) {
     const int64_t item = at % items, part = at / items, tile = item * kOutTiles;
     const int64_t first = args.rows * part / parts, last = args.rows * (part + 1) / parts;
-    if (tiles - tile < kOutTiles) return few_tiles(args, tile, tiles, first, last);
+    if (weight.out - tile * kTile < kOutRows) return few_tiles(args, tile, tiles, first, last);  // not all its rows are there
     LinearArgs own = args;
     own.weight.data = unpacked_item(weight, tile);
     own.out = static_cast<bf16*>(args.out) + tile * kTile;

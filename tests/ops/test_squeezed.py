@@ -14,7 +14,7 @@ from weft.tensor.ops.tiled_linear import tiled_linear
 from weft.tensor.squeezed import SqueezedWeight, in_best_tiles
 from weft.tensor.tiled import TILE_ROWS, TiledWeight, serves
 
-SHAPES = [(64, 64), (33, 256), (130, 224), (7, 1024), (256, 2048)]
+SHAPES = [(64, 64), (33, 256), (130, 224), (120, 224), (7, 1024), (256, 2048)]
 ROWS = [*range(1, 15), 24, 25, 33, 100]
 
 
