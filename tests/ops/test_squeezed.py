@@ -106,6 +106,20 @@ def test_a_product_is_that_of_the_tiles_to_the_last_bit(rows: int, columns: int,
     assert not torch.equal(bits(tiled_linear(x[:9], made_of(other))), bits(tiled_linear(x[:9], made)))
 
 
+@pytest.mark.parametrize("rows", [1, 15, 17, 31, 32, 33, 63, 64, 65, 96, 113, 127, 128, 129] if BUILT else [])
+def test_a_product_writes_its_own_rows_alone(rows: int) -> None:
+    """However many of an item there are; by few rows of x, by many, and by a width that leaves no room."""
+    for columns, counts in ((64, (1, 13, 95, 96, 97, 260)), (2056, (5, 97))):
+        weight = noise(rows, rows, columns, dtype=torch.bfloat16)
+        plain, made = in_order(weight), made_of(weight)
+        for count in counts:
+            x = noise(2, count, columns, dtype=torch.bfloat16)
+            around = torch.full((count + 2, rows), 7, dtype=torch.bfloat16)
+            got = tiled_linear(x, made, out=around[1:-1])
+            assert torch.equal(bits(got), bits(tiled_linear(x, plain))), f"{columns} columns, {count} rows"
+            assert (around[[0, -1]] == 7).all(), f"{columns} columns, {count} rows: written beside"
+
+
 def test_rows_of_x_may_be_apart() -> None:
     if not BUILT:
         return
