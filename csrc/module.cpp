@@ -125,7 +125,7 @@ Runs make_runs(const std::vector<int64_t>& offsets, const std::vector<int64_t>& 
 NB_MODULE(_native, m) {
   // One more for every change of what Python hands over: arguments, numbers of enums, the order that data lies in.
   // The same as INTERFACE in src/weft/tensor/native.py, which takes no other.
-  m.attr("INTERFACE") = 4;
+  m.attr("INTERFACE") = 5;
   nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs));
   m.def("instruction_set", [] { return kernels().name; });
   m.def("instruction_sets", &usable_kernels);
@@ -276,12 +276,14 @@ NB_MODULE(_native, m) {
     nb::gil_scoped_release unlocked;
     squeeze(at<const uint16_t>(words), tiles, in, at<const uint8_t>(highs), at<uint8_t>(units), at<int64_t>(odd));
   });
+  // False: a row is beyond the table, and nothing was done.
   m.def("squeezed_rows", [](const WeightTuple& weight, Address rows, int64_t count, Address out) {
     for (int64_t i = 0; i < count; ++i)
       if (at<const int64_t>(rows)[i] < 0 || at<const int64_t>(rows)[i] >= std::get<3>(weight))
-        throw nb::index_error("a row beyond the table");
+        return false;
     nb::gil_scoped_release unlocked;
     squeezed_rows(weight_of(weight), at<const int64_t>(rows), count, at<uint16_t>(out));
+    return true;
   });
   nb::class_<Chain>(m, "Chain")
       .def(nb::new_([](const ProductTuple& first, const ProductTuple& second) {

@@ -96,14 +96,16 @@ class SqueezedWeight:
         return self.tiled().dense()
 
     def rows_at(self, rows_T: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """int64 [T] -> those rows, [T, columns]."""
+        """int64 [T] -> those rows, [T, columns]. Raises IndexError for one beyond the table."""
         if not native.in_use():
             return self.dense()[rows_T]
         rows_T = rows_T.contiguous()
         assert rows_T.dtype == torch.int64
         if out is None:
             out = torch.empty((rows_T.shape[0], self.columns), dtype=torch.bfloat16)
-        native.extension().squeezed_rows(self.native(), rows_T.data_ptr(), rows_T.shape[0], out.data_ptr())
+        if not native.extension().squeezed_rows(self.native(), rows_T.data_ptr(), rows_T.shape[0],
+                                                out.data_ptr()):
+            raise IndexError(f"rows {rows_T.tolist()} of a table of {self.rows}")
         return out
 
 
