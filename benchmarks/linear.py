@@ -157,14 +157,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             last = next(reversed(forms))
             print(f"\n{out} x {columns}, times as fast as {base}")
             print(f"{'rows':>6}{base + ' ms':>12}" + "".join(f"{name:>12}" for name in forms if name != base)
-                  + f"{last + ' GB/s':>12}")
+                  + f"{last + ' GB/s':>16}")
             for rows in args.rows:
                 found = measure(out, columns, rows, forms, args.rounds, clock)
                 results.append(found)
                 took = found.milliseconds
                 print(f"{rows:>6}{took[base]:>12.3f}"
                       + "".join(f"{took[base] / took[name]:>12.2f}" for name in forms if name != base)
-                      + f"{found.weight_gb_s[last]:>12.1f}", flush=True)
+                      + f"{found.weight_gb_s[last]:>16.1f}", flush=True)
     if args.json is not None:
         table = [asdict(found) for found in results]
         args.json.write_text(json.dumps({"facts": facts, "results": table}, indent=1))

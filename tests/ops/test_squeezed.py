@@ -102,7 +102,6 @@ def test_a_product_is_that_of_the_tiles_to_the_last_bit(rows: int, columns: int,
         assert torch.equal(bits(got), bits(tiled_linear(x[:count], plain, added))), f"{count} rows"
     other = weight.clone()
     other[rows // 2] = -other[rows // 2]
-    assert not torch.equal(bits(tiled_linear(x, made_of(other), added)), bits(got[:1].expand(len(x), -1)))
     assert not torch.equal(bits(tiled_linear(x[:9], made_of(other))), bits(tiled_linear(x[:9], made)))
 
 
