@@ -55,7 +55,7 @@ test: check
 GPU_PYTHON ?= python3
 GPU_TESTS := tests/gpu tests/unit/runner tests/oracle/test_engine_against_transformers.py \
   tests/oracle/test_engine_prefix_cache.py tests/oracle/test_engine_graphs.py \
-  tests/oracle/test_engine_compaction.py tests/oracle/test_engine_parking.py tests/oracle/test_windows.py \
+  tests/oracle/test_engine_compaction.py tests/oracle/test_engine_compressed_state.py tests/oracle/test_windows.py \
   tests/oracle/test_engine_cache_dtypes.py tests/oracle/test_engine_negative_controls.py
 
 test-gpu:
@@ -65,7 +65,7 @@ test-gpu:
 
 # Every shape of every Triton kernel, compiled for sm_80 and sm_90: minutes, and no GPU.
 compile-gpu: install
-	@TRITON_INTERPRET=0 $(BIN)/python -m weft.tensor.compile_gate --all
+	@TRITON_INTERPRET=0 $(BIN)/python -m weft.tensor.gpu.compile_gate --all
 
 # The kernels' tests with addresses and arithmetic checked: a minute or two, half of it compiling. TABLE=portable for
 # another instruction set than the best one of this machine.

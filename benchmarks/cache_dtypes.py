@@ -25,11 +25,11 @@ import torch
 from weft import Engine, SamplingParams
 from weft.engine.engine import EngineCore
 from weft.eval.recall import make_episodes
-from weft.memory.parcels import Form, KvPark
-from weft.memory.plan import ArenaPlan, with_parked_kv
-from weft.memory.tree import NodeId
+from weft.memory.frames.plan import ArenaPlan, with_parked_kv
+from weft.memory.prefix.compressed_kv import Form, KvPark
+from weft.memory.prefix.tree import NodeId
 from weft.request import TokenLogprobs
-from weft.runner.parcels import park_kv, restore_kv
+from weft.runner.compressed_kv import park_kv, restore_kv
 from weft.schedule.plan import StepPlan, StepResult
 from weft.spec import PARKED_KV_DTYPES, ParkedKvName
 from weft.units import PAGE_TOKENS, PageId, SeqId, ceil_div

@@ -31,9 +31,9 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.memory.memory import Memory
-from weft.memory.plan import ArenaPlan, plan_arena
-from weft.memory.worth.policy import Worth
+from weft.memory.prefix.value.policy import Worth
 from weft.planning.geometries import find_geometry
 from weft.planning.model_plan import Asked, make_plan
 from weft.sim.arms import Arm, find_arm

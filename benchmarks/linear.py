@@ -35,10 +35,10 @@ from weft.host import usable_cores
 from weft.tensor import native
 from weft.tensor.ops.quantized_linear import quantized_linear
 from weft.tensor.ops.tiled_linear import tiled_linear
-from weft.tensor.packed import pack
-from weft.tensor.quantized import in_tiles, rounded
-from weft.tensor.squeezed import squeezed
-from weft.tensor.tiled import tiled
+from weft.tensor.weights.packed import pack
+from weft.tensor.weights.quantized import in_tiles, rounded
+from weft.tensor.weights.tiled import tiled
+from weft.tensor.weights.twelve_bit import squeezed
 
 SHAPES = ((9216, 1024), (1024, 4608), (3072, 1024), (8192, 2048))
 ROWS = (1, 2, 4, 8, 16, 32, 256, 1024)

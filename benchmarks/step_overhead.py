@@ -18,8 +18,8 @@ import numpy as np
 from weft.config import Sizes
 from weft.engine.engine import EngineCore
 from weft.engine.executor import LateExecutor
+from weft.memory.frames.plan import ArenaPlan
 from weft.memory.memory import Memory
-from weft.memory.plan import ArenaPlan
 from weft.request import Request, SamplingParams
 from weft.schedule.plan import StepPlan, StepResult
 from weft.sim.workload import small_arena

@@ -34,9 +34,9 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.memory.draft import Draft
+from weft.memory.frames.plan import plan_arena
 from weft.memory.memory import Memory
-from weft.memory.plan import plan_arena
-from weft.memory.reservation import Match
+from weft.memory.values import Match
 from weft.spec import LayerSpec, ModelSpec, StatePart, attention, gated_delta, mamba1, mamba2, short_conv
 from weft.units import PAGE_TOKENS, SeqId
 

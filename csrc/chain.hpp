@@ -6,7 +6,7 @@
 // code included: what Python does between two of them takes several times as long as it would in a loop, and its
 // ten microseconds come four times a layer. The kernels and their order are those of separate calls, and so are the
 // bits. With many rows nothing is gained, and ``made`` and ``between`` (kept from call to call, for each thread)
-// would be large: tensor/chain.py says from when on.
+// would be large: tensor/fused_block.py says from when on.
 #pragma once
 
 #include "layers.hpp"

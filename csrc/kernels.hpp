@@ -170,7 +170,7 @@ struct GateArgs {
   int64_t tokens, heads, dim;
 };
 
-// How a weight matrix [out, in] is stored, see linear.inl and src/weft/tensor/quantized.py.
+// How a weight matrix [out, in] is stored, see linear.inl and src/weft/tensor/weights/quantized.py.
 enum class WeightForm : int {
   float32 = 0,   // dense rows; in is a multiple of 32
   bfloat16 = 1,  // the same

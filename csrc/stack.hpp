@@ -4,7 +4,7 @@
 //
 // Between two products Python's own work finds nothing of itself in the caches (see chain.hpp). What changes from step
 // to step comes with the call: runs, cos and sin, the page table. What stays (weights, chains, views of the arena) was
-// bound before, by src/weft/models/stack.py, which also says when a step is not one for this.
+// bound before, by src/weft/models/fused_decoder.py, which also says when a step is not one for this.
 #pragma once
 
 #include "chain.hpp"

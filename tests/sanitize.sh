@@ -86,7 +86,7 @@ tested() {
     --deselect tests/ops/test_native.py::test_the_kernels_are_there_where_a_compiler_is
 }
 others=()
-for file in tests/ops/test_native_*.py tests/ops/test_tiled_linear.py tests/ops/test_squeezed.py tests/ops/test_byte_inputs.py; do
+for file in tests/ops/test_native_*.py tests/ops/test_tiled_linear.py tests/ops/test_twelve_bit.py tests/ops/test_byte_inputs.py; do
   [ "$file" = tests/ops/test_native_interface.py ] || others+=("$file")
 done
 echo "sanitize: the kernels' tests, $table"

@@ -41,8 +41,8 @@ from benchmarks.prefix_lookup import remember
 from benchmarks.serve.checkpoints import config_of
 from weft.cli.machine import cpu_facts
 from weft.families import read_spec
+from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.memory.memory import Memory
-from weft.memory.plan import ArenaPlan, plan_arena
 from weft.units import SeqId
 
 MEMORY_BYTES = 64 << 30

@@ -33,15 +33,15 @@ from typing import TYPE_CHECKING
 
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
-from weft.engine.guides import GuideCompiler
+from weft.engine.grammars import GuideCompiler
 from weft.errors import ConfigError
 from weft.host import free_ram_bytes, usable_cores
 from weft.info import MemoryRow, ModelInfo
+from weft.memory.frames.plan import KEPT_SHARE, ArenaPlan, default_memory_bytes, fit_sizes, plan_arena
 from weft.memory.memory import Memory
-from weft.memory.plan import KEPT_SHARE, ArenaPlan, default_memory_bytes, fit_sizes, plan_arena
-from weft.memory.policies import check_policy, make_policy
-from weft.memory.policy import Policy, PrefillCost, geometric_cost
-from weft.memory.worth.cost_fit import PrefillFit
+from weft.memory.prefix.policies import check_policy, make_policy
+from weft.memory.prefix.policy import Policy, PrefillCost, geometric_cost
+from weft.memory.prefix.value.cost_fit import PrefillFit
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan
 from weft.schedule.work import work_of
@@ -59,7 +59,7 @@ from weft.units import format_bytes, pages_for, parse_bytes
 if TYPE_CHECKING:
     import torch
 
-    from weft.models import LoadedModel
+    from weft.models.loading import LoadedModel
     from weft.runner.graphs import CudaCapture
     from weft.runner.torch_executor import TorchExecutor
 
@@ -195,8 +195,9 @@ def _choose_device(config: EngineConfig, notes: list[str]) -> torch.device:
 
 def _choose_kernels(config: EngineConfig, threads: int, device: torch.device) -> str:
     """Which kernels run, in words for the start-up line."""
-    from weft.tensor import gpu, native, prefill_backend
+    from weft.tensor import gpu, native
     from weft.tensor.device import kernels_in_words
+    from weft.tensor.gpu import prefill_backend
 
     native.choose(config.cpu_kernels)
     native.set_threads(threads)
@@ -207,7 +208,7 @@ def _choose_kernels(config: EngineConfig, threads: int, device: torch.device) ->
 
 def _find_model(config: EngineConfig, tell: OnProgress) -> tuple[str, Path]:
     """(the name to serve it under, its directory)."""
-    from weft.models import resolve_model
+    from weft.models.hub import resolve_model
 
     if config.model is None:
         directory = Path(__file__).parent / "embedded" / EMBEDDED_MODEL
@@ -223,7 +224,7 @@ def _find_model(config: EngineConfig, tell: OnProgress) -> tuple[str, Path]:
 
 def _load(config: EngineConfig, name: str, directory: Path, tell: OnProgress,
           device: torch.device) -> LoadedModel:
-    from weft.models import load_model
+    from weft.models.loading import load_model
 
     shown_percent = -1
 

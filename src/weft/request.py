@@ -27,7 +27,7 @@ _GREEDY_BELOW = 1e-5
 
 
 class Guide(msgspec.Struct, frozen=True, kw_only=True):
-    """What the text of an answer must match: a grammar in llguidance's form, as ``weft.text.guides`` writes
+    """What the text of an answer must match: a grammar in llguidance's form, as ``weft.text.grammars`` writes
     it. ``field`` is the field of the request that asked for it: errors name it."""
 
     grammar: str

@@ -7,7 +7,7 @@ import psutil
 import pytest
 import torch
 
-from tests.checkpoints import checkpoint
+from tests.fixtures.checkpoints import checkpoint
 from weft import assemble as assembly
 from weft.assemble import ModelInfo, assemble, overlaps
 from weft.config import EngineConfig

@@ -9,7 +9,7 @@ from weft.assemble import assemble, gpu_room
 from weft.cli.main import main
 from weft.config import EngineConfig
 from weft.errors import ConfigError
-from weft.memory.plan import plan_arena
+from weft.memory.frames.plan import plan_arena
 from weft.runner.reserve import measure_reserve
 from weft.spec import ModelSpec, attention, short_conv
 from weft.tensor.device import choose_device, describe, use

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.checkpoints import checkpoint
+from tests.fixtures.checkpoints import checkpoint
 from weft import Engine, SamplingParams
 from weft.errors import RequestError
-from weft.text.guides import json_guide
+from weft.text.grammars import json_guide
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import weft
-from tests.checkpoints import EOS, IM_END, checkpoint, make_checkpoint, reference, tokenizer
+from tests.fixtures.checkpoints import EOS, IM_END, checkpoint, make_checkpoint, reference, tokenizer
 from weft import Engine, SamplingParams
 from weft.errors import (
     BusyError,

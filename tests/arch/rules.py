@@ -15,8 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 
-BASE = {"errors", "units", "spec", "config", "request", "architecture", "config_keys", "families", "info",
-        "host", "hub", "progress", "turn"}
+BASE = {"errors", "units", "spec", "config", "request", "families", "info", "host"}
 PURE = {"base", "memory", "planning", "schedule", "engine", "sim", "text"}
 """Groups that never import torch, not even through something else."""
 EDGES = {"server", "cli", "eval", "embedded", "bench"}
@@ -49,13 +48,12 @@ ARROWS: dict[str, set[str]] = {
 
 EXTRA_MODULES: dict[str, set[str]] = {
     "tensor": {"weft._native"},
-    "runner": {"weft.schedule.plan", "weft.engine.executor", "weft.engine.sleep", "weft.memory.plan"},
+    "runner": {"weft.schedule.plan", "weft.engine.executor", "weft.engine.sleep", "weft.memory.frames.plan"},
 }
 """Single modules a group may see of groups that are otherwise closed to it: plain values and Protocols."""
 
 TRITON_FILES = re.compile(
-    r"/triton\.py$|_kernels\.py$|/tensor/compile_gate\.py$"
-    r"|/tensor/device_(?!runs)\w+\.py$")
+    r"/triton\.py$|_kernels\.py$|/tensor/gpu/(?!__init__|runs|compilation|prefill_backend)\w+\.py$")
 """Kernels, what kernels are made of, and the check that compiles them."""
 
 IMPURE_MODULES = {"time", "random", "os", "socket", "secrets", "subprocess", "threading", "pathlib", "io"}
@@ -81,7 +79,7 @@ class Source:
 
     @property
     def module(self) -> str:
-        """src/weft/memory/arena.py -> weft.memory.arena; a package's __init__ is the package."""
+        """src/weft/memory/lease.py -> weft.memory.lease; a package's __init__ is the package."""
         parts = list(Path(self.path).with_suffix("").parts)
         parts = parts[1:] if parts[0] == "src" else parts
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -124,7 +122,7 @@ def imported_modules(source: Source) -> Iterator[tuple[int, str]]:
 
 
 def group_of(module: str) -> str:
-    """weft.memory.arena -> memory; weft.units -> base; weft -> weft. Unknown groups are their own name."""
+    """weft.memory.lease -> memory; weft.units -> base; weft -> weft. Unknown groups are their own name."""
     parts = module.split(".")
     if len(parts) == 1:
         return "weft"

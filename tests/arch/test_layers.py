@@ -27,10 +27,10 @@ def test_folders_import_only_what_the_arrows_allow() -> None:
 
 
 @pytest.mark.parametrize(("path", "text"), [
-    ("src/weft/memory/arena.py", "from weft.schedule.plan import StepPlan\n"),
+    ("src/weft/memory/frames/arena.py", "from weft.schedule.plan import StepPlan\n"),
     ("src/weft/schedule/scheduler.py", "def late():\n    import weft.engine.engine\n"),
     ("src/weft/engine/engine.py", "from weft.runner import batch\n"),
-    ("src/weft/tensor/views.py", "from weft.memory.plan import ArenaPlan\n"),
+    ("src/weft/tensor/views.py", "from weft.memory.frames.plan import ArenaPlan\n"),
     ("src/weft/models/qwen3.py", "from weft.engine.executor import Executor\n"),
     ("src/weft/runner/batch.py", "from weft.schedule.scheduler import Scheduler\n"),
     ("src/weft/runner/batch.py", "from ..memory.memory import Memory\n"),
@@ -44,7 +44,8 @@ def test_a_wrong_arrow_is_noticed(path: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", [
-    "from weft.schedule.plan import StepPlan\n", "from weft.memory.plan import ArenaPlan\n", "import torch\n",
+    "from weft.schedule.plan import StepPlan\n", "from weft.memory.frames.plan import ArenaPlan\n",
+    "import torch\n",
 ])
 def test_the_seams_of_the_runner_are_open(text: str) -> None:
     assert arrow_complaints(_bad("src/weft/runner/batch.py", text)) == []
@@ -55,13 +56,13 @@ def test_the_pure_half_names_no_torch_no_clock_and_no_io() -> None:
 
 
 @pytest.mark.parametrize(("path", "text"), [
-    ("src/weft/memory/arena.py", "import torch\n"),
+    ("src/weft/memory/frames/arena.py", "import torch\n"),
     ("src/weft/sim/simulator.py", "def late():\n    from torch import nn\n"),
     ("src/weft/text/tokenizer.py", "from transformers import AutoTokenizer\n"),
     ("src/weft/families/__init__.py", "import torch.nn\n"),
     ("src/weft/schedule/queues.py", "import time\n"),
     ("src/weft/engine/engine.py", "from random import random\n"),
-    ("src/weft/memory/slots.py", "x = hasattr(y, 'z')\n"),
+    ("src/weft/memory/frames/slots.py", "x = hasattr(y, 'z')\n"),
 ])
 def test_an_impurity_is_noticed(path: str, text: str) -> None:
     assert len(purity_complaints(_bad(path, text))) == 1

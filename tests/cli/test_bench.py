@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import checkpoint
+from tests.fixtures.checkpoints import checkpoint
 from tests.server.running import RunningServer, running_server
 from tests.server.scripted_engine import write_model_directory
 from weft.bench import ceiling

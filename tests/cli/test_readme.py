@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.checkpoints import checkpoint
+from tests.fixtures.checkpoints import checkpoint
 from weft.cli.own_server import own_server
 from weft.config import EngineConfig
 

@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.checkpoints import checkpoint
+from tests.fixtures.checkpoints import checkpoint
 from weft.cli.own_server import own_server
 from weft.config import EngineConfig
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from weft.memory.parcels import Form, KvPark
-from weft.memory.plan import ArenaPlan, plan_arena, with_parking
-from weft.memory.tree import NodeId
+from weft.memory.frames.plan import ArenaPlan, plan_arena, with_parking
+from weft.memory.prefix.compressed_kv import Form, KvPark
+from weft.memory.prefix.tree import NodeId
 from weft.runner.arena import NAN_BYTE, DeviceArena
 from weft.runner.staging import Staging
 from weft.spec import (

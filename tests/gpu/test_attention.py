@@ -11,7 +11,7 @@ from tests.gpu.steps import on_device, pages_on
 from tests.gpu.tolerances import close
 from tests.ops.batches import PAD_ROW, Run, make_runs, positions_of, span, tokens_in
 from tests.ops.kv_pages import KV_DTYPES, Pages, blank_pages, filled_pages
-from weft.tensor.device_pages import FP8_BITS, FP8_HARDWARE
+from weft.tensor.gpu.pages import FP8_BITS, FP8_HARDWARE
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.paged_attention import paged_attention
 from weft.tensor.ops.paged_attention import triton as kernels

@@ -13,15 +13,15 @@ from types import ModuleType
 
 import pytest
 
-from weft.tensor import compile_gate
-from weft.tensor.compilation import Compilation
-from weft.tensor.compile_gate import compilations_of, kernel_modules, most_demanding
+from weft.tensor.gpu import compile_gate
+from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.compile_gate import compilations_of, kernel_modules, most_demanding
 
 
 def test_every_kernel_compiles_for_a_gpu_that_it_is_made_for(tmp_path: Path) -> None:
     """Each at its largest, for one of them in turn; ``make compile-gpu`` is the whole table, in minutes."""
     variables = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    ran = subprocess.run([sys.executable, "-m", "weft.tensor.compile_gate"], env=variables, check=False,
+    ran = subprocess.run([sys.executable, "-m", "weft.tensor.gpu.compile_gate"], env=variables, check=False,
                          capture_output=True, text=True)
     faults = [line for line in ran.stdout.splitlines() if " sm_" in line and not line.endswith(" ok")]
     assert not faults, "\n".join(faults)

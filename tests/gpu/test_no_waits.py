@@ -16,12 +16,12 @@ from msgspec import structs
 from tests.gpu.waits import noticed
 from tests.oracle.serving import DEVICE, Serving, directory
 from weft.config import QuantizeChoice
-from weft.engine.guides import GuideCompiler
-from weft.models import LoadedModel, load_model
+from weft.engine.grammars import GuideCompiler
+from weft.models.loading import LoadedModel, load_model
 from weft.request import SamplingParams
 from weft.schedule.plan import StepPlan, StepResult
 from weft.tensor import gpu, native
-from weft.text.guides import regex_guide
+from weft.text.grammars import regex_guide
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
 GUIDED = structs.replace(SHORT, ignore_eos=False, guide=regex_guide("[a-f]{9}", field="f"))

@@ -21,8 +21,8 @@ from tests.gpu.tolerances import close
 from tests.ops.batches import PAD_ROW, Run, make_runs, tokens_in
 from tests.ops.kv_pages import filled_pages
 from weft.errors import ConfigError
-from weft.tensor import prefill_backend
-from weft.tensor.device_softmax import Gates
+from weft.tensor.gpu import prefill_backend
+from weft.tensor.gpu.softmax import Gates
 from weft.tensor.ops.paged_attention import naive, triton
 
 SCALE = 0.11

@@ -12,7 +12,7 @@ from tests.ops.quantised import noise, weight
 from weft.tensor.ops.moe import moe
 from weft.tensor.ops.moe.naive import moe as naive_moe
 from weft.tensor.ops.quantized_linear import naive, quantized_linear
-from weft.tensor.quantized import QuantizedWeight
+from weft.tensor.weights.quantized import QuantizedWeight
 from weft.units import PAD
 
 

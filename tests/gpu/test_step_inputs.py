@@ -7,13 +7,13 @@ import dataclasses
 import torch
 
 from tests.unit.runner import plans
-from weft.memory.plan import plan_arena
+from weft.memory.frames.plan import plan_arena
 from weft.runner.arena import DeviceArena
 from weft.runner.batch import BatchBuilder
 from weft.runner.sampler import Sampler
 from weft.schedule.plan import Tap
 from weft.spec import ModelSpec, attention, short_conv
-from weft.tensor.device_runs import DeviceRuns, device_runs
+from weft.tensor.gpu.runs import DeviceRuns, device_runs
 from weft.units import SlotId
 
 MIXED = plans.plan(

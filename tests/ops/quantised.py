@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from weft.tensor.quantized import Codes, QuantizedWeight, in_tiles, rounded
+from weft.tensor.weights.quantized import Codes, QuantizedWeight, in_tiles, rounded
 
 
 def noise(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from tests.ops.quantised import noise
 from weft.tensor import native
 from weft.tensor.ops.quantized_linear import byte_inputs, naive, quantized_linear
-from weft.tensor.quantized import Codes, QuantizedWeight, in_tiles, rounded, stacked
+from weft.tensor.weights.quantized import Codes, QuantizedWeight, in_tiles, rounded, stacked
 
 SETS = ["torch", *(native.extension().instruction_sets() if native.MISSING is None else [])]
 ROWS = [1, 2, 7, 32, 33]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.ops.quantised import noise
-from weft.tensor import large_pages
-from weft.tensor.quantized import in_tiles, rounded
+from weft.tensor.weights import large_pages
+from weft.tensor.weights.quantized import in_tiles, rounded
 
 
 @pytest.fixture

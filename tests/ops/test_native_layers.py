@@ -10,25 +10,25 @@ import torch
 
 from tests.ops.batches import PAD_ROW, Run, make_runs, positions_of, tokens_in
 from tests.ops.test_native import CLOSE, MIXED, each_dtype, in_each_set, noise, pages
-from weft.architecture import Attention, Rope
+from weft.families.architecture import Attention, Rope
 from weft.tensor import native
 from weft.tensor.inputs import Asked, LayerCache, Runs, StepInputs
 from weft.tensor.ops.add_norm import native as native_add_norm
-from weft.tensor.ops.add_norm import parts as add_norm_parts
+from weft.tensor.ops.add_norm import unfused as add_norm_parts
 from weft.tensor.ops.attention_layer import native as native_attention_layer
-from weft.tensor.ops.attention_layer import parts as attention_parts
+from weft.tensor.ops.attention_layer import unfused as attention_parts
 from weft.tensor.ops.causal_conv import naive as naive_conv
 from weft.tensor.ops.gated_delta import naive as naive_delta
 from weft.tensor.ops.gated_delta_layer import native as native_delta_layer
-from weft.tensor.ops.gated_delta_layer import parts as delta_parts
+from weft.tensor.ops.gated_delta_layer import unfused as delta_parts
 from weft.tensor.ops.mamba2 import naive as naive_mamba2
 from weft.tensor.ops.mamba2_layer import native as native_mamba2_layer
-from weft.tensor.ops.mamba2_layer import parts as mamba2_parts
+from weft.tensor.ops.mamba2_layer import unfused as mamba2_parts
 from weft.tensor.ops.paged_attention import naive as naive_attention
 from weft.tensor.ops.rms_norm import naive as naive_norm
 from weft.tensor.ops.rotary import naive as naive_rotary
 from weft.tensor.ops.short_conv import native as native_short_conv
-from weft.tensor.ops.short_conv import parts as short_conv_parts
+from weft.tensor.ops.short_conv import unfused as short_conv_parts
 from weft.tensor.ops.write_kv import naive as naive_write
 
 

@@ -16,7 +16,7 @@ from weft.tensor.ops.moe import naive as naive_moe
 from weft.tensor.ops.moe import native as native_moe
 from weft.tensor.ops.quantized_linear import naive
 from weft.tensor.ops.quantized_linear import native as native_linear
-from weft.tensor.quantized import QuantizedWeight
+from weft.tensor.weights.quantized import QuantizedWeight
 
 DTYPES = [torch.float32, torch.bfloat16]
 CLOSE = {torch.float32: {"rtol": 3e-5, "atol": 3e-5}, torch.bfloat16: {"rtol": 1.6e-2, "atol": 1e-2},

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.ops.test_plain_ops import noise
-from weft.memory.parcels import Form, KvPark
-from weft.memory.plan import ArenaPlan, plan_arena
-from weft.memory.tree import NodeId
+from weft.memory.frames.plan import ArenaPlan, plan_arena
+from weft.memory.prefix.compressed_kv import Form, KvPark
+from weft.memory.prefix.tree import NodeId
 from weft.runner.arena import DeviceArena
 from weft.spec import DTypeName, ModelSpec, attention, mamba1
 from weft.tensor.ops.nibble_codes import decode_nibbles, encode_nibbles, naive

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 
 from tests.ops.quantised import noise, weight
 from weft.models.blocks.linear import JoinedWeight, Linear
-from weft.tensor import packed
 from weft.tensor.ops.quantized_linear import naive, quantized_linear
-from weft.tensor.quantized import Codes, in_tiles, rounded, stacked
+from weft.tensor.weights import packed
+from weft.tensor.weights.quantized import Codes, in_tiles, rounded, stacked
 
 CLOSE = {torch.float32: {"rtol": 2e-5, "atol": 2e-5}, torch.bfloat16: {"rtol": 1.6e-2, "atol": 1e-2}}
 

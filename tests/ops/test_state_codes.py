@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.ops.test_plain_ops import noise
-from weft.memory.plan import plan_arena, with_parking
+from weft.memory.frames.plan import plan_arena, with_parking
 from weft.runner.arena import NAN_BYTE, DeviceArena
 from weft.spec import ModelSpec, attention, gated_delta, mamba1, mamba2
 from weft.tensor.ops.state_codes import decode_state, encode_state, naive

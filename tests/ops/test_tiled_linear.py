@@ -11,7 +11,7 @@ from tests.ops.quantised import noise
 from weft.tensor import native
 from weft.tensor.ops.tiled_linear import tiled_linear
 from weft.tensor.ops.tiled_linear.native import supported
-from weft.tensor.tiled import TILE_ROWS, TiledWeight, serves, tiled
+from weft.tensor.weights.tiled import TILE_ROWS, TiledWeight, serves, tiled
 
 SHAPES = [(64, 64), (33, 98), (130, 224), (1, 2), (256, 1024)]
 ROWS = [*range(1, 14), 33]

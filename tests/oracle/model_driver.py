@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from weft.models import CausalModel
+from weft.models.decoder import CausalModel
 from weft.spec import ModelSpec
 from weft.tensor.inputs import LayerCache, Runs, StepInputs
 from weft.tensor.layout import DTYPES, k_block_shape, v_block_shape

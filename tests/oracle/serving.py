@@ -26,15 +26,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tests.checkpoints import FAMILIES, checkpoint, load_reference, make_checkpoint
+from tests.fixtures.checkpoints import FAMILIES, checkpoint, load_reference, make_checkpoint
 from weft.assemble import cache_dtypes
 from weft.config import EngineConfig, KvDTypeChoice, StateDTypeChoice
 from weft.engine.engine import EngineCore
+from weft.memory.frames.plan import ArenaPlan, fit_sizes, plan_arena, with_parked_kv, with_parking
 from weft.memory.memory import Memory
-from weft.memory.plan import ArenaPlan, fit_sizes, plan_arena, with_parked_kv, with_parking
-from weft.memory.policies import make_policy
-from weft.memory.policy import PrefillCost
-from weft.models import LoadedModel, load_model
+from weft.memory.prefix.policies import make_policy
+from weft.memory.prefix.policy import PrefillCost
+from weft.models.loading import LoadedModel, load_model
 from weft.request import Request, SamplingParams, TokenEvent, TokenLogprobs
 from weft.runner.arena import NAN_BYTE
 from weft.runner.graphs import Capture

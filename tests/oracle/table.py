@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from tests.checkpoints import CHECKPOINTS, checkpoint
+from tests.fixtures.checkpoints import CHECKPOINTS, checkpoint
 from tests.oracle.model_driver import ModelDriver
 from tests.oracle.test_models_against_transformers import (
     DECODE_STEPS,
@@ -29,8 +29,8 @@ from tests.oracle.test_models_against_transformers import (
     prefill_and_decode,
     prompt,
 )
-from weft.architecture import Architecture, Experts
-from weft.models import load_model
+from weft.families.architecture import Architecture, Experts
+from weft.models.loading import load_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "models-tested.md"
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.checkpoints import CHECKPOINTS
+from tests.fixtures.checkpoints import CHECKPOINTS
 from tests.oracle.model_driver import ModelDriver
 from tests.oracle.test_models_against_transformers import loaded, prompt
 from weft.tensor import native

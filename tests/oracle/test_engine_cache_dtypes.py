@@ -21,7 +21,7 @@ import pytest
 import torch
 import transformers
 
-from tests.checkpoints import load_reference
+from tests.fixtures.checkpoints import load_reference
 from tests.oracle.serving import Answer, Serving, directory
 from weft.request import SamplingParams
 from weft.schedule.plan import StepPlan

@@ -16,10 +16,10 @@ import pytest
 from tests.oracle.serving import Answer, Serving
 from tests.oracle.test_engine_prefix_cache import assert_like_cold, cold, gap, text, warm
 from weft.memory.draft import Draft
-from weft.memory.reservation import Reservation
+from weft.memory.values import Reservation
 from weft.request import SamplingParams
-from weft.schedule.one_pass import Pass
 from weft.schedule.plan import StepPlan
+from weft.schedule.plan_builder import Pass
 
 FAMILIES = ("qwen3_5", "granite")
 """A gated delta rule, and Mamba-2."""

@@ -23,15 +23,15 @@ from tests.oracle.serving import (
     tight_memory,
     truth,
 )
-from weft.engine.guides import GuideCompiler
+from weft.engine.grammars import GuideCompiler
 from weft.request import SamplingParams
 from weft.runner.batch import BatchBuilder
-from weft.runner.homeward import Delivery, Homeward
 from weft.runner.launched import LaunchedStep
+from weft.runner.readback import Delivery, Homeward
 from weft.runner.sampler import Sampler
 from weft.runner.step_worker import StepWorker
 from weft.schedule.plan import StepPlan, StepResult
-from weft.text.guides import regex_guide
+from weft.text.grammars import regex_guide
 from weft.units import PAD
 
 FAMILIES = ("qwen3_5", "lfm2", "granite")

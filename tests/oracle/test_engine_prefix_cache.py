@@ -18,7 +18,7 @@ import torch
 
 from tests.oracle.serving import FAMILIES, RECURRENT_FAMILIES, Answer, Serving, loaded
 from weft.memory.draft import Draft
-from weft.memory.plan import plan_arena
+from weft.memory.frames.plan import plan_arena
 from weft.request import SamplingParams
 from weft.schedule.plan import Admission, StepPlan
 from weft.units import PAGE_TOKENS, SeqId, pages_for

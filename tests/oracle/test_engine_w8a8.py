@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.checkpoints import checkpoint
+from tests.fixtures.checkpoints import checkpoint
 from weft.api import Engine
 from weft.models.blocks import linear
-from weft.tensor import chain, native
-from weft.tensor.quantized import QuantizedWeight
+from weft.tensor import fused_block as chain
+from weft.tensor import native
+from weft.tensor.weights.quantized import QuantizedWeight
 
 EXACT = native.MISSING is None
 Answers = list[tuple[list[int], list[float]]]

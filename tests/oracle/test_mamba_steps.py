@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.checkpoints import checkpoint, copy_checkpoint, load_reference
+from tests.fixtures.checkpoints import checkpoint, copy_checkpoint, load_reference
 from tests.oracle.model_driver import ModelDriver
 from tests.oracle.test_models_against_transformers import prompt
-from weft.models import load_model
+from weft.models.loading import load_model
 
 TOLERANCE = 1e-4
 TOKENS = prompt(90, seed=6)

@@ -12,9 +12,9 @@ import functools
 import pytest
 import torch
 
-from tests.checkpoints import CHECKPOINTS, VOCAB_SIZE, checkpoint, exact_reference, reference
+from tests.fixtures.checkpoints import CHECKPOINTS, VOCAB_SIZE, checkpoint, exact_reference, reference
 from tests.oracle.model_driver import ModelDriver, page_of
-from weft.models import LoadedModel, load_model
+from weft.models.loading import LoadedModel, load_model
 
 LENGTHS = (1, 5, 37, 300, 900)
 DECODE_STEPS = 64

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.checkpoints import CHECKPOINTS
+from tests.fixtures.checkpoints import CHECKPOINTS
 from tests.oracle import table
 
 

@@ -26,12 +26,12 @@ import numpy as np
 from tests.property.rounding import Rounded, Share, park_kv, records_in, restore_kv
 from tests.property.test_tree_model import tokens_to
 from tests.unit.memory.geometry import picture, small_memory
-from weft.memory.arena import FrameKind
 from weft.memory.draft import Draft
-from weft.memory.eviction import EVICTIONS_PER_STEP
-from weft.memory.policies import POLICIES
-from weft.memory.reservation import Match, Reservation
-from weft.memory.tree import NO_SLOT, PARKED, Node
+from weft.memory.frames.arena import FrameKind
+from weft.memory.prefix.eviction import EVICTIONS_PER_STEP
+from weft.memory.prefix.policies import POLICIES
+from weft.memory.prefix.tree import NO_SLOT, PARKED, Node
+from weft.memory.values import Match, Reservation
 from weft.units import PAD, PAGE_TOKENS, PageId, SeqId, SlotId
 
 Tokens = tuple[int, ...]

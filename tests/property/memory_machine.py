@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.unit.memory.geometry import open_in, picture, small_memory
-from weft.memory.arena import FrameKind
 from weft.memory.draft import Draft
-from weft.memory.reservation import Reservation
+from weft.memory.frames.arena import FrameKind
+from weft.memory.values import Reservation
 from weft.units import PAD, PageId, SeqId, SlotId
 
 ITEMS_MAX = 8

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from weft.memory.plan import ArenaPlan
-from weft.memory.reservation import KvPark, KvRestore, Reservation
+from weft.memory.frames.plan import ArenaPlan
+from weft.memory.values import KvPark, KvRestore, Reservation
 from weft.units import PageId
 
 Cells = dict[int, list[object]]

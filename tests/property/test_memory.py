@@ -11,13 +11,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.property.memory_machine import MemoryMachine, Pair, walk
-from weft.memory import arena, transaction
-from weft.memory.arena import Arena, FrameClaim, FrameKind
+from weft.memory import transaction
 from weft.memory.books import Books
 from weft.memory.draft import Draft
-from weft.memory.packing import Packing, Walk
-from weft.memory.pages import Pages
-from weft.memory.slots import Slots
+from weft.memory.frames import arena
+from weft.memory.frames.arena import Arena, FrameClaim, FrameKind
+from weft.memory.frames.packing import Packing, Walk
+from weft.memory.frames.pages import Pages
+from weft.memory.frames.slots import Slots
 from weft.units import FrameId, PageId
 
 QUICK = settings(max_examples=120, stateful_step_count=40, deadline=None,

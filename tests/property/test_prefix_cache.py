@@ -32,17 +32,17 @@ from tests.property.cache_world import (
 )
 from weft.memory import draft as draft_module
 from weft.memory import transaction
-from weft.memory.cache import Fallen, PrefixCache
 from weft.memory.compaction import Compaction, Fixed
 from weft.memory.draft import Draft
-from weft.memory.eviction import Recency
 from weft.memory.lease import Lease
-from weft.memory.parcels import Parcels
-from weft.memory.parking import ParkedStates
-from weft.memory.policies import POLICIES
-from weft.memory.reservation import Match, Moves, Reservation
-from weft.memory.sharing import Sharing
-from weft.memory.tree import Node, PrefixTree
+from weft.memory.prefix.cache import Fallen, PrefixCache
+from weft.memory.prefix.compressed_kv import Parcels
+from weft.memory.prefix.compressed_state import ParkedStates
+from weft.memory.prefix.eviction import Recency
+from weft.memory.prefix.policies import POLICIES
+from weft.memory.prefix.sharing import Sharing
+from weft.memory.prefix.tree import Node, PrefixTree
+from weft.memory.values import Match, Moves, Reservation
 from weft.units import PAGE_TOKENS, PageId
 
 QUICK = settings(max_examples=50, stateful_step_count=40, deadline=None,

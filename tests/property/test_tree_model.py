@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.memory import strand as strand_module
-from weft.memory import tree as tree_module
-from weft.memory.strand import PAGE_KEY_BYTES
-from weft.memory.tree import Node, PrefixTree
+from weft.memory.prefix import edge as strand_module
+from weft.memory.prefix import tree as tree_module
+from weft.memory.prefix.edge import PAGE_KEY_BYTES
+from weft.memory.prefix.tree import Node, PrefixTree
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
 
 Tokens = tuple[int, ...]

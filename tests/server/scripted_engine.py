@@ -24,12 +24,12 @@ from tokenizers import decoders, models, pre_tokenizers
 from weft.assemble import Assembled
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
-from weft.engine.guides import GuideCompiler
+from weft.engine.grammars import GuideCompiler
 from weft.engine.scripted import made_up_logprobs
 from weft.errors import CheckpointError
 from weft.info import MemoryRow, ModelInfo
+from weft.memory.frames.plan import fit_sizes, plan_arena
 from weft.memory.memory import Memory
-from weft.memory.plan import fit_sizes, plan_arena
 from weft.schedule.plan import Admission, StepPlan, StepResult
 from weft.spec import ModelSpec, attention, gated_delta
 from weft.units import PAD

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoints import checkpoint
+from tests.fixtures.checkpoints import checkpoint
 from tests.server.running import RunningServer, eventually, running_server
 from weft.cli.main import main
 from weft.cli.top import read_metrics

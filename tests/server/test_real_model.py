@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.checkpoints import checkpoint, load_reference
+from tests.fixtures.checkpoints import checkpoint, load_reference
 from tests.server.running import RunningServer, eventually, running_server
 
 PROMPT_TOKENS = [(7 * i * i + 3 * i) % 500 for i in range(70)]

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.checkpoints import checkpoint
+from tests.fixtures.checkpoints import checkpoint
 from tests.server.running import RunningServer, eventually, running_server
 from tests.server.scripted_engine import write_model_directory
 from weft.cli.main import main

@@ -13,10 +13,10 @@ from typing import Any, Literal
 import pydantic
 import pytest
 
-from tests.checkpoints import checkpoint
+from tests.fixtures.checkpoints import checkpoint
 from tests.server.running import RunningServer, running_server
 
-TEMPLATE = Path(__file__).resolve().parents[1] / "family_templates" / "hermes_think.jinja"
+TEMPLATE = Path(__file__).resolve().parents[1] / "fixtures" / "family_templates" / "hermes_think.jinja"
 NO_THINKING = {"chat_template_kwargs": {"enable_thinking": False}}
 HI = [{"role": "user", "content": "Hi"}]
 FORECAST = {"type": "function", "function": {"name": "forecast", "parameters": {

@@ -17,7 +17,7 @@ from tests.server.scripted_engine import write_model_directory
 from weft.errors import ConfigError
 from weft.server.config import ServerConfig
 
-TEMPLATES = Path(__file__).resolve().parents[1] / "family_templates"
+TEMPLATES = Path(__file__).resolve().parents[1] / "fixtures" / "family_templates"
 WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
 TIME = {"type": "function", "function": {"name": "get_time"}}

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from weft.memory.plan import ArenaPlan, plan_arena
+from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.sim.arms import ARMS, Arm, find_arm, prefill_cost
 from weft.sim.bounds import infinite_cache
 from weft.sim.cost import Fitted

@@ -13,9 +13,9 @@ import pytest
 
 from weft.memory.draft import Draft
 from weft.memory.memory import MoveCounts
-from weft.memory.reservation import Reservation
-from weft.schedule.one_pass import Pass
+from weft.memory.values import Reservation
 from weft.schedule.plan import StepPlan
+from weft.schedule.plan_builder import Pass
 from weft.sim.sharing import sharing_scenario
 from weft.sim.simulator import Simulation, SimulationFailed
 from weft.sim.workload import Scenario, scenario_from_seed

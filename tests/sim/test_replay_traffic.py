@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weft.architecture import Architecture, Attention, Experts, GatedDelta
 from weft.config import Sizes
 from weft.errors import ConfigError
+from weft.families.architecture import Architecture, Attention, Experts, GatedDelta
 from weft.schedule.work import Work, pairs_of
 from weft.sim.arms import find_arm
 from weft.sim.bounds import infinite_cache

@@ -10,9 +10,9 @@ from dataclasses import asdict, replace
 import pytest
 
 from weft.memory.draft import Draft
-from weft.schedule import twins
-from weft.schedule.one_pass import Pass
+from weft.schedule import prefix_sharing as twins
 from weft.schedule.plan import StepPlan, no_copies, no_writes
+from weft.schedule.plan_builder import Pass
 from weft.schedule.reuse import Leaders, Reuse
 from weft.schedule.sequence import Sequence
 from weft.sim.sharing import sharing_scenario, without_cache

@@ -16,7 +16,10 @@ from functools import partial
 
 import torch
 
-from weft.architecture import (
+from weft.bench.case import Bench, Case, size_of
+from weft.bench.memory_cases import memory_cases
+from weft.bench.rivals import attention_rivals, delta_rivals
+from weft.families.architecture import (
     Architecture,
     Attention,
     Experts,
@@ -28,9 +31,6 @@ from weft.architecture import (
     SharedBlock,
     ShortConv,
 )
-from weft.bench.case import Bench, Case, size_of
-from weft.bench.memory_cases import memory_cases
-from weft.bench.rivals import attention_rivals, delta_rivals
 from weft.tensor import layout
 from weft.tensor.ops.add_norm import add_norm
 from weft.tensor.ops.causal_conv import causal_conv

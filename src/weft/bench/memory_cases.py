@@ -10,9 +10,9 @@ from functools import partial
 
 import numpy as np
 
-from weft.architecture import Architecture
 from weft.bench.case import Bench, Case
-from weft.memory.plan import plan_arena
+from weft.families.architecture import Architecture
+from weft.memory.frames.plan import plan_arena
 from weft.runner.arena import DeviceArena
 
 ARENA_BYTES = 512 << 20

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from weft.architecture import Attention
 from weft.bench.case import Bench, Call
+from weft.families.architecture import Attention
 from weft.units import PAGE_TOKENS, pages_for
 
 _WORKSPACE_BYTES = 256 << 20

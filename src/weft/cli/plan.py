@@ -121,7 +121,7 @@ def find_config(model: str, revision: str | None = None) -> tuple[str, Mapping[s
 
 
 def _read_config(model: str, revision: str | None) -> tuple[str, Mapping[str, Any]]:
-    from weft.hub import resolve_model
+    from weft.models.hub import resolve_model
     from weft.planning.geometries import near_names
 
     try:

@@ -30,7 +30,7 @@ from weft.sim.replay import ROWS_MAX, STEP_TOKENS_MAX
 from weft.units import CHUNK_TOKENS, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from weft.memory.plan import ArenaPlan
+    from weft.memory.frames.plan import ArenaPlan
     from weft.sim.cost import CostModel
     from weft.sim.recording import Recording
     from weft.sim.study import Study
@@ -130,7 +130,7 @@ def _setup(memory: str | None, recording: Recording | None, more: dict[str, Any]
     """Geometry and costs. Raises ConfigError where neither the flags nor the recording say what they are."""
     if more["model"] is None:
         return _as_recorded(memory, recording, more)
-    from weft.memory.plan import plan_arena
+    from weft.memory.frames.plan import plan_arena
     from weft.planning.model_plan import Asked, make_plan
     from weft.sim.cost import roofline
     from weft.sim.model_load import model_load

@@ -34,7 +34,7 @@ import numpy as np
 from weft.config import Sizes
 from weft.engine.ages import Ages
 from weft.engine.executor import Executor
-from weft.engine.guides import GuideCompiler
+from weft.engine.grammars import GuideCompiler
 from weft.engine.overlap import Overlap
 from weft.engine.seeds import split
 from weft.engine.sleep import AWAKE
@@ -43,7 +43,7 @@ from weft.engine.stopping import stop_ids, stop_rule
 from weft.engine.streams import Stream, told
 from weft.errors import EngineUnavailableError, QueueFullError, RequestError
 from weft.memory.memory import Memory
-from weft.memory.shape import CacheShape
+from weft.memory.prefix.shape import CacheShape
 from weft.request import FinishReason, Request, TokenEvent, TokenLogprobs
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.plan import Int32s, StepPlan, StepResult
@@ -169,7 +169,7 @@ class EngineCore:
 
     def cache_shape(self) -> CacheShape:
         """What the prefix cache holds, in sizes and uses. Between steps only, and not free: it looks at every
-        node (``weft.memory.shape``)."""
+        node (``weft.memory.prefix.shape``)."""
         now = self._clock()
         return self.memory.cache_shape(lambda version: self._ages.seconds_since(version, now))
 

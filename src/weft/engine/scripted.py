@@ -34,12 +34,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from weft.engine.compressed_digests import ParkedDigests
 from weft.engine.digests import EMPTY, MASK, UNWRITTEN, Digests, PlanViolation, digest, digest_of, require
 from weft.engine.executor import LateExecutor
-from weft.engine.parked_digests import ParkedDigests
 from weft.engine.sleep import PARTS, Part
 from weft.engine.stopping import stop_rule
-from weft.memory.plan import ArenaPlan
+from weft.memory.frames.plan import ArenaPlan
 from weft.request import FinishReason, SamplingParams, TokenLogprobs
 from weft.schedule.plan import Admission, Int32s, StepPlan, StepResult
 from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS, RowId, ceil_div

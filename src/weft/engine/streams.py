@@ -7,7 +7,7 @@ the prompt's logprobs) is taken out of the stream by the event that says it. Own
 from __future__ import annotations
 
 from weft.engine.stopping import StopRule
-from weft.memory.reservation import Lost
+from weft.memory.values import Lost
 from weft.request import FinishReason, LostTokens, TokenEvent, TokenLogprobs
 from weft.schedule.sequence import Sequence
 

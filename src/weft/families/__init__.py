@@ -40,10 +40,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.architecture import Architecture
-from weft.config_keys import ConfigKeys, fail
 from weft.errors import UnknownArchitectureError
 from weft.families import bamba, granite, jamba, kimi, lfm2, llama, mamba, nemotron_h, olmo, qwen, zamba2
+from weft.families.architecture import Architecture
+from weft.families.config_keys import ConfigKeys, fail
 from weft.spec import DTypeName, ModelSpec
 
 

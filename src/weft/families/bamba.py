@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
-from weft.architecture import Architecture, Dense, GatedNorm, Parallel
-from weft.config_keys import ConfigKeys, fail
+from weft.families.architecture import Architecture, Dense, GatedNorm, Parallel
+from weft.families.config_keys import ConfigKeys, fail
 from weft.families.reading import build_architecture, layer_kinds, read_attention, read_mamba2
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft.architecture import Architecture, Dense, Experts, FeedForward, Mamba1
-from weft.config_keys import ConfigKeys, fail
+from weft.families.architecture import Architecture, Dense, Experts, FeedForward, Mamba1
+from weft.families.config_keys import ConfigKeys, fail
 from weft.families.reading import build_architecture, experts_per_token, layer_kinds, read_attention
 from weft.units import ceil_div
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from weft.architecture import Architecture, Dense, Experts, FeedForward, KimiDelta, LatentAttention
-from weft.config_keys import ConfigKeys, fail
+from weft.families.architecture import Architecture, Dense, Experts, FeedForward, KimiDelta, LatentAttention
+from weft.families.config_keys import ConfigKeys, fail
 from weft.families.reading import build_architecture, layer_kinds
 
 

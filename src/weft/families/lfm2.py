@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from weft.architecture import Architecture, Attention, Dense, Experts, Mixer, ShortConv
-from weft.config_keys import ConfigKeys, fail, read_rope
+from weft.families.architecture import Architecture, Attention, Dense, Experts, Mixer, ShortConv
+from weft.families.config_keys import ConfigKeys, fail, read_rope
 from weft.families.reading import build_architecture, experts_per_token, layer_kinds, read_attention
 from weft.families.windows import WINDOW_KIND, kinds_with_windows, windowed
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from weft.architecture import Architecture, Dense
-from weft.config_keys import ConfigKeys, fail
+from weft.families.architecture import Architecture, Dense
+from weft.families.config_keys import ConfigKeys, fail
 from weft.families.reading import build_architecture, read_attention
 from weft.families.windows import states_window, windowed
 

@@ -6,8 +6,8 @@ is served unless ``--max-model-len`` says less.
 
 from __future__ import annotations
 
-from weft.architecture import Architecture, InnerNorms, Mamba1, Mamba2
-from weft.config_keys import ConfigKeys
+from weft.families.architecture import Architecture, InnerNorms, Mamba1, Mamba2
+from weft.families.config_keys import ConfigKeys
 from weft.families.reading import build_architecture, check_mamba2
 from weft.units import ceil_div
 

@@ -9,8 +9,8 @@ the model was trained without, and perplexity suffers from it (docs/models.md).
 
 from __future__ import annotations
 
-from weft.architecture import Architecture, Attention, Dense, Experts, FeedForward, Mamba2, Mixer
-from weft.config_keys import ConfigKeys, fail
+from weft.families.architecture import Architecture, Attention, Dense, Experts, FeedForward, Mamba2, Mixer
+from weft.families.config_keys import ConfigKeys, fail
 from weft.families.reading import build_architecture, check_mamba2, experts_per_token, read_attention
 
 _PATTERN = {"M": "recurrent", "*": "attention", "-": "dense", "E": "experts"}

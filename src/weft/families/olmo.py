@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from weft.architecture import Architecture, Attention, Dense, GatedDelta
-from weft.config_keys import ConfigKeys, fail, read_rope
+from weft.families.architecture import Architecture, Attention, Dense, GatedDelta
+from weft.families.config_keys import ConfigKeys, fail, read_rope
 from weft.families.reading import build_architecture, layer_kinds, read_attention
 from weft.families.windows import WINDOW_KIND, kinds_with_windows, windowed
 

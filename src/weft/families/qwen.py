@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from weft.architecture import Architecture, Dense, Experts, FeedForward, GatedDelta
-from weft.config_keys import ConfigKeys, fail
+from weft.families.architecture import Architecture, Dense, Experts, FeedForward, GatedDelta
+from weft.families.config_keys import ConfigKeys, fail
 from weft.families.reading import (
     build_architecture,
     every_nth_attention,

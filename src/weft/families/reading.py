@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from weft.architecture import Architecture, Attention, FeedForward, GatedNorm, Mamba2, Mixer
-from weft.config_keys import ConfigKeys, fail, read_rope
+from weft.families.architecture import Architecture, Attention, FeedForward, GatedNorm, Mamba2, Mixer
+from weft.families.config_keys import ConfigKeys, fail, read_rope
 
 KINDS = {"full_attention": "attention", "attention": "attention",
          "linear_attention": "recurrent", "mamba": "recurrent", "mamba2": "recurrent",

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from weft.architecture import Attention
-from weft.config_keys import ConfigKeys, fail
+from weft.families.architecture import Attention
+from weft.families.config_keys import ConfigKeys, fail
 
 WINDOW_KIND = "sliding_attention"
 

@@ -6,8 +6,8 @@ those of prompts to it, and those of single tokens not (docs/models.md).
 
 from __future__ import annotations
 
-from weft.architecture import Architecture, Attention, Dense, Mamba2, Mixer, SharedBlock
-from weft.config_keys import ConfigKeys, fail, read_rope
+from weft.families.architecture import Architecture, Attention, Dense, Mamba2, Mixer, SharedBlock
+from weft.families.config_keys import ConfigKeys, fail, read_rope
 from weft.families.reading import build_architecture, check_mamba2
 
 _KINDS = {"mamba": False, "linear_attention": False, "hybrid": True}

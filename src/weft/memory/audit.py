@@ -18,14 +18,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from weft.memory.arena import Arena
 from weft.memory.books import Books
-from weft.memory.cache import PrefixCache
+from weft.memory.frames.arena import Arena
+from weft.memory.frames.owners import NOBODY, of_lease, of_parcel, of_parked, of_tree
+from weft.memory.frames.packing import Item, Packing
 from weft.memory.lease import Lease
-from weft.memory.owners import NOBODY, of_lease, of_parcel, of_parked, of_tree
-from weft.memory.packing import Item, Packing
-from weft.memory.strand import TOKEN_BYTES
-from weft.memory.tree import PARKED, Node, NodeId, PrefixTree
+from weft.memory.prefix.cache import PrefixCache
+from weft.memory.prefix.edge import TOKEN_BYTES
+from weft.memory.prefix.tree import PARKED, Node, NodeId, PrefixTree
 from weft.units import PAD, PAGE_TOKENS, FrameId, PageId, SeqId, SlotId, ceil_div
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from weft.memory.arena import Arena
-from weft.memory.cache import PrefixCache
+from weft.memory.frames.arena import Arena
+from weft.memory.frames.pages import Pages
+from weft.memory.frames.plan import ArenaPlan
+from weft.memory.frames.pressure import slots_ahead
+from weft.memory.frames.slots import Slots
 from weft.memory.lease import Lease
-from weft.memory.pages import Pages
-from weft.memory.plan import ArenaPlan
-from weft.memory.policy import Policy
-from weft.memory.pressure import slots_ahead
-from weft.memory.slots import Slots
+from weft.memory.prefix.cache import PrefixCache
+from weft.memory.prefix.policy import Policy
 from weft.units import SeqId
 
 

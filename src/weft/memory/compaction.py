@@ -34,10 +34,10 @@ from dataclasses import dataclass
 from typing import Generic
 
 from weft.memory.books import Books
-from weft.memory.owners import NOBODY, is_parked, lease_named, name_in_tree, parcel_named, parked_named
-from weft.memory.packing import Item, Packing, Walk
-from weft.memory.reservation import Moves, PageCopy, SlotCopy, SlotPatch, TablePatch
-from weft.memory.tree import Node, NodeId
+from weft.memory.frames.owners import NOBODY, is_parked, lease_named, name_in_tree, parcel_named, parked_named
+from weft.memory.frames.packing import Item, Packing, Walk
+from weft.memory.prefix.tree import Node, NodeId
+from weft.memory.values import Moves, PageCopy, SlotCopy, SlotPatch, TablePatch
 from weft.units import PAGE_TOKENS, FrameId, PageId, SeqId, SlotId
 
 MOVE_BYTES_PER_STEP = 64 << 20

@@ -25,16 +25,18 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from weft.memory.arena import FrameClaim, FrameWalk
 from weft.memory.books import Books
 from weft.memory.compaction import Compaction, Fixed
-from weft.memory.eviction import EVICTIONS_PER_STEP, Eviction, choose
+from weft.memory.frames.arena import FrameClaim, FrameWalk
+from weft.memory.frames.packing import Walk
+from weft.memory.frames.pressure import UNMEETABLE, Demand, Room
 from weft.memory.lease import Checkpoint, Lease
-from weft.memory.packing import Walk
-from weft.memory.parcels import KvParking, Widening
-from weft.memory.parking import PARK_BYTES_PER_STEP, ParkingRoom, pages_beyond
-from weft.memory.pressure import UNMEETABLE, Demand, Room
-from weft.memory.reservation import (
+from weft.memory.prefix.compressed_kv import KvParking, Widening
+from weft.memory.prefix.compressed_state import PARK_BYTES_PER_STEP, ParkingRoom, pages_beyond
+from weft.memory.prefix.eviction import EVICTIONS_PER_STEP, Eviction, choose
+from weft.memory.prefix.sharing import Sharing
+from weft.memory.prefix.tree import NO_NODE, NO_SLOT, PARKED, Node, NodeId
+from weft.memory.values import (
     Extension,
     Match,
     Moves,
@@ -46,8 +48,6 @@ from weft.memory.reservation import (
     Saving,
     SlotCopy,
 )
-from weft.memory.sharing import Sharing
-from weft.memory.tree import NO_NODE, NO_SLOT, PARKED, Node, NodeId
 from weft.units import PAGE_TOKENS, PageId, SeqId, SlotId, pages_for
 
 Int32s = npt.NDArray[np.int32]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from weft.memory.tree import NO_NODE, NodeId
+from weft.memory.prefix.tree import NO_NODE, NodeId
 from weft.units import PageId, SeqId, SlotId
 
 

@@ -25,15 +25,15 @@ import numpy.typing as npt
 
 from weft.memory.audit import audit
 from weft.memory.books import Books
-from weft.memory.cache import CacheCounts
 from weft.memory.draft import Draft
+from weft.memory.frames.plan import ArenaPlan
 from weft.memory.lease import Lease
-from weft.memory.namespaces import with_lost_to_salt
-from weft.memory.plan import ArenaPlan
-from weft.memory.policy import Policy
-from weft.memory.reservation import NOTHING_RECALLED, Match, Reservation
-from weft.memory.shape import CacheShape, shape_of
+from weft.memory.prefix.cache import CacheCounts
+from weft.memory.prefix.namespaces import with_lost_to_salt
+from weft.memory.prefix.policy import Policy
+from weft.memory.prefix.shape import CacheShape, shape_of
 from weft.memory.transaction import apply
+from weft.memory.values import NOTHING_RECALLED, Match, Reservation
 from weft.units import SeqId
 
 

@@ -27,11 +27,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.memory.arena import Arena, FrameKind
 from weft.memory.books import Books
-from weft.memory.cache import Fallen
-from weft.memory.lease import Lease
-from weft.memory.owners import (
+from weft.memory.frames.arena import Arena, FrameKind
+from weft.memory.frames.owners import (
     lease_named,
     of_lease,
     of_parcel,
@@ -40,8 +38,10 @@ from weft.memory.owners import (
     parcel_named,
     parked_named,
 )
-from weft.memory.reservation import Moves, Opening, Reservation
-from weft.memory.tree import NO_SLOT, NodeId
+from weft.memory.lease import Lease
+from weft.memory.prefix.cache import Fallen
+from weft.memory.prefix.tree import NO_SLOT, NodeId
+from weft.memory.values import Moves, Opening, Reservation
 from weft.units import PAGE_TOKENS, FrameId
 
 

@@ -1,8 +1,4 @@
-"""Models: checkpoints in, ``CausalModel`` out. What others call is here; see docs/models.md."""
+"""Models: checkpoints in, ``CausalModel`` out; see docs/models.md. ``loading.load_model`` is the way in.
 
-from weft.hub import resolve_model
-from weft.models.decoder import CausalModel
-from weft.models.generation import GenerationDefaults
-from weft.models.loading import LoadedModel, load_model
-
-__all__ = ["CausalModel", "GenerationDefaults", "LoadedModel", "load_model", "resolve_model"]
+This file imports nothing, so that ``weft.models.hub`` works without torch.
+"""

@@ -23,17 +23,17 @@ from typing import Protocol
 
 import torch
 
-from weft.architecture import Architecture, Rope
+from weft.families.architecture import Architecture, Rope
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.embedding import Embedding
+from weft.models.fused_decoder import Stack
 from weft.models.rotary import RotaryTable
-from weft.models.stack import Stack
 from weft.spec import ModelSpec
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.add_norm import add_norm
 from weft.tensor.ops.tiled_linear import tiled_linear
-from weft.tensor.squeezed import InTiles
+from weft.tensor.weights.twelve_bit import InTiles
 
 
 class Mixer(Protocol):

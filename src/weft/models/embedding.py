@@ -18,8 +18,8 @@ import numpy.typing as npt
 import torch
 
 from weft.tensor import native
-from weft.tensor.squeezed import InTiles, SqueezedWeight
-from weft.tensor.tiled import TILE_ROWS, TiledWeight
+from weft.tensor.weights.tiled import TILE_ROWS, TiledWeight
+from weft.tensor.weights.twelve_bit import InTiles, SqueezedWeight
 
 TOKENS_MAX = 256
 """Tokens of a step that are gathered by numpy."""

@@ -7,8 +7,9 @@ Only the key's is part of the attention scale. Source: transformers ``falcon_h1`
 
 from __future__ import annotations
 
-from weft.architecture import Architecture, Dense, Parallel
-from weft.models import parts, state_space
+from weft.families.architecture import Architecture, Dense, Parallel
+from weft.models import block_readers as parts
+from weft.models import state_space
 from weft.models.blocks.linear import Norm
 from weft.models.blocks.parallel import ParallelBlock
 from weft.models.decoder import CausalModel, DecoderLayer

@@ -8,8 +8,9 @@ shared feed-forward keeps gate and up fused already. Source: transformers ``gran
 
 from __future__ import annotations
 
-from weft.architecture import Architecture, Attention, Dense, Experts, FeedForward, Mamba2
-from weft.models import parts, state_space
+from weft.families.architecture import Architecture, Attention, Dense, Experts, FeedForward, Mamba2
+from weft.models import block_readers as parts
+from weft.models import state_space
 from weft.models.blocks.experts import ExpertsBlock
 from weft.models.blocks.linear import Linear, Norm, SwiGlu
 from weft.models.decoder import CausalModel, DecoderLayer, Mixer

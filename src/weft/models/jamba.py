@@ -6,8 +6,9 @@ Experts are stored one by one or all in two tensors (see ``parts.gated_experts``
 
 from __future__ import annotations
 
-from weft.architecture import Architecture, Attention, Dense, Experts, FeedForward, Mamba1
-from weft.models import parts, state_space
+from weft.families.architecture import Architecture, Attention, Dense, Experts, FeedForward, Mamba1
+from weft.models import block_readers as parts
+from weft.models import state_space
 from weft.models.blocks.dense import DenseBlock
 from weft.models.blocks.experts import ExpertsBlock
 from weft.models.blocks.linear import Linear, Norm

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from weft.architecture import Architecture, Dense, Experts, FeedForward, KimiDelta, LatentAttention
-from weft.models import parts
+from weft.families.architecture import Architecture, Dense, Experts, FeedForward, KimiDelta, LatentAttention
+from weft.models import block_readers as parts
 from weft.models.blocks.experts import ExpertsBlock
 from weft.models.blocks.kimi_delta import KimiDeltaBlock
 from weft.models.blocks.latent_attention import LatentAttentionBlock

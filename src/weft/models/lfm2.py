@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import torch
 
-from weft.architecture import Architecture, Attention, Dense, Experts, FeedForward, ShortConv
-from weft.models import parts
+from weft.families.architecture import Architecture, Attention, Dense, Experts, FeedForward, ShortConv
+from weft.models import block_readers as parts
 from weft.models.blocks.experts import ExpertsBlock
 from weft.models.blocks.linear import Linear, Norm, SwiGlu
 from weft.models.blocks.short_conv import ShortConvBlock

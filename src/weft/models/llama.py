@@ -7,8 +7,8 @@ queries and keys, its sparse models experts without a shared one. Sources: trans
 
 from __future__ import annotations
 
-from weft.architecture import Architecture, Attention, Dense, Experts
-from weft.models import parts
+from weft.families.architecture import Architecture, Attention, Dense, Experts
+from weft.models import block_readers as parts
 from weft.models.blocks.experts import ExpertsBlock
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.decoder import CausalModel, DecoderLayer

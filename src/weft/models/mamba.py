@@ -7,8 +7,9 @@ Sources: transformers ``mamba``, ``falcon_mamba``, ``mamba2``.
 
 from __future__ import annotations
 
-from weft.architecture import Architecture, Mamba1, Mamba2
-from weft.models import parts, state_space
+from weft.families.architecture import Architecture, Mamba1, Mamba2
+from weft.models import block_readers as parts
+from weft.models import state_space
 from weft.models.blocks.linear import Norm
 from weft.models.decoder import CausalModel, DecoderLayer, Mixer
 from weft.models.weights import TensorSource

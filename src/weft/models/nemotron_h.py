@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import torch
 
-from weft.architecture import Architecture, Attention, Dense, Experts, Mamba2
-from weft.models import parts, state_space
+from weft.families.architecture import Architecture, Attention, Dense, Experts, Mamba2
+from weft.models import block_readers as parts
+from weft.models import state_space
 from weft.models.blocks.dense import DenseBlock
 from weft.models.blocks.experts import ExpertsBlock
 from weft.models.blocks.linear import Linear, Norm

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from weft.architecture import Architecture, Attention, Dense, GatedDelta
-from weft.models import parts
+from weft.families.architecture import Architecture, Attention, Dense, GatedDelta
+from weft.models import block_readers as parts
 from weft.models.blocks.gated_delta import GatedDeltaBlock
 from weft.models.blocks.linear import Norm
 from weft.models.decoder import CausalModel, DecoderLayer

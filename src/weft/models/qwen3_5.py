@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import torch
 
-from weft.architecture import Architecture, Attention, Dense, Experts, GatedDelta
-from weft.models import parts
+from weft.families.architecture import Architecture, Attention, Dense, Experts, GatedDelta
+from weft.models import block_readers as parts
 from weft.models.blocks.gated_delta import GatedDeltaBlock
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.decoder import CausalModel, DecoderLayer, Mixer

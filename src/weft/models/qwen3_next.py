@@ -7,7 +7,7 @@ Source: transformers ``qwen3_next``.
 
 from __future__ import annotations
 
-from weft.architecture import Architecture, GatedDelta
+from weft.families.architecture import Architecture, GatedDelta
 from weft.models.blocks.gated_delta import ungroup_ba, ungroup_qkvz
 from weft.models.blocks.linear import Linear
 from weft.models.decoder import CausalModel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft.architecture import Architecture
+from weft.families.architecture import Architecture
 from weft.models import (
     bamba,
     falcon_h1,

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weft.architecture import Rope
+from weft.families.architecture import Rope
 from weft.tensor import native
 
 TABLE_BYTES_MAX = 16 << 20

@@ -23,9 +23,9 @@ import torch
 from weft.config import QuantizeChoice
 from weft.models.blocks.linear import PlainWeight
 from weft.tensor import native
-from weft.tensor.packed import pack
-from weft.tensor.quantized import Codes, QuantizedWeight, in_tiles, rounded
-from weft.tensor.squeezed import InTiles, in_best_tiles
+from weft.tensor.weights.packed import pack
+from weft.tensor.weights.quantized import Codes, QuantizedWeight, in_tiles, rounded
+from weft.tensor.weights.twelve_bit import InTiles, in_best_tiles
 
 _BITS: dict[QuantizeChoice, int] = {"int8": 8, "int4": 4, "w8a8": 8}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from weft.architecture import Mamba1, Mamba2
+from weft.families.architecture import Mamba1, Mamba2
 from weft.models.blocks.linear import Norm
 from weft.models.blocks.mamba1 import Mamba1Block
 from weft.models.blocks.mamba2 import Mamba2Block

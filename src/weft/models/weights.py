@@ -35,8 +35,8 @@ from weft.models.forms import stored_form
 from weft.models.runtime_form import RuntimeForm
 from weft.models.safetensors_header import StoredTensor, read_header
 from weft.models.skipped import SKIPPED_PREFIXES
-from weft.tensor.quantized import Codes, QuantizedWeight, stacked
-from weft.tensor.squeezed import InTiles, SqueezedWeight
+from weft.tensor.weights.quantized import Codes, QuantizedWeight, stacked
+from weft.tensor.weights.twelve_bit import InTiles, SqueezedWeight
 
 OnProgress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) as weights are read."""

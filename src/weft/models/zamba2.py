@@ -11,8 +11,9 @@ epsilon is 1e-5 whatever the configuration's is. Source: transformers ``zamba2``
 
 from __future__ import annotations
 
-from weft.architecture import Architecture, Mamba2, SharedBlock
-from weft.models import parts, state_space
+from weft.families.architecture import Architecture, Mamba2, SharedBlock
+from weft.models import block_readers as parts
+from weft.models import state_space
 from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.dense import DenseBlock
 from weft.models.blocks.linear import Linear, Norm

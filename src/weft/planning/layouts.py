@@ -30,7 +30,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Protocol
 
-from weft.memory.plan import ArenaPlan
+from weft.memory.frames.plan import ArenaPlan
 from weft.spec import ITEM_BYTES, CacheDTypeName, LayerSpec, ModelSpec
 from weft.units import PAGE_TOKENS, ceil_div
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from weft.architecture import Architecture, Attention, Mamba2
 from weft.errors import ConfigError
+from weft.families.architecture import Architecture, Attention, Mamba2
 
 _DIVIDED = frozenset({"heads", "k_heads", "v_heads", "channels", "width", "shared_width"})
 _REPLICATED: dict[type, str] = {Attention: "kv_heads", Mamba2: "groups"}

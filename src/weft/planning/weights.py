@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from weft.architecture import (
+from weft.errors import CheckpointError
+from weft.families.architecture import (
     Architecture,
     Attention,
     Dense,
@@ -35,7 +36,6 @@ from weft.architecture import (
     SharedBlock,
     ShortConv,
 )
-from weft.errors import CheckpointError
 from weft.spec import ITEM_BYTES, DTypeName
 from weft.units import ceil_div
 

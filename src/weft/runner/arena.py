@@ -41,9 +41,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weft.memory.plan import ArenaPlan
-from weft.runner.parcels import park_kv, restore_kv
-from weft.runner.parking import park_states, restore_states
+from weft.memory.frames.plan import ArenaPlan
+from weft.runner.compressed_kv import park_kv, restore_kv
+from weft.runner.compressed_state import park_states, restore_states
 from weft.runner.staging import Staged
 from weft.tensor import gpu
 from weft.tensor.inputs import LayerCache
@@ -52,7 +52,7 @@ from weft.units import ceil_div, format_bytes
 
 if TYPE_CHECKING:
     from weft.runner.arena_kernels import ParkingTable
-    from weft.runner.parcel_kernels import BlockTable
+    from weft.runner.compressed_kv_kernels import BlockTable
 
 Int32s = npt.NDArray[np.int32]
 Items = Sequence[int] | Int32s | Staged
@@ -162,7 +162,7 @@ class DeviceArena:
         if not gpu.fits(self.buffer):
             (restore_kv if restore else park_kv)(self.buffer, self.plan, records_K4)
             return
-        from weft.runner import parcel_kernels
+        from weft.runner import compressed_kv_kernels as parcel_kernels
 
         if self._parcels is None:
             self._parcels = parcel_kernels.BlockTable(self.plan, self.buffer.device)

@@ -29,8 +29,8 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.memory.plan import ArenaPlan
-from weft.tensor.compilation import Compilation
+from weft.memory.frames.plan import ArenaPlan
+from weft.tensor.gpu.compilation import Compilation
 
 Int64s = npt.NDArray[np.int64]
 

@@ -46,7 +46,8 @@ from weft.runner.graphs import DecodeBlock, known_tokens, stride_of
 from weft.runner.sampler import Choice, Sampler, as_tensor
 from weft.runner.staging import Staged, Staging
 from weft.schedule.plan import StepPlan
-from weft.tensor import device_runs, gpu
+from weft.tensor import gpu
+from weft.tensor.gpu import runs as device_runs
 from weft.tensor.inputs import Asked, Runs, StepInputs, TapPoint
 from weft.units import PAD, PAGE_TOKENS, ceil_div
 

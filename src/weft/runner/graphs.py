@@ -37,7 +37,8 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import torch
 
-from weft.tensor import device_runs, gpu
+from weft.tensor import gpu
+from weft.tensor.gpu import runs as device_runs
 from weft.tensor.inputs import LayerCache, Runs, StepInputs
 from weft.units import PAD
 

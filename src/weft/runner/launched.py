@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.request import TokenLogprobs
-from weft.runner.homeward import Delivery
 from weft.runner.logprobs import PIECES, told
+from weft.runner.readback import Delivery
 from weft.runner.sampler import Choice
 from weft.schedule.plan import StepResult
 from weft.units import PAD

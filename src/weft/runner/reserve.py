@@ -22,7 +22,7 @@ from typing import Protocol
 
 import torch
 
-from weft.memory.plan import memory_for, plan_arena
+from weft.memory.frames.plan import memory_for, plan_arena
 from weft.runner.arena import DeviceArena
 from weft.runner.graphs import pad_rows
 from weft.runner.kv_scales import one_prompt

@@ -45,10 +45,10 @@ import torch
 from weft.request import SamplingParams, TokenLogprobs
 from weft.runner.edits import RowEdits, TokenHistory, stage_edits
 from weft.runner.filters import Filters, choose, fill_numbers
-from weft.runner.guides import Guided, GuideRows, Masks
-from weft.runner.homeward import Delivery, Homeward
+from weft.runner.grammars import Guided, GuideRows, Masks
 from weft.runner.logprobs import score, told
 from weft.runner.randomness import seed_word, uniforms
+from weft.runner.readback import Delivery, Homeward
 from weft.runner.staging import Staged, Staging
 from weft.schedule.plan import CompiledGuide
 from weft.tensor import gpu

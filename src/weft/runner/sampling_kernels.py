@@ -30,8 +30,8 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.compilation import Compilation
-from weft.tensor.device_launch import Blocks, compilation_of
+from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.launch import Blocks, compilation_of
 
 CHOOSE = Blocks(4096, warps=8)
 _LOWEST = -3.4028234663852886e38

@@ -36,8 +36,8 @@ import torch
 from weft.config import Sizes
 from weft.engine.sleep import PARTS, Part
 from weft.errors import CheckpointError, ConfigError, EngineUnavailableError
-from weft.memory.plan import ArenaPlan
-from weft.models import LoadedModel
+from weft.memory.frames.plan import ArenaPlan
+from weft.models.loading import LoadedModel
 from weft.runner.arena import DeviceArena
 from weft.runner.batch import BatchBuilder, StepBatch
 from weft.runner.graphs import (
@@ -48,10 +48,10 @@ from weft.runner.graphs import (
     decode_widths,
     pad_rows,
 )
-from weft.runner.homeward import Homeward
 from weft.runner.kv_scales import head_scales
 from weft.runner.launched import LaunchedStep, ScoredPrompt
 from weft.runner.logprobs import score
+from weft.runner.readback import Homeward
 from weft.runner.sampler import Sampler
 from weft.runner.sleep import DroppedModel, HostWeights, give_back
 from weft.runner.step_worker import StepWorker

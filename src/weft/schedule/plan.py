@@ -30,7 +30,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from weft.memory.reservation import Reservation
+from weft.memory.values import Reservation
 from weft.request import SamplingParams, TokenLogprobs
 from weft.units import FrameId, RowId, SeqId, SlotId
 
@@ -61,7 +61,7 @@ def no_writes() -> Int32s:
 
 
 class CompiledGuide(Protocol):
-    """A grammar that is ready to follow: ``weft.engine.guides``. To the planner it is a value it carries."""
+    """A compiled grammar (``weft.engine.grammars``): a value that the planner carries."""
 
     @property
     def token_count(self) -> int:

@@ -27,13 +27,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from weft.memory.frames.pressure import slots_ahead
 from weft.memory.memory import Memory
-from weft.memory.pressure import slots_ahead
-from weft.memory.reservation import Match
-from weft.memory.tree import NO_NODE, NodeId
+from weft.memory.prefix.tree import NO_NODE, NodeId
+from weft.memory.values import Match
 from weft.schedule.checkpoints import CheckpointPolicy
-from weft.schedule.one_pass import Pass
 from weft.schedule.plan import Int32s, StepPlan
+from weft.schedule.plan_builder import Pass
+from weft.schedule.prefix_sharing import SAVED_TOKENS_MIN, Leader, Wait, front, in_the_making, wait_for
 from weft.schedule.rows import RowTable
 from weft.schedule.sequence import Rank, SeqState, Sequence
 from weft.schedule.taps import (
@@ -45,7 +46,6 @@ from weft.schedule.taps import (
     until_due,
     wanted_positions,
 )
-from weft.schedule.twins import SAVED_TOKENS_MIN, Leader, Wait, front, in_the_making, wait_for
 from weft.units import PAD, RowId, SeqId
 
 FOLLOWERS_MAX = 64

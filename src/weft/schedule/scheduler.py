@@ -46,13 +46,13 @@ import numpy as np
 
 from weft.config import Sizes
 from weft.memory.memory import Memory
-from weft.memory.reservation import Match
-from weft.memory.tree import NodeId
+from weft.memory.prefix.tree import NodeId
+from weft.memory.values import Match
 from weft.schedule.budget import Budget
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
-from weft.schedule.lineup import Lineup
-from weft.schedule.one_pass import Pass
+from weft.schedule.decode_batch import Lineup
 from weft.schedule.plan import Admission, Int32s, StepPlan
+from weft.schedule.plan_builder import Pass
 from weft.schedule.preemption import headroom_pages, victim_count
 from weft.schedule.queues import RankedQueue
 from weft.schedule.reuse import FOLLOWERS_MAX, Reuse

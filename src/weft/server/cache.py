@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from weft.memory.memory import MemoryUsage
-from weft.memory.shape import CacheShape, ShapeSum, SizeClass
+from weft.memory.prefix.shape import CacheShape, ShapeSum, SizeClass
 
 LOOK_EVERY_S = 1.0
 
@@ -63,8 +63,8 @@ def cache_report(usage: MemoryUsage, shape: CacheShape) -> dict[str, Any]:
     of 16 tokens; ``read_now``: pages that running requests read; ``pages_parked``: of KV, in
     ``parked_kv_dtype`` and in ``parked_kv_bytes`` of the pages. ``inexact`` nodes have KV or a state that was
     parked once, or was computed behind such.
-    ``counts`` are since the start; what they mean is at ``weft.memory.cache.CacheCounts``. ``tree`` is at
-    ``weft.memory.shape``."""
+    ``counts`` are since the start (``weft.memory.prefix.cache.CacheCounts``); ``tree`` is at
+    ``weft.memory.prefix.shape``."""
     counts = dataclasses.asdict(usage.cache)
     if not counts["lost_salt"]:  # not looked for without --count-salt, and 0 would say that there is none
         del counts["lost_salt"]

@@ -37,7 +37,7 @@ from weft.engine.sleep import AWAKE, Part, SleepState
 from weft.engine.stats import EngineStats
 from weft.errors import EngineUnavailableError, WeftError
 from weft.info import ModelInfo
-from weft.memory.shape import CacheShape
+from weft.memory.prefix.shape import CacheShape
 from weft.request import Request, TokenEvent
 from weft.server.messages import (
     Cancel,

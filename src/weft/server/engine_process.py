@@ -42,9 +42,9 @@ import zmq
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
 from weft.errors import RequestError, UserError, WeftError
-from weft.memory.shape import CacheShape
+from weft.memory.prefix.shape import CacheShape
 from weft.request import Request, TokenEvent
-from weft.server.guide_desk import GuideDesk
+from weft.server.grammar_queue import GuideDesk
 from weft.server.messages import (
     Cancel,
     Command,
@@ -61,7 +61,7 @@ from weft.server.messages import (
     Submit,
     Wake,
 )
-from weft.server.sleep_desk import SleepDesk
+from weft.server.sleep_queue import SleepDesk
 
 if TYPE_CHECKING:
     from weft.server.recorder import Recorder

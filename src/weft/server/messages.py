@@ -27,7 +27,7 @@ from weft.engine.sleep import Flushed, Part, SleepState
 from weft.engine.stats import EngineStats
 from weft.errors import UserError, WeftError
 from weft.info import ModelInfo
-from weft.memory.shape import CacheShape
+from weft.memory.prefix.shape import CacheShape
 from weft.request import Request, TokenEvent
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from weft.errors import RequestError
 from weft.request import Guide
 from weft.server.protocol import GenerateBody
-from weft.text.guides import KINDS, WHITESPACE, guide_from, json_guide
+from weft.text.grammars import KINDS, WHITESPACE, guide_from, json_guide
 
 _KINDS = (*KINDS, "json_object")
 _UNSERVED = ("structural_tag", "disable_additional_properties")

@@ -20,10 +20,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from weft.errors import ConfigError
+from weft.memory.frames.plan import ArenaPlan, with_parked_kv
 from weft.memory.memory import Memory
-from weft.memory.plan import ArenaPlan, with_parked_kv
-from weft.memory.policies import make_policy
-from weft.memory.policy import PrefillCost
+from weft.memory.prefix.policies import make_policy
+from weft.memory.prefix.policy import PrefillCost
 from weft.schedule.checkpoints import AUTO, NONE, PROMPT, CheckpointPolicy, parse_checkpoints
 from weft.sim.cost import CostModel
 from weft.spec import ParkedKvName

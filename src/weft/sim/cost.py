@@ -30,7 +30,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from weft.errors import ConfigError
-from weft.memory.plan import ArenaPlan
+from weft.memory.frames.plan import ArenaPlan
 from weft.schedule.plan import StepPlan
 from weft.schedule.work import Work, pairs_of
 

@@ -9,7 +9,7 @@ out.
 
 from __future__ import annotations
 
-from weft.architecture import (
+from weft.families.architecture import (
     Architecture,
     Attention,
     Experts,

@@ -34,7 +34,7 @@ import numpy as np
 
 from weft.config import Sizes
 from weft.errors import ConfigError
-from weft.memory.plan import ArenaPlan, KvField, choose_frame
+from weft.memory.frames.plan import ArenaPlan, KvField, choose_frame
 from weft.schedule.work import Work
 from weft.sim.traffic import Traffic, TrafficRequest
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS

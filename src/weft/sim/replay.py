@@ -29,8 +29,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from weft.config import Sizes
-from weft.memory.plan import ArenaPlan
-from weft.memory.reservation import Reservation
+from weft.memory.frames.plan import ArenaPlan
+from weft.memory.values import Reservation
 from weft.request import SamplingParams
 from weft.schedule.plan import Int32s, StepPlan
 from weft.schedule.scheduler import Scheduler

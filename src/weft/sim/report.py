@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from weft.memory.cache import CacheCounts
+from weft.memory.frames.plan import ArenaPlan
 from weft.memory.memory import MemoryUsage
-from weft.memory.plan import ArenaPlan
+from weft.memory.prefix.cache import CacheCounts
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.memory.plan import ArenaPlan
+from weft.memory.frames.plan import ArenaPlan
 from weft.sim.arms import Arm
 from weft.sim.bounds import InfiniteCache, infinite_cache
 from weft.sim.cost import CostModel

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from random import Random
 
 from weft.config import Sizes
-from weft.memory.plan import ArenaPlan
+from weft.memory.frames.plan import ArenaPlan
 from weft.request import Request, SamplingParams
 from weft.units import ALIGN_BYTES, CHUNK_TOKENS, PAGE_TOKENS, ceil_div, pages_for
 

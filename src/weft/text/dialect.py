@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from weft.errors import RequestError
 from weft.request import Guide
 from weft.text.chat import ChatTemplate
-from weft.text.guides import NO_FORCING, behind_reasoning
+from weft.text.grammars import NO_FORCING, behind_reasoning
 from weft.text.reasoning import (
     ReasoningFormat,
     ReasoningSplitter,

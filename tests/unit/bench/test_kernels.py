@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from weft.architecture import Experts
 from weft.bench import kernels
 from weft.bench.case import Bench, Case
 from weft.bench.ceiling import Ceiling
 from weft.bench.kernel_cases import GROUPS, _experts, cases_of
 from weft.errors import ConfigError
 from weft.families import read_architecture
+from weft.families.architecture import Experts
 from weft.planning.geometries import find_geometry
 from weft.tensor import native
 

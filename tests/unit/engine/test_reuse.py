@@ -10,7 +10,7 @@ import pytest
 
 from weft.errors import RequestError
 from weft.memory.draft import Draft
-from weft.memory.reservation import Lost
+from weft.memory.values import Lost
 from weft.request import TokenEvent
 from weft.schedule.checkpoints import NONE, PROMPT, CheckpointPolicy, parse_checkpoints
 

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.engine.rig import Rig
 from weft.engine.sleep import AWAKE, PARTS, Flushed, Sleeper
 from weft.errors import AsleepError, BusyError, EngineUnavailableError, RequestError
-from weft.memory.arena import Arena
+from weft.memory.frames.arena import Arena
 
 PROMPT = [(5 * at) % 90 for at in range(200)]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from benchmarks.useful_bytes import MODELS, model
 from weft.memory.draft import Draft
+from weft.memory.frames.plan import ArenaPlan
 from weft.memory.memory import Memory
-from weft.memory.plan import ArenaPlan
-from weft.memory.policies import make_policy
-from weft.memory.policy import PrefillCost
-from weft.memory.reservation import Reservation
+from weft.memory.prefix.policies import make_policy
+from weft.memory.prefix.policy import PrefillCost
+from weft.memory.values import Reservation
 from weft.spec import attention, mamba2
 from weft.units import SeqId
 

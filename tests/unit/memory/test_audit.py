@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from tests.unit.memory.geometry import close_now, open_now, small_memory
-from weft.memory.arena import FrameKind
 from weft.memory.books import Books
-from weft.memory.eviction import Eviction
+from weft.memory.frames.arena import FrameKind
+from weft.memory.frames.owners import of_lease, of_tree
 from weft.memory.memory import Memory
-from weft.memory.owners import of_lease, of_tree
+from weft.memory.prefix.eviction import Eviction
+from weft.memory.prefix.tree import Node, NodeId
 from weft.memory.transaction import _give_back
-from weft.memory.tree import Node, NodeId
 from weft.units import PAD, FrameId, PageId, SeqId, SlotId
 
 ONE, TWO = SeqId(1), SeqId(2)

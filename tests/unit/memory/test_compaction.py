@@ -8,11 +8,11 @@ from random import Random
 import pytest
 
 from tests.unit.memory.geometry import close_now, open_in, open_now, small_memory
-from tests.unit.memory.test_cache import hit, in_one, opening, remember, tokens_of
+from tests.unit.memory.prefix.test_cache import hit, in_one, opening, remember, tokens_of
 from weft.memory import compaction
 from weft.memory.draft import Draft
 from weft.memory.memory import Memory
-from weft.memory.reservation import Reservation
+from weft.memory.values import Reservation
 from weft.units import SeqId
 
 ONE, TWO, THREE, FOUR, FIVE = map(SeqId, (1, 2, 3, 4, 5))

@@ -7,9 +7,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.checkpoints import checkpoint
-from weft.memory.plan import plan_arena
-from weft.models import load_model
+from tests.fixtures.checkpoints import checkpoint
+from weft.memory.frames.plan import plan_arena
+from weft.models.loading import load_model
 from weft.runner.arena import DeviceArena
 from weft.runner.graphs import pad_rows
 from weft.runner.kv_scales import one_prompt

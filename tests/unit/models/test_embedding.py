@@ -7,8 +7,8 @@ import torch
 
 from weft.models.embedding import TOKENS_MAX, Embedding
 from weft.tensor import native
-from weft.tensor.squeezed import squeezed
-from weft.tensor.tiled import TILE_ROWS, TiledWeight
+from weft.tensor.weights.tiled import TILE_ROWS, TiledWeight
+from weft.tensor.weights.twelve_bit import squeezed
 
 ROWS, WIDTH = 83, 24
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from weft.architecture import Attention, Dense, Experts, GatedDelta, Mamba2, Rope, ShortConv
 from weft.errors import CheckpointError, UnknownArchitectureError
 from weft.families import SUPPORTED, named_dtype, read_architecture, read_spec
+from weft.families.architecture import Attention, Dense, Experts, GatedDelta, Mamba2, Rope, ShortConv
 
 Config = dict[str, Any]
 

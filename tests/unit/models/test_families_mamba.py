@@ -6,7 +6,9 @@ import pytest
 
 from tests.unit.models.releases_mamba import MAMBA_RELEASES, NEMOTRON_3_NANO_30B, Config
 from tests.unit.models.test_families import changed
-from weft.architecture import (
+from weft.errors import CheckpointError
+from weft.families import read_architecture, read_spec
+from weft.families.architecture import (
     Attention,
     Dense,
     Experts,
@@ -16,8 +18,6 @@ from weft.architecture import (
     Rope,
     SharedBlock,
 )
-from weft.errors import CheckpointError
-from weft.families import read_architecture, read_spec
 
 NO_LIMIT = (0.0, float("inf"))
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.checkpoints import VOCAB_SIZE, checkpoint, copy_checkpoint
+from tests.fixtures.checkpoints import VOCAB_SIZE, checkpoint, copy_checkpoint
 from tests.oracle.model_driver import ModelDriver
-from weft.models import load_model
+from weft.models.loading import load_model
 
 Tensors = dict[str, torch.Tensor]
 

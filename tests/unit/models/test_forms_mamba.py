@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.checkpoints import checkpoint, reference
-from tests.unit.models.test_forms_more import Tensors, logits, reformed
-from weft.models import load_model
+from tests.fixtures.checkpoints import checkpoint, reference
+from tests.unit.models.test_saved_and_released_forms import Tensors, logits, reformed
+from weft.models.loading import load_model
 
 
 @pytest.mark.parametrize(("name", "saved", "held"), [

@@ -9,9 +9,10 @@ import httpx
 import pytest
 from huggingface_hub import constants, errors
 
-from tests.checkpoints import checkpoint
+from tests.fixtures.checkpoints import checkpoint
 from weft.errors import CheckpointError
-from weft.models import load_model, resolve_model
+from weft.models.hub import resolve_model
+from weft.models.loading import load_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

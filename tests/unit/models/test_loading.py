@@ -12,9 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.checkpoints import checkpoint, copy_checkpoint, make_checkpoint
+from tests.fixtures.checkpoints import checkpoint, copy_checkpoint, make_checkpoint
 from weft.errors import CheckpointError, UnknownArchitectureError
-from weft.models import load_model, loading
+from weft.models import loading
+from weft.models.loading import load_model
 
 UP = "model.layers.1.mlp.up_proj.weight"
 

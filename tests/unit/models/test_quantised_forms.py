@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.checkpoints import VOCAB_SIZE, checkpoint, copy_checkpoint
+from tests.fixtures.checkpoints import VOCAB_SIZE, checkpoint, copy_checkpoint
+from tests.fixtures.quantised_forms import FORMS, Tensors, write
 from tests.oracle.model_driver import ModelDriver
-from tests.quantised_forms import FORMS, Tensors, write
 from tests.unit.models.test_forms import reformed
 from weft.errors import CheckpointError, ConfigError
-from weft.models import LoadedModel, load_model
 from weft.models.blocks.experts import ExpertsBlock
+from weft.models.loading import LoadedModel, load_model
 from weft.tensor import native
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}

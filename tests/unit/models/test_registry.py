@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.checkpoints import CHECKPOINTS
-from tests.checkpoints import FAMILIES as TESTED
+from tests.fixtures.checkpoints import CHECKPOINTS
+from tests.fixtures.checkpoints import FAMILIES as TESTED
 from tests.unit.models.releases_mamba import MAMBA_RELEASES
 from tests.unit.models.test_families import RELEASES
-from tests.unit.models.test_families_more import RELEASES_MORE
+from tests.unit.models.test_families_attention import RELEASES_MORE
 from weft.families import SUPPORTED, read_spec
 from weft.models.registry import FAMILIES
 

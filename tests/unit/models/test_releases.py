@@ -17,7 +17,7 @@ import transformers
 
 from tests.unit.models.releases_mamba import MAMBA_RELEASES, SMALLER_MAMBA
 from tests.unit.models.test_families import RELEASES, changed
-from tests.unit.models.test_families_more import RELEASES_MORE, SMALLER_MORE
+from tests.unit.models.test_families_attention import RELEASES_MORE, SMALLER_MORE
 from weft.errors import CheckpointError
 from weft.families import read_architecture
 from weft.models.registry import FAMILIES

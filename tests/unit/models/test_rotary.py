@@ -10,8 +10,8 @@ from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from tests.unit.models.test_families import QWEN3_8B, changed
-from weft.architecture import Attention
 from weft.families import read_architecture
+from weft.families.architecture import Attention
 from weft.models.rotary import RotaryTable
 
 SCALINGS: dict[str, dict[str, Any] | None] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoints import CHECKPOINTS, checkpoint
+from tests.fixtures.checkpoints import CHECKPOINTS, checkpoint
 from weft.assemble import assemble
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore

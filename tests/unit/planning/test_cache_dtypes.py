@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoints import CHECKPOINTS, checkpoint
+from tests.fixtures.checkpoints import CHECKPOINTS, checkpoint
 from tests.unit.planning.test_as_the_engine_allocates import ARENA_BYTES, buffer_bytes, planned
 from weft.assemble import assemble, cache_dtypes
 from weft.config import EngineConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.memory.plan import plan_arena
+from weft.memory.frames.plan import plan_arena
 from weft.planning.geometries import find_geometry
 from weft.planning.layouts import Load, PaddedPages, draft_log_bytes, padded_pages
 from weft.planning.model_plan import Asked, ModelPlan, make_plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.memory.plan import plan_arena
+from weft.memory.frames.plan import plan_arena
 from weft.planning.geometries import GEOMETRIES
 from weft.planning.layouts import Frames, Load, StaticPools, all_layouts, padded_pages
 from weft.planning.model_plan import Asked, make_plan

@@ -6,9 +6,9 @@ from typing import get_args
 
 import pytest
 
-from weft.architecture import FeedForward, Mixer
 from weft.errors import CheckpointError, ConfigError
 from weft.families import named_dtype, read_architecture
+from weft.families.architecture import FeedForward, Mixer
 from weft.planning.geometries import GEOMETRIES, find_geometry
 from weft.planning.model_plan import Asked, ModelPlan, make_plan
 from weft.planning.ranks import possible_tps, rank_architecture

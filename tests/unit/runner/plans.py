@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft.memory.reservation import Reservation
+from weft.memory.values import Reservation
 from weft.request import SamplingParams
 from weft.schedule.plan import Admission, StepPlan, Tap
 from weft.units import FrameId, RowId, SeqId

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.checkpoints import checkpoint
+from tests.fixtures.checkpoints import checkpoint
 from weft.config import Sizes
 from weft.engine.engine import EngineCore
+from weft.memory.frames.plan import plan_arena
 from weft.memory.memory import Memory
-from weft.memory.plan import plan_arena
-from weft.models import load_model
+from weft.models.loading import load_model
 from weft.request import Request, SamplingParams
 from weft.runner.arena import NAN_BYTE, DeviceArena, Items
 from weft.runner.torch_executor import TorchExecutor

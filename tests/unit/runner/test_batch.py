@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.unit.runner import plans
-from weft.memory.plan import plan_arena
+from weft.memory.frames.plan import plan_arena
 from weft.runner.arena import NAN_BYTE, DeviceArena
 from weft.runner.batch import BatchBuilder
 from weft.runner.sampler import Sampler

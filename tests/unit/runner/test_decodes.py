@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.unit.runner import plans
-from weft.memory.plan import plan_arena
+from weft.memory.frames.plan import plan_arena
 from weft.runner.arena import DeviceArena
 from weft.runner.batch import BatchBuilder, StepBatch
 from weft.runner.sampler import Sampler

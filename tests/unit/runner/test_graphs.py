@@ -9,7 +9,7 @@ import torch
 
 from tests.unit.runner import plans
 from weft.config import Sizes
-from weft.memory.plan import plan_arena
+from weft.memory.frames.plan import plan_arena
 from weft.runner.graphs import EagerCapture, Replay, Untold, decode_widths
 from weft.runner.torch_executor import TorchExecutor
 from weft.schedule.plan import StepPlan

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.checkpoints import checkpoint
+from tests.fixtures.checkpoints import checkpoint
 from weft.errors import CheckpointError
-from weft.models import load_model
+from weft.models.loading import load_model
 from weft.runner.kv_scales import FP8_MAX, HEADROOM, head_scales
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.checkpoints import checkpoint
+from tests.fixtures.checkpoints import checkpoint
 from weft.assemble import Assembled, assemble
 from weft.config import EngineConfig
 from weft.engine.sleep import Sleeper
 from weft.errors import CheckpointError
-from weft.models import load_model
 from weft.models.blocks.linear import Linear
+from weft.models.loading import load_model
 from weft.request import Request, SamplingParams
 from weft.runner.arena import NAN_BYTE
 from weft.runner.sleep import DroppedModel, HostWeights, storages_of, tensors_of

@@ -11,7 +11,7 @@ import torch
 
 from tests.unit.runner import plans
 from weft.config import Sizes
-from weft.memory.plan import plan_arena
+from weft.memory.frames.plan import plan_arena
 from weft.runner import torch_executor
 from weft.runner.graphs import EagerCapture
 from weft.runner.torch_executor import TorchExecutor

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.schedule.test_twins import AHEAD, FOLLOWER, tokens
+from tests.unit.schedule.test_prefix_sharing import AHEAD, FOLLOWER, tokens
 from weft.schedule.checkpoints import AUTO, PROMPT, CheckpointPolicy
+from weft.schedule.prefix_sharing import Leader, Wait, in_the_making, wait_for
 from weft.schedule.taps import on_grid, tail_position, wanted_positions
-from weft.schedule.twins import Leader, Wait, in_the_making, wait_for
 from weft.units import SeqId
 
 

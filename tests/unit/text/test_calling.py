@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.guided import tokenizer, write
+from tests.fixtures.guided import tokenizer, write
 from weft.errors import RequestError
 from weft.text.tools.calling import calls_guide, strict_guide
 from weft.text.tools.definitions import ToolChoice, read_choice, read_tools

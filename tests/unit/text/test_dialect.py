@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.guided import tokenizer, write
+from tests.fixtures.guided import tokenizer, write
 from weft.errors import RequestError
 from weft.request import Guide
 from weft.text.chat import ChatMessage, ChatTemplate
 from weft.text.dialect import Dialect
-from weft.text.guides import choice_guide, json_guide
+from weft.text.grammars import choice_guide, json_guide
 from weft.text.tools.definitions import ToolChoice, read_tools
 
-TEMPLATES = Path(__file__).resolve().parents[2] / "family_templates"
+TEMPLATES = Path(__file__).resolve().parents[2] / "fixtures" / "family_templates"
 TOOLS = read_tools([
     {"type": "function", "function": {"name": "get_weather", "description": "The weather.", "parameters": {
         "type": "object", "properties": {"city": {"enum": ["Paris"]}, "days": {"enum": [3]}},

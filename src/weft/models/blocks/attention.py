@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from weft.architecture import Attention
+from weft.families.architecture import Attention
 from weft.models.blocks.linear import Linear, Norm, Projection, chain_of
-from weft.tensor.chain import Chain, Staged
+from weft.tensor.fused_block import Chain, Staged
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import AttentionMiddle, CosSin, attention_layer, chained, staged
 

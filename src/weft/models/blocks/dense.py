@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from weft.architecture import Dense
+from weft.families.architecture import Dense
 from weft.models.blocks.linear import Linear, Projection
 from weft.tensor.activation import activate
 

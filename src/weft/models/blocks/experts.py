@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from weft.architecture import Experts
+from weft.families.architecture import Experts
 from weft.models.blocks.linear import Linear, Projection
 from weft.tensor.ops.moe import ExpertWeights, moe
 

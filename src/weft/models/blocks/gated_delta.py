@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from weft.architecture import GatedDelta
+from weft.families.architecture import GatedDelta
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, chain_of
-from weft.tensor.chain import Chain, Staged
+from weft.tensor.fused_block import Chain, Staged
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.gated_delta_layer import GatedDeltaWeights, chained, gated_delta_layer, staged
 

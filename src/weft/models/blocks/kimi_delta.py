@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from weft.architecture import KimiDelta
+from weft.families.architecture import KimiDelta
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Projection, by_head
 from weft.tensor.inputs import LayerCache, StepInputs

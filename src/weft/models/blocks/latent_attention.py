@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from weft.architecture import LatentAttention
+from weft.families.architecture import LatentAttention
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Norm, Projection, by_head
 from weft.tensor.inputs import LayerCache, StepInputs

@@ -13,14 +13,14 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from weft.tensor.chain import Chain, Staged
+from weft.tensor.fused_block import Chain, Staged
 from weft.tensor.ops.quantized_linear import quantized_linear
 from weft.tensor.ops.rms_norm import rms_norm
 from weft.tensor.ops.silu_mul import chained, silu_mul, staged
 from weft.tensor.ops.tiled_linear import tiled_linear
-from weft.tensor.packed import PackedWeight
-from weft.tensor.quantized import QuantizedWeight
-from weft.tensor.squeezed import InTiles
+from weft.tensor.weights.packed import PackedWeight
+from weft.tensor.weights.quantized import QuantizedWeight
+from weft.tensor.weights.twelve_bit import InTiles
 
 
 def by_head(x_TC: torch.Tensor, heads: int) -> torch.Tensor:

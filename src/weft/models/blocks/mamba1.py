@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from weft.architecture import Mamba1
+from weft.families.architecture import Mamba1
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Norm
 from weft.tensor.inputs import LayerCache, StepInputs

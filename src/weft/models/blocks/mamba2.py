@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from weft.architecture import Mamba2
+from weft.families.architecture import Mamba2
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, chain_of
-from weft.tensor.chain import Chain, Staged
+from weft.tensor.fused_block import Chain, Staged
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.mamba2_layer import Mamba2Weights, chained, mamba2_layer, staged
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from weft.architecture import Parallel
+from weft.families.architecture import Parallel
 from weft.models.blocks.attention import AttentionBlock, CosSin
 from weft.models.blocks.mamba2 import Mamba2Block
 from weft.tensor.inputs import LayerCache, StepInputs

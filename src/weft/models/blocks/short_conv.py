@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from weft.architecture import ShortConv
+from weft.families.architecture import ShortConv
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, chain_of
-from weft.tensor.chain import Chain, Staged
+from weft.tensor.fused_block import Chain, Staged
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.short_conv import chained, short_conv, staged
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from weft.models.forms.stored_form import FLOATS, Ask, StoredForm, refuse, unpacked
-from weft.tensor.quantized import LINE, Codes
+from weft.tensor.weights.quantized import LINE, Codes
 
 _PLACE_OF_ROW = (0, 4, 1, 5, 2, 6, 3, 7)
 _BITS = 4

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from weft.models.forms.stored_form import FLOATS, Ask, StoredForm, refuse, unpacked
-from weft.tensor.quantized import LINE, MIDDLE, Codes
+from weft.tensor.weights.quantized import LINE, MIDDLE, Codes
 
 _METHOD = "compressed-tensors"
 _FORMATS = ("int-quantized", "naive-quantized", "pack-quantized", "float-quantized", "dense",

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from weft.models.forms.stored_form import FLOATS, Ask, StoredForm, refuse, unpacked
-from weft.tensor.quantized import LINE, Codes
+from weft.tensor.weights.quantized import LINE, Codes
 
 
 class Gptq(StoredForm):

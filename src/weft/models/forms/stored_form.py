@@ -19,7 +19,7 @@ import torch
 
 from weft.errors import CheckpointError
 from weft.models.safetensors_header import StoredTensor
-from weft.tensor.quantized import Codes
+from weft.tensor.weights.quantized import Codes
 
 FLOATS = ("F32", "BF16", "F16", "F64")
 

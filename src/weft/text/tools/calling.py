@@ -22,7 +22,7 @@ from typing import Any
 
 from weft.errors import RequestError
 from weft.request import Guide
-from weft.text.guides import FREE_TEXT, TokenOf, json_schema, lark_guide, literal, quoted
+from weft.text.grammars import FREE_TEXT, TokenOf, json_schema, lark_guide, literal, quoted
 from weft.text.tools.definitions import Tool
 from weft.text.tools.formats import ToolFormat
 from weft.text.tools.xml_calls import fixed_values, followed, types_of

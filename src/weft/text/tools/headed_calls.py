@@ -12,8 +12,8 @@ import json
 import re
 
 from weft.text.markers import may_become
+from weft.text.tools.call_parts import BodyReader, CallPart
 from weft.text.tools.json_calls import ObjectScanner
-from weft.text.tools.parts import BodyReader, CallPart
 
 _NUMBERED = re.compile(r"(?:functions\.)?(.+):\d+")
 _HEAD_CHARS_MAX = 256

@@ -16,7 +16,7 @@ import re
 from typing import Any
 
 from weft.text.markers import may_become
-from weft.text.tools.parts import BodyReader, CallPart
+from weft.text.tools.call_parts import BodyReader, CallPart
 
 _HEADER = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _ARGUMENTS = ("arguments", "parameters")

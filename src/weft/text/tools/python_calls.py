@@ -14,8 +14,8 @@ import ast
 import json
 from typing import Any
 
+from weft.text.tools.call_parts import BodyReader, CallPart
 from weft.text.tools.json_calls import call_of
-from weft.text.tools.parts import BodyReader, CallPart
 
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 

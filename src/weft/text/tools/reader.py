@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from weft.text.markers import first_marker, held_characters
+from weft.text.tools.call_parts import BodyReader, CallPart
 from weft.text.tools.definitions import Tool
 from weft.text.tools.formats import Body, Envelope, ToolFormat
 from weft.text.tools.headed_calls import HeadedCalls
 from weft.text.tools.json_calls import JsonCalls
-from weft.text.tools.parts import BodyReader, CallPart
 from weft.text.tools.python_calls import PythonCalls
 from weft.text.tools.xml_calls import XmlCalls
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from weft.text.markers import may_become
-from weft.text.tools.parts import BodyReader, CallPart
+from weft.text.tools.call_parts import BodyReader, CallPart
 
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"

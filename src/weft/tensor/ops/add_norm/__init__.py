@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from weft.tensor import gpu
-from weft.tensor.ops.add_norm import native, parts
+from weft.tensor.ops.add_norm import native
+from weft.tensor.ops.add_norm import unfused as parts
 
 
 def add_norm(x_TD: torch.Tensor, y_TD: torch.Tensor, weight: torch.Tensor, eps: float, *, scale: float = 1.0,

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.compilation import Compilation
+from weft.tensor.gpu.compilation import Compilation
 from weft.tensor.ops.rms_norm.triton import normed, sizes
 
 

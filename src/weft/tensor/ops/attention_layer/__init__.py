@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from weft.tensor import gpu
-from weft.tensor.chain import Chain, Staged
+from weft.tensor.fused_block import Chain, Staged
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.attention_layer import native, parts
-from weft.tensor.ops.attention_layer.parts import AttentionMiddle, CosSin
+from weft.tensor.ops.attention_layer import native
+from weft.tensor.ops.attention_layer import unfused as parts
+from weft.tensor.ops.attention_layer.unfused import AttentionMiddle, CosSin
 
 __all__ = ["AttentionMiddle", "CosSin", "attention_layer", "chained", "staged"]
 
@@ -44,5 +45,5 @@ def chained(chain: Chain, x_TD: torch.Tensor, middle: AttentionMiddle, inputs: S
 
 
 def staged(chain: Chain, x_TD: torch.Tensor, middle: AttentionMiddle, cache: LayerCache) -> Staged | None:
-    """The same as a part of a stack (``weft.models.stack``)."""
+    """The same as a part of a stack (``weft.models.fused_decoder``)."""
     return native.staged(chain, x_TD, middle, cache)

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from weft.tensor import native
-from weft.tensor.chain import Chain, Staged
+from weft.tensor.fused_block import Chain, Staged
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.attention_layer.parts import AttentionMiddle, CosSin
+from weft.tensor.ops.attention_layer.unfused import AttentionMiddle, CosSin
 from weft.tensor.ops.paged_attention.native import DIM_MAX
 
 

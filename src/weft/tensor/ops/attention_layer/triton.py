@@ -19,11 +19,11 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.compilation import Compilation
-from weft.tensor.device_pages import block_dim, rounded
-from weft.tensor.device_softmax import Gates
+from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.pages import block_dim, rounded
+from weft.tensor.gpu.softmax import Gates
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.attention_layer.parts import AttentionMiddle, CosSin
+from weft.tensor.ops.attention_layer.unfused import AttentionMiddle, CosSin
 from weft.tensor.ops.paged_attention.triton import DIM_MAX
 from weft.tensor.ops.paged_attention.triton import paged_attention as attend
 from weft.tensor.ops.rms_norm.triton import normed, rms_norm

@@ -23,10 +23,10 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.compilation import Compilation
-from weft.tensor.device_launch import STEP_TABLES, TYPES, Blocks, compilation_of, dense_rows
-from weft.tensor.device_products import only_if
-from weft.tensor.device_runs import device_runs
+from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.launch import STEP_TABLES, TYPES, Blocks, compilation_of, dense_rows
+from weft.tensor.gpu.products import only_if
+from weft.tensor.gpu.runs import device_runs
 from weft.tensor.inputs import Runs
 from weft.units import CHUNK_TOKENS
 

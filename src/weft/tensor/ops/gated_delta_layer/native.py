@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from weft.tensor import native
-from weft.tensor.chain import Chain, Staged
+from weft.tensor.fused_block import Chain, Staged
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.causal_conv.native import KERNEL_MAX, weights_of
 from weft.tensor.ops.gated_delta.native import KEY_DIM_MAX
-from weft.tensor.ops.gated_delta_layer.parts import GatedDeltaWeights
+from weft.tensor.ops.gated_delta_layer.unfused import GatedDeltaWeights
 
 
 def supported(made_TW: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,

@@ -21,8 +21,8 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.compilation import Compilation
-from weft.tensor.device_delta import (
+from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.delta import (
     PLACES,
     chunk_compilations,
     recurrent_compilations,
@@ -30,8 +30,8 @@ from weft.tensor.device_delta import (
     run_chunks,
     scratch_for,
 )
-from weft.tensor.device_launch import STEP_TABLES, Blocks, compilation_of, dense_rows, padded
-from weft.tensor.device_products import (
+from weft.tensor.gpu.launch import STEP_TABLES, Blocks, compilation_of, dense_rows, padded
+from weft.tensor.gpu.products import (
     BASE,
     LOG_DECAY_FLOOR,
     decay_of,
@@ -40,7 +40,7 @@ from weft.tensor.device_products import (
     product_right,
     unit_lower_inverse,
 )
-from weft.tensor.device_runs import device_runs
+from weft.tensor.gpu.runs import device_runs
 from weft.tensor.inputs import Runs
 
 PREPARE = Blocks(32, warps=8)

@@ -26,8 +26,8 @@ import triton
 import triton.language as tl
 
 from weft.tensor import native
-from weft.tensor.compilation import Compilation
-from weft.tensor.device_pages import (
+from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.pages import (
     TRITON_TYPES,
     as_bits,
     block_dim,
@@ -37,8 +37,8 @@ from weft.tensor.device_pages import (
     product_of,
     widen,
 )
-from weft.tensor.device_runs import device_runs
-from weft.tensor.device_softmax import COMBINED_AT_ONCE, combine, finish, pieces_of, softmax_step
+from weft.tensor.gpu.runs import device_runs
+from weft.tensor.gpu.softmax import COMBINED_AT_ONCE, combine, finish, pieces_of, softmax_step
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.paged_attention.triton import SPLIT_TOKENS, splits_max
 from weft.tensor.ops.write_kv.triton import (

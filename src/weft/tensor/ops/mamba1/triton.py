@@ -22,11 +22,11 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.compilation import Compilation
-from weft.tensor.device_launch import STEP_TABLES, TYPES, Blocks, compilation_of, dense_rows
-from weft.tensor.device_products import decay_of, only_if, softplus
-from weft.tensor.device_rounding import rounded
-from weft.tensor.device_runs import DeviceRuns, device_runs
+from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.launch import STEP_TABLES, TYPES, Blocks, compilation_of, dense_rows
+from weft.tensor.gpu.products import decay_of, only_if, softplus
+from weft.tensor.gpu.rounding import rounded
+from weft.tensor.gpu.runs import DeviceRuns, device_runs
 from weft.tensor.inputs import Runs
 
 CHANNELS = Blocks(64)

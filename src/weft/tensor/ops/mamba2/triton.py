@@ -23,9 +23,9 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.compilation import Compilation
-from weft.tensor.device_launch import STEP_TABLES, TYPES, Blocks, compilation_of, dense_rows, padded
-from weft.tensor.device_products import (
+from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.launch import STEP_TABLES, TYPES, Blocks, compilation_of, dense_rows, padded
+from weft.tensor.gpu.products import (
     decay_of,
     decay_sums,
     only_if,
@@ -35,8 +35,8 @@ from weft.tensor.device_products import (
     product_right,
     softplus,
 )
-from weft.tensor.device_rounding import rounded
-from weft.tensor.device_runs import DeviceRuns, device_runs
+from weft.tensor.gpu.rounding import rounded
+from weft.tensor.gpu.runs import DeviceRuns, device_runs
 from weft.tensor.inputs import Runs
 from weft.units import CHUNK_TOKENS
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from weft.tensor.chain import Chain, Staged
+from weft.tensor.fused_block import Chain, Staged
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.mamba2_layer import native, parts
-from weft.tensor.ops.mamba2_layer.parts import Mamba2Weights
+from weft.tensor.ops.mamba2_layer import native
+from weft.tensor.ops.mamba2_layer import unfused as parts
+from weft.tensor.ops.mamba2_layer.unfused import Mamba2Weights
 
 __all__ = ["Mamba2Weights", "chained", "mamba2_layer", "staged"]
 
@@ -40,5 +41,5 @@ def chained(chain: Chain, x_TD: torch.Tensor, weights: Mamba2Weights, window_SCW
 
 def staged(chain: Chain, x_TD: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
            state_SHPN: torch.Tensor, layer: int) -> Staged | None:
-    """The same as a part of a stack (``weft.models.stack``)."""
+    """The same as a part of a stack (``weft.models.fused_decoder``)."""
     return native.staged(chain, x_TD, weights, window_SCW, state_SHPN, layer)

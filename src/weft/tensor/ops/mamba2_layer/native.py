@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from weft.tensor import native
-from weft.tensor.chain import Chain, Staged
+from weft.tensor.fused_block import Chain, Staged
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.causal_conv.native import KERNEL_MAX, weights_of
 from weft.tensor.ops.mamba2.native import STATE_DIM_MAX
-from weft.tensor.ops.mamba2_layer.parts import Mamba2Weights
+from weft.tensor.ops.mamba2_layer.unfused import Mamba2Weights
 
 
 def supported(made_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,

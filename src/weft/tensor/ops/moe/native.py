@@ -14,7 +14,7 @@ from weft.tensor import native
 from weft.tensor.activation import Activation
 from weft.tensor.ops.moe.weights import ExpertWeights, count_of
 from weft.tensor.ops.quantized_linear import native as quantized
-from weft.tensor.quantized import LINE, TILE_ROWS, QuantizedWeight
+from weft.tensor.weights.quantized import LINE, TILE_ROWS, QuantizedWeight
 
 _ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "relu2": 2}
 _FLOAT_FORMS: dict[torch.dtype, int] = {torch.float32: 0, torch.bfloat16: 1}

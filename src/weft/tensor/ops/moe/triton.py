@@ -28,10 +28,10 @@ import triton
 import triton.language as tl
 
 from weft.tensor.activation import Activation
-from weft.tensor.compilation import Compilation
-from weft.tensor.device_launch import TYPES, Blocks, compilation_of, dense_rows, padded
-from weft.tensor.device_products import product
-from weft.tensor.device_quantized import FORMS, constants_of, form, load_right
+from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.launch import TYPES, Blocks, compilation_of, dense_rows, padded
+from weft.tensor.gpu.products import product
+from weft.tensor.gpu.quantized import FORMS, constants_of, form, load_right
 from weft.tensor.ops.moe.weights import ExpertWeights, count_of, inner_of
 
 COMBINE = Blocks(512)

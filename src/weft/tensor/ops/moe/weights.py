@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from weft.tensor.ops.quantized_linear import quantized_linear
-from weft.tensor.quantized import TILE_ROWS, QuantizedWeight
+from weft.tensor.weights.quantized import TILE_ROWS, QuantizedWeight
 
 ExpertWeights = torch.Tensor | QuantizedWeight
 

@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.compilation import Compilation
-from weft.tensor.device_pages import TRITON_TYPES, block_dim, load_keys, load_values, page_ids
+from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.pages import TRITON_TYPES, block_dim, load_keys, load_values, page_ids
 from weft.tensor.inputs import Runs
 from weft.units import PAGE_TOKENS, ceil_div
 

@@ -38,9 +38,9 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor import prefill_backend
-from weft.tensor.compilation import Compilation
-from weft.tensor.device_pages import (
+from weft.tensor.gpu import prefill_backend
+from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.pages import (
     FP8_BITS,
     block_dim,
     fp8_kind,
@@ -51,8 +51,8 @@ from weft.tensor.device_pages import (
     product_of,
     widen,
 )
-from weft.tensor.device_runs import device_runs
-from weft.tensor.device_softmax import (
+from weft.tensor.gpu.runs import device_runs
+from weft.tensor.gpu.softmax import (
     COMBINED_AT_ONCE,
     Gates,
     combine,

@@ -6,7 +6,7 @@ import torch
 
 from weft.tensor import gpu
 from weft.tensor.ops.quantized_linear import byte_inputs, cpu, native
-from weft.tensor.quantized import QuantizedWeight
+from weft.tensor.weights.quantized import QuantizedWeight
 
 
 def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None,

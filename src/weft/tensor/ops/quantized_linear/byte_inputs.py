@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from weft.tensor.quantized import MIDDLE, PART, TILE_ROWS, QuantizedWeight
+from weft.tensor.weights.quantized import MIDDLE, PART, TILE_ROWS, QuantizedWeight
 
 LEAST = 1e-30
 """A part whose largest number is below it counts as zeros: its scale would leave float32."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from weft.tensor.quantized import TILE_ROWS, QuantizedWeight
+from weft.tensor.weights.quantized import TILE_ROWS, QuantizedWeight
 
 _BLOCK_ELEMENTS = 1 << 18
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from weft.tensor.quantized import LINE, MIDDLE, PART, QuantizedWeight
+from weft.tensor.weights.quantized import LINE, MIDDLE, PART, QuantizedWeight
 
 
 def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None, *,

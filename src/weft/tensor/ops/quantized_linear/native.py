@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from weft.tensor import native
-from weft.tensor.quantized import QuantizedWeight
 from weft.tensor.scratch import scratch
+from weft.tensor.weights.quantized import QuantizedWeight
 
 FORMS: dict[int, int] = {8: 2, 4: 3}
 """Bits -> their number in csrc/kernels.hpp."""

@@ -16,11 +16,11 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.compilation import Compilation
-from weft.tensor.device_launch import TYPES, Blocks, compilation_of, dense_rows
-from weft.tensor.device_products import product
-from weft.tensor.device_quantized import FORMS, constants_of, form, load_right
-from weft.tensor.quantized import QuantizedWeight
+from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.launch import TYPES, Blocks, compilation_of, dense_rows
+from weft.tensor.gpu.products import product
+from weft.tensor.gpu.quantized import FORMS, constants_of, form, load_right
+from weft.tensor.weights.quantized import QuantizedWeight
 
 _FEW_ROWS = 16
 _SOME_ROWS = 256

@@ -15,8 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.tensor.compilation import Compilation
-from weft.tensor.device_pages import block_dim
+from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.pages import block_dim
 from weft.tensor.ops.write_kv.triton import dense_rows
 from weft.units import ceil_div
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from weft.tensor import gpu
-from weft.tensor.chain import Chain, Staged
+from weft.tensor.fused_block import Chain, Staged
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.short_conv import native, parts
+from weft.tensor.ops.short_conv import native
+from weft.tensor.ops.short_conv import unfused as parts
 
 
 def short_conv(made_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
@@ -37,5 +38,5 @@ def chained(chain: Chain, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: t
 
 def staged(chain: Chain, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
            window_SCW: torch.Tensor) -> Staged | None:
-    """The same as a part of a stack (``weft.models.stack``)."""
+    """The same as a part of a stack (``weft.models.fused_decoder``)."""
     return native.staged(chain, x_TD, weight_CK, bias_C, window_SCW)

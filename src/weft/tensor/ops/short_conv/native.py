@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.tensor import native
-from weft.tensor.chain import Chain, Staged
+from weft.tensor.fused_block import Chain, Staged
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.causal_conv.native import supported as conv_supported
 from weft.tensor.ops.causal_conv.native import weights_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.tensor import gpu
-from weft.tensor.chain import Chain, Staged
+from weft.tensor.fused_block import Chain, Staged
 from weft.tensor.ops.silu_mul import cpu, native
 
 
@@ -29,5 +29,5 @@ def chained(chain: Chain, x_TD: torch.Tensor) -> torch.Tensor | None:
 
 
 def staged(chain: Chain, x_TD: torch.Tensor) -> Staged | None:
-    """The same as a part of a stack (``weft.models.stack``)."""
+    """The same as a part of a stack (``weft.models.fused_decoder``)."""
     return native.staged(chain, x_TD)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.tensor import native
-from weft.tensor.chain import Chain, Staged
+from weft.tensor.fused_block import Chain, Staged
 
 
 def supported(gate_up_TJ: torch.Tensor) -> bool:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from weft.tensor.ops.tiled_linear import native
-from weft.tensor.squeezed import InTiles
+from weft.tensor.weights.twelve_bit import InTiles
 
 
 def tiled_linear(x: torch.Tensor, weight: InTiles, bias: torch.Tensor | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.tensor import native
-from weft.tensor.squeezed import InTiles
+from weft.tensor.weights.twelve_bit import InTiles
 
 
 def supported(x: torch.Tensor, weight: InTiles) -> bool:

@@ -25,10 +25,10 @@ import triton
 import triton.language as tl
 
 from weft.tensor import native
-from weft.tensor.compilation import Compilation
-from weft.tensor.device_pages import TRITON_TYPES, as_bits, block_dim, fp8_kind, product_of, widen
-from weft.tensor.device_runs import device_runs
-from weft.tensor.device_softmax import finish, softmax_step
+from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.pages import TRITON_TYPES, as_bits, block_dim, fp8_kind, product_of, widen
+from weft.tensor.gpu.runs import device_runs
+from weft.tensor.gpu.softmax import finish, softmax_step
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.write_kv.triton import dense_rows, stored
 from weft.units import CHUNK_TOKENS, ceil_div

@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 
 from weft.tensor import native
-from weft.tensor.compilation import Compilation
-from weft.tensor.device_pages import (
+from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.pages import (
     TRITON_TYPES,
     as_bits,
     block_dim,
@@ -28,7 +28,7 @@ from weft.tensor.device_pages import (
     quantized_rows,
     to_nearest_bf16,
 )
-from weft.tensor.device_runs import device_runs
+from weft.tensor.gpu.runs import device_runs
 from weft.tensor.inputs import Runs
 from weft.tensor.kv_numbers import PER_INT8_MAX
 from weft.units import CHUNK_TOKENS, ceil_div

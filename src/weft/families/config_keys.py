@@ -1,0 +1,159 @@
+"""Typed reading of ``config.json``: each error names the key, what was found, and what would be right.
+
+Two things every family shares live here: ``ConfigKeys``, a view over the parsed JSON that checks types and
+ranges, and ``read_rope``, which folds the two spellings of rotary settings into one ``Rope``:
+
+    old  {"rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2.0}, "partial_rotary_factor": 0.25}
+    new  {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e6, "factor": 2.0, ...}}
+
+Pure: no I/O, no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn, get_args
+
+from weft.errors import CheckpointError
+from weft.families.architecture import Rope, RopeKind
+from weft.spec import DTypeName
+
+
+def fail(key: str, found: object, reason: str) -> NoReturn:
+    """Raise the one form of configuration error."""
+    raise CheckpointError(f"config.json: {key} is {found!r}: {reason}", param="model")
+
+
+class ConfigKeys:
+    """Reads keys of one configuration. ``fallback`` is the outer configuration of a multimodal wrapper (the
+    same mapping otherwise): a key absent from the text part may stand there (dtype, tied embeddings)."""
+
+    def __init__(self, config: Mapping[str, Any], *, fallback: Mapping[str, Any]) -> None:
+        self._config = config
+        self._fallback = fallback
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self._config.get(key)
+        return default if value is None else value
+
+    def has(self, key: str) -> bool:
+        """Whether the configuration says anything about ``key``, null included."""
+        return key in self._config
+
+    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """``default`` None means required. Raises CheckpointError below ``least``."""
+        value = self.get(key, default)
+        if value is None:
+            raise CheckpointError(f"config.json: {key} is missing", param="model")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            fail(key, value, f"it must be a whole number of at least {least}")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            fail(key, value, "it must be a number")
+        return float(value)
+
+    def numbers(self, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
+        """A list of as many numbers as ``default`` has."""
+        value = self.get(key, default)
+        if not isinstance(value, (list, tuple)) or len(value) != len(default) or any(
+                isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number)
+                for number in value):
+            fail(key, value, f"it must be a list of {len(default)} numbers")
+        return tuple(float(number) for number in value)
+
+    def boolean(self, key: str, default: bool) -> bool:
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            fail(key, value, "it must be true or false")
+        return value
+
+    def outer_boolean(self, key: str, default: bool) -> bool:
+        """As ``boolean``, for settings of whoever owns the head: the wrapper's own value first."""
+        value = self._fallback.get(key)
+        return value if isinstance(value, bool) else self.boolean(key, default)
+
+    def dtype(self) -> DTypeName | None:
+        """The dtype the configuration names; None where it names none."""
+        for config in (self._config, self._fallback):
+            for key in ("dtype", "torch_dtype"):
+                value = config.get(key)
+                if value is None:
+                    continue
+                name = str(value).removeprefix("torch.")
+                if name not in get_args(DTypeName):
+                    fail(key, value, f"the dtypes served are {', '.join(get_args(DTypeName))}")
+                return name  # type: ignore[return-value]  # membership was checked above
+        return None
+
+    def limits(self, key: str, default: tuple[float, float]) -> tuple[float, float]:
+        """A (low, high) pair; infinity may be spelled as JSON's Infinity, a string, or a tagged object."""
+        value = self.get(key, default)
+        if not isinstance(value, (list, tuple)) or len(value) != 2:
+            fail(key, value, "it must be a pair of numbers")
+        try:
+            low, high = (float(v["__float__"] if isinstance(v, Mapping) else v) for v in value)
+        except (KeyError, TypeError, ValueError):
+            fail(key, value, "it must be a pair of numbers")
+        return low, high
+
+
+def read_rope(keys: ConfigKeys, head_dim: int, *, theta: float, partial: float, layer_kind: str | None = None,
+              scaled: bool = True) -> Rope:
+    """The rotary settings of ``keys``; ``theta`` and ``partial`` are the family's defaults. ``layer_kind``:
+    where there is one set for each kind of layer, which ("sliding_attention"). ``scaled`` False: a single
+    set's scaling is for other layers than these, its theta for all.
+
+    Raises CheckpointError for a scaling that is not served or lacks a number.
+    """
+    found = keys.get("rope_scaling") or keys.get("rope_parameters") or {}
+    if layer_kind is not None and isinstance(found, Mapping):
+        if any(isinstance(value, Mapping) for value in found.values()):
+            found = found.get(layer_kind) or {}
+        elif not scaled:
+            found = {key: found[key] for key in ("rope_theta",) if key in found}
+    if not isinstance(found, Mapping) or any(isinstance(value, Mapping) for value in found.values()):
+        fail("rope_parameters", found, "one flat set of rotary settings is served")
+    inner = ConfigKeys(found, fallback=found)
+    kind = inner.get("rope_type", inner.get("type", "default"))
+    if kind not in get_args(RopeKind):
+        fail("rope_type", kind, f"the rotary kinds served are {', '.join(get_args(RopeKind))}")
+    partial = inner.number("partial_rotary_factor", keys.number("partial_rotary_factor", partial))
+    if kind == "proportional":
+        theta = inner.number("rope_theta", keys.number("rope_theta", theta))
+        return Rope(theta, head_dim, "proportional", inner.number("factor", 1.0),
+                    turning_dim=2 * int(partial * head_dim // 2))
+    rotary_dim = int(head_dim * partial)
+    if rotary_dim < 2 or rotary_dim > head_dim or rotary_dim % 2:
+        fail("partial_rotary_factor", partial, f"it must leave an even part of head_dim {head_dim} to rotate")
+    theta = inner.number("rope_theta", keys.number("rope_theta", theta))
+    if kind == "default":
+        return Rope(theta, rotary_dim)
+    max_positions = keys.integer("max_position_embeddings")
+    original = keys.integer("original_max_position_embeddings",
+                            inner.integer("original_max_position_embeddings", max_positions))
+    if inner.get("factor") is None and kind != "yarn":
+        fail("rope_parameters", dict(found), f"rotary kind {kind} needs a factor")
+    factor = inner.number("factor", max_positions / original)
+    return Rope(theta, rotary_dim, kind, factor, original,
+                low_freq_factor=inner.number("low_freq_factor", 1.0),
+                high_freq_factor=inner.number("high_freq_factor", 4.0),
+                beta_fast=inner.number("beta_fast", 32.0), beta_slow=inner.number("beta_slow", 1.0),
+                truncate=inner.boolean("truncate", True),
+                attention_factor=_attention_factor(inner, factor) if kind == "yarn" else 1.0)
+
+
+def _attention_factor(inner: ConfigKeys, factor: float) -> float:
+    """YaRN's softmax temperature, folded into cos and sin (Peng et al., 2023, section 3.4)."""
+    stated = inner.get("attention_factor")
+    if stated is not None:
+        return inner.number("attention_factor", 1.0)
+    mscale, all_dim = inner.number("mscale", 0.0), inner.number("mscale_all_dim", 0.0)
+
+    def temperature(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    return temperature(mscale) / temperature(all_dim) if mscale and all_dim else temperature(1.0)

@@ -1,0 +1,44 @@
+"""KV pages: one owner each.
+
+``owners[page]`` says whose a page is (law L1; owners.py): the pool's, of a lease that may write it, or of the
+prefix tree, whose pages are full and read only (law L7). Sharing is no count here: a lease that reads the
+tree's pages holds the node where they end (tree.py). ``indexes[page]`` is which page of its sequence it is,
+from the front, for whoever moves it. Where pages come from is ``packing``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.memory.frames.arena import FrameKind
+from weft.memory.frames.owners import NOBODY
+from weft.memory.frames.packing import Packing
+from weft.units import FrameId, PageId
+
+
+class Pages:
+    __slots__ = ("indexes", "owners", "packing")
+
+    def __init__(self, pages_per_frame: int, frame_count: int) -> None:
+        self.packing: Packing[PageId] = Packing(FrameKind.PAGES, pages_per_frame)
+        self.owners = [NOBODY] * (pages_per_frame * frame_count)
+        self.indexes = [0] * (pages_per_frame * frame_count)
+
+    def take(self, pages: Sequence[PageId]) -> None:
+        """Free pages leave the pool; ``give`` says to whom."""
+        self.packing.pop(pages)
+        for page in pages:
+            assert self.owners[page] == NOBODY, f"page {page} is held and was drafted as free"
+
+    def give(self, pages: Sequence[PageId], owner: int, first_index: int) -> None:
+        """Taken pages are ``owner``'s: its pages number ``first_index``, ``first_index + 1``, ..."""
+        for index, page in enumerate(pages, start=first_index):
+            self.owners[page] = owner
+            self.indexes[page] = index
+
+    def drop(self, pages: Sequence[PageId]) -> list[FrameId]:
+        """The owner lets go of ``pages``. Returns emptied frames."""
+        for page in pages:
+            assert self.owners[page] != NOBODY, f"page {page} is free and was given back"
+            self.owners[page] = NOBODY
+        return self.packing.push(pages)

@@ -1,0 +1,153 @@
+"""The shape of the prefix tree in numbers: how much is kept, how deep, for whom, and what is used of it.
+
+    namespaces   biggest first, by number: a salt is a tenant's secret and its name is never told
+    depths       nodes by the position at which they end     (0, 64] (64, 128] (128, 256] ...
+    lengths      nodes by the tokens of their edge           (0, 16] (16, 32] (32, 64] ...
+    prefixes     the most used and then the longest places where requests part or begin
+
+No tokens and nothing made from them. One walk over at most NODES_MAX nodes, and lists that are bounded
+whatever the tree holds (law L11): made when somebody asks, never in a step.
+
+*Hits* of a node are the sequences that began at its end; those of a prefix are its own and those of all that
+goes on from it, as each of them read it too. *Age* is the time since a node was made or began a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from heapq import nlargest
+from itertools import islice
+
+from weft.memory.prefix.cache import PrefixCache
+from weft.memory.prefix.tree import PARKED, Node, NodeId
+from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS
+
+NODES_MAX = 20_000
+NAMESPACES_MAX = 16
+PREFIXES_MAX = 12
+
+
+@dataclass(slots=True)
+class ShapeSum:
+    """Of a set of nodes. ``youngest_s`` and ``oldest_s`` are ages."""
+
+    nodes: int = 0
+    pages: int = 0
+    checkpoints: int = 0
+    inexact: int = 0
+    """Nodes whose KV or checkpoint was parked once, or was computed behind what was."""
+    bytes: int = 0
+    hits: int = 0
+    youngest_s: float = 0.0
+    oldest_s: float = 0.0
+
+    def add(self, node: Node, node_bytes: int, age_s: float) -> None:
+        self.youngest_s = age_s if not self.nodes else min(self.youngest_s, age_s)
+        self.oldest_s = max(self.oldest_s, age_s)
+        self.nodes += 1
+        self.pages += node.page_count
+        self.checkpoints += node.slot != PAD
+        self.inexact += node.kv_inexact or (node.slot != PAD and node.state_inexact)
+        self.bytes += node_bytes
+        self.hits += node.hits
+
+
+@dataclass(slots=True)
+class NamespaceShape:
+    """``number`` from 1, in the order of size; ``salted``: it has a name."""
+
+    number: int
+    salted: bool
+    total: ShapeSum
+
+
+@dataclass(slots=True)
+class SizeClass:
+    """Nodes whose position or length, in tokens, is above the class before and at most ``tokens_max``."""
+
+    tokens_max: int
+    total: ShapeSum = field(default_factory=ShapeSum)
+
+
+@dataclass(slots=True)
+class PrefixShape:
+    """One place in the tree: ``tokens`` from the root to it, ``hits`` of it and all below, ``age_s`` since
+    the last use of any of them, ``branches`` that go on from it, ``readers`` running now, ``namespace`` by
+    number (0: not among those that are listed)."""
+
+    tokens: int
+    hits: int
+    branches: int
+    readers: int
+    checkpoint: bool
+    age_s: float
+    namespace: int
+
+
+@dataclass(slots=True)
+class CacheShape:
+    """``cut_off``: the tree has more nodes than were looked at."""
+
+    namespaces: list[NamespaceShape]
+    namespace_count: int
+    depths: list[SizeClass]
+    lengths: list[SizeClass]
+    prefixes: list[PrefixShape]
+    cut_off: bool
+
+
+def shape_of(cache: PrefixCache, seconds_since: Callable[[int], float]) -> CacheShape:
+    """``seconds_since``: how long ago a version of the books was."""
+    plan = cache.plan
+    by_root: dict[NodeId, tuple[bool, ShapeSum]] = {}
+    root_of: dict[NodeId, NodeId] = {}
+    depths: dict[int, SizeClass] = {}
+    lengths: dict[int, SizeClass] = {}
+    walked = list(islice(cache.tree.nodes(), NODES_MAX))
+    salted = {root.id: bool(name) for name, root in cache.tree.roots.items()}
+    for node in walked:
+        if node.parent is None:
+            root_of[node.id] = node.id
+            by_root[node.id] = salted[node.id], ShapeSum()
+            continue
+        root = root_of[node.id] = root_of[node.parent.id]
+        node_bytes = cache.parcels.pages_of(node) * plan.page_bytes
+        if node.slot != PAD:
+            node_bytes += plan.parked_bytes if node.slot == PARKED else plan.slot_stride_bytes
+        age_s = seconds_since(node.used_at)
+        for total in (by_root[root][1], _class_of(depths, node.end, CHUNK_TOKENS).total,
+                      _class_of(lengths, node.end - node.start, PAGE_TOKENS).total):
+            total.add(node, node_bytes, age_s)
+    biggest = nlargest(NAMESPACES_MAX, by_root, key=lambda root: by_root[root][1].bytes)
+    numbers = {root: number for number, root in enumerate(biggest, start=1)}
+    return CacheShape(
+        namespaces=[NamespaceShape(number, *by_root[root]) for root, number in numbers.items()],
+        namespace_count=len(cache.tree.roots),
+        depths=sorted(depths.values(), key=lambda one: one.tokens_max),
+        lengths=sorted(lengths.values(), key=lambda one: one.tokens_max),
+        prefixes=[PrefixShape(node.end, hits, len(node.children), node.holds, node.slot != PAD,
+                              seconds_since(used_at), numbers.get(root_of[node.id], 0))
+                  for node, hits, used_at in _prefixes(walked)],
+        cut_off=len(cache.tree.by_id) > len(walked))
+
+
+def _class_of(classes: dict[int, SizeClass], tokens: int, smallest: int) -> SizeClass:
+    tokens_max = smallest
+    while tokens_max < tokens:
+        tokens_max *= 2
+    return classes.setdefault(tokens_max, SizeClass(tokens_max))
+
+
+def _prefixes(walked: list[Node]) -> Iterable[tuple[Node, int, int]]:
+    """Nodes that requests began at or part behind, with hits and last use: what saved most first, then the
+    longest."""
+    hits = {node.id: node.hits for node in walked}
+    used_at = {node.id: node.used_at for node in walked}
+    for node in reversed(walked):  # children come after their parents
+        if node.parent is not None:
+            hits[node.parent.id] += hits[node.id]
+            used_at[node.parent.id] = max(used_at[node.parent.id], used_at[node.id])
+    places = [node for node in walked if node.parent is not None and (node.hits or len(node.children) > 1)]
+    best = nlargest(PREFIXES_MAX, places, key=lambda node: (hits[node.id] * node.end, node.end, -node.id))
+    return [(node, hits[node.id], used_at[node.id]) for node in best]

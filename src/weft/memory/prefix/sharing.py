@@ -1,0 +1,112 @@
+"""What publishing will do, worked out before it is done: a reading of the tree and of the same draft.
+
+Two sequences with the same tokens may publish in one step, before either is in the tree. Each path that a
+draft will add is remembered by where it leaves the tree, so that the second finds the first's pages as it
+would find the tree's, and the reservation says exactly which page is kept and which is given up:
+
+    tree       [0..512)
+    A adds              [512..1024)  pages of A               remembered at (node, 512)
+    B adds              [512..1024)  pages of A, [1024..) pages of B
+                         B's own pages of [512..1024) fall out, its table is patched
+
+What is parked in the tree (parcels.py) is there and has no pages: the first who publishes over it gives it
+its own, and gives up none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from weft.memory.lease import Checkpoint, Lease
+from weft.memory.prefix.compressed_kv import Widening
+from weft.memory.prefix.edge import PAGE_KEY_BYTES, common_pages
+from weft.memory.prefix.tree import NO_NODE, Node, NodeId, PrefixTree
+from weft.memory.values import Publication, TablePatch
+from weft.units import PAGE_TOKENS, PageId
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """Tokens (int32 bytes, whole pages) that will follow a place in the tree, and their pages."""
+
+    tokens: bytes
+    pages: list[PageId]
+
+
+class Sharing:
+    """The publications of one draft."""
+
+    __slots__ = ("_paths", "_tree", "_widening", "given_up", "patches", "publications", "visited")
+
+    def __init__(self, tree: PrefixTree, widening: Widening) -> None:
+        self._tree = tree
+        self._widening = widening
+        self._paths: dict[tuple[str, NodeId, int], list[_Path]] = {}
+        self.publications: list[Publication] = []
+        self.patches: list[TablePatch] = []
+        self.visited: set[NodeId] = set()
+        """Nodes on the way of a publication: not to be evicted in the same draft."""
+        self.given_up = 0
+        """Pages of sequences for which they take the tree's."""
+
+    def add(self, lease: Lease, tokens: bytes, saves: tuple[Checkpoint, ...], *, patch: bool) -> None:
+        """``tokens`` are those of ``lease`` after its shared ones. ``patch``: the sequence goes on."""
+        start = lease.shared_tokens
+        whole = tokens[:len(tokens) // PAGE_KEY_BYTES * PAGE_KEY_BYTES]
+        pages, there = self._resolve(lease, start, whole)
+        self.publications.append(Publication(lease.seq, start, tokens, tuple(pages), there, saves))
+        first = start // PAGE_TOKENS
+        own = lease.pages[first:first + len(pages)]
+        changed = [at for at, (mine, kept) in enumerate(zip(own, pages, strict=True)) if mine != kept]
+        self.given_up += len(changed)
+        if patch and changed:
+            self.patches += [TablePatch(lease.seq, first + run.start, tuple(pages[run.start:run.stop]))
+                             for run in _runs(changed)]
+
+    def _resolve(self, lease: Lease, start: int, whole: bytes) -> tuple[list[PageId], int]:
+        """Pages of ``whole`` once it is in the tree, and up to which position it is there before."""
+        tree, paged = self._tree, self._tree.paged
+        base = tree.by_id[lease.held] if lease.held != NO_NODE else tree.roots.get(lease.salt)
+        pages: list[PageId] = []
+        end, place = start, NO_NODE
+        if base is not None:
+            way = tree.walk(base, whole, start)
+            last: Node = way.partly or (way.passed[-1] if way.passed else base)
+            self.visited.update(node.id for node in way.passed)
+            self.visited.add(last.id)
+            first = start // PAGE_TOKENS
+            names, own = tree.path_pages(last, start, way.end), lease.pages[first:way.end // PAGE_TOKENS]
+            if paged and not lease.inexact:
+                for node in (*way.passed, way.partly) if way.partly is not None else way.passed:
+                    at, end = node.start // PAGE_TOKENS - first, min(node.end, way.end) // PAGE_TOKENS - first
+                    self._widening.renew(node, names[at:end], own[at:end])
+            pages = self._widening.over(names, own)
+            end, place = way.end, last.id
+        rest = whole[(end - start) // PAGE_TOKENS * PAGE_KEY_BYTES:]
+        earlier = self._paths.setdefault((lease.salt, place, end), [])
+        longest, shared = None, 0
+        for path in earlier:
+            common = common_pages(path.tokens, rest)
+            if common > shared:
+                longest, shared = path, common
+        first = end // PAGE_TOKENS
+        beyond: list[PageId] = []
+        if paged:
+            beyond = longest.pages[:shared] if longest is not None else []
+            beyond = beyond + lease.pages[first + shared:first + len(rest) // PAGE_KEY_BYTES]
+        earlier.append(_Path(rest, beyond))
+        return pages + beyond, end + shared * PAGE_TOKENS
+
+
+def _runs(numbers: Iterable[int]) -> Iterator[range]:
+    """``numbers``, ascending, as runs of those that follow one another."""
+    first = last = None
+    for number in numbers:
+        if first is None or last is None or number != last + 1:
+            if first is not None and last is not None:
+                yield range(first, last + 1)
+            first = number
+        last = number
+    if first is not None and last is not None:
+        yield range(first, last + 1)

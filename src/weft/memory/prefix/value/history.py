@@ -1,0 +1,108 @@
+"""What was seen: a second prefix tree, of tokens only, that also remembers what is no longer there.
+
+    live tree      pages and states that exist                      of the memory, exact, audited
+    history        tokens of prompts and answers of late,            of the policy, bounded, a hint
+                   with a record where a state is or was (a *ghost*)
+
+          [0 ......... 512) --+-- [512 ...... 2048) o  ghost: who comes back to it computes it again
+                              '-- [512 .. 900) o  kept
+
+A lookup in it says how far a prompt was seen before, though its KV is gone (the fork that a third prompt may
+part at), and which record it would have used. What nothing hangs on, neither a record nor a running request,
+is forgotten at once. So the bound is one on ghosts and their tokens, and the policy keeps it.
+
+It mirrors the verbs of the live tree, lease by lease, and never asks it anything. When the two disagree,
+because something was forgotten here that is still there, a record is not made; nothing else happens.
+
+Rejected: nodes of the live tree without pages (whoever walks it would have to know; a mistake in a statistic
+would be one in the cache); hashes of prefixes (a thousand of them for a prompt of 64,000 tokens, at each
+lookup).
+"""
+
+from __future__ import annotations
+
+from weft.memory.prefix.edge import PAGE_KEY_BYTES, TOKEN_BYTES
+from weft.memory.prefix.tree import Node, PrefixTree
+from weft.units import PAD, SeqId, SlotId
+
+
+class History:
+    """Records are numbers, and stand where a slot stands in the live tree. ``token_count``: tokens of all
+    edges."""
+
+    __slots__ = ("_held", "_tree", "token_count")
+
+    def __init__(self) -> None:
+        self._tree = PrefixTree(paged=False)
+        self._held: dict[SeqId, Node] = {}
+        self.token_count = 0
+
+    def find(self, salt: str, tokens: bytes) -> tuple[int, int]:
+        """How far ``tokens`` was seen, in whole pages, and the deepest record on the way, PAD without one."""
+        found = self._tree.find(salt, tokens)
+        if found is None:
+            return 0, PAD
+        return found.kv_tokens, found.anchor.slot if found.anchor is not None else PAD
+
+    def opened(self, seq: SeqId, place: Node) -> None:
+        """``seq`` begins at ``place``; what it computes follows its whole pages."""
+        at = place.parent if place.is_tail else place
+        if at is not None and at.parent is not None:
+            self._hold(seq, at)
+
+    def published(self, seq: SeqId, salt: str, start: int, tokens: bytes) -> None:
+        """``seq`` computed ``tokens`` (int32 bytes, whole pages count) from ``start`` on."""
+        base = self._held.get(seq)
+        if (base.end if base is not None else 0) < start:
+            return
+        if base is None:
+            base = self._tree.root(salt)
+        data = tokens[(base.end - start) * TOKEN_BYTES:]
+        node, there = self._tree.insert(base, data[:len(data) // PAGE_KEY_BYTES * PAGE_KEY_BYTES], [])
+        self.token_count += node.end - there
+        if node is not base:
+            self._hold(seq, node)
+
+    def place(self, seq: SeqId, position: int, rest: bytes) -> Node | None:
+        """Where a state after ``position`` tokens of ``seq`` stands; ``rest``: tokens beyond whole pages.
+        None where that was forgotten."""
+        path = self._held.get(seq)
+        if path is None:
+            return None
+        if position <= path.end:
+            return self._tree.node_ending(path, position)
+        if position != path.end + len(rest) // TOKEN_BYTES:
+            return None
+        tail = path.children.get(rest) or self._tree.add_tail(path, rest, [])
+        assert tail is not None
+        self.token_count += 0 if tail.slot != PAD else position - path.end
+        return tail
+
+    def record(self, node: Node, record: int) -> None:
+        self._tree.set_slot(node, SlotId(record), 0)
+
+    def forget(self, node: Node) -> None:
+        """The record at ``node`` goes, and what only it kept here."""
+        self._tree.take_slot(node)
+        self._prune(node)
+
+    def left(self, seq: SeqId) -> None:
+        held = self._held.pop(seq, None)
+        if held is not None:
+            self._tree.release(held)
+            self._prune(held)
+
+    def _hold(self, seq: SeqId, node: Node) -> None:
+        before = self._held.get(seq)
+        self._tree.hold(node)
+        self._held[seq] = node
+        if before is not None:
+            self._tree.release(before)
+
+    def _prune(self, node: Node) -> None:
+        at = node
+        while at.bare and at.parent is not None:
+            parent = at.parent
+            self.token_count -= at.end - at.start
+            self._tree.remove(at)
+            at = parent

@@ -1,0 +1,178 @@
+"""All layers of a decode step in one crossing into the kernels, where a model is made of chains.
+
+    layer by layer   norm, chain, add and norm, chain, add and norm, ...     two crossings a line
+    a stack          x -> [ norm chain  add norm chain  ...  add norm ] -> hidden
+
+The kernels, their order and their roundings are those of ``CausalModel.forward``, and so is every bit of the
+result. It takes steps of few rows (``tensor.chain``), all of them asked for, of models whose layers are the
+plain residual pair: a norm before each mixer and SwiGlu, nothing behind or beside them. Everything else goes
+layer by layer.
+
+Bound to addresses: of weights, which stay where they are while a model lives on a CPU, and of the arena's
+views, which are another list after a sleep. It keeps no view itself, or the arena could not be given back.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from weft.families.architecture import Rope
+from weft.models.blocks.attention import AttentionBlock, CosSin
+from weft.models.blocks.gated_delta import GatedDeltaBlock
+from weft.models.blocks.linear import Norm, SwiGlu
+from weft.models.blocks.mamba2 import Mamba2Block
+from weft.models.blocks.short_conv import ShortConvBlock
+from weft.tensor import native
+from weft.tensor.fused_block import MOST_ROWS, Chain
+from weft.tensor.inputs import LayerCache, StepInputs
+
+if TYPE_CHECKING:
+    from weft.models.decoder import DecoderLayer
+
+_FEW_ROWS = 16
+"""Quantised weights may go another way from this many on."""
+_BINDINGS = 4
+"""Kept at a time: one or two of one executor."""
+_MIXERS = (AttentionBlock, GatedDeltaBlock, Mamba2Block, ShortConvBlock)
+
+
+class _Seen(NamedTuple):
+    dtype: torch.dtype
+    few: bool
+    instruction_set: str
+
+
+class _Last(NamedTuple):
+    """The step before: what was seen of it, its first and last cache, and what is bound. Weakly, as a view
+    keeps the arena."""
+
+    seen: _Seen
+    first: weakref.ref[LayerCache]
+    last: weakref.ref[LayerCache]
+    held: list[Any]
+
+    def are(self, caches: list[LayerCache]) -> bool:
+        return self.first() is caches[0] and self.last() is caches[-1]
+
+
+class Stack:
+    """``scale``: of what is added to the stream; ``ropes``: of each layer's mixer."""
+
+    def __init__(self, layers: Sequence[DecoderLayer], ropes: Sequence[Rope | None], final_norm: Norm,
+                 scale: float) -> None:
+        self._layers = layers if all(map(_plain, layers)) else ()
+        self._ropes = ropes
+        self._turned = [rope for rope in dict.fromkeys(ropes) if rope is not None]
+        self._final_norm, self._scale = final_norm, scale
+        self._bindings: dict[tuple[Any, ...], list[Any]] = {}
+        self._last: _Last | None = None
+        self._room: torch.Tensor | None = None
+
+    def run(self, x_TD: torch.Tensor, inputs: StepInputs, caches: list[LayerCache],
+            turned: Mapping[Rope | None, CosSin | None]) -> torch.Tensor | None:
+        """The embedded tokens [T, D] -> hidden [T, D] after the final norm; None where this is no step for
+        it, and nothing was done. Valid until the next step: new memory costs the host of a small step more
+        than a layer's kernels do."""
+        if not self._layers or inputs.asked is not None or not 0 < x_TD.shape[0] <= MOST_ROWS:
+            return None
+        if not native.fits(x_TD):
+            return None
+        bound = self._bound(x_TD, caches)[0]
+        if bound is None:
+            return None
+        out_TD = self._room
+        if out_TD is None or out_TD.shape != x_TD.shape or out_TD.dtype != x_TD.dtype:
+            out_TD = self._room = torch.empty(x_TD.shape, dtype=x_TD.dtype)
+        runs = inputs.runs
+        bound.run(native.runs_of(runs), native.projected_of(x_TD),
+                  [_addresses(turned[rope]) for rope in self._turned], *native.page_table_of(runs),
+                  out_TD.data_ptr())
+        return out_TD
+
+    def _bound(self, x_TD: torch.Tensor, caches: list[LayerCache]) -> list[Any]:
+        """What ``_bind`` made for such a step: in nearly every step what it was in the one before."""
+        now = _Seen(x_TD.dtype, x_TD.shape[0] < _FEW_ROWS, native.extension().instruction_set())
+        last, first = self._last, _first_chain(self._layers[0])
+        if last is not None and last.seen == now and last.are(caches) and first.stays:
+            return last.held
+        key = (*now, id(caches), _lies(caches[0]), _lies(caches[-1]), id(first.bound(x_TD)))
+        if key not in self._bindings:
+            if len(self._bindings) == _BINDINGS:
+                self._bindings.clear()
+            self._bindings[key] = self._bind(x_TD, caches)
+        held = self._bindings[key]
+        self._last = None
+        if held[0] is not None:
+            self._last = _Last(now, weakref.ref(caches[0]), weakref.ref(caches[-1]), held)
+        return held
+
+    def _bind(self, x_TD: torch.Tensor, caches: list[LayerCache]) -> list[Any]:
+        """The kernels' side or None, then what it has addresses of."""
+        width, stages, norms = x_TD.shape[1], [], []
+        for layer, cache, rope in zip(self._layers, caches, self._ropes, strict=True):
+            for norm, block in ((layer.mixer_norm, layer.mixer), (layer.feed_norm, layer.feed_forward)):
+                if block is None:
+                    continue
+                assert isinstance(block, (SwiGlu, *_MIXERS))
+                staged = block.staged(x_TD) if isinstance(block, SwiGlu) else block.staged(x_TD, cache)
+                if staged is None or norm is None:
+                    return [None]
+                assert staged.chain.first.columns == staged.chain.second.rows == width
+                stages.append((staged, -1 if rope is None else self._turned.index(rope)))
+                norms.append(norm)
+        if not all(_servable(norm, width) for norm in (*norms, self._final_norm)):
+            return [None]
+        bound = native.extension().Stack(self._scale, _norm_of(self._final_norm), self._final_norm.plus_one)
+        held = [bound]
+        for norm, (staged, rope_index) in zip(norms, stages, strict=True):
+            chain = staged.chain.bound(x_TD)
+            bound.add(_norm_of(norm), norm.plus_one, chain, staged.middle, staged.layer, staged.conv,
+                      staged.first, staged.second, staged.scales, staged.number, rope_index)
+            held += chain, staged.layer
+        return held
+
+
+def _plain(layer: DecoderLayer) -> bool:
+    """Whether the layer is a residual pair of blocks that may be chains."""
+    if layer.beside is not None or layer.mixer_out_norm is not None or layer.feed_out_norm is not None:
+        return False
+    if layer.mixer is None and layer.feed_forward is None:
+        return False
+    return (layer.mixer is None or (isinstance(layer.mixer, _MIXERS) and layer.mixer.chain is not None)) and (
+        layer.feed_forward is None
+        or (isinstance(layer.feed_forward, SwiGlu) and layer.feed_forward.chain is not None))
+
+
+def _first_chain(layer: DecoderLayer) -> Chain:
+    block = layer.mixer or layer.feed_forward
+    chain = getattr(block, "chain", None)
+    assert isinstance(chain, Chain)
+    return chain
+
+
+def _servable(norm: Norm, width: int) -> bool:
+    return (norm.weight.dtype in native.DTYPES and norm.weight.shape == (width,)
+            and norm.weight.is_contiguous() and width % native.LANES == 0)
+
+
+def _norm_of(norm: Norm) -> tuple[int, int, float]:
+    return norm.weight.data_ptr(), native.DTYPES[norm.weight.dtype], norm.eps
+
+
+def _lies(cache: LayerCache) -> tuple[tuple[int, int, torch.dtype], ...]:
+    """Where the views of a layer are."""
+    views = [view for view in (cache.k, cache.v, *cache.state.values()) if view is not None]
+    return tuple((view.data_ptr(), view.stride(0), view.dtype) for view in views)
+
+
+def _addresses(cos_sin: CosSin | None) -> tuple[int, int, int]:
+    assert cos_sin is not None
+    cos_TD, sin_TD = cos_sin
+    assert cos_TD.dtype == sin_TD.dtype == torch.float32
+    assert cos_TD.is_contiguous()
+    assert sin_TD.is_contiguous()
+    return cos_TD.data_ptr(), sin_TD.data_ptr(), cos_TD.shape[1]

@@ -1,0 +1,139 @@
+"""Pages of KV into 8 bits or 4 and back: the device's side of ``weft.memory.prefix.compressed_kv``.
+
+    pages [k]  --each K and V block of a layer-->  staging uint8 [k, record bytes]  -->  pages, side by side
+               <--                                                                  <--
+
+A row of ``records`` is int64 [4]: a page, the two pages that its record lies on (or one, twice), and the byte
+of the first at which it begins. Rows come in an order in which each may write what those before it have
+read; at most GROUP of them are in staging at a time, all read before one is written, which that order allows.
+
+In int8 a record has the codes in the order that the numbers have in the page (``tensor.layout``), and a
+float32 scale for each block, head and token: rounding is that of ``ops.state_codes``, with a row for each. In
+int4 it has rows, those of K of one channel and of V of one token, with a least number and a step for each:
+that is ``ops.nibble_codes``.
+
+This is the form for every device; on a GPU ``parcel_kernels`` does the same in two launches for a group, or
+three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from weft.memory.frames.plan import PARKED_KV_ALIGN, PARKED_SCALE_BYTES, ArenaPlan
+from weft.tensor.layout import DTYPES
+from weft.tensor.ops.nibble_codes import decode_nibbles, encode_nibbles
+from weft.tensor.ops.state_codes import decode_state, encode_state
+from weft.tensor.views import kv_views, strided_view
+from weft.units import PAGE_TOKENS
+
+GROUP = 512
+
+
+class Block(NamedTuple):
+    """A K or a V block: ``pages`` [P, H, x, y, pack], all of them, and of the staged records ``codes`` and
+    ``scales``: in int8 [k, H, x, y, pack] and float32 [k, H, 16], in int4 uint8 [k, H, rows, bytes] and
+    bfloat16 [k, H, rows, 2]."""
+
+    pages: torch.Tensor
+    codes: torch.Tensor
+    scales: torch.Tensor
+    is_k: bool
+
+    def encode(self, pages: torch.Tensor) -> None:
+        """Codes and scales of ``pages`` int64 [k]."""
+        wide_K = _by_token(self.pages.index_select(0, pages), self.is_k)
+        if self.codes.dtype == torch.uint8:
+            encode_nibbles(wide_K.mT if self.is_k else wide_K, self.codes, self.scales)
+            return
+        by_token_K = torch.empty(wide_K.shape, dtype=torch.int8, device=wide_K.device)
+        encode_state(wide_K, by_token_K, self.scales)
+        self.codes.copy_(_as_in_page(by_token_K, self.pages, self.is_k))
+
+    def decode(self, pages: torch.Tensor) -> None:
+        """The way back."""
+        if self.codes.dtype == torch.uint8:
+            rows_K = decode_nibbles(self.codes, self.scales, self.pages.dtype)
+            wide_K = rows_K.mT if self.is_k else rows_K
+        else:
+            wide_K = decode_state(_by_token(self.codes, self.is_k), self.scales, self.pages.dtype)
+        self.pages.index_copy_(0, pages, _as_in_page(wide_K, self.pages, self.is_k))
+
+
+def park_kv(buffer: torch.Tensor, plan: ArenaPlan, records: torch.Tensor) -> None:
+    """``buffer``: the arena's bytes. ``records`` int64 [k, 4]."""
+    for rows, staging in _groups(buffer, plan, records):
+        for block in _blocks(buffer, staging, plan):
+            block.encode(rows[:, 0])
+        _units(buffer).index_copy_(0, _places(plan, rows), _units(staging))
+
+
+def restore_kv(buffer: torch.Tensor, plan: ArenaPlan, records: torch.Tensor) -> None:
+    """``records`` int64 [k, 4]."""
+    for rows, staging in _groups(buffer, plan, records):
+        _units(staging).copy_(_units(buffer).index_select(0, _places(plan, rows)))
+        for block in _blocks(buffer, staging, plan):
+            block.decode(rows[:, 0])
+
+
+def _groups(buffer: torch.Tensor, plan: ArenaPlan,
+            records: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for first in range(0, len(records), GROUP):
+        rows = records[first:first + GROUP]
+        yield rows, torch.zeros(len(rows) * plan.parked_kv_bytes, dtype=torch.uint8, device=buffer.device)
+
+
+def _blocks(buffer: torch.Tensor, staging: torch.Tensor, plan: ArenaPlan) -> Iterator[Block]:
+    record_bytes = plan.parked_kv_bytes
+    count = staging.numel() // record_bytes
+    nibbles = plan.parked_kv_dtype == "int4"
+    for parked in plan.parked_kv_fields:
+        field = parked.field
+        views = kv_views(buffer, page_bytes=plan.page_bytes, page_count=plan.page_count,
+                         k_offset_bytes=field.k_offset_bytes, v_offset_bytes=field.v_offset_bytes,
+                         kv_heads=field.kv_heads, head_dim=field.head_dim, dtype=DTYPES[plan.kv_dtype])
+        heads, at, scales_at = field.kv_heads, parked.offset_bytes, parked.scale_offset_bytes
+        for block, is_k in zip(views, (True, False), strict=True):
+            if block is None:
+                continue
+            rows, width = (field.head_dim, PAGE_TOKENS) if is_k and nibbles else (PAGE_TOKENS, field.head_dim)
+            codes = strided_view(staging, count=count, stride_bytes=record_bytes, offset_bytes=at,
+                                 shape=(heads, rows, width // 2) if nibbles else block.shape[1:],
+                                 dtype=torch.uint8 if nibbles else torch.int8)
+            scales = strided_view(staging, count=count, stride_bytes=record_bytes, offset_bytes=scales_at,
+                                  shape=(heads, rows, 2) if nibbles else (heads, rows),
+                                  dtype=torch.bfloat16 if nibbles else torch.float32)
+            yield Block(block, codes, scales, is_k)
+            at += codes[0].numel()
+            scales_at += heads * rows * PARKED_SCALE_BYTES
+
+
+def _by_token(block_K: torch.Tensor, is_k: bool) -> torch.Tensor:
+    """[k, H, 16, D] of [k, H, D/pack, 16, pack] (K) or [k, H, 16/pack, D, pack] (V)."""
+    count, heads = block_K.shape[:2]
+    order = (0, 1, 3, 2, 4) if is_k else (0, 1, 2, 4, 3)
+    return block_K.permute(order).reshape(count, heads, PAGE_TOKENS, -1)
+
+
+def _as_in_page(by_token_K: torch.Tensor, block: torch.Tensor, is_k: bool) -> torch.Tensor:
+    """Back to the form of ``block`` [.., H, x, y, pack]."""
+    heads, first, second, pack = block.shape[1:]
+    if is_k:
+        return by_token_K.reshape(-1, heads, second, first, pack).permute(0, 1, 3, 2, 4)
+    return by_token_K.reshape(-1, heads, first, pack, second).permute(0, 1, 2, 4, 3)
+
+
+def _units(memory: torch.Tensor) -> torch.Tensor:
+    return memory.view(-1, PARKED_KV_ALIGN)
+
+
+def _places(plan: ArenaPlan, rows: torch.Tensor) -> torch.Tensor:
+    """int64: which units of the arena the records of ``rows`` are, one after another."""
+    in_page = plan.page_bytes // PARKED_KV_ALIGN
+    units = torch.arange(plan.parked_kv_bytes // PARKED_KV_ALIGN, device=rows.device)
+    at = rows[:, 3:] // PARKED_KV_ALIGN + units
+    page = torch.where(at < in_page, rows[:, 1:2], rows[:, 2:3])
+    return (page * in_page + at % in_page).flatten()

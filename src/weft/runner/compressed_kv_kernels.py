@@ -1,0 +1,249 @@
+"""Parked KV on a GPU: two launches for a group of pages in int8, three in int4; the twin is ``parcels``.
+
+    park      program (block, record)   a head of a K or V block -> codes and scales in scratch
+              program (piece, record)   scratch -> where the record lies on its two pages
+    restore   the same, the other way about
+
+Two, because pages are parked in place: a record goes to a page that another program may still have to read.
+Scratch memory has GROUP records at most. Addresses are 64 bits wide. PAD in place of a page means no work
+(L4).
+
+In int4 rows are channels of K and tokens of V, so there is a launch for each of the two. A number of steps
+has four bits and a step eight, so their product is exact, and it is the same whether it is fused or not.
+
+Rounding is that of ``arena_kernels``: to the nearest, halves to the even one, by additions that every backend
+rounds alike, and the division that is asked for by name. To bfloat16 it is done on the bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import triton
+import triton.language as tl
+
+from weft.memory.frames.plan import PARKED_SCALE_BYTES, ArenaPlan
+from weft.runner.arena_kernels import codes_of
+from weft.runner.compressed_kv import GROUP
+from weft.spec import ITEM_BYTES
+from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.layout import DTYPES, pack_of
+from weft.units import PAGE_TOKENS
+
+Int64s = npt.NDArray[np.int64]
+
+WORD_BYTES = 8
+BLOCK_WORDS = 2048
+_TL_TYPES = {"float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16}
+
+
+@triton.jit(do_not_specialize_on_alignment=["records"])
+def _code_kernel(arena, records, scratch, blocks, page_bytes, record_bytes, NUMBER: tl.constexpr,
+                 PACK: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, RESTORE: tl.constexpr):
+    """``blocks`` int64 [b, 5]: offset in the page, of codes, of scales in the record, channels, is it V."""
+    number = tl.program_id(1).to(tl.int64)
+    page = tl.load(records + number * 4).to(tl.int64)
+    block = blocks + tl.program_id(0).to(tl.int64) * 5
+    in_page, codes_at, scales_at = tl.load(block), tl.load(block + 1), tl.load(block + 2)
+    channels, is_v = tl.load(block + 3), tl.load(block + 4)
+    token_T = tl.arange(0, TOKENS)
+    token_T1, channel_1C = token_T[:, None], tl.arange(0, CHANNELS)[None, :]
+    inside_TC = (token_T1 >= 0) & (channel_1C < channels)
+    as_k_TC = (channel_1C // PACK) * TOKENS * PACK + token_T1 * PACK + channel_1C % PACK
+    as_v_TC = (token_T1 // PACK) * channels * PACK + channel_1C * PACK + token_T1 % PACK
+    at_TC = tl.where(is_v > 0, as_v_TC, as_k_TC)
+    values_TC = (arena + page * page_bytes + in_page).to(tl.pointer_type(NUMBER)) + at_TC
+    record = scratch + number * record_bytes
+    codes_TC = (record + codes_at).to(tl.pointer_type(tl.int8)) + at_TC
+    scales_T = (record + scales_at).to(tl.pointer_type(tl.float32)) + token_T
+    if page >= 0:
+        if RESTORE:
+            scale_T = tl.load(scales_T)
+            wide_TC = tl.load(codes_TC, mask=inside_TC, other=0).to(tl.float32) * scale_T[:, None]
+            tl.store(values_TC, wide_TC.to(NUMBER), mask=inside_TC)
+        else:
+            wide_TC = tl.load(values_TC, mask=inside_TC, other=0.0).to(tl.float32)
+            code_TC, scale_T = codes_of(wide_TC, TOKENS, CHANNELS)
+            tl.store(codes_TC, code_TC, mask=inside_TC)
+            tl.store(scales_T, scale_T)
+
+
+@triton.jit
+def _in_bfloat16(wide):
+    """float32 -> the bits of the nearest bfloat16, in the upper half of 32."""
+    bits = wide.to(tl.int32, bitcast=True)
+    return (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+
+
+@triton.jit(do_not_specialize_on_alignment=["records"])
+def _nibble_kernel(arena, records, scratch, blocks, page_bytes, record_bytes, NUMBER: tl.constexpr,
+                   PACK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr,
+                   AS_K: tl.constexpr, RESTORE: tl.constexpr):
+    """``blocks`` as for ``_code_kernel``, all of K or all of V. A tile has the ROWS of a head by the PAIRS of
+    numbers that share a byte, first and second."""
+    number = tl.program_id(1).to(tl.int64)
+    page = tl.load(records + number * 4).to(tl.int64)
+    block = blocks + tl.program_id(0).to(tl.int64) * 5
+    in_page, codes_at, scales_at = tl.load(block), tl.load(block + 1), tl.load(block + 2)
+    channels = tl.load(block + 3)
+    row_R = tl.arange(0, ROWS)
+    row_R1, pair_1P = row_R[:, None], tl.arange(0, PAIRS)[None, :]
+    if AS_K:
+        rows, pairs = channels, TOKENS // 2
+        first_RP = (row_R1 // PACK) * TOKENS * PACK + 2 * pair_1P * PACK + row_R1 % PACK
+        second_RP = first_RP + PACK
+    else:
+        rows, pairs = TOKENS, channels // 2
+        first_RP = (row_R1 // PACK) * channels * PACK + 2 * pair_1P * PACK + row_R1 % PACK
+        second_RP = first_RP + PACK
+    inside_R = row_R < rows
+    inside_RP = (row_R1 < rows) & (pair_1P < pairs)
+    values = (arena + page * page_bytes + in_page).to(tl.pointer_type(NUMBER))
+    record = scratch + number * record_bytes
+    codes_RP = record + codes_at + row_R1 * pairs + pair_1P
+    bounds_R = (record + scales_at).to(tl.pointer_type(tl.int32)) + row_R
+    if page >= 0:
+        if RESTORE:
+            bounds = tl.load(bounds_R, mask=inside_R, other=0)
+            least_R1 = (bounds << 16).to(tl.float32, bitcast=True)[:, None]
+            step_R1 = (bounds & -65536).to(tl.float32, bitcast=True)[:, None]
+            code_RP = tl.load(codes_RP, mask=inside_RP, other=0).to(tl.int32)
+            low_RP = least_R1 + (code_RP & 15).to(tl.float32) * step_R1
+            high_RP = least_R1 + (code_RP >> 4).to(tl.float32) * step_R1
+            tl.store(values + first_RP, low_RP.to(NUMBER), mask=inside_RP)
+            tl.store(values + second_RP, high_RP.to(NUMBER), mask=inside_RP)
+        else:
+            low_RP = tl.load(values + first_RP, mask=inside_RP, other=0.0).to(tl.float32)
+            high_RP = tl.load(values + second_RP, mask=inside_RP, other=0.0).to(tl.float32)
+            smaller_RP = tl.where(inside_RP, tl.minimum(low_RP, high_RP), float("inf"))
+            larger_RP = tl.where(inside_RP, tl.maximum(low_RP, high_RP), -float("inf"))
+            least_bits_R = _in_bfloat16(tl.where(inside_R, tl.min(smaller_RP, axis=1), 0.0))
+            least_R = least_bits_R.to(tl.float32, bitcast=True)
+            span_R = tl.maximum(tl.where(inside_R, tl.max(larger_RP, axis=1), 0.0) - least_R, 0.0)
+            step_bits_R = _in_bfloat16(tl.math.div_rn(span_R, tl.full((ROWS,), 15.0, tl.float32)))
+            step_R = step_bits_R.to(tl.float32, bitcast=True)
+            least_RP = tl.broadcast_to(least_R[:, None], (ROWS, PAIRS))
+            step_RP = tl.broadcast_to(tl.where(step_R > 0, step_R, float("inf"))[:, None], (ROWS, PAIRS))
+            code_RP = _nibble_of(low_RP - least_RP, step_RP) + 16 * _nibble_of(high_RP - least_RP, step_RP)
+            tl.store(codes_RP, code_RP.to(tl.uint8), mask=inside_RP)
+            tl.store(bounds_R, step_bits_R | ((least_bits_R >> 16) & 0xFFFF), mask=inside_R)
+
+
+@triton.jit
+def _nibble_of(above_RP, step_RP):
+    """int32: the nearest number of steps, halves to the even one."""
+    nearest_RP = (tl.math.div_rn(above_RP, step_RP) + 12582912.0) - 12582912.0
+    return tl.minimum(tl.maximum(nearest_RP, 0.0), 15.0).to(tl.int32)
+
+
+@triton.jit(do_not_specialize_on_alignment=["records"])
+def _place_kernel(words, records, scratch, page_words, record_words, GATHER: tl.constexpr,
+                  BLOCK: tl.constexpr):
+    number = tl.program_id(1).to(tl.int64)
+    record = records + number * 4
+    first, last = tl.load(record + 1).to(tl.int64), tl.load(record + 2).to(tl.int64)
+    start = tl.load(record + 3).to(tl.int64) // 8
+    word = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = word < record_words
+    at = start + word
+    there = words + tl.where(at < page_words, first * page_words + at, last * page_words + at - page_words)
+    staged = scratch + number * record_words + word
+    if (first >= 0) & (last >= 0):
+        if GATHER:
+            tl.store(staged, tl.load(there, mask=inside), mask=inside)
+        else:
+            tl.store(there, tl.load(staged, mask=inside), mask=inside)
+
+
+class BlockTable:
+    """A row for each head of each K and V block of ``plan``, on ``device``: see ``_code_kernel``. ``k_rows``
+    of them, all those of K, come first."""
+
+    def __init__(self, plan: ArenaPlan, device: torch.device) -> None:
+        rows = []
+        nibbles = plan.parked_kv_dtype == "int4"
+        for block in (0, 1):
+            for parked in plan.parked_kv_fields:
+                field = parked.field
+                offset = (field.k_offset_bytes, field.v_offset_bytes)[block]
+                size = PAGE_TOKENS * field.head_dim
+                scales = (field.head_dim if nibbles else PAGE_TOKENS, PAGE_TOKENS)
+                for head in range(field.kv_heads) if offset is not None else ():
+                    assert offset is not None
+                    scales_at = field.kv_heads * scales[0] * block + head * scales[block]
+                    codes_at = (block * field.kv_heads + head) * size // (2 if nibbles else 1)
+                    rows.append((offset + head * size * ITEM_BYTES[plan.kv_dtype],
+                                 parked.offset_bytes + codes_at,
+                                 parked.scale_offset_bytes + scales_at * PARKED_SCALE_BYTES, field.head_dim,
+                                 block))
+        self.channels = triton.next_power_of_2(max(row[3] for row in rows))
+        self.k_rows = sum(row[4] == 0 for row in rows)
+        self.rows = torch.tensor(rows, dtype=torch.int64, device=device)
+
+
+def park(arena: torch.Tensor, plan: ArenaPlan, table: BlockTable, records: torch.Tensor, *,
+         restore: bool) -> None:
+    """``records`` int64 [k, 4], as for ``parcels``. ``arena``: uint8, all of it."""
+    words, record_bytes = arena.view(torch.int64), plan.parked_kv_bytes
+    for first in range(0, len(records), GROUP):
+        rows = records[first:first + GROUP]
+        scratch = torch.empty(len(rows) * record_bytes // WORD_BYTES, dtype=torch.int64, device=arena.device)
+
+        if not restore:
+            _code(arena, plan, table, rows, scratch, restore=False)
+        _place_kernel[(triton.cdiv(record_bytes // WORD_BYTES, BLOCK_WORDS), len(rows))](
+            words, rows, scratch, plan.page_bytes // WORD_BYTES, record_bytes // WORD_BYTES, GATHER=restore,
+            BLOCK=BLOCK_WORDS)
+        if restore:
+            _code(arena, plan, table, rows, scratch, restore=True)
+
+
+def _code(arena: torch.Tensor, plan: ArenaPlan, table: BlockTable, rows: torch.Tensor, scratch: torch.Tensor,
+          *, restore: bool) -> None:
+    """Between the pages of ``rows`` and the records in ``scratch``."""
+    staged, form = scratch.view(torch.uint8), (plan.page_bytes, plan.parked_kv_bytes)
+    kinds = {"NUMBER": _TL_TYPES[plan.kv_dtype], "PACK": pack_of(DTYPES[plan.kv_dtype]),
+             "TOKENS": PAGE_TOKENS, "RESTORE": restore}
+    if plan.parked_kv_dtype == "int8":
+        _code_kernel[(len(table.rows), len(rows))](arena, rows, staged, table.rows, *form,
+                                                   CHANNELS=table.channels, **kinds)
+        return
+    for blocks, as_k in ((table.rows[:table.k_rows], True), (table.rows[table.k_rows:], False)):
+        if len(blocks):
+            tile = nibble_tile(table.channels, as_k=as_k)
+            _nibble_kernel[(len(blocks), len(rows))](arena, rows, staged, blocks, *form, AS_K=as_k, **tile,
+                                                     **kinds)
+
+
+def nibble_tile(channels: int, *, as_k: bool) -> dict[str, int]:
+    """ROWS and PAIRS of ``_nibble_kernel`` for heads of ``channels``, a power of two."""
+    rows, numbers = (channels, PAGE_TOKENS) if as_k else (PAGE_TOKENS, channels)
+    return {"ROWS": rows, "PAIRS": numbers // 2}
+
+
+def compilations() -> list[Compilation]:
+    """What a GPU asks for: each dtype that KV is parked from, both ways."""
+    coding = {"arena": "*u8", "records": "*i64", "scratch": "*u8", "blocks": "*i64", "page_bytes": "i32",
+              "record_bytes": "i32"}
+    coding |= dict.fromkeys(("NUMBER", "PACK", "TOKENS", "CHANNELS", "RESTORE"), "constexpr")
+    nibbles = {name: kind for name, kind in coding.items() if name != "CHANNELS"}
+    nibbles |= dict.fromkeys(("ROWS", "PAIRS", "AS_K"), "constexpr")
+    placing = {"words": "*i64", "records": "*i64", "scratch": "*i64", "page_words": "i32",
+               "record_words": "i32", "GATHER": "constexpr", "BLOCK": "constexpr"}
+    made = []
+    for restore in (False, True):
+        verb = "restore" if restore else "park"
+        made.append(Compilation(f"{verb} kv, place", _place_kernel, placing,
+                                {"GATHER": restore, "BLOCK": BLOCK_WORDS}))
+        for dtype, channels in (("bfloat16", 256), ("float16", 128), ("float32", 64)):
+            made.append(Compilation(
+                f"{verb} kv of {dtype}, {channels} channels", _code_kernel, coding,
+                {"NUMBER": _TL_TYPES[dtype], "PACK": 4 // ITEM_BYTES[dtype], "TOKENS": PAGE_TOKENS,
+                 "CHANNELS": channels, "RESTORE": restore}))
+            made += [Compilation(
+                f"{verb} {'k' if as_k else 'v'} of {dtype} in 4 bits, {channels} channels", _nibble_kernel,
+                nibbles, {"NUMBER": _TL_TYPES[dtype], "PACK": 4 // ITEM_BYTES[dtype], "TOKENS": PAGE_TOKENS,
+                          "AS_K": as_k, **nibble_tile(channels, as_k=as_k), "RESTORE": restore})
+                     for as_k in (True, False)]
+    return made

@@ -1,0 +1,205 @@
+"""What one pass of the scheduler has decided so far, and how that becomes a plan.
+
+The pass is filled in order of claim (``scheduler``), over one draft of memory; ``seal`` freezes both into a
+``StepPlan``. It writes nothing but itself: a pass that is dropped has not happened.
+
+    runs of the plan     [ decodes: arrays from the row table ][ prefills in progress | admissions ]
+                                                                 lists by run, ``prefill_*``
+
+Where all of the lineup decodes and nothing else runs, the plan has the arrays of the lineup itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.memory.draft import Draft
+from weft.memory.prefix.compressed_kv import KvPark, KvRestore
+from weft.memory.values import PageCopy, Park, Restore, SlotCopy, TablePatch
+from weft.schedule.decode_batch import Lineup
+from weft.schedule.plan import (
+    Admission,
+    Bools,
+    Int32s,
+    StepPlan,
+    Tap,
+    no_copies,
+    no_records,
+    no_writes,
+    none_parked,
+)
+from weft.schedule.rows import RowTable
+from weft.schedule.sequence import Sequence
+from weft.units import PageId, RowId, SeqId, SlotId
+
+_NO_ROWS: Int32s = np.empty(0, dtype=np.int32)
+
+
+class _Runs(NamedTuple):
+    """Of a plan: see there."""
+
+    seqs: tuple[SeqId, ...]
+    rows: Int32s
+    starts: Int32s
+    lengths: Int32s
+    slots: Int32s
+    fresh: Bools
+    samples: Bools
+    tokens: Int32s
+
+
+@dataclass(slots=True)
+class Pass:
+    """``lineup``: all that decode. ``short``: a decode found no page. ``reclaiming``: the cache gives up
+    memory for the next pass; ``publishing``: sequences that put what they computed into it."""
+
+    draft: Draft
+    lineup: Lineup
+    rows_cleared: list[RowId] = field(default_factory=list)
+    finished: list[SeqId] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    pages_freed: int = 0
+    short: bool = False
+    reclaiming: bool = False
+    publishing: int = 0
+    decode_rows: Int32s = field(default_factory=lambda: _NO_ROWS)
+    prefill_seqs: list[Sequence] = field(default_factory=list)
+    prefill_rows: list[int] = field(default_factory=list)
+    prefill_starts: list[int] = field(default_factory=list)
+    prefill_ends: list[int] = field(default_factory=list)
+    prefill_slots: list[int] = field(default_factory=list)
+    prefill_samples: list[bool] = field(default_factory=list)
+    prefill_tokens: list[Int32s] = field(default_factory=list)
+    admissions: list[Admission] = field(default_factory=list)
+    taps: list[Tap] = field(default_factory=list)
+    copies: list[SlotCopy] = field(default_factory=list)
+    """Of running slots, before this step overwrites them; besides those of the draft."""
+    demands: dict[SeqId, list[int]] = field(default_factory=dict)
+    """By leader: where others wait for its state."""
+    write_rows: list[int] = field(default_factory=list)
+    write_indexes: list[int] = field(default_factory=list)
+    write_pages: list[int] = field(default_factory=list)
+
+    @property
+    def runs_or_frees(self) -> bool:
+        return bool(self.decode_rows.size or self.prefill_rows or self.pages_freed or self.rows_cleared
+                    or self.reclaiming)
+
+    def write_table(self, row: RowId, first_index: int, pages: Seq[PageId]) -> None:
+        self.write_rows += [row] * len(pages)
+        self.write_indexes += range(first_index, first_index + len(pages))
+        self.write_pages += pages
+
+    def add_prefill(self, seq: Sequence, row: RowId, start: int, end: int, slot: int, known: Int32s) -> None:
+        self.prefill_seqs.append(seq)
+        self.prefill_rows.append(row)
+        self.prefill_starts.append(start)
+        self.prefill_ends.append(end)
+        self.prefill_slots.append(slot)
+        self.prefill_samples.append(end == known.size and seq.samples)
+        self.prefill_tokens.append(known[start:end])
+
+    def demand(self, leader: SeqId, position: int) -> None:
+        if position:
+            self.demands.setdefault(leader, []).append(position)
+
+    def add_tap(self, prefill: int, position: int, slot: SlotId) -> None:
+        """Of prefill number ``prefill``; decodes must be final."""
+        self.taps.append(Tap(int(self.decode_rows.size) + prefill, position, slot))
+
+    def copy_slot(self, running: SlotId, kept: SlotId) -> None:
+        self.copies.append(SlotCopy(running, kept))
+
+    def seal(self, step: int, rows: RowTable) -> StepPlan:
+        """The plan; ``rows`` is the table as it stands."""
+        reservation = self.draft.seal()
+        decode_count = int(self.decode_rows.size)
+        starts, tokens = rows.computed[self.decode_rows], rows.last_token[self.decode_rows]
+        lineup, moved = self.lineup, reservation.moves.slot_patches
+        if self.decode_rows is lineup.rows and not self.prefill_rows and not moved:
+            runs = _Runs(lineup.seqs, lineup.rows, starts, lineup.lengths, lineup.slots, lineup.fresh,
+                         lineup.samples, tokens)
+        else:
+            runs = self._runs(starts, tokens, rows)
+            for patch in moved:
+                runs.slots[runs.rows == rows.row_of_id(patch.seq)] = patch.slot
+        return StepPlan(
+            step=step,
+            seqs=runs.seqs,
+            rows=runs.rows,
+            starts=runs.starts,
+            lengths=runs.lengths,
+            slots=runs.slots,
+            fresh=runs.fresh,
+            samples=runs.samples,
+            tokens=runs.tokens,
+            decode_count=decode_count,
+            rows_cleared=tuple(self.rows_cleared),
+            admissions=tuple(self.admissions),
+            table_writes=self._table_writes(),
+            table_patches=_patches(reservation.table_patches, rows),
+            zero_frames=reservation.zero_frames,
+            slot_copies=_copies((*reservation.slot_copies, *self.copies)),
+            page_copies=_copies(reservation.page_copies),
+            parks=_parked(reservation.parked),
+            restores=_parked(reservation.restored),
+            kv_parks=_records(reservation.kv_parked),
+            kv_restores=_records(reservation.kv_restored),
+            taps=tuple(self.taps),
+            prompt_logprob_runs=tuple(decode_count + at for at, seq in enumerate(self.prefill_seqs)
+                                      if seq.prompt_logprobs_due),
+            reservation=reservation,
+            preempted=tuple(seq.id for seq in self.preempted),
+            finished=tuple(self.finished),
+            reclaiming=self.reclaiming,
+        )
+
+    def _runs(self, starts: Int32s, tokens: Int32s, rows: RowTable) -> _Runs:
+        """Decodes from ``starts`` on, fed ``tokens``, and prefills."""
+        decodes = self.decode_rows
+        all_starts = np.concatenate([starts, np.asarray(self.prefill_starts, dtype=np.int32)])
+        ends = np.concatenate([starts + 1, np.asarray(self.prefill_ends, dtype=np.int32)])
+        samples = np.ones(ends.size, dtype=np.bool_)
+        samples[decodes.size:] = self.prefill_samples
+        return _Runs(
+            seqs=(*rows.seq_ids[decodes].tolist(), *(seq.id for seq in self.prefill_seqs)),
+            rows=np.concatenate([decodes, np.asarray(self.prefill_rows, dtype=np.int32)]),
+            starts=all_starts,
+            lengths=ends - all_starts,
+            slots=np.concatenate([rows.slots[decodes], np.asarray(self.prefill_slots, dtype=np.int32)]),
+            fresh=all_starts == 0,
+            samples=samples,
+            tokens=np.concatenate([tokens, *self.prefill_tokens]))
+
+    def _table_writes(self) -> Int32s:
+        if not self.write_rows:
+            return no_writes()
+        return np.asarray([self.write_rows, self.write_indexes, self.write_pages], dtype=np.int32)
+
+
+def _copies(copies: Seq[PageCopy] | Seq[SlotCopy]) -> Int32s:
+    if not copies:
+        return no_copies()
+    return np.asarray([[copy.src for copy in copies], [copy.dst for copy in copies]], dtype=np.int32)
+
+
+def _parked(states: Seq[Park] | Seq[Restore]) -> Int32s:
+    if not states:
+        return none_parked()
+    return np.asarray([(state.slot, *state.pages) for state in states], dtype=np.int32)
+
+
+def _records(parcels: Seq[KvPark] | Seq[KvRestore]) -> Int32s:
+    return np.concatenate([parcel.rows for parcel in parcels]) if parcels else no_records()
+
+
+def _patches(patches: Seq[TablePatch], rows: RowTable) -> Int32s:
+    if not patches:
+        return no_writes()
+    written = [(rows.row_of_id(patch.seq), patch.first_index + at, page)
+               for patch in patches for at, page in enumerate(patch.pages)]
+    return np.asarray(written, dtype=np.int32).T

@@ -1,0 +1,97 @@
+"""A block's two products and what lies between them, in one crossing into the kernels.
+
+    op by op     x -> product -> middle -> product -> y        three crossings, three tensors made
+    a chain      x -> [ product  middle  product ] -> y        one, and the same kernels in the same order
+
+Worth it with few rows of x, where a product streams its weights through the caches and leaves nothing of the
+interpreter in them: what Python does between two products then takes longer than the middle itself. With
+many it is nothing beside the arithmetic, and the room between the products would be large (csrc/chain.hpp).
+
+A chain is bound to the addresses of its weights, and made anew where they have moved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from weft.tensor import native
+from weft.tensor.ops.quantized_linear import native as quantized
+from weft.tensor.ops.tiled_linear import native as tiled
+from weft.tensor.weights.quantized import QuantizedWeight
+from weft.tensor.weights.twelve_bit import InTiles
+
+MOST_ROWS = 64
+"""Rows of x that are taken: what decodes together, of ordinary servers on a CPU."""
+
+
+@dataclass(slots=True)
+class Chain:
+    """Two products, each a weight in any form and its bias or None. Never changed once it has run."""
+
+    first: Any
+    first_bias: torch.Tensor | None
+    second: Any
+    second_bias: torch.Tensor | None
+    _bound: Any = field(default=None, init=False, repr=False, compare=False)
+    _at: tuple[int, int] = field(default=(0, 0), init=False, repr=False, compare=False)
+    _biases: list[torch.Tensor | None] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def bound(self, x_TD: torch.Tensor) -> Any:
+        """The kernels' side of it, where they can take ``x_TD`` [T, D]; else None."""
+        if not (0 < x_TD.shape[0] <= MOST_ROWS and native.fits(x_TD) and x_TD.stride(1) == 1):
+            return None
+        first, second = _address(self.first, x_TD), _address(self.second, x_TD)
+        if not first or not second:
+            return None
+        if self._at != (first, second):
+            self._biases = [None if bias is None else bias.float().contiguous()
+                            for bias in (self.first_bias, self.second_bias)]
+            self._bound = native.extension().Chain(_product(self.first, self._biases[0]),
+                                                   _product(self.second, self._biases[1]))
+            self._at = first, second
+        return self._bound
+
+    @property
+    def stays(self) -> bool:
+        """Whether its first weight lies where it did when it was bound."""
+        weight = self.first
+        held = weight.body if isinstance(weight, InTiles) else weight.codes
+        return bool(held.data_ptr() == self._at[0])
+
+    def out(self, x_TD: torch.Tensor) -> torch.Tensor:
+        return torch.empty((x_TD.shape[0], self.second.rows), dtype=x_TD.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A chain and its middle, as a stack of layers takes them (csrc/stack.hpp): ``middle`` is a number of
+    ``Middle``, the rest as the op of that middle hands it over."""
+
+    chain: Chain
+    middle: int
+    layer: Any = ()
+    conv: Any = (0, 0, 0, 0)
+    first: Any = (0, 0, 0)
+    second: Any = (0, 0, 0)
+    scales: Any = (0, 0, 0)
+    number: int = 0
+
+
+def _address(weight: Any, x_TD: torch.Tensor) -> int:
+    """Of the weight, 0 where a chain does not take it."""
+    if isinstance(weight, InTiles):
+        return weight.body.data_ptr() if tiled.supported(x_TD, weight) else 0
+    if isinstance(weight, QuantizedWeight):
+        served = quantized.supported(x_TD, weight) and not quantized.widened(x_TD.shape[0], weight)
+        return weight.codes.data_ptr() if served else 0
+    return 0
+
+
+def _product(weight: InTiles | QuantizedWeight, bias: torch.Tensor | None) -> Any:
+    address = 0 if bias is None else bias.data_ptr()
+    if isinstance(weight, InTiles):
+        return weight.native(), address, False
+    return quantized.weight_of(weight), address, weight.exact

@@ -1,0 +1,154 @@
+"""Compiles every Triton kernel for GPUs that are not here: a check that a machine without one can make.
+
+    python -m weft.tensor.gpu.compile_gate          the largest shape of each kernel, for the two GPUs in turn
+    python -m weft.tensor.gpu.compile_gate --all    every shape that a kernel file lists, for both
+
+    src/weft/**/triton.py, *_kernels.py --compilations()--> signature, constants --> cubin for sm_80, sm_90
+                                                                              shared memory <= what an SM has
+                                                                              registers spilled: said
+
+It finds what Triton's interpreter cannot: types that do not fit, shapes that a tensor core does not take, and
+tiles that need more shared memory than there is (which on a GPU is an error at the first launch). It says
+nothing of results or of speed. Without TRITON_INTERPRET, and in a process of its own: whether a kernel is
+interpreted is decided when it is defined. Triton keeps what it compiled (TRITON_CACHE_DIR).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from math import prod
+from pathlib import Path
+from types import ModuleType
+
+from weft.tensor.gpu.compilation import Compilation
+
+SHARED_MAX_BYTES = {80: 163 * 1024, 90: 227 * 1024}
+"""Compute capability -> shared memory that one program may take: A100, H100."""
+WARP_THREADS = 32
+_KERNEL_FILE = re.compile(r"(triton|\w+_kernels)\.py")
+_DEFINES = re.compile(r"^@triton\.jit", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``fault``: why it cannot run there, None where it can. ``spilled_bytes``: of a thread's registers that
+    had to go to memory; None where that is not known."""
+
+    name: str
+    capability: int
+    shared_bytes: int
+    spilled_bytes: int | None
+    seconds: float
+    fault: str | None
+
+
+def kernel_modules() -> list[ModuleType]:
+    """The modules of weft that launch kernels of their own."""
+    root = Path(__file__).resolve().parents[2]
+    found = [path for path in sorted(root.rglob("*.py")) if _KERNEL_FILE.fullmatch(path.name)
+             and _DEFINES.search(path.read_text(encoding="utf-8"))]
+    return [importlib.import_module(".".join(("weft", *path.relative_to(root).with_suffix("").parts)))
+            for path in found]
+
+
+def compilations_of(module: ModuleType) -> list[Compilation]:
+    """Raises AttributeError for a kernel file that does not say how it is compiled."""
+    made: list[Compilation] = module.compilations()
+    assert made, f"{module.__name__} lists no compilation"
+    return made
+
+
+def most_demanding(made: Sequence[Compilation]) -> list[Compilation]:
+    """Of each kernel function the shape with the largest tiles, and of equals the one with most stages."""
+    def size(one: Compilation) -> tuple[int, int]:
+        tiles = [value for value in one.constants.values() if type(value) is int and value > 1]
+        return prod(tiles), one.num_stages
+
+    largest: dict[int, Compilation] = {}
+    for one in made:
+        held = largest.get(id(one.kernel))
+        if held is None or size(one) > size(held):
+            largest[id(one.kernel)] = one
+    return list(largest.values())
+
+
+def compiled(one: Compilation, capability: int) -> Outcome:
+    """``one`` for a GPU of ``capability``, to the end: machine code."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    started, shared, fault, spilled = time.perf_counter(), 0, None, None
+    try:
+        kernel = triton.compile(
+            ASTSource(one.kernel, one.signature, one.constants, _aligned(one)),
+            target=GPUTarget("cuda", capability, WARP_THREADS),
+            options={"num_warps": one.num_warps, "num_stages": one.num_stages})
+    except Exception as error:  # a compiler has many ways to refuse; each is the answer here
+        fault = f"{type(error).__name__}: {error}".strip()
+    else:
+        shared, spilled = int(kernel.metadata.shared), _spilled_bytes(kernel.asm["cubin"])
+        if shared > SHARED_MAX_BYTES[capability]:
+            fault = f"takes {shared} bytes of shared memory, of {SHARED_MAX_BYTES[capability]}"
+    return Outcome(one.name, capability, shared, spilled, time.perf_counter() - started, fault)
+
+
+def _spilled_bytes(cubin: bytes) -> int | None:
+    """What the machine code sets aside for each thread, as the toolkit that comes with Triton reads it."""
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        try:
+            said = subprocess.run([knobs.nvidia.cuobjdump.path, "-res-usage", file.name], check=True,
+                                  capture_output=True, text=True).stdout
+        except (OSError, subprocess.CalledProcessError):
+            return None
+    found = re.search(r"STACK:(\d+)", said)
+    return None if found is None else int(found[1])
+
+
+def _aligned(one: Compilation) -> dict[tuple[int], list[list[str | int]]]:
+    """What a launch finds out of its arguments: addresses and counts are multiples of 16, so loads are wide
+    and go through shared memory. Without it a kernel would seem to need a fraction of what it does."""
+    return {(index,): [["tt.divisibility", 16]] for index, kind in enumerate(one.signature.values())
+            if kind.startswith("*") or kind in ("i32", "i64")}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--all", action="store_true", help="every shape for every GPU")
+    parser.add_argument("--only", default="", help="modules with this in their name")
+    args = parser.parse_args(argv)
+    assert os.environ.get("TRITON_INTERPRET", "0") != "1", "interpreted kernels are not compiled"
+    faults, in_turn = 0, cycle(SHARED_MAX_BYTES)
+    for module in kernel_modules():
+        if args.only not in module.__name__:
+            continue
+        made = compilations_of(module)
+        for one in made if args.all else most_demanding(made):
+            for capability in SHARED_MAX_BYTES if args.all else [next(in_turn)]:
+                if capability < one.oldest:
+                    continue
+                outcome = compiled(one, capability)
+                faults += outcome.fault is not None
+                print(f"{module.__name__.removeprefix('weft.')}  {one.name}  sm_{capability}  "
+                      f"{outcome.shared_bytes / 1024:.0f} KiB shared  {outcome.spilled_bytes} B spilled  "
+                      f"{outcome.seconds:.1f} s  "
+                      f"{outcome.fault or 'ok'}", flush=True)
+    print(f"{faults} faults")
+    return min(faults, 1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

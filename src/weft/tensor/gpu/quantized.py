@@ -1,0 +1,73 @@
+"""Tiles of quantised weights between memory and registers: what the Triton kernels of int8 and int4 share.
+
+Codes lie in the order that CPUs want (``tensor.quantized``): tiles of 16 rows, in each of them 4 columns of
+all rows at a time. A block of BN rows and BK columns is therefore BN / 16 dense pieces; they are loaded as
+they lie, in 16-byte loads, and put in order in registers, where order costs nothing:
+
+    int8   [BN/16, BK/4 x 16 x 4] --view, permute--> W^T [BK, BN]
+    int4   [BN/16, BK/8 x 16 x 4] --halves join----> [BN/16, BK/8, 16, 4, 2] --permute--> W^T [BK, BN]
+
+A code becomes a float by its bits (2^23 + code, less 2^23 and the zero), because the conversion unit takes
+16 numbers a clock. Code less zero is exact, times the scale is rounded to the dtype of the other factor once:
+the numbers that ``QuantizedWeight.dense`` gives.
+
+Rejected: another layout on GPUs (a second set of bugs, and checkpoints rounded here could not be kept once).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from weft.tensor.weights.quantized import LINE, TILE_ROWS, QuantizedWeight
+
+FORMS: dict[str, str] = {"codes": "*u8", "zeros": "*u8"}
+"""Types of pointers to a weight, but for its scales, which are float16 or float32."""
+
+
+def constants_of(weight: QuantizedWeight) -> dict[str, Any]:
+    """What a kernel is compiled for, of one matrix of ``weight``."""
+    columns = weight.codes.shape[-3] * TILE_ROWS * 4 // (2 * weight.bits)
+    return form(weight.bits, weight.codes.shape[-4] * TILE_ROWS, columns, weight.group,
+                zeros=weight.zeros is not None)
+
+
+def form(bits: int, rows: int, columns: int, group: int, *, zeros: bool = False) -> dict[str, Any]:
+    """``rows`` and ``columns`` as they are stored: whole tiles, whole lines."""
+    return {"BITS": bits, "GROUP": group, "GROUPS": -(-columns // group), "TILES": rows // TILE_ROWS,
+            "LINES": columns // LINE, "ZEROS": zeros}
+
+
+@triton.jit
+def load_right(codes, scales, zeros, first, begin, BITS: tl.constexpr, GROUP: tl.constexpr,
+               GROUPS: tl.constexpr, TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr,
+               BN: tl.constexpr, BK: tl.constexpr):
+    """W^T [BK, BN] float32 of one matrix: rows from ``first`` (a multiple of 16) on, columns from ``begin``
+    (a multiple of BK) on; 0 where there are none. A matrix has TILES of 16 rows and LINES of 32 columns."""
+    STEP: tl.constexpr = 2 * BITS              # bytes of a column of 16 rows
+    tile = first // 16 + tl.arange(0, BN // 16)
+    piece = tl.arange(0, BK * STEP)
+    here = (tile < TILES)[:, None] & (begin * STEP + piece < LINES * 32 * STEP)[None, :]
+    x = tl.load(codes + tile[:, None].to(tl.int64) * (LINES * 32 * STEP) + begin * STEP + piece[None, :],
+                mask=here, other=0)
+    if BITS == 4:
+        x = tl.reshape(x, (BN // 16, BK // 8, 16, 4))
+        x = tl.permute(tl.join(x & 15, x >> 4), (1, 4, 3, 0, 2))
+    else:
+        x = tl.permute(tl.reshape(x, (BN // 16, BK // 4, 16, 4)), (1, 3, 0, 2))
+    x = tl.reshape(x, (BK, BN))
+    wide = (x.to(tl.uint32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+    line = begin // 32 + tl.arange(0, BK // 32)
+    row = first + tl.arange(0, BN)
+    at = (row // 16)[None, :] * (GROUPS * 16) + (line * 32 // GROUP)[:, None] * 16 + (row % 16)[None, :]
+    there = (line < LINES)[:, None] & (row < TILES * 16)[None, :]
+    scale = tl.load(scales + at, mask=there, other=0.0).to(tl.float32)
+    wide = tl.reshape(wide, (BK // 32, 32, BN))
+    if ZEROS:
+        zero = tl.load(zeros + at, mask=there, other=0).to(tl.float32)
+        wide = wide - zero[:, None, :]
+    else:
+        wide = wide - (1 << (BITS - 1))
+    return tl.reshape(wide * scale[:, None, :], (BK, BN))

@@ -1,0 +1,252 @@
+"""Weights in 8 or 4 bits, in the order in which the kernels read them.
+
+    value[row, column] = (code - zero) * scale        scale, zero: one for each ``group`` columns of a row
+
+    codes   tile 0 | columns 0-3 of rows 0..15 | columns 4-7 of rows 0..15 | ...        int8: 64 bytes each
+            tile 1 | ...                                              int4: 64 bytes hold two, low half first
+    scales  tile 0 | group 0 of rows 0..15 | group 1 of rows 0..15 | ...
+
+Sixteen rows are the sixteen lanes of a vector: nothing is added across lanes, and one load brings sixteen
+scales. Rows are padded to tiles, columns to lines of 32. Codes are unsigned, as the byte products of CPUs
+want their left side; without ``zeros`` the zero is in the middle (128, 8).
+
+``Codes`` is the same by plain rows: what a checkpoint stores, what rounding makes. Weights made here have
+groups of 128 (int8) and 32 (int4), symmetric: measured in docs/quantization.md.
+
+A leading dim (experts) is allowed everywhere: codes [E, rows, columns] and so on.
+
+Rejected: one layout for the kernels and one for torch. The torch path unpacks tiles with a view and a
+permute; two layouts would be two sets of bugs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from weft.tensor.weights import large_pages
+
+TILE_ROWS = 16
+LINE = 32
+"""Columns that share a scale of the input: groups are multiples of it."""
+PART = 128
+"""Columns that share a scale of the input where inputs are always rounded (``byte_inputs``)."""
+GROUPS: dict[int, int] = {8: 128, 4: 32}
+"""Bits -> columns per scale, of weights that are rounded here."""
+MIDDLE: dict[int, int] = {8: 128, 4: 8}
+_HALF_MAX = 65504.0
+_REACHES = (7.5, 8.0, 8.5, 9.0, 10.0)
+"""Steps from zero to a group's largest weight that are tried in int4; beyond 8 it is cut off."""
+_ROUNDED_ELEMENTS = 1 << 18
+"""Rounded at a time: what it takes to do so stays in the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """``codes`` uint8 [..., rows, columns]; ``scales`` float32 [..., rows, groups]; ``zeros`` uint8 of the
+    same shape, None for the middle. ``group``: columns per scale."""
+
+    bits: int
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    group: int
+
+    def dense(self) -> torch.Tensor:
+        """The values, float32 [..., rows, columns]."""
+        columns = self.codes.shape[-1]
+        zeros = MIDDLE[self.bits] if self.zeros is None else _per_column(self.zeros, self.group, columns)
+        return (self.codes.float() - zeros) * _per_column(self.scales, self.group, columns)
+
+    def reordered(self, order: Callable[[torch.Tensor], torch.Tensor]) -> Codes:
+        """Rows in another order: ``order`` takes [rows, anything]."""
+        return replace(self, codes=order(self.codes), scales=order(self.scales),
+                       zeros=None if self.zeros is None else order(self.zeros))
+
+    def above(self, *others: Codes) -> Codes:
+        """With the rows of ``others``, of the same bits and groups, below."""
+        parts = (self, *others)
+        zeros = None
+        if any(part.zeros is not None for part in parts):
+            zeros = torch.cat([torch.full(part.scales.shape, MIDDLE[self.bits], dtype=torch.uint8,
+                                          device=part.scales.device) if part.zeros is None else part.zeros
+                               for part in parts], dim=-2)
+        return replace(self, codes=torch.cat([part.codes for part in parts], dim=-2), zeros=zeros,
+                       scales=torch.cat([part.scales for part in parts], dim=-2))
+
+
+def _per_column(of_groups: torch.Tensor, group: int, columns: int) -> torch.Tensor:
+    return of_groups.float().repeat_interleave(group, dim=-1)[..., :columns]
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """``codes`` uint8 [..., tiles, lines x 8 or 4, 16, 4]; ``scales`` float16 or float32 [..., tiles, groups,
+    16]; ``zeros`` uint8 of the same shape or None. ``exact``: inputs are not rounded to int8, whatever the
+    kernels could do. ``byte_inputs``: they are rounded to int8 everywhere, by parts of 128 columns, and the
+    product is the same to the bit on every machine."""
+
+    bits: int
+    rows: int
+    columns: int
+    group: int
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None = None
+    exact: bool = False
+    byte_inputs: bool = False
+
+    @property
+    def form(self) -> str:
+        """``int8``, ``int4``, ``w8a8``."""
+        return "w8a8" if self.byte_inputs else f"int{self.bits}"
+
+    @property
+    def held_bytes(self) -> int:
+        parts = (self.codes, self.scales) if self.zeros is None else (self.codes, self.scales, self.zeros)
+        return sum(part.numel() * part.itemsize for part in parts)
+
+    @property
+    def device(self) -> torch.device:
+        return self.codes.device
+
+    def of(self, index: int) -> QuantizedWeight:
+        """One of a stack."""
+        return replace(self, codes=self.codes[index], scales=self.scales[index],
+                       zeros=None if self.zeros is None else self.zeros[index])
+
+    def dense(self, first: int = 0, last: int | None = None, dtype: torch.dtype = torch.float32,
+              ) -> torch.Tensor:
+        """Rows [first, last) as values [..., last - first, columns]; ``first`` a multiple of 16."""
+        last = self.rows if last is None else last
+        return self.by_rows(first, last).dense()[..., :last - first, :self.columns].to(dtype)
+
+    def by_rows(self, first: int, last: int) -> Codes:
+        """The tiles of rows [first, last) by plain rows, with what fills the last tile and the last line."""
+        assert first % TILE_ROWS == 0, "tiles are taken whole"
+        tiles = slice(first // TILE_ROWS, -(-last // TILE_ROWS))
+        codes = self.codes[..., tiles, :, :, :]
+        if self.bits == 4:
+            codes = torch.stack((codes & 15, codes >> 4), dim=-3).flatten(-4, -3)
+        lines = codes.shape[-3] * 4
+        plain = codes.transpose(-3, -2).flatten(-2).flatten(-3, -2)          # [..., rows, columns]
+        zeros = None if self.zeros is None else _by_row(self.zeros[..., tiles, :, :])
+        assert plain.shape[-1] == lines
+        return Codes(self.bits, plain, _by_row(self.scales[..., tiles, :, :]).float(), zeros, self.group)
+
+
+def _by_row(of_tiles: torch.Tensor) -> torch.Tensor:
+    """[..., tiles, groups, 16] -> [..., rows, groups]."""
+    return of_tiles.transpose(-2, -1).flatten(-3, -2)
+
+
+def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) -> QuantizedWeight:
+    """The same values in the kernels' order. Scales become float16 where none of them is changed by it.
+    ``byte_inputs`` is for int8 without zeros, whose groups are parts of 128 columns or several: others stay
+    what they are."""
+    rows, columns = codes.codes.shape[-2:]
+    assert codes.group % LINE == 0, f"groups of {codes.group} columns are no whole lines of {LINE}"
+    group = min(codes.group, _up(columns, LINE))
+    plain = _pad(codes.codes, _up(rows, TILE_ROWS), _up(columns, LINE))
+    tiles = _cut(_cut(plain, -2, TILE_ROWS), -1, 4).transpose(-3, -2)
+    if codes.bits == 4:
+        pairs = _cut(tiles, -3, 2)
+        tiles = pairs[..., 0, :, :] | (pairs[..., 1, :, :] << 4)
+    scales = _by_tile(codes.scales.float())
+    half = scales.half()
+    zeros = None if codes.zeros is None else _by_tile(codes.zeros)
+    if not scales.is_meta:
+        scales = half if torch.equal(half.float(), scales) else scales
+        if zeros is not None and bool((zeros == MIDDLE[codes.bits]).all()):
+            zeros = None
+    return QuantizedWeight(codes.bits, rows, columns, group, large_pages.copied(tiles), scales.contiguous(),
+                           None if zeros is None else zeros.contiguous(), exact,
+                           byte_inputs and codes.bits == 8 and zeros is None
+                           and (group % PART == 0 or group >= columns))
+
+
+def _by_tile(of_rows: torch.Tensor) -> torch.Tensor:
+    padded = _pad(of_rows, _up(of_rows.shape[-2], TILE_ROWS), of_rows.shape[-1])
+    return _cut(padded, -2, TILE_ROWS).transpose(-2, -1)
+
+
+def _cut(x: torch.Tensor, dim: int, into: int) -> torch.Tensor:
+    """``dim`` as two: pieces, and the ``into`` elements of each."""
+    dim %= x.ndim
+    return x.reshape(*x.shape[:dim], -1, into, *x.shape[dim + 1:])
+
+
+def _pad(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    return torch.nn.functional.pad(x, (0, columns - x.shape[-1], 0, rows - x.shape[-2]))
+
+
+def _up(count: int, of: int) -> int:
+    return -(-count // of) * of
+
+
+def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """Weights of one shape as one, with a dim before the others; experts, whose kernels know no
+    ``byte_inputs``."""
+    wide = any(weight.scales.dtype == torch.float32 for weight in weights)
+    zeros = None
+    if any(weight.zeros is not None for weight in weights):
+        zeros = torch.stack([torch.full(weight.scales.shape, MIDDLE[weight.bits], dtype=torch.uint8,
+                                        device=weight.device) if weight.zeros is None else weight.zeros
+                             for weight in weights])
+    scales = [weight.scales.float() if wide else weight.scales for weight in weights]
+    return replace(weights[0], codes=torch.stack([weight.codes for weight in weights]), zeros=zeros,
+                   scales=torch.stack(scales), byte_inputs=False)
+
+
+def rounded(weight: torch.Tensor, bits: int) -> Codes:
+    """``weight`` [..., rows, columns] of any float dtype, rounded to ``bits``: symmetric, with scales that
+    float16 holds.
+
+    int8: a scale reaches the largest of its group. int4: the largest, with its sign, becomes -8; then of a
+    few smaller scales the one with the least squared error is taken (a group's largest weight is an outlier
+    more often than not)."""
+    group = GROUPS[bits]
+    columns = weight.shape[-1]
+    if weight.is_meta:
+        scales = weight.new_empty((*weight.shape[:-1], -(-columns // group)), dtype=torch.float32)
+        return Codes(bits, weight.to(torch.uint8), scales, None, group)
+    codes = weight.new_empty((*weight.shape[:-1], _up(columns, group)), dtype=torch.uint8)
+    groups, scales = codes.view(-1, group), weight.new_empty(codes.numel() // group, dtype=torch.float32)
+    padded = torch.nn.functional.pad(weight, (0, _up(columns, group) - columns)).view(-1, group)
+    step = _ROUNDED_ELEMENTS // group
+    for first in range(0, padded.shape[0], step):
+        at = slice(first, first + step)
+        part = padded[at].float()
+        scale = _scales(part, bits)
+        groups[at] = _steps(part, scale, bits).add_(MIDDLE[bits]).to(torch.uint8)
+        scales[at] = scale.squeeze(1)
+    return Codes(bits, codes[..., :columns], scales.view(*weight.shape[:-1], -1), None, group)
+
+
+def _scales(groups: torch.Tensor, bits: int) -> torch.Tensor:
+    """Of groups [n, columns]: float32 [n, 1], numbers that float16 holds."""
+    if bits == 8:
+        return _stored(groups.abs().amax(1, keepdim=True) / 127)
+    most = groups.gather(1, groups.abs().argmax(1, keepdim=True))
+    least = torch.full_like(most, torch.inf)
+    scales = torch.zeros_like(most)
+    for reach in _REACHES:
+        tried = _stored(most / -reach)
+        error = _steps(groups, tried, 4).mul_(tried).sub_(groups)
+        error = torch.linalg.vecdot(error, error).unsqueeze(1)
+        scales = torch.where(error < least, tried, scales)
+        least = torch.minimum(error, least)
+    return scales
+
+
+def _stored(scales: torch.Tensor) -> torch.Tensor:
+    """As float16 holds them."""
+    return scales.clamp(-_HALF_MAX, _HALF_MAX).half().float()
+
+
+def _steps(groups: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
+    """How many scales from zero, as floats; 0 where the scale is."""
+    inverse = torch.where(scales == 0, 0.0, 1 / scales)
+    return (groups * inverse).round_().clamp_(-8 if bits == 4 else -127, 7 if bits == 4 else 127)

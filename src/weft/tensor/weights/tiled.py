@@ -1,0 +1,95 @@
+"""A float matrix in the order in which the C++ kernel reads it.
+
+    tile 0 | column 0 of rows 0..15 | column 1 of rows 0..15 | ...        64 bytes each
+    tile 1 | ...                      (bfloat16: columns 0-1, columns 2-3, ...)
+
+Sixteen rows are the lanes of a vector, and one instruction multiplies a column of them (bfloat16: a pair of
+columns) with a number of x and adds: the weights are one stream from memory, nothing is added across lanes,
+and a row of x gives the same bits whatever rows are beside it. A few rows of x go at the speed of memory,
+many as fast as with the matrix library (``python -m benchmarks.linear``).
+
+float32 is tiled wherever the kernels know the CPU's vectors; bfloat16 where it multiplies pairs (AVX512-BF16)
+and has no matrix unit (AMX), with which the library's order is the faster one for prompts. Tiles replace the
+rows. An embedding that is the head as well is kept in tiles too: a token's row is a gather.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from weft.tensor import native
+from weft.tensor.weights import large_pages
+
+TILE_ROWS = 16
+_FORMS = {torch.bfloat16: 4, torch.float32: 5}
+"""Their numbers in csrc/kernels.hpp."""
+WORTH_TILING = 1 << 14
+"""Elements of a weight from which on the order counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class TiledWeight:
+    """``tiles`` [tiles, columns / pack, 16, pack], float32 (pack 1) or bfloat16 (pack 2); rows are padded to
+    whole tiles."""
+
+    tiles: torch.Tensor
+    rows: int
+    columns: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tiles.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.tiles.device
+
+    @property
+    def body(self) -> torch.Tensor:
+        """What is nearly all of it."""
+        return self.tiles
+
+    @property
+    def held_bytes(self) -> int:
+        """Without what fills the last tile."""
+        return self.rows * self.columns * self.tiles.itemsize
+
+    def native(self) -> tuple[int, ...]:
+        """As the extension takes it."""
+        assert self.tiles.is_contiguous()
+        form = _FORMS[self.dtype]
+        return self.tiles.data_ptr(), form, self.columns, self.rows, 0, False, 0, self.columns, 0
+
+    def dense(self) -> torch.Tensor:
+        """[rows, columns], a copy."""
+        return self.tiles.transpose(1, 2).reshape(-1, self.columns)[:self.rows].contiguous()
+
+    def rows_at(self, rows_T: torch.Tensor) -> torch.Tensor:
+        """int64 [T] -> those rows, [T, columns]."""
+        return self.tiles[rows_T // TILE_ROWS, :, rows_T % TILE_ROWS].flatten(1)
+
+
+def tiled(weight: torch.Tensor, *, to_stay: bool = True) -> TiledWeight | None:
+    """``weight`` [rows, columns] in tiles; None where that is not the faster order. ``to_stay``: in memory
+    for what is kept."""
+    if weight.device.type != "cpu" or weight.numel() < WORTH_TILING or not serves(weight.dtype):
+        return None
+    rows, columns = weight.shape
+    pack = 4 // weight.itemsize
+    if columns % pack:
+        return None
+    padded = F.pad(weight, (0, 0, 0, -rows % TILE_ROWS))
+    tiles = padded.view(-1, TILE_ROWS, columns // pack, pack).transpose(1, 2)
+    return TiledWeight(large_pages.copied(tiles) if to_stay else tiles.contiguous(), rows, columns)
+
+
+def serves(dtype: torch.dtype) -> bool:
+    """Whether the kernel is the faster one for ``dtype`` on this CPU."""
+    if not native.in_use():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(native.extension().has_bf16_products()) and not torch.cpu._is_amx_tile_supported()
+    return dtype == torch.float32 and native.extension().instruction_set() != "portable"

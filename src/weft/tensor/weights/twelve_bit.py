@@ -1,0 +1,149 @@
+"""A bfloat16 matrix in 12 bits a weight, from which every bit comes back.
+
+    bfloat16   s e e e e e e e | e m m m m m m m    sixteen upper bytes make up nearly all of a tile's weights
+
+    unit       lower bytes, columns 0-3 | lower bytes, columns 4-7 | codes of the upper bytes
+               of 8 columns of 16 rows, 64 bytes each; those of two tiles take turns
+    odd        the weights whose upper byte is none of their tile's sixteen, whole
+
+A step of few rows takes as long as it takes to read the weights: three quarters of the bytes are three
+quarters of the time. The kernel (csrc/squeezed.inl) unpacks in registers what it multiplies, so its sums are
+those of the tiles (``tensor.tiled``) to the last bit, for any number of rows.
+
+Weights of a tile are alike: those of a trained layer, as those of a normal distribution, lie within sixteen
+powers of two but for one in some ten thousand. A matrix of others (more than ``ODD_MOST`` odd) stays in
+tiles, and so does a small one, which is read out of the caches.
+
+Rejected: an entropy code (11 bits, as DFloat11 has it, arXiv 2504.11651), whose weights come out one after
+the other, not 64 at a time; one table for a matrix (rows of an embedding differ by powers of two).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from weft.tensor import native
+from weft.tensor.weights import large_pages
+from weft.tensor.weights.tiled import TILE_ROWS, TiledWeight, tiled
+
+UNIT_COLUMNS = 8
+WORTH_SQUEEZING = 1 << 19
+"""Elements of a weight from which on it is read out of memory and not out of a cache."""
+ODD_MOST = 1 / 256
+"""Of the weights of a matrix: each costs a write of its own."""
+_FORM = 7
+"""Its number in csrc/kernels.hpp."""
+
+
+@dataclass(frozen=True, slots=True)
+class SqueezedWeight:
+    """``units`` uint8 [tiles / 2, columns / 8, 2, 3, 64], of an even number of tiles; ``highs`` uint8
+    [tiles, 16], the bytes that codes stand for; ``odd`` int64 [tiles + n]: for each tile where in ``odd`` its
+    weights begin, then those, place in the tile << 16 | bits by place, and one behind all places at the end
+    of each tile's."""
+
+    units: torch.Tensor
+    highs: torch.Tensor
+    odd: torch.Tensor
+    rows: int
+    columns: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16
+
+    @property
+    def device(self) -> torch.device:
+        return self.units.device
+
+    @property
+    def body(self) -> torch.Tensor:
+        return self.units
+
+    @property
+    def form(self) -> str:
+        return "bfloat16 in 12 bits"
+
+    @property
+    def held_bytes(self) -> int:
+        """Without what fills the last tile."""
+        return self.rows * self.columns * 3 // 2 + self.highs.numel() + self.odd.numel() * 8
+
+    def native(self) -> tuple[int, ...]:
+        """As the extension takes it."""
+        return (self.units.data_ptr(), _FORM, self.columns, self.rows, self.highs.data_ptr(), False, 0,
+                self.columns, self.odd.data_ptr())
+
+    def tiled(self) -> TiledWeight:
+        """The tiles that it was made of."""
+        by_tile = self.units.transpose(1, 2).flatten(0, 1)
+        tiles, units = by_tile.shape[:2]
+        codes = torch.stack((by_tile[:, :, 2] & 15, by_tile[:, :, 2] >> 4), 2)
+        highs = self.highs.gather(1, codes.view(tiles, -1).long()).view_as(codes)
+        # Of 64 bytes: 4 x 4 rows, each of both pairs of columns, 2 columns of a pair.
+        words = torch.stack((by_tile[:, :, :2], highs), -1).view(tiles, units, 2, 4, 2, 4, 2, 2)
+        plain = words.permute(0, 1, 2, 4, 3, 5, 6, 7).contiguous().view(torch.int16).view(tiles, -1)
+        for tile, begin in enumerate(self.odd[:tiles].tolist()):
+            end = int(self.odd[tile + 1]) if tile + 1 < tiles else self.odd.shape[0]
+            own = self.odd[begin:end - 1]
+            plain[tile, own >> 16] = own.to(torch.int16)
+        whole = plain.view(torch.bfloat16).view(tiles, -1, TILE_ROWS, 2)
+        return TiledWeight(whole[:-(-self.rows // TILE_ROWS)], self.rows, self.columns)
+
+    def dense(self) -> torch.Tensor:
+        """[rows, columns], a copy."""
+        return self.tiled().dense()
+
+    def rows_at(self, rows_T: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """int64 [T] -> those rows, [T, columns]. Raises IndexError for one beyond the table."""
+        if not native.in_use():
+            return self.dense()[rows_T]
+        rows_T = rows_T.contiguous()
+        assert rows_T.dtype == torch.int64
+        if out is None:
+            out = torch.empty((rows_T.shape[0], self.columns), dtype=torch.bfloat16)
+        if not native.extension().squeezed_rows(self.native(), rows_T.data_ptr(), rows_T.shape[0],
+                                                out.data_ptr()):
+            raise IndexError(f"rows {rows_T.tolist()} of a table of {self.rows}")
+        return out
+
+
+InTiles = TiledWeight | SqueezedWeight
+
+
+def in_best_tiles(weight: torch.Tensor, *, squeeze: bool = True) -> InTiles | None:
+    """``weight`` [rows, columns] in the order that the kernels read; None where another is faster."""
+    if not (squeeze and _worth_squeezing(weight)):
+        return tiled(weight)
+    made = tiled(weight, to_stay=False)
+    if made is None:
+        return None
+    return squeezed(made) or replace(made, tiles=large_pages.copied(made.tiles))
+
+
+def _worth_squeezing(weight: torch.Tensor) -> bool:
+    return (weight.dtype == torch.bfloat16 and weight.numel() >= WORTH_SQUEEZING
+            and weight.shape[1] % UNIT_COLUMNS == 0)
+
+
+def squeezed(weight: TiledWeight) -> SqueezedWeight | None:
+    """``weight`` of bfloat16 and whole units; None where it has too many odd ones."""
+    assert weight.dtype == torch.bfloat16
+    assert weight.columns % UNIT_COLUMNS == 0
+    plain = weight.tiles.contiguous()
+    if plain.shape[0] % 2:
+        plain = torch.cat((plain, torch.zeros_like(plain[:1])))
+    extension, tiles = native.extension(), plain.shape[0]
+    words = plain.data_ptr(), tiles, weight.columns
+    highs = torch.empty((tiles, 16), dtype=torch.uint8)
+    counts = torch.empty(tiles, dtype=torch.int64)
+    extension.choose_highs(*words, highs.data_ptr(), counts.data_ptr())
+    if int(counts.sum()) > ODD_MOST * plain.numel():
+        return None
+    odd = torch.empty(2 * tiles + int(counts.sum()), dtype=torch.int64)
+    odd[:tiles] = (counts + 1).cumsum(0) - counts - 1 + tiles
+    units = large_pages.empty((tiles // 2, weight.columns // UNIT_COLUMNS, 2, 3, 64), torch.uint8)
+    extension.squeeze(*words, highs.data_ptr(), units.data_ptr(), odd.data_ptr())
+    return SqueezedWeight(units, highs, odd, weight.rows, weight.columns)

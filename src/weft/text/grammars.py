@@ -1,0 +1,183 @@
+"""What an answer must match, written down as a grammar: JSON schema, regex, choice, lark or GBNF.
+
+    json_guide(schema)  regex_guide(text)  choice_guide(texts)  grammar_guide(text)  ->  Guide
+    behind_reasoning(guide, ...)                                                     ->  Guide
+
+A ``Guide`` is text: the list of grammars that llguidance reads, the first of which is the start. It is
+compiled in the engine (``weft.engine.grammars``), so nothing here can fail for what a schema says, only for
+what it is.
+
+*Forcing is off.* Where only one text can follow, the library would allow only that text's usual tokens. It
+then takes a text that looks like a special token ("<think>" in an enum) for that token, and refuses it
+afterwards. Without forcing every spelling of the text is allowed, and the model has its habits anyway.
+
+*Whitespace is bounded.* JSON allows any amount between two tokens, and a weak model will use it to the last.
+
+*Reasoning comes first.* A model that thinks before it answers is guided behind the end of its reasoning: the
+grammar begins with free text up to the end marker. Markers that are tokens of the vocabulary are named by
+their id, as free text never contains such a token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from weft.errors import RequestError
+from weft.request import Guide
+
+WHITESPACE = r"( |\n {0,24}|\n\t{0,8})"
+"""Between two tokens of JSON: a space, or a line end and the indentation of a deeply nested value."""
+FREE_TEXT = r"/(.|\n)*/"
+NO_FORCING = '%llguidance {"no_forcing": true}\n'
+KINDS = ("json", "regex", "choice", "grammar")
+_BODY = "body"
+_LINE_ENDS = "LINE_ENDS: /\\n{0,3}/\n"
+
+TokenOf = Callable[[str], int | None]
+"""The id of a text that is one added token of the vocabulary (a marker), else None."""
+
+
+def guide_from(kind: str, value: Any, field: str, *, whitespace: str | None = WHITESPACE) -> Guide:
+    """``kind`` is one of KINDS; ``value`` comes from a request and has any type. Raises RequestError."""
+    if kind == "json":
+        return json_guide(value, field=field, whitespace=whitespace)
+    if kind == "choice":
+        if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
+            raise RequestError(f"{field}: expected an array of texts", param=field)
+        return choice_guide(value, field=field)
+    if not isinstance(value, str):
+        raise RequestError(f"{field}: expected str, got {type(value).__name__}", param=field)
+    return regex_guide(value, field=field) if kind == "regex" else grammar_guide(value, field=field)
+
+
+def json_guide(schema: Any, *, field: str, whitespace: str | None = WHITESPACE) -> Guide:
+    """``schema``: a JSON schema as an object, True or its JSON text. ``whitespace``: a regex for what may
+    stand between two tokens of JSON; None allows nothing. Raises RequestError when ``schema`` is neither."""
+    return _guide({"json_schema": json_schema(schema, field=field, whitespace=whitespace)}, field)
+
+
+def json_schema(schema: Any, *, field: str, whitespace: str | None = WHITESPACE) -> dict[str, Any]:
+    """``schema`` with the options that weft compiles it with; its own ``x-guidance`` goes before them."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"{field} is not JSON: {error}", param=field) from None
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise RequestError(f"{field} is {type(schema).__name__}; a JSON schema is an object", param=field)
+    options: dict[str, Any] = {"whitespace_flexible": False}
+    if whitespace is not None:
+        options = {"whitespace_pattern": whitespace}
+    own = schema.get("x-guidance")
+    return {**schema, "x-guidance": {**options, **(own if isinstance(own, dict) else {})}}
+
+
+def regex_guide(regex: str, *, field: str) -> Guide:
+    """The whole answer matches ``regex``: the syntax of Rust's regex crate, without look-around."""
+    return _guide({"lark_grammar": f"start: {slashed(regex)}"}, field)
+
+
+def choice_guide(choices: Sequence[str], *, field: str) -> Guide:
+    """The answer is one of ``choices``. Raises RequestError when there is none, or one is empty."""
+    if not choices:
+        raise RequestError(f"{field} is empty: it needs at least one text to choose", param=field)
+    if not all(choices):
+        raise RequestError(f"{field} has an empty text: an answer has at least one token", param=field)
+    alternatives = " | ".join(quoted(choice) for choice in dict.fromkeys(choices))
+    return _guide({"lark_grammar": f"start: {alternatives}"}, field)
+
+
+def grammar_guide(grammar: str, *, field: str) -> Guide:
+    """``grammar`` is lark (with llguidance's extensions) or GBNF, which is told by its "::=". Raises
+    RequestError when it is empty or GBNF that cannot be read."""
+    if not grammar.strip():
+        raise RequestError(f"{field} is empty: it needs a grammar", param=field)
+    if "::=" in grammar:
+        from llguidance.gbnf_to_lark import any_to_lark
+
+        try:
+            grammar = any_to_lark(grammar)
+        except Exception as error:  # the converter raises whatever its parser meets
+            raise RequestError(f"{field} cannot be read as GBNF: {error}", param=field,
+                               code="invalid_grammar") from None
+    return _guide({"lark_grammar": grammar}, field)
+
+
+def lark_guide(rules: str, *, field: str) -> Guide:
+    """``rules`` of our own making, whose first is ``start``."""
+    return Guide(grammar=json.dumps({"grammars": [{"lark_grammar": NO_FORCING + rules}]}), field=field)
+
+
+def behind_reasoning(guide: Guide, *, start: str, end: str, opened: bool, token_of: TokenOf) -> Guide:
+    """``guide`` for an answer that may reason first: between ``start`` and ``end``, or up to ``end`` where
+    the prompt has ``opened`` the reasoning already."""
+    grammars = json.loads(guide.grammar)["grammars"]
+    inner = grammars[0]["lark_grammar"].removeprefix(NO_FORCING)
+    rest = [{"name": "answer", "lark_grammar": inner}, *grammars[1:]]
+    rules = reasoning_rule(start=start, end=end, opened=opened, token_of=token_of)
+    head = f"{NO_FORCING}start: {'reasoning' if opened else 'reasoning?'} @answer\n{rules}"
+    return Guide(grammar=json.dumps({"grammars": [{"lark_grammar": head}, *rest]}), field=guide.field)
+
+
+def reasoning_rule(*, start: str, end: str, opened: bool, token_of: TokenOf) -> str:
+    """The lark rule ``reasoning``: with the line ends that follow it."""
+    begin = "" if opened else literal(start, token_of) + " "
+    token = token_of(end)
+    if token is not None:
+        return f"reasoning: {begin}THOUGHTS <[{token}]> LINE_ENDS\nTHOUGHTS: {FREE_TEXT}\n{_LINE_ENDS}"
+    return f"reasoning: {begin}thoughts LINE_ENDS\nthoughts[suffix={quoted(end)}]: {FREE_TEXT}\n{_LINE_ENDS}"
+
+
+def literal(text: str, token_of: TokenOf) -> str:
+    """``text`` in a lark rule: its markers by token id, the rest quoted."""
+    whole = token_of(text)
+    if whole is not None:
+        return f"<[{whole}]>"
+    parts: list[str] = []
+    plain = ""
+    at = 0
+    while at < len(text):
+        marker = _marker_at(text, at, token_of)
+        if marker is None:
+            plain += text[at]
+            at += 1
+            continue
+        parts += [quoted(plain)] if plain else []
+        parts.append(f"<[{token_of(marker)}]>")
+        plain = ""
+        at += len(marker)
+    parts += [quoted(plain)] if plain else []
+    return " ".join(parts)
+
+
+def quoted(text: str) -> str:
+    """A lark string."""
+    return json.dumps(text)
+
+
+def slashed(regex: str) -> str:
+    """A lark regex: a slash ends it, so those inside are escaped."""
+    out, escaped = [], False
+    for character in regex:
+        if character == "/" and not escaped:
+            out.append("\\")
+        escaped = character == "\\" and not escaped
+        out.append("\\n" if character == "\n" else character)
+    return "/" + "".join(out) + "/"
+
+
+def _marker_at(text: str, at: int, token_of: TokenOf) -> str | None:
+    """The marker that begins at ``at``: from an opening bracket to the next closing one."""
+    closing = {"<": ">", "[": "]"}.get(text[at])
+    end = text.find(closing, at + 1) if closing else -1
+    marker = text[at:end + 1]
+    return marker if end >= 0 and token_of(marker) is not None else None
+
+
+def _guide(body: dict[str, Any], field: str) -> Guide:
+    grammars = [{"lark_grammar": f"{NO_FORCING}start: @{_BODY}"}, {"name": _BODY, **body}]
+    return Guide(grammar=json.dumps({"grammars": grammars}), field=field)

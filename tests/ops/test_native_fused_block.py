@@ -1,0 +1,164 @@
+"""A block in one crossing into the kernels: the bits of its ops one by one, and only where it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ops.batches import PAD_ROW, Run, make_runs, positions_of, tokens_in
+from tests.ops.quantised import weight as quantised
+from tests.ops.test_native import in_each_set, noise, pages
+from tests.ops.test_native_layers import SHAPES, states
+from tests.ops.test_tiled_linear import in_order
+from weft.tensor import native
+from weft.tensor.fused_block import MOST_ROWS, Chain
+from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.ops import attention_layer, gated_delta_layer, mamba2_layer, short_conv, silu_mul
+from weft.tensor.ops.attention_layer.unfused import AttentionMiddle
+from weft.tensor.ops.gated_delta_layer.unfused import GatedDeltaWeights
+from weft.tensor.ops.mamba2_layer.unfused import Mamba2Weights
+from weft.tensor.ops.quantized_linear import quantized_linear
+from weft.tensor.ops.tiled_linear import tiled_linear
+from weft.tensor.weights.quantized import QuantizedWeight
+
+RUNS = make_runs([Run(7, slot=3), PAD_ROW, Run(200, slot=0)], [Run(0, 4, slot=1, fresh=True)], pages=40)
+TOKENS, WIDTH = tokens_in(RUNS), 48
+FORMS = ["float32 tiles", "bfloat16 tiles", "int8"]
+Kept = list[torch.Tensor]
+Block = tuple[int, int, Kept, Callable[[Chain, torch.Tensor, Kept], Any], Callable[[torch.Tensor, Kept], Any]]
+"""Rows of the first weight, columns of the second, what is kept, the chain, the middle by itself."""
+
+
+@pytest.fixture(autouse=True)
+def native_kernels(torch_kernels: None) -> None:
+    native.choose("native")
+
+
+def weight_of(form: str, rows: int, columns: int, seed: int) -> Any:
+    if form == "int8":
+        return quantised(8, rows, columns, seed=seed)
+    dtype = torch.float32 if form == "float32 tiles" else torch.bfloat16
+    return in_order((noise(seed, rows, columns) * columns**-0.5).to(dtype))
+
+
+def product(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Tensor:
+    return (quantized_linear if isinstance(weight, QuantizedWeight) else tiled_linear)(x, weight, bias)
+
+
+def swiglu(dtype: torch.dtype) -> Block:
+    return (2 * 96, 96, [], lambda chain, x, _: silu_mul.chained(chain, x), lambda x, _: silu_mul.silu_mul(x))
+
+
+def lfm2(dtype: torch.dtype) -> Block:
+    conv, bias = noise(2, 80, 3, dtype=dtype), noise(3, 80, dtype=dtype)
+    return (3 * 80, 80, [states(80, 2, dtype=dtype)],
+            lambda chain, x, kept: short_conv.chained(chain, x, conv, bias, *kept, RUNS),
+            lambda x, kept: short_conv.short_conv(x, conv, bias, *kept, RUNS))
+
+
+def delta(dtype: torch.dtype) -> Block:
+    k_heads, heads, k_dim, v_dim = 2, 4, 16, 32
+    channels = 2 * k_heads * k_dim + heads * v_dim
+    weights = GatedDeltaWeights(
+        noise(1, channels, 4, dtype=dtype), -noise(2, heads).exp(), noise(3, heads),
+        noise(4, v_dim, dtype=dtype), 1e-5, k_heads, heads, k_dim, v_dim, 1.0)
+    return (channels + heads * v_dim + 2 * heads, heads * v_dim,
+            [states(channels, 3, dtype=dtype), states(heads, k_dim, v_dim)],
+            lambda chain, x, kept: gated_delta_layer.chained(chain, x, weights, *kept, RUNS),
+            lambda x, kept: gated_delta_layer.gated_delta_layer(x, weights, *kept, RUNS))
+
+
+def mamba2(dtype: torch.dtype) -> Block:
+    heads, groups, head_dim, state_dim = 4, 2, 16, 32
+    inner, channels = heads * head_dim, heads * head_dim + 2 * groups * state_dim
+    weights = Mamba2Weights(
+        noise(1, channels, 4, dtype=dtype), noise(9, channels, dtype=dtype), -noise(2, heads).exp(),
+        noise(3, heads), noise(6, heads), noise(4, inner, dtype=dtype), 1e-5, True, heads, groups,
+        head_dim, state_dim, (0.0, float("inf")))
+    return (inner + channels + heads, inner,
+            [states(channels, 3, dtype=dtype), states(heads, head_dim, state_dim)],
+            lambda chain, x, kept: mamba2_layer.chained(chain, x, weights, *kept, RUNS),
+            lambda x, kept: mamba2_layer.mamba2_layer(x, weights, *kept, RUNS))
+
+
+def attention(dtype: torch.dtype) -> Block:
+    shape = SHAPES["qwen"]
+    heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
+    middle = AttentionMiddle(shape, noise(2, dim, dtype=dtype), noise(3, dim, dtype=dtype), 1e-5, True)
+    angles = noise(4, TOKENS, 8).repeat(1, 2)
+    cos_sin = angles.cos(), angles.sin()
+    inputs = StepInputs(torch.zeros(TOKENS, dtype=torch.int64), positions_of(RUNS), RUNS)
+    return (dim * (2 * heads + 2 * kv_heads), heads * dim, list(pages(RUNS, 40, kv_heads, dim, dtype)),
+            lambda chain, x, kept: attention_layer.chained(chain, x, middle, inputs, LayerCache(*kept),
+                                                           cos_sin),
+            lambda x, kept: attention_layer.attention_layer(x, middle, inputs, LayerCache(*kept), cos_sin))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("make", [swiglu, lfm2, delta, mamba2, attention])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_chain_gives_the_bits_of_its_ops_one_by_one(make: Callable[[torch.dtype], Block], form: str,
+                                                      bias: bool) -> None:
+    dtype = torch.float32 if form == "float32 tiles" else torch.bfloat16
+    first_rows, second_columns, kept, chained, middle = make(dtype)
+    first, second = weight_of(form, first_rows, WIDTH, 20), weight_of(form, WIDTH, second_columns, 21)
+    biases = (noise(22, first_rows), noise(23, WIDTH)) if bias else (None, None)
+    x = noise(24, TOKENS, WIDTH, dtype=dtype)
+
+    def both() -> Any:
+        one, other = [state.clone() for state in kept], [state.clone() for state in kept]
+        chain = Chain(first, biases[0], second, biases[1])
+        apart = product(middle(product(x, first, biases[0]), one), second, biases[1])
+        return apart, one, chained(chain, x, other), other
+
+    for want, want_kept, got, got_kept in in_each_set(both):
+        if got is None:     # no products of pairs of bfloat16 in this set
+            assert form == "bfloat16 tiles"
+            assert not native.extension().has_bf16_products()
+            continue
+        assert torch.equal(got, want)
+        for state, wanted in zip(got_kept, want_kept, strict=True):
+            assert torch.equal(state.nan_to_num(7.0), wanted.nan_to_num(7.0))
+
+
+def chain_of(form: str = "float32 tiles") -> Chain:
+    return Chain(weight_of(form, 2 * 96, WIDTH, 20), None, weight_of(form, WIDTH, 96, 21), None)
+
+
+def test_many_rows_other_kernels_other_dtypes_and_other_forms_go_op_by_op() -> None:
+    chain, x = chain_of(), noise(1, MOST_ROWS + 1, WIDTH)
+    assert silu_mul.chained(chain, x[1:]) is not None
+    assert silu_mul.chained(chain, x) is None
+    assert silu_mul.chained(chain, x[:0]) is None
+    assert silu_mul.chained(chain, x[:1].half()) is None
+    assert silu_mul.chained(Chain(noise(2, 2 * 96, WIDTH), None, chain.second, None), x[:1]) is None
+    native.choose("torch")
+    assert silu_mul.chained(chain, x[1:]) is None
+
+
+def test_rows_whose_quantised_weights_are_widened_go_op_by_op() -> None:
+    exact = [quantised(8, rows, columns, exact=True) for rows, columns in ((2 * 96, WIDTH), (WIDTH, 96))]
+    chain, x = Chain(exact[0], None, exact[1], None), noise(1, 16, WIDTH)
+    assert silu_mul.chained(chain, x[1:]) is not None
+    assert silu_mul.chained(chain, x) is None
+
+
+def test_a_chain_follows_weights_that_have_moved() -> None:
+    chain, x = chain_of(), noise(1, 3, WIDTH)
+    before = silu_mul.chained(chain, x)
+    assert before is not None
+    storage = chain.first.tiles.untyped_storage()
+    held, size = chain.first.tiles.clone(), storage.nbytes()
+    storage.resize_(0)
+    in_its_place = torch.zeros(size // 4)
+    storage.resize_(size)
+    chain.first.tiles.copy_(held)
+    again = silu_mul.chained(chain, x)
+    assert again is not None
+    assert torch.equal(again, before)
+    chain.first.tiles.mul_(0.5)
+    assert not torch.equal(silu_mul.chained(chain, x), before)
+    del in_its_place

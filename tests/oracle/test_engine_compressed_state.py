@@ -1,0 +1,121 @@
+"""States that are parked in 8 bits: logits within a bound that is far above rounding, and no bit changed
+where none is.
+
+Every checkpoint is parked as soon as it can be, so each hit on one is restored from 8 bits. Memory is full of
+NaN, and so is each page and slot that becomes free (see ``serving``): a piece that is not read, or read from
+elsewhere, shows. Negative controls: scales that are wrong, a restoring that is left out. The models are
+random: what a bound on logits means for answers is measured on trained ones, in ``test_parked_skill``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.oracle.serving import Answer, Serving
+from tests.oracle.test_engine_prefix_cache import SHORT, cold, gap, text, warm
+from weft.memory.draft import Draft
+from weft.memory.prefix.eviction import Eviction
+from weft.memory.values import Moves
+from weft.request import SamplingParams
+from weft.runner import compressed_state as parking
+from weft.schedule.plan import StepPlan
+from weft.schedule.plan_builder import Pass
+
+FAMILIES = ("qwen3_5", "granite")
+"""A gated delta rule, and Mamba-2."""
+TOLERANCE = 0.02
+"""Of the largest logit, in the first step after a hit. What is measured is printed with ``-rP``."""
+ONE = SamplingParams(temperature=0.0, max_tokens=1)
+
+
+@pytest.fixture
+def everything_is_parked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As soon as it is kept, as far as there are pages."""
+    relief = Draft._relief
+
+    def relieving(draft: Draft) -> tuple[list[Eviction], Moves]:
+        chosen, moves = relief(draft)
+        if chosen or moves or draft._flushed or not draft._books.plan.parked_pages:
+            return chosen, moves
+        busy = draft._spared | draft._sharing.visited
+        room = draft._page_walk.room // draft._books.plan.parked_pages
+        nodes = [node for node in draft._books.cache.order.in_slots if node not in busy]
+        return [Eviction(node, "slot") for node in nodes[:room]], moves
+    monkeypatch.setattr(Draft, "_relief", relieving)
+
+
+def conversation(family: str, serving: Serving, turns: int = 5) -> list[tuple[Answer, list[int]]]:
+    """Each turn goes on from the state that the one before left, in the middle of a page."""
+    prompt, found = text(3, 90), []
+    for turn in range(turns):
+        [answer] = serving.run([prompt], ONE)
+        found.append((answer, prompt))
+        prompt = prompt + text(100 + turn, 25 + 7 * turn)
+        serving.run([text(500 + turn, 4)], SHORT)  # some steps in which what was left is parked
+    return found
+
+
+def restored(serving: Serving) -> int:
+    return serving.core.memory.usage().cache.restored
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_states_from_eight_bits_change_logits_a_little(family: str, everything_is_parked: None) -> None:
+    serving = warm(family, park=True)
+    gaps = []
+    for answer, prompt in conversation(family, serving):
+        gaps.append(gap(answer, cold(family, prompt, ONE)))
+    print(family, "gaps by turn, each on from the one before:", [f"{one:.1e}" for one in gaps])
+    assert restored(serving) >= 4
+    assert 1e-5 < max(gaps) < TOLERANCE, "above rounding, or nothing was parked"
+    usage = serving.core.memory.usage()
+    assert usage.states_parked >= 5
+    assert usage.cache.parked == sum(len(plan.parks) for plan in serving.plans)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_where_there_is_room_nothing_is_parked_and_no_bit_differs(family: str) -> None:
+    """Parking is allowed, and is not for a cache that has memory to spare."""
+    exact, parking_allowed = warm(family), warm(family, park=True)
+    assert parking_allowed.arena.parked_pages
+    assert not exact.arena.parked_pages
+    for (left, _), (right, _) in zip(conversation(family, exact), conversation(family, parking_allowed),
+                                     strict=True):
+        assert left.cached_tokens == right.cached_tokens
+        assert torch.equal(left.logits, right.logits)
+    assert parking_allowed.core.memory.usage().cache.parked == 0
+
+
+def with_other_scales(patch: pytest.MonkeyPatch) -> None:
+    """Each row has that of the next one."""
+    encode = parking.encode_state
+
+    def encoding(state_XN: torch.Tensor, codes_XN: torch.Tensor, scales_X: torch.Tensor) -> None:
+        encode(state_XN, codes_XN, scales_X)
+        scales_X.copy_(scales_X.roll(1, dims=-1))
+    patch.setattr(parking, "encode_state", encoding)
+
+
+def without_restoring(patch: pytest.MonkeyPatch) -> None:
+    seal = Pass.seal
+    patch.setattr(Pass, "seal", lambda *args: without_restores(seal(*args)))
+
+
+def without_restores(plan: StepPlan) -> StepPlan:
+    return replace(plan, restores=plan.restores[:0])
+
+
+@pytest.mark.parametrize("broken", [with_other_scales, without_restoring],
+                         ids=lambda broken: broken.__name__)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_state_that_is_restored_wrongly_is_noticed(
+        family: str, broken: Callable[[pytest.MonkeyPatch], None], everything_is_parked: None,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch)
+    gaps = [gap(answer, cold(family, prompt, ONE))
+            for answer, prompt in conversation(family, warm(family, park=True), 3)]
+    assert max(gaps) > 2 * TOLERANCE

@@ -1,0 +1,136 @@
+"""The families of ``MORE_FAMILIES`` and ``MAMBA_FAMILIES`` through the whole engine: what changes nothing for
+others changes nothing for these. The suites beside this one go deeper, on fewer families; here prompts are
+shorter and each promise is looked at once. Memory is full of NaN in all of them (see ``serving``).
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from tests.fixtures.checkpoint_families_attention import MORE_FAMILIES
+from tests.fixtures.checkpoint_families_mamba import MAMBA_FAMILIES
+from tests.oracle.serving import (
+    TOLERANCE,
+    Answer,
+    Serving,
+    Truth,
+    assert_equal_to_truth,
+    distance,
+    loaded,
+)
+from tests.oracle.test_models_against_transformers import expected
+from weft.memory.draft import Draft
+from weft.memory.frames.plan import plan_arena
+from weft.request import SamplingParams
+from weft.units import SeqId, pages_for
+
+pytestmark = pytest.mark.parametrize("family", [*MORE_FAMILIES, *MAMBA_FAMILIES])
+
+LENGTHS = (1, 40, 65, 230)
+STEPS = 20
+GREEDY = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
+
+
+def text(name: int, length: int) -> list[int]:
+    return torch.randint(3, 500, (length,), generator=torch.Generator().manual_seed(name)).tolist()
+
+
+@functools.cache
+def alone(family: str, prompt: tuple[int, ...]) -> Truth:
+    """What one request, cold and in one piece, is answered; transformers agrees with every logit of it."""
+    [answer] = Serving(family).run([list(prompt)], GREEDY)
+    wanted = expected(family, [*prompt, *answer.tokens[:-1]])[-STEPS:]
+    assert (answer.logits - wanted).abs().max() < TOLERANCE
+    assert answer.tokens == wanted.argmax(-1).tolist()
+    return Truth(list(prompt), answer.tokens, wanted, torch.empty(0))
+
+
+def truths(family: str) -> list[Truth]:
+    return [alone(family, tuple(text(length, length))) for length in LENGTHS]
+
+
+def tight(family: str, *, tokens: int, slots: int) -> int:
+    """Bytes of frames for so many tokens and so many slots."""
+    arena = plan_arena(loaded(family).spec, 1 << 20)
+    frames = -(-pages_for(tokens) // arena.pages_per_frame) if arena.pages_per_frame else 0
+    frames += -(-slots // arena.slots_per_frame) if arena.slots_per_frame else 0
+    return frames * arena.frame_bytes
+
+
+def run(serving: Serving, wanted: list[Truth], **more: int) -> list[Answer]:
+    answers = serving.run([one.prompt for one in wanted], GREEDY, **more)
+    assert_equal_to_truth(answers, wanted)
+    return answers
+
+
+def test_one_request_alone_equals_transformers(family: str) -> None:
+    assert len({token for one in truths(family) for token in one.tokens}) > 20
+
+
+def test_company_small_chunks_and_pad_rows_change_nothing(family: str) -> None:
+    serving = Serving(family, step_tokens=80, pad_decode_to=6)
+    run(serving, truths(family), stagger_steps=3)
+    assert any(0 < plan.decode_count < plan.run_count for plan in serving.plans), "no step was mixed"
+    chunks = [plan for plan in serving.plans if len(LENGTHS) - 1 in plan.seqs[plan.decode_count:]]
+    assert len(chunks) > 230 // 80, "the longest prompt was not cut"
+
+
+def test_memory_in_other_hands_changes_nothing(family: str) -> None:
+    """Memory for little more than one of them at a time: pages and slots come back, full of NaN."""
+    serving = Serving(family, memory_bytes=tight(family, tokens=256, slots=1), step_tokens=128,
+                      max_model_len=256)
+    wanted = truths(family)
+    run(serving, [*wanted, *wanted[::-1]])
+    slots = [int(slot) for plan in serving.plans for slot in plan.slots]
+    pages = [int(page) for plan in serving.plans for page in plan.table_writes[2]]
+    assert len(set(pages)) < len(pages) or len(set(slots)) < len(slots)
+
+
+def test_preemption_changes_nothing(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time the first one grows there seems to be no room, once: the last one gives way and resumes."""
+    serving = Serving(family, step_tokens=128)
+    extend = Draft.extend
+    refused: set[int] = set()
+
+    def refuse_once(draft: Draft, seq: SeqId, tokens: int) -> bool:
+        if seq != 0 or tokens in refused or len(serving.core.scheduler.running) == 1:
+            return extend(draft, seq, tokens)
+        refused.add(tokens)
+        return False
+
+    monkeypatch.setattr(Draft, "extend", refuse_once)
+    answers = run(serving, truths(family)[1:])
+    assert sum(answer.preemptions for answer in answers) >= len(refused)
+    assert bool(refused) == bool(loaded(family).spec.attention_layers), "only what has pages grows"
+
+
+def test_a_prefix_hit_changes_nothing(family: str) -> None:
+    serving = Serving(family, cache=True, checkpoints="every:64")
+    trunk = text(7, 200)
+    serving.run([trunk], GREEDY)
+    prompts = [trunk[:cut] + text(500 + cut, 9 + cut % 40) for cut in (64, 100, 129, 199)] + [trunk]
+    wanted = [alone(family, tuple(prompt)) for prompt in prompts]
+    answers = [run(serving, [one])[0] for one in wanted]
+    grain = 64 if loaded(family).spec.recurrent_layers else 16
+    assert [answer.cached_tokens for answer in answers] == [
+        min(cut, len(prompt) - 1) // grain * grain
+        for cut, prompt in zip((64, 100, 129, 199, 200), prompts, strict=True)]
+
+
+def test_a_cached_prefix_that_is_damaged_is_noticed(family: str) -> None:
+    """The control of the hit: what is kept is what is read."""
+    serving = Serving(family, cache=True, checkpoints="every:64")
+    trunk, spec = text(7, 200), loaded(family).spec
+    wanted = alone(family, tuple(trunk[:129] + text(129, 9 + 129 % 40)))
+    serving.run([trunk], GREEDY)
+    nodes = list(serving.core.memory._books.cache.tree.nodes())
+    if spec.recurrent_layers:
+        serving.executor.arena.fill_slots([node.slot for node in nodes if node.slot != -1], 0)
+    else:
+        serving.executor.arena.fill_pages([int(page) for node in nodes for page in node.pages], 0)
+    [answer] = serving.run([wanted.prompt], GREEDY)
+    assert answer.cached_tokens > 0
+    assert distance(answer, wanted) > 100 * TOLERANCE

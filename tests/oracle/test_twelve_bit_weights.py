@@ -1,0 +1,56 @@
+"""Weights in 12 bits change no logit by a bit, in prompts, decodes and the embedding alike."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.fixtures.checkpoints import checkpoint
+from tests.oracle.model_driver import ModelDriver
+from tests.oracle.test_models_against_transformers import prompt
+from weft.models.loading import LoadedModel, load_model
+from weft.tensor import native
+from weft.tensor.weights import tiled
+from weft.tensor.weights import twelve_bit as squeezed
+from weft.tensor.weights.twelve_bit import SqueezedWeight
+
+FAMILIES = ["lfm2", "qwen3_5", "granite", "falcon_h1", "jamba"]
+FORM = "bfloat16 in 12 bits"
+
+
+@pytest.fixture(autouse=True)
+def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    native.choose("auto")
+    monkeypatch.setattr(tiled, "WORTH_TILING", 0)
+    monkeypatch.setattr(squeezed, "WORTH_SQUEEZING", 0)
+    monkeypatch.setattr(squeezed, "ODD_MOST", 0.1)
+
+
+def logits_of(loaded: LoadedModel) -> torch.Tensor:
+    """A prompt on its own, then another beside decodes, then decodes alone."""
+    driver, made = ModelDriver(loaded.model, sequences=2, length=96), []
+    made += driver.step((0, prompt(40, seed=1)))
+    made += driver.step((0, [7]), (1, prompt(33, seed=2)))
+    for token in range(3):
+        made += driver.step((0, [token]), (1, [token + 5]))
+    return torch.cat(made)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_squeezed_weights_change_no_bit_of_a_logit(name: str) -> None:
+    made, plain = (load_model(checkpoint(name), "bfloat16", squeeze=squeeze) for squeeze in (True, False))
+    assert (FORM in made.weights_form) == tiled.serves(torch.bfloat16)
+    assert FORM not in plain.weights_form
+    assert torch.equal(logits_of(made), logits_of(plain))
+
+
+def test_a_wrong_bit_of_a_squeezed_weight_shows() -> None:
+    """The control: the embedding, which is the head as well."""
+    if not tiled.serves(torch.bfloat16):
+        return      # nothing is squeezed here
+    made, plain = (load_model(checkpoint("lfm2"), "bfloat16", squeeze=squeeze) for squeeze in (True, False))
+    table = made.model.embedding
+    assert isinstance(table, SqueezedWeight)
+    with torch.inference_mode():
+        table.units[..., 0, :] ^= 0x40
+    assert not torch.equal(logits_of(made), logits_of(plain))

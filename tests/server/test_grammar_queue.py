@@ -1,0 +1,107 @@
+"""Grammars are compiled beside the steps: nobody waits for another's, and a bad one never runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.server.scripted_engine import build, write_model_directory
+from tests.server.test_engine_loop import PROMPT, Loop
+from weft.config import EngineConfig
+from weft.engine.grammars import CompiledGuide, GuideCompiler
+from weft.errors import QueueFullError
+from weft.request import Guide, Request, SamplingParams
+from weft.server.grammar_queue import GuideDesk
+from weft.server.messages import Cancel, Submit
+from weft.text.grammars import regex_guide
+
+
+def guided(name: str, guide: Guide) -> Request:
+    return Request(request_id=name, prompt_tokens=PROMPT,
+                   sampling=SamplingParams(temperature=0, max_tokens=4, guide=guide))
+
+
+class SlowCompiler(GuideCompiler):
+    """Compiles when it is let go."""
+
+    def __init__(self, real: GuideCompiler) -> None:
+        super().__init__(real._read_tokenizer, real._eos_ids, real._vocab_size)
+        self.go = threading.Event()
+        self.started = threading.Event()
+
+    def build(self, guide: Guide) -> CompiledGuide:
+        self.started.set()
+        assert self.go.wait(30)
+        return super().build(guide)
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[tuple[Loop, SlowCompiler]]:
+    made = build(EngineConfig(model=str(write_model_directory(tmp_path))), on_progress=lambda text: None)
+    compiler = made.core.guides = SlowCompiler(made.core.guides)
+    loop = Loop(made.core)
+    yield loop, compiler
+    compiler.go.set()
+    loop.close()
+
+
+def test_others_run_while_a_grammar_is_compiled(slow: tuple[Loop, SlowCompiler]) -> None:
+    loop, compiler = slow
+    loop.tell(Submit(guided("held", regex_guide("a+", field="f"))))
+    assert compiler.started.wait(10)
+    loop.submit("free", PROMPT, 20)
+    reports = loop.reports(until="free")
+    assert [name for report in reports for name in report.accepted] == ["free"]
+    compiler.go.set()
+    accepted = [name for report in loop.reports(until="held") for name in report.accepted]
+    assert accepted == ["held"]
+
+
+def test_a_bad_grammar_is_rejected_in_the_compilers_words_and_needs_no_step(
+        slow: tuple[Loop, SlowCompiler]) -> None:
+    loop, compiler = slow
+    compiler.go.set()
+    loop.tell(Submit(guided("bad", regex_guide("(a", field="guided_regex"))))
+    ((name, refusal),) = loop.next_report().rejected
+    assert (name, refusal.status, refusal.param) == ("bad", 400, "guided_regex")
+    assert "unclosed" in refusal.message
+
+
+def test_a_request_that_is_cancelled_while_its_grammar_is_compiled_never_runs(
+        slow: tuple[Loop, SlowCompiler]) -> None:
+    loop, compiler = slow
+    loop.tell(Submit(guided("gone", regex_guide("a+", field="f"))))
+    assert compiler.started.wait(10)
+    loop.tell(Cancel("gone"))
+    loop.submit("free", PROMPT, 4)
+    reports = loop.reports(until="free")
+    compiler.go.set()
+    loop.submit("last", PROMPT, 4)
+    reports += loop.reports(until="last")
+    news = {*(name for report in reports for name in report.accepted),
+            *(event.request_id for report in reports for event in report.events)}
+    assert news == {"free", "last"}
+
+
+def test_a_known_grammar_does_not_wait_and_what_waits_is_bounded(slow: tuple[Loop, SlowCompiler]) -> None:
+    compiler = slow[1]
+    desk = GuideDesk(compiler, 2)
+    known, new = regex_guide("a", field="f"), regex_guide("b", field="f")
+    compiler.go.set()
+    compiler.compile(known)
+    compiler.go.clear()
+    assert not desk.take(guided("1", known))
+    assert not desk.take(Request(request_id="2", prompt_tokens=PROMPT, sampling=SamplingParams()))
+    assert desk.take(guided("3", new))
+    assert desk.take(guided("4", new))
+    with pytest.raises(QueueFullError, match="--max-queued-requests"):
+        desk.take(guided("5", new))
+    desk.cancel("4")
+    desk.cancel("unknown")
+    assert desk.take(guided("6", new))
+    assert list(desk.ready()) == []
+    compiler.go.set()
+    desk.close()

@@ -1,0 +1,292 @@
+"""Configurations of real releases, of the families beyond the first: their geometry, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.models.test_families import changed
+from weft.errors import CheckpointError
+from weft.families import read_architecture, read_spec
+from weft.families.architecture import (
+    Attention,
+    Dense,
+    Experts,
+    GatedDelta,
+    KimiDelta,
+    LatentAttention,
+    Rope,
+    ShortConv,
+)
+
+Config = dict[str, Any]
+
+LLAMA_3_1_8B: Config = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 128000, "eos_token_id": 128001, "hidden_act": "silu", "hidden_size": 4096,
+    "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 131072,
+    "mlp_bias": False, "model_type": "llama", "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+    "rope_scaling": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                     "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+    "rope_theta": 500000.0, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 128256}
+
+MISTRAL_7B: Config = {
+    "architectures": ["MistralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+    "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+    "max_position_embeddings": 32768, "model_type": "mistral", "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+    "sliding_window": 4096, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 32000}
+
+QWEN3_30B_A3B: Config = {
+    "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "decoder_sparse_step": 1,
+    "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144,
+    "max_position_embeddings": 40960, "max_window_layers": 48, "mlp_only_layers": [],
+    "model_type": "qwen3_moe", "moe_intermediate_size": 768, "norm_topk_prob": True,
+    "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+    "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000.0,
+    "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "use_sliding_window": False, "vocab_size": 151936}
+
+QWEN3_5_35B_A3B: Config = {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"], "image_token_id": 248056,
+    "model_type": "qwen3_5_moe",
+    "text_config": {
+        "attention_bias": False, "attn_output_gate": True, "dtype": "bfloat16", "full_attention_interval": 4,
+        "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048,
+        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 10, "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+        "linear_value_head_dim": 128, "max_position_embeddings": 262144, "model_type": "qwen3_5_moe_text",
+        "moe_intermediate_size": 512, "mtp_num_hidden_layers": 1, "num_attention_heads": 16,
+        "num_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 40, "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-06, "shared_expert_intermediate_size": 512, "vocab_size": 248320,
+        "rope_parameters": {"mrope_interleaved": True, "mrope_section": [11, 11, 10], "rope_type": "default",
+                            "rope_theta": 10000000, "partial_rotary_factor": 0.25}},
+    "tie_word_embeddings": False, "video_token_id": 248057,
+    "vision_config": {"depth": 27, "hidden_size": 1152, "model_type": "qwen3_5_moe"}}
+
+OLMO_3_7B: Config = {
+    "architectures": ["Olmo3ForCausalLM"], "attention_bias": False, "hidden_act": "silu", "hidden_size": 4096,
+    "intermediate_size": 11008, "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8,
+    "max_position_embeddings": 65536, "model_type": "olmo3", "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 32, "rms_norm_eps": 1e-06,
+    "rope_scaling": {"attention_factor": 1.2079441541679836, "beta_fast": 32, "beta_slow": 1, "factor": 8.0,
+                     "original_max_position_embeddings": 8192, "rope_type": "yarn"},
+    "rope_theta": 500000, "sliding_window": 4096, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    "vocab_size": 100278}
+
+OLMO_HYBRID_7B: Config = {
+    "architectures": ["OlmoHybridForCausalLM"], "attention_bias": False, "dtype": "bfloat16",
+    "hidden_act": "silu", "hidden_size": 3840, "intermediate_size": 11008,
+    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 8, "linear_allow_neg_eigval": True,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 96, "linear_num_key_heads": 30,
+    "linear_num_value_heads": 30, "linear_value_head_dim": 192, "max_position_embeddings": 65536,
+    "model_type": "olmo_hybrid", "num_attention_heads": 30, "num_hidden_layers": 32,
+    "num_key_value_heads": 30, "rms_norm_eps": 1e-06,
+    "rope_parameters": {"rope_theta": None, "rope_type": "default"}, "tie_word_embeddings": False,
+    "vocab_size": 100352}
+
+KIMI_LINEAR_48B: Config = {
+    "architectures": ["KimiLinearForCausalLM"], "dtype": "bfloat16", "first_k_dense_replace": 1,
+    "head_dim": 72, "hidden_act": "silu", "hidden_size": 2304, "intermediate_size": 9216,
+    "kv_lora_rank": 512,
+    "linear_attn_config": {
+        "full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "head_dim": 128,
+        "kda_layers": [1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15, 17, 18, 19, 21, 22, 23, 25, 26],
+        "num_heads": 32, "short_conv_kernel_size": 4},
+    "mla_use_nope": True, "model_max_length": 1048576, "model_type": "kimi_linear",
+    "moe_intermediate_size": 1024, "moe_layer_freq": 1, "moe_renormalize": True,
+    "moe_router_activation_func": "sigmoid", "num_attention_heads": 32, "num_expert_group": 1,
+    "num_experts": 256, "num_experts_per_token": 8, "num_hidden_layers": 27, "num_key_value_heads": 32,
+    "num_nextn_predict_layers": 0, "num_shared_experts": 1, "q_lora_rank": None, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000.0,
+    "routed_scaling_factor": 2.446, "tie_word_embeddings": False, "topk_group": 1, "use_grouped_topk": True,
+    "v_head_dim": 128, "vocab_size": 163840}
+
+LFM2_8B_A1B: Config = {
+    "architectures": ["Lfm2MoeForCausalLM"], "conv_L_cache": 3, "conv_bias": False, "dtype": "bfloat16",
+    "hidden_size": 2048, "intermediate_size": 7168,
+    "layer_types": ["full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)],
+    "max_position_embeddings": 128000, "model_type": "lfm2_moe", "moe_intermediate_size": 1792,
+    "norm_eps": 1e-05, "norm_topk_prob": True, "num_attention_heads": 32, "num_dense_layers": 2,
+    "num_experts": 32, "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8,
+    "rope_theta": 1000000.0, "routed_scaling_factor": 1.0, "tie_embedding": True, "use_expert_bias": True,
+    "vocab_size": 65536}
+
+LFM3_1_7B: Config = {
+    "architectures": ["Lfm3ForCausalLM"], "conv_L_cache": 7, "conv_bias": False, "dtype": "bfloat16",
+    "head_dim": 128, "hidden_size": 2048, "intermediate_size": 7680, "max_position_embeddings": 128000,
+    "model_type": "lfm3", "norm_eps": 1e-05, "num_attention_heads": 16, "num_hidden_layers": 24,
+    "num_key_value_heads": 4,
+    "rope_parameters": {
+        "full_attention": {"partial_rotary_factor": 0.5, "rope_theta": 1000000.0,
+                           "rope_type": "proportional"},
+        "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"}},
+    "sliding_window": 256, "tie_word_embeddings": True, "use_attention_gate": True,
+    "use_sandwich_norm": True, "vocab_size": 128000}
+
+RELEASES_MORE = {
+    "llama": LLAMA_3_1_8B, "mistral": MISTRAL_7B, "qwen3_moe": QWEN3_30B_A3B, "qwen3_5_moe": QWEN3_5_35B_A3B,
+    "olmo3": OLMO_3_7B, "olmo_hybrid": OLMO_HYBRID_7B, "kimi_linear": KIMI_LINEAR_48B,
+    "lfm2_moe": LFM2_8B_A1B, "lfm3": LFM3_1_7B}
+
+SMALLER_MORE: dict[str, Config] = {
+    "llama": {"num_hidden_layers": 2}, "mistral": {"num_hidden_layers": 2},
+    "qwen3_moe": {"num_hidden_layers": 2}, "qwen3_5_moe": {}, "olmo_hybrid": {}, "lfm2_moe": {}, "lfm3": {},
+    "olmo3": {"num_hidden_layers": 4, "layer_types": OLMO_3_7B["layer_types"][:4]}, "kimi_linear": {}}
+"""As many layers as show each kind: names repeat after that."""
+
+
+def test_llama_is_read_as_released() -> None:
+    model = read_architecture(LLAMA_3_1_8B)
+    rope = Rope(500_000.0, 128, "llama3", 8.0, 8192)
+    assert set(model.mixers) == {Attention(32, 8, 128, 128**-0.5, rope)}
+    assert set(model.feed_forwards) == {Dense(14336)}
+    assert (model.vocab_size, model.max_positions, model.norm_eps) == (128256, 131072, 1e-5)
+
+
+def test_mistral_has_its_window_unless_it_says_null_or_no_text_is_longer() -> None:
+    assert read_architecture(MISTRAL_7B).mixers[0] == Attention(32, 8, 128, 128**-0.5, Rope(1e4, 128),
+                                                                window=4096)
+    absent = {key: value for key, value in MISTRAL_7B.items() if key != "sliding_window"}
+    assert read_architecture(absent) == read_architecture(MISTRAL_7B)
+    for config in (MISTRAL_7B | {"sliding_window": None}, MISTRAL_7B | {"sliding_window": 32768}):
+        mixer = read_architecture(config).mixers[0]
+        assert isinstance(mixer, Attention)
+        assert mixer.window is None
+
+
+def test_sparse_qwen3_is_read_as_released() -> None:
+    model = read_architecture(QWEN3_30B_A3B)
+    assert set(model.mixers) == {Attention(32, 4, 128, 128**-0.5, Rope(1e6, 128), qk_norm=True)}
+    assert set(model.feed_forwards) == {Experts(128, 8, 768, True)}
+    some = read_architecture(QWEN3_30B_A3B | {"mlp_only_layers": [0], "norm_topk_prob": None})
+    assert some.feed_forwards[:2] == (Dense(6144), Experts(128, 8, 768, False))
+
+
+def test_sparse_qwen3_5_is_the_text_part_of_its_wrapper() -> None:
+    model = read_architecture(QWEN3_5_35B_A3B)
+    assert model.mixers[0] == GatedDelta(16, 32, 128, 128, 4)
+    assert model.mixers[3] == Attention(16, 2, 256, 256**-0.5, Rope(1e7, 64), qk_norm=True, gated=True)
+    assert set(model.feed_forwards) == {Experts(256, 8, 512, True, shared_width=512, shared_gate=True)}
+    assert read_architecture(QWEN3_5_35B_A3B["text_config"]) == model
+
+
+def test_olmo3_scales_the_rotary_of_its_full_layers_only() -> None:
+    model = read_architecture(OLMO_3_7B)
+    window = Attention(32, 32, 128, 128**-0.5, Rope(5e5, 128), qk_norm=True, norm_whole=True, window=4096)
+    assert model.mixers[:3] == (window,) * 3
+    full = model.mixers[3]
+    assert isinstance(full, Attention)
+    assert full.window is None
+    assert full.rope == Rope(5e5, 128, "yarn", 8.0, 8192, attention_factor=1.2079441541679836)
+    nested = changed(OLMO_3_7B, rope_scaling=None, rope_theta=None) | {"rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500000},
+        "full_attention": OLMO_3_7B["rope_scaling"] | {"rope_theta": 500000}}}
+    assert read_architecture(nested) == model
+
+
+def test_olmo_hybrid_is_read_as_released() -> None:
+    model = read_architecture(OLMO_HYBRID_7B)
+    assert model.mixers[0] == GatedDelta(30, 30, 96, 192, 4, beta_scale=2.0)
+    assert model.mixers[3] == Attention(30, 30, 128, 128**-0.5, None, qk_norm=True, norm_whole=True)
+    short = changed(OLMO_HYBRID_7B, layer_types=None, linear_num_key_heads=None, linear_num_value_heads=None,
+                    linear_key_head_dim=None, linear_value_head_dim=None, num_key_value_heads=None)
+    assert read_architecture(short) == model
+    rotary = read_architecture(changed(OLMO_HYBRID_7B, rope_parameters=None)).mixers[3]
+    assert isinstance(rotary, Attention)
+    assert rotary.rope == Rope(1e4, 128)
+
+
+def test_kimi_linear_is_read_as_released_and_as_saved_by_transformers() -> None:
+    model = read_architecture(KIMI_LINEAR_48B)
+    full = [i for i, mixer in enumerate(model.mixers) if isinstance(mixer, LatentAttention)]
+    assert full == [3, 7, 11, 15, 19, 23, 26]
+    assert model.mixers[0] == KimiDelta(32, 128, 4)
+    assert model.mixers[3] == LatentAttention(32, 512, 64, 128, 128, 192**-0.5)
+    assert model.feed_forwards[0] == Dense(9216)
+    assert set(model.feed_forwards[1:]) == {Experts(
+        256, 8, 1024, True, shared_width=1024, scoring="sigmoid", choice_bias=True, scale=2.446,
+        normalizer_eps=1e-20)}
+    saved = changed(KIMI_LINEAR_48B, linear_attn_config=None, num_experts_per_token=None, num_experts=None,
+                    moe_renormalize=None, num_shared_experts=None, num_expert_group=None,
+                    first_k_dense_replace=None, model_max_length=None) | {
+        "linear_head_dim": 128, "linear_num_heads": 32, "linear_conv_kernel_dim": 4,
+        "num_experts_per_tok": 8, "num_local_experts": 256, "norm_topk_prob": True, "n_shared_experts": 1,
+        "n_group": 1, "mlp_layer_types": ["dense"] + ["sparse"] * 26, "max_position_embeddings": 1048576,
+        "layer_types": ["full_attention" if i in full else "linear_attention" for i in range(27)]}
+    assert read_architecture(saved) == model
+
+
+def test_sparse_lfm2_is_read_as_released() -> None:
+    model = read_architecture(LFM2_8B_A1B)
+    assert [i for i, m in enumerate(model.mixers) if isinstance(m, Attention)] == [2, 6, 10, 14, 18, 21]
+    assert model.feed_forwards[:2] == (Dense(7168), Dense(7168))
+    assert set(model.feed_forwards[2:]) == {Experts(32, 4, 1792, True, scoring="sigmoid", choice_bias=True,
+                                                    normalizer_eps=1e-6)}
+    assert model.tied_embeddings
+
+
+def test_lfm3_is_read_as_released() -> None:
+    model = read_architecture(LFM3_1_7B)
+    common = {"qk_norm": True, "head_gated": True}
+    assert model.mixers[:5] == (
+        ShortConv(2048, 7, False), ShortConv(2048, 7, False),
+        Attention(16, 4, 128, 128**-0.5, Rope(1e6, 128, "proportional", turning_dim=64), **common),
+        ShortConv(2048, 7, False), Attention(16, 4, 128, 128**-0.5, Rope(1e4, 128), window=256, **common))
+    assert model.sandwich_norms
+    silent = {key: LFM3_1_7B[key] for key in ("model_type", "vocab_size", "hidden_size", "num_hidden_layers",
+                                              "num_attention_heads", "num_key_value_heads", "dtype")}
+    assert read_architecture(silent) == model
+
+
+def test_specs_have_the_bytes_per_token_and_per_sequence_of_the_real_models() -> None:
+    sizes = {name: (spec.kv_bytes_per_token("bfloat16"), spec.state_bytes_per_sequence("bfloat16"))
+             for name, spec in ((name, read_spec(config)) for name, config in RELEASES_MORE.items())}
+    assert sizes == {
+        "llama": (131072, 0), "mistral": (131072, 0), "qwen3_moe": (98304, 0), "olmo3": (524288, 0),
+        "qwen3_5_moe": (20480, 30 * (32 * 128 * 128 * 4 + 8192 * 3 * 2)),
+        "olmo_hybrid": (122880, 24 * (30 * 96 * 192 * 4 + 11520 * 3 * 2)),
+        "kimi_linear": (7 * 576 * 2, 20 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2)),
+        "lfm2_moe": (12288, 18 * 2048 * 2 * 2),
+        "lfm3": (6 * 2 * 4 * 128 * 2, 5 * 2 * 4 * 128 * 256 * 2 + 13 * 2048 * 6 * 2)}
+
+
+def test_windows_of_qwen3_are_those_that_layer_types_or_max_window_layers_name() -> None:
+    base = changed(QWEN3_30B_A3B, num_experts=None, num_hidden_layers=4) | {
+        "model_type": "qwen3", "use_sliding_window": True, "sliding_window": 1000, "max_window_layers": 3}
+
+    def windows(config: Config) -> list[int | None]:
+        return [mixer.window for mixer in read_architecture(config).mixers if isinstance(mixer, Attention)]
+
+    assert windows(base) == [None, None, None, 1000]
+    listed = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
+    assert windows(base | {"layer_types": listed}) == [1000, None, None, 1000]
+    assert windows(base | {"use_sliding_window": False}) == [None] * 4
+    assert windows(base | {"sliding_window": None}) == [None] * 4
+
+
+@pytest.mark.parametrize(("name", "changes", "words"), [
+    ("llama", {"mlp_bias": True}, ["mlp_bias"]),
+    ("llama", {"hidden_act": "gelu"}, ["hidden_act", "gelu"]),
+    ("mistral", {"sliding_window": 0}, ["sliding_window", "0"]),
+    ("qwen3_moe", {"layer_types": ["sliding_attention"] * 48}, ["sliding_attention", "use_sliding_window"]),
+    ("qwen3_moe", {"layer_types": ["linear_attention"] * 48}, ["layer_types", "linear_attention"]),
+    ("qwen3_moe", {"num_experts_per_tok": 200}, ["num_experts_per_tok", "200", "128"]),
+    ("olmo3", {"layer_types": ["full_attention"] * 31}, ["layer_types", "32"]),
+    ("olmo_hybrid", {"linear_num_value_heads": 45}, ["linear_num_value_heads", "45", "30"]),
+    ("kimi_linear", {"mla_use_nope": False}, ["mla_use_nope"]),
+    ("kimi_linear", {"moe_router_activation_func": "softmax"}, ["softmax", "sigmoid"]),
+    ("kimi_linear", {"num_key_value_heads": 8}, ["num_key_value_heads", "8", "32"]),
+    ("kimi_linear", {"num_expert_group": 5}, ["num_expert_group", "5", "256"]),
+    ("kimi_linear", {"linear_attn_config": {"full_attn_layers": [4], "kda_layers": [1]}},
+     ["linear_attn_config", "27"]),
+    ("kimi_linear", {"num_experts_per_token": 300}, ["num_experts_per_token", "300", "256"]),
+    ("lfm2_moe", {"layer_types": None}, ["layer_types"]),
+    ("lfm3", {"layer_types": ["mamba"] * 24}, ["layer_types", "mamba", "conv"]),
+])
+def test_a_setting_that_cannot_be_served_is_named(name: str, changes: Config, words: list[str]) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        read_spec(changed(RELEASES_MORE[name], **changes))
+    assert all(word in caught.value.message for word in ["config.json", *words])

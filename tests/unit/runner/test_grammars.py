@@ -1,0 +1,139 @@
+"""Masks of grammars on logits: on their own rows and no other, whatever the logits are."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from tests.fixtures.guided import compiler, tokenizer
+from weft.request import SamplingParams
+from weft.runner.grammars import GuideRows
+from weft.runner.sampler import Sampler
+from weft.runner.staging import Staging
+from weft.text.grammars import choice_guide, regex_guide
+
+TOKENS = compiler().compile(regex_guide("a", field="f")).token_count
+VOCAB = TOKENS + 45
+"""Models round their vocabulary up; what the tokenizer does not know is never allowed."""
+NOTHING = np.empty(0, np.int32)
+END = tokenizer().added_id("<|end|>")
+
+
+def letters(text: str) -> list[int]:
+    return tokenizer().encode(text)
+
+
+def noisy(rows: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(3).normal(size=(rows, VOCAB)).astype(np.float32))
+
+
+def rows_with(**guides: str) -> GuideRows:
+    """Keyword "r3" = "[ab]" guides row 3 by that regex."""
+    rows = GuideRows()
+    for name, regex in guides.items():
+        rows.admit(int(name[1:]), compiler().compile(regex_guide(regex, field="f")), NOTHING)
+    return rows
+
+
+def masked(rows: GuideRows, logits: torch.Tensor, order: np.ndarray) -> None:
+    """What a step does to its logits."""
+    staging = Staging(torch.device("cpu"))
+    staging.begin()
+    masks = rows.stage(staging, order)
+    staging.send()
+    if masks is not None:
+        masks.apply(logits)
+
+
+def advanced(rows: GuideRows, order: np.ndarray, text: str) -> dict[int, str]:
+    guided = rows.among(order)
+    assert guided is not None
+    return guided.advance(np.array(letters(text), np.int32))
+
+
+def allowed(logits: torch.Tensor) -> list[list[int]]:
+    return [torch.nonzero(row > -math.inf)[:, 0].tolist() for row in logits]
+
+
+def test_only_guided_rows_change_and_only_what_is_not_allowed() -> None:
+    logits, before = noisy(4), noisy(4)
+    order = np.array([5, 2, 7, 0])
+    rows = rows_with(r2="[ab]", r0="[a-c]x")
+    masked(rows, logits, order)
+    assert torch.equal(logits[[0, 2]], before[[0, 2]])
+    for at, wanted in ((1, "ab"), (3, "abc")):
+        expected = sorted(letters(wanted))
+        assert allowed(logits)[at] == expected
+        assert torch.equal(logits[at, expected], before[at, expected])
+
+
+def test_masks_that_were_begun_early_are_those_of_the_step() -> None:
+    rows, order = rows_with(r0="ab", r1="cd", r2="ef"), np.array([1, 0, 2])
+    for wanted in ("cae", "dbf"):
+        rows.begin(order)
+        logits = noisy(3)
+        masked(rows, logits, order)
+        tokens = letters(wanted)
+        assert allowed(logits) == [[token] for token in tokens]
+        assert advanced(rows, order, wanted) == {}
+
+
+def test_a_row_that_was_cleared_is_free_and_a_new_sequence_begins_anew() -> None:
+    rows = rows_with(r0="ab")
+    advanced(rows, np.array([0]), "a")
+    rows.clear(0)
+    logits = noisy(1)
+    masked(rows, logits, np.array([0]))
+    assert torch.equal(logits, noisy(1))
+    rows.admit(0, compiler().compile(regex_guide("ab", field="f")), NOTHING)
+    masked(rows, logits, np.array([0]))
+    assert allowed(logits) == [letters("a")]
+
+
+def test_what_was_made_before_a_preemption_is_read_again() -> None:
+    rows = GuideRows()
+    rows.admit(0, compiler().compile(regex_guide("abcd", field="f")), np.array(letters("abc"), np.int32))
+    logits = noisy(1)
+    masked(rows, logits, np.array([0]))
+    assert allowed(logits) == [letters("d")]
+
+
+def test_a_token_that_is_not_allowed_is_a_failure_of_its_row_alone() -> None:
+    rows, order = rows_with(r0="ab", r1="ab"), np.array([0, 1])
+    masked(rows, noisy(2), order)
+    failures = advanced(rows, order, "za")
+    assert list(failures) == [0]
+    assert "cannot follow its grammar" in failures[0]
+    logits = noisy(2)
+    masked(rows, logits, order)
+    assert allowed(logits)[1] == letters("b")
+
+
+def test_sampling_under_a_guide_is_sampling_among_what_it_allows() -> None:
+    sampler = Sampler(3, VOCAB)
+    guide = compiler().compile(choice_guide(["a", "b", "c"], field="f"))
+    for row in (0, 2):
+        sampler.admit(row, NOTHING, 0, SamplingParams(temperature=0.0 if row else 1.0), 9, (), guide)
+    sampler.admit(1, NOTHING, 0, SamplingParams(temperature=0.0), 9, ())
+    logits = noisy(3)
+    sampled = sampler.sample(logits.clone(), np.array([0, 1, 2]), np.array([0, 0, 0])).tokens
+    assert sampled[0] in letters("abc")
+    assert sampled[1] == logits[1].argmax()
+    assert sampled[2] == max(letters("abc"), key=lambda token: float(logits[2, token]))
+    sampler.clear(0)
+    sampler.close()
+
+
+def test_the_end_comes_where_nothing_else_is_left_whatever_the_minimum_and_the_logits() -> None:
+    sampler = Sampler(2, VOCAB)
+    guide = compiler().compile(choice_guide(["a"], field="f"))
+    made = np.array(letters("xa"), np.int32)
+    sampler.admit(0, made, 1, SamplingParams(min_tokens=10), 1, (END,), guide)
+    sampler.admit(1, made, 1, SamplingParams(temperature=0.0), 1, (END,), guide)
+    logits = noisy(2)
+    logits[1] = math.nan
+    sampled = sampler.sample(logits, np.array([0, 1]), np.array([2, 2]))
+    assert sampled.tokens.tolist() == [END, END]
+    assert sampled.failures == {}
