@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.memory.prefix import edge as strand_module
+from weft.memory.prefix import edge as edge_module
 from weft.memory.prefix import tree as tree_module
 from weft.memory.prefix.edge import PAGE_KEY_BYTES
 from weft.memory.prefix.tree import Node, PrefixTree
@@ -187,7 +187,7 @@ def test_an_eventful_life_passes() -> None:
 
 
 def a_page_is_compared_by_its_first_token(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(strand_module, "common_pages",
+    patch.setattr(edge_module, "common_pages",
                   lambda left, right: min(len(left), len(right)) // PAGE_KEY_BYTES)
 
 
@@ -196,7 +196,7 @@ def a_split_loses_a_page(patch: pytest.MonkeyPatch) -> None:
 
     def splitting(self: PrefixTree, node: Node, at: int) -> Node:
         upper = split(self, node, at)
-        node.strand.pages.pop()
+        node.edge.pages.pop()
         return upper
     patch.setattr(PrefixTree, "split", splitting)
 

@@ -6,7 +6,7 @@
 Owners are walked first: which page and slot is named by a lease as its own, or by a node of the prefix
 tree; what a lease reads of the tree is compared with the way to the node that it holds. Then every record
 that was kept along the way is compared with that: owners, free stacks, buckets, totals, free frames,
-strands, orders of eviction, counts of readers. Any two that disagree are a leak, a double owner or a wrong
+edges, orders of eviction, counts of readers. Any two that disagree are a leak, a double owner or a wrong
 count, and the message says which and where.
 
 It reads everything once: linear in the arena, for property tests after each operation and for production
@@ -49,7 +49,7 @@ def audit(books: Books) -> None:
         parcel = books.cache.parcels.by_node.get(node.id)
         for index, page in enumerate(node.pages, start=node.start // PAGE_TOKENS):
             if parcel is None:
-                page_owners.add(page, of_tree(node.strand.id), index, books.pages.indexes)
+                page_owners.add(page, of_tree(node.edge.id), index, books.pages.indexes)
         for index, page in enumerate(parcel.pages if parcel is not None else (),
                                      start=parcel.cut if parcel is not None else 0):
             page_owners.add(page, of_parcel(node.id), index, books.pages.indexes)
@@ -134,7 +134,7 @@ def _audit_tree(cache: PrefixCache) -> None:
     assert set(tree.by_id) == set(nodes), "the index of nodes and the tree differ"
     for node in nodes.values():
         assert tree.by_id[node.id] is node, f"node {node.id} is not the one in the index"
-        assert node.parent is None or node in node.strand.nodes, f"node {node.id} is not on its strand"
+        assert node.parent is None or node in node.edge.nodes, f"node {node.id} is not on its edge"
         if node.parent is not None:
             _audit_node(cache, node, node.parent)
         else:
@@ -142,7 +142,7 @@ def _audit_tree(cache: PrefixCache) -> None:
             assert node.slot == PAD, f"root {node.id} has a checkpoint"
         tails = sum(child.is_tail for child in node.children.values())
         assert node.tail_count == tails, f"node {node.id} has {tails} tails, counted {node.tail_count}"
-    _audit_strands(tree)
+    _audit_edges(tree)
     pages = sum(len(node.pages) for node in nodes.values())
     assert tree.page_count == pages, f"the tree has {pages} pages, counted {tree.page_count}"
     states = {node.id for node in nodes.values() if node.slot != PAD}
@@ -190,20 +190,20 @@ def _audit_parcels(cache: PrefixCache, nodes: Mapping[NodeId, Node]) -> None:
     assert set(parcels.idle) == expected, "the order of what nobody reads is not that of the tree"
 
 
-def _audit_strands(tree: PrefixTree) -> None:
-    assert len(tree.by_id) - len(tree.roots) == sum(len(strand.nodes) for strand in tree.strands.values()), (
-        "strands have nodes that the tree has not")
-    for strand in tree.strands.values():
-        name = f"strand {strand.id}"
-        assert strand.nodes, f"{name} has no nodes"
-        at = strand.start
-        for above, node in zip((None, *strand.nodes), strand.nodes, strict=False):
-            assert node.strand is strand, f"{name} has a node of another"
+def _audit_edges(tree: PrefixTree) -> None:
+    assert len(tree.by_id) - len(tree.roots) == sum(len(edge.nodes) for edge in tree.edges.values()), (
+        "edges have nodes that the tree has not")
+    for edge in tree.edges.values():
+        name = f"edge {edge.id}"
+        assert edge.nodes, f"{name} has no nodes"
+        at = edge.start
+        for above, node in zip((None, *edge.nodes), edge.nodes, strict=False):
+            assert node.edge is edge, f"{name} has a node of another"
             assert node.start == at, f"{name} has no node from position {at} on"
             assert above is None or node.parent is above, f"{name} parts above node {node.id}"
             at = node.end
-        pages = -((strand.start - at) // PAGE_TOKENS) if tree.paged else 0
-        assert len(strand.pages) == pages, f"{name} has {len(strand.pages)} pages and not {pages}"
+        pages = -((edge.start - at) // PAGE_TOKENS) if tree.paged else 0
+        assert len(edge.pages) == pages, f"{name} has {len(edge.pages)} pages and not {pages}"
 
 
 def _audit_node(cache: PrefixCache, node: Node, parent: Node) -> None:

@@ -11,7 +11,7 @@ than the others have holes), so moving settles whatever ``pressure.Demand`` says
 kind can keep frames from the other.
 
 A move is a copy in the step's plan, like any other: made before anything is computed, its destination new in
-this step, its source free from the next draft on. Who named the old page is told: the lease or the strand
+this step, its source free from the next draft on. Who named the old page is told: the lease or the edge
 that owns it, found by its owner number (owners.py), each sequence that reads it, by a patch of its row in the
 page table. A slot that moves has a new epoch, and the sequence computes in the new one from this step on.
 
@@ -192,7 +192,7 @@ class Compaction:
             readers = self._readers[node.id] = []
             if node.holds:
                 index = node.start // PAGE_TOKENS
-                [first] = node.strand.pages_between(node.start, node.start + PAGE_TOKENS)
+                [first] = node.edge.pages_between(node.start, node.start + PAGE_TOKENS)
                 readers += [lease.seq for lease in self._books.leases.values()
                             if lease.shared_tokens > node.start and lease.pages[index] == first
                             and lease.seq not in self._fixed.closed]

@@ -61,7 +61,7 @@ def apply(books: Books, reservation: Reservation) -> None:
         _move(books, reservation.moves)
     for restore in reservation.kv_restored:
         node = books.cache.tree.by_id[restore.node]
-        books.pages.give(restore.pages, of_tree(node.strand.id), node.start // PAGE_TOKENS)
+        books.pages.give(restore.pages, of_tree(node.edge.id), node.start // PAGE_TOKENS)
         _give_back(books, books.cache.restore(restore))
     for opening in reservation.opened:
         _open(books, opening)

@@ -202,11 +202,11 @@ def a_reader_of_another_namespace(books: Books) -> None:
 
 
 def a_page_of_a_node_and_a_lease(books: Books) -> None:
-    nodes(books)["bare"].strand.pages[0] = books.leases[ONE].pages[0]
+    nodes(books)["bare"].edge.pages[0] = books.leases[ONE].pages[0]
 
 
 def a_page_that_its_node_forgot(books: Books) -> None:
-    nodes(books)["bare"].strand.pages.pop()
+    nodes(books)["bare"].edge.pages.pop()
 
 
 def a_checkpoint_of_an_old_epoch(books: Books) -> None:
@@ -237,22 +237,22 @@ def a_node_at_the_wrong_position(books: Books) -> None:
     nodes(books)["bare"].start += 16
 
 
-def a_node_that_is_not_on_its_strand(books: Books) -> None:
-    nodes(books)["bare"].strand.nodes.clear()
+def a_node_that_is_not_on_its_edge(books: Books) -> None:
+    nodes(books)["bare"].edge.nodes.clear()
 
 
-def a_strand_that_nobody_knows(books: Books) -> None:
-    del books.cache.tree.strands[nodes(books)["bare"].strand.id]
+def a_edge_that_nobody_knows(books: Books) -> None:
+    del books.cache.tree.edges[nodes(books)["bare"].edge.id]
 
 
-def a_strand_with_a_page_too_many(books: Books) -> None:
-    strand = nodes(books)["front"].strand
-    strand.pages.append(strand.pages[0])
+def a_edge_with_a_page_too_many(books: Books) -> None:
+    edge = nodes(books)["front"].edge
+    edge.pages.append(edge.pages[0])
 
 
-def a_strand_out_of_order(books: Books) -> None:
-    assert nodes(books)["middle"].strand is nodes(books)["front"].strand
-    nodes(books)["middle"].strand.nodes.reverse()
+def a_edge_out_of_order(books: Books) -> None:
+    assert nodes(books)["middle"].edge is nodes(books)["front"].edge
+    nodes(books)["middle"].edge.nodes.reverse()
 
 
 def a_checkpoint_recorded_as_of_another(books: Books) -> None:
@@ -302,11 +302,11 @@ CACHE_CORRUPTIONS: list[tuple[Callable[[Books], None], str]] = [
     (bare_kv_that_is_not_filed, "the order of bare KV is not that of the tree"),
     (a_tail_that_lost_its_checkpoint, "tail . has no checkpoint"),
     (a_tail_not_counted, "has 1 tails, counted 0"),
-    (a_node_at_the_wrong_position, r"strand \d+ has no node from position 16 on|is recorded as of -\d+, its"),
-    (a_node_that_is_not_on_its_strand, "node . is not on its strand"),
-    (a_strand_that_nobody_knows, "strands have nodes that the tree has not"),
-    (a_strand_with_a_page_too_many, "has 3 pages and not 2"),
-    (a_strand_out_of_order, r"strand \d+ has no node from position 0 on"),
+    (a_node_at_the_wrong_position, r"edge \d+ has no node from position 16 on|is recorded as of -\d+, its"),
+    (a_node_that_is_not_on_its_edge, "node . is not on its edge"),
+    (a_edge_that_nobody_knows, "edges have nodes that the tree has not"),
+    (a_edge_with_a_page_too_many, "has 3 pages and not 2"),
+    (a_edge_out_of_order, r"edge \d+ has no node from position 0 on"),
     (a_checkpoint_recorded_as_of_another, r"slot \d+ is recorded as of -\d+, its owner is -\d+"),
     (a_node_under_the_wrong_key, "is not where its parent looks for it"),
     (a_wrong_total_of_cached_pages, "the tree has . pages, counted"),

@@ -2,7 +2,7 @@
 
     NOBODY = 0          free
     seq + 1             the lease of a sequence
-    -1 - id             the prefix tree: a strand for a page, a node for a slot
+    -1 - id             the prefix tree: a edge for a page, a node for a slot
     PARCELS - id        the prefix tree: a node, for a page with some of its parked KV
     PARKED - id         the prefix tree: a node, for a page with a piece of its parked state
 
@@ -31,7 +31,7 @@ def of_lease(seq: SeqId) -> int:
 
 
 def of_tree(name: int) -> int:
-    """``name``: the id of a strand (pages) or of a node (slots)."""
+    """``name``: the id of a edge (pages) or of a node (slots)."""
     return -1 - name
 
 

@@ -192,7 +192,7 @@ class PrefixCache:
         """Parked KV is wide again; whose the pages are is for ``give``."""
         node = self.tree.by_id[restore.node]
         left = self.parcels.leave(node)
-        node.strand.put(node.start, restore.pages)
+        node.edge.put(node.start, restore.pages)
         self.counts.restored_pages += len(restore.pages)
         kept = set(restore.pages)
         return Fallen([page for page in left if page not in kept])
@@ -234,9 +234,9 @@ class PrefixCache:
             given = parked is not None or node.pages != own
             if given:
                 fallen += node.pages if parked is None else self.parcels.cut_front(parked, len(own))
-                node.strand.put(node.start, own)
+                node.edge.put(node.start, own)
                 for page in own:
-                    self.tree.page_owners[page] = of_tree(node.strand.id)
+                    self.tree.page_owners[page] = of_tree(node.edge.id)
             if given or node.start >= there:
                 node.kv_inexact = not exactly
             lease.inexact |= node.kv_inexact

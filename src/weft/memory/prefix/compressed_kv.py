@@ -1,10 +1,10 @@
 """Parked KV: the pages of a node of the prefix tree in 8 bits, some half of their bytes, in fewer pages.
 
-    strand   pages  [ 17  4 90 33  8 51 | 12 60 ]            a node's KV is wide ...
+    edge   pages  [ 17  4 90 33  8 51 | 12 60 ]            a node's KV is wide ...
                       |  parks: into the first of its own pages, the others are free
     parcel   pages  [ 17  4 90 ]                              ... or in a *parcel*: a record for each page
              bytes  |r0 |r1 |r2 |r3 |r4 |r5 |...              side by side, on from page to page
-    strand   pages  [ -9 -10 -11 -12 -13 -14 | 12 60 ]        the strand has names in place of them
+    edge   pages  [ -9 -10 -11 -12 -13 -14 | 12 60 ]        the edge has names in place of them
                       ^ restores: a parcel's own pages and some new ones, when somebody begins behind it
 
 Most bytes of a cache are KV, and what nobody reads need not have its last bits. A page becomes a *record*
@@ -172,9 +172,9 @@ class Parcels:
     def packed(self, node: Node) -> Node | None:
         """The node whose parcel has the KV of ``node``: its own, or, where ``node`` was just cut off the
         front of it, the one below. None: it is wide."""
-        if not node.strand.pages or node.strand.pages_between(node.start, node.start + 1)[0] > PAD:
+        if not node.edge.pages or node.edge.pages_between(node.start, node.start + 1)[0] > PAD:
             return None
-        return node if node.id in self.by_node else node.strand.node_at(node.end)
+        return node if node.id in self.by_node else node.edge.node_at(node.end)
 
     def kept(self, pages: int) -> int:
         """Pages of a parcel that has the KV of so many."""
@@ -241,7 +241,7 @@ class Parcels:
         self.by_node[node.id] = Parcel(pages[:kept], 0, 0, name, len(pages))
         self.page_count += kept
         self.record_count += len(pages)
-        node.strand.put(node.start, [PageId(name - at) for at in range(len(pages))])
+        node.edge.put(node.start, [PageId(name - at) for at in range(len(pages))])
         node.kv_inexact = True
         self.idle.pop(node.id, None)
         return pages[kept:]

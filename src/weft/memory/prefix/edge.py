@@ -1,23 +1,23 @@
-"""A strand: the tokens and pages of one edge of the prefix tree as it came, however it was cut since.
+"""A edge: the tokens and pages of one edge of the prefix tree as it came, however it was cut since.
 
-    strand   tokens  [ t0 ........................................ ]    int32 bytes, one piece
+    edge   tokens  [ t0 ........................................ ]    int32 bytes, one piece
              pages   [ p0 p1 p2 p3 p4 p5 p6 p7 ]
              nodes   |-- a --|---- b ----|- c --|                       each the parent of the next
 
 A checkpoint inside an edge cuts it: the edge becomes two nodes. A long prompt that keeps its state every 64
 tokens is cut a thousand times, and looking it up node by node would cost a thousand dictionary lookups. So
-nodes are positions on a strand: cutting copies nothing, the pages of a way down it are one slice, and one
+nodes are positions on a edge: cutting copies nothing, the pages of a way down it are one slice, and one
 comparison of bytes goes past all of its nodes at once.
 
-A strand is also what a page remembers as its owner: cuts do not change it, so finding the node of a page is
+A edge is also what a page remembers as its owner: cuts do not change it, so finding the node of a page is
 a bisection and never a scan (compaction asks).
 
-A strand loses nodes only from its end, as only leaves go. ``tokens`` may be longer than the nodes: it is cut
+A edge loses nodes only from its end, as only leaves go. ``tokens`` may be longer than the nodes: it is cut
 when less than half of it is in use, so that a chain which is evicted node by node is not copied each time.
 
 Rejected: merging nodes that have no checkpoint any more (a second place that changes edges, for dead weight
-that eviction removes anyway); comparing through to the end of a strand at once (a walk that leaves each of
-many strands early would pay for all of them: windows grow with what has matched).
+that eviction removes anyway); comparing through to the end of a edge at once (a walk that leaves each of
+many edges early would pay for all of them: windows grow with what has matched).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from weft.units import PAD, PAGE_TOKENS, PageId
 if TYPE_CHECKING:
     from weft.memory.prefix.tree import Node
 
-StrandId = NewType("StrandId", int)
+EdgeId = NewType("EdgeId", int)
 
 TOKEN_BYTES = 4
 PAGE_KEY_BYTES = PAGE_TOKENS * TOKEN_BYTES
@@ -46,11 +46,11 @@ _start_of = attrgetter("start")
 
 
 @dataclass(eq=False, slots=True)
-class Strand:
+class Edge:
     """``start``: the token position where it begins, a multiple of a page. ``pages`` is empty in a model
     without attention; what is parked has names in place of pages (parcels.py)."""
 
-    id: StrandId
+    id: EdgeId
     start: int
     tokens: bytes = field(repr=False)
     pages: list[PageId] = field(repr=False)
@@ -83,7 +83,7 @@ class Strand:
         return self.nodes[first:bisect_right(self.nodes, position, first, key=_end_of)]
 
     def matches_until(self, position: int, data: bytes, at: int) -> int:
-        """How far the strand from ``position`` on has the tokens of ``data`` from byte ``at`` on: a position,
+        """How far the edge from ``position`` on has the tokens of ``data`` from byte ``at`` on: a position,
         whole pages only."""
         offset = (position - self.start) * TOKEN_BYTES
         length = min((self.nodes[-1].end - position) * TOKEN_BYTES, len(data) - at)
@@ -109,7 +109,7 @@ class Strand:
         return gone
 
 
-NO_STRAND = StrandId(PAD)
+NO_EDGE = EdgeId(PAD)
 
 
 def common_pages(left: bytes, right: bytes) -> int:

@@ -18,7 +18,7 @@ A lease *holds* the node at whose end the pages that it reads end. ``holds`` cou
 a node, so what is read is known without a scan, and a page has exactly one owner: the pool, a lease, or
 a node (law L1). A root is made for the first node of its namespace and goes with the last one.
 
-Tokens and pages of an edge lie in its *strand* (strand.py), which nodes cut out of it share: a thousand
+Tokens and pages of an edge lie in its *edge* (edge.py), which nodes cut out of it share: a thousand
 checkpoints along a prompt cost a lookup one comparison of bytes and not a thousand steps.
 
 Rejected: hash-chained blocks (equality by hash; a lookup touches every block); a reference count per
@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from typing import NewType
 
 from weft.memory.frames import owners
-from weft.memory.prefix.edge import NO_STRAND, PAGE_KEY_BYTES, TOKEN_BYTES, Strand, StrandId
+from weft.memory.prefix.edge import NO_EDGE, PAGE_KEY_BYTES, TOKEN_BYTES, Edge, EdgeId
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId, ceil_div
 
 NodeId = NewType("NodeId", int)
@@ -56,7 +56,7 @@ class Node:
 
     id: NodeId
     parent: Node | None = field(repr=False)
-    strand: Strand = field(repr=False)
+    edge: Edge = field(repr=False)
     start: int
     end: int
     children: dict[bytes, Node] = field(default_factory=dict, repr=False)
@@ -82,21 +82,21 @@ class Node:
     @property
     def tokens(self) -> bytes:
         """int32 of the edge; a copy."""
-        return self.strand.tokens_between(self.start, self.end)
+        return self.edge.tokens_between(self.start, self.end)
 
     @property
     def key(self) -> bytes:
         """Under which its parent has it: its first page of tokens, or all of a tail's."""
-        return self.strand.tokens_between(self.start, min(self.end, self.start + PAGE_TOKENS))
+        return self.edge.tokens_between(self.start, min(self.end, self.start + PAGE_TOKENS))
 
     @property
     def pages(self) -> list[PageId]:
         """Of the edge; empty in a model without attention. A copy."""
-        return self.strand.pages_between(self.start, self.end)
+        return self.edge.pages_between(self.start, self.end)
 
     @property
     def page_count(self) -> int:
-        return ceil_div(self.end - self.start, PAGE_TOKENS) if self.strand.pages else 0
+        return ceil_div(self.end - self.start, PAGE_TOKENS) if self.edge.pages else 0
 
     @property
     def is_tail(self) -> bool:
@@ -139,7 +139,7 @@ class PrefixTree:
     takes over it enters into ``page_owners`` and ``slot_owners``."""
 
     __slots__ = ("_namespaces", "by_id", "held_page_count", "next_id", "page_count", "page_owners", "paged",
-                 "roots", "slot_count", "slot_owners", "strands", "version")
+                 "roots", "slot_count", "slot_owners", "edges", "version")
 
     def __init__(self, *, paged: bool, page_owners: Owners | None = None,
                  slot_owners: Owners | None = None) -> None:
@@ -149,7 +149,7 @@ class PrefixTree:
         self.roots: dict[str, Node] = {}
         self._namespaces: dict[NodeId, str] = {}
         self.by_id: dict[NodeId, Node] = {}
-        self.strands: dict[StrandId, Strand] = {}
+        self.edges: dict[EdgeId, Edge] = {}
         self.next_id = 0
         self.version = 0
         """Of the books once the commit that writes is done: nodes note it."""
@@ -203,11 +203,11 @@ class PrefixTree:
             child = node.children.get(data[at:at + PAGE_KEY_BYTES])
             if child is None:
                 break
-            strand = child.strand
-            reached = strand.matches_until(child.start, data, at)
-            passed += strand.nodes_passed(strand.index_of(child), reached)
+            edge = child.edge
+            reached = edge.matches_until(child.start, data, at)
+            passed += edge.nodes_passed(edge.index_of(child), reached)
             if not passed or passed[-1].end < reached:
-                return Way(tuple(passed), strand.node_at(reached - 1), reached)
+                return Way(tuple(passed), edge.node_at(reached - 1), reached)
             node = passed[-1]
             at = (reached - first) * TOKEN_BYTES
         return Way(tuple(passed), None, first + at // TOKEN_BYTES)
@@ -218,10 +218,10 @@ class PrefixTree:
         pieces: list[list[PageId]] = []
         at: Node | None = node
         while self.paged and at is not None and at.parent is not None and at.end > first:
-            strand = at.strand
-            if strand.start < end:
-                pieces.append(strand.pages_between(max(first, strand.start), min(end, at.end)))
-            at = strand.nodes[0].parent
+            edge = at.edge
+            if edge.start < end:
+                pieces.append(edge.pages_between(max(first, edge.start), min(end, at.end)))
+            at = edge.nodes[0].parent
         return [page for piece in reversed(pieces) for page in piece]
 
     def path_ids(self, name: NodeId) -> set[NodeId]:
@@ -235,8 +235,8 @@ class PrefixTree:
 
     def node_of_page(self, owner: int, index: int) -> Node:
         """The node with page number ``index`` of its path, which ``owner`` says is the tree's."""
-        strand = self.strands[StrandId(owners.name_in_tree(owner))]
-        return strand.node_at(index * PAGE_TOKENS)
+        edge = self.edges[EdgeId(owners.name_in_tree(owner))]
+        return edge.node_at(index * PAGE_TOKENS)
 
     def nodes(self) -> Iterator[Node]:
         """Every node, parents before children, roots included: for the audit and for telling the shape."""
@@ -251,7 +251,7 @@ class PrefixTree:
     def root(self, namespace: str) -> Node:
         root = self.roots.get(namespace)
         if root is None:
-            root = self.roots[namespace] = self._new(None, Strand(NO_STRAND, 0, b"", []), 0, 0)
+            root = self.roots[namespace] = self._new(None, Edge(NO_EDGE, 0, b"", []), 0, 0)
             self._namespaces[root.id] = namespace
         return root
 
@@ -284,23 +284,23 @@ class PrefixTree:
         assert node.parent is not None
         assert node.start < at < node.end
         assert at % PAGE_TOKENS == 0
-        strand = node.strand
-        place = strand.index_of(node)
-        upper = self._new(node.parent, strand, node.start, at)
+        edge = node.edge
+        place = edge.index_of(node)
+        upper = self._new(node.parent, edge, node.start, at)
         upper.holds, upper.kv_inexact = node.holds, node.kv_inexact
         node.parent.children[upper.key] = upper
         node.parent, node.start = upper, at
         upper.children[node.key] = node
-        strand.nodes.insert(place, upper)
+        edge.nodes.insert(place, upper)
         return upper
 
     def node_ending(self, node: Node, position: int) -> Node:
         """The node on the way to ``node`` that ends at ``position``, cut out of an edge if need be."""
         while node.start >= position and node.parent is not None:
-            strand = node.strand
-            above = strand.nodes[0].parent
+            edge = node.edge
+            above = edge.nodes[0].parent
             assert above is not None
-            node = strand.node_at(position - 1) if strand.start < position else above
+            node = edge.node_at(position - 1) if edge.start < position else above
         return node if node.end == position else self.split(node, position)
 
     def hold(self, node: Node) -> None:
@@ -331,8 +331,8 @@ class PrefixTree:
 
     def replace_page(self, owner: int, index: int, page: PageId) -> None:
         """Page number ``index`` of its path, which ``owner`` says is the tree's, has moved to ``page``."""
-        strand = self.strands[StrandId(owners.name_in_tree(owner))]
-        strand.pages[index - strand.start // PAGE_TOKENS] = page
+        edge = self.edges[EdgeId(owners.name_in_tree(owner))]
+        edge.pages[index - edge.start // PAGE_TOKENS] = page
 
     def replace_slot(self, owner: int, slot: SlotId, epoch: int) -> None:
         """A checkpoint, which ``owner`` says is the tree's, has moved to ``slot``."""
@@ -360,9 +360,9 @@ class PrefixTree:
         assert node.bare
         assert 0 < pages_kept < node.page_count
         kept_end = node.start + pages_kept * PAGE_TOKENS
-        gone = node.strand.tokens_between(kept_end, node.end)
+        gone = node.edge.tokens_between(kept_end, node.end)
         node.end = kept_end
-        dropped = node.strand.cut_to(kept_end)
+        dropped = node.edge.cut_to(kept_end)
         self.page_count -= len(dropped)
         node.state_lost = False
         below = max(node.ghosts.values(), default=0)
@@ -372,19 +372,19 @@ class PrefixTree:
 
     def remove(self, node: Node) -> list[PageId]:
         """Take a bare node out; returns its pages. A root that is left with nothing goes too."""
-        parent, strand = node.parent, node.strand
+        parent, edge = node.parent, node.edge
         assert node.bare
         assert parent is not None
-        assert strand.nodes[-1] is node, "a leaf is the end of its strand"
+        assert edge.nodes[-1] is node, "a leaf is the end of its edge"
         del parent.children[node.key]
         if node.is_tail:
             parent.tail_count -= 1
         else:
             self._remember(parent, node.tokens, max(node.ghosts.values(), default=0))
-        pages = strand.cut_to(node.start)
-        strand.nodes.pop()
-        if not strand.nodes:
-            del self.strands[strand.id]
+        pages = edge.cut_to(node.start)
+        edge.nodes.pop()
+        if not edge.nodes:
+            del self.edges[edge.id]
         del self.by_id[node.id]
         self.page_count -= len(pages)
         if parent.parent is None and not parent.children:
@@ -393,12 +393,12 @@ class PrefixTree:
         return pages
 
     def _add(self, parent: Node, tokens: bytes, pages: list[PageId]) -> Node:
-        """A new leaf on a strand of its own; its pages are the tree's from now on."""
-        strand = Strand(StrandId(self.next_id), parent.end, tokens, pages)
-        node = self._new(parent, strand, parent.end, parent.end + len(tokens) // TOKEN_BYTES)
-        strand.nodes.append(node)
-        self.strands[strand.id] = strand
-        owner = owners.of_tree(strand.id)
+        """A new leaf on a edge of its own; its pages are the tree's from now on."""
+        edge = Edge(EdgeId(self.next_id), parent.end, tokens, pages)
+        node = self._new(parent, edge, parent.end, parent.end + len(tokens) // TOKEN_BYTES)
+        edge.nodes.append(node)
+        self.edges[edge.id] = edge
+        owner = owners.of_tree(edge.id)
         for page in pages:
             self.page_owners[page] = owner
         self.page_count += len(pages)
@@ -406,8 +406,8 @@ class PrefixTree:
         parent.ghosts.pop(node.key, None)
         return node
 
-    def _new(self, parent: Node | None, strand: Strand, start: int, end: int) -> Node:
-        node = self.by_id[NodeId(self.next_id)] = Node(NodeId(self.next_id), parent, strand, start, end,
+    def _new(self, parent: Node | None, edge: Edge, start: int, end: int) -> Node:
+        node = self.by_id[NodeId(self.next_id)] = Node(NodeId(self.next_id), parent, edge, start, end,
                                                        used_at=self.version)
         self.next_id += 1
         return node

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.memory.prefix.edge import Strand, common_pages
+from weft.memory.prefix.edge import Edge, common_pages
 from weft.memory.prefix.tree import Node, PrefixTree
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
 
@@ -213,12 +213,12 @@ def test_a_thousand_checkpoints_along_a_prompt_cost_a_lookup_one_comparison(
         tree.set_slot(tree.node_ending(node, page * PAGE_TOKENS), SlotId(page), 0)
     put(tree, tokens[:500 * PAGE_TOKENS] + A, list(range(501)))
     compared: list[int] = []
-    matches_until = Strand.matches_until
+    matches_until = Edge.matches_until
 
-    def watching(self: Strand, position: int, data: bytes, at: int) -> int:
+    def watching(self: Edge, position: int, data: bytes, at: int) -> int:
         compared.append(position)
         return matches_until(self, position, data, at)
-    monkeypatch.setattr(Strand, "matches_until", watching)
+    monkeypatch.setattr(Edge, "matches_until", watching)
     assert hit(tree, tokens) == (16_000, 16_000)
     assert compared == [0]
     assert hit(tree, tokens[:500 * PAGE_TOKENS] + A + B) == (8000, 8016)
@@ -227,20 +227,20 @@ def test_a_thousand_checkpoints_along_a_prompt_cost_a_lookup_one_comparison(
     assert tree.path_pages(node, 160, 16_000) == list(range(10, 1000))
 
 
-def test_a_strand_that_is_evicted_from_its_end_gives_back_what_it_took() -> None:
+def test_a_edge_that_is_evicted_from_its_end_gives_back_what_it_took() -> None:
     tree = PrefixTree(paged=True)
     node = put(tree, A * 8, list(range(8)))
     for page in range(1, 8):
         tree.node_ending(node, page * PAGE_TOKENS)
-    strand = node.strand
-    assert [one.pages for one in strand.nodes] == [[page] for page in range(8)]
+    edge = node.edge
+    assert [one.pages for one in edge.nodes] == [[page] for page in range(8)]
     for left in range(7, 0, -1):
-        assert tree.remove(strand.nodes[-1]) == [left]
-        assert len(strand.pages) == len(strand.nodes) == left
-        assert len(strand.tokens) < 2 * left * len(data_of(A)) + 1
+        assert tree.remove(edge.nodes[-1]) == [left]
+        assert len(edge.pages) == len(edge.nodes) == left
+        assert len(edge.tokens) < 2 * left * len(data_of(A)) + 1
         assert hit(tree, A * 8) == (0, 16 * left)
-    tree.remove(strand.nodes[-1])
-    assert not tree.strands
+    tree.remove(edge.nodes[-1])
+    assert not tree.edges
 
 
 def test_a_model_without_attention_has_edges_without_pages() -> None:
