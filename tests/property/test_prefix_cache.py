@@ -35,7 +35,7 @@ from weft.memory import transaction
 from weft.memory.compaction import Compaction, Fixed
 from weft.memory.draft import Draft
 from weft.memory.lease import Lease
-from weft.memory.prefix.cache import Fallen, PrefixCache
+from weft.memory.prefix.cache import Freed, PrefixCache
 from weft.memory.prefix.compressed_kv import Parcels
 from weft.memory.prefix.compressed_state import ParkedStates
 from weft.memory.prefix.eviction import Recency
@@ -189,9 +189,9 @@ def pages_of_parked_states_leak(patch: pytest.MonkeyPatch) -> None:
 def the_slot_of_a_parked_state_leaks(patch: pytest.MonkeyPatch) -> None:
     park = PrefixCache.park
 
-    def parking(self: PrefixCache, *args: Any) -> Fallen:
+    def parking(self: PrefixCache, *args: Any) -> Freed:
         park(self, *args)
-        return Fallen()
+        return Freed()
     patch.setattr(PrefixCache, "park", parking)
 
 
@@ -299,7 +299,7 @@ def twins_of_one_step_do_not_see_each_other(patch: pytest.MonkeyPatch) -> None:
 def pages_that_are_given_up_leak(patch: pytest.MonkeyPatch) -> None:
     publish = PrefixCache.publish
 
-    def publishing(self: PrefixCache, *args: Any) -> Fallen:
+    def publishing(self: PrefixCache, *args: Any) -> Freed:
         return replace(publish(self, *args), pages=[])
     patch.setattr(PrefixCache, "publish", publishing)
 
@@ -307,7 +307,7 @@ def pages_that_are_given_up_leak(patch: pytest.MonkeyPatch) -> None:
 def taps_leak_when_their_lease_ends(patch: pytest.MonkeyPatch) -> None:
     release = PrefixCache.release
 
-    def releasing(self: PrefixCache, lease: Lease) -> Fallen:
+    def releasing(self: PrefixCache, lease: Lease) -> Freed:
         lease.taps.clear()
         return release(self, lease)
     patch.setattr(PrefixCache, "release", releasing)
@@ -319,7 +319,7 @@ def nothing_is_filed_for_eviction(patch: pytest.MonkeyPatch) -> None:
 
 def a_tail_outlives_its_checkpoint(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixCache, "_settle",
-                  lambda self, node, fallen, newest: self.order.refresh(node, newest=newest))
+                  lambda self, node, freed, newest: self.order.refresh(node, newest=newest))
 
 
 def a_draft_evicts_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -338,7 +338,7 @@ def nothing_is_ever_evicted(patch: pytest.MonkeyPatch) -> None:
 
 
 def an_eviction_is_not_carried_out(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PrefixCache, "evict", lambda self, eviction: Fallen())
+    patch.setattr(PrefixCache, "evict", lambda self, eviction: Freed())
 
 
 def a_checkpoint_is_kept_at_the_wrong_place(patch: pytest.MonkeyPatch) -> None:

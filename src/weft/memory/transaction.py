@@ -39,7 +39,7 @@ from weft.memory.frames.owners import (
     parked_named,
 )
 from weft.memory.lease import Lease
-from weft.memory.prefix.cache import Fallen
+from weft.memory.prefix.cache import Freed
 from weft.memory.prefix.tree import NO_SLOT, NodeId
 from weft.memory.values import Moves, Opening, Reservation
 from weft.units import PAGE_TOKENS, FrameId
@@ -90,7 +90,7 @@ def apply(books: Books, reservation: Reservation) -> None:
 def _move(books: Books, moves: Moves) -> None:
     """What moves is the same owner's in its new place; the old place is nobody's."""
     pages, slots, tree = books.pages, books.slots, books.cache.tree
-    left = Fallen([copy.src for copy in moves.pages])
+    left = Freed([copy.src for copy in moves.pages])
     for page in moves.pages:
         owner, index = pages.owners[page.src], pages.indexes[page.src]
         seq, parked, parcel = lease_named(owner), parked_named(owner), parcel_named(owner)
@@ -131,17 +131,17 @@ def _open(books: Books, opening: Opening) -> None:
 
 
 def _close(books: Books, lease: Lease) -> None:
-    fallen = books.cache.release(lease)
-    fallen.pages += lease.pages[books.plan.pages_for(lease.shared_tokens):]
+    freed = books.cache.release(lease)
+    freed.pages += lease.pages[books.plan.pages_for(lease.shared_tokens):]
     if lease.slot != NO_SLOT:
-        fallen.slots.append((lease.slot, lease.epoch))
-    fallen.slots += [(tap.slot, tap.epoch) for tap in lease.taps]
-    _give_back(books, fallen)
+        freed.slots.append((lease.slot, lease.epoch))
+    freed.slots += [(tap.slot, tap.epoch) for tap in lease.taps]
+    _give_back(books, freed)
 
 
-def _give_back(books: Books, fallen: Fallen) -> None:
-    _release(books.arena, books.pages.drop(fallen.pages), FrameKind.PAGES)
-    for slot, epoch in fallen.slots:
+def _give_back(books: Books, freed: Freed) -> None:
+    _release(books.arena, books.pages.drop(freed.pages), FrameKind.PAGES)
+    for slot, epoch in freed.slots:
         _release(books.arena, books.slots.drop(slot, epoch), FrameKind.SLOTS)
 
 

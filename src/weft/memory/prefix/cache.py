@@ -7,7 +7,7 @@
     release              a lease ends; what nothing needs any more becomes evictable
 
 Everything that writes is called by ``transaction.apply`` alone. Pages and slots that fall out of an
-operation are returned as ``Fallen`` and are given back there: this file allocates and frees nothing.
+operation are returned as ``Freed`` and are given back there: this file allocates and frees nothing.
 
 What nothing can ever use goes at once: a tail without its checkpoint, and in a model without attention
 every edge that leads to none. Other bare KV stays until its bytes are wanted.
@@ -42,7 +42,7 @@ Int32s = npt.NDArray[np.int32]
 
 
 @dataclass(slots=True)
-class Fallen:
+class Freed:
     """Pages and slot claims that have no owner any more."""
 
     pages: list[PageId] = field(default_factory=list)
@@ -188,16 +188,16 @@ class PrefixCache:
         used.used_at = self.tree.version
         counts.hits_inexact += lease.inexact
 
-    def restore(self, restore: KvRestore) -> Fallen:
+    def restore(self, restore: KvRestore) -> Freed:
         """Parked KV is wide again; whose the pages are is for ``give``."""
         node = self.tree.by_id[restore.node]
         left = self.parcels.leave(node)
         node.edge.put(node.start, restore.pages)
         self.counts.restored_pages += len(restore.pages)
         kept = set(restore.pages)
-        return Fallen([page for page in left if page not in kept])
+        return Freed([page for page in left if page not in kept])
 
-    def publish(self, lease: Lease, publication: Publication) -> Fallen:
+    def publish(self, lease: Lease, publication: Publication) -> Freed:
         """The tree takes over what it lacks; where it has the tokens already the lease reads the tree's
         pages and its own fall out. Checkpoints that are there already fall out too."""
         tree, plan = self.tree, self.plan
@@ -209,31 +209,31 @@ class PrefixCache:
         node, there = tree.insert(base, tokens[done * PAGE_KEY_BYTES:whole * PAGE_KEY_BYTES], pages)
         assert there == publication.there, f"{there} tokens were there and not {publication.there}"
         first, end = plan.pages_for(base.end), plan.pages_for(node.end)
-        fallen = Fallen([own for own, kept in zip(lease.pages[first:end], pages, strict=True) if own != kept])
+        freed = Freed([own for own, kept in zip(lease.pages[first:end], pages, strict=True) if own != kept])
         lease.pages[first:end] = pages
         lease.shared_tokens = node.end
         inexact = lease.inexact
-        fallen.pages += self._give_over(lease, base, node, there)
+        freed.pages += self._give_over(lease, base, node, there)
         if node is not base:
             self._hold(lease, node)
         self.policy.published(lease.seq, lease.salt, publication.start, tokens)
         for save in publication.saves:
-            self._keep(lease, node, save, tokens[whole * PAGE_KEY_BYTES:], fallen, inexact=inexact)
+            self._keep(lease, node, save, tokens[whole * PAGE_KEY_BYTES:], freed, inexact=inexact)
         self.counts.published += 1
-        return fallen
+        return freed
 
     def _give_over(self, lease: Lease, base: Node, end: Node, there: int) -> list[PageId]:
         """From ``base`` to ``end`` the tree has what the lease has: what was parked gets its pages, as exact
         as they are, and so does what the publication gives others. Of what else was there up to ``there`` the
         lease reads the tree's, and is as exact as that. Returns the pages that the tree had in place."""
-        fallen: list[PageId] = []
+        freed: list[PageId] = []
         exactly, node = not lease.inexact, end
         while node is not base:
             own = lease.pages[self.plan.pages_for(node.start):self.plan.pages_for(node.end)]
             parked = self.parcels.packed(node)
             given = parked is not None or node.pages != own
             if given:
-                fallen += node.pages if parked is None else self.parcels.cut_front(parked, len(own))
+                freed += node.pages if parked is None else self.parcels.cut_front(parked, len(own))
                 node.edge.put(node.start, own)
                 for page in own:
                     self.tree.page_owners[page] = of_tree(node.edge.id)
@@ -242,9 +242,9 @@ class PrefixCache:
             lease.inexact |= node.kv_inexact
             assert node.parent is not None
             node = node.parent
-        return fallen
+        return freed
 
-    def _keep(self, lease: Lease, path: Node, save: Checkpoint, rest: bytes, fallen: Fallen, *,
+    def _keep(self, lease: Lease, path: Node, save: Checkpoint, rest: bytes, freed: Freed, *,
               inexact: bool) -> None:
         """The claim of ``save`` leaves the lease for the node that ends at its position. ``inexact``: so was
         what it was computed from."""
@@ -273,56 +273,56 @@ class PrefixCache:
             return
         self.order.touch(node)
         self.policy.again(node)
-        fallen.slots.append((save.slot, save.epoch))
+        freed.slots.append((save.slot, save.epoch))
 
-    def release(self, lease: Lease) -> Fallen:
+    def release(self, lease: Lease) -> Freed:
         """``lease`` ends and reads nothing any more."""
-        fallen = Fallen()
+        freed = Freed()
         node = self.node(lease)
         if node is not None:
             lease.held = NO_NODE
             self.tree.release(node)
             self.parcels.left(node)
-            self._settle(node, fallen, newest=True)
+            self._settle(node, freed, newest=True)
         self.policy.left(lease.seq, node)
-        return fallen
+        return freed
 
-    def evict(self, eviction: Eviction) -> Fallen:
+    def evict(self, eviction: Eviction) -> Freed:
         """Carry out what was chosen."""
         node = self.tree.by_id[eviction.node]
-        fallen, parked = Fallen(), []
+        freed, parked = Freed(), []
         if eviction.what == "state":
             self.policy.evicted(node)
             if node.slot == PARKED:
                 parked = self.parked.leave(node)
                 self.tree.lose_state(node)
             else:
-                fallen.slots.append(self.tree.take_slot(node))
+                freed.slots.append(self.tree.take_slot(node))
             self.counts.evicted_states += 1
             self.counts.evicted_tails += node.is_tail
-            self._settle(node, fallen, newest=False)
+            self._settle(node, freed, newest=False)
         elif eviction.pages_kept:
-            fallen.pages += self.tree.trim(node, eviction.pages_kept)
+            freed.pages += self.tree.trim(node, eviction.pages_kept)
         else:
-            self._remove(node, fallen)
-        self.counts.evicted_pages += len(fallen.pages)
-        fallen.pages += parked
-        return fallen
+            self._remove(node, freed)
+        self.counts.evicted_pages += len(freed.pages)
+        freed.pages += parked
+        return freed
 
-    def park(self, name: NodeId, pages: Sequence[PageId]) -> Fallen:
+    def park(self, name: NodeId, pages: Sequence[PageId]) -> Freed:
         """The checkpoint of node ``name`` goes from its slot to ``pages``."""
         node = self.tree.by_id[name]
         self.parked.enter(node, pages)
         node.state_inexact = True
-        fallen = Fallen(slots=[self.tree.take_slot(node, PARKED)])
+        freed = Freed(slots=[self.tree.take_slot(node, PARKED)])
         self.order.refresh(node, newest=False)
         self.counts.parked += 1
-        return fallen
+        return freed
 
-    def park_kv(self, park: KvPark) -> Fallen:
+    def park_kv(self, park: KvPark) -> Freed:
         """The KV of a node goes into the first of its own pages; whose they are then is for ``give``."""
         self.counts.parked_pages += len(park.pages)
-        return Fallen(self.parcels.enter(self.tree.by_id[park.node], park.kept))
+        return Freed(self.parcels.enter(self.tree.by_id[park.node], park.kept))
 
     def _hold(self, lease: Lease, node: Node) -> None:
         before = self.node(lease)
@@ -339,22 +339,22 @@ class PrefixCache:
         if before is not None:
             self.tree.release(before)
 
-    def _settle(self, node: Node, fallen: Fallen, *, newest: bool) -> None:
+    def _settle(self, node: Node, freed: Freed, *, newest: bool) -> None:
         """``node`` lost a lease, a child or its checkpoint: it goes, or is filed anew."""
         useless = node.bare and node.parent is not None and (node.is_tail or not self.tree.paged)
         if useless:
-            self._remove(node, fallen)
+            self._remove(node, freed)
         else:
             self.order.refresh(node, newest=newest)
 
-    def _remove(self, node: Node, fallen: Fallen) -> None:
+    def _remove(self, node: Node, freed: Freed) -> None:
         parent = node.parent
         assert parent is not None
         parked = self.parcels.leave(node) if node.id in self.parcels.by_node else None
         pages = self.tree.remove(node)
-        fallen.pages += pages if parked is None else parked
+        freed.pages += pages if parked is None else parked
         self.order.forget(node)
         self.parcels.forget(node)
         if parent.parent is not None:
-            self._settle(parent, fallen, newest=False)
+            self._settle(parent, freed, newest=False)
             self.policy.narrowed(parent)
