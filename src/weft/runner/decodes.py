@@ -10,7 +10,7 @@ where it is called in a loop, and twenty once a model has been through the cache
 rows stay.
 
 ``goes_on`` asks by identity: the planner hands out the same frozen arrays as long as the same sequences
-decode (``schedule.lineup``), and a plan written by hand gets new inputs each time. The page table by run is a
+decode (``schedule.decode_batch``), and a plan written by hand gets new inputs each time. The page table by run is a
 copy of the rows' table: whoever writes that table tells ``write`` as well, or drops this (``BatchBuilder``).
 
 Only where the host's memory is the device's. On a GPU a step goes over in one copy, or is a graph's.

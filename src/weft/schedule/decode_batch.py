@@ -44,7 +44,7 @@ class Countdown:
         self._left -= steps
 
 
-class Lineup:
+class DecodeBatch:
     """``rows`` and ``slots``: int32 [decodes], ``seqs``: whose they are. Read only."""
 
     __slots__ = ("ends", "fresh", "lengths", "rows", "samples", "seqs", "slots", "states")

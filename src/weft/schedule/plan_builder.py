@@ -6,7 +6,7 @@ The pass is filled in order of claim (``scheduler``), over one draft of memory; 
     runs of the plan     [ decodes: arrays from the row table ][ prefills in progress | admissions ]
                                                                  lists by run, ``prefill_*``
 
-Where all of the lineup decodes and nothing else runs, the plan has the arrays of the lineup itself.
+Where all of the decode_batch decodes and nothing else runs, the plan has the arrays of the decode_batch itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from weft.memory.draft import Draft
 from weft.memory.prefix.compressed_kv import KvPark, KvRestore
 from weft.memory.values import PageCopy, Park, Restore, SlotCopy, TablePatch
-from weft.schedule.decode_batch import Lineup
+from weft.schedule.decode_batch import DecodeBatch
 from weft.schedule.plan import (
     Admission,
     Bools,
@@ -54,11 +54,11 @@ class _Runs(NamedTuple):
 
 @dataclass(slots=True)
 class Pass:
-    """``lineup``: all that decode. ``short``: a decode found no page. ``reclaiming``: the cache gives up
+    """``decode_batch``: all that decode. ``short``: a decode found no page. ``reclaiming``: the cache gives up
     memory for the next pass; ``publishing``: sequences that put what they computed into it."""
 
     draft: Draft
-    lineup: Lineup
+    decode_batch: DecodeBatch
     rows_cleared: list[RowId] = field(default_factory=list)
     finished: list[SeqId] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
@@ -119,10 +119,10 @@ class Pass:
         reservation = self.draft.seal()
         decode_count = int(self.decode_rows.size)
         starts, tokens = rows.computed[self.decode_rows], rows.last_token[self.decode_rows]
-        lineup, moved = self.lineup, reservation.moves.slot_patches
-        if self.decode_rows is lineup.rows and not self.prefill_rows and not moved:
-            runs = _Runs(lineup.seqs, lineup.rows, starts, lineup.lengths, lineup.slots, lineup.fresh,
-                         lineup.samples, tokens)
+        decode_batch, moved = self.decode_batch, reservation.moves.slot_patches
+        if self.decode_rows is decode_batch.rows and not self.prefill_rows and not moved:
+            runs = _Runs(decode_batch.seqs, decode_batch.rows, starts, decode_batch.lengths, decode_batch.slots, decode_batch.fresh,
+                         decode_batch.samples, tokens)
         else:
             runs = self._runs(starts, tokens, rows)
             for patch in moved:

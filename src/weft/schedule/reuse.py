@@ -167,14 +167,14 @@ class Reuse:
 
     def _plan_copies(self, step: Pass) -> None:
         """The states that decodes have come to: what the running slot holds now, this step overwrites."""
-        lineup = step.lineup
-        if not self._decode_distance or not lineup.states.over:
+        decode_batch = step.decode_batch
+        if not self._decode_distance or not decode_batch.states.over:
             return
         rows, distance = step.decode_rows, self._decode_distance
         computed, targets = self._rows.computed[rows], self._rows.target[rows]
         due = decodes_due(computed, targets, distance)
-        if not due and rows is lineup.rows:
-            lineup.states.start(until_due(computed, targets, distance))
+        if not due and rows is decode_batch.rows:
+            decode_batch.states.start(until_due(computed, targets, distance))
         for at in due:
             row = rows[at]
             seq = SeqId(int(self._rows.seq_ids[row]))

@@ -50,7 +50,7 @@ from weft.memory.prefix.tree import NodeId
 from weft.memory.values import Match
 from weft.schedule.budget import Budget
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
-from weft.schedule.decode_batch import Lineup
+from weft.schedule.decode_batch import DecodeBatch
 from weft.schedule.plan import Admission, Int32s, StepPlan
 from weft.schedule.plan_builder import Pass
 from weft.schedule.preemption import headroom_pages, victim_count
@@ -73,7 +73,7 @@ class Scheduler:
         self.recomputed_tokens = 0
         """Tokens that were in memory when their sequence was preempted, and were not when it came back."""
         self._closing: list[Sequence] = []
-        self._lineup: Lineup | None = None
+        self._decode_batch: DecodeBatch | None = None
         self._step = 0
 
     # ------------------------------------------------------------------ who is here
@@ -102,7 +102,7 @@ class Scheduler:
             assert seq.state is SeqState.RUNNING, f"{seq} has ended before"
             self.running.remove(seq)
             self._closing.append(seq)
-            self._lineup = None
+            self._decode_batch = None
         seq.state = SeqState.FINISHED
 
     # ------------------------------------------------------------------ plan
@@ -123,7 +123,7 @@ class Scheduler:
         matches = self._plan_admissions(step, budget) if not step.short else {}
         self.reuse.publish(step)
         self.reuse.plan_taps(step, matches)
-        if not step.runs_or_frees and self.rows.ends_in_flight(step.lineup.rows).any():
+        if not step.runs_or_frees and self.rows.ends_in_flight(step.decode_batch.rows).any():
             return None  # who ends publishes by leaving
         assert step.runs_or_frees or step.publishing, (
             f"nothing can run: {len(self.running)} running, {len(self.waiting)} waiting, "
@@ -141,23 +141,23 @@ class Scheduler:
         step.rows_cleared.append(row)
         step.pages_freed += int(self.rows.pages_held[row])
 
-    def _decodes(self) -> Lineup:
+    def _decodes(self) -> DecodeBatch:
         """Who decodes, best rank first; made anew only when the set of running sequences changed."""
-        if self._lineup is None:
+        if self._decode_batch is None:
             row_of, decoding = self.rows.row_of, self.rows.decoding
             rows = np.asarray([row for row in map(row_of, self.running) if decoding(row)], dtype=np.int32)
-            self._lineup = Lineup(rows, self.rows.seq_ids[rows].tolist(), self.rows.slots[rows])
-        return self._lineup
+            self._decode_batch = DecodeBatch(rows, self.rows.seq_ids[rows].tolist(), self.rows.slots[rows])
+        return self._decode_batch
 
     def _plan_decodes(self, step: Pass) -> None:
-        rows = step.lineup.rows
+        rows = step.decode_batch.rows
         positions = self.rows.computed[rows]
-        if step.lineup.ends.over:
+        if step.decode_batch.ends.over:
             ending = self.rows.ends_in_flight(rows)
             if ending.any():
                 rows, positions = rows[~ending], positions[~ending]
             else:
-                step.lineup.ends.start(self.rows.limit[rows] - positions)
+                step.decode_batch.ends.start(self.rows.limit[rows] - positions)
         step.decode_rows = rows
         [crossing] = (positions >= self.rows.capacity[rows]).nonzero()
         short: set[int] = set()
@@ -191,7 +191,7 @@ class Scheduler:
         assert all(row not in out for row in step.write_rows), "a victim ranks above one that got a page"
 
     def _plan_prefills(self, step: Pass, budget: Budget) -> None:
-        if step.lineup.rows.size == len(self.running):
+        if step.decode_batch.rows.size == len(self.running):
             return
         for seq in self.running:
             row = self.rows.row_of(seq)
@@ -213,7 +213,7 @@ class Scheduler:
         rows = sorted([*self.rows.free_rows(), *step.rows_cleared])
         if not rows:
             return matches
-        prefills = self.running if step.lineup.rows.size < len(self.running) else ()
+        prefills = self.running if step.decode_batch.rows.size < len(self.running) else ()
         leaders = self.reuse.leaders(step, prefills, self._closing)
         followers = 0
         for seq in self.waiting:
@@ -303,7 +303,7 @@ class Scheduler:
             self.rows.add_pages(plan.table_writes[0], plan.table_writes[1])
         for moved in plan.reservation.moves.slot_patches:
             self.rows.slots[self.rows.row_of_id(moved.seq)] = moved.slot
-            self._lineup = None
+            self._decode_batch = None
         self.reuse.committed(plan)
 
     def _commit_preempted(self, preempted: tuple[SeqId, ...]) -> None:
@@ -317,7 +317,7 @@ class Scheduler:
             seq.state = SeqState.WAITING
             self.waiting.add(seq)
             self.reuse.preempted(seq)
-        self._lineup = None
+        self._decode_batch = None
 
     def _commit_admissions(self, plan: StepPlan) -> None:
         # Admissions are the last runs, in the order of the queue; who waits for a twin was passed over.
@@ -337,27 +337,27 @@ class Scheduler:
             seq.computed_before = 0
             self.rows.assign(admission.row, seq, known=admission.tokens, computed=start,
                              slot=SlotId(int(plan.slots[run])))
-        self._lineup = None
+        self._decode_batch = None
 
     def advance(self, plan: StepPlan, tokens: Int32s | int) -> None:
         """The step is computed, or will be before any that follows: positions move on, and ``tokens`` (int32
         [runs], PAD where none was chosen; PAD for all: not known yet) are what decodes feed next. Sequences
         that ended meanwhile still hold their rows."""
         self.rows.advance(plan.rows, plan.starts + plan.lengths, tokens)
-        if self._lineup is not None:
-            self._lineup.step()
+        if self._decode_batch is not None:
+            self._decode_batch.step()
         for run in range(plan.decode_count, plan.run_count):
             row = RowId(int(plan.rows[run]))
             if self.rows.decoding(row):
                 self.rows.known[row] = None
-                self._lineup = None
+                self._decode_batch = None
 
     def leap(self, plan: StepPlan, steps: int) -> None:
         """``plan``, of decodes alone, was computed ``steps`` times more, a position on each time, and nothing
         else would have happened in all of them: for a replay that knows this."""
         self.rows.computed[plan.rows] += steps
-        if self._lineup is not None:
-            self._lineup.step(steps)
+        if self._decode_batch is not None:
+            self._decode_batch.step(steps)
 
     def learn_late(self, plan: StepPlan, run: int, token: int) -> None:
         """``token`` of ``run`` comes for a sequence that has ended. Where the next step computed it, that is

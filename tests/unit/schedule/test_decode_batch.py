@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from weft.schedule.decode_batch import Countdown, Lineup
+from weft.schedule.decode_batch import Countdown, DecodeBatch
 from weft.schedule.plan import StepPlan
 from weft.schedule.taps import decodes_due, until_due
 from weft.units import SeqId
@@ -35,8 +35,8 @@ def test_steps_of_the_same_decodes_share_their_arrays_until_somebody_joins_or_le
 
 
 def test_who_writes_what_steps_share_is_caught() -> None:
-    lineup = Lineup(np.array([3, 1], np.int32), [SeqId(7), SeqId(9)], np.array([0, 2], np.int32))
-    for values in (lineup.rows, lineup.slots, lineup.lengths, lineup.fresh, lineup.samples):
+    decode_batch = DecodeBatch(np.array([3, 1], np.int32), [SeqId(7), SeqId(9)], np.array([0, 2], np.int32))
+    for values in (decode_batch.rows, decode_batch.slots, decode_batch.lengths, decode_batch.fresh, decode_batch.samples):
         with pytest.raises(ValueError, match="read-only"):
             values[0] = 1
 
