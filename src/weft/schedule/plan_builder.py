@@ -53,7 +53,7 @@ class _Runs(NamedTuple):
 
 
 @dataclass(slots=True)
-class Pass:
+class PlanBuilder:
     """``decode_batch``: all that decode. ``short``: a decode found no page. ``reclaiming``: the cache gives up
     memory for the next pass; ``publishing``: sequences that put what they computed into it."""
 

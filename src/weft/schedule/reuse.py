@@ -80,7 +80,7 @@ class Reuse:
         of it may be skipped."""
         return self._memory.match(known[:0] if seq.prompt_logprobs_due else known, salt=seq.salt)
 
-    def leave(self, step: Pass, seq: Sequence, *, preempted: bool) -> None:
+    def leave(self, step: PlanBuilder, seq: Sequence, *, preempted: bool) -> None:
         """``seq`` gives up its memory; it donates what it computed, or at least states kept on its way."""
         if not self.enabled:
             step.draft.close(seq.id)
@@ -116,7 +116,7 @@ class Reuse:
 
     # ------------------------------------------------------------------ in a pass
 
-    def publish(self, step: Pass) -> None:
+    def publish(self, step: PlanBuilder) -> None:
         """What the last step computed, of sequences that go on; who leaves publishes by leaving."""
         if not self._unpublished:
             return
@@ -127,7 +127,7 @@ class Reuse:
                 step.draft.publish(seq.id, seq.known()[:computed])
                 step.publishing += 1
 
-    def plan_taps(self, step: Pass, matches: dict[SeqId, Match]) -> None:
+    def plan_taps(self, step: PlanBuilder, matches: dict[SeqId, Match]) -> None:
         """Slots for what the prefills of this step pass: first what others wait for, then the sequence's
         own wishes. The first that finds none ends it."""
         if not self.enabled or not self._stateful:
@@ -137,7 +137,7 @@ class Reuse:
             if self._policy.spare:
                 self._plan_spare(step)
 
-    def _plan_wishes(self, step: Pass, matches: dict[SeqId, Match]) -> bool:
+    def _plan_wishes(self, step: PlanBuilder, matches: dict[SeqId, Match]) -> bool:
         """Whether all were met."""
         for prefill, seq in enumerate(step.prefill_seqs):
             match = matches.get(seq.id)
@@ -152,7 +152,7 @@ class Reuse:
                 step.add_tap(prefill, position, slot)
         return True
 
-    def _plan_spare(self, step: Pass) -> None:
+    def _plan_spare(self, step: PlanBuilder) -> None:
         """What is left over, to places that nobody has asked for."""
         for prefill, seq in enumerate(step.prefill_seqs):
             run = int(step.decode_rows.size) + prefill
@@ -165,7 +165,7 @@ class Reuse:
                     return
                 step.add_tap(prefill, position, slot)
 
-    def _plan_copies(self, step: Pass) -> None:
+    def _plan_copies(self, step: PlanBuilder) -> None:
         """The states that decodes have come to: what the running slot holds now, this step overwrites."""
         decode_batch = step.decode_batch
         if not self._decode_distance or not decode_batch.states.over:
@@ -193,7 +193,7 @@ class Reuse:
 
     # ------------------------------------------------------------------ twins
 
-    def leaders(self, step: Pass, running: Iterable[Sequence], closing: Iterable[Sequence]) -> Leaders:
+    def leaders(self, step: PlanBuilder, running: Iterable[Sequence], closing: Iterable[Sequence]) -> Leaders:
         """Who computes, or has just computed, what others are about to: those of ``running`` that are in
         their prefill, who has something to publish, and who ends."""
         found = Leaders(enabled=self.enabled, stateful=self._stateful, grid=self._grid)

@@ -112,7 +112,7 @@ class Scheduler:
         is in flight. Changes nothing: asked twice, it answers the same."""
         if not self.has_work:
             return None
-        step = Pass(self.memory.draft(), self._decodes())
+        step = PlanBuilder(self.memory.draft(), self._decodes())
         awaited = self.reuse.awaited()
         if awaited:
             step.draft.evict_last(awaited)
@@ -130,12 +130,12 @@ class Scheduler:
             f"usage {self.memory.usage()}")
         return step.seal(self._step, self.rows)
 
-    def _plan_closing(self, step: Pass) -> None:
+    def _plan_closing(self, step: PlanBuilder) -> None:
         for seq in self._closing:
             self._take_out(step, seq, preempted=False)
             step.finished.append(seq.id)
 
-    def _take_out(self, step: Pass, seq: Sequence, *, preempted: bool) -> None:
+    def _take_out(self, step: PlanBuilder, seq: Sequence, *, preempted: bool) -> None:
         row = self.rows.row_of(seq)
         self.reuse.leave(step, seq, preempted=preempted)
         step.rows_cleared.append(row)
@@ -149,7 +149,7 @@ class Scheduler:
             self._decode_batch = DecodeBatch(rows, self.rows.seq_ids[rows].tolist(), self.rows.slots[rows])
         return self._decode_batch
 
-    def _plan_decodes(self, step: Pass) -> None:
+    def _plan_decodes(self, step: PlanBuilder) -> None:
         rows = step.decode_batch.rows
         positions = self.rows.computed[rows]
         if step.decode_batch.ends.over:
@@ -172,7 +172,7 @@ class Scheduler:
         if short:
             self._plan_shortage(step, short)
 
-    def _plan_shortage(self, step: Pass, short: set[int]) -> None:
+    def _plan_shortage(self, step: PlanBuilder, short: set[int]) -> None:
         step.short = True
         if self._reclaim(step, pages=len(short)):
             # the cache gives way before anybody does
@@ -190,7 +190,7 @@ class Scheduler:
         step.decode_rows = step.decode_rows[[row not in out for row in step.decode_rows.tolist()]]
         assert all(row not in out for row in step.write_rows), "a victim ranks above one that got a page"
 
-    def _plan_prefills(self, step: Pass, budget: Budget) -> None:
+    def _plan_prefills(self, step: PlanBuilder, budget: Budget) -> None:
         if step.decode_batch.rows.size == len(self.running):
             return
         for seq in self.running:
@@ -205,7 +205,7 @@ class Scheduler:
             budget.spend(end - start)
             step.add_prefill(seq, row, start, end, int(self.rows.slots[row]), known)
 
-    def _plan_admissions(self, step: Pass, budget: Budget) -> dict[SeqId, Match]:
+    def _plan_admissions(self, step: PlanBuilder, budget: Budget) -> dict[SeqId, Match]:
         """Returns what memory had of those that are admitted."""
         matches: dict[SeqId, Match] = {}
         if not len(self.waiting):
@@ -238,7 +238,7 @@ class Scheduler:
             leaders.admitted(seq, known, match.cached_tokens)
         return matches
 
-    def _admit(self, step: Pass, seq: Sequence, row: RowId, match: Match, known: Int32s, end: int) -> bool:
+    def _admit(self, step: PlanBuilder, seq: Sequence, row: RowId, match: Match, known: Int32s, end: int) -> bool:
         """Memory for all of ``known``, or False and nothing."""
         start = match.cached_tokens
         assert start < known.size
@@ -251,10 +251,10 @@ class Scheduler:
         step.add_prefill(seq, row, start, end, step.draft.slot_of(seq.id), known)
         return True
 
-    def _headroom(self, step: Pass, seq: Sequence) -> int:
+    def _headroom(self, step: PlanBuilder, seq: Sequence) -> int:
         return headroom_pages(len(self.running) + len(step.admissions), seq.preemption_count)
 
-    def _make_room(self, step: Pass, seq: Sequence, match: Match, rows_free: int) -> None:
+    def _make_room(self, step: PlanBuilder, seq: Sequence, match: Match, rows_free: int) -> None:
         """``seq`` was not admitted: the cache is asked to give way, for it and for those behind it that would
         come with it into the next pass, or else for it alone. One at a time, short requests would come in
         at one a step where the cache has taken all there is. What ``seq`` would begin on does not give way
@@ -277,7 +277,7 @@ class Scheduler:
         alone = not len(self.running) and not step.admissions
         self._reclaim(step, pages=pages, slots=1, sparing=() if alone else (own,))
 
-    def _reclaim(self, step: Pass, *, pages: int, slots: int = 0, sparing: Iterable[NodeId] = ()) -> bool:
+    def _reclaim(self, step: PlanBuilder, *, pages: int, slots: int = 0, sparing: Iterable[NodeId] = ()) -> bool:
         """Ask memory to make room: what lies apart is moved together, and the cache gives way."""
         done = step.draft.reclaim(pages=pages, slots=slots, sparing=sparing)
         step.reclaiming |= done
