@@ -14,7 +14,7 @@ from weft.config import EngineConfig
 from weft.engine.grammars import CompiledGuide, GuideCompiler
 from weft.errors import QueueFullError
 from weft.request import Guide, Request, SamplingParams
-from weft.server.grammar_queue import GuideDesk
+from weft.server.grammar_queue import GrammarQueue
 from weft.server.messages import Cancel, Submit
 from weft.text.grammars import regex_guide
 
@@ -88,20 +88,20 @@ def test_a_request_that_is_cancelled_while_its_grammar_is_compiled_never_runs(
 
 def test_a_known_grammar_does_not_wait_and_what_waits_is_bounded(slow: tuple[Loop, SlowCompiler]) -> None:
     compiler = slow[1]
-    desk = GuideDesk(compiler, 2)
+    queue = GrammarQueue(compiler, 2)
     known, new = regex_guide("a", field="f"), regex_guide("b", field="f")
     compiler.go.set()
     compiler.compile(known)
     compiler.go.clear()
-    assert not desk.take(guided("1", known))
-    assert not desk.take(Request(request_id="2", prompt_tokens=PROMPT, sampling=SamplingParams()))
-    assert desk.take(guided("3", new))
-    assert desk.take(guided("4", new))
+    assert not queue.take(guided("1", known))
+    assert not queue.take(Request(request_id="2", prompt_tokens=PROMPT, sampling=SamplingParams()))
+    assert queue.take(guided("3", new))
+    assert queue.take(guided("4", new))
     with pytest.raises(QueueFullError, match="--max-queued-requests"):
-        desk.take(guided("5", new))
-    desk.cancel("4")
-    desk.cancel("unknown")
-    assert desk.take(guided("6", new))
-    assert list(desk.ready()) == []
+        queue.take(guided("5", new))
+    queue.cancel("4")
+    queue.cancel("unknown")
+    assert queue.take(guided("6", new))
+    assert list(queue.ready()) == []
     compiler.go.set()
-    desk.close()
+    queue.close()

@@ -7,90 +7,90 @@ import pytest
 from tests.unit.engine.rig import Rig
 from weft.errors import AsleepError
 from weft.server.messages import Sleep, SleepNews, Wake
-from weft.server.sleep_queue import SleepDesk
+from weft.server.sleep_queue import SleepQueue
 
 
-class Desk:
+class Queue:
     def __init__(self) -> None:
         self.rig = Rig()
         self.now_s = 0.0
-        self.desk = SleepDesk(self.rig.core, clock=lambda: self.now_s)
+        self.queue = SleepQueue(self.rig.core, clock=lambda: self.now_s)
 
     def ask(self, number: int, mode: str | None = "wait", level: int = 1, timeout_s: float = 10.0) -> None:
-        self.desk.take(Sleep(number, level, mode, timeout_s))  # type: ignore[arg-type]
+        self.queue.take(Sleep(number, level, mode, timeout_s))  # type: ignore[arg-type]
 
     def news(self) -> list[SleepNews]:
-        self.desk.look()
-        taken, self.desk.news = self.desk.news, []
+        self.queue.look()
+        taken, self.queue.news = self.queue.news, []
         return taken
 
 
 def test_a_sleep_that_waits_comes_with_the_last_answer_and_takes_nobody_new_until_then() -> None:
-    desk = Desk()
-    desk.rig.submit("one", max_tokens=3)
-    desk.ask(7)
-    while desk.rig.core.live_count:
-        assert desk.news() == []
+    queue = Queue()
+    queue.rig.submit("one", max_tokens=3)
+    queue.ask(7)
+    while queue.rig.core.live_count:
+        assert queue.news() == []
         with pytest.raises(AsleepError, match="goes to sleep"):
-            desk.desk.check_open()
-        desk.rig.step()
-    [fell] = desk.news()
+            queue.queue.check_open()
+        queue.rig.step()
+    [fell] = queue.news()
     assert (fell.number, fell.state.level, fell.refusal) == (7, 1, None)
-    desk.rig.run()
-    assert len(desk.rig.tokens("one")) == 3
-    desk.desk.check_open()  # the engine itself refuses from now on
+    queue.rig.run()
+    assert len(queue.rig.tokens("one")) == 3
+    queue.queue.check_open()  # the engine itself refuses from now on
 
 
 def test_a_sleep_that_waited_long_enough_is_refused_and_requests_are_taken_again() -> None:
-    desk = Desk()
-    desk.rig.submit("one", max_tokens=50)
-    desk.ask(1, timeout_s=2.0)
-    desk.rig.step()
-    desk.now_s = 1.9
-    assert desk.news() == []
-    desk.now_s = 2.0
-    [late] = desk.news()
+    queue = Queue()
+    queue.rig.submit("one", max_tokens=50)
+    queue.ask(1, timeout_s=2.0)
+    queue.rig.step()
+    queue.now_s = 1.9
+    assert queue.news() == []
+    queue.now_s = 2.0
+    [late] = queue.news()
     assert late.refusal is not None
     assert late.refusal.status == 409
     assert "1 sequence" in late.refusal.message
     assert "after 2 s" in late.refusal.message
     assert late.state.level == 0
-    desk.desk.check_open()
-    desk.rig.run()
-    assert len(desk.rig.tokens("one")) == 50
+    queue.queue.check_open()
+    queue.rig.run()
+    assert len(queue.rig.tokens("one")) == 50
 
 
 def test_one_call_waits_at_a_time_and_waking_calls_it_off() -> None:
-    desk = Desk()
-    desk.rig.submit("one", max_tokens=50)
-    desk.ask(1)
-    desk.ask(2)
-    [second] = desk.news()
+    queue = Queue()
+    queue.rig.submit("one", max_tokens=50)
+    queue.ask(1)
+    queue.ask(2)
+    [second] = queue.news()
     assert second.number == 2
     assert second.refusal is not None
     assert "another call waits" in second.refusal.message
-    desk.desk.take(Wake(3, None))
-    off, woken = desk.news()
+    queue.queue.take(Wake(3, None))
+    off, woken = queue.news()
     assert (off.number, woken.number) == (1, 3)
     assert off.refusal is not None
     assert off.refusal.status == 409
     assert woken.refusal is None
-    desk.desk.check_open()
+    queue.queue.check_open()
 
 
 def test_who_does_not_wait_is_answered_at_once() -> None:
-    desk = Desk()
-    desk.rig.submit("one")
-    desk.ask(1, mode=None)
-    [refused] = desk.news()
+    queue = Queue()
+    queue.rig.submit("one")
+    queue.ask(1, mode=None)
+    [refused] = queue.news()
     assert refused.refusal is not None
     assert refused.refusal.status == 409
-    desk.ask(2, mode="abort", level=2)
-    [fell] = desk.news()
+    queue.ask(2, mode="abort", level=2)
+    [fell] = queue.news()
     assert fell.state.level == 2
     assert fell.flushed is not None
-    desk.ask(3, level=9)
-    [wrong] = desk.news()
+    queue.ask(3, level=9)
+    [wrong] = queue.news()
     assert wrong.refusal is not None
     assert wrong.refusal.status == 400
     assert wrong.state.level == 2

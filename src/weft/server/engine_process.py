@@ -44,7 +44,7 @@ from weft.engine.engine import EngineCore
 from weft.errors import RequestError, UserError, WeftError
 from weft.memory.prefix.shape import CacheShape
 from weft.request import Request, TokenEvent
-from weft.server.grammar_queue import GuideDesk
+from weft.server.grammar_queue import GrammarQueue
 from weft.server.messages import (
     Cancel,
     Command,
@@ -61,7 +61,7 @@ from weft.server.messages import (
     Submit,
     Wake,
 )
-from weft.server.sleep_queue import SleepDesk
+from weft.server.sleep_queue import SleepQueue
 
 if TYPE_CHECKING:
     from weft.server.recorder import Recorder
@@ -85,8 +85,8 @@ class EngineLoop:
         self._commands = commands
         self._events = events
         self._stopping = False
-        self._desk = GuideDesk(core.guides, core.sizes.queue_max)
-        self._sleep_desk = SleepDesk(core)
+        self._queue = GrammarQueue(core.guides, core.sizes.queue_max)
+        self._sleep_queue = SleepQueue(core)
         self._accepted: list[str] = []
         self._rejected: list[tuple[str, Refusal]] = []
         self._flushed: list[int] = []
@@ -98,8 +98,8 @@ class EngineLoop:
         """Raises what ended the engine: a failure of the executor, or a failed audit."""
         audited = True
         while not self._stopping:
-            self._sleep_desk.look()
-            if self._sleep_desk.news and not self._core.has_work:
+            self._sleep_queue.look()
+            if self._sleep_queue.news and not self._core.has_work:
                 self._report([])
             if self._core.has_work:
                 self._take_commands()
@@ -113,7 +113,7 @@ class EngineLoop:
                     raise self._core.failure
                 audited = False
                 continue
-            if self._desk.busy:
+            if self._queue.busy:
                 self._commands.poll(_GUIDE_LOOK_MS)
             else:
                 if not audited and not self._commands.poll(_AUDIT_AFTER_MS):
@@ -123,15 +123,15 @@ class EngineLoop:
             self._take_commands()
             if not self._core.has_work and self._has_answers:
                 self._report([])
-        self._desk.close()
+        self._queue.close()
 
     @property
     def _has_answers(self) -> bool:
         return bool(self._accepted or self._rejected or self._flushed or self._shapes
-                    or self._sleep_desk.news)
+                    or self._sleep_queue.news)
 
     def _take_commands(self) -> None:
-        for request, refused in self._desk.ready():
+        for request, refused in self._queue.ready():
             self._submit(request, refused)
         while True:
             try:
@@ -144,7 +144,7 @@ class EngineLoop:
             elif isinstance(command, Cancel):
                 if self._recorder is not None:
                     self._recorder.cancelled(command.request_id, command.index)
-                self._desk.cancel(command.request_id)
+                self._queue.cancel(command.request_id)
                 self._core.cancel(command.request_id, command.index)
             elif isinstance(command, Flush):
                 self._core.flush_cache()
@@ -152,7 +152,7 @@ class EngineLoop:
             elif isinstance(command, Look):
                 self._shapes.append((command.number, self._core.cache_shape()))
             elif isinstance(command, Sleep | Wake):
-                self._sleep_desk.take(command)
+                self._sleep_queue.take(command)
             else:
                 self._stopping = True
 
@@ -161,8 +161,8 @@ class EngineLoop:
         try:
             if refused is not None:
                 raise refused
-            self._sleep_desk.check_open()
-            if self._desk.take(request):
+            self._sleep_queue.check_open()
+            if self._queue.take(request):
                 return
             self._core.submit(request)
         except WeftError as error:
@@ -179,7 +179,7 @@ class EngineLoop:
         stats = None
         # Whoever saw a request come or end finds it counted: its news and the counters travel together.
         news = bool(self._accepted) or any(event.finish_reason is not None for event in events)
-        slept = self._sleep_desk.news
+        slept = self._sleep_queue.news
         if news or now >= self._stats_due_s or self._flushed or slept or not self._core.has_work:
             stats = self._core.stats()
             self._stats_due_s = now + _STATS_EVERY_S
@@ -188,7 +188,7 @@ class EngineLoop:
                                           flushed=self._flushed, shapes=self._shapes, sleep=slept,
                                           step_tokens=self._step_tokens, stats=stats))
             self._accepted, self._rejected, self._flushed, self._step_tokens = [], [], [], []
-            self._shapes, self._sleep_desk.news = [], []
+            self._shapes, self._sleep_queue.news = [], []
 
 
 def start_recording(launch: Launch, made: Any) -> Recorder | None:

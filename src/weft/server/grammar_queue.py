@@ -21,7 +21,7 @@ from weft.errors import QueueFullError, WeftError
 from weft.request import Request
 
 
-class GuideDesk:
+class GrammarQueue:
     """``limit``: most requests that may wait here."""
 
     def __init__(self, guides: GuideCompiler, limit: int) -> None:

@@ -21,7 +21,7 @@ from weft.errors import AsleepError, BusyError, WeftError
 from weft.server.messages import Refusal, Sleep, SleepNews, Wake
 
 
-class SleepDesk:
+class SleepQueue:
     """``clock`` gives seconds. ``news`` is taken by whoever sends it."""
 
     def __init__(self, core: EngineCore, clock: Callable[[], float] = time.monotonic) -> None:
