@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
-from weft.engine.grammars import GuideCompiler
+from weft.engine.grammars import GrammarCompiler
 from weft.errors import ConfigError
 from weft.host import free_ram_bytes, usable_cores
 from weft.info import MemoryRow, ModelInfo
@@ -123,7 +123,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> 
                       executor=executor,
                       clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids,
                       checkpoints=checkpoints, overlap=overlap,
-                      guides=_guide_compiler(directory, defaults.eos_ids, loaded.spec.vocab_size))
+                      grammars=_grammar_compiler(directory, defaults.eos_ids, loaded.spec.vocab_size))
     core.on_step.append(_cost_learner(policy, cost))
     info = ModelInfo(
         name=name, directory=str(directory), family=loaded.spec.family, layers=_layers_in_words(loaded.spec),
@@ -354,9 +354,9 @@ def _record_graphs(executor: TorchExecutor, tell: OnProgress) -> list[str]:
             f"recorded in {executor.graphs.recorded_s:.1f} s."]
 
 
-def _guide_compiler(directory: Path, eos_ids: tuple[int, ...], vocab_size: int) -> GuideCompiler:
+def _grammar_compiler(directory: Path, eos_ids: tuple[int, ...], vocab_size: int) -> GrammarCompiler:
     path = directory / "tokenizer.json"
-    return GuideCompiler((lambda: path.read_text(encoding="utf-8")) if path.is_file() else None, eos_ids,
+    return GrammarCompiler((lambda: path.read_text(encoding="utf-8")) if path.is_file() else None, eos_ids,
                          vocab_size)
 
 

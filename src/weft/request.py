@@ -26,12 +26,12 @@ MARKS_MAX = 32
 _GREEDY_BELOW = 1e-5
 
 
-class Guide(msgspec.Struct, frozen=True, kw_only=True):
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """What the text of an answer must match: a grammar in llguidance's form, as ``weft.text.grammars`` writes
     it. ``field`` is the field of the request that asked for it: errors name it."""
 
     grammar: str
-    field: str = "guide"
+    field: str = "grammar"
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,7 +41,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     function of (seed, request) whatever the batch; without one the engine draws a seed per request.
     ``max_tokens`` None means "to the end of the context". ``logprobs`` n reports the chosen token and
     the n most likely ones (0: the chosen one only; None: nothing). ``prompt_logprobs`` the same for the
-    prompt's own tokens. ``guide`` is a grammar for the answer: it ends when the grammar does.
+    prompt's own tokens. ``grammar`` is a grammar for the answer: it ends when the grammar does.
     """
 
     n: int = 1
@@ -63,7 +63,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    guide: Guide | None = None
+    grammar: Grammar | None = None
 
     @property
     def greedy(self) -> bool:
@@ -95,8 +95,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if count is not None:
                 _within(name, count, 0, LOGPROBS_MAX)
-        if self.guide is not None and self.ignore_eos:
-            raise RequestError(f"ignore_eos cannot be combined with {self.guide.field}: an answer that "
+        if self.grammar is not None and self.ignore_eos:
+            raise RequestError(f"ignore_eos cannot be combined with {self.grammar.field}: an answer that "
                                "follows a grammar ends where the grammar does", param="ignore_eos")
         if len(self.stop) > STOPS_MAX:
             raise RequestError(f"stop has {len(self.stop)} strings; the limit is {STOPS_MAX}", param="stop")

@@ -1,4 +1,4 @@
-"""Answers that must match something, in Python: by keyword, or as a Guide in SamplingParams."""
+"""Answers that must match something, in Python: by keyword, or as a Grammar in SamplingParams."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.fixtures.checkpoints import checkpoint
 from weft import Engine, SamplingParams
 from weft.errors import RequestError
-from weft.text.grammars import json_guide
+from weft.text.grammars import json_grammar
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +21,8 @@ def engine() -> Iterator[Engine]:
 
 
 def test_keywords_make_answers_match(engine: Engine) -> None:
-    def answer(**guide: object) -> str:
-        [completion] = engine.generate("x", max_tokens=60, seed=1, temperature=1.0, **guide)
+    def answer(**grammar: object) -> str:
+        [completion] = engine.generate("x", max_tokens=60, seed=1, temperature=1.0, **grammar)
         assert completion.finish_reason == "stop"
         return completion.text
 
@@ -37,9 +37,9 @@ def test_streams_and_chats_take_them_too(engine: Engine) -> None:
     assert engine.chat([{"role": "user", "content": "?"}], guided_choice=["yes"]).text == "yes"
 
 
-def test_a_guide_can_be_part_of_the_parameters(engine: Engine) -> None:
-    guide = json_guide({"type": "null"}, field="f")
-    sampling = SamplingParams(temperature=1.0, seed=2, max_tokens=60, guide=guide)
+def test_a_grammar_can_be_part_of_the_parameters(engine: Engine) -> None:
+    grammar = json_grammar({"type": "null"}, field="f")
+    sampling = SamplingParams(temperature=1.0, seed=2, max_tokens=60, grammar=grammar)
     assert [completion.text for completion in engine.generate(["x", "y"], sampling)] == ["null", "null"]
 
 

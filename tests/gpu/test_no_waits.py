@@ -16,19 +16,19 @@ from msgspec import structs
 from tests.gpu.waits import noticed
 from tests.oracle.serving import DEVICE, Serving, directory
 from weft.config import QuantizeChoice
-from weft.engine.grammars import GuideCompiler
+from weft.engine.grammars import GrammarCompiler
 from weft.models.loading import LoadedModel, load_model
 from weft.request import SamplingParams
 from weft.schedule.plan import StepPlan, StepResult
 from weft.tensor import gpu, native
-from weft.text.grammars import regex_guide
+from weft.text.grammars import regex_grammar
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
-GUIDED = structs.replace(SHORT, ignore_eos=False, guide=regex_guide("[a-f]{9}", field="f"))
+CONSTRAINED = structs.replace(SHORT, ignore_eos=False, grammar=regex_grammar("[a-f]{9}", field="f"))
 DRAWN = structs.replace(SHORT, temperature=1.1, top_k=40, top_p=0.9, min_p=0.01, seed=4, logprobs=2,
                         prompt_logprobs=1, frequency_penalty=0.5, repetition_penalty=1.2, logit_bias={7: 2.0},
                         min_tokens=1)
-ASKED = [DRAWN, GUIDED, SHORT]
+ASKED = [DRAWN, CONSTRAINED, SHORT]
 PROMPTS = [[300, 20, 411, 5, 123], [9, 8], [7]]
 
 
@@ -49,7 +49,7 @@ def serving(family: str, quantize: QuantizeChoice = "none", **more: Any) -> Serv
     made = Serving(family, max_num_seqs=len(PROMPTS), max_model_len=128, model=model_of(family, quantize),
                    **more)
     tokenizer = directory(family) / "tokenizer.json"
-    made.core.guides = GuideCompiler(tokenizer.read_text, made.core.eos_ids, made.core.vocab_size)
+    made.core.grammars = GrammarCompiler(tokenizer.read_text, made.core.eos_ids, made.core.vocab_size)
     return made
 
 
@@ -69,7 +69,7 @@ def watched(made: Serving) -> list[str]:
     ("qwen3_5", "int4"), ("qwen3_5_moe", "int8"), ("bamba", "none"), ("jamba", "none"), ("lfm2", "none"),
     ("kimi_linear", "none")])
 def test_nothing_in_a_step_waits_for_the_device(family: str, quantize: QuantizeChoice) -> None:
-    """A row with everything, for some a guided one, for one a greedy one too."""
+    """A row with everything, for some a constrained one, for one a greedy one too."""
     rows = {"qwen3_5": 2, "lfm2": 3}.get(family, 1)
     prompts, asked = PROMPTS[:rows], ASKED[:rows]
     made = serving(family, quantize, remote=True)

@@ -23,7 +23,7 @@ from tests.oracle.serving import (
     tight_memory,
     truth,
 )
-from weft.engine.grammars import GuideCompiler
+from weft.engine.grammars import GrammarCompiler
 from weft.request import SamplingParams
 from weft.runner.batch import BatchBuilder
 from weft.runner.launched import LaunchedStep
@@ -31,7 +31,7 @@ from weft.runner.readback import Delivery, Homeward
 from weft.runner.sampler import Sampler
 from weft.runner.step_worker import StepWorker
 from weft.schedule.plan import StepPlan, StepResult
-from weft.text.grammars import regex_guide
+from weft.text.grammars import regex_grammar
 from weft.units import PAD
 
 FAMILIES = ("qwen3_5", "lfm2", "granite")
@@ -137,13 +137,13 @@ def test_a_grammar_and_penalties_wait_for_the_tokens_that_they_hang_on(
     def serving(**more: Any) -> Serving:
         made, *_ = far_company(**more)
         tokenizer = directory("qwen3_5") / "tokenizer.json"
-        made.core.guides = GuideCompiler(tokenizer.read_text, made.core.eos_ids, made.core.vocab_size)
+        made.core.grammars = GrammarCompiler(tokenizer.read_text, made.core.eos_ids, made.core.vocab_size)
         return made
     prompts = [[5, 6, 7], [8] * 70, [9, 10]]
     few = structs.replace(GREEDY, max_tokens=8)
-    guide = regex_guide("[a-f]{3}[x-z]{9}", field="f")
+    grammar = regex_grammar("[a-f]{3}[x-z]{9}", field="f")
     samplings = [structs.replace(GUEST, max_tokens=12),
-                 structs.replace(few, guide=guide, ignore_eos=False, temperature=0.9, seed=1), few]
+                 structs.replace(few, grammar=grammar, ignore_eos=False, temperature=0.9, seed=1), few]
     expected = serving().run(prompts, samplings, stagger_steps=2)
     far = Far(monkeypatch)
     answers = serving(overlap=True, remote=True).run(prompts, samplings, stagger_steps=2)

@@ -24,7 +24,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from weft.assemble import Assembled
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
-from weft.engine.grammars import GuideCompiler
+from weft.engine.grammars import GrammarCompiler
 from weft.engine.scripted import made_up_logprobs
 from weft.errors import CheckpointError
 from weft.info import MemoryRow, ModelInfo
@@ -143,8 +143,8 @@ def build(config: EngineConfig, *, on_progress: Callable[[str], None], step_s: f
     spec = dataclasses.replace(_SPEC, vocab_size=vocab_size)
     arena = plan_arena(spec, 32_000_000)
     sizes = fit_sizes(config, spec, arena)
-    guides = GuideCompiler((directory / "tokenizer.json").read_text, (EOS,), vocab_size)
-    core = EngineCore(vocab_size=vocab_size, sizes=sizes, guides=guides, memory=Memory(arena),
+    grammars = GrammarCompiler((directory / "tokenizer.json").read_text, (EOS,), vocab_size)
+    core = EngineCore(vocab_size=vocab_size, sizes=sizes, grammars=grammars, memory=Memory(arena),
                       executor=AnsweringExecutor(backend, step_s), clock=time.monotonic, seed=config.seed,
                       eos_ids=(EOS,))
     info = ModelInfo(

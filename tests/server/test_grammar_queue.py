@@ -11,37 +11,37 @@ import pytest
 from tests.server.scripted_engine import build, write_model_directory
 from tests.server.test_engine_loop import PROMPT, Loop
 from weft.config import EngineConfig
-from weft.engine.grammars import CompiledGuide, GuideCompiler
+from weft.engine.grammars import CompiledGrammar, GrammarCompiler
 from weft.errors import QueueFullError
-from weft.request import Guide, Request, SamplingParams
+from weft.request import Grammar, Request, SamplingParams
 from weft.server.grammar_queue import GrammarQueue
 from weft.server.messages import Cancel, Submit
-from weft.text.grammars import regex_guide
+from weft.text.grammars import regex_grammar
 
 
-def guided(name: str, guide: Guide) -> Request:
+def constrained(name: str, grammar: Grammar) -> Request:
     return Request(request_id=name, prompt_tokens=PROMPT,
-                   sampling=SamplingParams(temperature=0, max_tokens=4, guide=guide))
+                   sampling=SamplingParams(temperature=0, max_tokens=4, grammar=grammar))
 
 
-class SlowCompiler(GuideCompiler):
+class SlowCompiler(GrammarCompiler):
     """Compiles when it is let go."""
 
-    def __init__(self, real: GuideCompiler) -> None:
+    def __init__(self, real: GrammarCompiler) -> None:
         super().__init__(real._read_tokenizer, real._eos_ids, real._vocab_size)
         self.go = threading.Event()
         self.started = threading.Event()
 
-    def build(self, guide: Guide) -> CompiledGuide:
+    def build(self, grammar: Grammar) -> CompiledGrammar:
         self.started.set()
         assert self.go.wait(30)
-        return super().build(guide)
+        return super().build(grammar)
 
 
 @pytest.fixture
 def slow(tmp_path: Path) -> Iterator[tuple[Loop, SlowCompiler]]:
     made = build(EngineConfig(model=str(write_model_directory(tmp_path))), on_progress=lambda text: None)
-    compiler = made.core.guides = SlowCompiler(made.core.guides)
+    compiler = made.core.grammars = SlowCompiler(made.core.grammars)
     loop = Loop(made.core)
     yield loop, compiler
     compiler.go.set()
@@ -50,7 +50,7 @@ def slow(tmp_path: Path) -> Iterator[tuple[Loop, SlowCompiler]]:
 
 def test_others_run_while_a_grammar_is_compiled(slow: tuple[Loop, SlowCompiler]) -> None:
     loop, compiler = slow
-    loop.tell(Submit(guided("held", regex_guide("a+", field="f"))))
+    loop.tell(Submit(constrained("held", regex_grammar("a+", field="f"))))
     assert compiler.started.wait(10)
     loop.submit("free", PROMPT, 20)
     reports = loop.reports(until="free")
@@ -64,7 +64,7 @@ def test_a_bad_grammar_is_rejected_in_the_compilers_words_and_needs_no_step(
         slow: tuple[Loop, SlowCompiler]) -> None:
     loop, compiler = slow
     compiler.go.set()
-    loop.tell(Submit(guided("bad", regex_guide("(a", field="guided_regex"))))
+    loop.tell(Submit(constrained("bad", regex_grammar("(a", field="guided_regex"))))
     ((name, refusal),) = loop.next_report().rejected
     assert (name, refusal.status, refusal.param) == ("bad", 400, "guided_regex")
     assert "unclosed" in refusal.message
@@ -73,7 +73,7 @@ def test_a_bad_grammar_is_rejected_in_the_compilers_words_and_needs_no_step(
 def test_a_request_that_is_cancelled_while_its_grammar_is_compiled_never_runs(
         slow: tuple[Loop, SlowCompiler]) -> None:
     loop, compiler = slow
-    loop.tell(Submit(guided("gone", regex_guide("a+", field="f"))))
+    loop.tell(Submit(constrained("gone", regex_grammar("a+", field="f"))))
     assert compiler.started.wait(10)
     loop.tell(Cancel("gone"))
     loop.submit("free", PROMPT, 4)
@@ -89,19 +89,19 @@ def test_a_request_that_is_cancelled_while_its_grammar_is_compiled_never_runs(
 def test_a_known_grammar_does_not_wait_and_what_waits_is_bounded(slow: tuple[Loop, SlowCompiler]) -> None:
     compiler = slow[1]
     queue = GrammarQueue(compiler, 2)
-    known, new = regex_guide("a", field="f"), regex_guide("b", field="f")
+    known, new = regex_grammar("a", field="f"), regex_grammar("b", field="f")
     compiler.go.set()
     compiler.compile(known)
     compiler.go.clear()
-    assert not queue.take(guided("1", known))
+    assert not queue.take(constrained("1", known))
     assert not queue.take(Request(request_id="2", prompt_tokens=PROMPT, sampling=SamplingParams()))
-    assert queue.take(guided("3", new))
-    assert queue.take(guided("4", new))
+    assert queue.take(constrained("3", new))
+    assert queue.take(constrained("4", new))
     with pytest.raises(QueueFullError, match="--max-queued-requests"):
-        queue.take(guided("5", new))
+        queue.take(constrained("5", new))
     queue.cancel("4")
     queue.cancel("unknown")
-    assert queue.take(guided("6", new))
+    assert queue.take(constrained("6", new))
     assert list(queue.ready()) == []
     compiler.go.set()
     queue.close()

@@ -73,9 +73,9 @@ def test_a_json_object_is_one(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_every_kind_of_guide_holds_in_completions(server: RunningServer, stream: bool) -> None:
-    def text(**guide: Any) -> str:
-        answer = complete(server, stream=stream, extra_body=guide)
+def test_every_kind_of_grammar_holds_in_completions(server: RunningServer, stream: bool) -> None:
+    def text(**grammar: Any) -> str:
+        answer = complete(server, stream=stream, extra_body=grammar)
         choices = [chunk.choices[0] for chunk in answer] if stream else answer.choices
         assert choices[-1].finish_reason == "stop"
         return "".join(choice.text for choice in choices)
@@ -90,7 +90,7 @@ def test_every_kind_of_guide_holds_in_completions(server: RunningServer, stream:
     assert re.fullmatch(r'\{"days":[1-9],"unit":"[CF]"\}', compact)
 
 
-def test_a_guide_works_with_logprobs_and_several_answers(server: RunningServer) -> None:
+def test_a_grammar_works_with_logprobs_and_several_answers(server: RunningServer) -> None:
     answer = chat(server, n=4, logprobs=True, top_logprobs=2,
                   extra_body={"structured_outputs": {"regex": "[a-p]{6}"}})
     assert all(re.fullmatch("[a-p]{6}", choice.message.content) for choice in answer.choices)

@@ -41,7 +41,7 @@ from weft.errors import RequestError, WeftError
 from weft.request import FinishReason, LostTokens, Request, SamplingParams, TokenEvent, TokenLogprobs
 from weft.text.cache_marks import marked_characters
 from weft.text.chat import ChatMessage, ChatTemplate, load_chat_template
-from weft.text.grammars import KINDS, guide_from
+from weft.text.grammars import KINDS, grammar_from
 from weft.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -279,14 +279,14 @@ class Engine:
     # ------------------------------------------------------------------ inside
 
     def _sampling(self, sampling: SamplingParams | None, fields: dict[str, Any]) -> SamplingParams:
-        asked = {f"guided_{kind}": (kind, fields.pop(f"guided_{kind}", None)) for kind in KINDS}
-        guides = [guide_from(kind, value, name) for name, (kind, value) in asked.items()
+        asked = {f"constrained_{kind}": (kind, fields.pop(f"constrained_{kind}", None)) for kind in KINDS}
+        grammars = [grammar_from(kind, value, name) for name, (kind, value) in asked.items()
                   if value is not None]
-        if len(guides) > 1:
-            raise RequestError(f"{guides[0].field} and {guides[1].field} both say what the answer must "
-                               "match; one can", param=guides[1].field)
-        if guides:
-            fields["guide"] = guides[0]
+        if len(grammars) > 1:
+            raise RequestError(f"{grammars[0].field} and {grammars[1].field} both say what the answer must "
+                               "match; one can", param=grammars[1].field)
+        if grammars:
+            fields["grammar"] = grammars[0]
         for name in ("stop", "stop_token_ids"):
             if name in fields:
                 value = fields[name]

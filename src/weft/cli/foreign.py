@@ -145,7 +145,7 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--tool-call-parser": Foreign(_OTHER_NAME, "--tool-parser"),
     "--enable-reasoning": Foreign("reasoning is always told apart", "--reasoning-parser"),
     "--structured-outputs-config": Foreign("llguidance compiles every grammar", _LEAVE_OUT),
-    "--guided-decoding-backend": Foreign("llguidance compiles every grammar", _LEAVE_OUT),
+    "--constrained-decoding-backend": Foreign("llguidance compiles every grammar", _LEAVE_OUT),
     "--grammar-backend": Foreign("llguidance compiles every grammar", _LEAVE_OUT),
     "--jinja": Foreign("chat templates are always rendered", _LEAVE_OUT),
     # server

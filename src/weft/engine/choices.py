@@ -66,8 +66,8 @@ class Choice:
         if event.finish_reason == "cancelled":
             raise EngineUnavailableError(event.error or "the request was cancelled by the server")
         if event.own_fault:
-            guide = self._sampling.guide
-            raise RequestError(event.error or "the answer failed", param=guide.field if guide else None,
+            grammar = self._sampling.grammar
+            raise RequestError(event.error or "the answer failed", param=grammar.field if grammar else None,
                                code="invalid_grammar")
         if event.finish_reason == "error":
             raise EngineUnavailableError(event.error or "the engine failed")

@@ -34,7 +34,7 @@ import numpy as np
 from weft.config import Sizes
 from weft.engine.ages import Ages
 from weft.engine.executor import Executor
-from weft.engine.grammars import GuideCompiler
+from weft.engine.grammars import GrammarCompiler
 from weft.engine.overlap import Overlap
 from weft.engine.seeds import split
 from weft.engine.sleep import AWAKE
@@ -55,19 +55,19 @@ from weft.units import PAD, SeqId
 class EngineCore:
     """See the module. ``clock`` returns seconds and never goes back; ``eos_ids`` are the model's own.
     Whether prefixes are cached is up to ``memory``; ``checkpoints`` says where states are kept then.
-    ``guides`` compiles the grammars of requests that bring one. ``overlap``: the next step is planned while
+    ``grammars`` compiles the grammars of requests that bring one. ``overlap``: the next step is planned while
     one is computed (``weft.engine.overlap``)."""
 
     def __init__(self, *, vocab_size: int, sizes: Sizes, memory: Memory, executor: Executor,
                  clock: Callable[[], float], seed: int, eos_ids: tuple[int, ...],
-                 checkpoints: CheckpointPolicy = AUTO, guides: GuideCompiler | None = None,
+                 checkpoints: CheckpointPolicy = AUTO, grammars: GrammarCompiler | None = None,
                  overlap: bool = False) -> None:
         self.vocab_size = vocab_size
         self.sizes = sizes
         self.memory = memory
         self.executor = executor
         self.eos_ids = eos_ids
-        self.guides = guides or GuideCompiler(None, eos_ids, vocab_size)
+        self.grammars = grammars or GrammarCompiler(None, eos_ids, vocab_size)
         self.scheduler = Scheduler(memory, sizes, checkpoints)
         self.failure: BaseException | None = None
         """What ended the engine: the exception that ``execute`` (or an assert) raised."""
@@ -118,7 +118,7 @@ class EngineCore:
                 f"{waiting} sequences are waiting and this request brings {sampling.n}; the limit is "
                 f"{self.sizes.queue_max} (--max-queued-requests). Try again later, or raise the limit",
                 param="--max-queued-requests", code="queue_full")
-        guide = None if sampling.guide is None else self.guides.compile(sampling.guide)
+        grammar = None if sampling.grammar is None else self.grammars.compile(sampling.grammar)
         now = self._clock()
         number = self._counts["requests"]
         self._counts["requests"] += 1
@@ -131,7 +131,7 @@ class EngineCore:
             seq = Sequence(SeqId(self._next_seq), prompt=prompt, sampling=sampling, seed=split(seed, index),
                            stop_ids=ends, rank=(request.priority, number, index), salt=request.cache_salt,
                            boundaries=tuple(request.boundaries), marks=tuple(request.marks),
-                           guide=guide, made_max=rule.made_max)
+                           grammar=grammar, made_max=rule.made_max)
             self._next_seq += 1
             self._streams[seq.id] = Stream(request.request_id, index, seq, rule, now)
             self._requests[request.request_id][index] = seq.id

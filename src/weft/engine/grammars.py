@@ -1,6 +1,6 @@
-"""Grammars of requests, compiled once: what ``guide`` in SamplingParams needs before a sequence can run.
+"""Grammars of requests, compiled once: what ``grammar`` in SamplingParams needs before a sequence can run.
 
-    Guide (text) --build, in any thread--> CompiledGuide --matcher()--> one LLMatcher per sequence
+    Grammar (text) --build, in any thread--> CompiledGrammar --matcher()--> one LLMatcher per sequence
                         |                        |
                   LLTokenizer (once)      kept in a bounded cache, by text
 
@@ -27,14 +27,14 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.errors import RequestError
-from weft.request import Guide
+from weft.request import Grammar
 
-GUIDES_MAX = 64
+GRAMMARS_MAX = 64
 """Compiled grammars that are kept: a client that sends the same schema again waits for nothing."""
 _MESSAGE_CHARS_MAX = 600
 
 
-class CompiledGuide:
+class CompiledGrammar:
     """``matcher`` gives one that has seen no token. ``token_count``: the tokens that its masks tell of."""
 
     __slots__ = ("_prototype", "token_count")
@@ -47,9 +47,9 @@ class CompiledGuide:
         return self._prototype.deep_copy()
 
 
-class GuideCompiler:
+class GrammarCompiler:
     """``read_tokenizer`` returns the text of the checkpoint's tokenizer.json; None where there is none, and
-    every guide is refused then. ``eos_ids``: the tokens that may end an answer, once its grammar is complete;
+    every grammar is refused then. ``eos_ids``: the tokens that may end an answer, once its grammar is complete;
     ``vocab_size``: of the model."""
 
     def __init__(self, read_tokenizer: Callable[[], str] | None, eos_ids: tuple[int, ...],
@@ -58,42 +58,42 @@ class GuideCompiler:
         self._vocab_size = vocab_size
         self._eos_ids = tuple(token for token in eos_ids if token < vocab_size)
         self._tokenizer: Any = None
-        self._kept: OrderedDict[Guide, CompiledGuide] = OrderedDict()
+        self._kept: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
 
-    def compile(self, guide: Guide) -> CompiledGuide:
-        """Raises RequestError that names the guide's field, with what the compiler says."""
-        found = self.find(guide)
+    def compile(self, grammar: Grammar) -> CompiledGrammar:
+        """Raises RequestError that names the grammar's field, with what the compiler says."""
+        found = self.find(grammar)
         if found is None:
-            found = self.build(guide)
-            self.keep(guide, found)
+            found = self.build(grammar)
+            self.keep(grammar, found)
         return found
 
-    def find(self, guide: Guide) -> CompiledGuide | None:
-        found = self._kept.get(guide)
+    def find(self, grammar: Grammar) -> CompiledGrammar | None:
+        found = self._kept.get(grammar)
         if found is not None:
-            self._kept.move_to_end(guide)
+            self._kept.move_to_end(grammar)
         return found
 
-    def keep(self, guide: Guide, compiled: CompiledGuide) -> None:
-        self._kept[guide] = compiled
-        if len(self._kept) > GUIDES_MAX:
+    def keep(self, grammar: Grammar, compiled: CompiledGrammar) -> None:
+        self._kept[grammar] = compiled
+        if len(self._kept) > GRAMMARS_MAX:
             self._kept.popitem(last=False)
 
-    def build(self, guide: Guide) -> CompiledGuide:
+    def build(self, grammar: Grammar) -> CompiledGrammar:
         """Changes nothing but the tokenizer, which it makes: one thread at a time. Raises as ``compile``."""
         import llguidance
 
-        self.warm(field=guide.field)
-        prototype = llguidance.LLMatcher(self._tokenizer, guide.grammar, log_level=0)
+        self.warm(field=grammar.field)
+        prototype = llguidance.LLMatcher(self._tokenizer, grammar.grammar, log_level=0)
         if not prototype.is_error():
             prototype.deep_copy().compute_bitmask()
         if prototype.is_error():
-            raise RequestError(f"{guide.field}: {_said(prototype.get_error())}", param=guide.field,
+            raise RequestError(f"{grammar.field}: {_said(prototype.get_error())}", param=grammar.field,
                                code="invalid_grammar")
-        return CompiledGuide(prototype, self._tokenizer.vocab_size)
+        return CompiledGrammar(prototype, self._tokenizer.vocab_size)
 
-    def warm(self, *, field: str = "guide") -> None:
-        """Make the tokenizer ready, if it is not. Raises RequestError where this model cannot be guided."""
+    def warm(self, *, field: str = "grammar") -> None:
+        """Make the tokenizer ready, if it is not. Raises RequestError where this model cannot be constrained."""
         if self._tokenizer is not None:
             return
         if self._read_tokenizer is None or not self._eos_ids:

@@ -50,7 +50,7 @@ def stop_rule(sampling: SamplingParams, eos_ids: Iterable[int], context_left: in
     """``context_left``: tokens between the prompt's end and ``max_model_len``."""
     made_max = context_left if sampling.max_tokens is None else min(sampling.max_tokens, context_left)
     # An end before min_tokens is masked, except where the grammar leaves nothing else: then it is the end.
-    min_tokens = sampling.min_tokens if sampling.guide is None else 0
+    min_tokens = sampling.min_tokens if sampling.grammar is None else 0
     return StopRule(ids=_shared(stop_ids(sampling, eos_ids)), named_ids=frozenset(sampling.stop_token_ids),
                     min_tokens=min_tokens, made_max=made_max)
 

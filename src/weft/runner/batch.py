@@ -200,7 +200,7 @@ class BatchBuilder:
             if self._host_table is not None:
                 self._host_table[cleared] = PAD
         for a in plan.admissions:
-            sampler.admit(a.row, a.tokens, a.prompt_tokens, a.sampling, a.seed, a.stop_ids, a.guide)
+            sampler.admit(a.row, a.tokens, a.prompt_tokens, a.sampling, a.seed, a.stop_ids, a.grammar)
             if a.sampling.prompt_logprobs is not None:
                 prompt = a.tokens[: a.prompt_tokens].astype(np.int64)
                 self._prompts[a.row] = (prompt, a.sampling.prompt_logprobs)

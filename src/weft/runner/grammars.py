@@ -3,19 +3,19 @@
     begin(rows)             masks are worked out in a thread, while the device computes the step's logits
     stage(staging, rows)    they go to the device, all in one copy
     Masks.apply(logits)     logit[token] = -inf for what the grammar does not allow
-    Guided.advance(tokens)  each matcher takes the token that was chosen
+    Constrained.advance(tokens)  each matcher takes the token that was chosen
 
-Owns one matcher per guided row. Its state is a function of the answer's tokens and nothing else: a sequence
+Owns one matcher per constrained row. Its state is a function of the answer's tokens and nothing else: a sequence
 that comes back after a preemption is admitted with what it had made, and its matcher reads that again. Rows
-without a guide are never looked at: their logits are not touched, and a step without guided rows costs one
+without a grammar are never looked at: their logits are not touched, and a step without constrained rows costs one
 look at an empty dict. Which tokens may come next hangs on the last one: where steps overlap, the step before
-must be home before ``begin``. Its ``Guided`` holds the matchers themselves, not their rows, which may belong
+must be home before ``begin``. Its ``Constrained`` holds the matchers themselves, not their rows, which may belong
 to others by the time it is home.
 
     mask words (int32 [N, vocabulary / 32], a bit per token) --to the device--> bool [N, V] --> logits[rows]
 
 The end of an answer is a token like any other: the mask allows it where the grammar is complete. Where
-nothing else is left, its logit is set to 0, whatever ``min_tokens`` or a NaN made of it: so a guided row
+nothing else is left, its logit is set to 0, whatever ``min_tokens`` or a NaN made of it: so a constrained row
 always has a token to choose, and the end always comes.
 
 A grammar can outgrow the limits of one step in the middle of an answer. That is a failure of this one
@@ -37,7 +37,7 @@ import numpy.typing as npt
 import torch
 
 from weft.runner.staging import Staged, Staging
-from weft.schedule.plan import CompiledGuide
+from weft.schedule.plan import CompiledGrammar
 
 Int64s = npt.NDArray[np.int64]
 Words = npt.NDArray[np.int32]
@@ -70,8 +70,8 @@ class Masks:
             refused_NV, -math.inf))
 
 
-class Guided:
-    """The matchers of a step's guided rows, by their index among the rows that choose."""
+class Constrained:
+    """The matchers of a step's constrained rows, by their index among the rows that choose."""
 
     __slots__ = ("_matchers",)
 
@@ -88,7 +88,7 @@ class Guided:
         return failures
 
 
-class GuideRows:
+class GrammarRows:
     def __init__(self) -> None:
         self._token_count = 0
         self._matchers: dict[int, Any] = {}
@@ -96,10 +96,10 @@ class GuideRows:
         self._thread: ThreadPoolExecutor | None = None
         self._fillers: Any = None
 
-    def admit(self, row: int, guide: CompiledGuide, generated: npt.NDArray[np.int32]) -> None:
-        """``row`` belongs to a guided sequence that has made ``generated``."""
-        self._token_count = guide.token_count
-        matcher = guide.matcher()
+    def admit(self, row: int, grammar: CompiledGrammar, generated: npt.NDArray[np.int32]) -> None:
+        """``row`` belongs to a constrained sequence that has made ``generated``."""
+        self._token_count = grammar.token_count
+        matcher = grammar.matcher()
         if generated.size:
             matcher.consume_tokens(generated.tolist())
         self._matchers[row] = matcher
@@ -112,34 +112,34 @@ class GuideRows:
         """Whether any row follows a grammar."""
         return bool(self._matchers)
 
-    def among(self, rows: Int64s) -> Guided | None:
-        """The guided ones among ``rows``; None where there are none."""
-        guided = self._guided(rows)
-        return Guided(guided) if guided else None
+    def among(self, rows: Int64s) -> Constrained | None:
+        """The constrained ones among ``rows``; None where there are none."""
+        constrained = self._constrained(rows)
+        return Constrained(constrained) if constrained else None
 
     def begin(self, rows: Int64s) -> None:
         """The step that is about to run chooses a token for each of ``rows``, and all that came before is
         known: start working out the masks."""
-        guided = self._guided(rows)
-        if not guided:
+        constrained = self._constrained(rows)
+        if not constrained:
             return
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="guides")
-        self._masks = self._thread.submit(self._fill, [matcher for _, matcher in guided])
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._masks = self._thread.submit(self._fill, [matcher for _, matcher in constrained])
 
     def stage(self, staging: Staging, rows: Int64s) -> Masks | None:
-        """The masks of ``rows`` (those of ``begin``, if it was called), None where none is guided."""
-        guided = self._guided(rows)
-        if not guided:
+        """The masks of ``rows`` (those of ``begin``, if it was called), None where none is constrained."""
+        constrained = self._constrained(rows)
+        if not constrained:
             return None
         if self._masks is None:
             self.begin(rows)
         assert self._masks is not None
         words, self._masks = self._masks.result(), None
-        ended = [at for at, matcher in guided if matcher.is_stopped()]
+        ended = [at for at, matcher in constrained if matcher.is_stopped()]
         index = None
-        if len(guided) < len(rows):
-            index = staging.add(np.array([at for at, _ in guided], np.int64))
+        if len(constrained) < len(rows):
+            index = staging.add(np.array([at for at, _ in constrained], np.int64))
         return Masks(staging.add(words), index, staging.add(np.array(ended, np.int64)) if ended else None)
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class GuideRows:
             self._thread.shutdown()
             self._thread = None
 
-    def _guided(self, rows: Int64s) -> list[tuple[int, Any]]:
+    def _constrained(self, rows: Int64s) -> list[tuple[int, Any]]:
         if not self._matchers:
             return []
         return [(at, self._matchers[row]) for at, row in enumerate(rows.tolist()) if row in self._matchers]

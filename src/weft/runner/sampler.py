@@ -2,7 +2,7 @@
 
     logits_XV --copy of rows that ask--> logprobs
         |
-        +-- edits (sparse: min_tokens, bias, penalties) --+-- guides (grammars) --+-- greedy rows:  argmax
+        +-- edits (sparse: min_tokens, bias, penalties) --+-- grammars (grammars) --+-- greedy rows:  argmax
                                                                                   +-- other rows:   filters
                                                                                       -> one uniform -> token
 
@@ -45,12 +45,12 @@ import torch
 from weft.request import SamplingParams, TokenLogprobs
 from weft.runner.edits import RowEdits, TokenHistory, stage_edits
 from weft.runner.filters import Filters, choose, fill_numbers
-from weft.runner.grammars import Guided, GuideRows, Masks
+from weft.runner.grammars import Constrained, GrammarRows, Masks
 from weft.runner.logprobs import score, told
 from weft.runner.randomness import seed_word, uniforms
 from weft.runner.readback import Delivery, Homeward
 from weft.runner.staging import Staged, Staging
-from weft.schedule.plan import CompiledGuide
+from weft.schedule.plan import CompiledGrammar
 from weft.tensor import gpu
 
 _NO_LOGPROBS = -1
@@ -78,7 +78,7 @@ class Choice:
     asking: npt.NDArray[np.int64]
     top_counts: list[int]
     histories: list[tuple[int, TokenHistory]]
-    guided: Guided | None
+    constrained: Constrained | None
 
     @property
     def piece_count(self) -> int:
@@ -96,7 +96,7 @@ class Choice:
         tokens = pieces[0].astype(np.int32)
         for i, history in self.histories:
             history.add(int(tokens[i]))
-        failures = self.guided.advance(tokens) if self.guided is not None else {}
+        failures = self.constrained.advance(tokens) if self.constrained is not None else {}
         if not self.asking.size:
             return Sampled(tokens, {}, failures)
         found = told(pieces[1:], self.top_counts)
@@ -134,7 +134,7 @@ class Sampler:
         self._seed = np.zeros(rows_max, np.uint64)
         self._logprobs = np.full(rows_max, _NO_LOGPROBS, np.int64)
         self._edits: dict[int, RowEdits] = {}
-        self._guides = GuideRows()
+        self._grammars = GrammarRows()
         self._greedy_alone = True
         """No row draws, and none asks for logprobs."""
         self._device = device
@@ -143,7 +143,7 @@ class Sampler:
         self._staged: _Asked | None = None
 
     def admit(self, row: int, tokens: npt.NDArray[np.int32], prompt_tokens: int, sampling: SamplingParams,
-              seed: int, stop_ids: tuple[int, ...], guide: CompiledGuide | None = None) -> None:
+              seed: int, stop_ids: tuple[int, ...], grammar: CompiledGrammar | None = None) -> None:
         """A sequence takes ``row``. ``tokens``: its prompt, then what it had generated before a preemption;
         ``stop_ids`` are masked while fewer than ``sampling.min_tokens`` are generated."""
         self._greedy[row] = sampling.greedy
@@ -158,8 +158,8 @@ class Sampler:
             self._edits[row] = edits
         else:
             self._edits.pop(row, None)
-        if guide is not None:
-            self._guides.admit(row, guide, tokens[prompt_tokens:])
+        if grammar is not None:
+            self._grammars.admit(row, grammar, tokens[prompt_tokens:])
         self._look_over()
 
     def clear(self, row: int) -> None:
@@ -167,7 +167,7 @@ class Sampler:
         self._greedy[row] = True
         self._logprobs[row] = _NO_LOGPROBS
         self._edits.pop(row, None)
-        self._guides.clear(row)
+        self._grammars.clear(row)
         self._look_over()
 
     def _look_over(self) -> None:
@@ -183,16 +183,16 @@ class Sampler:
     def looks_back(self, rows: npt.NDArray[np.int64]) -> bool:
         """Whether the choice of one of ``rows`` hangs on what was chosen before: all of that must be told
         before ``begin`` and ``launch``."""
-        return bool(self._guides.among(rows)) or (bool(self._edits) and any(
+        return bool(self._grammars.among(rows)) or (bool(self._edits) and any(
             self._edits[row].history is not None for row in rows.tolist() if row in self._edits))
 
     def begin(self, rows: npt.NDArray[np.int64]) -> None:
         """``launch`` will be called for these rows: what does not need their logits may start now."""
-        self._guides.begin(rows)
+        self._grammars.begin(rows)
 
     def close(self) -> None:
         """Idempotent."""
-        self._guides.close()
+        self._grammars.close()
 
     def stage(self, staging: Staging, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> None:
         """``launch`` will be called for these: ``positions`` are the index in its sequence of the token about
@@ -263,16 +263,16 @@ class Sampler:
             logprobs = score(raw, of_those, max(top_counts))
         return Choice(chosen_X, logprobs, asked.asking, top_counts,
                       [(i, edit.history) for i, _, edit in edits if edit.history is not None],
-                      self._guides.among(rows))
+                      self._grammars.among(rows))
 
     def _edit(self, logits_XV: torch.Tensor, edits: list[tuple[int, int, RowEdits]],
               rows: npt.NDArray[np.int64]) -> Masks | None:
-        """Change the logits, by one copy of what that takes. Returns the masks of guided rows, if any."""
-        if not edits and not self._guides.any:
+        """Change the logits, by one copy of what that takes. Returns the masks of constrained rows, if any."""
+        if not edits and not self._grammars.any:
             return None
         self._late.begin()
         staged = stage_edits(self._late, edits, self.vocab_size) if edits else None
-        masks = self._guides.stage(self._late, rows)
+        masks = self._grammars.stage(self._late, rows)
         if staged is None and masks is None:
             return None
         self._late.send()

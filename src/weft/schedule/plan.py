@@ -60,7 +60,7 @@ def no_writes() -> Int32s:
     return _NO_WRITES
 
 
-class CompiledGuide(Protocol):
+class CompiledGrammar(Protocol):
     """A compiled grammar (``weft.engine.grammars``): a value that the planner carries."""
 
     @property
@@ -90,7 +90,7 @@ class Admission:
     seed: int
     stop_ids: tuple[int, ...]
     """Ids that end the sequence; the sampler masks them while fewer than ``min_tokens`` are made."""
-    guide: CompiledGuide | None = None
+    grammar: CompiledGrammar | None = None
     """What its answer must match, if it must."""
 
 

@@ -246,7 +246,7 @@ class Scheduler:
             return False
         step.admissions.append(Admission(
             row=row, seq=seq.id, tokens=known, prompt_tokens=int(seq.prompt.size),
-            sampling=seq.sampling, seed=seq.seed, stop_ids=seq.stop_ids, guide=seq.guide))
+            sampling=seq.sampling, seed=seq.seed, stop_ids=seq.stop_ids, grammar=seq.grammar))
         step.write_table(row, 0, [*step.draft.shared_pages(seq.id), *step.draft.new_pages(seq.id)])
         step.add_prefill(seq, row, start, end, step.draft.slot_of(seq.id), known)
         return True

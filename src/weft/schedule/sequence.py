@@ -22,7 +22,7 @@ import enum
 import numpy as np
 
 from weft.request import SamplingParams
-from weft.schedule.plan import CompiledGuide, Int32s
+from weft.schedule.plan import CompiledGrammar, Int32s
 from weft.units import SeqId
 
 Rank = tuple[int, int, int]
@@ -40,14 +40,14 @@ class SeqState(enum.Enum):
 class Sequence:
     """``prompt``: int32 [n], never changed. ``generated``: a list, because it grows by one a step."""
 
-    __slots__ = ("boundaries", "computed_before", "computed_max", "generated", "guide", "id", "marks",
+    __slots__ = ("boundaries", "computed_before", "computed_max", "generated", "grammar", "id", "marks",
                  "preemption_count", "prompt", "prompt_logprobs_due", "rank", "recomputed_tokens", "salt",
                  "sampling", "seed", "state", "stop_ids")
 
     def __init__(self, seq: SeqId, *, prompt: Int32s, sampling: SamplingParams, seed: int,
                  stop_ids: tuple[int, ...], rank: Rank, salt: str = "",
                  boundaries: tuple[int, ...] = (), marks: tuple[int, ...] = (),
-                 guide: CompiledGuide | None = None, made_max: int = UNBOUNDED) -> None:
+                 grammar: CompiledGrammar | None = None, made_max: int = UNBOUNDED) -> None:
         assert prompt.size > 0, "an empty prompt is refused where requests are accepted"
         self.id = seq
         self.prompt = prompt
@@ -58,7 +58,7 @@ class Sequence:
         self.salt = salt
         self.boundaries = boundaries
         self.marks = marks
-        self.guide = guide
+        self.grammar = grammar
         self.computed_max = min(int(prompt.size) + made_max - 1, UNBOUNDED)
         """Tokens that are computed of it at most: all but the last of ``made_max`` generated ones."""
         self.generated: list[int] = []

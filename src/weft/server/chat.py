@@ -25,7 +25,7 @@ from weft.server.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, na
 from weft.server.protocol import ChatBody, refuse_stream_fields, sampling_params
 from weft.server.service import ServedModel, Service
 from weft.server.sse import DONE, sse_line
-from weft.server.structured import guide_of
+from weft.server.structured import grammar_of
 from weft.text.chat import ChatMessage
 from weft.text.dialect import AnswerPlan, Heard
 from weft.text.tools.definitions import read_choice, read_tools
@@ -125,7 +125,7 @@ class ChatJob:
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         self._top = body.top_logprobs or 0
         sampling = sampling_params(body, model.sampling_defaults, max_tokens=max_tokens,
-                                   logprobs=self._top if body.logprobs else None, guide=plan.guide)
+                                   logprobs=self._top if body.logprobs else None, grammar=plan.grammar)
         self.generation = Generation(service, model, [prompt], [sampling], priority=body.priority or 0,
                                      cache_salt=body.cache_salt or "",
                                      decoder=model.tokenizer.showing(plan.shown_ids), prompt_field="messages")
@@ -247,7 +247,7 @@ def _plan(model: ServedModel, body: ChatBody, prompt: str) -> AnswerPlan:
     tools = read_tools(body.tools)
     continued = _content_of(body.messages[-1]) if body.continue_final_message else None
     return model.dialect.plan(prompt, tools=tools, choice=read_choice(body.tool_choice, tools),
-                              several_calls=body.parallel_tool_calls is not False, guide=guide_of(body),
+                              several_calls=body.parallel_tool_calls is not False, grammar=grammar_of(body),
                               continued=continued)
 
 

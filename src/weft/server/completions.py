@@ -34,7 +34,7 @@ from weft.server.protocol import (
 )
 from weft.server.service import ServedModel, Service
 from weft.server.sse import DONE, sse_line
-from weft.server.structured import guide_of
+from weft.server.structured import grammar_of
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -68,7 +68,7 @@ class CompletionJob:
     def __init__(self, service: Service, model: ServedModel, body: CompletionBody,
                  prompts: list[Prompt]) -> None:
         self._body = body
-        self._guide = guide_of(body)
+        self._grammar = grammar_of(body)
         self._model = model
         self._id = f"cmpl-{body.request_id or uuid.uuid4().hex}"
         self._created_s = int(time.time())
@@ -115,7 +115,7 @@ class CompletionJob:
             max_tokens = max(min(COMPLETION_TOKENS_DEFAULT, info.max_model_len - len(prompt.tokens)), 1)
             max_tokens = max(max_tokens, body.min_tokens or 0)
         sampling = sampling_params(body, self._model.sampling_defaults, logprobs=body.logprobs,
-                                   max_tokens=max_tokens, guide=self._guide)
+                                   max_tokens=max_tokens, grammar=self._grammar)
         if self._echo and body.logprobs is not None:
             wanted = max(body.logprobs, body.prompt_logprobs or 0)
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=wanted)

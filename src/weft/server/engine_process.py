@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from weft.server.recorder import Recorder
 
 _AUDIT_AFTER_MS = 100
-_GUIDE_LOOK_MS = 2
+_GRAMMAR_LOOK_MS = 2
 """While a grammar is compiled and nothing else is to do, its thread is looked after so often."""
 _STATS_EVERY_S = 0.1
 _LINGER_MS = 2000
@@ -85,7 +85,7 @@ class EngineLoop:
         self._commands = commands
         self._events = events
         self._stopping = False
-        self._queue = GrammarQueue(core.guides, core.sizes.queue_max)
+        self._queue = GrammarQueue(core.grammars, core.sizes.queue_max)
         self._sleep_queue = SleepQueue(core)
         self._accepted: list[str] = []
         self._rejected: list[tuple[str, Refusal]] = []
@@ -114,7 +114,7 @@ class EngineLoop:
                 audited = False
                 continue
             if self._queue.busy:
-                self._commands.poll(_GUIDE_LOOK_MS)
+                self._commands.poll(_GRAMMAR_LOOK_MS)
             else:
                 if not audited and not self._commands.poll(_AUDIT_AFTER_MS):
                     self._core.audit()
@@ -245,7 +245,7 @@ def main() -> int:
     try:
         made = build(launch, events)
         with contextlib.suppress(RequestError):  # a model that no grammar can follow refuses them by request
-            made.core.guides.warm()
+            made.core.grammars.warm()
         recorder = start_recording(launch, made)
         send(events, Ready(made.info, made.core.stats()))
         try:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from weft.engine.grammars import CompiledGuide, GuideCompiler
+from weft.engine.grammars import CompiledGrammar, GrammarCompiler
 from weft.errors import QueueFullError, WeftError
 from weft.request import Request
 
@@ -24,10 +24,10 @@ from weft.request import Request
 class GrammarQueue:
     """``limit``: most requests that may wait here."""
 
-    def __init__(self, guides: GuideCompiler, limit: int) -> None:
-        self._guides = guides
+    def __init__(self, grammars: GrammarCompiler, limit: int) -> None:
+        self._grammars = grammars
         self._limit = limit
-        self._waiting: dict[str, tuple[Request, Future[CompiledGuide]]] = {}
+        self._waiting: dict[str, tuple[Request, Future[CompiledGrammar]]] = {}
         self._thread: ThreadPoolExecutor | None = None
 
     @property
@@ -36,16 +36,16 @@ class GrammarQueue:
 
     def take(self, request: Request) -> bool:
         """Whether ``request`` has to wait here; if not, the engine can have it. Raises QueueFullError."""
-        guide = request.sampling.guide
-        if guide is None or self._guides.find(guide) is not None:
+        grammar = request.sampling.grammar
+        if grammar is None or self._grammars.find(grammar) is not None:
             return False
         if len(self._waiting) >= self._limit:
             raise QueueFullError(f"{len(self._waiting)} requests wait for their grammars to be compiled; the "
                                  f"limit is {self._limit} (--max-queued-requests). Try again later",
                                  param="--max-queued-requests", code="queue_full")
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="compile-guides")
-        self._waiting[request.request_id] = request, self._thread.submit(self._guides.build, guide)
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="compile-grammars")
+        self._waiting[request.request_id] = request, self._thread.submit(self._grammars.build, grammar)
         return True
 
     def ready(self) -> Iterator[tuple[Request, WeftError | None]]:
@@ -56,8 +56,8 @@ class GrammarQueue:
                 continue
             del self._waiting[request_id]
             try:
-                assert request.sampling.guide is not None
-                self._guides.keep(request.sampling.guide, compiled.result())
+                assert request.sampling.grammar is not None
+                self._grammars.keep(request.sampling.grammar, compiled.result())
             except WeftError as error:
                 yield request, error
             else:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from weft.errors import RequestError
-from weft.request import Guide, SamplingParams
+from weft.request import Grammar, SamplingParams
 from weft.text.chat import ChatMessage
 
 COMPLETION_TOKENS_DEFAULT = 16
@@ -201,7 +201,7 @@ def refuse_unserved(value: Mapping[str, Any], unserved: Unserved) -> None:
 
 
 def sampling_params(body: GenerateBody, defaults: Mapping[str, Any], *, logprobs: int | None,
-                    max_tokens: int | None, guide: Guide | None) -> SamplingParams:
+                    max_tokens: int | None, grammar: Grammar | None) -> SamplingParams:
     """The request's values, then the checkpoint's (generation_config.json), then SamplingParams' own.
 
     Ranges are checked by ``SamplingParams.check`` where the vocabulary is known.
@@ -219,7 +219,7 @@ def sampling_params(body: GenerateBody, defaults: Mapping[str, Any], *, logprobs
         "skip_special_tokens": body.skip_special_tokens, "prompt_logprobs": body.prompt_logprobs,
     }
     chosen = {**defaults, **{name: value for name, value in given.items() if value is not None}}
-    return SamplingParams(**chosen, stop=stop, logprobs=logprobs, max_tokens=max_tokens, guide=guide)
+    return SamplingParams(**chosen, stop=stop, logprobs=logprobs, max_tokens=max_tokens, grammar=grammar)
 
 
 def refuse_stream_fields(body: GenerateBody) -> None:

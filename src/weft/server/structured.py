@@ -1,4 +1,4 @@
-"""Structured output: the fields of a request that say what its answer must match, made into one Guide.
+"""Structured output: the fields of a request that say what its answer must match, made into one Grammar.
 
     response_format      {"type": "json_object"}                                       OpenAI's
                          {"type": "json_schema", "json_schema": {"schema": ...}}
@@ -14,36 +14,36 @@ from __future__ import annotations
 from typing import Any
 
 from weft.errors import RequestError
-from weft.request import Guide
+from weft.request import Grammar
 from weft.server.protocol import GenerateBody
-from weft.text.grammars import KINDS, WHITESPACE, guide_from, json_guide
+from weft.text.grammars import KINDS, WHITESPACE, grammar_from, json_grammar
 
 _KINDS = (*KINDS, "json_object")
 _UNSERVED = ("structural_tag", "disable_additional_properties")
 _ANY_OBJECT = {"type": "object"}
 
 
-def guide_of(body: GenerateBody) -> Guide | None:
+def grammar_of(body: GenerateBody) -> Grammar | None:
     """Raises RequestError that names the field. What a grammar itself says is judged by the engine."""
-    asked: list[tuple[str, Guide]] = []
+    asked: list[tuple[str, Grammar]] = []
     if body.response_format is not None and body.response_format.get("type") != "text":
         asked.append(("response_format", _response_format(body.response_format)))
     if body.structured_outputs:
         asked.append(("structured_outputs", _structured_outputs(body.structured_outputs)))
     for kind in KINDS:
-        name, value = f"guided_{kind}", getattr(body, f"guided_{kind}")
+        name, value = f"constrained_{kind}", getattr(body, f"constrained_{kind}")
         if value is not None:
-            asked.append((name, guide_from(kind, value, name)))
+            asked.append((name, grammar_from(kind, value, name)))
     if len(asked) > 1:
         raise RequestError(f"{asked[0][0]} and {asked[1][0]} both say what the answer must match; one can",
                            param=asked[1][0])
     return asked[0][1] if asked else None
 
 
-def _response_format(value: dict[str, Any]) -> Guide:
+def _response_format(value: dict[str, Any]) -> Grammar:
     kind = value.get("type")
     if kind == "json_object":
-        return json_guide(_ANY_OBJECT, field="response_format")
+        return json_grammar(_ANY_OBJECT, field="response_format")
     if kind != "json_schema":
         raise RequestError(f"response_format.type is {kind!r}; it is text, json_object or json_schema",
                            param="response_format.type")
@@ -52,10 +52,10 @@ def _response_format(value: dict[str, Any]) -> Guide:
     if schema is None:
         raise RequestError("response_format.json_schema.schema is missing",
                            param="response_format.json_schema.schema")
-    return json_guide(schema, field="response_format.json_schema.schema")
+    return json_grammar(schema, field="response_format.json_schema.schema")
 
 
-def _structured_outputs(value: dict[str, Any]) -> Guide:
+def _structured_outputs(value: dict[str, Any]) -> Grammar:
     for name in _UNSERVED:
         if value.get(name):
             raise RequestError(f"structured_outputs.{name} is not supported",
@@ -71,4 +71,4 @@ def _structured_outputs(value: dict[str, Any]) -> Guide:
         whitespace = None
     if kind == "json_object":
         kind, value = "json", {"json": _ANY_OBJECT}
-    return guide_from(kind, value[kind], f"structured_outputs.{kind}", whitespace=whitespace)
+    return grammar_from(kind, value[kind], f"structured_outputs.{kind}", whitespace=whitespace)

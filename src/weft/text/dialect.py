@@ -1,6 +1,6 @@
 """How one model speaks in a chat: which format its reasoning has, and which its tool calls.
 
-    template + vocabulary + flags --Dialect--> plan(request) --> AnswerPlan: guide, reader, tokens to show
+    template + vocabulary + flags --Dialect--> plan(request) --> AnswerPlan: grammar, reader, tokens to show
 
 Owns the decisions between a request and its answer's text: what is told apart, what the answer must match,
 and which marker tokens the detokenizer has to leave in the text because they are read there.
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from weft.errors import RequestError
-from weft.request import Guide
+from weft.request import Grammar
 from weft.text.chat import ChatTemplate
 from weft.text.grammars import NO_FORCING, behind_reasoning
 from weft.text.reasoning import (
@@ -28,7 +28,7 @@ from weft.text.reasoning import (
     reasoning_format,
 )
 from weft.text.tokenizer import Tokenizer
-from weft.text.tools.calling import calls_guide, strict_guide
+from weft.text.tools.calling import calls_grammar, strict_grammar
 from weft.text.tools.definitions import Tool, ToolChoice
 from weft.text.tools.formats import NAMES, ToolFormat, tool_format
 from weft.text.tools.reader import CallDelta, ToolCallReader
@@ -110,9 +110,9 @@ class AnswerReader:
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
-    """``guide``: what the answer must match. ``shown_ids``: special tokens that stay in its text."""
+    """``grammar``: what the answer must match. ``shown_ids``: special tokens that stay in its text."""
 
-    guide: Guide | None
+    grammar: Grammar | None
     shown_ids: frozenset[int]
     _reasoning: ReasoningFormat | None
     _inside: bool
@@ -148,13 +148,13 @@ class Dialect:
         self.template_takes_tools = template is not None and template.reads_tools
 
     def plan(self, prompt: str, *, tools: Sequence[Tool] = (), choice: ToolChoice = _NO_CALLS,
-             several_calls: bool = True, guide: Guide | None = None,
+             several_calls: bool = True, grammar: Grammar | None = None,
              continued: str | None = None) -> AnswerPlan:
         """For one request. ``prompt`` is its rendered text; ``continued`` the beginning of the answer that is
-        in it, if it is; ``guide`` the structured output it asks for. Raises RequestError where that cannot be
+        in it, if it is; ``grammar`` the structured output it asks for. Raises RequestError where that cannot be
         combined, or not be done with this model."""
         calls = self._check_tools(tools, choice)
-        wanted = self._guide(calls, tools, choice, several_calls, guide)
+        wanted = self._grammar(calls, tools, choice, several_calls, grammar)
         row = self.reasoning
         inside = row is not None and begins_inside(row, prompt, continued)
         if row is not None and wanted is not None and (inside or not self._closed(row, prompt, continued)):
@@ -183,27 +183,27 @@ class Dialect:
                                code="unsupported_parameter")
         return self.tools
 
-    def _guide(self, calls: ToolFormat | None, tools: Sequence[Tool], choice: ToolChoice, several: bool,
-               guide: Guide | None) -> Guide | None:
+    def _grammar(self, calls: ToolFormat | None, tools: Sequence[Tool], choice: ToolChoice, several: bool,
+               grammar: Grammar | None) -> Grammar | None:
         if calls is None:
-            return guide
+            return grammar
         token_of = self._tokenizer.added_id
         if choice.mode == "auto":
-            if guide is not None:
-                free = calls_guide(calls, tools, several=several, token_of=token_of, field=guide.field)
-                return _either(free, guide)
+            if grammar is not None:
+                free = calls_grammar(calls, tools, several=several, token_of=token_of, field=grammar.field)
+                return _either(free, grammar)
             if any(tool.strict for tool in tools):
-                return strict_guide(calls, tools, several=several, token_of=token_of, field="tools")
+                return strict_grammar(calls, tools, several=several, token_of=token_of, field="tools")
             return None
-        if guide is not None:
-            raise RequestError(f"{guide.field} cannot be combined with a tool_choice that asks for a call: "
+        if grammar is not None:
+            raise RequestError(f"{grammar.field} cannot be combined with a tool_choice that asks for a call: "
                                "the answer is one or the other", param="tool_choice")
         asked = [tool for tool in tools if choice.mode == "required" or tool.name == choice.name]
-        return calls_guide(calls, asked, several=several and choice.mode == "required", token_of=token_of,
+        return calls_grammar(calls, asked, several=several and choice.mode == "required", token_of=token_of,
                            field="tools")
 
 
-def _either(calls: Guide, answer: Guide) -> Guide:
+def _either(calls: Grammar, answer: Grammar) -> Grammar:
     """An answer in the form of ``answer``, or calls."""
     inner = json.loads(answer.grammar)["grammars"]
     first = inner[0]["lark_grammar"].removeprefix(NO_FORCING)
@@ -211,6 +211,6 @@ def _either(calls: Guide, answer: Guide) -> Guide:
     grammars = [{"lark_grammar": f"{NO_FORCING}start: @calls | @structured"},
                 {"name": "calls", "lark_grammar": called},
                 {"name": "structured", "lark_grammar": first}, *inner[1:]]
-    return Guide(field=answer.field, grammar=json.dumps({"grammars": grammars}))
+    return Grammar(field=answer.field, grammar=json.dumps({"grammars": grammars}))
 
 

@@ -1,9 +1,9 @@
 """What an answer must match, written down as a grammar: JSON schema, regex, choice, lark or GBNF.
 
-    json_guide(schema)  regex_guide(text)  choice_guide(texts)  grammar_guide(text)  ->  Guide
-    behind_reasoning(guide, ...)                                                     ->  Guide
+    json_grammar(schema)  regex_grammar(text)  choice_grammar(texts)  text_grammar(text)  ->  Grammar
+    behind_reasoning(grammar, ...)                                                     ->  Grammar
 
-A ``Guide`` is text: the list of grammars that llguidance reads, the first of which is the start. It is
+A ``Grammar`` is text: the list of grammars that llguidance reads, the first of which is the start. It is
 compiled in the engine (``weft.engine.grammars``), so nothing here can fail for what a schema says, only for
 what it is.
 
@@ -13,7 +13,7 @@ afterwards. Without forcing every spelling of the text is allowed, and the model
 
 *Whitespace is bounded.* JSON allows any amount between two tokens, and a weak model will use it to the last.
 
-*Reasoning comes first.* A model that thinks before it answers is guided behind the end of its reasoning: the
+*Reasoning comes first.* A model that thinks before it answers is constrained behind the end of its reasoning: the
 grammar begins with free text up to the end marker. Markers that are tokens of the vocabulary are named by
 their id, as free text never contains such a token.
 """
@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weft.errors import RequestError
-from weft.request import Guide
+from weft.request import Grammar
 
 WHITESPACE = r"( |\n {0,24}|\n\t{0,8})"
 """Between two tokens of JSON: a space, or a line end and the indentation of a deeply nested value."""
@@ -39,23 +39,23 @@ TokenOf = Callable[[str], int | None]
 """The id of a text that is one added token of the vocabulary (a marker), else None."""
 
 
-def guide_from(kind: str, value: Any, field: str, *, whitespace: str | None = WHITESPACE) -> Guide:
+def grammar_from(kind: str, value: Any, field: str, *, whitespace: str | None = WHITESPACE) -> Grammar:
     """``kind`` is one of KINDS; ``value`` comes from a request and has any type. Raises RequestError."""
     if kind == "json":
-        return json_guide(value, field=field, whitespace=whitespace)
+        return json_grammar(value, field=field, whitespace=whitespace)
     if kind == "choice":
         if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
             raise RequestError(f"{field}: expected an array of texts", param=field)
-        return choice_guide(value, field=field)
+        return choice_grammar(value, field=field)
     if not isinstance(value, str):
         raise RequestError(f"{field}: expected str, got {type(value).__name__}", param=field)
-    return regex_guide(value, field=field) if kind == "regex" else grammar_guide(value, field=field)
+    return regex_grammar(value, field=field) if kind == "regex" else text_grammar(value, field=field)
 
 
-def json_guide(schema: Any, *, field: str, whitespace: str | None = WHITESPACE) -> Guide:
+def json_grammar(schema: Any, *, field: str, whitespace: str | None = WHITESPACE) -> Grammar:
     """``schema``: a JSON schema as an object, True or its JSON text. ``whitespace``: a regex for what may
     stand between two tokens of JSON; None allows nothing. Raises RequestError when ``schema`` is neither."""
-    return _guide({"json_schema": json_schema(schema, field=field, whitespace=whitespace)}, field)
+    return _grammar({"json_schema": json_schema(schema, field=field, whitespace=whitespace)}, field)
 
 
 def json_schema(schema: Any, *, field: str, whitespace: str | None = WHITESPACE) -> dict[str, Any]:
@@ -76,22 +76,22 @@ def json_schema(schema: Any, *, field: str, whitespace: str | None = WHITESPACE)
     return {**schema, "x-guidance": {**options, **(own if isinstance(own, dict) else {})}}
 
 
-def regex_guide(regex: str, *, field: str) -> Guide:
+def regex_grammar(regex: str, *, field: str) -> Grammar:
     """The whole answer matches ``regex``: the syntax of Rust's regex crate, without look-around."""
-    return _guide({"lark_grammar": f"start: {slashed(regex)}"}, field)
+    return _grammar({"lark_grammar": f"start: {slashed(regex)}"}, field)
 
 
-def choice_guide(choices: Sequence[str], *, field: str) -> Guide:
+def choice_grammar(choices: Sequence[str], *, field: str) -> Grammar:
     """The answer is one of ``choices``. Raises RequestError when there is none, or one is empty."""
     if not choices:
         raise RequestError(f"{field} is empty: it needs at least one text to choose", param=field)
     if not all(choices):
         raise RequestError(f"{field} has an empty text: an answer has at least one token", param=field)
     alternatives = " | ".join(quoted(choice) for choice in dict.fromkeys(choices))
-    return _guide({"lark_grammar": f"start: {alternatives}"}, field)
+    return _grammar({"lark_grammar": f"start: {alternatives}"}, field)
 
 
-def grammar_guide(grammar: str, *, field: str) -> Guide:
+def text_grammar(grammar: str, *, field: str) -> Grammar:
     """``grammar`` is lark (with llguidance's extensions) or GBNF, which is told by its "::=". Raises
     RequestError when it is empty or GBNF that cannot be read."""
     if not grammar.strip():
@@ -104,23 +104,23 @@ def grammar_guide(grammar: str, *, field: str) -> Guide:
         except Exception as error:  # the converter raises whatever its parser meets
             raise RequestError(f"{field} cannot be read as GBNF: {error}", param=field,
                                code="invalid_grammar") from None
-    return _guide({"lark_grammar": grammar}, field)
+    return _grammar({"lark_grammar": grammar}, field)
 
 
-def lark_guide(rules: str, *, field: str) -> Guide:
+def lark_grammar(rules: str, *, field: str) -> Grammar:
     """``rules`` of our own making, whose first is ``start``."""
-    return Guide(grammar=json.dumps({"grammars": [{"lark_grammar": NO_FORCING + rules}]}), field=field)
+    return Grammar(grammar=json.dumps({"grammars": [{"lark_grammar": NO_FORCING + rules}]}), field=field)
 
 
-def behind_reasoning(guide: Guide, *, start: str, end: str, opened: bool, token_of: TokenOf) -> Guide:
-    """``guide`` for an answer that may reason first: between ``start`` and ``end``, or up to ``end`` where
+def behind_reasoning(grammar: Grammar, *, start: str, end: str, opened: bool, token_of: TokenOf) -> Grammar:
+    """``grammar`` for an answer that may reason first: between ``start`` and ``end``, or up to ``end`` where
     the prompt has ``opened`` the reasoning already."""
-    grammars = json.loads(guide.grammar)["grammars"]
+    grammars = json.loads(grammar.grammar)["grammars"]
     inner = grammars[0]["lark_grammar"].removeprefix(NO_FORCING)
     rest = [{"name": "answer", "lark_grammar": inner}, *grammars[1:]]
     rules = reasoning_rule(start=start, end=end, opened=opened, token_of=token_of)
     head = f"{NO_FORCING}start: {'reasoning' if opened else 'reasoning?'} @answer\n{rules}"
-    return Guide(grammar=json.dumps({"grammars": [{"lark_grammar": head}, *rest]}), field=guide.field)
+    return Grammar(grammar=json.dumps({"grammars": [{"lark_grammar": head}, *rest]}), field=grammar.field)
 
 
 def reasoning_rule(*, start: str, end: str, opened: bool, token_of: TokenOf) -> str:
@@ -178,6 +178,6 @@ def _marker_at(text: str, at: int, token_of: TokenOf) -> str | None:
     return marker if end >= 0 and token_of(marker) is not None else None
 
 
-def _guide(body: dict[str, Any], field: str) -> Guide:
+def _grammar(body: dict[str, Any], field: str) -> Grammar:
     grammars = [{"lark_grammar": f"{NO_FORCING}start: @{_BODY}"}, {"name": _BODY, **body}]
-    return Guide(grammar=json.dumps({"grammars": grammars}), field=field)
+    return Grammar(grammar=json.dumps({"grammars": grammars}), field=field)

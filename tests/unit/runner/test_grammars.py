@@ -7,14 +7,14 @@ import math
 import numpy as np
 import torch
 
-from tests.fixtures.guided import compiler, tokenizer
+from tests.fixtures.constrained import compiler, tokenizer
 from weft.request import SamplingParams
-from weft.runner.grammars import GuideRows
+from weft.runner.grammars import GrammarRows
 from weft.runner.sampler import Sampler
 from weft.runner.staging import Staging
-from weft.text.grammars import choice_guide, regex_guide
+from weft.text.grammars import choice_grammar, regex_grammar
 
-TOKENS = compiler().compile(regex_guide("a", field="f")).token_count
+TOKENS = compiler().compile(regex_grammar("a", field="f")).token_count
 VOCAB = TOKENS + 45
 """Models round their vocabulary up; what the tokenizer does not know is never allowed."""
 NOTHING = np.empty(0, np.int32)
@@ -29,15 +29,15 @@ def noisy(rows: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(3).normal(size=(rows, VOCAB)).astype(np.float32))
 
 
-def rows_with(**guides: str) -> GuideRows:
-    """Keyword "r3" = "[ab]" guides row 3 by that regex."""
-    rows = GuideRows()
-    for name, regex in guides.items():
-        rows.admit(int(name[1:]), compiler().compile(regex_guide(regex, field="f")), NOTHING)
+def rows_with(**grammars: str) -> GrammarRows:
+    """Keyword "r3" = "[ab]" grammars row 3 by that regex."""
+    rows = GrammarRows()
+    for name, regex in grammars.items():
+        rows.admit(int(name[1:]), compiler().compile(regex_grammar(regex, field="f")), NOTHING)
     return rows
 
 
-def masked(rows: GuideRows, logits: torch.Tensor, order: np.ndarray) -> None:
+def masked(rows: GrammarRows, logits: torch.Tensor, order: np.ndarray) -> None:
     """What a step does to its logits."""
     staging = Staging(torch.device("cpu"))
     staging.begin()
@@ -47,17 +47,17 @@ def masked(rows: GuideRows, logits: torch.Tensor, order: np.ndarray) -> None:
         masks.apply(logits)
 
 
-def advanced(rows: GuideRows, order: np.ndarray, text: str) -> dict[int, str]:
-    guided = rows.among(order)
-    assert guided is not None
-    return guided.advance(np.array(letters(text), np.int32))
+def advanced(rows: GrammarRows, order: np.ndarray, text: str) -> dict[int, str]:
+    constrained = rows.among(order)
+    assert constrained is not None
+    return constrained.advance(np.array(letters(text), np.int32))
 
 
 def allowed(logits: torch.Tensor) -> list[list[int]]:
     return [torch.nonzero(row > -math.inf)[:, 0].tolist() for row in logits]
 
 
-def test_only_guided_rows_change_and_only_what_is_not_allowed() -> None:
+def test_only_constrained_rows_change_and_only_what_is_not_allowed() -> None:
     logits, before = noisy(4), noisy(4)
     order = np.array([5, 2, 7, 0])
     rows = rows_with(r2="[ab]", r0="[a-c]x")
@@ -87,14 +87,14 @@ def test_a_row_that_was_cleared_is_free_and_a_new_sequence_begins_anew() -> None
     logits = noisy(1)
     masked(rows, logits, np.array([0]))
     assert torch.equal(logits, noisy(1))
-    rows.admit(0, compiler().compile(regex_guide("ab", field="f")), NOTHING)
+    rows.admit(0, compiler().compile(regex_grammar("ab", field="f")), NOTHING)
     masked(rows, logits, np.array([0]))
     assert allowed(logits) == [letters("a")]
 
 
 def test_what_was_made_before_a_preemption_is_read_again() -> None:
-    rows = GuideRows()
-    rows.admit(0, compiler().compile(regex_guide("abcd", field="f")), np.array(letters("abc"), np.int32))
+    rows = GrammarRows()
+    rows.admit(0, compiler().compile(regex_grammar("abcd", field="f")), np.array(letters("abc"), np.int32))
     logits = noisy(1)
     masked(rows, logits, np.array([0]))
     assert allowed(logits) == [letters("d")]
@@ -111,11 +111,11 @@ def test_a_token_that_is_not_allowed_is_a_failure_of_its_row_alone() -> None:
     assert allowed(logits)[1] == letters("b")
 
 
-def test_sampling_under_a_guide_is_sampling_among_what_it_allows() -> None:
+def test_sampling_under_a_grammar_is_sampling_among_what_it_allows() -> None:
     sampler = Sampler(3, VOCAB)
-    guide = compiler().compile(choice_guide(["a", "b", "c"], field="f"))
+    grammar = compiler().compile(choice_grammar(["a", "b", "c"], field="f"))
     for row in (0, 2):
-        sampler.admit(row, NOTHING, 0, SamplingParams(temperature=0.0 if row else 1.0), 9, (), guide)
+        sampler.admit(row, NOTHING, 0, SamplingParams(temperature=0.0 if row else 1.0), 9, (), grammar)
     sampler.admit(1, NOTHING, 0, SamplingParams(temperature=0.0), 9, ())
     logits = noisy(3)
     sampled = sampler.sample(logits.clone(), np.array([0, 1, 2]), np.array([0, 0, 0])).tokens
@@ -128,10 +128,10 @@ def test_sampling_under_a_guide_is_sampling_among_what_it_allows() -> None:
 
 def test_the_end_comes_where_nothing_else_is_left_whatever_the_minimum_and_the_logits() -> None:
     sampler = Sampler(2, VOCAB)
-    guide = compiler().compile(choice_guide(["a"], field="f"))
+    grammar = compiler().compile(choice_grammar(["a"], field="f"))
     made = np.array(letters("xa"), np.int32)
-    sampler.admit(0, made, 1, SamplingParams(min_tokens=10), 1, (END,), guide)
-    sampler.admit(1, made, 1, SamplingParams(temperature=0.0), 1, (END,), guide)
+    sampler.admit(0, made, 1, SamplingParams(min_tokens=10), 1, (END,), grammar)
+    sampler.admit(1, made, 1, SamplingParams(temperature=0.0), 1, (END,), grammar)
     logits = noisy(2)
     logits[1] = math.nan
     sampled = sampler.sample(logits, np.array([0, 1]), np.array([2, 2]))

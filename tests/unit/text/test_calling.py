@@ -8,9 +8,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.fixtures.guided import tokenizer, write
+from tests.fixtures.constrained import tokenizer, write
 from weft.errors import RequestError
-from weft.text.tools.calling import calls_guide, strict_guide
+from weft.text.tools.calling import calls_grammar, strict_grammar
 from weft.text.tools.definitions import ToolChoice, read_choice, read_tools
 from weft.text.tools.formats import FORMATS
 from weft.text.tools.reader import ToolCallReader
@@ -46,10 +46,10 @@ def read_back(row: Any, text: str) -> tuple[str, list[tuple[str, Any]]]:
 @pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)
 def test_random_tokens_under_the_grammar_of_a_family_are_calls_that_fit(row: Any, with_markers: bool) -> None:
     token_of = tokenizer(with_markers).added_id
-    guide = calls_guide(row, TOOLS, several=True, token_of=token_of, field="tools")
+    grammar = calls_grammar(row, TOOLS, several=True, token_of=token_of, field="tools")
     names = set()
     for seed in range(6):
-        text = write(guide, seed, with_markers=with_markers)
+        text = write(grammar, seed, with_markers=with_markers)
         if text is None:  # calls without an end
             continue
         content, calls = read_back(row, text)
@@ -63,8 +63,8 @@ def test_random_tokens_under_the_grammar_of_a_family_are_calls_that_fit(row: Any
 
 @pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)
 def test_a_named_function_is_called_once(row: Any) -> None:
-    guide = calls_guide(row, TOOLS[:1], several=False, token_of=tokenizer().added_id, field="tools")
-    text = write(guide, 5)
+    grammar = calls_grammar(row, TOOLS[:1], several=False, token_of=tokenizer().added_id, field="tools")
+    text = write(grammar, 5)
     assert text is not None
     [(name, arguments)] = read_back(row, text)[1]
     assert name == "forecast"
@@ -75,13 +75,13 @@ def test_a_named_function_is_called_once(row: Any) -> None:
 def test_free_text_of_an_argument_is_taken_as_it_stands(name: str) -> None:
     tools = read_tools([{"type": "function", "function": {"name": "save", "parameters": {
         "type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}}}])
-    guide = calls_guide(BY_NAME[name], tools, several=False, token_of=tokenizer().added_id, field="tools")
+    grammar = calls_grammar(BY_NAME[name], tools, several=False, token_of=tokenizer().added_id, field="tools")
     wish = {"qwen3_xml": "<tool_call>\n<function=save>\n<parameter=text>\nif a < b:\n  </p>\n</parameter>\n"
                          "</function>\n</tool_call>",
             "lfm2": '<|tool_call_start|>[save(text="if a < b:\\n  </p>")]<|tool_call_end|>',
             "hermes": '<tool_call>\n{"name": "save", "arguments": {"text": "if a < b:\\n  </p>"}}\n'
                       "</tool_call>"}
-    text = write(guide, 1, wish=wish[name])
+    text = write(grammar, 1, wish=wish[name])
     assert text == wish[name]
     assert read_back(BY_NAME[name], text) == ("", [("save", {"text": "if a < b:\n  </p>"})])
 
@@ -91,18 +91,18 @@ def test_free_text_of_an_argument_is_taken_as_it_stands(name: str) -> None:
 def test_strict_tools_leave_text_free_and_hold_calls_to_the_schema(name: str, with_markers: bool) -> None:
     row = BY_NAME[name]
     token_of = tokenizer(with_markers).added_id
-    guide = strict_guide(row, TOOLS[:1], several=True, token_of=token_of, field="tools")
+    grammar = strict_grammar(row, TOOLS[:1], several=True, token_of=token_of, field="tools")
     begin = row.writes.lead + row.writes.before
     marker = next(open for open in row.opens if begin.startswith(open))
-    write(guide, 1, wish="No call: <b> {x}", with_markers=with_markers, tokens_max=20)
-    write(guide, 1, wish=f"I look. {begin}", with_markers=with_markers, tokens_max=80)
+    write(grammar, 1, wish="No call: <b> {x}", with_markers=with_markers, tokens_max=20)
+    write(grammar, 1, wish=f"I look. {begin}", with_markers=with_markers, tokens_max=80)
     with pytest.raises(AssertionError, match="refused"):
-        write(guide, 1, wish=f"I look. {marker}?", with_markers=with_markers)
+        write(grammar, 1, wish=f"I look. {marker}?", with_markers=with_markers)
 
 
 def test_strict_tools_need_a_marker_where_the_model_has_none() -> None:
     with pytest.raises(RequestError, match="tool_choice required"):
-        strict_guide(BY_NAME["llama3_json"], TOOLS, several=True, token_of=tokenizer().added_id,
+        strict_grammar(BY_NAME["llama3_json"], TOOLS, several=True, token_of=tokenizer().added_id,
                      field="tools")
 
 
@@ -110,9 +110,9 @@ def test_a_schema_that_cannot_be_compiled_is_found_when_it_is_compiled() -> None
     tools = read_tools([{"type": "function", "function": {"name": "f", "parameters": {
         "type": "object", "properties": {"x": {"type": "nothing"}}, "required": ["x"]}}}])
     for name in ("hermes", "qwen3_xml", "lfm2"):
-        guide = calls_guide(BY_NAME[name], tools, several=False, token_of=tokenizer().added_id, field="tools")
+        grammar = calls_grammar(BY_NAME[name], tools, several=False, token_of=tokenizer().added_id, field="tools")
         with pytest.raises(RequestError, match="nothing"):
-            write(guide, 1)
+            write(grammar, 1)
 
 
 @pytest.mark.parametrize(("value", "param"), [

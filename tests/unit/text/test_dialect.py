@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.fixtures.guided import tokenizer, write
+from tests.fixtures.constrained import tokenizer, write
 from weft.errors import RequestError
-from weft.request import Guide
+from weft.request import Grammar
 from weft.text.chat import ChatMessage, ChatTemplate
 from weft.text.dialect import Dialect
-from weft.text.grammars import choice_guide, json_guide
+from weft.text.grammars import choice_grammar, json_grammar
 from weft.text.tools.definitions import ToolChoice, read_tools
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "fixtures" / "family_templates"
@@ -23,7 +23,7 @@ TOOLS = read_tools([
     {"type": "function", "function": {"name": "get_time"}}])
 ARGUMENTS = {"city": "Paris", "days": 3}
 AUTO, REQUIRED = ToolChoice("auto"), ToolChoice("required")
-ANSWER = choice_guide(["sunny"], field="response_format")
+ANSWER = choice_grammar(["sunny"], field="response_format")
 
 FAMILIES: dict[str, tuple[str | None, str, bool]] = {
     # template: reasoning, tools, the prompt opens the reasoning
@@ -86,7 +86,7 @@ def test_a_required_call_is_written_and_read_back_in_every_family(family: str) -
     plan = dialect(family).plan(prompt, tools=TOOLS, choice=REQUIRED, several_calls=False)
     opened = FAMILIES[family][2]
     wish = "hm\n</think>\n\n" if opened else "<tool" if family == "hermes_think" else ""
-    text = write(plan.guide, 2, wish=wish, with_markers=False)
+    text = write(plan.grammar, 2, wish=wish, with_markers=False)
     heard = plan.reader(eager=False).read(text or "", [], last=True)
     assert heard.reasoning == ("hm" if opened else "")
     assert not heard.content.strip()
@@ -97,40 +97,40 @@ def test_thinking_that_is_switched_off_leaves_no_room_for_reasoning() -> None:
     for family in ("hermes_think", "qwen_xml_think", "nemotron"):
         text = template(family).render([ChatMessage(role="user", content="?")],
                                        variables={"enable_thinking": False})
-        plan = dialect(family).plan(text, guide=ANSWER)
-        assert write(plan.guide, 1, with_markers=False) == "sunny"
+        plan = dialect(family).plan(text, grammar=ANSWER)
+        assert write(plan.grammar, 1, with_markers=False) == "sunny"
         heard = plan.reader(eager=False).read("sunny", [], last=True)
         assert (heard.reasoning, heard.content) == ("", "sunny")
 
 
-def test_a_model_that_thinks_is_guided_behind_its_thoughts() -> None:
-    opened = dialect("qwen_xml_think").plan("...<think>\n", guide=ANSWER)
-    text = write(opened.guide, 1, wish="because\n</think>\n\n", with_markers=False)
+def test_a_model_that_thinks_is_constrained_behind_its_thoughts() -> None:
+    opened = dialect("qwen_xml_think").plan("...<think>\n", grammar=ANSWER)
+    text = write(opened.grammar, 1, wish="because\n</think>\n\n", with_markers=False)
     assert text == "because\n</think>\n\nsunny"
-    free = dialect("hermes_think").plan("...assistant\n", guide=ANSWER)
-    text = write(free.guide, 1, wish="<think>because</think>s", with_markers=False)
+    free = dialect("hermes_think").plan("...assistant\n", grammar=ANSWER)
+    text = write(free.grammar, 1, wish="<think>because</think>s", with_markers=False)
     assert text == "<think>because</think>sunny"
-    assert write(free.guide, 1, wish="s", with_markers=False) == "sunny"
+    assert write(free.grammar, 1, wish="s", with_markers=False) == "sunny"
 
 
 def test_with_tools_and_a_schema_the_answer_is_either() -> None:
-    plan = dialect("granite").plan("", tools=TOOLS, choice=AUTO, several_calls=False, guide=ANSWER)
-    assert write(plan.guide, 1, wish="s", with_markers=False) == "sunny"
-    text = write(plan.guide, 1, wish="<t", with_markers=False)
+    plan = dialect("granite").plan("", tools=TOOLS, choice=AUTO, several_calls=False, grammar=ANSWER)
+    assert write(plan.grammar, 1, wish="s", with_markers=False) == "sunny"
+    text = write(plan.grammar, 1, wish="<t", with_markers=False)
     assert plan.reader(eager=False).read(text or "", [], last=True).calls
-    schema = json_guide({"type": "object", "additionalProperties": False}, field="f")
-    both = dialect("granite").plan("", tools=TOOLS, choice=AUTO, guide=schema)
-    assert json.loads(write(both.guide, 1, wish="{", with_markers=False) or "") == {}
+    schema = json_grammar({"type": "object", "additionalProperties": False}, field="f")
+    both = dialect("granite").plan("", tools=TOOLS, choice=AUTO, grammar=schema)
+    assert json.loads(write(both.grammar, 1, wish="{", with_markers=False) or "") == {}
     with pytest.raises(RequestError, match="one or the other"):
-        dialect("granite").plan("", tools=TOOLS, choice=REQUIRED, guide=ANSWER)
+        dialect("granite").plan("", tools=TOOLS, choice=REQUIRED, grammar=ANSWER)
 
 
 def test_without_strict_tools_nothing_is_forced() -> None:
-    assert dialect("granite").plan("", tools=TOOLS, choice=AUTO).guide is None
+    assert dialect("granite").plan("", tools=TOOLS, choice=AUTO).grammar is None
     function = {**TOOLS[0].definition["function"], "strict": True}
     strict = read_tools([{"type": "function", "function": function}])
-    guide = dialect("granite").plan("", tools=strict, choice=AUTO).guide
-    assert isinstance(guide, Guide)
+    grammar = dialect("granite").plan("", tools=strict, choice=AUTO).grammar
+    assert isinstance(grammar, Grammar)
 
 
 def test_tools_that_cannot_be_served_are_refused_with_what_to_do() -> None:
@@ -142,7 +142,7 @@ def test_tools_that_cannot_be_served_are_refused_with_what_to_do() -> None:
         with pytest.raises(RequestError, match=r"--tool-parser and one of qwen3_xml, lfm2") as caught:
             unknown.plan("", tools=TOOLS, choice=AUTO)
         assert caught.value.param == "tools"
-    assert deaf.plan("", tools=TOOLS, choice=ToolChoice("none")).guide is None
+    assert deaf.plan("", tools=TOOLS, choice=ToolChoice("none")).grammar is None
 
 
 def test_markers_that_are_special_tokens_stay_in_the_text_and_others_do_not() -> None:

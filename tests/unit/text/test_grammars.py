@@ -9,17 +9,17 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.fixtures.guided import allowed_tokens, compiler, tokenizer, write
-from weft.engine.grammars import GUIDES_MAX, GuideCompiler
+from tests.fixtures.constrained import allowed_tokens, compiler, tokenizer, write
+from weft.engine.grammars import GRAMMARS_MAX, GrammarCompiler
 from weft.errors import RequestError
-from weft.request import Guide
+from weft.request import Grammar
 from weft.text.grammars import (
     behind_reasoning,
-    choice_guide,
-    grammar_guide,
-    guide_from,
-    json_guide,
-    regex_guide,
+    choice_grammar,
+    text_grammar,
+    grammar_from,
+    json_grammar,
+    regex_grammar,
 )
 
 SCHEMA = {
@@ -34,34 +34,34 @@ SCHEMA = {
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_tokens_under_a_schema_are_json_that_is_valid(seed: int) -> None:
-    text = write(json_guide(SCHEMA, field="f"), seed)
+    text = write(json_grammar(SCHEMA, field="f"), seed)
     assert text is not None
     jsonschema.validate(json.loads(text), SCHEMA)
 
 
 def test_whitespace_is_bounded_and_can_be_forbidden() -> None:
-    compact = write(json_guide(SCHEMA, field="f", whitespace=None), 1)
+    compact = write(json_grammar(SCHEMA, field="f", whitespace=None), 1)
     assert compact is not None
     assert not re.search(r"\s", re.sub(r'"(\\.|[^"\\])*"', "", compact)), "whitespace outside of strings"
     for indented in (json.dumps({"name": "a", "age": 1, "likes": ["red"], "ok": None}, indent=indent)
                      for indent in (None, 0, 4, 12, "\t")):
-        assert write(json_guide(SCHEMA, field="f"), 1, wish=indented) == indented
+        assert write(json_grammar(SCHEMA, field="f"), 1, wish=indented) == indented
     for refused in ("{  ", "{\n" + " " * 25, "{\n\n", " {"):
         with pytest.raises(AssertionError, match="refused"):
-            write(json_guide(SCHEMA, field="f"), 1, wish=refused)
+            write(json_grammar(SCHEMA, field="f"), 1, wish=refused)
 
 
 @pytest.mark.parametrize("regex", [r"[a-c]{2}/\d\\(x|<think>)", "a\nb/?", r"\/{1,3}é"])
 def test_random_tokens_under_a_regex_match_it(regex: str) -> None:
     for seed in range(4):
-        text = write(regex_guide(regex, field="f"), seed)
+        text = write(regex_grammar(regex, field="f"), seed)
         assert text is not None
         assert re.fullmatch(regex, text)
 
 
 def test_random_tokens_under_a_choice_are_one_of_it() -> None:
     choices = ["yes", "yes, but", "<think>", 'a "q"\n\\', "é🏔"]
-    written = {write(choice_guide(choices, field="f"), seed) for seed in range(40)}
+    written = {write(choice_grammar(choices, field="f"), seed) for seed in range(40)}
     assert written == set(choices)
 
 
@@ -69,19 +69,19 @@ def test_lark_and_gbnf_are_both_taken() -> None:
     lark = "start: item+\nitem: \"x\" | \"(\" start \")\"\n"
     gbnf = 'root ::= "<" num ">"\nnum ::= [0-9]{1,3}\n'
     for seed in range(4):
-        text = write(grammar_guide(lark, field="f"), seed)
+        text = write(text_grammar(lark, field="f"), seed)
         assert text is None or (set(text) <= set("x()") and text.count("(") == text.count(")"))
-        assert re.fullmatch(r"<\d{1,3}>", write(grammar_guide(gbnf, field="f"), seed) or "")
+        assert re.fullmatch(r"<\d{1,3}>", write(text_grammar(gbnf, field="f"), seed) or "")
 
 
 @pytest.mark.parametrize("with_markers", [True, False])
-def test_reasoning_comes_before_the_guided_answer(with_markers: bool) -> None:
-    def guide(opened: bool) -> Guide:
-        return behind_reasoning(choice_guide(["yes", "no"], field="f"), start="<think>", end="</think>",
+def test_reasoning_comes_before_the_constrained_answer(with_markers: bool) -> None:
+    def grammar(opened: bool) -> Grammar:
+        return behind_reasoning(choice_grammar(["yes", "no"], field="f"), start="<think>", end="</think>",
                                 opened=opened, token_of=tokenizer(with_markers).added_id)
 
     def written(wish: str, opened: bool) -> str:
-        return write(guide(opened), 3, wish=wish, with_markers=with_markers) or ""
+        return write(grammar(opened), 3, wish=wish, with_markers=with_markers) or ""
 
     assert re.fullmatch(r"<think>\n1 < 2 </thin\n</think>\n{0,3}(yes|no)",
                         written("<think>\n1 < 2 </thin\n</think>", opened=False))
@@ -93,45 +93,45 @@ def test_reasoning_comes_before_the_guided_answer(with_markers: bool) -> None:
 
 
 @pytest.mark.parametrize(("make", "words"), [
-    (lambda: json_guide("{", field="f"), "f is not JSON"),
-    (lambda: json_guide([1], field="f"), "list"),
-    (lambda: choice_guide([], field="f"), "empty"),
-    (lambda: choice_guide(["a", ""], field="f"), "empty text"),
-    (lambda: grammar_guide(" \n", field="f"), "empty"),
-    (lambda: grammar_guide("root ::= (", field="f"), "GBNF"),
-    (lambda: guide_from("choice", "abc", "f"), "array"),
-    (lambda: guide_from("regex", 3, "f"), "expected str")])
+    (lambda: json_grammar("{", field="f"), "f is not JSON"),
+    (lambda: json_grammar([1], field="f"), "list"),
+    (lambda: choice_grammar([], field="f"), "empty"),
+    (lambda: choice_grammar(["a", ""], field="f"), "empty text"),
+    (lambda: text_grammar(" \n", field="f"), "empty"),
+    (lambda: text_grammar("root ::= (", field="f"), "GBNF"),
+    (lambda: grammar_from("choice", "abc", "f"), "array"),
+    (lambda: grammar_from("regex", 3, "f"), "expected str")])
 def test_what_is_no_grammar_at_all_is_refused_where_it_is_written(make: Any, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         make()
 
 
-@pytest.mark.parametrize(("guide", "words"), [
-    (json_guide({"type": "objekt"}, field="response_format"), "objekt"),
-    (json_guide({"type": "object", "not": {}}, field="response_format"), "not"),
-    (regex_guide("(a", field="response_format"), "unclosed"),
-    (regex_guide("a(?=b)", field="response_format"), "look-around"),
-    (grammar_guide("start: nothing", field="response_format"), "nothing")])
-def test_what_does_not_compile_is_refused_in_the_compilers_words(guide: Guide, words: str) -> None:
+@pytest.mark.parametrize(("grammar", "words"), [
+    (json_grammar({"type": "objekt"}, field="response_format"), "objekt"),
+    (json_grammar({"type": "object", "not": {}}, field="response_format"), "not"),
+    (regex_grammar("(a", field="response_format"), "unclosed"),
+    (regex_grammar("a(?=b)", field="response_format"), "look-around"),
+    (text_grammar("start: nothing", field="response_format"), "nothing")])
+def test_what_does_not_compile_is_refused_in_the_compilers_words(grammar: Grammar, words: str) -> None:
     with pytest.raises(RequestError, match=words) as caught:
-        compiler().compile(guide)
+        compiler().compile(grammar)
     assert caught.value.message.startswith("response_format: ")
     assert (caught.value.param, caught.value.code) == ("response_format", "invalid_grammar")
     assert "<state>" not in caught.value.message
 
 
 def test_compiled_grammars_are_kept_and_their_number_is_bounded() -> None:
-    guides = compiler()
-    first = regex_guide("keep", field="f")
-    compiled = guides.compile(first)
-    assert guides.compile(Guide(grammar=first.grammar, field="f")) is compiled
-    for number in range(GUIDES_MAX):
-        guides.compile(regex_guide(f"x{number}", field="f"))
-    assert guides.find(first) is None
+    grammars = compiler()
+    first = regex_grammar("keep", field="f")
+    compiled = grammars.compile(first)
+    assert grammars.compile(Grammar(grammar=first.grammar, field="f")) is compiled
+    for number in range(GRAMMARS_MAX):
+        grammars.compile(regex_grammar(f"x{number}", field="f"))
+    assert grammars.find(first) is None
 
 
 def test_matchers_of_one_grammar_do_not_share_a_state() -> None:
-    compiled = compiler().compile(choice_guide(["ab", "cd"], field="f"))
+    compiled = compiler().compile(choice_grammar(["ab", "cd"], field="f"))
     one, other = compiled.matcher(), compiled.matcher()
     one.consume_tokens(tokenizer().encode("a"))
     assert len(allowed_tokens(one, compiled.token_count)) == 1
@@ -139,11 +139,11 @@ def test_matchers_of_one_grammar_do_not_share_a_state() -> None:
 
 
 def test_a_model_that_no_grammar_can_follow_says_why() -> None:
-    guide = regex_guide("a", field="guided_regex")
-    for guides, words in ((GuideCompiler(None, (1,), 10), "no tokenizer"),
-                          (GuideCompiler(lambda: "{}", (), 10), "no end token"),
-                          (GuideCompiler(lambda: "{}", (50,), 10), "no end token"),
-                          (GuideCompiler(lambda: "{}", (1,), 10), "cannot follow")):
+    grammar = regex_grammar("a", field="guided_regex")
+    for grammars, words in ((GrammarCompiler(None, (1,), 10), "no tokenizer"),
+                          (GrammarCompiler(lambda: "{}", (), 10), "no end token"),
+                          (GrammarCompiler(lambda: "{}", (50,), 10), "no end token"),
+                          (GrammarCompiler(lambda: "{}", (1,), 10), "cannot follow")):
         with pytest.raises(RequestError, match=words) as caught:
-            guides.compile(guide)
+            grammars.compile(grammar)
         assert caught.value.param == "guided_regex"

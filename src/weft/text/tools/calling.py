@@ -10,7 +10,7 @@ So the arguments always fit the tool's schema. Tags and Python have one value pe
 the schema, those that are not required may be left out; additional properties are not written. A string in
 tags is free text: its length and pattern are not held.
 
-``strict_guide`` leaves the model free to call or not: text as it likes, and from an opening marker on a call
+``strict_grammar`` leaves the model free to call or not: text as it likes, and from an opening marker on a call
 that fits. It holds for every tool of the request, as soon as one is strict.
 """
 
@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from weft.errors import RequestError
-from weft.request import Guide
-from weft.text.grammars import FREE_TEXT, TokenOf, json_schema, lark_guide, literal, quoted
+from weft.request import Grammar
+from weft.text.grammars import FREE_TEXT, TokenOf, json_schema, lark_grammar, literal, quoted
 from weft.text.tools.definitions import Tool
 from weft.text.tools.formats import ToolFormat
 from weft.text.tools.xml_calls import fixed_values, followed, types_of
@@ -47,16 +47,16 @@ class _Rules:
         return self.add("%json " + json.dumps(json_schema(schema, field=field)))
 
 
-def calls_guide(row: ToolFormat, tools: Sequence[Tool], *, several: bool, token_of: TokenOf,
-                field: str) -> Guide:
+def calls_grammar(row: ToolFormat, tools: Sequence[Tool], *, several: bool, token_of: TokenOf,
+                field: str) -> Grammar:
     """The answer is one call of ``tools``, or more where ``several``."""
     rules = _Rules(token_of)
     body = _calls(rules, row, tools, several=several, field=field)
-    return lark_guide("\n".join([f"start: {body}", *rules.lines]), field=field)
+    return lark_grammar("\n".join([f"start: {body}", *rules.lines]), field=field)
 
 
-def strict_guide(row: ToolFormat, tools: Sequence[Tool], *, several: bool, token_of: TokenOf,
-                 field: str) -> Guide:
+def strict_grammar(row: ToolFormat, tools: Sequence[Tool], *, several: bool, token_of: TokenOf,
+                 field: str) -> Grammar:
     """Free text, or text and calls. Raises RequestError where the format has no marker that opens a call."""
     opening = row.writes.lead + row.writes.before
     marker = next((open for open in row.opens if opening.startswith(open)), None)
@@ -68,7 +68,7 @@ def strict_guide(row: ToolFormat, tools: Sequence[Tool], *, several: bool, token
     token = token_of(marker)
     head = f"TEXT <[{token}]>" if token is not None else rules.add(FREE_TEXT, f"[suffix={quoted(marker)}]")
     again = "*" if several and not row.writes.lead else "?"
-    return lark_guide("\n".join([f"start: (begun){again} TEXT", f"begun: {head} {body}", f"TEXT: {FREE_TEXT}",
+    return lark_grammar("\n".join([f"start: (begun){again} TEXT", f"begun: {head} {body}", f"TEXT: {FREE_TEXT}",
                                  *rules.lines]), field=field)
 
 
@@ -87,7 +87,7 @@ def _calls(rules: _Rules, row: ToolFormat, tools: Sequence[Tool], *, several: bo
     named = rules.add(names)
     first = _sequence(rules.text(first_before), named, rules.text(writes.behind))
     call = _sequence(rules.text(before), named, rules.text(writes.behind))
-    # Without a lead, each call has an envelope of its own; under a strict guide each begins anew.
+    # Without a lead, each call has an envelope of its own; under a strict grammar each begins anew.
     repeats = several and (writes.lead or not without)
     more = f"({_sequence(rules.text(writes.between), call)})*" if repeats else ""
     return _sequence(rules.text(lead), first, more, rules.text(writes.tail))
