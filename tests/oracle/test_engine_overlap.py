@@ -27,7 +27,7 @@ from weft.engine.grammars import GrammarCompiler
 from weft.request import SamplingParams
 from weft.runner.batch import BatchBuilder
 from weft.runner.launched import LaunchedStep
-from weft.runner.readback import Delivery, Homeward
+from weft.runner.readback import PendingReadback, Readback
 from weft.runner.sampler import Sampler
 from weft.runner.step_worker import StepWorker
 from weft.schedule.plan import StepPlan, StepResult
@@ -51,19 +51,19 @@ class Far:
         self.begun = self.launched = self.asked_early = 0
         self.asked: set[int] = set()
         self.changed = threading.Condition()
-        send, begin, home = Homeward.send, StepWorker.begin, LaunchedStep.home
+        send, begin, home = Readback.send, StepWorker.begin, LaunchedStep.home
 
-        def sent(homeward: Homeward, pieces: Sequence[torch.Tensor]) -> Delivery:
-            delivery = send(homeward, pieces)
-            words = delivery._words
+        def sent(readback: Readback, pieces: Sequence[torch.Tensor]) -> PendingReadback:
+            pending = send(readback, pieces)
+            words = pending._words
             assert words is not None, "the host has looked at a device"
             brought = words.copy()
             words.fill(-(1 << 40))
-            delivery._event = OnItsWay(self, self.launched, lambda: np.copyto(words, brought))
+            pending._event = OnItsWay(self, self.launched, lambda: np.copyto(words, brought))
             with self.changed:
                 self.launched += 1
                 self.changed.notify_all()
-            return delivery
+            return pending
 
         def began(worker: StepWorker, plan: StepPlan) -> None:
             self.begun += 1
@@ -73,10 +73,10 @@ class Far:
             if threading.current_thread().name.startswith("steps"):
                 with self.changed:
                     self.asked_early += 1
-                    self.asked.add(step._delivery._event.number)
+                    self.asked.add(step._pending._event.number)
                     self.changed.notify_all()
             return home(step)
-        monkeypatch.setattr(Homeward, "send", sent)
+        monkeypatch.setattr(Readback, "send", sent)
         monkeypatch.setattr(StepWorker, "begin", began)
         monkeypatch.setattr(LaunchedStep, "home", asked)
 

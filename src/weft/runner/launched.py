@@ -1,6 +1,6 @@
 """A step that was launched, until its tokens are home.
 
-    launch k    ... chosen on the device --copy--> Delivery      LaunchedStep: what to make of it
+    launch k    ... chosen on the device --copy--> PendingReadback      LaunchedStep: what to make of it
     launch k+1  (fed from the device)    ^
     home k      -------------------------'   StepResult; histories and grammars know the tokens of k
 
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from weft.request import TokenLogprobs
 from weft.runner.logprobs import PIECES, told
-from weft.runner.readback import Delivery
+from weft.runner.readback import PendingReadback
 from weft.runner.sampler import Choice
 from weft.schedule.plan import StepResult
 from weft.units import PAD
@@ -28,7 +28,7 @@ from weft.units import PAD
 
 @dataclass(frozen=True, slots=True)
 class ScoredPrompt:
-    """Logprobs of ``count`` pieces of a prompt are in the delivery, for run ``run``, ``top_count`` beside
+    """Logprobs of ``count`` pieces of a prompt are in the pending, for run ``run``, ``top_count`` beside
     each."""
 
     run: int
@@ -38,14 +38,14 @@ class ScoredPrompt:
 
 class LaunchedStep:
     """Of ``run_count`` runs, launched at ``began_s`` (``time.perf_counter``). ``choice``: of the runs
-    ``sample_runs``, its pieces first in the delivery, those of ``prompts`` behind them."""
+    ``sample_runs``, its pieces first in the pending, those of ``prompts`` behind them."""
 
-    def __init__(self, began_s: float, run_count: int, delivery: Delivery, choice: Choice | None = None,
+    def __init__(self, began_s: float, run_count: int, pending: PendingReadback, choice: Choice | None = None,
                  sample_runs: npt.NDArray[np.int64] | None = None,
                  prompts: tuple[ScoredPrompt, ...] = ()) -> None:
         self._began_s = began_s
         self._run_count = run_count
-        self._delivery = delivery
+        self._pending = pending
         self._choice = choice
         self._sample_runs = sample_runs
         self._prompts = prompts
@@ -55,7 +55,7 @@ class LaunchedStep:
     @property
     def arrived(self) -> bool:
         """Whether ``home`` would not wait."""
-        return self._delivery.arrived
+        return self._pending.arrived
 
     def home(self) -> StepResult:
         """Waits for the device. May be called by any thread, and again."""
@@ -66,7 +66,7 @@ class LaunchedStep:
             return self._result
 
     def _open(self) -> StepResult:
-        pieces = self._delivery.open()
+        pieces = self._pending.open()
         tokens: npt.NDArray[np.int32] | None = None
         logprobs: dict[int, TokenLogprobs] = {}
         failures: dict[int, str] = {}

@@ -1,7 +1,7 @@
 """Log probabilities of what was chosen and of what was likely: softmax of the raw logits, nothing else.
 
     on the device   score(logits, tokens) -> tokens, logprobs, ranks, best ids and their logprobs
-                         '--- home with the step's tokens (homeward) ---'
+                         '--- home with the step's tokens (readback) ---'
     on the host     told(pieces)          -> one TokenLogprobs per row
 
 Temperature, penalties, bias and filters do not show here: a logprob says what the model thought, so that it

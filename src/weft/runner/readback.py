@@ -2,10 +2,10 @@
 
     device          tokens [X] | logprobs, ranks, best ones of rows that asked | the same of prompts
                        '------------- one asynchronous copy, an event behind it -------------'
-    host (pinned)   words of 64 bits                       Delivery.open(): waits for the event, cuts them up
+    host (pinned)   words of 64 bits                       PendingReadback.open(): waits for the event, cuts them up
 
 The mirror of ``staging``. The copy is asked for when the step is launched and waited for when somebody wants
-the tokens, so the host may launch the next step in between: that is what makes ``Delivery`` a thing of its
+the tokens, so the host may launch the next step in between: that is what makes ``PendingReadback`` a thing of its
 own.
 Numbers travel as 64-bit words, floats as float64, which holds them exactly; a step where nobody asks for more
 than tokens copies those as they are. A step that brings nothing is waited for as well: what a step costs is
@@ -30,7 +30,7 @@ import torch
 Words = npt.NDArray[np.int64]
 
 
-class Delivery:
+class PendingReadback:
     """Of one step. ``open`` may be called again, by one thread at a time."""
 
     __slots__ = ("_event", "_pieces", "_shapes", "_words")
@@ -65,7 +65,7 @@ class Delivery:
         return self._pieces
 
 
-class Homeward:
+class Readback:
     """From ``device``. ``copies``: whether the host must not look at the device's memory, by default so on
     every device but the CPU."""
 
@@ -74,14 +74,14 @@ class Homeward:
         self._copies = device.type != "cpu" if copies is None else copies
         self._turn = 0
         self._buffers: list[torch.Tensor] = [torch.empty(0, dtype=torch.int64)] * 2
-        self._deliveries: list[Delivery | None] = [None, None]
+        self._pending: list[PendingReadback | None] = [None, None]
 
-    def send(self, pieces: Sequence[torch.Tensor]) -> Delivery:
+    def send(self, pieces: Sequence[torch.Tensor]) -> PendingReadback:
         """Integers or floats of any shape, none of which is written later."""
         if not self._copies:
             return self.there([piece.numpy() for piece in pieces])
         self._turn = 1 - self._turn
-        before = self._deliveries[self._turn]
+        before = self._pending[self._turn]
         if before is not None:
             before.open()
         shapes = [(tuple(piece.shape), piece.is_floating_point()) for piece in pieces]
@@ -92,13 +92,13 @@ class Homeward:
         if count:
             there = flat[0].view(-1) if len(flat) == 1 else torch.cat([piece.view(-1) for piece in flat])
             room.copy_(there, non_blocking=True)
-        made = self._deliveries[self._turn] = Delivery(shapes, room.numpy(), self._event())
+        made = self._pending[self._turn] = PendingReadback(shapes, room.numpy(), self._event())
         return made
 
     @staticmethod
-    def there(pieces: list[npt.NDArray[Any]]) -> Delivery:
+    def there(pieces: list[npt.NDArray[Any]]) -> PendingReadback:
         """What is on the host already."""
-        return Delivery((), None, None, pieces)
+        return PendingReadback((), None, None, pieces)
 
     def _room(self, count: int) -> torch.Tensor:
         held = self._buffers[self._turn]

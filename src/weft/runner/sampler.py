@@ -48,7 +48,7 @@ from weft.runner.filters import Filters, choose, fill_numbers
 from weft.runner.grammars import Constrained, GrammarRows, Masks
 from weft.runner.logprobs import score, told
 from weft.runner.randomness import seed_word, uniforms
-from weft.runner.readback import Delivery, Homeward
+from weft.runner.readback import PendingReadback, Readback
 from weft.runner.staging import Staged, Staging
 from weft.schedule.plan import CompiledGrammar
 from weft.tensor import gpu
@@ -85,11 +85,11 @@ class Choice:
         """Of what comes home."""
         return 1 + len(self.logprobs)
 
-    def sent(self, homeward: Homeward, more: list[torch.Tensor]) -> Delivery:
+    def sent(self, readback: Readback, more: list[torch.Tensor]) -> PendingReadback:
         """Everything on its way home, ``more`` behind it."""
         if isinstance(self.chosen_X, np.ndarray) and not self.logprobs and not more:
-            return homeward.there([self.chosen_X])
-        return homeward.send([as_tensor(self.chosen_X), *self.logprobs, *more])
+            return readback.there([self.chosen_X])
+        return readback.send([as_tensor(self.chosen_X), *self.logprobs, *more])
 
     def told(self, pieces: list[npt.NDArray[Any]]) -> Sampled:
         """``pieces`` are home. Once: histories and grammars learn what was chosen."""
@@ -230,7 +230,7 @@ class Sampler:
                positions: npt.NDArray[np.int64]) -> Sampled:
         """``launch``, and wait for what it makes."""
         choice = self.launch(logits_XV, rows, positions)
-        return choice.told(choice.sent(Homeward(self._device, copies=self._remote), []).open())
+        return choice.told(choice.sent(Readback(self._device, copies=self._remote), []).open())
 
     def launch(self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64],
                host_XV: npt.NDArray[np.float32] | None = None) -> Choice:

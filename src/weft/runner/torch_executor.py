@@ -51,7 +51,7 @@ from weft.runner.graphs import (
 from weft.runner.kv_scales import head_scales
 from weft.runner.launched import LaunchedStep, ScoredPrompt
 from weft.runner.logprobs import score
-from weft.runner.readback import Homeward
+from weft.runner.readback import Readback
 from weft.runner.sampler import Sampler
 from weft.runner.sleep import DroppedModel, HostWeights, give_back
 from weft.runner.step_worker import StepWorker
@@ -129,7 +129,7 @@ class TorchExecutor:
         self.sampler = Sampler(sizes.rows_max, model.spec.vocab_size, device, remote=remote)
         with current(device):
             self.sampler.warm()
-        self._homeward = Homeward(device, copies=remote)
+        self._readback = Readback(device, copies=remote)
         self._keeps_room = device.type == "cpu" and not remote
         self._room: LogitsRoom | None = None
         self._inference = torch.inference_mode()
@@ -163,7 +163,7 @@ class TorchExecutor:
         self.batches.apply(plan, self.sampler, self.arena)
         before, self._before = self._before, None
         if not plan.run_count:
-            return LaunchedStep(began_s, 0, self._homeward.send([]))
+            return LaunchedStep(began_s, 0, self._readback.send([]))
         batch = self.batches.build(plan)
         looks_back = self.sampler.looks_back(batch.sample_rows)
         if looks_back and (before is None or before.arrived):
@@ -183,8 +183,8 @@ class TorchExecutor:
             host_XV = room.host_XV if room is not None and logits_XV is room.logits_XV else None
             choice = self.sampler.launch(logits_XV, batch.sample_rows, batch.sample_positions, host_XV)
             self.batches.note_chosen(batch, choice)
-        delivery = self._homeward.send(scores) if choice is None else choice.sent(self._homeward, scores)
-        self._before = LaunchedStep(began_s, plan.run_count, delivery, choice, batch.sample_runs, prompts)
+        pending = self._readback.send(scores) if choice is None else choice.sent(self._readback, scores)
+        self._before = LaunchedStep(began_s, plan.run_count, pending, choice, batch.sample_runs, prompts)
         return self._before
 
     def _forward(self, inputs: StepInputs | DecodeBlock) -> torch.Tensor:
