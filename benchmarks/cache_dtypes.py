@@ -7,7 +7,7 @@ that of the engine whose cache is in the model's dtype (float32 states): mean an
 perplexity, and how often the most likely token is the same. Texts are conversations of the embedded model's
 kind, which any model can read; nothing is generated, so the speed is that of prefills.
 
-"parked int8" and "parked int4" are KV as `--no-exact` leaves it, and `--park-kv int4`, at the worst: texts
+"compressed int8" and "compressed int4" are KV as `--no-exact` leaves it, and `--compress-kv int4`, at the worst: texts
 are computed 128 tokens at a time, and all that was computed before went into the codes and back.
 """
 
@@ -25,16 +25,16 @@ import torch
 from weft import Engine, SamplingParams
 from weft.engine.engine import EngineCore
 from weft.eval.recall import make_episodes
-from weft.memory.frames.plan import ArenaPlan, with_parked_kv
-from weft.memory.prefix.compressed_kv import Form, KvPark
+from weft.memory.frames.plan import ArenaPlan, with_compressed_kv
+from weft.memory.prefix.compressed_kv import Form, CompressKv
 from weft.memory.prefix.tree import NodeId
 from weft.request import TokenLogprobs
-from weft.runner.compressed_kv import park_kv, restore_kv
+from weft.runner.compressed_kv import compress_kv, restore_kv
 from weft.schedule.plan import StepPlan, StepResult
-from weft.spec import PARKED_KV_DTYPES, ParkedKvName
+from weft.spec import COMPRESSED_KV_DTYPES, CompressedKvName
 from weft.units import PAGE_TOKENS, PageId, SeqId, ceil_div
 
-CASES = [("auto", "float32"), ("parked int8", "float32"), ("parked int4", "float32"),
+CASES = [("auto", "float32"), ("compressed int8", "float32"), ("compressed int4", "float32"),
          ("float16", "float32"), ("bfloat16", "float32"), ("int8", "float32"),
          ("fp8", "float32"), ("auto", "float16"), ("auto", "bfloat16"), ("fp8", "float16")]
 STEP_TOKENS = 128
@@ -50,7 +50,7 @@ class Measured(msgspec.Struct):
     logprobs: list[TokenLogprobs]
 
 
-PARKED: dict[str, ParkedKvName] = {f"parked {dtype}": dtype for dtype in PARKED_KV_DTYPES}
+COMPRESSED: dict[str, CompressedKvName] = {f"compressed {dtype}": dtype for dtype in COMPRESSED_KV_DTYPES}
 
 
 class ParksAfterEachStep:
@@ -66,17 +66,17 @@ class ParksAfterEachStep:
         made: StepResult = self._inner.execute(plan)
         for seq, start, length in zip(plan.seqs, plan.starts.tolist(), plan.lengths.tolist(), strict=True):
             pages = self._core.memory.lease(SeqId(seq)).pages
-            self._park(tuple(pages[start // PAGE_TOKENS:(start + length) // PAGE_TOKENS]))
+            self._compress(tuple(pages[start // PAGE_TOKENS:(start + length) // PAGE_TOKENS]))
         return made
 
-    def _park(self, pages: tuple[PageId, ...]) -> None:
+    def _compress(self, pages: tuple[PageId, ...]) -> None:
         if not pages:
             return
-        form = Form(self._arena.page_bytes, self._arena.parked_kv_bytes)
+        form = Form(self._arena.page_bytes, self._arena.compressed_kv_bytes)
         kept = ceil_div(len(pages) * form.record_bytes, form.page_bytes)
-        rows = torch.from_numpy(KvPark(NodeId(0), pages, kept, form).rows.astype(np.int64))
+        rows = torch.from_numpy(CompressKv(NodeId(0), pages, kept, form).rows.astype(np.int64))
         buffer = self._inner.arena.buffer
-        park_kv(buffer, self._arena, rows)
+        compress_kv(buffer, self._arena, rows)
         restore_kv(buffer, self._arena, rows.flip(0))
 
     def __getattr__(self, name: str) -> Any:
@@ -84,16 +84,16 @@ class ParksAfterEachStep:
 
 
 def measure(model: str | None, kv: str, state: str, length: int, texts: int) -> Measured | None:
-    """None: nothing of this model is parked."""
-    parked = PARKED.get(kv)
+    """None: nothing of this model is compressed."""
+    compressed = COMPRESSED.get(kv)
     more: dict[str, Any] = {"kv_dtype": kv}
-    if parked is not None:
+    if compressed is not None:
         more = {"max_num_batched_tokens": STEP_TOKENS, "max_num_seqs": 1}
     with Engine(model, state_dtype=state, prefix_cache=False, **more) as engine:
-        if parked is not None:
+        if compressed is not None:
             core = engine._core  # a benchmark may look inside
-            arena = with_parked_kv(core.memory.plan, parked)
-            if not arena.parked_kv_bytes:
+            arena = with_compressed_kv(core.memory.plan, compressed)
+            if not arena.compressed_kv_bytes:
                 return None
             core.executor = ParksAfterEachStep(core, arena)
 
@@ -108,7 +108,7 @@ def measure(model: str | None, kv: str, state: str, length: int, texts: int) -> 
         took_s = time.perf_counter() - started
         memory = {row.name: row.size_bytes for row in engine.info.memory}
     found = [one for answer in made for one in answer.prompt_logprobs if one is not None]
-    token_bytes = memory["a token's KV"] if parked is None else arena.parked_kv_bytes // PAGE_TOKENS
+    token_bytes = memory["a token's KV"] if compressed is None else arena.compressed_kv_bytes // PAGE_TOKENS
     return Measured(token_bytes, memory["a sequence's state"], len(found) / took_s, found)
 
 

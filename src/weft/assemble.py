@@ -48,7 +48,7 @@ from weft.schedule.work import work_of
 from weft.spec import (
     ITEM_BYTES,
     KV_DTYPES,
-    PARKED_KV_DTYPES,
+    COMPRESSED_KV_DTYPES,
     STATE_DTYPES,
     CacheDTypeName,
     ModelSpec,
@@ -252,16 +252,16 @@ def cache_dtypes(config: EngineConfig, spec: ModelSpec) -> tuple[ModelSpec, Cach
     """``spec`` with its states as ``config`` asks for them, and the dtype of its pages.
 
     Raises ConfigError for a dtype that there is none of, for a head that cannot be packed in it, and for int4
-    where nothing is parked.
+    where nothing is compressed.
     """
     for flag, value, names in (("--kv-dtype", config.kv_dtype, ("auto", *KV_DTYPES)),
                                ("--state-dtype", config.state_dtype, STATE_DTYPES),
-                               ("--park-kv", config.park_kv, PARKED_KV_DTYPES)):
+                               ("--compress-kv", config.compress_kv, COMPRESSED_KV_DTYPES)):
         if value not in names:
             raise ConfigError(f"{flag} is {value!r}; it may be {', '.join(names)}", param=flag)
-    if config.exact and config.park_kv != "int8":
-        raise ConfigError(f"--park-kv {config.park_kv} needs --no-exact: without it nothing is parked",
-                          param="--park-kv")
+    if config.exact and config.compress_kv != "int8":
+        raise ConfigError(f"--compress-kv {config.compress_kv} needs --no-exact: without it nothing is compressed",
+                          param="--compress-kv")
     asked = KV_DTYPES.get(config.kv_dtype)
     kv_dtype = asked or spec.dtype
     packed = 4 // ITEM_BYTES[kv_dtype]
@@ -325,7 +325,7 @@ def _plan_memory(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName
     asked = room.usual_bytes if config.memory is None else parse_bytes(config.memory, flag="--memory")
     size = min(asked, room.most_bytes)
     note = f"--memory {config.memory} shrunk to {format_bytes(size)}: {room.why}"
-    return (plan_arena(spec, size, kv_dtype=kv_dtype, park=not config.exact, park_kv=config.park_kv),
+    return (plan_arena(spec, size, kv_dtype=kv_dtype, compress=not config.exact, compress_kv=config.compress_kv),
             [note] if size < asked and config.memory is not None else [])
 
 
@@ -379,9 +379,9 @@ def _memory_table(spec: ModelSpec, loaded: LoadedModel, arena: ArenaPlan,
                   f"{len(spec.attention_layers)} attention layers, {arena.kv_dtype}"),
         MemoryRow("a sequence's state", arena.slot_bytes,
                   f"{len(spec.recurrent_layers)} recurrent layers, {spec.state_dtype}"),
-        *([MemoryRow("a parked state", arena.parked_bytes, f"in {arena.parked_pages} KV pages, 8 bits")]
-          if arena.parked_pages else []),
-        *([MemoryRow("a token's parked KV", arena.parked_kv_bytes // arena.page_tokens,
-                     f"{arena.parked_kv_dtype}, while nobody reads it")] if arena.parked_kv_bytes else []),
+        *([MemoryRow("a compressed state", arena.compressed_bytes, f"in {arena.compressed_pages} KV pages, 8 bits")]
+          if arena.compressed_pages else []),
+        *([MemoryRow("a token's compressed KV", arena.compressed_kv_bytes // arena.page_tokens,
+                     f"{arena.compressed_kv_dtype}, while nobody reads it")] if arena.compressed_kv_bytes else []),
         MemoryRow("longest sequence", longest, f"{max_model_len} tokens"),
     ]

@@ -17,7 +17,7 @@ from weft.units import CHUNK_TOKENS
 DTypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
 QuantizeChoice = Literal["none", "int8", "int4", "w8a8"]
 KvDTypeChoice = Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8"]
-ParkedKvChoice = Literal["int8", "int4"]
+CompressedKvChoice = Literal["int8", "int4"]
 StateDTypeChoice = Literal["float32", "bfloat16", "float16"]
 
 
@@ -56,7 +56,7 @@ class EngineConfig:
     exact: bool = _flag(True, "Keep cached KV and states as they are. With --no-exact they go into 8 bits "
                               "when memory is short: twice to four times as many, and what begins on them "
                               "differs a little.")
-    park_kv: ParkedKvChoice = _flag("int8", "What cached KV goes into with --no-exact: int8, or int4: three "
+    compress_kv: CompressedKvChoice = _flag("int8", "What cached KV goes into with --no-exact: int8, or int4: three "
                                             "times as much as in 16 bits, and answers differ more.")
     cache_policy: str = _flag("worth", "What leaves the prefix cache first: worth (what saves the fewest "
                                        "seconds per byte), lru (least recently used) or marconi (compare).")

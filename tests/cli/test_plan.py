@@ -92,7 +92,7 @@ def test_the_json_has_every_figure_of_the_screen(capsys: pytest.CaptureFixture[s
     found = data(capsys, "Qwen3.5-397B-A17B", "--arena", "40GiB", "--tp", "2", "--compare")
     assert found["model"] == "Qwen/Qwen3.5-397B-A17B"
     assert (found["kv_bytes_per_token"], found["state_bytes_per_sequence"]) == (15360, 96030720)
-    assert found["checkpoint"] == {"bytes": 96092160, "tokens": 6256, "parked_bytes": 26050560}
+    assert found["checkpoint"] == {"bytes": 96092160, "tokens": 6256, "compressed_bytes": 26050560}
     assert found["arena"]["frame_bytes"] == found["arena"]["pages_per_frame"] * found["arena"]["page_bytes"]
     assert [row["tokens"] for row in found["lengths"]] == [4096, 32768, 131072, 262144]
     layouts = {row["layout"]: row for row in found["layouts"]}

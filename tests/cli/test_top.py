@@ -45,11 +45,11 @@ def test_the_first_frame_has_totals_and_no_rates() -> None:
     assert "since the last frame" not in text
 
 
-def test_parked_states_are_told_apart_once_there_were_any() -> None:
-    parked = {**CACHE, "states_parked": 3, "parked_bytes": 3 << 20, "counts": {"parked": 5, "restored": 2}}
-    text = shown(reading(0.0, 2), cache=parked)
-    assert "7 states (3 of them parked in 3.0 MiB; 2 requests began on one), 2 namespaces" in text
-    none = shown(reading(0.0, 2), cache={**parked, "counts": {"parked": 0, "restored": 0}})
+def test_compressed_states_are_told_apart_once_there_were_any() -> None:
+    compressed = {**CACHE, "states_compressed": 3, "compressed_bytes": 3 << 20, "counts": {"compressed": 5, "restored": 2}}
+    text = shown(reading(0.0, 2), cache=compressed)
+    assert "7 states (3 of them compressed in 3.0 MiB; 2 requests began on one), 2 namespaces" in text
+    none = shown(reading(0.0, 2), cache={**compressed, "counts": {"compressed": 0, "restored": 0}})
     assert "12 nodes, 7 states, 2 namespaces" in none
 
 

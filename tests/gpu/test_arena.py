@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from weft.memory.frames.plan import ArenaPlan, plan_arena, with_parking
-from weft.memory.prefix.compressed_kv import Form, KvPark
+from weft.memory.frames.plan import ArenaPlan, plan_arena, with_compression
+from weft.memory.prefix.compressed_kv import Form, CompressKv
 from weft.memory.prefix.tree import NodeId
 from weft.runner.arena import NAN_BYTE, DeviceArena
 from weft.runner.staging import Staging
 from weft.spec import (
     DTypeName,
     ModelSpec,
-    ParkedKvName,
+    CompressedKvName,
     attention,
     gated_delta,
     kept_in,
@@ -104,48 +104,48 @@ def test_the_kernels_skip_pad(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-def test_parking_gives_the_codes_and_scales_that_torch_gives(device: torch.device, name: str) -> None:
+def test_compression_gives_the_codes_and_scales_that_torch_gives(device: torch.device, name: str) -> None:
     spec = ModelSpec("tiny", 32, 16, 512, "float32", (attention(1, 8), RECURRENT[name]))
-    plan = with_parking(plan_arena(spec, 300_000), spec)
-    parks = parked_rows(plan)
-    before, kernels, alone = both_ways(plan, device, lambda arena: arena.park(parks), numbers=True)
-    meant = bytes_that_mean_something(plan, parks)
+    plan = with_compression(plan_arena(spec, 300_000), spec)
+    state_compressions = compressed_rows(plan)
+    before, kernels, alone = both_ways(plan, device, lambda arena: arena.compress(state_compressions), numbers=True)
+    meant = bytes_that_mean_something(plan, state_compressions)
     assert torch.equal(kernels[meant], alone[meant])
     assert not torch.equal(kernels[meant], before[meant])
 
     def there_and_back(arena: DeviceArena) -> None:
-        arena.park(parks)
-        arena.fill_slots(parks[:, 0].tolist(), NAN_BYTE)
-        arena.restore(parks)
+        arena.compress(state_compressions)
+        arena.fill_slots(state_compressions[:, 0].tolist(), NAN_BYTE)
+        arena.restore(state_compressions)
 
     _, kernels, alone = both_ways(plan, device, there_and_back, numbers=True)
-    slots = parks[:, 0]
+    slots = state_compressions[:, 0]
     for ours, theirs in zip(fields(kernels, plan), fields(alone, plan), strict=True):
         assert torch.equal(ours[slots], theirs[slots])
         assert not ours[slots].isnan().any()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_states_in_half_the_bytes_are_parked_alike(device: torch.device, dtype: DTypeName) -> None:
-    """Parked, to the bit. Restored, to one unit in the last place: the interpreter cuts off where a GPU
+def test_states_in_half_the_bytes_are_compressed_alike(device: torch.device, dtype: DTypeName) -> None:
+    """Compressed, to the bit. Restored, to one unit in the last place: the interpreter cuts off where a GPU
     rounds."""
     spec = kept_in(ModelSpec("tiny", 32, 16, 512, "float32", (attention(1, 8), RECURRENT["mamba2"])), None,
                    dtype)
-    plan = with_parking(plan_arena(spec, 200_000), spec)
-    parks = parked_rows(plan)
+    plan = with_compression(plan_arena(spec, 200_000), spec)
+    state_compressions = compressed_rows(plan)
 
-    def park(arena: DeviceArena) -> None:
+    def compress(arena: DeviceArena) -> None:
         for part in arena.layer_caches(2)[1].state.values():
             part.copy_(torch.linspace(-3, 2, part[0].numel()).view(part[0].shape).expand(part.shape))
-        arena.park(parks)
+        arena.compress(state_compressions)
 
-    _, kernels, alone = both_ways(plan, device, park)
-    meant = bytes_that_mean_something(plan, parks)
+    _, kernels, alone = both_ways(plan, device, compress)
+    meant = bytes_that_mean_something(plan, state_compressions)
     assert torch.equal(kernels[meant], alone[meant])
 
     def restore(arena: DeviceArena) -> None:
-        park(arena)
-        arena.restore(parks)
+        compress(arena)
+        arena.restore(state_compressions)
         found.append(arena.layer_caches(2)[1].state["recurrent"][0].float())
 
     found: list[torch.Tensor] = []
@@ -153,15 +153,15 @@ def test_states_in_half_the_bytes_are_parked_alike(device: torch.device, dtype: 
     assert torch.allclose(found[0], found[1], rtol=2**-7, atol=0)
 
 
-@pytest.mark.parametrize(("parked", "least", "most"), [("int8", 1e-4, 0.01), ("int4", 1e-2, 0.1)])
+@pytest.mark.parametrize(("compressed", "least", "most"), [("int8", 1e-4, 0.01), ("int4", 1e-2, 0.1)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_kv_is_parked_and_restored_by_kernels_as_by_torch(
-        device: torch.device, dtype: DTypeName, parked: ParkedKvName, least: float, most: float) -> None:
+def test_kv_is_compressed_and_restored_by_kernels_as_by_torch(
+        device: torch.device, dtype: DTypeName, compressed: CompressedKvName, least: float, most: float) -> None:
     """Codes and scales to the bit; what is restored in 16 bits to one unit in the last place: the interpreter
     cuts off where a GPU rounds."""
     spec = ModelSpec("tiny", 32, 16, 512, dtype, (attention(2, 16), RECURRENT["mamba1"], attention(1, 32)))
-    plan = plan_arena(spec, 300_000, park=True, park_kv=parked)
-    assert plan.parked_kv_bytes % 64 == 0
+    plan = plan_arena(spec, 300_000, compress=True, compress_kv=compressed)
+    assert plan.compressed_kv_bytes % 64 == 0
     records = records_of(plan)
 
     def fill(arena: DeviceArena) -> None:
@@ -171,15 +171,15 @@ def test_kv_is_parked_and_restored_by_kernels_as_by_torch(
                     numbers = torch.randn(part.shape, generator=torch.Generator().manual_seed(2))
                     part.copy_(numbers.to(part.dtype))
 
-    def park(arena: DeviceArena) -> None:
+    def compress(arena: DeviceArena) -> None:
         fill(arena)
-        arena.park_kv(records)
+        arena.compress_kv(records)
 
-    _, kernels, alone = both_ways(plan, device, park)
+    _, kernels, alone = both_ways(plan, device, compress)
     assert torch.equal(kernels, alone)
 
     def there_and_back(arena: DeviceArena) -> None:
-        park(arena)
+        compress(arena)
         arena.restore_kv(records[::-1].copy())
         found.append([part.float().cpu().clone() for cache in arena.layer_caches(3)
                       for part in (cache.k, cache.v) if part is not None])
@@ -198,24 +198,24 @@ def test_kv_is_parked_and_restored_by_kernels_as_by_torch(
 
 def records_of(plan: ArenaPlan) -> np.ndarray:
     """Five pages, packed onto the first ones of them without gaps."""
-    form = Form(plan.page_bytes, plan.parked_kv_bytes)
+    form = Form(plan.page_bytes, plan.compressed_kv_bytes)
     pages = tuple(PageId(page) for page in (3, 0, 5, 1, 7))
     kept = -(-len(pages) * form.record_bytes // form.page_bytes)
-    return KvPark(NodeId(1), pages, kept, form).rows
+    return CompressKv(NodeId(1), pages, kept, form).rows
 
 
-def bytes_that_mean_something(plan: ArenaPlan, parks: np.ndarray) -> torch.Tensor:
-    """bool [arena bytes]: all but what no field fills of the pages of the parked states."""
-    held = torch.zeros(plan.parked_bytes, dtype=torch.bool)
-    for parked in plan.parked_fields:
-        rows, width = int(np.prod(parked.field.shape[:-1])), parked.field.shape[-1]
-        coded = parked.scale_offset_bytes is not None
-        size = rows * width * (1 if coded else DTYPES[parked.field.dtype].itemsize)
-        held[parked.offset_bytes : parked.offset_bytes + size] = True
-        if parked.scale_offset_bytes is not None:
-            held[parked.scale_offset_bytes : parked.scale_offset_bytes + 4 * rows] = True
+def bytes_that_mean_something(plan: ArenaPlan, state_compressions: np.ndarray) -> torch.Tensor:
+    """bool [arena bytes]: all but what no field fills of the pages of the compressed states."""
+    held = torch.zeros(plan.compressed_bytes, dtype=torch.bool)
+    for compressed in plan.compressed_fields:
+        rows, width = int(np.prod(compressed.field.shape[:-1])), compressed.field.shape[-1]
+        coded = compressed.scale_offset_bytes is not None
+        size = rows * width * (1 if coded else DTYPES[compressed.field.dtype].itemsize)
+        held[compressed.offset_bytes : compressed.offset_bytes + size] = True
+        if compressed.scale_offset_bytes is not None:
+            held[compressed.scale_offset_bytes : compressed.scale_offset_bytes + 4 * rows] = True
     meant = torch.ones(plan.page_count, plan.page_bytes, dtype=torch.bool)
-    for pages in parks[:, 1:]:
+    for pages in state_compressions[:, 1:]:
         meant[pages] = held.view(-1, plan.page_bytes)
     return meant.flatten()
 
@@ -226,9 +226,9 @@ def fields(arena_bytes: torch.Tensor, plan: ArenaPlan) -> list[torch.Tensor]:
     return list(arena.layer_caches(2)[1].state.values())
 
 
-def parked_rows(plan: ArenaPlan) -> np.ndarray:
+def compressed_rows(plan: ArenaPlan) -> np.ndarray:
     """Two slots of the first frame, and pages behind it in no order."""
-    each = plan.parked_pages
+    each = plan.compressed_pages
     assert each > 1
     pages = np.arange(plan.page_count - 2 * each, plan.page_count, dtype=np.int32)[::-1].reshape(2, each)
     slots = np.array([[0], [min(1, plan.slots_per_frame - 1)]], np.int32)

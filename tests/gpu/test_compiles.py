@@ -56,10 +56,10 @@ import dataclasses
 from weft.runner import arena_kernels
 from weft.tensor import compile_gate
 made = compile_gate.most_demanding(arena_kernels.compilations())
-park = next(one for one in arena_kernels.compilations() if one.constants.get("COLUMNS") == 16)
-assert compile_gate.compiled(park, 80).fault is None
+compress = next(one for one in arena_kernels.compilations() if one.constants.get("COLUMNS") == 16)
+assert compile_gate.compiled(compress, 80).fault is None
 compile_gate.SHARED_MAX_BYTES[80] = 16
-assert "shared memory" in compile_gate.compiled(park, 80).fault
+assert "shared memory" in compile_gate.compiled(compress, 80).fault
 fill = made[0]
 wrong = dataclasses.replace(fill, signature=fill.signature | {"items": "fp32"})
 assert compile_gate.compiled(wrong, 90).fault

@@ -9,7 +9,7 @@ import torch
 
 from tests.ops.test_plain_ops import noise
 from weft.memory.frames.plan import ArenaPlan, plan_arena
-from weft.memory.prefix.compressed_kv import Form, KvPark
+from weft.memory.prefix.compressed_kv import Form, CompressKv
 from weft.memory.prefix.tree import NodeId
 from weft.runner.arena import DeviceArena
 from weft.spec import DTypeName, ModelSpec, attention, mamba1
@@ -59,13 +59,13 @@ def test_no_number_is_off_by_more_than_half_a_step_and_what_the_bounds_are_round
 
 def kv_plan(dtype: DTypeName) -> ArenaPlan:
     spec = ModelSpec("tests", 32, 64, 512, dtype, (attention(2, 16), mamba1(64, 16, 4), attention(1, 32)))
-    return plan_arena(spec, 300_000, park=True, park_kv="int4")
+    return plan_arena(spec, 300_000, compress=True, compress_kv="int4")
 
 
 def records_of(plan: ArenaPlan, pages: tuple[int, ...]) -> np.ndarray:
-    form = Form(plan.page_bytes, plan.parked_kv_bytes)
+    form = Form(plan.page_bytes, plan.compressed_kv_bytes)
     kept = ceil_div(len(pages) * form.record_bytes, form.page_bytes)
-    return KvPark(NodeId(1), tuple(map(PageId, pages)), kept, form).rows
+    return CompressKv(NodeId(1), tuple(map(PageId, pages)), kept, form).rows
 
 
 def parts_of(arena: DeviceArena) -> list[torch.Tensor]:
@@ -73,8 +73,8 @@ def parts_of(arena: DeviceArena) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_pages_come_back_from_where_they_were_parked_as_their_rows_say(dtype: DTypeName) -> None:
-    """Each channel of K and each token of V comes back as it does by itself; pages that were not parked stay
+def test_pages_come_back_from_where_they_were_compressed_as_their_rows_say(dtype: DTypeName) -> None:
+    """Each channel of K and each token of V comes back as it does by itself; pages that were not compressed stay
     as they are."""
     plan = kv_plan(dtype)
     arena = DeviceArena(plan, torch.device("cpu"))
@@ -84,7 +84,7 @@ def test_pages_come_back_from_where_they_were_parked_as_their_rows_say(dtype: DT
     was = [part.clone() for part in parts_of(arena)]
     pages = (3, 0, 5, 1, 7)
     records = records_of(plan, pages)
-    arena.park_kv(records)
+    arena.compress_kv(records)
     assert not torch.equal(parts_of(arena)[0][3], was[0][3])
     arena.restore_kv(records[::-1].copy())
     other = [page for page in range(plan.page_count) if page not in pages]

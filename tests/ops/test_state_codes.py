@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.ops.test_plain_ops import noise
-from weft.memory.frames.plan import plan_arena, with_parking
+from weft.memory.frames.plan import plan_arena, with_compression
 from weft.runner.arena import NAN_BYTE, DeviceArena
 from weft.spec import ModelSpec, attention, gated_delta, mamba1, mamba2
 from weft.tensor.ops.state_codes import decode_state, encode_state, naive
@@ -63,7 +63,7 @@ def states_of(arena: DeviceArena, slot: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_state_comes_back_from_pages_that_lie_anywhere(name: str) -> None:
     """Two at once, into pages in no order, in an arena full of NaN; windows to the bit."""
-    plan = with_parking(plan_arena(MODELS[name], 300_000), MODELS[name])
+    plan = with_compression(plan_arena(MODELS[name], 300_000), MODELS[name])
     arena = DeviceArena(plan, torch.device("cpu"))
     arena.fill_frames(range(plan.frame_count), NAN_BYTE)
     slots = [0, 1]
@@ -71,12 +71,12 @@ def test_a_state_comes_back_from_pages_that_lie_anywhere(name: str) -> None:
         for part in cache.state.values():
             part[slots] = noise(2, *part.shape[1:]).to(part.dtype)
     before = [states_of(arena, slot) for slot in slots]
-    each = plan.parked_pages
+    each = plan.compressed_pages
     pages = np.arange(plan.page_count - 2 * each, plan.page_count, dtype=np.int32)[::-1].reshape(2, each)
-    parks = np.concatenate([np.array([slots], np.int32).T, pages], axis=1)
-    arena.park(parks)
+    state_compressions = np.concatenate([np.array([slots], np.int32).T, pages], axis=1)
+    arena.compress(state_compressions)
     arena.fill_slots(slots, NAN_BYTE)
-    arena.restore(parks)
+    arena.restore(state_compressions)
     for slot, states in zip(slots, before, strict=True):
         found = states_of(arena, slot)
         assert torch.equal(found["conv"], states["conv"])
@@ -84,6 +84,6 @@ def test_a_state_comes_back_from_pages_that_lie_anywhere(name: str) -> None:
         assert (off <= states["recurrent"].abs().amax(dim=-1) / 253).all()
         assert (off > 0).any()
     assert each > 1
-    arena.restore(np.concatenate([parks[:, :1], pages[:, ::-1]], axis=1))
+    arena.restore(np.concatenate([state_compressions[:, :1], pages[:, ::-1]], axis=1))
     swapped = states_of(arena, 0)
     assert not torch.equal(swapped["recurrent"], found["recurrent"]), "pieces in another order go unnoticed"

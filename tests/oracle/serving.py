@@ -30,7 +30,7 @@ from tests.fixtures.checkpoints import FAMILIES, checkpoint, load_reference, mak
 from weft.assemble import cache_dtypes
 from weft.config import EngineConfig, KvDTypeChoice, StateDTypeChoice
 from weft.engine.engine import EngineCore
-from weft.memory.frames.plan import ArenaPlan, fit_sizes, plan_arena, with_parked_kv, with_parking
+from weft.memory.frames.plan import ArenaPlan, fit_sizes, plan_arena, with_compressed_kv, with_compression
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import make_policy
 from weft.memory.prefix.policy import PrefillCost
@@ -41,7 +41,7 @@ from weft.runner.graphs import Capture
 from weft.runner.torch_executor import TorchExecutor
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import Int32s, StepPlan
-from weft.spec import ParkedKvName
+from weft.spec import CompressedKvName
 from weft.units import CHUNK_TOKENS, pages_for
 
 DEVICE = torch.device(os.environ.get("WEFT_TEST_DEVICE", "cpu"))
@@ -139,7 +139,7 @@ class Serving:
     """An engine on ``family``. ``memory_bytes``: the arena; ``step_tokens``: the token budget of a step;
     ``pad_decode_to``: PAD rows; ``before_step(serving, plan)``: called before a plan is applied; ``cache``:
     whether prefixes are kept, with states where ``checkpoints`` says, and which go first, by ``policy``; with
-    ``park`` they may be parked, though these models are too small to gain by it, and KV with ``park_kv``.
+    ``compress`` they may be compressed, though these models are too small to gain by it, and KV with ``compress_kv``.
     With ``overlap`` the next step is planned while one is computed on another thread: ``before_step`` is
     called there. ``capture``: steps of decodes alone go the way of graphs. ``remote``: whatever the device,
     the host looks at nothing of a step but what comes home. ``grid_tokens``: where states are kept.
@@ -149,7 +149,7 @@ class Serving:
                  pad_decode_to: int = 0, before_step: Break | None = None, max_model_len: int = 1024,
                  max_num_seqs: int = 16, cache: bool = False, checkpoints: str = "auto",
                  kv_dtype: KvDTypeChoice = "auto", state_dtype: StateDTypeChoice = "float32",
-                 policy: str = "worth", park: bool = False, park_kv: ParkedKvName | None = None,
+                 policy: str = "worth", compress: bool = False, compress_kv: CompressedKvName | None = None,
                  overlap: bool = False, capture: Capture | None = None, remote: bool | None = None,
                  grid_tokens: int = CHUNK_TOKENS, model: LoadedModel | None = None) -> None:
         model = model or loaded(family)
@@ -157,10 +157,10 @@ class Serving:
                               max_num_seqs=max_num_seqs, kv_dtype=kv_dtype, state_dtype=state_dtype)
         spec, kept_kv = cache_dtypes(config, model.spec)
         self.arena: ArenaPlan = plan_arena(spec, memory_bytes, kv_dtype=kept_kv)
-        if park:
-            self.arena = with_parking(self.arena, spec)
-        if park_kv is not None:
-            self.arena = with_parked_kv(self.arena, park_kv)
+        if compress:
+            self.arena = with_compression(self.arena, spec)
+        if compress_kv is not None:
+            self.arena = with_compressed_kv(self.arena, compress_kv)
         sizes = replace(fit_sizes(config, spec, self.arena), grid_tokens=grid_tokens)
         clock = count(0.0).__next__  # a second for each look at it: ages differ, and are the same every time
         self.executor = TorchExecutor(model.model, self.arena, sizes, pad_decode_to=pad_decode_to,
@@ -246,8 +246,8 @@ class Serving:
             self.pages_of_row.pop(row, None)
             self.slot_of_row.pop(row, None)
         moves = plan.reservation.moves
-        left_slots = [copy.src for copy in moves.slots] + [park.slot for park in plan.reservation.parked]
-        left_pages = [page for park in plan.reservation.kv_parked for page in park.pages[park.kept:]]
+        left_slots = [copy.src for copy in moves.slots] + [compress.slot for compress in plan.reservation.compressed]
+        left_pages = [page for compress in plan.reservation.kv_compressed for page in compress.pages[compress.kept:]]
         self._left = [*left_pages, *(copy.src for copy in moves.pages)], left_slots
         self._spoil_what_is_free(self._held_after.pop(plan.step, None) or self._held_now())
         self.slot_of_row.update(zip(plan.rows.tolist(), plan.slots.tolist(), strict=True))

@@ -1,10 +1,10 @@
-"""KV that is parked in 8 bits or 4: logits within a bound that is far above rounding, and no bit changed
+"""KV that is compressed in 8 bits or 4: logits within a bound that is far above rounding, and no bit changed
 where none is.
 
-All KV that nobody reads is parked as soon as it can be, so each hit begins behind KV that comes back from
+All KV that nobody reads is compressed as soon as it can be, so each hit begins behind KV that comes back from
 these. Memory is full of NaN, and so is each page and slot that becomes free (see ``serving``). Negative
 controls: scales that are wrong, a restoring that is left out. The models are random; what a bound on logits
-means for answers is measured on trained ones, in ``test_parked_skill``.
+means for answers is measured on trained ones, in ``test_compressed_skill``.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tests.oracle.test_engine_prefix_cache import cold, gap, warm
 from weft.memory.draft import Draft
 from weft.memory.prefix.eviction import Eviction
 from weft.memory.values import Moves
-from weft.runner import compressed_kv as parcels
+from weft.runner import compressed_kv as packed_kv
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import Pass
-from weft.spec import PARKED_KV_DTYPES, ParkedKvName
+from weft.spec import COMPRESSED_KV_DTYPES, CompressedKvName
 
 FAMILIES = ("qwen3_5", "granite")
 TOLERANCE = {"int8": 0.02, "int4": 0.1}
@@ -32,7 +32,7 @@ TOLERANCE = {"int8": 0.02, "int4": 0.1}
 
 
 @pytest.fixture
-def all_kv_is_parked(monkeypatch: pytest.MonkeyPatch) -> None:
+def all_kv_is_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As soon as nobody reads it, if that makes a page free."""
     relief = Draft._relief
 
@@ -40,52 +40,52 @@ def all_kv_is_parked(monkeypatch: pytest.MonkeyPatch) -> None:
         chosen, moves = relief(draft)
         if chosen or moves or draft._flushed:
             return chosen, moves
-        kept, read = draft._books.cache.parcels, draft._read()
+        kept, read = draft._books.cache.packed_kv, draft._read()
         return [Eviction(name, "pages") for name, node in kept.idle.items()
                 if name not in read and kept.gain(node) and not node.bare], moves
     monkeypatch.setattr(Draft, "_relief", relieving)
 
 
-def parked_and_restored(serving: Serving) -> tuple[int, int]:
+def compressed_and_restored(serving: Serving) -> tuple[int, int]:
     counts = serving.core.memory.usage().cache
-    return counts.parked_pages, counts.restored_pages
+    return counts.compressed_pages, counts.restored_pages
 
 
-@pytest.mark.parametrize("dtype", PARKED_KV_DTYPES)
+@pytest.mark.parametrize("dtype", COMPRESSED_KV_DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_kv_from_fewer_bits_changes_logits_a_little(family: str, dtype: ParkedKvName,
-                                                    all_kv_is_parked: None) -> None:
-    serving = warm(family, park_kv=dtype)
+def test_kv_from_fewer_bits_changes_logits_a_little(family: str, dtype: CompressedKvName,
+                                                    all_kv_is_compressed: None) -> None:
+    serving = warm(family, compress_kv=dtype)
     gaps = [gap(answer, cold(family, prompt, ONE)) for answer, prompt in conversation(family, serving)]
     print(family, dtype, "gaps by turn, each on from the one before:", [f"{one:.1e}" for one in gaps])
-    parked, restored = parked_and_restored(serving)
-    assert parked >= 10
+    compressed, restored = compressed_and_restored(serving)
+    assert compressed >= 10
     assert restored >= 10
-    assert 1e-5 < max(gaps) < TOLERANCE[dtype], "above rounding, or nothing was parked"
+    assert 1e-5 < max(gaps) < TOLERANCE[dtype], "above rounding, or nothing was compressed"
     shape = serving.core.memory.cache_shape(lambda version: 0.0)
     assert sum(one.total.inexact for one in shape.namespaces) > 0
 
 
-@pytest.mark.parametrize("dtype", PARKED_KV_DTYPES)
+@pytest.mark.parametrize("dtype", COMPRESSED_KV_DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_where_there_is_room_no_kv_is_parked_and_no_bit_differs(family: str, dtype: ParkedKvName) -> None:
-    exact, parking_allowed = warm(family), warm(family, park_kv=dtype)
-    assert parking_allowed.arena.parked_kv_bytes
-    assert not exact.arena.parked_kv_bytes
-    for (left, _), (right, _) in zip(conversation(family, exact), conversation(family, parking_allowed),
+def test_where_there_is_room_no_kv_is_compressed_and_no_bit_differs(family: str, dtype: CompressedKvName) -> None:
+    exact, compression_allowed = warm(family), warm(family, compress_kv=dtype)
+    assert compression_allowed.arena.compressed_kv_bytes
+    assert not exact.arena.compressed_kv_bytes
+    for (left, _), (right, _) in zip(conversation(family, exact), conversation(family, compression_allowed),
                                      strict=True):
         assert left.cached_tokens == right.cached_tokens
         assert torch.equal(left.logits, right.logits)
-    assert parked_and_restored(parking_allowed) == (0, 0)
+    assert compressed_and_restored(compression_allowed) == (0, 0)
 
 
 def with_other_scales(patch: pytest.MonkeyPatch) -> None:
     """The largest scale is another one; each row of 4 bits is stretched."""
-    decode = parcels.decode_state
-    patch.setattr(parcels, "decode_state", lambda codes, scales, dtype: decode(
+    decode = packed_kv.decode_state
+    patch.setattr(packed_kv, "decode_state", lambda codes, scales, dtype: decode(
         codes, torch.where(scales == scales.amax(), 8 * scales, scales), dtype))
-    nibbles = parcels.decode_nibbles
-    patch.setattr(parcels, "decode_nibbles", lambda codes, bounds, dtype: nibbles(
+    nibbles = packed_kv.decode_nibbles
+    patch.setattr(packed_kv, "decode_nibbles", lambda codes, bounds, dtype: nibbles(
         codes, bounds * torch.tensor([1.0, 8.0], dtype=bounds.dtype), dtype))
 
 
@@ -100,12 +100,12 @@ def without_restores(plan: StepPlan) -> StepPlan:
 
 @pytest.mark.parametrize("broken", [with_other_scales, without_restoring],
                          ids=lambda broken: broken.__name__)
-@pytest.mark.parametrize("dtype", PARKED_KV_DTYPES)
+@pytest.mark.parametrize("dtype", COMPRESSED_KV_DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_kv_that_is_restored_wrongly_is_noticed(
-        family: str, dtype: ParkedKvName, broken: Callable[[pytest.MonkeyPatch], None],
-        all_kv_is_parked: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        family: str, dtype: CompressedKvName, broken: Callable[[pytest.MonkeyPatch], None],
+        all_kv_is_compressed: None, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch)
     gaps = [gap(answer, cold(family, prompt, ONE))
-            for answer, prompt in conversation(family, warm(family, park_kv=dtype), 3)]
+            for answer, prompt in conversation(family, warm(family, compress_kv=dtype), 3)]
     assert any(not one < TOLERANCE[dtype] for one in gaps), "NaN is not below it either"

@@ -1,10 +1,10 @@
-"""States that are parked in 8 bits: logits within a bound that is far above rounding, and no bit changed
+"""States that are compressed in 8 bits: logits within a bound that is far above rounding, and no bit changed
 where none is.
 
-Every checkpoint is parked as soon as it can be, so each hit on one is restored from 8 bits. Memory is full of
+Every checkpoint is compressed as soon as it can be, so each hit on one is restored from 8 bits. Memory is full of
 NaN, and so is each page and slot that becomes free (see ``serving``): a piece that is not read, or read from
 elsewhere, shows. Negative controls: scales that are wrong, a restoring that is left out. The models are
-random: what a bound on logits means for answers is measured on trained ones, in ``test_parked_skill``.
+random: what a bound on logits means for answers is measured on trained ones, in ``test_compressed_skill``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft.memory.draft import Draft
 from weft.memory.prefix.eviction import Eviction
 from weft.memory.values import Moves
 from weft.request import SamplingParams
-from weft.runner import compressed_state as parking
+from weft.runner import compressed_state as compression
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import Pass
 
@@ -33,16 +33,16 @@ ONE = SamplingParams(temperature=0.0, max_tokens=1)
 
 
 @pytest.fixture
-def everything_is_parked(monkeypatch: pytest.MonkeyPatch) -> None:
+def everything_is_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As soon as it is kept, as far as there are pages."""
     relief = Draft._relief
 
     def relieving(draft: Draft) -> tuple[list[Eviction], Moves]:
         chosen, moves = relief(draft)
-        if chosen or moves or draft._flushed or not draft._books.plan.parked_pages:
+        if chosen or moves or draft._flushed or not draft._books.plan.compressed_pages:
             return chosen, moves
         busy = draft._spared | draft._sharing.visited
-        room = draft._page_walk.room // draft._books.plan.parked_pages
+        room = draft._page_walk.room // draft._books.plan.compressed_pages
         nodes = [node for node in draft._books.cache.order.in_slots if node not in busy]
         return [Eviction(node, "slot") for node in nodes[:room]], moves
     monkeypatch.setattr(Draft, "_relief", relieving)
@@ -55,7 +55,7 @@ def conversation(family: str, serving: Serving, turns: int = 5) -> list[tuple[An
         [answer] = serving.run([prompt], ONE)
         found.append((answer, prompt))
         prompt = prompt + text(100 + turn, 25 + 7 * turn)
-        serving.run([text(500 + turn, 4)], SHORT)  # some steps in which what was left is parked
+        serving.run([text(500 + turn, 4)], SHORT)  # some steps in which what was left is compressed
     return found
 
 
@@ -64,40 +64,40 @@ def restored(serving: Serving) -> int:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_states_from_eight_bits_change_logits_a_little(family: str, everything_is_parked: None) -> None:
-    serving = warm(family, park=True)
+def test_states_from_eight_bits_change_logits_a_little(family: str, everything_is_compressed: None) -> None:
+    serving = warm(family, compress=True)
     gaps = []
     for answer, prompt in conversation(family, serving):
         gaps.append(gap(answer, cold(family, prompt, ONE)))
     print(family, "gaps by turn, each on from the one before:", [f"{one:.1e}" for one in gaps])
     assert restored(serving) >= 4
-    assert 1e-5 < max(gaps) < TOLERANCE, "above rounding, or nothing was parked"
+    assert 1e-5 < max(gaps) < TOLERANCE, "above rounding, or nothing was compressed"
     usage = serving.core.memory.usage()
-    assert usage.states_parked >= 5
-    assert usage.cache.parked == sum(len(plan.parks) for plan in serving.plans)
+    assert usage.states_compressed >= 5
+    assert usage.cache.compressed == sum(len(plan.state_compressions) for plan in serving.plans)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_where_there_is_room_nothing_is_parked_and_no_bit_differs(family: str) -> None:
-    """Parking is allowed, and is not for a cache that has memory to spare."""
-    exact, parking_allowed = warm(family), warm(family, park=True)
-    assert parking_allowed.arena.parked_pages
-    assert not exact.arena.parked_pages
-    for (left, _), (right, _) in zip(conversation(family, exact), conversation(family, parking_allowed),
+def test_where_there_is_room_nothing_is_compressed_and_no_bit_differs(family: str) -> None:
+    """Compression is allowed, and is not for a cache that has memory to spare."""
+    exact, compression_allowed = warm(family), warm(family, compress=True)
+    assert compression_allowed.arena.compressed_pages
+    assert not exact.arena.compressed_pages
+    for (left, _), (right, _) in zip(conversation(family, exact), conversation(family, compression_allowed),
                                      strict=True):
         assert left.cached_tokens == right.cached_tokens
         assert torch.equal(left.logits, right.logits)
-    assert parking_allowed.core.memory.usage().cache.parked == 0
+    assert compression_allowed.core.memory.usage().cache.compressed == 0
 
 
 def with_other_scales(patch: pytest.MonkeyPatch) -> None:
     """Each row has that of the next one."""
-    encode = parking.encode_state
+    encode = compression.encode_state
 
     def encoding(state_XN: torch.Tensor, codes_XN: torch.Tensor, scales_X: torch.Tensor) -> None:
         encode(state_XN, codes_XN, scales_X)
         scales_X.copy_(scales_X.roll(1, dims=-1))
-    patch.setattr(parking, "encode_state", encoding)
+    patch.setattr(compression, "encode_state", encoding)
 
 
 def without_restoring(patch: pytest.MonkeyPatch) -> None:
@@ -106,16 +106,16 @@ def without_restoring(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_restores(plan: StepPlan) -> StepPlan:
-    return replace(plan, restores=plan.restores[:0])
+    return replace(plan, state_restores=plan.state_restores[:0])
 
 
 @pytest.mark.parametrize("broken", [with_other_scales, without_restoring],
                          ids=lambda broken: broken.__name__)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_state_that_is_restored_wrongly_is_noticed(
-        family: str, broken: Callable[[pytest.MonkeyPatch], None], everything_is_parked: None,
+        family: str, broken: Callable[[pytest.MonkeyPatch], None], everything_is_compressed: None,
         monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch)
     gaps = [gap(answer, cold(family, prompt, ONE))
-            for answer, prompt in conversation(family, warm(family, park=True), 3)]
+            for answer, prompt in conversation(family, warm(family, compress=True), 3)]
     assert max(gaps) > 2 * TOLERANCE

@@ -8,7 +8,7 @@ with what is there:
     a lease          its pages hold its tokens, its slot the state after the last computed one
     a node           its pages hold the tokens of its path, its checkpoint the state after them
     a match          the longest front that the dictionary has
-    a parked state   its pages hold it, in pieces
+    a compressed state   its pages hold it, in pieces
     a write          goes to pages and slots that nobody else can see (law L7)
 
 Nothing here knows nodes, splits, recency or pins. What was evicted is read from the reservation, as the
@@ -23,14 +23,14 @@ from random import Random
 
 import numpy as np
 
-from tests.property.rounding import Rounded, Share, park_kv, records_in, restore_kv
+from tests.property.rounding import Rounded, Share, compress_kv, records_in, restore_kv
 from tests.property.test_tree_model import tokens_to
 from tests.unit.memory.geometry import picture, small_memory
 from weft.memory.draft import Draft
 from weft.memory.frames.arena import FrameKind
 from weft.memory.prefix.eviction import EVICTIONS_PER_STEP
 from weft.memory.prefix.policies import POLICIES
-from weft.memory.prefix.tree import NO_SLOT, PARKED, Node
+from weft.memory.prefix.tree import NO_SLOT, COMPRESSED, Node
 from weft.memory.values import Match, Reservation
 from weft.units import PAD, PAGE_TOKENS, PageId, SeqId, SlotId
 
@@ -41,7 +41,7 @@ GEOMETRIES = [(1, 1, 6), (2, 1, 6), (3, 1, 8), (4, 2, 5), (2, 3, 5), (1, 4, 6), 
               (0, 2, 4), (6, 1, 3)]
 ROOMY = [(2, 1, 24), (2, 2, 16), (4, 3, 12), (3, 0, 12), (0, 3, 5)]
 SCATTERED = [(3, 2, 24), (4, 3, 20), (6, 4, 12), (5, 1, 24)]
-PARKING = [(8, 1, 7), (6, 1, 9), (12, 2, 6), (9, 2, 8), (12, 1, 4)]
+COMPRESSION = [(8, 1, 7), (6, 1, 9), (12, 2, 6), (9, 2, 8), (12, 1, 4)]
 LONG = [(12, 1, 7), (10, 2, 9), (16, 3, 5), (9, 1, 10)]
 """(pages per frame, slots per frame, frames): where everything is short, where prefixes live on, where frames
 have many items, so that what is left of many sequences lies apart, where states weigh
@@ -54,7 +54,7 @@ SEQS = 10
 
 @dataclass(frozen=True)
 class Piece:
-    """What a page of a parked state has."""
+    """What a page of a compressed state has."""
 
     state: object
     index: int
@@ -87,14 +87,14 @@ class Plans:
 
 class World:
     def __init__(self, geometry: tuple[int, int, int], left_out: Set[str] = frozenset(), *,
-                 cache: bool = True, parked_pages: int = 0, parked_kv_share: float = 0,
+                 cache: bool = True, compressed_pages: int = 0, compressed_kv_share: float = 0,
                  policy: str = "lru") -> None:
-        """``parked_pages``: of a parked state, where the model has both kinds. ``parked_kv_share``: of a
-        page, that it takes when it is parked. ``policy``: what goes first."""
+        """``compressed_pages``: of a compressed state, where the model has both kinds. ``compressed_kv_share``: of a
+        page, that it takes when it is compressed. ``policy``: what goes first."""
         self.n, self.m, self.frames = geometry
-        parked_pages = min(parked_pages, self.n) if self.m else 0
-        self.memory = small_memory(*geometry, cache=cache, parked_pages=parked_pages, policy=policy,
-                                   parked_kv_share=parked_kv_share if self.m else 0)
+        compressed_pages = min(compressed_pages, self.n) if self.m else 0
+        self.memory = small_memory(*geometry, cache=cache, compressed_pages=compressed_pages, policy=policy,
+                                   compressed_kv_share=compressed_kv_share if self.m else 0)
         self.cache = cache
         self.verbs = VERBS - left_out
         self.seqs: dict[SeqId, Running] = {}
@@ -108,8 +108,8 @@ class World:
         self.before: dict[str, object] = {}
         self.seen: dict[str, int] = dict.fromkeys(
             ("hit", "tail", "copy", "patch", "state", "trim", "kv", "tap", "refused", "shared", "dropped",
-             "moved page", "moved slot", "moved sequence", "parked", "restored", "parked state",
-             "moved piece", "parked kv", "restored kv", "cut", "moved share", "inexact"), 0)
+             "moved page", "moved slot", "moved sequence", "compressed", "restored", "compressed state",
+             "moved piece", "compressed kv", "restored kv", "cut", "moved share", "inexact"), 0)
         self.rounded = Rounded()
 
     # ------------------------------------------------------------------ verbs, on a draft
@@ -227,7 +227,7 @@ class World:
         assert flush or len(reservation.evicted) <= EVICTIONS_PER_STEP
         evicted = [(eviction, *self.place(self.memory._books.cache.tree.by_id[eviction.node]))
                    for eviction in reservation.evicted]
-        parked = set(self.memory._books.cache.parked.pages)
+        compressed = set(self.memory._books.cache.compressed.pages)
         self.memory.commit(reservation)
         self.draft = None
         self.execute(reservation)
@@ -235,7 +235,7 @@ class World:
         for eviction, salt, tokens, start in evicted:
             self.forget(eviction.what, salt, tokens, start + eviction.pages_kept * PAGE_TOKENS)
             self.seen["trim" if eviction.pages_kept else eviction.what] += 1
-            self.seen["parked state"] += eviction.node in parked and eviction.what == "state"
+            self.seen["compressed state"] += eviction.node in compressed and eviction.what == "state"
 
     # ------------------------------------------------------------------ the dull device
 
@@ -259,7 +259,7 @@ class World:
             else:
                 for slot in range(frame * self.m, (frame + 1) * self.m):
                     self.states.pop(slot, None)
-        self.park_and_restore(reservation)
+        self.compress_and_restore(reservation)
         copied = [(copy.dst, self.cells.get(copy.src)) for copy in reservation.page_copies]
         copied_states = [(copy.dst, self.states.get(copy.src)) for copy in reservation.slot_copies]
         for page in (copy.src for copy in reservation.moves.pages):
@@ -284,29 +284,29 @@ class World:
         for seq, end in plans.runs.items():
             self.compute(seq, end)
 
-    def park_and_restore(self, reservation: Reservation) -> None:
-        """A parked state is in pieces, a page each. What is read was there before this step."""
+    def compress_and_restore(self, reservation: Reservation) -> None:
+        """A compressed state is in pieces, a page each. What is read was there before this step."""
         for restore in reservation.restored:
-            self.states[restore.slot] = self.parked_in(restore.pages)
+            self.states[restore.slot] = self.compressed_in(restore.pages)
             self.seen["restored"] += 1
-        for park in reservation.parked:
-            state = self.states.pop(park.slot)
-            for index, page in enumerate(park.pages):
+        for compress in reservation.compressed:
+            state = self.states.pop(compress.slot)
+            for index, page in enumerate(compress.pages):
                 self.cells[page] = [Piece(state, index)] * PAGE_TOKENS
-            self.seen["parked"] += 1
+            self.seen["compressed"] += 1
         for kv_restore in reservation.kv_restored:
             restore_kv(self.memory.plan, self.cells, kv_restore)
             self.seen["restored kv"] += 1
-        for kv_park in reservation.kv_parked:
-            park_kv(self.memory.plan, self.cells, kv_park)
-            self.seen["parked kv"] += 1
+        for kv_compress in reservation.kv_compressed:
+            compress_kv(self.memory.plan, self.cells, kv_compress)
+            self.seen["compressed kv"] += 1
         self.rounded.memory(reservation)
 
-    def parked_in(self, pages: Sequence[PageId]) -> object:
+    def compressed_in(self, pages: Sequence[PageId]) -> object:
         """The state whose pieces ``pages`` have, all of them and in order."""
-        assert len(pages) == self.memory.plan.parked_pages
+        assert len(pages) == self.memory.plan.compressed_pages
         [first, *others] = [self.cells[page][0] for page in pages]
-        assert isinstance(first, Piece), "what is restored is no parked state"
+        assert isinstance(first, Piece), "what is restored is no compressed state"
         assert first.index == 0
         assert others == [Piece(first.state, index) for index in range(1, len(pages))]
         return first.state
@@ -318,8 +318,8 @@ class World:
             before = running.salt, running.tokens[:start]
             assert self.states[running.slot] == before, "the state to go on from"
         read_only = {page for node in self.memory._books.cache.tree.nodes() for page in node.pages}
-        read_only |= {page for pages in self.memory._books.cache.parked.pages.values() for page in pages}
-        read_only |= {page for one in self.memory._books.cache.parcels.by_node.values() for page in one.pages}
+        read_only |= {page for pages in self.memory._books.cache.compressed.pages.values() for page in pages}
+        read_only |= {page for one in self.memory._books.cache.packed_kv.by_node.values() for page in one.pages}
         for position in range(start, end):
             if self.n:
                 page = running.table[position // PAGE_TOKENS]
@@ -407,8 +407,8 @@ class World:
             salt, tokens, start = self.place(node)
             self.holds_node(node, start, salt, tokens)
             if node.slot != PAD:
-                state = (self.states[node.slot] if node.slot != PARKED
-                         else self.parked_in(memory._books.cache.parked.pages[node.id]))
+                state = (self.states[node.slot] if node.slot != COMPRESSED
+                         else self.compressed_in(memory._books.cache.compressed.pages[node.id]))
                 assert state == (salt, tokens), "a checkpoint is the state of its path"
                 states.add((salt, tokens))
             if self.n and not node.is_tail:
@@ -424,17 +424,17 @@ class World:
         assert usage.slots_held == len(self.seqs) * (self.m > 0) + taps + usage.slots_cached
 
     def holds_node(self, node: Node, start: int, salt: str, tokens: Tokens) -> None:
-        parcel = self.memory._books.cache.parcels.by_node.get(node.id)
-        if parcel is None:
+        packed = self.memory._books.cache.packed_kv.by_node.get(node.id)
+        if packed is None:
             self.holds(node.pages, start, salt, tokens)
             assert node.kv_inexact or self.rounded.pages.isdisjoint(node.pages), "inexact KV, not marked"
         else:
-            self.seen["cut"] += parcel.cut > 0 or parcel.skip_bytes > 0
-            wide = records_in(self.memory.plan, self.cells, parcel.pages, parcel.skip_bytes, parcel.count)
+            self.seen["cut"] += packed.cut > 0 or packed.skip_bytes > 0
+            wide = records_in(self.memory.plan, self.cells, packed.pages, packed.skip_bytes, packed.count)
             assert [cell for page in wide for cell in page] == [
                 (salt, tokens[:end]) for end in range(start + 1, len(tokens) + 1)]
         assert node.state_inexact or node.slot not in self.rounded.slots, "an inexact state, not marked"
-        self.seen["inexact"] += node.kv_inexact and parcel is None
+        self.seen["inexact"] += node.kv_inexact and packed is None
 
     def holds(self, pages: list[PageId], start: int, salt: str, tokens: Tokens) -> None:
         for position in range(start, len(tokens) if self.n else start):
@@ -478,8 +478,8 @@ class World:
             pages = self.memory.plan.pages_for(tokens)
             assert self.drafting().reclaim(pages=pages, slots=slots), "alone, and it does not fit"
             reservation = self.drafting().seal()
-            assert reservation.evicted or reservation.moves or reservation.parked, (
-                "a step that gives nothing up, parks nothing and moves nothing")
+            assert reservation.evicted or reservation.moves or reservation.compressed, (
+                "a step that gives nothing up, state_compressions nothing and moves nothing")
             self.settle()
             self.check()
         raise AssertionError("a sequence that is alone waits for ever")
@@ -492,13 +492,13 @@ def some_tokens(random: Random, longest: int) -> Tokens:
     return tuple(token for page in pages for token in page) + rest or (0,)
 
 
-def parked_pages_of(seed: int) -> int:
-    """Of a parked state in the run of ``seed``; in every other run states are never parked."""
+def compressed_pages_of(seed: int) -> int:
+    """Of a compressed state in the run of ``seed``; in every other run states are never compressed."""
     return (0, 1, 0, 2)[seed // 3 % 4]
 
 
-def parked_kv_share_of(seed: int) -> float:
-    """Of a page, when it is parked, in the run of ``seed``; in some runs KV is never parked."""
+def compressed_kv_share_of(seed: int) -> float:
+    """Of a page, when it is compressed, in the run of ``seed``; in some runs KV is never compressed."""
     return (0, 0.5, 0.5625, 0.3125)[seed // 2 % 4]
 
 
@@ -510,10 +510,10 @@ def walk(seed: int, steps: int = 60, *, cache: bool = True) -> World:
     """One run of random verbs that are a function of ``seed``."""
     random = Random(seed)
     left_out = frozenset(random.sample(sorted(VERBS), random.randrange(4)))
-    parked_pages = parked_pages_of(seed)
-    among = PARKING if parked_pages else random.choice((GEOMETRIES, ROOMY))
-    world = World(random.choice(among), left_out, cache=cache, parked_pages=parked_pages,
-                  parked_kv_share=parked_kv_share_of(seed), policy=policy_of(seed))
+    compressed_pages = compressed_pages_of(seed)
+    among = COMPRESSION if compressed_pages else random.choice((GEOMETRIES, ROOMY))
+    world = World(random.choice(among), left_out, cache=cache, compressed_pages=compressed_pages,
+                  compressed_kv_share=compressed_kv_share_of(seed), policy=policy_of(seed))
     longest = max(2, min(8, world.n * world.frames // 2))
     for _ in range(steps):
         verb = random.choices(("open", "extend", "run", "publish", "close", "settle"), (4, 1, 4, 2, 2, 5))[0]
@@ -549,7 +549,7 @@ def scatter(seed: int, rounds: int = 5) -> World:
     some of what they leave behind is evicted, and everything is moved together while the others go on."""
     random = Random(seed)
     world = World(random.choice(SCATTERED), policy=policy_of(seed // 10),
-                  parked_kv_share=parked_kv_share_of(seed // 10 * 2))
+                  compressed_kv_share=compressed_kv_share_of(seed // 10 * 2))
     fronts = [(letter,) * (PAGE_TOKENS * random.randint(1, 3)) for letter in (2, 3, 4)]
 
     def step(**more: bool) -> None:
@@ -587,8 +587,8 @@ def turns(seed: int, rounds: int = 30) -> World:
     """One run in which answers come back: each request goes on from a state that was kept, or begins anew,
     and leaves one; so memory is full of states, and of little else."""
     random = Random(seed)
-    world = World(random.choice(PARKING), parked_pages=1 + seed // 10 % 2,
-                  parked_kv_share=parked_kv_share_of(seed // 10 * 2))
+    world = World(random.choice(COMPRESSION), compressed_pages=1 + seed // 10 % 2,
+                  compressed_kv_share=compressed_kv_share_of(seed // 10 * 2))
     for _ in range(rounds):
         for seq in world.absent[:random.choice((1, 1, 2, 3))]:
             salt, front = "", ()
@@ -614,8 +614,8 @@ def returns(seed: int, rounds: int = 25) -> World:
     """One run of long prompts on a few fronts, some of which part in the middle of what another left: most of
     memory is KV that nobody reads, until somebody does."""
     random = Random(seed)
-    world = World(random.choice(LONG), parked_pages=random.choice((0, 2)), policy=policy_of(seed // 10),
-                  parked_kv_share=random.choice((0.3125, 0.5, 0.5625, 0.75)))
+    world = World(random.choice(LONG), compressed_pages=random.choice((0, 2)), policy=policy_of(seed // 10),
+                  compressed_kv_share=random.choice((0.3125, 0.5, 0.5625, 0.75)))
     fronts = [(letter,) * (PAGE_TOKENS * random.randint(3, 9)) for letter in (2, 3, 4)]
     for _ in range(rounds):
         for seq in world.absent[:random.choice((1, 2, 3))]:

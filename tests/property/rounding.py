@@ -1,6 +1,6 @@
-"""Parked KV and what is inexact behind it, on the dull device of ``cache_world``: bytes by their place.
+"""Compressed KV and what is inexact behind it, on the dull device of ``cache_world``: bytes by their place.
 
-A parked page has shares: which bytes of it are which bytes of the record of whose cells. A record that is
+A compressed page has shares: which bytes of it are which bytes of the record of whose cells. A record that is
 put together must have all of its bytes, of the same cells. ``Rounded`` follows what has been in 8 bits
 through copies and computation, so that marks in the tree can be compared with it: marked too much is a pity,
 marked too little is a lie.
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from weft.memory.frames.plan import ArenaPlan
-from weft.memory.values import KvPark, KvRestore, Reservation
+from weft.memory.values import CompressKv, RestoreKv, Reservation
 from weft.units import PageId
 
 Cells = dict[int, list[object]]
@@ -28,23 +28,23 @@ class Share:
     cells: tuple[object, ...]
 
 
-def park_kv(plan: ArenaPlan, cells: Cells, park: KvPark) -> None:
+def compress_kv(plan: ArenaPlan, cells: Cells, compress: CompressKv) -> None:
     """In place, so everything is read first."""
-    shares: list[list[object]] = [[] for _ in range(park.kept)]
-    for number, page in enumerate(park.pages):
-        for at, share in _places(plan, number * plan.parked_kv_bytes, tuple(cells[page])):
+    shares: list[list[object]] = [[] for _ in range(compress.kept)]
+    for number, page in enumerate(compress.pages):
+        for at, share in _places(plan, number * plan.compressed_kv_bytes, tuple(cells[page])):
             shares[at].append(share)
-    for page in park.pages:
+    for page in compress.pages:
         del cells[page]
-    cells.update(zip(park.pages[:park.kept], shares, strict=True))
+    cells.update(zip(compress.pages[:compress.kept], shares, strict=True))
 
 
 def _places(plan: ArenaPlan, start: int, cells: tuple[object, ...]) -> Iterable[tuple[int, Share]]:
-    """Where the record that begins at byte ``start`` of a parcel lies: number of the page, and its share."""
+    """Where the record that begins at byte ``start`` of a packed lies: number of the page, and its share."""
     size, done = plan.page_bytes, 0
-    while done < plan.parked_kv_bytes:
+    while done < plan.compressed_kv_bytes:
         at, first = divmod(start + done, size)
-        end = min(size, first + plan.parked_kv_bytes - done)
+        end = min(size, first + plan.compressed_kv_bytes - done)
         yield at, Share(first, end, done, cells)
         done += end - first
 
@@ -54,7 +54,7 @@ def records_in(plan: ArenaPlan, cells: Cells, pages: Sequence[PageId], skip_byte
     """The cells of the ``count`` records that ``pages`` have, all of their bytes and in order."""
     found = []
     for number in range(count):
-        start = skip_bytes + number * plan.parked_kv_bytes
+        start = skip_bytes + number * plan.compressed_kv_bytes
         first, offset = divmod(start, plan.page_bytes)
         begun = [one for one in cells[pages[first]] if isinstance(one, Share)
                  and (one.first, one.offset) == (offset, 0)]
@@ -65,9 +65,9 @@ def records_in(plan: ArenaPlan, cells: Cells, pages: Sequence[PageId], skip_byte
     return found
 
 
-def restore_kv(plan: ArenaPlan, cells: Cells, restore: KvRestore) -> None:
-    wide = records_in(plan, cells, restore.parked, restore.skip_bytes, len(restore.pages))
-    for page in restore.parked:
+def restore_kv(plan: ArenaPlan, cells: Cells, restore: RestoreKv) -> None:
+    wide = records_in(plan, cells, restore.compressed, restore.skip_bytes, len(restore.pages))
+    for page in restore.compressed:
         del cells[page]
     cells.update(zip(restore.pages, wide, strict=True))
 

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 from tests.property.cache_world import (
     GEOMETRIES,
     LONG,
-    PARKING,
+    COMPRESSION,
     ROOMY,
     SCATTERED,
     VERBS,
@@ -36,8 +36,8 @@ from weft.memory.compaction import Compaction, Fixed
 from weft.memory.draft import Draft
 from weft.memory.lease import Lease
 from weft.memory.prefix.cache import Freed, PrefixCache
-from weft.memory.prefix.compressed_kv import Parcels
-from weft.memory.prefix.compressed_state import ParkedStates
+from weft.memory.prefix.compressed_kv import PackedKv
+from weft.memory.prefix.compressed_state import CompressedStates
 from weft.memory.prefix.eviction import Recency
 from weft.memory.prefix.policies import POLICIES
 from weft.memory.prefix.sharing import Sharing
@@ -58,14 +58,14 @@ prompts = st.tuples(st.lists(st.sampled_from((0, 0, 1)), max_size=4), st.sampled
 class CacheMachine(RuleBasedStateMachine):
     world: World
 
-    @initialize(geometry=st.sampled_from(GEOMETRIES + ROOMY + SCATTERED + PARKING + LONG),
+    @initialize(geometry=st.sampled_from(GEOMETRIES + ROOMY + SCATTERED + COMPRESSION + LONG),
                 left_out=st.sets(st.sampled_from(sorted(VERBS)), max_size=3),
-                parked_pages=st.sampled_from((0, 1, 2)), policy=st.sampled_from(sorted(POLICIES)),
+                compressed_pages=st.sampled_from((0, 1, 2)), policy=st.sampled_from(sorted(POLICIES)),
                 kv_share=st.sampled_from((0, 0.5, 0.5625)))
-    def make(self, geometry: tuple[int, int, int], left_out: set[str], parked_pages: int,
+    def make(self, geometry: tuple[int, int, int], left_out: set[str], compressed_pages: int,
              policy: str, kv_share: float) -> None:
-        self.world = World(geometry, left_out, parked_pages=parked_pages, policy=policy,
-                           parked_kv_share=kv_share)
+        self.world = World(geometry, left_out, compressed_pages=compressed_pages, policy=policy,
+                           compressed_kv_share=kv_share)
 
     @precondition(lambda self: self.world.absent)
     @rule(number=numbers, salt=st.sampled_from(("", "", "a")), tokens=prompts, room=st.sampled_from((0, 16)))
@@ -164,68 +164,68 @@ def _moving(patch: pytest.MonkeyPatch, change: Callable[[Reservation], Reservati
     patch.setattr("weft.memory.memory.apply", lambda books, reservation: apply(books, drafted[reservation]))
 
 
-def a_parked_state_is_not_restored(patch: pytest.MonkeyPatch) -> None:
+def a_compressed_state_is_not_restored(patch: pytest.MonkeyPatch) -> None:
     _sealing(patch, restored=())
 
 
-def a_parked_state_is_restored_in_another_order(patch: pytest.MonkeyPatch) -> None:
+def a_compressed_state_is_restored_in_another_order(patch: pytest.MonkeyPatch) -> None:
     _moving(patch, lambda r: replace(r, restored=tuple(replace(one, pages=one.pages[::-1])
                                                        for one in r.restored)), lambda r: r.restored)
 
 
 def a_state_is_not_put_into_its_pages(patch: pytest.MonkeyPatch) -> None:
-    _moving(patch, lambda r: replace(r, parked=r.parked[:-1]), lambda r: r.parked)
+    _moving(patch, lambda r: replace(r, compressed=r.compressed[:-1]), lambda r: r.compressed)
 
 
-def pages_of_parked_states_leak(patch: pytest.MonkeyPatch) -> None:
-    leave = ParkedStates.leave
+def pages_of_compressed_states_leak(patch: pytest.MonkeyPatch) -> None:
+    leave = CompressedStates.leave
 
-    def leaving(self: ParkedStates, node: Node) -> list[PageId]:
+    def leaving(self: CompressedStates, node: Node) -> list[PageId]:
         leave(self, node)
         return []
-    patch.setattr(ParkedStates, "leave", leaving)
+    patch.setattr(CompressedStates, "leave", leaving)
 
 
-def the_slot_of_a_parked_state_leaks(patch: pytest.MonkeyPatch) -> None:
-    park = PrefixCache.park
+def the_slot_of_a_compressed_state_leaks(patch: pytest.MonkeyPatch) -> None:
+    compress = PrefixCache.compress
 
-    def parking(self: PrefixCache, *args: Any) -> Freed:
-        park(self, *args)
+    def compression(self: PrefixCache, *args: Any) -> Freed:
+        compress(self, *args)
         return Freed()
-    patch.setattr(PrefixCache, "park", parking)
+    patch.setattr(PrefixCache, "compress", compression)
 
 
-def parked_kv_is_not_restored(patch: pytest.MonkeyPatch) -> None:
+def compressed_kv_is_not_restored(patch: pytest.MonkeyPatch) -> None:
     _moving(patch, lambda r: replace(r, kv_restored=()), lambda r: r.kv_restored)
 
 
-def parked_kv_is_restored_in_another_order(patch: pytest.MonkeyPatch) -> None:
+def compressed_kv_is_restored_in_another_order(patch: pytest.MonkeyPatch) -> None:
     _moving(patch, lambda r: replace(r, kv_restored=tuple(replace(one, pages=one.pages[::-1])
                                                           for one in r.kv_restored)), lambda r: r.kv_restored)
 
 
 def kv_is_not_put_into_its_pages(patch: pytest.MonkeyPatch) -> None:
-    _moving(patch, lambda r: replace(r, kv_parked=r.kv_parked[:-1]), lambda r: r.kv_parked)
+    _moving(patch, lambda r: replace(r, kv_compressed=r.kv_compressed[:-1]), lambda r: r.kv_compressed)
 
 
-def kv_is_parked_under_who_opens_on_it(patch: pytest.MonkeyPatch) -> None:
+def kv_is_compressed_under_who_opens_on_it(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Draft, "_read", lambda self: set())
 
 
-def pages_of_parked_kv_leak(patch: pytest.MonkeyPatch) -> None:
-    cut_front = Parcels.cut_front
+def pages_of_compressed_kv_leak(patch: pytest.MonkeyPatch) -> None:
+    cut_front = PackedKv.cut_front
 
-    def cutting(self: Parcels, *args: Any) -> list[PageId]:
+    def cutting(self: PackedKv, *args: Any) -> list[PageId]:
         cut_front(self, *args)
         return []
-    patch.setattr(Parcels, "cut_front", cutting)
+    patch.setattr(PackedKv, "cut_front", cutting)
 
 
-def what_parked_kv_leaves_is_taken_for_exact(patch: pytest.MonkeyPatch) -> None:
+def what_compressed_kv_leaves_is_taken_for_exact(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Lease, "inexact", property(lambda self: False, lambda self, inexact: None))
 
 
-def a_state_behind_parked_kv_is_taken_for_exact(patch: pytest.MonkeyPatch) -> None:
+def a_state_behind_compressed_kv_is_taken_for_exact(patch: pytest.MonkeyPatch) -> None:
     keep = PrefixCache._keep
     patch.setattr(PrefixCache, "_keep", lambda *args, inexact: keep(*args, inexact=False))
 
@@ -348,11 +348,11 @@ def a_checkpoint_is_kept_at_the_wrong_place(patch: pytest.MonkeyPatch) -> None:
 
 
 BROKEN: list[Break] = [
-    a_parked_state_is_not_restored, a_parked_state_is_restored_in_another_order,
-    a_state_is_not_put_into_its_pages, pages_of_parked_states_leak, the_slot_of_a_parked_state_leaks,
-    parked_kv_is_not_restored, parked_kv_is_restored_in_another_order, kv_is_not_put_into_its_pages,
-    kv_is_parked_under_who_opens_on_it, pages_of_parked_kv_leak, what_parked_kv_leaves_is_taken_for_exact,
-    a_state_behind_parked_kv_is_taken_for_exact,
+    a_compressed_state_is_not_restored, a_compressed_state_is_restored_in_another_order,
+    a_state_is_not_put_into_its_pages, pages_of_compressed_states_leak, the_slot_of_a_compressed_state_leaks,
+    compressed_kv_is_not_restored, compressed_kv_is_restored_in_another_order, kv_is_not_put_into_its_pages,
+    kv_is_compressed_under_who_opens_on_it, pages_of_compressed_kv_leak, what_compressed_kv_leaves_is_taken_for_exact,
+    a_state_behind_compressed_kv_is_taken_for_exact,
     a_state_is_not_copied, a_partly_filled_page_is_not_copied, a_table_is_not_patched,
     a_hit_is_as_far_as_kv_matches, salts_share_a_namespace, what_a_lease_reads_can_be_evicted,
     a_lease_never_lets_go, twins_of_one_step_do_not_see_each_other, pages_that_are_given_up_leak,

@@ -37,7 +37,7 @@ def traffic_called(name: str) -> Traffic:
 def arena(megabytes: int) -> ArenaPlan:
     layers = tuple(attention(1, 64) if at % 4 == 3 else gated_delta(1, 2, 64, 64, 4) for at in range(8))
     return plan_arena(ModelSpec("qwen3_5", 1000, 256, 65536, "bfloat16", layers), megabytes * 10**6,
-                      park=True)
+                      compress=True)
 
 
 @cache
@@ -55,14 +55,14 @@ def test_worth_finds_and_saves_more_than_any_reference_at_equal_bytes(name: str,
         assert worth.prompt_tokens == other.prompt_tokens
 
 
-def test_what_is_parked_in_fewer_bits_leaves_room_to_find_more() -> None:
-    rates = [found("documents", 8, arm).hit_rate for arm in ("worth", "worth+parked", "worth+parked4")]
+def test_what_is_compressed_in_fewer_bits_leaves_room_to_find_more() -> None:
+    rates = [found("documents", 8, arm).hit_rate for arm in ("worth", "worth+compressed", "worth+compressed4")]
     assert rates == sorted(rates)
     assert rates[2] > rates[1] + 0.01 > rates[0] + 0.02
-    parked, nibbles = (found("documents", 8, arm) for arm in ("worth+parked", "worth+parked4"))
-    assert parked.cache.parked_pages
+    compressed, nibbles = (found("documents", 8, arm) for arm in ("worth+compressed", "worth+compressed4"))
+    assert compressed.cache.compressed_pages
     assert nibbles.cache.restored_pages
-    assert not found("documents", 8, "worth").cache.parked_pages
+    assert not found("documents", 8, "worth").cache.compressed_pages
 
 
 def test_in_memory_without_end_every_policy_finds_the_same_and_no_more_than_there_is() -> None:

@@ -1,4 +1,4 @@
-"""The whole engine in virtual time where states are parked: the executor checks that each parked state is put
+"""The whole engine in virtual time where states are compressed: the executor checks that each compressed state is put
 together from its own pieces, in order, and that whoever begins on it gets the state of its tokens."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.memory.geometry import QWEN35_397B
 from weft.errors import ConfigError
-from weft.memory.frames.plan import plan_arena, with_parked_kv
+from weft.memory.frames.plan import plan_arena, with_compressed_kv
 from weft.memory.memory import MemoryUsage
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import Pass
@@ -22,17 +22,17 @@ from weft.sim.simulator import Simulation, SimulationFailed
 from weft.sim.workload import Scenario, small_arena
 
 SEEDS = (2, 3, 9, 13, 15, 16, 18, 20, 26, 32, 34, 37)
-"""Those of the first forty in which much is parked, or begun on."""
+"""Those of the first forty in which much is compressed, or begun on."""
 
 
-def parking_scenario(seed: int) -> Scenario:
-    """``sharing_scenario`` on frames of ten pages or a state, which is three of them when it is parked, and
+def compression_scenario(seed: int) -> Scenario:
+    """``sharing_scenario`` on frames of ten pages or a state, which is three of them when it is compressed, and
     with KV of a third of its bytes, of half, or a little more, when that is."""
     scenario = sharing_scenario(seed)
     frames = 7 + seed % 5
     arena = replace(small_arena(pages_per_frame=10, slots_per_frame=1 + seed % 2, frame_count=frames),
-                    parked_pages=3 - seed % 2)
-    arena = replace(arena, parked_kv_bytes=arena.page_bytes * ((8 + seed % 2) if seed % 4 else 5) // 16)
+                    compressed_pages=3 - seed % 2)
+    arena = replace(arena, compressed_kv_bytes=arena.page_bytes * ((8 + seed % 2) if seed % 4 else 5) // 16)
     longest = min(scenario.sizes.max_model_len, (frames - 1) * 160)
     sizes = replace(scenario.sizes, memory_bytes=arena.arena_bytes, max_model_len=longest)
     arrivals = tuple(arrival for arrival in scenario.arrivals if fits(arrival.request, longest))
@@ -45,7 +45,7 @@ def fits(request: object, longest: int) -> bool:
 
 
 def run(seed: int, *, overlap: bool = False) -> tuple[str, MemoryUsage]:
-    simulation = Simulation(replace(parking_scenario(seed), overlap=overlap))
+    simulation = Simulation(replace(compression_scenario(seed), overlap=overlap))
     outcome = simulation.run()
     return outcome.trace_hash, simulation.core.memory.usage()
 
@@ -54,53 +54,53 @@ def run_all() -> list[tuple[str, MemoryUsage]]:
     return [run(seed) for seed in SEEDS]
 
 
-def test_the_laws_hold_in_many_runs_with_parking() -> None:
+def test_the_laws_hold_in_many_runs_with_compression() -> None:
     runs = run_all()
-    assert sum(usage.cache.parked for _, usage in runs) >= 100
+    assert sum(usage.cache.compressed for _, usage in runs) >= 100
     assert sum(usage.cache.restored for _, usage in runs) >= 15
     assert sum(usage.cache.evicted_states for _, usage in runs) >= 100
-    assert sum(usage.cache.parked_pages for _, usage in runs) >= 100
+    assert sum(usage.cache.compressed_pages for _, usage in runs) >= 100
     assert sum(usage.cache.restored_pages for _, usage in runs) >= 50
     assert [trace for trace, _ in runs[:3]] == [run(seed)[0] for seed in SEEDS[:3]]
 
 
-def test_what_is_parked_stays_while_a_step_is_in_flight() -> None:
-    parked = [run(seed, overlap=True)[1].cache.parked_pages for seed in (2, 3, 5)]
-    assert min(parked) > 0
+def test_what_is_compressed_stays_while_a_step_is_in_flight() -> None:
+    compressed = [run(seed, overlap=True)[1].cache.compressed_pages for seed in (2, 3, 5)]
+    assert min(compressed) > 0
 
 
 @pytest.mark.parametrize("name", ["lru", "worth", "every:512"])
-def test_an_arm_parks_only_where_its_name_says_so(name: str) -> None:
-    arena = parking_scenario(2).arena
+def test_an_arm_compresses_only_where_its_name_says_so(name: str) -> None:
+    arena = compression_scenario(2).arena
     cost = Fitted(fixed_s=1e-3, token_s=2e-5, pair_s=1e-9, decode_s=1e-5, context_s=1e-8)
-    for arm, pages in ((find_arm(name), 0), (find_arm(f"{name}+parked"), arena.parked_pages)):
+    for arm, pages in ((find_arm(name), 0), (find_arm(f"{name}+compressed"), arena.compressed_pages)):
         plan = arm.make_memory(arena, cost, lambda: 0.0).plan
-        assert plan.parked_pages == pages
-        assert (plan.parked_kv_bytes > 0) == (pages > 0)
-    assert find_arm(f"{name}+parked").checkpoints == find_arm(name).checkpoints
+        assert plan.compressed_pages == pages
+        assert (plan.compressed_kv_bytes > 0) == (pages > 0)
+    assert find_arm(f"{name}+compressed").checkpoints == find_arm(name).checkpoints
 
 
-def test_an_arm_parks_in_as_many_bits_as_its_name_says() -> None:
-    arena = plan_arena(QWEN35_397B, 20 << 30, park=True)
+def test_an_arm_compresses_in_as_many_bits_as_its_name_says() -> None:
+    arena = plan_arena(QWEN35_397B, 20 << 30, compress=True)
     cost = Fitted(fixed_s=1e-3, token_s=2e-5, pair_s=1e-9, decode_s=1e-5, context_s=1e-8)
-    bytes_by_name = {name: find_arm(name).make_memory(arena, cost, lambda: 0.0).plan.parked_kv_bytes
-                     for name in ("lru", "lru+parked", "lru+parked4")}
-    assert bytes_by_name == {"lru": 0, "lru+parked": arena.parked_kv_bytes,
-                             "lru+parked4": with_parked_kv(arena, "int4").parked_kv_bytes}
-    assert bytes_by_name["lru+parked"] > 1.5 * bytes_by_name["lru+parked4"]
-    with pytest.raises(ConfigError, match=r"\+parked5.*each also with \+parked or \+parked4"):
-        find_arm("lru+parked5")
+    bytes_by_name = {name: find_arm(name).make_memory(arena, cost, lambda: 0.0).plan.compressed_kv_bytes
+                     for name in ("lru", "lru+compressed", "lru+compressed4")}
+    assert bytes_by_name == {"lru": 0, "lru+compressed": arena.compressed_kv_bytes,
+                             "lru+compressed4": with_compressed_kv(arena, "int4").compressed_kv_bytes}
+    assert bytes_by_name["lru+compressed"] > 1.5 * bytes_by_name["lru+compressed4"]
+    with pytest.raises(ConfigError, match=r"\+compressed5.*each also with \+compressed or \+compressed4"):
+        find_arm("lru+compressed5")
 
 
-def test_what_is_parked_and_copied_takes_the_time_that_its_bytes_take() -> None:
+def test_what_is_compressed_and_copied_takes_the_time_that_its_bytes_take() -> None:
     """By hand, for a step of each; a fit has no number for it."""
-    arena = plan_arena(QWEN35_397B, 20 << 30, park=True)
+    arena = plan_arena(QWEN35_397B, 20 << 30, compress=True)
     four, none = np.zeros((4, 2), np.int32), np.zeros((0, 2), np.int32)
-    moved = SimpleNamespace(parks=four[:2], restores=four[:1], kv_parks=four, kv_restores=four[:3],
+    moved = SimpleNamespace(state_compressions=four[:2], state_restores=four[:1], kv_compressions=four, kv_restores=four[:3],
                             slot_copies=four.T[:, :1], page_copies=four.T[:, :2])
-    still = SimpleNamespace(parks=none, restores=none, kv_parks=none, kv_restores=none, slot_copies=none.T,
+    still = SimpleNamespace(state_compressions=none, state_restores=none, kv_compressions=none, kv_restores=none, slot_copies=none.T,
                             page_copies=none.T)
-    expected = (3 * (arena.slot_bytes + arena.parked_bytes) + 7 * (arena.page_bytes + arena.parked_kv_bytes)
+    expected = (3 * (arena.slot_bytes + arena.compressed_bytes) + 7 * (arena.page_bytes + arena.compressed_kv_bytes)
                 + 2 * arena.slot_bytes + 4 * arena.page_bytes)
     assert moved_bytes(moved, arena) == expected  # type: ignore[arg-type]
     assert moved_bytes(still, arena) == 0  # type: ignore[arg-type]
@@ -111,16 +111,16 @@ def test_what_is_parked_and_copied_takes_the_time_that_its_bytes_take() -> None:
     assert Fitted(1.0, 1.0, 1.0, 1.0, 1.0).moved_s(expected) == 0
 
 
-def without_the_last_park(plan: StepPlan) -> StepPlan:
-    return replace(plan, parks=plan.parks[:-1])
+def without_the_last_compress(plan: StepPlan) -> StepPlan:
+    return replace(plan, state_compressions=plan.state_compressions[:-1])
 
 
 def with_pieces_in_another_order(plan: StepPlan) -> StepPlan:
-    return replace(plan, restores=np.concatenate([plan.restores[:, :1], plan.restores[:, :0:-1]], axis=1))
+    return replace(plan, state_restores=np.concatenate([plan.state_restores[:, :1], plan.state_restores[:, :0:-1]], axis=1))
 
 
 def without_the_last_page(plan: StepPlan) -> StepPlan:
-    return replace(plan, kv_parks=plan.kv_parks[:-1])
+    return replace(plan, kv_compressions=plan.kv_compressions[:-1])
 
 
 def with_pages_restored_in_another_order(plan: StepPlan) -> StepPlan:
@@ -134,14 +134,14 @@ def without_kv_restores(plan: StepPlan) -> StepPlan:
 
 
 def without_restores(plan: StepPlan) -> StepPlan:
-    return replace(plan, restores=plan.restores[:0])
+    return replace(plan, state_restores=plan.state_restores[:0])
 
 
-@pytest.mark.parametrize("broken", [without_the_last_park, with_pieces_in_another_order, without_restores,
+@pytest.mark.parametrize("broken", [without_the_last_compress, with_pieces_in_another_order, without_restores,
                                     without_the_last_page, with_pages_restored_in_another_order,
                                     without_kv_restores], ids=lambda broken: broken.__name__)
 def test_the_executor_notices_when(broken: object, monkeypatch: pytest.MonkeyPatch) -> None:
     seal = Pass.seal
     monkeypatch.setattr(Pass, "seal", lambda *args: broken(seal(*args)))  # type: ignore[operator]
-    with pytest.raises(SimulationFailed, match=r"parked|holds no|does not hold"):
+    with pytest.raises(SimulationFailed, match=r"compressed|holds no|does not hold"):
         run_all()

@@ -139,13 +139,13 @@ def _costs(plan: ModelPlan) -> Table:
         table.add_row("a checkpoint", format_bytes(arena.slot_stride_bytes),
                       f"as much as the KV of {plan.checkpoint_tokens:,} tokens" if plan.kv_token_bytes
                       else "one state")
-    if plan.parked_bytes:
-        table.add_row("one in 8 bits", format_bytes(plan.parked_bytes), "--no-exact, when memory is short")
-    if plan.parked_kv_token_bytes:
-        table.add_row("KV in 8 bits", format_bytes(plan.parked_kv_token_bytes),
+    if plan.compressed_bytes:
+        table.add_row("one in 8 bits", format_bytes(plan.compressed_bytes), "--no-exact, when memory is short")
+    if plan.compressed_kv_token_bytes:
+        table.add_row("KV in 8 bits", format_bytes(plan.compressed_kv_token_bytes),
                       "a token, --no-exact: cached and read by nobody")
-        table.add_row("KV in 4 bits", format_bytes(plan.parked4_kv_token_bytes),
-                      "a token, --no-exact --park-kv int4")
+        table.add_row("KV in 4 bits", format_bytes(plan.compressed4_kv_token_bytes),
+                      "a token, --no-exact --compress-kv int4")
     return table
 
 

@@ -47,8 +47,8 @@ PLOT_SUFFIXES = (".png", ".svg", ".pdf")
     click.Option(["--memory"], help="Memory for KV and states on each device, as `weft serve --memory`; "
                                     f"several with commas. Default: {DEFAULT_MEMORY}, or as recorded."),
     click.Option(["--policy"], default=DEFAULT_ARM, show_default=True,
-                 help=f"What the cache keeps and drops: {', '.join(ARMS)}, every:N, each also with +parked "
-                      "(KV and states in 8 bits, as `weft serve --no-exact`) or +parked4 (as with --park-kv "
+                 help=f"What the cache keeps and drops: {', '.join(ARMS)}, every:N, each also with +compressed "
+                      "(KV and states in 8 bits, as `weft serve --no-exact`) or +compressed4 (as with --compress-kv "
                       "int4 besides); several with commas."),
     click.Option(["--tp"], type=click.IntRange(min=1), default=1, show_default=True,
                  help="Devices that share the model."),
@@ -140,7 +140,7 @@ def _setup(memory: str | None, recording: Recording | None, more: dict[str, Any]
     tp, kv_dtype = more["tp"], more["kv_dtype"]
     plan = make_plan(name, config, Asked(arena_bytes=max(sizes), tp=tp, kv_dtype=kv_dtype,
                                          weights=more["weights"]))
-    plans = [_enough(plan_arena(plan.spec, size, kv_dtype=kv_dtype, park=True), size) for size in sizes]
+    plans = [_enough(plan_arena(plan.spec, size, kv_dtype=kv_dtype, compress=True), size) for size in sizes]
     cost = _fitted(more["fit"], recording, more["device"])
     if cost is None:
         load = model_load(

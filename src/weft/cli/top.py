@@ -179,21 +179,21 @@ def _prefixes(cache: Mapping[str, Any]) -> RenderableType:
         table.add_row(f"{place}. {kept}", _count(row["tokens"]), _count(row["hits"]), _count(row["branches"]),
                       _count(row["readers"]), _age(row["age_s"]))
     count = shape["namespace_count"]
-    return Group(table, Text(f"{cache['nodes']:,} nodes, {cache['states']:,} states{_parked(cache)}, {count} "
+    return Group(table, Text(f"{cache['nodes']:,} nodes, {cache['states']:,} states{_compressed(cache)}, {count} "
                              f"namespace{'' if count == 1 else 's'}", "bright_black"))
 
 
-def _parked(cache: Mapping[str, Any]) -> str:
+def _compressed(cache: Mapping[str, Any]) -> str:
     """What is in 8 bits, and what became of it; nothing where nothing ever was."""
     counts: Mapping[str, int] = cache.get("counts", {})
-    parked = []
-    if counts.get("parked"):
-        parked += [f"{cache['states_parked']:,} of them parked in {format_bytes(cache['parked_bytes'])}",
+    compressed = []
+    if counts.get("compressed"):
+        compressed += [f"{cache['states_compressed']:,} of them compressed in {format_bytes(cache['compressed_bytes'])}",
                    f"{counts['restored']:,} requests began on one"]
-    if counts.get("parked_pages"):
-        parked += [f"KV of {cache['pages_parked'] * PAGE_TOKENS:,} tokens parked in "
-                   f"{format_bytes(cache['parked_kv_bytes'])}"]
-    return f" ({'; '.join(parked)})" if parked else ""
+    if counts.get("compressed_pages"):
+        compressed += [f"KV of {cache['pages_compressed'] * PAGE_TOKENS:,} tokens compressed in "
+                   f"{format_bytes(cache['compressed_kv_bytes'])}"]
+    return f" ({'; '.join(compressed)})" if compressed else ""
 
 
 def _count(value: float | None) -> str:

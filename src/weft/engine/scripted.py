@@ -17,7 +17,7 @@ cleared, a slot that holds another sequence's state or an older one of its own, 
 position, a page written under a second reader (L7), memory that changed kind without zeroing (L6), a chunk
 that ends off the grid, a wrong token fed to a decode, a budget overrun; and, because a copy carries its
 digests along, a hit on another prefix's state or page, a state at another position than the run starts at, a
-parked state or page that is put together from other pages or in another order, a page replaced by one with
+compressed state or page that is put together from other pages or in another order, a page replaced by one with
 other tokens, a copy of what was never written, a tap off the grid, outside its run or into a slot in use.
 
 The token chosen is a pure function of the tokens before it and of the sequence's seed (none when greedy):
@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from weft.engine.compressed_digests import ParkedDigests
+from weft.engine.compressed_digests import CompressedDigests
 from weft.engine.digests import EMPTY, MASK, UNWRITTEN, Digests, PlanViolation, digest, digest_of, require
 from weft.engine.executor import LateExecutor
 from weft.engine.sleep import PARTS, Part
@@ -111,7 +111,7 @@ class ScriptedExecutor(LateExecutor):
         self._readers = np.zeros(arena.page_count, dtype=np.int32)
         self._states: Digests = np.full(arena.slot_count, UNWRITTEN, dtype=np.uint64)
         self._frame_kinds = [""] * arena.frame_count
-        self._parked = ParkedDigests(arena, self._cells, self._states, self._readers, self._claim_frame)
+        self._compressed = CompressedDigests(arena, self._cells, self._states, self._readers, self._claim_frame)
 
     def sleep(self, level: int) -> None:
         """Forgets all cells and states: what is read after waking and was not written since shows."""
@@ -135,7 +135,7 @@ class ScriptedExecutor(LateExecutor):
         self._apply_rows(plan)
         for frame in plan.zero_frames:
             self._zero_frame(frame)
-        self._parked.run(plan)
+        self._compressed.run(plan)
         self._copy_slots(plan)
         self._copy_pages(plan)
         self._patch_rows(plan)

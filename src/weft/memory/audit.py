@@ -20,12 +20,12 @@ from collections.abc import Mapping, Sequence
 
 from weft.memory.books import Books
 from weft.memory.frames.arena import Arena
-from weft.memory.frames.owners import NOBODY, of_lease, of_parcel, of_parked, of_tree
+from weft.memory.frames.owners import NOBODY, of_lease, of_packed, of_compressed, of_tree
 from weft.memory.frames.packing import Item, Packing
 from weft.memory.lease import Lease
 from weft.memory.prefix.cache import PrefixCache
 from weft.memory.prefix.edge import TOKEN_BYTES
-from weft.memory.prefix.tree import PARKED, Node, NodeId, PrefixTree
+from weft.memory.prefix.tree import COMPRESSED, Node, NodeId, PrefixTree
 from weft.units import PAD, PAGE_TOKENS, FrameId, PageId, SeqId, SlotId, ceil_div
 
 
@@ -46,16 +46,16 @@ def audit(books: Books) -> None:
             books.slots.check(tap.slot, tap.epoch)
             slot_owners.add(tap.slot, of_lease(seq))
     for node in books.cache.tree.nodes():
-        parcel = books.cache.parcels.by_node.get(node.id)
+        packed = books.cache.packed_kv.by_node.get(node.id)
         for index, page in enumerate(node.pages, start=node.start // PAGE_TOKENS):
-            if parcel is None:
+            if packed is None:
                 page_owners.add(page, of_tree(node.edge.id), index, books.pages.indexes)
-        for index, page in enumerate(parcel.pages if parcel is not None else (),
-                                     start=parcel.cut if parcel is not None else 0):
-            page_owners.add(page, of_parcel(node.id), index, books.pages.indexes)
-        if node.slot == PARKED:
-            for index, page in enumerate(books.cache.parked.pages.get(node.id, ())):
-                page_owners.add(page, of_parked(node.id), index, books.pages.indexes)
+        for index, page in enumerate(packed.pages if packed is not None else (),
+                                     start=packed.cut if packed is not None else 0):
+            page_owners.add(page, of_packed(node.id), index, books.pages.indexes)
+        if node.slot == COMPRESSED:
+            for index, page in enumerate(books.cache.compressed.pages.get(node.id, ())):
+                page_owners.add(page, of_compressed(node.id), index, books.pages.indexes)
         elif node.slot != PAD:
             books.slots.check(node.slot, node.epoch)
             slot_owners.add(node.slot, of_tree(node.id))
@@ -146,12 +146,12 @@ def _audit_tree(cache: PrefixCache) -> None:
     pages = sum(len(node.pages) for node in nodes.values())
     assert tree.page_count == pages, f"the tree has {pages} pages, counted {tree.page_count}"
     states = {node.id for node in nodes.values() if node.slot != PAD}
-    parked = {node.id for node in nodes.values() if node.slot == PARKED}
-    in_slots = states - parked
+    compressed = {node.id for node in nodes.values() if node.slot == COMPRESSED}
+    in_slots = states - compressed
     assert tree.slot_count == len(in_slots), f"the tree has {len(in_slots)} slots, counted {tree.slot_count}"
     assert set(order.in_slots) == in_slots, "the order of checkpoints in slots is not that of the tree"
-    _audit_parked(cache, parked)
-    _audit_parcels(cache, nodes)
+    _audit_compressed(cache, compressed)
+    _audit_packed_kv(cache, nodes)
     assert set(order.states) == states, "the order of checkpoints is not that of the tree"
     bare = {node.id for node in nodes.values() if node.bare and node.parent is not None}
     assert set(order.bare) == bare, "the order of bare KV is not that of the tree"
@@ -159,35 +159,35 @@ def _audit_tree(cache: PrefixCache) -> None:
         assert nodes[node_id] is node, f"the order names a node {node_id} that is not in the tree"
 
 
-def _audit_parked(cache: PrefixCache, nodes: set[NodeId]) -> None:
-    parked, each = cache.parked, cache.plan.parked_pages
-    assert set(parked.pages) == nodes, "what is parked is not what the tree says"
-    for node, pages in parked.pages.items():
-        assert len(pages) == each, f"node {node} is parked in {len(pages)} pages and not {each}"
+def _audit_compressed(cache: PrefixCache, nodes: set[NodeId]) -> None:
+    compressed, each = cache.compressed, cache.plan.compressed_pages
+    assert set(compressed.pages) == nodes, "what is compressed is not what the tree says"
+    for node, pages in compressed.pages.items():
+        assert len(pages) == each, f"node {node} is compressed in {len(pages)} pages and not {each}"
     count = each * len(nodes)
-    assert parked.page_count == count, f"parked states have {count} pages, counted {parked.page_count}"
+    assert compressed.page_count == count, f"compressed states have {count} pages, counted {compressed.page_count}"
 
 
-def _audit_parcels(cache: PrefixCache, nodes: Mapping[NodeId, Node]) -> None:
-    parcels = cache.parcels
-    assert set(parcels.by_node) <= set(nodes), "the KV of a node is parked that is not in the tree"
-    for node_id, parcel in parcels.by_node.items():
-        node, name = nodes[node_id], f"the parcel of node {node_id}"
-        names = [parcel.name - at for at in range(parcel.count)]
+def _audit_packed_kv(cache: PrefixCache, nodes: Mapping[NodeId, Node]) -> None:
+    packed_kv = cache.packed_kv
+    assert set(packed_kv.by_node) <= set(nodes), "the KV of a node is compressed that is not in the tree"
+    for node_id, packed in packed_kv.by_node.items():
+        node, name = nodes[node_id], f"the packed of node {node_id}"
+        names = [packed.name - at for at in range(packed.count)]
         assert node.pages == names, f"{name} has other records than the node"
         assert not node.holds, f"{name} is read"
         assert node.kv_inexact, f"{name} is taken for exact"
-        size = parcel.skip_bytes + parcel.count * parcels.record_bytes
-        pages = ceil_div(size, parcels.page_bytes)
-        assert parcel.skip_bytes < parcels.page_bytes, f"{name} has a page with nothing in it"
-        assert len(parcel.pages) == pages, f"{name} is in {len(parcel.pages)} pages and not {pages}"
-    count = sum(len(parcel.pages) for parcel in parcels.by_node.values())
-    assert parcels.page_count == count, f"parcels have {count} pages, counted {parcels.page_count}"
-    count = sum(parcel.count for parcel in parcels.by_node.values())
-    assert parcels.record_count == count, f"parcels have {count} records, counted {parcels.record_count}"
+        size = packed.skip_bytes + packed.count * packed_kv.record_bytes
+        pages = ceil_div(size, packed_kv.page_bytes)
+        assert packed.skip_bytes < packed_kv.page_bytes, f"{name} has a page with nothing in it"
+        assert len(packed.pages) == pages, f"{name} is in {len(packed.pages)} pages and not {pages}"
+    count = sum(len(packed.pages) for packed in packed_kv.by_node.values())
+    assert packed_kv.page_count == count, f"packed_kv have {count} pages, counted {packed_kv.page_count}"
+    count = sum(packed.count for packed in packed_kv.by_node.values())
+    assert packed_kv.record_count == count, f"packed_kv have {count} records, counted {packed_kv.record_count}"
     idle = {node.id for node in nodes.values() if node.parent and not node.holds and not node.is_tail}
-    expected = idle - set(parcels.by_node) if parcels.record_bytes else set()
-    assert set(parcels.idle) == expected, "the order of what nobody reads is not that of the tree"
+    expected = idle - set(packed_kv.by_node) if packed_kv.record_bytes else set()
+    assert set(packed_kv.idle) == expected, "the order of what nobody reads is not that of the tree"
 
 
 def _audit_edges(tree: PrefixTree) -> None:

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from weft.memory.books import Books
-from weft.memory.frames.owners import NOBODY, is_parked, lease_named, name_in_tree, parcel_named, parked_named
+from weft.memory.frames.owners import NOBODY, is_compressed, lease_named, name_in_tree, packed_named, compressed_named
 from weft.memory.frames.packing import Item, Packing, Walk
 from weft.memory.prefix.tree import Node, NodeId
 from weft.memory.values import Moves, PageCopy, SlotCopy, SlotPatch, TablePatch
@@ -167,7 +167,7 @@ class Compaction:
         seq = lease_named(owner)
         if seq is not None:
             return None if seq in self._fixed.published else 1
-        for kept_for in (parked_named(owner), parcel_named(owner)):
+        for kept_for in (compressed_named(owner), packed_named(owner)):
             if kept_for is not None:
                 return None if NodeId(kept_for) in self._fixed.nodes else 0
         node = self._node_of(page)
@@ -204,7 +204,7 @@ class Compaction:
         by_seq: dict[SeqId, dict[int, PageId]] = {}
         for src, dst in self._pages.moved:
             seq = lease_named(pages.owners[src])
-            if is_parked(pages.owners[src]):
+            if is_compressed(pages.owners[src]):
                 continue
             for reader in self._readers_of(self._node_of(src)) if seq is None else [seq]:
                 by_seq.setdefault(reader, {})[pages.indexes[src]] = dst

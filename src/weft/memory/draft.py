@@ -5,7 +5,7 @@
     save    a slot for the state at a position that this step passes
     publish what a sequence has computed goes into the tree, with the states it saved
     close   the lease ends; with ``keep`` its tokens and its running slot go into the tree first
-    reclaim make room for what did not fit: move what lies badly, park or evict
+    reclaim make room for what did not fit: move what lies badly, compress or evict
     seal    the frozen sum
 
 It walks the free frames, pages and slots in the order in which they would be taken (``arena.FrameWalk``,
@@ -31,20 +31,20 @@ from weft.memory.frames.arena import FrameClaim, FrameWalk
 from weft.memory.frames.packing import Walk
 from weft.memory.frames.pressure import UNMEETABLE, Demand, Room
 from weft.memory.lease import Checkpoint, Lease
-from weft.memory.prefix.compressed_kv import KvParking, Widening
-from weft.memory.prefix.compressed_state import PARK_BYTES_PER_STEP, ParkingRoom, pages_beyond
+from weft.memory.prefix.compressed_kv import KvCompression, Unpacking
+from weft.memory.prefix.compressed_state import COMPRESS_BYTES_PER_STEP, CompressionRoom, pages_beyond
 from weft.memory.prefix.eviction import EVICTIONS_PER_STEP, Eviction, choose
 from weft.memory.prefix.sharing import Sharing
-from weft.memory.prefix.tree import NO_NODE, NO_SLOT, PARKED, Node, NodeId
+from weft.memory.prefix.tree import NO_NODE, NO_SLOT, COMPRESSED, Node, NodeId
 from weft.memory.values import (
     Extension,
     Match,
     Moves,
     Opening,
     PageCopy,
-    Park,
+    CompressState,
     Reservation,
-    Restore,
+    RestoreState,
     Saving,
     SlotCopy,
 )
@@ -72,11 +72,11 @@ class Draft:
         self._closed: dict[SeqId, None] = {}
         self._saved: list[Saving] = []
         self._published: dict[SeqId, list[Checkpoint]] = {}
-        self._widening = Widening(books.cache.parcels)
+        self._widening = Unpacking(books.cache.packed_kv)
         self._sharing = Sharing(books.cache.tree, self._widening)
         self._page_copies: list[PageCopy] = []
         self._slot_copies: list[SlotCopy] = []
-        self._restored: list[Restore] = []
+        self._restored: list[RestoreState] = []
         self._spared: set[NodeId] = set()
         self._last: tuple[NodeId, ...] = ()
         self._needed = 0, 0
@@ -87,7 +87,7 @@ class Draft:
     def open(self, seq: SeqId, match: Match, tokens: int, *, headroom_pages: int = 0) -> bool:
         """A lease with a slot and pages for ``tokens`` tokens, or False and nothing. ``headroom_pages``
         must stay free after it. What ``match`` found is read in place, and made wide for that where it is
-        parked; a checkpoint inside a page has that page copied, and its state is copied into the slot."""
+        compressed; a checkpoint inside a page has that page copied, and its state is copied into the slot."""
         self._check_current()
         assert seq not in self._books.leases, f"sequence {seq} has a lease"
         assert seq not in self._opened, f"sequence {seq} was opened in this draft"
@@ -123,9 +123,9 @@ class Draft:
         lease.shared_tokens = shared_tokens
         if anchor.is_tail and anchor.pages:
             self._page_copies.append(PageCopy(anchor.pages[0], gained[0]))
-        if anchor.slot == PARKED:
-            parked = self._books.cache.parked.pages[anchor.id]
-            self._restored.append(Restore(tuple(parked), lease.slot))
+        if anchor.slot == COMPRESSED:
+            compressed = self._books.cache.compressed.pages[anchor.id]
+            self._restored.append(RestoreState(tuple(compressed), lease.slot))
         elif lease.slot != NO_SLOT:
             self._slot_copies.append(SlotCopy(anchor.slot, lease.slot))
         self._spared.add(anchor.id)
@@ -269,27 +269,27 @@ class Draft:
         if not (chosen or moves or opened or self._closed or self._saved or self._sharing.publications):
             return Reservation(self._version, tuple(self._frames.claims), tuple(self._page_walk.taken),
                                (), (), extended, ())
-        parked, pages_parked_in, frames_parked_in = self._park(chosen)
-        tree, parcels = self._books.cache.tree, self._books.cache.parcels
+        compressed, pages_compressed_in, frames_compressed_in = self._compress(chosen)
+        tree, packed_kv = self._books.cache.tree, self._books.cache.packed_kv
         patches = tuple(patch for patch in self._sharing.patches if patch.seq not in self._closed)
         return Reservation(
             version=self._version,
-            frames=(*self._frames.claims, *frames_parked_in),
-            pages=(*self._page_walk.taken, *(copy.dst for copy in moves.pages), *pages_parked_in),
+            frames=(*self._frames.claims, *frames_compressed_in),
+            pages=(*self._page_walk.taken, *(copy.dst for copy in moves.pages), *pages_compressed_in),
             slots=(*self._slot_walk.taken, *(copy.dst for copy in moves.slots)),
             opened=opened,
             extended=extended,
             closed=tuple(self._closed),
             saved=tuple(self._saved),
             published=tuple(self._sharing.publications),
-            evicted=tuple(one for one in chosen if not one.parks),
+            evicted=tuple(one for one in chosen if not one.state_compressions),
             page_copies=(*self._page_copies, *moves.pages),
             slot_copies=(*self._slot_copies, *moves.slots),
             table_patches=(*patches, *moves.table_patches),
             moves=moves,
-            parked=parked,
+            compressed=compressed,
             restored=tuple(self._restored),
-            kv_parked=parcels.parks(tree.by_id[one.node] for one in chosen if one.what == "pages"),
+            kv_compressed=packed_kv.state_compressions(tree.by_id[one.node] for one in chosen if one.what == "pages"),
             kv_restored=tuple(self._widening.restored),
         )
 
@@ -330,10 +330,10 @@ class Draft:
 
     def _relief(self) -> tuple[list[Eviction], Moves]:
         """What is done so that the next draft has what is wanted: nothing where it is there; moves where it
-        would be if things lay well; parking or evictions where it would not."""
+        would be if things lay well; compression or evictions where it would not."""
         if self._flushed:
             return self._choose(UNMEETABLE), _NO_MOVES  # perhaps between steps, where nobody makes copies
-        room, most = self._room(), max(self._needed[0], self._reserve_pages()) + self._books.plan.parked_pages
+        room, most = self._room(), max(self._needed[0], self._reserve_pages()) + self._books.plan.compressed_pages
         if not (self._compacting or any(room.short(most, self._needed[1] + self._books.slots_ahead))):
             return [], _NO_MOVES  # the most that can be wanted is there, as in nearly every step
         pages, slots = self._wanted()
@@ -346,7 +346,7 @@ class Draft:
                 frames = room.frames_to_empty(pages, slots)
             else:
                 evictions = self._choose(demand)
-        if any(one.parks for one in evictions):
+        if any(one.state_compressions for one in evictions):
             return evictions, _NO_MOVES  # both would take the next pages, or name the same
         if self._compacting:
             frames = (self._books.plan.frame_count,) * 2
@@ -361,9 +361,9 @@ class Draft:
         if self._closed or not any(cache.evictable):
             return pages, slots
         reserve, ahead = max(pages, self._reserve_pages()), self._books.slots_ahead
-        to_park_in = self._books.plan.parked_pages if cache.order.in_slots else 0
+        to_compress_in = self._books.plan.compressed_pages if cache.order.in_slots else 0
         evictable = cache.evictable_but(self._last)
-        for wanted in ((reserve + to_park_in, slots + ahead), (reserve, slots + ahead), (reserve, slots)):
+        for wanted in ((reserve + to_compress_in, slots + ahead), (reserve, slots + ahead), (reserve, slots)):
             if not any(self._room().short(*wanted)) or self._demand(*wanted).met(*evictable):
                 return wanted
         return pages, slots
@@ -386,21 +386,21 @@ class Draft:
     def _choose(self, demand: Demand) -> list[Eviction]:
         cache, plan = self._books.cache, self._books.plan
         at_once = 0
-        if plan.parked_pages and not self._flushed:
+        if plan.compressed_pages and not self._flushed:
             room = self._page_walk.room - self._reserve_pages()
-            at_once = min(room // plan.parked_pages, max(1, PARK_BYTES_PER_STEP // plan.slot_stride_bytes))
+            at_once = min(room // plan.compressed_pages, max(1, COMPRESS_BYTES_PER_STEP // plan.slot_stride_bytes))
         return choose(cache.order, demand, ranked=cache.policy.order(cache.order.states),
                       spared=self._read(), last=self._last,
                       limit=len(cache.tree.by_id) * 2 if self._flushed else EVICTIONS_PER_STEP,
-                      parking=ParkingRoom(plan.parked_pages, at_once),
-                      parcels=KvParking(cache.parcels, parks=not self._flushed))
+                      compression=CompressionRoom(plan.compressed_pages, at_once),
+                      packed_kv=KvCompression(cache.packed_kv, state_compressions=not self._flushed))
 
-    def _park(self, chosen: list[Eviction]) -> tuple[tuple[Park, ...], list[PageId], list[FrameClaim]]:
+    def _compress(self, chosen: list[Eviction]) -> tuple[tuple[CompressState, ...], list[PageId], list[FrameClaim]]:
         """What goes from its slot into pages, those pages, and frames to claim for them."""
         nodes = [self._books.cache.tree.by_id[one.node] for one in chosen if one.what == "slot"]
-        each = self._books.plan.parked_pages
+        each = self._books.plan.compressed_pages
         pages, frames = pages_beyond(self._page_walk, self._frames, each * len(nodes))
-        return tuple(Park(node.id, node.slot, tuple(pages[at * each:(at + 1) * each]))
+        return tuple(CompressState(node.id, node.slot, tuple(pages[at * each:(at + 1) * each]))
                      for at, node in enumerate(nodes)), pages, frames
 
     def _lease(self, seq: SeqId) -> Lease:

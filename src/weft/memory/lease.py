@@ -39,7 +39,7 @@ class Lease:
     """The node that ends after ``shared_tokens``; none where that is 0."""
     taps: list[Checkpoint] = field(default_factory=list)
     inexact: bool = False
-    """It reads, or was computed from, what was parked once: so is whatever it leaves behind."""
+    """It reads, or was computed from, what was compressed once: so is whatever it leaves behind."""
 
     def move_slot(self, src: SlotId, dst: SlotId, epoch: int) -> None:
         """Its state, or that of one of its taps, is in ``dst`` from now on."""

@@ -76,15 +76,15 @@ class MemoryUsage:
     pages_shared: int = 0
     """Of ``pages_cached``, those that running sequences read: they cannot be evicted."""
     slots_cached: int = 0
-    """Of ``slots_held``, checkpoints in the prefix tree; those that are parked are in pages."""
-    states_parked: int = 0
-    parked_bytes: int = 0
-    """Of the pages, among ``pages_cached``, that ``states_parked`` checkpoints lie in."""
-    pages_parked: int = 0
-    """Pages of cached KV that are parked, in ``parked_kv_bytes`` of the pages among ``pages_cached``."""
-    parked_kv_bytes: int = 0
-    parked_kv_dtype: str | None = None
-    """What KV is parked in; None: it never is."""
+    """Of ``slots_held``, checkpoints in the prefix tree; those that are compressed are in pages."""
+    states_compressed: int = 0
+    compressed_bytes: int = 0
+    """Of the pages, among ``pages_cached``, that ``states_compressed`` checkpoints lie in."""
+    pages_compressed: int = 0
+    """Pages of cached KV that are compressed, in ``compressed_kv_bytes`` of the pages among ``pages_cached``."""
+    compressed_kv_bytes: int = 0
+    compressed_kv_dtype: str | None = None
+    """What KV is compressed in; None: it never is."""
     cached_bytes: int = 0
     """``pages_cached`` and ``slots_cached``."""
     evictable_bytes: int = 0
@@ -193,8 +193,8 @@ class Memory:
         return lease
 
     def usage(self) -> MemoryUsage:
-        plan, books, tree, parked = self.plan, self._books, self._books.cache.tree, self._books.cache.parked
-        pages_cached, parcels = books.cache.page_count, books.cache.parcels
+        plan, books, tree, compressed = self.plan, self._books, self._books.cache.tree, self._books.cache.compressed
+        pages_cached, packed_kv = books.cache.page_count, books.cache.packed_kv
         pages, slots = books.pages.packing, books.slots.packing
         free = books.arena.free_count
         page_bytes = pages.held_count * plan.page_bytes
@@ -220,11 +220,11 @@ class Memory:
             pages_cached=pages_cached,
             pages_shared=tree.held_page_count,
             slots_cached=tree.slot_count,
-            states_parked=len(parked),
-            parked_bytes=parked.page_count * plan.page_bytes,
-            pages_parked=parcels.record_count,
-            parked_kv_bytes=parcels.page_count * plan.page_bytes,
-            parked_kv_dtype=plan.parked_kv_dtype if plan.parked_kv_bytes else None,
+            states_compressed=len(compressed),
+            compressed_bytes=compressed.page_count * plan.page_bytes,
+            pages_compressed=packed_kv.record_count,
+            compressed_kv_bytes=packed_kv.page_count * plan.page_bytes,
+            compressed_kv_dtype=plan.compressed_kv_dtype if plan.compressed_kv_bytes else None,
             cached_bytes=pages_cached * plan.page_bytes + tree.slot_count * plan.slot_stride_bytes,
             evictable_bytes=books.cache.evictable_bytes,
             cache_nodes=len(tree.by_id),

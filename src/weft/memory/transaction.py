@@ -32,11 +32,11 @@ from weft.memory.frames.arena import Arena, FrameKind
 from weft.memory.frames.owners import (
     lease_named,
     of_lease,
-    of_parcel,
-    of_parked,
+    of_packed,
+    of_compressed,
     of_tree,
-    parcel_named,
-    parked_named,
+    packed_named,
+    compressed_named,
 )
 from weft.memory.lease import Lease
 from weft.memory.prefix.cache import Freed
@@ -76,12 +76,12 @@ def apply(books: Books, reservation: Reservation) -> None:
         books.slots.give(saving.checkpoint.slot, of_lease(saving.seq))
     for seq in reservation.closed:
         _close(books, books.leases.pop(seq))
-    for park in reservation.parked:
-        books.pages.give(park.pages, of_parked(park.node), 0)
-        _give_back(books, books.cache.park(park.node, park.pages))
-    for kv_park in reservation.kv_parked:
-        books.pages.give(kv_park.pages[:kv_park.kept], of_parcel(kv_park.node), 0)
-        _give_back(books, books.cache.park_kv(kv_park))
+    for compress in reservation.compressed:
+        books.pages.give(compress.pages, of_compressed(compress.node), 0)
+        _give_back(books, books.cache.compress(compress.node, compress.pages))
+    for kv_compress in reservation.kv_compressed:
+        books.pages.give(kv_compress.pages[:kv_compress.kept], of_packed(kv_compress.node), 0)
+        _give_back(books, books.cache.compress_kv(kv_compress))
     for eviction in reservation.evicted:
         _give_back(books, books.cache.evict(eviction))
     books.version += 1
@@ -93,13 +93,13 @@ def _move(books: Books, moves: Moves) -> None:
     left = Freed([copy.src for copy in moves.pages])
     for page in moves.pages:
         owner, index = pages.owners[page.src], pages.indexes[page.src]
-        seq, parked, parcel = lease_named(owner), parked_named(owner), parcel_named(owner)
+        seq, compressed, packed = lease_named(owner), compressed_named(owner), packed_named(owner)
         if seq is not None:
             books.leases[seq].pages[index] = page.dst
-        elif parked is not None:
-            books.cache.parked.pages[NodeId(parked)][index] = page.dst
-        elif parcel is not None:
-            books.cache.parcels.by_node[NodeId(parcel)].move(index, page.dst)
+        elif compressed is not None:
+            books.cache.compressed.pages[NodeId(compressed)][index] = page.dst
+        elif packed is not None:
+            books.cache.packed_kv.by_node[NodeId(packed)].move(index, page.dst)
         else:
             tree.replace_page(owner, index, page.dst)
         pages.give([page.dst], owner, index)

@@ -12,7 +12,7 @@ from typing import Literal
 
 from weft.memory.frames.arena import FrameClaim
 from weft.memory.lease import Checkpoint
-from weft.memory.prefix.compressed_kv import KvPark, KvRestore
+from weft.memory.prefix.compressed_kv import CompressKv, RestoreKv
 from weft.memory.prefix.eviction import Eviction
 from weft.memory.prefix.tree import NO_NODE, NodeId
 from weft.units import PAD, FrameId, PageId, SeqId, SlotId
@@ -68,7 +68,7 @@ class Match:
     """What is there of a prompt already: ``cached_tokens`` need not be computed. ``kv_tokens``: how far KV
     matches; beyond ``cached_tokens`` it is a place worth a checkpoint, not a hit. ``anchor`` and
     ``version`` are for ``Draft.open``. ``restore_pages``: what opening on it takes besides, as KV on the way
-    is parked."""
+    is compressed."""
 
     cached_tokens: int = 0
     lost: Lost = Lost()
@@ -130,7 +130,7 @@ class SlotCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class Park:
+class CompressState:
     """Before anything is computed, the state in ``slot``, the checkpoint of ``node``, goes to ``pages`` in
     8 bits."""
 
@@ -140,8 +140,8 @@ class Park:
 
 
 @dataclass(frozen=True, slots=True)
-class Restore:
-    """Before anything is computed, the state that is parked in ``pages`` goes to ``slot``, whose run is not
+class RestoreState:
+    """Before anything is computed, the state that is compressed in ``pages`` goes to ``slot``, whose run is not
     fresh."""
 
     pages: tuple[PageId, ...]
@@ -210,7 +210,7 @@ class Reservation:
     say who gets which. ``frames`` are claimed first; ``closed`` leases are given back, and what is
     ``evicted`` with them, last.
 
-    For the step itself, in this order and before anything is computed: ``zero_frames``, what is parked and
+    For the step itself, in this order and before anything is computed: ``zero_frames``, what is compressed and
     restored, the copies, the patches of the page table.
     """
 
@@ -228,10 +228,10 @@ class Reservation:
     slot_copies: tuple[SlotCopy, ...] = ()
     table_patches: tuple[TablePatch, ...] = ()
     moves: Moves = Moves()
-    parked: tuple[Park, ...] = ()
-    restored: tuple[Restore, ...] = ()
-    kv_parked: tuple[KvPark, ...] = ()
-    kv_restored: tuple[KvRestore, ...] = ()
+    compressed: tuple[CompressState, ...] = ()
+    restored: tuple[RestoreState, ...] = ()
+    kv_compressed: tuple[CompressKv, ...] = ()
+    kv_restored: tuple[RestoreKv, ...] = ()
 
     @property
     def zero_frames(self) -> tuple[FrameId, ...]:

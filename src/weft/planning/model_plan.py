@@ -20,7 +20,7 @@ from weft.config import EngineConfig
 from weft.errors import ConfigError
 from weft.families import read_architecture
 from weft.families.architecture import Architecture
-from weft.memory.frames.plan import KEPT_SHARE, ArenaPlan, fit_sizes, memory_for, plan_arena, with_parked_kv
+from weft.memory.frames.plan import KEPT_SHARE, ArenaPlan, fit_sizes, memory_for, plan_arena, with_compressed_kv
 from weft.planning.layouts import Frames, Layout, Load, all_layouts, draft_log_bytes
 from weft.planning.ranks import possible_tps, rank_architecture
 from weft.planning.weights import Weights, count_weights, form_of
@@ -105,24 +105,24 @@ class ModelPlan:
         return self.arena.slot_stride_bytes // self.kv_token_bytes if self.kv_token_bytes else 0
 
     @property
-    def parked_bytes(self) -> int:
+    def compressed_bytes(self) -> int:
         """Of a kept state in 8 bits (``--no-exact``): 0 where that would save little."""
-        return self._parking.parked_bytes
+        return self._compression.compressed_bytes
 
     @property
-    def parked_kv_token_bytes(self) -> float:
-        """Of the KV of a token in 8 bits (``--no-exact``): 0 where KV is never parked."""
-        return self._parking.parked_kv_bytes / self.arena.page_tokens
+    def compressed_kv_token_bytes(self) -> float:
+        """Of the KV of a token in 8 bits (``--no-exact``): 0 where KV is never compressed."""
+        return self._compression.compressed_kv_bytes / self.arena.page_tokens
 
     @property
-    def parked4_kv_token_bytes(self) -> float:
-        """The same in 4 bits (``--park-kv int4``)."""
-        return with_parked_kv(self._parking, "int4").parked_kv_bytes / self.arena.page_tokens
+    def compressed4_kv_token_bytes(self) -> float:
+        """The same in 4 bits (``--compress-kv int4``)."""
+        return with_compressed_kv(self._compression, "int4").compressed_kv_bytes / self.arena.page_tokens
 
     @property
-    def _parking(self) -> ArenaPlan:
+    def _compression(self) -> ArenaPlan:
         memory_bytes = self.arena.arena_bytes or _AMPLE_BYTES
-        return plan_arena(self.spec, memory_bytes, kv_dtype=self.arena.kv_dtype, park=True)
+        return plan_arena(self.spec, memory_bytes, kv_dtype=self.arena.kv_dtype, compress=True)
 
 
 def make_plan(name: str, config: Mapping[str, Any], asked: Asked) -> ModelPlan:

@@ -42,8 +42,8 @@ import numpy.typing as npt
 import torch
 
 from weft.memory.frames.plan import ArenaPlan
-from weft.runner.compressed_kv import park_kv, restore_kv
-from weft.runner.compressed_state import park_states, restore_states
+from weft.runner.compressed_kv import compress_kv, restore_kv
+from weft.runner.compressed_state import compress_states, restore_states
 from weft.runner.staging import Staged
 from weft.tensor import gpu
 from weft.tensor.inputs import LayerCache
@@ -51,12 +51,12 @@ from weft.tensor.views import build_layer_caches
 from weft.units import ceil_div, format_bytes
 
 if TYPE_CHECKING:
-    from weft.runner.arena_kernels import ParkingTable
+    from weft.runner.arena_kernels import CompressionTable
     from weft.runner.compressed_kv_kernels import BlockTable
 
 Int32s = npt.NDArray[np.int32]
 Items = Sequence[int] | Int32s | Staged
-"""Ids: [k] of frames, pages or slots, or [k, 1 + pages] of a slot and pages, or [k, 4] of parked KV."""
+"""Ids: [k] of frames, pages or slots, or [k, 1 + pages] of a slot and pages, or [k, 4] of compressed KV."""
 
 NAN_BYTE = 0xFF
 _ALIGNED_BYTES = 4096
@@ -70,8 +70,8 @@ class DeviceArena:
     def __init__(self, plan: ArenaPlan, device: torch.device) -> None:
         self.plan = plan
         self.device = device
-        self._parking: ParkingTable | None = None
-        self._parcels: BlockTable | None = None
+        self._compression: CompressionTable | None = None
+        self._packed_kv: BlockTable | None = None
         self.allocate()
 
     def allocate(self) -> None:
@@ -136,53 +136,53 @@ class DeviceArena:
         """[k] page ids each; no destination twice."""
         self._copy(sources, destinations, self.plan.page_bytes)
 
-    def park(self, parks: Items) -> None:
+    def compress(self, state_compressions: Items) -> None:
         """[k, 1 + pages] of a slot and the pages that its state goes to, in 8 bits."""
-        self._park(parks, restore=False)
+        self._compress(state_compressions, restore=False)
 
-    def restore(self, restores: Items) -> None:
+    def restore(self, state_restores: Items) -> None:
         """[k, 1 + pages] of a slot and the pages that its state comes from."""
-        self._park(restores, restore=True)
+        self._compress(state_restores, restore=True)
 
-    def park_kv(self, parks: Items) -> None:
+    def compress_kv(self, state_compressions: Items) -> None:
         """[k, 4] of a page, the two pages that its record goes to, in 8 bits, and where it begins there."""
-        self._park_kv(parks, restore=False)
+        self._compress_kv(state_compressions, restore=False)
 
-    def restore_kv(self, restores: Items) -> None:
+    def restore_kv(self, state_restores: Items) -> None:
         """[k, 4] of a page, and where its record comes from."""
-        self._park_kv(restores, restore=True)
+        self._compress_kv(state_restores, restore=True)
 
-    def _park_kv(self, records: Items, *, restore: bool) -> None:
+    def _compress_kv(self, records: Items, *, restore: bool) -> None:
         there = _on_host(records)
         if not there.size:
             return
-        assert (there >= 0).all(), "PAD is parked"
-        assert there[:, :3].max() < self.plan.page_count, "KV is parked outside the arena"
+        assert (there >= 0).all(), "PAD is compressed"
+        assert there[:, :3].max() < self.plan.page_count, "KV is compressed outside the arena"
         records_K4 = self._on_device(records)
         if not gpu.fits(self.buffer):
-            (restore_kv if restore else park_kv)(self.buffer, self.plan, records_K4)
+            (restore_kv if restore else compress_kv)(self.buffer, self.plan, records_K4)
             return
-        from weft.runner import compressed_kv_kernels as parcel_kernels
+        from weft.runner import compressed_kv_kernels as packed_kernels
 
-        if self._parcels is None:
-            self._parcels = parcel_kernels.BlockTable(self.plan, self.buffer.device)
-        parcel_kernels.park(self.buffer, self.plan, self._parcels, records_K4, restore=restore)
+        if self._packed_kv is None:
+            self._packed_kv = packed_kernels.BlockTable(self.plan, self.buffer.device)
+        packed_kernels.compress(self.buffer, self.plan, self._packed_kv, records_K4, restore=restore)
 
-    def _park(self, states: Items, *, restore: bool) -> None:
+    def _compress(self, states: Items, *, restore: bool) -> None:
         there = _on_host(states)
         if not there.size:
             return
-        assert there.shape[1] == 1 + self.plan.parked_pages, "a parked state of another geometry"
-        assert (there >= 0).all(), "PAD is parked"
+        assert there.shape[1] == 1 + self.plan.compressed_pages, "a compressed state of another geometry"
+        assert (there >= 0).all(), "PAD is compressed"
         states_KP = self._on_device(states)
         if not gpu.fits(self.buffer):
-            (restore_states if restore else park_states)(self.buffer, self.plan, states_KP)
+            (restore_states if restore else compress_states)(self.buffer, self.plan, states_KP)
             return
         from weft.runner import arena_kernels
 
-        if self._parking is None:
-            self._parking = arena_kernels.ParkingTable(self.plan, self.buffer.device)
-        arena_kernels.park(self.buffer, self.plan, self._parking, states_KP, restore=restore)
+        if self._compression is None:
+            self._compression = arena_kernels.CompressionTable(self.plan, self.buffer.device)
+        arena_kernels.compress(self.buffer, self.plan, self._compression, states_KP, restore=restore)
 
     def _copy(self, sources: Items, destinations: Items, stride_bytes: int) -> None:
         from_, to = _on_host(sources), _on_host(destinations)

@@ -1,8 +1,8 @@
-"""The arena's own work on a GPU, one launch each: fill frames, copy slots or pages, park and restore states.
+"""The arena's own work on a GPU, one launch each: fill frames, copy slots or pages, compress and restore states.
 
     fill      program (item, block)     words of item i at i x stride               a byte, 8 times in a word
     copy      program (item, block)     item a -> item b
-    park      program (piece, state)    rows of a slot -> codes and scales in pages      restore: the way back
+    compress      program (piece, state)    rows of a slot -> codes and scales in pages      restore: the way back
 
 The arena is seen as 64-bit words: everything in it is aligned to 256 bytes. Addresses are 64 bits wide, as an
 arena is larger than 2^31 of anything. PAD as an item means no work (L4).
@@ -11,7 +11,7 @@ A copy reads every source before it writes anything. Where no destination is als
 place to place is that already. Where one is (a moves to b while b moves to c), the programs of one launch
 would race, so there are two: out to scratch memory, and in from there.
 
-A parked state is scattered over pages, so each of its bytes is looked up: byte b of parked state k is at
+A compressed state is scattered over pages, so each of its bytes is looked up: byte b of compressed state k is at
 ``pages[k, b // page_bytes] * page_bytes + b % page_bytes``. A row's codes may lie on two pages; no number
 does. A *piece* is what one program takes: some rows of an accumulator, or some words of a field that is kept
 as it is; the pieces of a geometry are one table on the device, made once.
@@ -37,7 +37,7 @@ Int64s = npt.NDArray[np.int64]
 WORD_BYTES = 8
 BLOCK_WORDS = 2048
 PIECE_NUMBERS = 4096
-"""Numbers that one program of a park takes, at most."""
+"""Numbers that one program of a compress takes, at most."""
 _TL_TYPES = {"float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16}
 
 
@@ -74,22 +74,22 @@ def codes_of(wide_RC, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _parked_address(pages, offset, page_bytes, inside):
-    """Where in the arena byte ``offset`` of a parked state is (which has fewer than 2^31)."""
+def _compressed_address(pages, offset, page_bytes, inside):
+    """Where in the arena byte ``offset`` of a compressed state is (which has fewer than 2^31)."""
     offset = offset.to(tl.int32)
     page = tl.load(pages + offset // page_bytes, mask=inside, other=0).to(tl.int64)
     return page * page_bytes + offset % page_bytes
 
 
 @triton.jit
-def _park_kernel(arena, states, states_stride, pieces, page_bytes, slot_bytes, STATE: tl.constexpr,
+def _compress_kernel(arena, states, states_stride, pieces, page_bytes, slot_bytes, STATE: tl.constexpr,
                  UNIT: tl.constexpr, UNIT_BYTES: tl.constexpr, RESTORE: tl.constexpr, ROWS: tl.constexpr,
                  COLUMNS: tl.constexpr):
     state = states + tl.program_id(1).to(tl.int64) * states_stride
     slot = tl.load(state).to(tl.int64)
     pages = state + 1
     piece = pieces + tl.program_id(0).to(tl.int64) * 5
-    slot_at, parked_at, scales_at = tl.load(piece), tl.load(piece + 1), tl.load(piece + 2)
+    slot_at, compressed_at, scales_at = tl.load(piece), tl.load(piece + 1), tl.load(piece + 2)
     count, width = tl.load(piece + 3), tl.load(piece + 4)
     row = tl.arange(0, ROWS)
     column = tl.arange(0, COLUMNS)
@@ -98,9 +98,9 @@ def _park_kernel(arena, states, states_stride, pieces, page_bytes, slot_bytes, S
         inside_RC = (row[:, None] < count) & (column[None, :] < width)
         at_RC = row[:, None] * width + column[None, :]
         values_RC = in_slot.to(tl.pointer_type(STATE)) + at_RC
-        codes_RC = arena + _parked_address(pages, parked_at + at_RC, page_bytes, inside_RC)
+        codes_RC = arena + _compressed_address(pages, compressed_at + at_RC, page_bytes, inside_RC)
         codes_RC = codes_RC.to(tl.pointer_type(tl.int8))
-        scales_R = arena + _parked_address(pages, scales_at + row.to(tl.int64) * 4, page_bytes, row < count)
+        scales_R = arena + _compressed_address(pages, scales_at + row.to(tl.int64) * 4, page_bytes, row < count)
         scales_R = scales_R.to(tl.pointer_type(tl.float32))
         if RESTORE:
             scale_R = tl.load(scales_R, mask=row < count, other=0.0)
@@ -114,8 +114,8 @@ def _park_kernel(arena, states, states_stride, pieces, page_bytes, slot_bytes, S
     else:
         word_RC = row[:, None].to(tl.int64) * COLUMNS + column[None, :]
         kept_RC = word_RC < count
-        offset_RC = parked_at + word_RC * UNIT_BYTES
-        there_RC = arena + _parked_address(pages, offset_RC, page_bytes, kept_RC)
+        offset_RC = compressed_at + word_RC * UNIT_BYTES
+        there_RC = arena + _compressed_address(pages, offset_RC, page_bytes, kept_RC)
         there_RC = there_RC.to(tl.pointer_type(UNIT))
         here_RC = in_slot.to(tl.pointer_type(UNIT)) + word_RC
         if RESTORE:
@@ -148,43 +148,43 @@ def copy(words: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, item
                        BLOCK=BLOCK_WORDS)
 
 
-class ParkingTable:
-    """The pieces of ``plan``'s parked states on ``device``: int64 [pieces, 5] of the offset in the slot, the
-    offset in the parked state, that of its scales (negative: kept as it is), rows or words, and columns."""
+class CompressionTable:
+    """The pieces of ``plan``'s compressed states on ``device``: int64 [pieces, 5] of the offset in the slot, the
+    offset in the compressed state, that of its scales (negative: kept as it is), rows or words, and columns."""
 
     def __init__(self, plan: ArenaPlan, device: torch.device) -> None:
-        coded = [parked for parked in plan.parked_fields if parked.scale_offset_bytes is not None]
-        dtypes = {parked.field.dtype for parked in coded}
+        coded = [compressed for compressed in plan.compressed_fields if compressed.scale_offset_bytes is not None]
+        dtypes = {compressed.field.dtype for compressed in coded}
         assert len(dtypes) <= 1, "accumulators of one model are kept in one dtype"
         self.state_dtype = dtypes.pop() if dtypes else "float32"
-        widest = max((parked.field.shape[-1] for parked in coded), default=1)
+        widest = max((compressed.field.shape[-1] for compressed in coded), default=1)
         self.columns = max(16, triton.next_power_of_2(widest))
         self.rows = max(1, PIECE_NUMBERS // self.columns)
-        plain = [_field_bytes(parked.field.shape, parked.field.dtype) for parked in plan.parked_fields
-                 if parked.scale_offset_bytes is None]
+        plain = [_field_bytes(compressed.field.shape, compressed.field.dtype) for compressed in plan.compressed_fields
+                 if compressed.scale_offset_bytes is None]
         self.unit_bytes = 4 if all(size % 4 == 0 for size in plain) else 1
         self.pieces = torch.from_numpy(self._cut(plan)).to(device)
 
     def _cut(self, plan: ArenaPlan) -> Int64s:
         found = []
-        for parked in plan.parked_fields:
-            field, scales_at = parked.field, parked.scale_offset_bytes
+        for compressed in plan.compressed_fields:
+            field, scales_at = compressed.field, compressed.scale_offset_bytes
             width = field.shape[-1]
             if scales_at is None:
                 step = self.rows * self.columns
                 words = _field_bytes(field.shape, field.dtype) // self.unit_bytes
                 first = np.arange(0, words, step)
-                slot_step = parked_step = self.unit_bytes
+                slot_step = compressed_step = self.unit_bytes
                 scale_at = np.full(len(first), -1)
                 count = np.minimum(step, words - first)
             else:
                 rows = int(np.prod(field.shape[:-1]))
                 first = np.arange(0, rows, self.rows)
-                slot_step, parked_step = width * _ITEM_BYTES[field.dtype], width
+                slot_step, compressed_step = width * _ITEM_BYTES[field.dtype], width
                 scale_at = scales_at + first * 4
                 count = np.minimum(self.rows, rows - first)
             found.append(np.stack([field.offset_bytes + first * slot_step,
-                                   parked.offset_bytes + first * parked_step, scale_at, count,
+                                   compressed.offset_bytes + first * compressed_step, scale_at, count,
                                    np.full(len(first), width)], axis=1))
         return np.concatenate(found).astype(np.int64)
 
@@ -196,12 +196,12 @@ def _field_bytes(shape: tuple[int, ...], dtype: str) -> int:
     return int(np.prod(shape)) * _ITEM_BYTES[dtype]
 
 
-def park(arena: torch.Tensor, plan: ArenaPlan, table: ParkingTable, states: torch.Tensor, *,
+def compress(arena: torch.Tensor, plan: ArenaPlan, table: CompressionTable, states: torch.Tensor, *,
          restore: bool) -> None:
-    """``states`` (int64 [k, 1 + pages]): slots, and the pages of their parked form. ``arena``: uint8,
+    """``states`` (int64 [k, 1 + pages]): slots, and the pages of their compressed form. ``arena``: uint8,
     all of it."""
     grid = (table.pieces.shape[0], states.shape[0])
-    _park_kernel[grid](
+    _compress_kernel[grid](
         arena, states, states.stride(0), table.pieces, plan.page_bytes, plan.slot_stride_bytes,
         STATE=_TL_TYPES[table.state_dtype], UNIT=tl.int32 if table.unit_bytes == 4 else tl.int8,
         UNIT_BYTES=table.unit_bytes, RESTORE=restore, ROWS=table.rows, COLUMNS=table.columns)
@@ -217,13 +217,13 @@ def compilations() -> list[Compilation]:
     made += [Compilation(f"copy from_scratch={in_} to_scratch={out}", _copy_kernel, ids,
                          {"FROM_SCRATCH": in_, "TO_SCRATCH": out, "BLOCK": BLOCK_WORDS})
              for in_, out in ((False, False), (False, True), (True, False))]
-    parking = {"arena": "*u8", "states": "*i64", "states_stride": "i32", "pieces": "*i64",
+    compression = {"arena": "*u8", "states": "*i64", "states_stride": "i32", "pieces": "*i64",
                "page_bytes": "i32", "slot_bytes": "i32"}
-    parking |= dict.fromkeys(("STATE", "UNIT", "UNIT_BYTES", "RESTORE", "ROWS", "COLUMNS"), "constexpr")
+    compression |= dict.fromkeys(("STATE", "UNIT", "UNIT_BYTES", "RESTORE", "ROWS", "COLUMNS"), "constexpr")
     for dtype, columns in (("float32", 128), ("bfloat16", 128), ("float16", 128), ("float32", 16)):
         for restore in (False, True):
             made.append(Compilation(
-                f"{'restore' if restore else 'park'} {dtype} rows of {columns}", _park_kernel, parking,
+                f"{'restore' if restore else 'compress'} {dtype} rows of {columns}", _compress_kernel, compression,
                 {"STATE": _TL_TYPES[dtype], "UNIT": tl.int32, "UNIT_BYTES": 4, "RESTORE": restore,
                  "ROWS": PIECE_NUMBERS // columns, "COLUMNS": columns}))
     return made

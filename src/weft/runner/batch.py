@@ -4,12 +4,12 @@ Persistent, per row of the executor:    page table int32 [rows + 1, pages], PAD 
                                         prompts of the sequences that asked for prompt logprobs
                                         the token it chose last, int64 [rows + 1]
 Per step, in one staging buffer:        tokens, positions, starts, slots, contexts, rows, what to sample,
-                                        table writes, frames to zero, parks, copies, the table of runs
+                                        table writes, frames to zero, state_compressions, copies, the table of runs
 
 ``apply`` stages all that the step brings to the device, sends it in one copy (``staging``), and brings the
 rows and the arena up to date, in the order the plan promises (L5, L6):
 
-    rows_cleared -> admissions -> table_writes, table_patches -> zero_frames -> parks, restores, of states
+    rows_cleared -> admissions -> table_writes, table_patches -> zero_frames -> state_compressions, state_restores, of states
                                                            and of KV -> slot_copies, page_copies
 
 ``build`` makes the inputs of what was sent. Decodes come first, so that is where padding goes: up to
@@ -119,9 +119,9 @@ class _Memory:
     cleared: Staged | None = None
     table_writes: tuple[Staged, ...] = ()
     zero_frames: Staged | None = None
-    parks: Staged | None = None
-    restores: Staged | None = None
-    kv_parks: Staged | None = None
+    state_compressions: Staged | None = None
+    state_restores: Staged | None = None
+    kv_compressions: Staged | None = None
     kv_restores: Staged | None = None
     slot_copies: Staged | None = None
     page_copies: Staged | None = None
@@ -185,10 +185,10 @@ class BatchBuilder:
         arena.zero_frames(memory.zero_frames or plan.zero_frames)
         if not _moves(plan):
             return
-        arena.park(memory.parks or plan.parks)
-        arena.restore(memory.restores or plan.restores)
+        arena.compress(memory.state_compressions or plan.state_compressions)
+        arena.restore(memory.restores or plan.state_restores)
         arena.restore_kv(memory.kv_restores or plan.kv_restores)
-        arena.park_kv(memory.kv_parks or plan.kv_parks)
+        arena.compress_kv(memory.kv_compressions or plan.kv_compressions)
         arena.copy_slots(*_pair(memory.slot_copies, plan.slot_copies))
         arena.copy_pages(*_pair(memory.page_copies, plan.page_copies))
 
@@ -246,8 +246,8 @@ class BatchBuilder:
             cleared=ids(plan.rows_cleared),
             table_writes=tuple(one for one in map(staged, (plan.table_writes, plan.table_patches))
                                if one is not None),
-            zero_frames=ids(plan.zero_frames), parks=staged(plan.parks), restores=staged(plan.restores),
-            kv_parks=staged(plan.kv_parks), kv_restores=staged(plan.kv_restores),
+            zero_frames=ids(plan.zero_frames), state_compressions=staged(plan.state_compressions), state_restores=staged(plan.state_restores),
+            kv_compressions=staged(plan.kv_compressions), kv_restores=staged(plan.kv_restores),
             slot_copies=staged(plan.slot_copies), page_copies=staged(plan.page_copies))
 
     def _apply_rows(self, memory: _Memory) -> None:
@@ -377,7 +377,7 @@ class BatchBuilder:
 
 def _moves(plan: StepPlan) -> bool:
     """Whether bytes of the arena go elsewhere in it before the step is computed."""
-    return bool(plan.parks.size or plan.restores.size or plan.kv_parks.size or plan.kv_restores.size
+    return bool(plan.state_compressions.size or plan.state_restores.size or plan.kv_compressions.size or plan.kv_restores.size
                 or plan.slot_copies.size or plan.page_copies.size)
 
 

@@ -12,7 +12,7 @@ float32 scale for each block, head and token: rounding is that of ``ops.state_co
 int4 it has rows, those of K of one channel and of V of one token, with a least number and a step for each:
 that is ``ops.nibble_codes``.
 
-This is the form for every device; on a GPU ``parcel_kernels`` does the same in two launches for a group, or
+This is the form for every device; on a GPU ``packed_kernels`` does the same in two launches for a group, or
 three.
 """
 
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import torch
 
-from weft.memory.frames.plan import PARKED_KV_ALIGN, PARKED_SCALE_BYTES, ArenaPlan
+from weft.memory.frames.plan import COMPRESSED_KV_ALIGN, COMPRESSED_SCALE_BYTES, ArenaPlan
 from weft.tensor.layout import DTYPES
 from weft.tensor.ops.nibble_codes import decode_nibbles, encode_nibbles
 from weft.tensor.ops.state_codes import decode_state, encode_state
@@ -63,7 +63,7 @@ class Block(NamedTuple):
         self.pages.index_copy_(0, pages, _as_in_page(wide_K, self.pages, self.is_k))
 
 
-def park_kv(buffer: torch.Tensor, plan: ArenaPlan, records: torch.Tensor) -> None:
+def compress_kv(buffer: torch.Tensor, plan: ArenaPlan, records: torch.Tensor) -> None:
     """``buffer``: the arena's bytes. ``records`` int64 [k, 4]."""
     for rows, staging in _groups(buffer, plan, records):
         for block in _blocks(buffer, staging, plan):
@@ -83,19 +83,19 @@ def _groups(buffer: torch.Tensor, plan: ArenaPlan,
             records: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     for first in range(0, len(records), GROUP):
         rows = records[first:first + GROUP]
-        yield rows, torch.zeros(len(rows) * plan.parked_kv_bytes, dtype=torch.uint8, device=buffer.device)
+        yield rows, torch.zeros(len(rows) * plan.compressed_kv_bytes, dtype=torch.uint8, device=buffer.device)
 
 
 def _blocks(buffer: torch.Tensor, staging: torch.Tensor, plan: ArenaPlan) -> Iterator[Block]:
-    record_bytes = plan.parked_kv_bytes
+    record_bytes = plan.compressed_kv_bytes
     count = staging.numel() // record_bytes
-    nibbles = plan.parked_kv_dtype == "int4"
-    for parked in plan.parked_kv_fields:
-        field = parked.field
+    nibbles = plan.compressed_kv_dtype == "int4"
+    for compressed in plan.compressed_kv_fields:
+        field = compressed.field
         views = kv_views(buffer, page_bytes=plan.page_bytes, page_count=plan.page_count,
                          k_offset_bytes=field.k_offset_bytes, v_offset_bytes=field.v_offset_bytes,
                          kv_heads=field.kv_heads, head_dim=field.head_dim, dtype=DTYPES[plan.kv_dtype])
-        heads, at, scales_at = field.kv_heads, parked.offset_bytes, parked.scale_offset_bytes
+        heads, at, scales_at = field.kv_heads, compressed.offset_bytes, compressed.scale_offset_bytes
         for block, is_k in zip(views, (True, False), strict=True):
             if block is None:
                 continue
@@ -108,7 +108,7 @@ def _blocks(buffer: torch.Tensor, staging: torch.Tensor, plan: ArenaPlan) -> Ite
                                   dtype=torch.bfloat16 if nibbles else torch.float32)
             yield Block(block, codes, scales, is_k)
             at += codes[0].numel()
-            scales_at += heads * rows * PARKED_SCALE_BYTES
+            scales_at += heads * rows * COMPRESSED_SCALE_BYTES
 
 
 def _by_token(block_K: torch.Tensor, is_k: bool) -> torch.Tensor:
@@ -127,13 +127,13 @@ def _as_in_page(by_token_K: torch.Tensor, block: torch.Tensor, is_k: bool) -> to
 
 
 def _units(memory: torch.Tensor) -> torch.Tensor:
-    return memory.view(-1, PARKED_KV_ALIGN)
+    return memory.view(-1, COMPRESSED_KV_ALIGN)
 
 
 def _places(plan: ArenaPlan, rows: torch.Tensor) -> torch.Tensor:
     """int64: which units of the arena the records of ``rows`` are, one after another."""
-    in_page = plan.page_bytes // PARKED_KV_ALIGN
-    units = torch.arange(plan.parked_kv_bytes // PARKED_KV_ALIGN, device=rows.device)
-    at = rows[:, 3:] // PARKED_KV_ALIGN + units
+    in_page = plan.page_bytes // COMPRESSED_KV_ALIGN
+    units = torch.arange(plan.compressed_kv_bytes // COMPRESSED_KV_ALIGN, device=rows.device)
+    at = rows[:, 3:] // COMPRESSED_KV_ALIGN + units
     page = torch.where(at < in_page, rows[:, 1:2], rows[:, 2:3])
     return (page * in_page + at % in_page).flatten()

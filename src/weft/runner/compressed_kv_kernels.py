@@ -1,10 +1,10 @@
-"""Parked KV on a GPU: two launches for a group of pages in int8, three in int4; the twin is ``parcels``.
+"""Compressed KV on a GPU: two launches for a group of pages in int8, three in int4; the twin is ``packed_kv``.
 
-    park      program (block, record)   a head of a K or V block -> codes and scales in scratch
+    compress      program (block, record)   a head of a K or V block -> codes and scales in scratch
               program (piece, record)   scratch -> where the record lies on its two pages
     restore   the same, the other way about
 
-Two, because pages are parked in place: a record goes to a page that another program may still have to read.
+Two, because pages are compressed in place: a record goes to a page that another program may still have to read.
 Scratch memory has GROUP records at most. Addresses are 64 bits wide. PAD in place of a page means no work
 (L4).
 
@@ -23,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from weft.memory.frames.plan import PARKED_SCALE_BYTES, ArenaPlan
+from weft.memory.frames.plan import COMPRESSED_SCALE_BYTES, ArenaPlan
 from weft.runner.arena_kernels import codes_of
 from weft.runner.compressed_kv import GROUP
 from weft.spec import ITEM_BYTES
@@ -162,10 +162,10 @@ class BlockTable:
 
     def __init__(self, plan: ArenaPlan, device: torch.device) -> None:
         rows = []
-        nibbles = plan.parked_kv_dtype == "int4"
+        nibbles = plan.compressed_kv_dtype == "int4"
         for block in (0, 1):
-            for parked in plan.parked_kv_fields:
-                field = parked.field
+            for compressed in plan.compressed_kv_fields:
+                field = compressed.field
                 offset = (field.k_offset_bytes, field.v_offset_bytes)[block]
                 size = PAGE_TOKENS * field.head_dim
                 scales = (field.head_dim if nibbles else PAGE_TOKENS, PAGE_TOKENS)
@@ -174,18 +174,18 @@ class BlockTable:
                     scales_at = field.kv_heads * scales[0] * block + head * scales[block]
                     codes_at = (block * field.kv_heads + head) * size // (2 if nibbles else 1)
                     rows.append((offset + head * size * ITEM_BYTES[plan.kv_dtype],
-                                 parked.offset_bytes + codes_at,
-                                 parked.scale_offset_bytes + scales_at * PARKED_SCALE_BYTES, field.head_dim,
+                                 compressed.offset_bytes + codes_at,
+                                 compressed.scale_offset_bytes + scales_at * COMPRESSED_SCALE_BYTES, field.head_dim,
                                  block))
         self.channels = triton.next_power_of_2(max(row[3] for row in rows))
         self.k_rows = sum(row[4] == 0 for row in rows)
         self.rows = torch.tensor(rows, dtype=torch.int64, device=device)
 
 
-def park(arena: torch.Tensor, plan: ArenaPlan, table: BlockTable, records: torch.Tensor, *,
+def compress(arena: torch.Tensor, plan: ArenaPlan, table: BlockTable, records: torch.Tensor, *,
          restore: bool) -> None:
-    """``records`` int64 [k, 4], as for ``parcels``. ``arena``: uint8, all of it."""
-    words, record_bytes = arena.view(torch.int64), plan.parked_kv_bytes
+    """``records`` int64 [k, 4], as for ``packed_kv``. ``arena``: uint8, all of it."""
+    words, record_bytes = arena.view(torch.int64), plan.compressed_kv_bytes
     for first in range(0, len(records), GROUP):
         rows = records[first:first + GROUP]
         scratch = torch.empty(len(rows) * record_bytes // WORD_BYTES, dtype=torch.int64, device=arena.device)
@@ -202,10 +202,10 @@ def park(arena: torch.Tensor, plan: ArenaPlan, table: BlockTable, records: torch
 def _code(arena: torch.Tensor, plan: ArenaPlan, table: BlockTable, rows: torch.Tensor, scratch: torch.Tensor,
           *, restore: bool) -> None:
     """Between the pages of ``rows`` and the records in ``scratch``."""
-    staged, form = scratch.view(torch.uint8), (plan.page_bytes, plan.parked_kv_bytes)
+    staged, form = scratch.view(torch.uint8), (plan.page_bytes, plan.compressed_kv_bytes)
     kinds = {"NUMBER": _TL_TYPES[plan.kv_dtype], "PACK": pack_of(DTYPES[plan.kv_dtype]),
              "TOKENS": PAGE_TOKENS, "RESTORE": restore}
-    if plan.parked_kv_dtype == "int8":
+    if plan.compressed_kv_dtype == "int8":
         _code_kernel[(len(table.rows), len(rows))](arena, rows, staged, table.rows, *form,
                                                    CHANNELS=table.channels, **kinds)
         return
@@ -223,7 +223,7 @@ def nibble_tile(channels: int, *, as_k: bool) -> dict[str, int]:
 
 
 def compilations() -> list[Compilation]:
-    """What a GPU asks for: each dtype that KV is parked from, both ways."""
+    """What a GPU asks for: each dtype that KV is compressed from, both ways."""
     coding = {"arena": "*u8", "records": "*i64", "scratch": "*u8", "blocks": "*i64", "page_bytes": "i32",
               "record_bytes": "i32"}
     coding |= dict.fromkeys(("NUMBER", "PACK", "TOKENS", "CHANNELS", "RESTORE"), "constexpr")
@@ -233,7 +233,7 @@ def compilations() -> list[Compilation]:
                "record_words": "i32", "GATHER": "constexpr", "BLOCK": "constexpr"}
     made = []
     for restore in (False, True):
-        verb = "restore" if restore else "park"
+        verb = "restore" if restore else "compress"
         made.append(Compilation(f"{verb} kv, place", _place_kernel, placing,
                                 {"GATHER": restore, "BLOCK": BLOCK_WORDS}))
         for dtype, channels in (("bfloat16", 256), ("float16", 128), ("float32", 64)):

@@ -6,8 +6,8 @@
 It can be printed, compared, replayed, and simulated. The executor sees nothing else of the pure half:
 no sequence object, no memory object. Persistent per-row state on the device (page table, sampling
 parameters, token counts) is kept in step with ``rows_cleared``, ``admissions``, ``table_writes`` and
-``table_patches``; then memory is made ready with ``zero_frames``, ``parks``, ``restores``,
-``kv_restores``, ``kv_parks``, ``slot_copies`` and ``page_copies``. All of it is applied in that order before
+``table_patches``; then memory is made ready with ``zero_frames``, ``state_compressions``, ``state_restores``,
+``kv_restores``, ``kv_compressions``, ``slot_copies`` and ``page_copies``. All of it is applied in that order before
 anything is computed.
 
     runs are ordered: first every decode (length 1, start > 0), then every prefill.
@@ -39,7 +39,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 _NO_COPIES: Int32s = np.empty((2, 0), dtype=np.int32)
-_NONE_PARKED: Int32s = np.empty((0, 1), dtype=np.int32)
+_NONE_COMPRESSED: Int32s = np.empty((0, 1), dtype=np.int32)
 _NO_RECORDS: Int32s = np.empty((0, 4), dtype=np.int32)
 _NO_WRITES: Int32s = np.empty((3, 0), dtype=np.int32)
 
@@ -48,8 +48,8 @@ def no_copies() -> Int32s:
     return _NO_COPIES
 
 
-def none_parked() -> Int32s:
-    return _NONE_PARKED
+def none_compressed() -> Int32s:
+    return _NONE_COMPRESSED
 
 
 def no_records() -> Int32s:
@@ -116,9 +116,9 @@ class StepPlan:
     ``table_patches``, in the same form, replaces entries by pages that hold the same tokens.
     ``slot_copies`` and ``page_copies``: int32 [2, k] of (source, destination). Of each kind, every source is
     read before any destination is written, so that one may be both; no destination comes twice.
-    ``parks`` and ``restores``: int32 [k, 1 + pages], a slot and the pages of a parked state, in order: the
+    ``state_compressions`` and ``state_restores``: int32 [k, 1 + pages], a slot and the pages of a compressed state, in order: the
     state is put into the pages in 8 bits, or is put from them into the slot.
-    ``kv_parks`` and ``kv_restores``: int32 [k, 4], a page of KV and where its record in 8 bits lies: on a
+    ``kv_compressions`` and ``kv_restores``: int32 [k, 4], a page of KV and where its record in 8 bits lies: on a
     page and perhaps the one given next (or the same again), from a byte of the first on. Each row may write
     what those before it have read, so they go in this order.
     """
@@ -148,9 +148,9 @@ class StepPlan:
     table_patches: Int32s = field(default_factory=no_writes)
     slot_copies: Int32s = field(default_factory=no_copies)
     page_copies: Int32s = field(default_factory=no_copies)
-    parks: Int32s = field(default_factory=none_parked)
-    restores: Int32s = field(default_factory=none_parked)
-    kv_parks: Int32s = field(default_factory=no_records)
+    state_compressions: Int32s = field(default_factory=none_compressed)
+    state_restores: Int32s = field(default_factory=none_compressed)
+    kv_compressions: Int32s = field(default_factory=no_records)
     kv_restores: Int32s = field(default_factory=no_records)
 
     @property

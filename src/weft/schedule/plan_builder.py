@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.memory.draft import Draft
-from weft.memory.prefix.compressed_kv import KvPark, KvRestore
-from weft.memory.values import PageCopy, Park, Restore, SlotCopy, TablePatch
+from weft.memory.prefix.compressed_kv import CompressKv, RestoreKv
+from weft.memory.values import PageCopy, CompressState, RestoreState, SlotCopy, TablePatch
 from weft.schedule.decode_batch import DecodeBatch
 from weft.schedule.plan import (
     Admission,
@@ -30,7 +30,7 @@ from weft.schedule.plan import (
     no_copies,
     no_records,
     no_writes,
-    none_parked,
+    none_compressed,
 )
 from weft.schedule.rows import RowTable
 from weft.schedule.sequence import Sequence
@@ -145,9 +145,9 @@ class PlanBuilder:
             zero_frames=reservation.zero_frames,
             slot_copies=_copies((*reservation.slot_copies, *self.copies)),
             page_copies=_copies(reservation.page_copies),
-            parks=_parked(reservation.parked),
-            restores=_parked(reservation.restored),
-            kv_parks=_records(reservation.kv_parked),
+            state_compressions=_compressed(reservation.compressed),
+            state_restores=_compressed(reservation.restored),
+            kv_compressions=_records(reservation.kv_compressed),
             kv_restores=_records(reservation.kv_restored),
             taps=tuple(self.taps),
             prompt_logprob_runs=tuple(decode_count + at for at, seq in enumerate(self.prefill_seqs)
@@ -187,14 +187,14 @@ def _copies(copies: Seq[PageCopy] | Seq[SlotCopy]) -> Int32s:
     return np.asarray([[copy.src for copy in copies], [copy.dst for copy in copies]], dtype=np.int32)
 
 
-def _parked(states: Seq[Park] | Seq[Restore]) -> Int32s:
+def _compressed(states: Seq[CompressState] | Seq[RestoreState]) -> Int32s:
     if not states:
-        return none_parked()
+        return none_compressed()
     return np.asarray([(state.slot, *state.pages) for state in states], dtype=np.int32)
 
 
-def _records(parcels: Seq[KvPark] | Seq[KvRestore]) -> Int32s:
-    return np.concatenate([parcel.rows for parcel in parcels]) if parcels else no_records()
+def _records(packed_kv: Seq[CompressKv] | Seq[RestoreKv]) -> Int32s:
+    return np.concatenate([packed.rows for packed in packed_kv]) if packed_kv else no_records()
 
 
 def _patches(patches: Seq[TablePatch], rows: RowTable) -> Int32s:

@@ -51,18 +51,18 @@ def memory_bytes(usage: MemoryUsage) -> dict[str, int]:
         "running_kv": (usage.pages_held - usage.pages_cached) * page_bytes,
         "running_states": (usage.slots_held - usage.slots_cached) * slot_bytes,
         "shared_kv": usage.pages_shared * page_bytes,
-        "cached_kv": (usage.pages_cached - usage.pages_shared) * page_bytes - usage.parked_bytes,
-        "cached_states": usage.slots_cached * slot_bytes + usage.parked_bytes,
+        "cached_kv": (usage.pages_cached - usage.pages_shared) * page_bytes - usage.compressed_bytes,
+        "cached_states": usage.slots_cached * slot_bytes + usage.compressed_bytes,
         "open": usage.open_bytes,
         "free": usage.free_bytes,
     }
 
 
 def cache_report(usage: MemoryUsage, shape: CacheShape) -> dict[str, Any]:
-    """``states`` are checkpoints, ``states_parked`` of them in 8 bits in ``parked_bytes`` of pages; ``pages``
-    of 16 tokens; ``read_now``: pages that running requests read; ``pages_parked``: of KV, in
-    ``parked_kv_dtype`` and in ``parked_kv_bytes`` of the pages. ``inexact`` nodes have KV or a state that was
-    parked once, or was computed behind such.
+    """``states`` are checkpoints, ``states_compressed`` of them in 8 bits in ``compressed_bytes`` of pages; ``pages``
+    of 16 tokens; ``read_now``: pages that running requests read; ``pages_compressed``: of KV, in
+    ``compressed_kv_dtype`` and in ``compressed_kv_bytes`` of the pages. ``inexact`` nodes have KV or a state that was
+    compressed once, or was computed behind such.
     ``counts`` are since the start (``weft.memory.prefix.cache.CacheCounts``); ``tree`` is at
     ``weft.memory.prefix.shape``."""
     counts = dataclasses.asdict(usage.cache)
@@ -77,12 +77,12 @@ def cache_report(usage: MemoryUsage, shape: CacheShape) -> dict[str, Any]:
         "nodes": usage.cache_nodes,
         "pages": usage.pages_cached,
         "pages_read_now": usage.pages_shared,
-        "states": usage.slots_cached + usage.states_parked,
-        "states_parked": usage.states_parked,
-        "parked_bytes": usage.parked_bytes,
-        "pages_parked": usage.pages_parked,
-        "parked_kv_bytes": usage.parked_kv_bytes,
-        "parked_kv_dtype": usage.parked_kv_dtype,
+        "states": usage.slots_cached + usage.states_compressed,
+        "states_compressed": usage.states_compressed,
+        "compressed_bytes": usage.compressed_bytes,
+        "pages_compressed": usage.pages_compressed,
+        "compressed_kv_bytes": usage.compressed_kv_bytes,
+        "compressed_kv_dtype": usage.compressed_kv_dtype,
         "counts": counts,
         "moves": dataclasses.asdict(usage.moves),
         "tree": {

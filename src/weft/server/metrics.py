@@ -192,12 +192,12 @@ class Metrics:
         used = {use: size if has_arena else 0 for use, size in memory_bytes(memory).items()}
         yield self._gauge("prefix_cache_bytes", "Bytes of cached pages and states.", memory.cached_bytes)
         yield self._gauge("prefix_cache_state_bytes", "Of them, states.", used["cached_states"])
-        yield self._gauge("prefix_cache_states", "States kept.", memory.slots_cached + memory.states_parked)
-        yield self._gauge("prefix_cache_parked_states", "Of them, in 8 bits.", memory.states_parked)
-        yield self._counter("prefix_cache_parks", "States that went into 8 bits.", counts.parked)
+        yield self._gauge("prefix_cache_states", "States kept.", memory.slots_cached + memory.states_compressed)
+        yield self._gauge("prefix_cache_compressed_states", "Of them, in 8 bits.", memory.states_compressed)
+        yield self._counter("prefix_cache_compresses", "States that went into 8 bits.", counts.compressed)
         yield self._counter("prefix_cache_restores", "Requests that began on one of those.", counts.restored)
-        yield self._gauge("prefix_cache_parked_pages", "Parked KV, pages.", memory.pages_parked)
-        yield self._counter("prefix_cache_page_parks", "Pages that were parked.", counts.parked_pages)
+        yield self._gauge("prefix_cache_compressed_pages", "Compressed KV, pages.", memory.pages_compressed)
+        yield self._counter("prefix_cache_page_compresses", "Pages that were compressed.", counts.compressed_pages)
         yield self._counter("prefix_cache_page_restores", "Of them, those read again.", counts.restored_pages)
         yield self._counter("prefix_cache_inexact_hits", "Requests that began on what was in 8 bits once, "
                             "or was computed behind it.", counts.hits_inexact)

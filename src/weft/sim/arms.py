@@ -7,8 +7,8 @@
     prompt      at the end of prompts and of requests               least recently used
     every:N     every N tokens of a prompt, at forks, at its end    least recently used
     none        nowhere: nothing is cached                          -
-    ARM+parked  as ARM                                              as ARM; but KV and states are parked first
-    ARM+parked4 as ARM                                              the same, KV in 4 bits
+    ARM+compressed  as ARM                                              as ARM; but KV and states are compressed first
+    ARM+compressed4 as ARM                                              the same, KV in 4 bits
 
 An arm is data: a ``CheckpointPolicy`` for the scheduler and a factory for the memory. A new policy is a new
 row.
@@ -20,13 +20,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from weft.errors import ConfigError
-from weft.memory.frames.plan import ArenaPlan, with_parked_kv
+from weft.memory.frames.plan import ArenaPlan, with_compressed_kv
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import make_policy
 from weft.memory.prefix.policy import PrefillCost
 from weft.schedule.checkpoints import AUTO, NONE, PROMPT, CheckpointPolicy, parse_checkpoints
 from weft.sim.cost import CostModel
-from weft.spec import ParkedKvName
+from weft.spec import CompressedKvName
 
 Clock = Callable[[], float]
 MakeMemory = Callable[[ArenaPlan, CostModel, Clock], Memory]
@@ -50,24 +50,24 @@ def prefill_cost(cost: CostModel) -> PrefillCost:
     return PrefillCost(half / _LONG - quadratic * _LONG, quadratic)
 
 
-_PARKED: dict[str, ParkedKvName] = {"+parked": "int8", "+parked4": "int4"}
+_COMPRESSED: dict[str, CompressedKvName] = {"+compressed": "int8", "+compressed4": "int4"}
 
 
 def _exact(make: MakeMemory) -> MakeMemory:
-    """A memory that parks nothing, whatever the geometry would allow."""
-    return lambda plan, cost, clock: make(replace(plan, parked_pages=0, parked_kv_bytes=0), cost, clock)
+    """A memory that state_compressions nothing, whatever the geometry would allow."""
+    return lambda plan, cost, clock: make(replace(plan, compressed_pages=0, compressed_kv_bytes=0), cost, clock)
 
 
-def _parking(make: MakeMemory, dtype: ParkedKvName) -> MakeMemory:
-    """A memory that parks what the geometry allows, KV in ``dtype``."""
-    def parked(plan: ArenaPlan, cost: CostModel, clock: Clock) -> Memory:
-        return make(with_parked_kv(plan, dtype) if plan.parked_kv_bytes and plan.kv_fields else plan, cost,
+def _compression(make: MakeMemory, dtype: CompressedKvName) -> MakeMemory:
+    """A memory that state_compressions what the geometry allows, KV in ``dtype``."""
+    def compressed(plan: ArenaPlan, cost: CostModel, clock: Clock) -> Memory:
+        return make(with_compressed_kv(plan, dtype) if plan.compressed_kv_bytes and plan.kv_fields else plan, cost,
                     clock)
-    return parked
+    return compressed
 
 
 def _ranked_by(policy: str) -> MakeMemory:
-    """A memory whose checkpoints go as ``policy`` says, parked first where ``plan`` allows that."""
+    """A memory whose checkpoints go as ``policy`` says, compressed first where ``plan`` allows that."""
     def make(plan: ArenaPlan, cost: CostModel, clock: Clock) -> Memory:
         return Memory(plan, cache=True, policy=make_policy(policy, plan, prefill_cost(cost), clock))
     return make
@@ -97,10 +97,10 @@ def find_arm(name: str) -> Arm:
     arm = ARMS.get(exact_name)
     if arm is None and exact_name.startswith("every:"):
         arm = Arm(exact_name, parse_checkpoints(exact_name), _lru)
-    if arm is None or (plus and plus + suffix not in _PARKED):
+    if arm is None or (plus and plus + suffix not in _COMPRESSED):
         raise ConfigError(f"--policy {name!r} is not a policy: there are {', '.join(ARMS)} and every:N "
-                          f"(N tokens, a multiple of 64), each also with {' or '.join(_PARKED)}",
+                          f"(N tokens, a multiple of 64), each also with {' or '.join(_COMPRESSED)}",
                           param="--policy")
     if plus:
-        return replace(arm, name=name, make_memory=_parking(arm.make_memory, _PARKED[plus + suffix]))
+        return replace(arm, name=name, make_memory=_compression(arm.make_memory, _COMPRESSED[plus + suffix]))
     return replace(arm, make_memory=_exact(arm.make_memory))

@@ -141,10 +141,10 @@ class Progress:
         assert self._best_before not in plan.preempted, f"the best sequence {self._best_before} was preempted"
         best = next((seq.id for seq in self._scheduler.running), None)
         idle = best is not None and best not in plan.seqs
-        # Where memory is short it comes in pieces: a step that evicts, parks or moves is closer to its end.
+        # Where memory is short it comes in pieces: a step that evicts, state_compressions or moves is closer to its end.
         reservation = plan.reservation
-        moved = bool(reservation.evicted or reservation.published or reservation.moves or reservation.parked
-                     or reservation.kv_parked)
+        moved = bool(reservation.evicted or reservation.published or reservation.moves or reservation.compressed
+                     or reservation.kv_compressed)
         again = idle and self._idle_best == best
         assert moved or not again, f"the best sequence {best} idles for two steps"
         self._idle_best = best if idle and not moved else None
@@ -165,7 +165,7 @@ class _Touched:
 class InFlight:
     """Told of each step when it begins (its plan was committed) and when it is home.
 
-    What a step only copies from (a state that moves or is parked, a checkpoint) may have another owner in the
+    What a step only copies from (a state that moves or is compressed, a checkpoint) may have another owner in the
     next plan already: it is read before that plan's writes, as steps are computed in order."""
 
     def __init__(self, memory: Memory) -> None:
@@ -189,9 +189,9 @@ class InFlight:
 
     def _touched(self, plan: StepPlan) -> _Touched:
         pages: set[int] = {page for seq in plan.seqs for page in self._memory.lease(seq).pages}
-        pages.update(plan.page_copies[1].tolist(), plan.parks[:, 1:].flatten().tolist(),
-                     plan.kv_parks[:, 1:3].flatten().tolist(), plan.kv_restores[:, 0].tolist())
-        slots: set[int] = {*plan.slots.tolist(), *plan.slot_copies[1].tolist(), *plan.restores[:, 0].tolist()}
+        pages.update(plan.page_copies[1].tolist(), plan.state_compressions[:, 1:].flatten().tolist(),
+                     plan.kv_compressions[:, 1:3].flatten().tolist(), plan.kv_restores[:, 0].tolist())
+        slots: set[int] = {*plan.slots.tolist(), *plan.slot_copies[1].tolist(), *plan.state_restores[:, 0].tolist()}
         slots.update(tap.slot for tap in plan.taps)
         return _Touched(plan.step, frozenset(pages), frozenset(slots - {PAD}))
 

@@ -134,14 +134,14 @@ def sequence_line(fingerprint: Fingerprint, **fields: Any) -> dict[str, Any]:
 _ARENA_NUMBERS = ("page_bytes", "pages_per_frame", "slot_bytes", "slot_stride_bytes", "slots_per_frame",
                   "frame_bytes", "frame_count", "kv_dtype", "model_dtype")
 
-_PARKED_NUMBERS = ("parked_pages", "parked_kv_bytes", "parked_kv_dtype")
+_COMPRESSED_NUMBERS = ("compressed_pages", "compressed_kv_bytes", "compressed_kv_dtype")
 
 
 def header_line(*, model: str, arena: ArenaPlan, sizes: Sizes, checkpoints: str) -> dict[str, Any]:
     return {"weft_recording": VERSION, "block_tokens": BLOCK_TOKENS, "model": model,
             "checkpoints": checkpoints, "rows_max": sizes.rows_max, "step_tokens_max": sizes.step_tokens_max,
             "max_model_len": sizes.max_model_len, "grid_tokens": sizes.grid_tokens,
-            "arena": {**{name: getattr(arena, name) for name in (*_ARENA_NUMBERS, *_PARKED_NUMBERS)},
+            "arena": {**{name: getattr(arena, name) for name in (*_ARENA_NUMBERS, *_COMPRESSED_NUMBERS)},
                       "kv_fields": [astuple(one) for one in arena.kv_fields]}}
 
 
@@ -209,9 +209,9 @@ def _checked(row: Mapping[str, Any]) -> None:
 def _arena(header: Mapping[str, Any], name: str) -> ArenaPlan:
     try:
         numbers = {key: header["arena"][key] for key in _ARENA_NUMBERS}
-        parked = {key: header["arena"][key] for key in _PARKED_NUMBERS if key in header["arena"]}
+        compressed = {key: header["arena"][key] for key in _COMPRESSED_NUMBERS if key in header["arena"]}
         kv_fields = tuple(KvField(*one) for one in header["arena"].get("kv_fields", ()))
-        return ArenaPlan(**numbers, kv_fields=kv_fields, state_fields=(), **parked)
+        return ArenaPlan(**numbers, kv_fields=kv_fields, state_fields=(), **compressed)
     except (KeyError, TypeError) as error:
         raise ConfigError(f"{name}: the geometry in its first line is incomplete ({error!r})",
                           param="TRACE") from None

@@ -60,8 +60,8 @@ class MeanBytes:
     running_states: float = 0.0
     cached_kv: float = 0.0
     cached_states: float = 0.0
-    parked_kv: float = 0.0
-    parked_states: float = 0.0
+    compressed_kv: float = 0.0
+    compressed_states: float = 0.0
     open: float = 0.0
     free: float = 0.0
     seconds: float = 0.0
@@ -84,10 +84,10 @@ def bytes_by_use(usage: MemoryUsage, plan: ArenaPlan, pages_ahead: int, seconds:
     return MeanBytes(
         running_kv=(usage.pages_held - usage.pages_cached + usage.pages_shared) * page - ahead,
         leased_ahead=ahead, running_states=(usage.slots_held - usage.slots_cached) * slot,
-        cached_kv=((usage.pages_cached - usage.pages_shared) * page - usage.parked_bytes
-                   - usage.parked_kv_bytes),
-        cached_states=usage.slots_cached * slot, parked_kv=usage.parked_kv_bytes,
-        parked_states=usage.parked_bytes, open=usage.open_bytes, free=usage.free_bytes, seconds=seconds)
+        cached_kv=((usage.pages_cached - usage.pages_shared) * page - usage.compressed_bytes
+                   - usage.compressed_kv_bytes),
+        cached_states=usage.slots_cached * slot, compressed_kv=usage.compressed_kv_bytes,
+        compressed_states=usage.compressed_bytes, open=usage.open_bytes, free=usage.free_bytes, seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True)

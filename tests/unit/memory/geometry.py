@@ -18,24 +18,24 @@ from weft.units import SeqId
 
 
 def small_arena(pages_per_frame: int, slots_per_frame: int, frame_count: int, *,
-                parked_pages: int = 0, parked_kv_share: float = 0) -> ArenaPlan:
-    """An arena of the least bytes with so many items to a frame; 0 leaves a kind out. A parked state takes
-    ``parked_pages``, and a parked page of KV such a share of one; 0: none is ever parked."""
+                compressed_pages: int = 0, compressed_kv_share: float = 0) -> ArenaPlan:
+    """An arena of the least bytes with so many items to a frame; 0 leaves a kind out. A compressed state takes
+    ``compressed_pages``, and a compressed page of KV such a share of one; 0: none is ever compressed."""
     n, m = pages_per_frame, slots_per_frame
     page_bytes, slot_bytes = 256 * (m or 1) * (n > 0), 256 * (n or 1) * (m > 0)
     return ArenaPlan(page_bytes=page_bytes, pages_per_frame=n, slot_bytes=slot_bytes,
                      slot_stride_bytes=slot_bytes, slots_per_frame=m,
                      frame_bytes=n * page_bytes or m * slot_bytes, frame_count=frame_count,
                      kv_dtype="float32", model_dtype="float32", kv_fields=(), state_fields=(),
-                     parked_pages=parked_pages, parked_kv_bytes=int(page_bytes * parked_kv_share))
+                     compressed_pages=compressed_pages, compressed_kv_bytes=int(page_bytes * compressed_kv_share))
 
 
 def small_memory(pages_per_frame: int, slots_per_frame: int, frame_count: int, *,
-                 cache: bool = False, parked_pages: int = 0, parked_kv_share: float = 0,
+                 cache: bool = False, compressed_pages: int = 0, compressed_kv_share: float = 0,
                  policy: str = "lru") -> Memory:
     """``policy`` by name; its clock goes on by a second each time it is read."""
-    arena = small_arena(pages_per_frame, slots_per_frame, frame_count, parked_pages=parked_pages,
-                        parked_kv_share=parked_kv_share)
+    arena = small_arena(pages_per_frame, slots_per_frame, frame_count, compressed_pages=compressed_pages,
+                        compressed_kv_share=compressed_kv_share)
     seconds = count()
     return Memory(arena, cache=cache,
                   policy=make_policy(policy, arena, PrefillCost(1.0, 1e-4), lambda: float(next(seconds))))
@@ -86,10 +86,10 @@ def picture(memory: Memory) -> dict[str, Any]:
                  for node in books.cache.tree.nodes()],
         "orders": (list(books.cache.order.states), list(books.cache.order.bare),
                    list(books.cache.order.in_slots)),
-        "parked": {node: list(pages) for node, pages in books.cache.parked.pages.items()},
-        "parcels": {node: (list(one.pages), one.cut, one.skip_bytes, one.name, one.count)
-                    for node, one in books.cache.parcels.by_node.items()},
-        "idle": list(books.cache.parcels.idle),
+        "compressed": {node: list(pages) for node, pages in books.cache.compressed.pages.items()},
+        "packed_kv": {node: (list(one.pages), one.cut, one.skip_bytes, one.name, one.count)
+                    for node, one in books.cache.packed_kv.by_node.items()},
+        "idle": list(books.cache.packed_kv.idle),
         "usage": memory.usage(),
     }
 

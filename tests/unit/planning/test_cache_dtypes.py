@@ -77,8 +77,8 @@ def test_the_engine_allocates_what_the_plan_says_in_these_dtypes_too(name: str, 
 @pytest.mark.parametrize(("asked", "named"), [
     ({"kv_dtype": "fp7"}, "--kv-dtype is 'fp7'; it may be auto, .*fp8"),
     ({"state_dtype": "int8"}, "--state-dtype is 'int8'; it may be float32"),
-    ({"park_kv": "int2"}, "--park-kv is 'int2'; it may be int8, int4"),
-    ({"park_kv": "int4"}, "--park-kv int4 needs --no-exact: without it nothing is parked")])
+    ({"compress_kv": "int2"}, "--compress-kv is 'int2'; it may be int8, int4"),
+    ({"compress_kv": "int4"}, "--compress-kv int4 needs --no-exact: without it nothing is compressed")])
 def test_a_dtype_that_there_is_none_of_is_refused_by_flag(asked: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         cache_dtypes(EngineConfig(**asked), ModelSpec("m", 100, 64, 1024, "float32", (attention(2, 16),)))

@@ -3,8 +3,8 @@
     NOBODY = 0          free
     seq + 1             the lease of a sequence
     -1 - id             the prefix tree: a edge for a page, a node for a slot
-    PARCELS - id        the prefix tree: a node, for a page with some of its parked KV
-    PARKED - id         the prefix tree: a node, for a page with a piece of its parked state
+    PACKED_KV - id        the prefix tree: a node, for a page with some of its compressed KV
+    COMPRESSED - id         the prefix tree: a node, for a page with a piece of its compressed state
 
 One int per page and slot, written by commits when something changes hands and at no other time, so whoever
 has a page in hand knows whom to tell that it moves: no scan of leases, none of the tree. It is law L1's one
@@ -22,8 +22,8 @@ from __future__ import annotations
 from weft.units import SeqId
 
 NOBODY = 0
-PARCELS = -1 << 61
-PARKED = -1 << 62
+PACKED_KV = -1 << 61
+COMPRESSED = -1 << 62
 
 
 def of_lease(seq: SeqId) -> int:
@@ -35,29 +35,29 @@ def of_tree(name: int) -> int:
     return -1 - name
 
 
-def of_parked(name: int) -> int:
-    """``name``: the id of the node whose state is parked there."""
-    return PARKED - name
+def of_compressed(name: int) -> int:
+    """``name``: the id of the node whose state is compressed there."""
+    return COMPRESSED - name
 
 
-def of_parcel(name: int) -> int:
-    """``name``: the id of the node whose KV is parked there."""
-    return PARCELS - name
+def of_packed(name: int) -> int:
+    """``name``: the id of the node whose KV is compressed there."""
+    return PACKED_KV - name
 
 
-def parcel_named(owner: int) -> int | None:
-    """The node whose parked KV a page has some of, None where it has something else."""
-    return PARCELS - owner if PARKED < owner <= PARCELS else None
+def packed_named(owner: int) -> int | None:
+    """The node whose compressed KV a page has some of, None where it has something else."""
+    return PACKED_KV - owner if COMPRESSED < owner <= PACKED_KV else None
 
 
-def parked_named(owner: int) -> int | None:
-    """The node whose parked state a page has a piece of, None where it has KV."""
-    return PARKED - owner if owner <= PARKED else None
+def compressed_named(owner: int) -> int | None:
+    """The node whose compressed state a page has a piece of, None where it has KV."""
+    return COMPRESSED - owner if owner <= COMPRESSED else None
 
 
-def is_parked(owner: int) -> bool:
+def is_compressed(owner: int) -> bool:
     """Whether a page has something in 8 bits."""
-    return owner <= PARCELS
+    return owner <= PACKED_KV
 
 
 def lease_named(owner: int) -> SeqId | None:
@@ -67,5 +67,5 @@ def lease_named(owner: int) -> SeqId | None:
 
 
 def name_in_tree(owner: int) -> int:
-    assert PARCELS < owner < 0, "it belongs to a lease, to nobody, or to something parked"
+    assert PACKED_KV < owner < 0, "it belongs to a lease, to nobody, or to something compressed"
     return -1 - owner

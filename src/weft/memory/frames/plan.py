@@ -21,8 +21,8 @@ charges a request of 100 tokens for 2,000; two fixed pools, where one starves wh
 A model without attention has P = 0 and frames of one slot; one without recurrent layers has S = 0 and
 frames of one page. Both are ordinary. Everything here is integers: no torch, no I/O.
 
-A *parked* state is a checkpoint in 8 bits, and lies in KV pages: as many as its bytes take, anywhere. So does
-parked KV, in 8 bits or 4 (docs/decisions/0013-parked-states.md). Neither is a third kind for a frame to hold.
+A *compressed* state is a checkpoint in 8 bits, and lies in KV pages: as many as its bytes take, anywhere. So does
+compressed KV, in 8 bits or 4 (docs/decisions/0013-compressed-states.md). Neither is a third kind for a frame to hold.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from weft.spec import (
     CacheDTypeName,
     DTypeName,
     ModelSpec,
-    ParkedKvName,
+    CompressedKvName,
 )
 from weft.units import ALIGN_BYTES, CHUNK_TOKENS, PAGE_TOKENS, align_up, ceil_div, format_bytes, pages_for
 
 FRAMES_WANTED = 50
 """An arena of fewer frames than this is coarse: padding is then traded against frame size."""
 
-PARKED_KV_ALIGN = 64
-"""Records of parked KV follow one another at multiples of it."""
-PARKED_SCALE_BYTES = 4
-"""Of each row of parked numbers: a float32 or two bfloat16."""
+COMPRESSED_KV_ALIGN = 64
+"""Records of compressed KV follow one another at multiples of it."""
+COMPRESSED_SCALE_BYTES = 4
+"""Of each row of compressed numbers: a float32 or two bfloat16."""
 
 DEFAULT_MEMORY_SHARE = 0.4
 """Share of the free RAM taken when ``--memory`` is not given."""
@@ -83,8 +83,8 @@ class KvField:
 
 
 @dataclass(frozen=True, slots=True)
-class ParkedField:
-    """A state field inside a parked state: at ``offset_bytes``, as int8 codes with a float32 scale for each
+class CompressedField:
+    """A state field inside a compressed state: at ``offset_bytes``, as int8 codes with a float32 scale for each
     row (all but the last dimension) at ``scale_offset_bytes``; where that is None, its bytes as they are."""
 
     field: StateField
@@ -93,8 +93,8 @@ class ParkedField:
 
 
 @dataclass(frozen=True, slots=True)
-class ParkedKvField:
-    """A K block and the V block behind it, if there is one, in a parked page: codes from ``offset_bytes`` on,
+class CompressedKvField:
+    """A K block and the V block behind it, if there is one, in a compressed page: codes from ``offset_bytes`` on,
     and what they are scaled by from ``scale_offset_bytes`` on.
 
     int8   codes in the order that the numbers have in the page; a float32 for each block, head and token
@@ -121,17 +121,17 @@ class ArenaPlan:
     model_dtype: DTypeName
     kv_fields: tuple[KvField, ...]
     state_fields: tuple[StateField, ...]
-    parked_pages: int = 0
-    """Pages of a parked state; 0: states are never parked."""
-    parked_fields: tuple[ParkedField, ...] = ()
-    parked_kv_bytes: int = 0
-    """Of a KV page when it is parked; 0: KV is never parked."""
-    parked_kv_fields: tuple[ParkedKvField, ...] = ()
-    parked_kv_dtype: ParkedKvName = "int8"
+    compressed_pages: int = 0
+    """Pages of a compressed state; 0: states are never compressed."""
+    compressed_fields: tuple[CompressedField, ...] = ()
+    compressed_kv_bytes: int = 0
+    """Of a KV page when it is compressed; 0: KV is never compressed."""
+    compressed_kv_fields: tuple[CompressedKvField, ...] = ()
+    compressed_kv_dtype: CompressedKvName = "int8"
 
     @property
-    def parked_bytes(self) -> int:
-        return self.parked_pages * self.page_bytes
+    def compressed_bytes(self) -> int:
+        return self.compressed_pages * self.page_bytes
 
     @property
     def page_count(self) -> int:
@@ -188,7 +188,7 @@ def _lay_slot(spec: ModelSpec) -> tuple[tuple[StateField, ...], int]:
     return tuple(fields), offset
 
 
-def _lay_parked(spec: ModelSpec, state_fields: tuple[StateField, ...]) -> tuple[tuple[ParkedField, ...], int]:
+def _lay_compressed(spec: ModelSpec, state_fields: tuple[StateField, ...]) -> tuple[tuple[CompressedField, ...], int]:
     """Accumulators as codes and scales; what is kept in the model's own dtype (windows) as it is."""
     parts = [part for layer in spec.recurrent_layers for part in spec.layers[layer].state]
     fields, offset = [], 0
@@ -196,23 +196,23 @@ def _lay_parked(spec: ModelSpec, state_fields: tuple[StateField, ...]) -> tuple[
         coded = part.dtype != "model" and ITEM_BYTES[field.dtype] > 1
         codes_bytes = part.element_count if coded else part.part_bytes(spec.dtype)
         end = align_up(offset + codes_bytes)
-        fields.append(ParkedField(field, offset, end if coded else None))
+        fields.append(CompressedField(field, offset, end if coded else None))
         offset = align_up(end + part.element_count // part.shape[-1] * 4) if coded else end
     return tuple(fields), offset
 
 
-def _lay_parked_kv(kv_fields: tuple[KvField, ...],
-                   dtype: ParkedKvName) -> tuple[tuple[ParkedKvField, ...], int]:
-    """All codes, then all scales; the next record follows at a multiple of PARKED_KV_ALIGN."""
+def _lay_compressed_kv(kv_fields: tuple[KvField, ...],
+                   dtype: CompressedKvName) -> tuple[tuple[CompressedKvField, ...], int]:
+    """All codes, then all scales; the next record follows at a multiple of COMPRESSED_KV_ALIGN."""
     codes = [_numbers(field) // (1 if dtype == "int8" else 2) for field in kv_fields]
     fields, at, scales_at = [], 0, sum(codes)
     for field, size in zip(kv_fields, codes, strict=True):
-        fields.append(ParkedKvField(field, at, scales_at))
+        fields.append(CompressedKvField(field, at, scales_at))
         at += size
         k_rows = PAGE_TOKENS if dtype == "int8" else field.head_dim
         v_rows = PAGE_TOKENS if field.v_offset_bytes is not None else 0
-        scales_at += field.kv_heads * (k_rows + v_rows) * PARKED_SCALE_BYTES
-    return tuple(fields), align_up(scales_at, PARKED_KV_ALIGN)
+        scales_at += field.kv_heads * (k_rows + v_rows) * COMPRESSED_SCALE_BYTES
+    return tuple(fields), align_up(scales_at, COMPRESSED_KV_ALIGN)
 
 
 def _numbers(field: KvField) -> int:
@@ -258,10 +258,10 @@ def choose_frame(page_bytes: int, slot_bytes: int, memory_bytes: int) -> tuple[i
 
 
 def plan_arena(spec: ModelSpec, memory_bytes: int, *, kv_dtype: CacheDTypeName | None = None,
-               park: bool = False, park_kv: ParkedKvName = "int8") -> ArenaPlan:
-    """The arena of ``spec`` in at most ``memory_bytes``. ``kv_dtype`` None takes the model's. ``park``:
-    checkpoints may be parked, where that saves a quarter of their bytes and there are pages to park them in,
-    and KV, in ``park_kv``, where there are checkpoints and it is wider than 8 bits.
+               compress: bool = False, compress_kv: CompressedKvName = "int8") -> ArenaPlan:
+    """The arena of ``spec`` in at most ``memory_bytes``. ``kv_dtype`` None takes the model's. ``compress``:
+    checkpoints may be compressed, where that saves a quarter of their bytes and there are pages to compress them in,
+    and KV, in ``compress_kv``, where there are checkpoints and it is wider than 8 bits.
     Never fails: too little memory makes too few frames, which ``fit_sizes`` reports."""
     kv_dtype = kv_dtype or spec.dtype
     kv_fields, page_bytes = _lay_page(spec, kv_dtype)
@@ -281,29 +281,29 @@ def plan_arena(spec: ModelSpec, memory_bytes: int, *, kv_dtype: CacheDTypeName |
         kv_fields=kv_fields,
         state_fields=state_fields,
     )
-    if not park:
+    if not compress:
         return arena
-    parking = with_parking(arena, spec)
-    states = parking if 4 * parking.parked_bytes <= 3 * arena.slot_stride_bytes else arena
-    return with_parked_kv(states, park_kv)
+    compression = with_compression(arena, spec)
+    states = compression if 4 * compression.compressed_bytes <= 3 * arena.slot_stride_bytes else arena
+    return with_compressed_kv(states, compress_kv)
 
 
-def with_parking(arena: ArenaPlan, spec: ModelSpec) -> ArenaPlan:
-    """``arena`` of ``spec`` with a layout for parked states, whatever that saves; as it is where the model
-    has no pages to park them in, or no states."""
+def with_compression(arena: ArenaPlan, spec: ModelSpec) -> ArenaPlan:
+    """``arena`` of ``spec`` with a layout for compressed states, whatever that saves; as it is where the model
+    has no pages to compress them in, or no states."""
     if not arena.pages_per_frame or not arena.slots_per_frame:
         return arena
-    fields, parked_bytes = _lay_parked(spec, arena.state_fields)
-    return replace(arena, parked_pages=ceil_div(parked_bytes, arena.page_bytes), parked_fields=fields)
+    fields, compressed_bytes = _lay_compressed(spec, arena.state_fields)
+    return replace(arena, compressed_pages=ceil_div(compressed_bytes, arena.page_bytes), compressed_fields=fields)
 
 
-def with_parked_kv(arena: ArenaPlan, dtype: ParkedKvName = "int8") -> ArenaPlan:
-    """``arena`` with a layout for pages parked in ``dtype``; as it is where the model has no states, or KV of
+def with_compressed_kv(arena: ArenaPlan, dtype: CompressedKvName = "int8") -> ArenaPlan:
+    """``arena`` with a layout for pages compressed in ``dtype``; as it is where the model has no states, or KV of
     8 bits."""
     if not arena.pages_per_frame or not arena.slots_per_frame or ITEM_BYTES[arena.kv_dtype] == 1:
         return arena
-    fields, record_bytes = _lay_parked_kv(arena.kv_fields, dtype)
-    return replace(arena, parked_kv_bytes=record_bytes, parked_kv_fields=fields, parked_kv_dtype=dtype)
+    fields, record_bytes = _lay_compressed_kv(arena.kv_fields, dtype)
+    return replace(arena, compressed_kv_bytes=record_bytes, compressed_kv_fields=fields, compressed_kv_dtype=dtype)
 
 
 def default_memory_bytes(available_ram: int, spec: ModelSpec, config: EngineConfig,

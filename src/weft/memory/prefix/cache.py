@@ -2,8 +2,8 @@
 
     open on a match      hold the path, the anchor is the newest checkpoint
     publish              the tree takes over pages and slots of a lease, the lease reads them from then on
-    evict, park          what ``eviction.choose`` drafted
-    restore              parked KV on the way of who opens
+    evict, compress          what ``eviction.choose`` drafted
+    restore              compressed KV on the way of who opens
     release              a lease ends; what nothing needs any more becomes evictable
 
 Everything that writes is called by ``transaction.apply`` alone. Pages and slots that fall out of an
@@ -29,12 +29,12 @@ import numpy.typing as npt
 from weft.memory.frames.owners import of_tree
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.lease import Checkpoint, Lease
-from weft.memory.prefix.compressed_kv import KvPark, KvRestore, Parcels
-from weft.memory.prefix.compressed_state import ParkedStates
+from weft.memory.prefix.compressed_kv import CompressKv, RestoreKv, PackedKv
+from weft.memory.prefix.compressed_state import CompressedStates
 from weft.memory.prefix.edge import PAGE_KEY_BYTES, TOKEN_BYTES
 from weft.memory.prefix.eviction import Eviction, Recency
 from weft.memory.prefix.policy import LeastRecentlyUsed, Policy
-from weft.memory.prefix.tree import NO_NODE, NO_SLOT, PARKED, Node, NodeId, Owners, PrefixTree
+from weft.memory.prefix.tree import NO_NODE, NO_SLOT, COMPRESSED, Node, NodeId, Owners, PrefixTree
 from weft.memory.values import Lost, Match, Opening, Publication
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
 
@@ -70,23 +70,23 @@ class CacheCounts:
     """Bare KV, and a page for each tail."""
     evicted_tails: int = 0
     """Checkpoints inside a page: where a request had ended."""
-    parked: int = 0
+    compressed: int = 0
     """Checkpoints that went into 8 bits."""
     restored: int = 0
     """Leases that were opened on one of those."""
-    parked_pages: int = 0
+    compressed_pages: int = 0
     """Pages of KV that went into 8 bits."""
     restored_pages: int = 0
     """Of them, those that were read again."""
     hits_inexact: int = 0
-    """Leases that were opened on what was parked once, or computed behind it."""
+    """Leases that were opened on what was compressed once, or computed behind it."""
 
 
 class PrefixCache:
     """``enabled`` False: nothing is ever kept, and every lookup misses. Whose pages and slots are is entered
     into ``page_owners`` and ``slot_owners``."""
 
-    __slots__ = ("counts", "enabled", "order", "parcels", "parked", "plan", "policy", "stateful", "tree")
+    __slots__ = ("counts", "enabled", "order", "packed_kv", "compressed", "plan", "policy", "stateful", "tree")
 
     def __init__(self, plan: ArenaPlan, *, enabled: bool, page_owners: Owners, slot_owners: Owners,
                  policy: Policy | None = None) -> None:
@@ -97,8 +97,8 @@ class PrefixCache:
         self.tree = PrefixTree(paged=plan.pages_per_frame > 0, page_owners=page_owners,
                                slot_owners=slot_owners)
         self.order = Recency()
-        self.parked = ParkedStates()
-        self.parcels = Parcels(plan)
+        self.compressed = CompressedStates()
+        self.packed_kv = PackedKv(plan)
         self.counts = CacheCounts()
 
     # ------------------------------------------------------------------ reading
@@ -110,9 +110,9 @@ class PrefixCache:
 
     @property
     def page_count(self) -> int:
-        """Pages that belong to the tree: KV, wide or parked, and parked states."""
-        parcels = self.parcels
-        return self.tree.page_count - parcels.record_count + parcels.page_count + self.parked.page_count
+        """Pages that belong to the tree: KV, wide or compressed, and compressed states."""
+        packed_kv = self.packed_kv
+        return self.tree.page_count - packed_kv.record_count + packed_kv.page_count + self.compressed.page_count
 
     def evictable_but(self, names: Iterable[NodeId]) -> tuple[int, int]:
         """The same, where the checkpoints of the nodes ``names`` stay, with the KV that they need."""
@@ -123,10 +123,10 @@ class PrefixCache:
             if node is None:
                 continue
             slots -= node.slot >= 0
-            pages -= self.plan.parked_pages if node.slot == PARKED else 0
+            pages -= self.plan.compressed_pages if node.slot == COMPRESSED else 0
             while node is not None and not node.holds and node.id not in kept:
                 kept.add(node.id)
-                pages -= self.parcels.pages_of(node)
+                pages -= self.packed_kv.pages_of(node)
                 node = node.parent
         return pages, slots
 
@@ -146,14 +146,14 @@ class PrefixCache:
             anchor = found.partly or found.node
             return Match(found.kv_tokens, Lost(evicted_kv=found.kv_lost_tokens), found.kv_tokens,
                          anchor.id if found.kv_tokens else NO_NODE, salt, version,
-                         restore_pages=self.parcels.restore_pages(anchor))
+                         restore_pages=self.packed_kv.restore_pages(anchor))
         cached = found.anchor.end if found.anchor is not None else 0
         reached = max(cached, found.state_lost_at)
         lost = Lost(no_checkpoint=found.kv_tokens - reached, evicted_state=reached - cached,
                     evicted_kv=found.kv_lost_tokens)
         return Match(cached, lost, found.kv_tokens,
                      found.anchor.id if found.anchor is not None else NO_NODE, salt, version,
-                     restore_pages=self.parcels.restore_pages(found.anchor))
+                     restore_pages=self.packed_kv.restore_pages(found.anchor))
 
     def node(self, lease: Lease) -> Node | None:
         """The node that ``lease`` holds."""
@@ -177,7 +177,7 @@ class PrefixCache:
             return
         anchor = self.tree.by_id[match.anchor]
         self.policy.opened(lease.seq, match, anchor)
-        counts.restored += anchor.slot == PARKED
+        counts.restored += anchor.slot == COMPRESSED
         lease.inexact = anchor.kv_inexact or (anchor.slot != PAD and anchor.state_inexact)
         if anchor.slot != PAD:
             self.order.touch(anchor)
@@ -188,10 +188,10 @@ class PrefixCache:
         used.used_at = self.tree.version
         counts.hits_inexact += lease.inexact
 
-    def restore(self, restore: KvRestore) -> Freed:
-        """Parked KV is wide again; whose the pages are is for ``give``."""
+    def restore(self, restore: RestoreKv) -> Freed:
+        """Compressed KV is wide again; whose the pages are is for ``give``."""
         node = self.tree.by_id[restore.node]
-        left = self.parcels.leave(node)
+        left = self.packed_kv.leave(node)
         node.edge.put(node.start, restore.pages)
         self.counts.restored_pages += len(restore.pages)
         kept = set(restore.pages)
@@ -223,17 +223,17 @@ class PrefixCache:
         return freed
 
     def _give_over(self, lease: Lease, base: Node, end: Node, there: int) -> list[PageId]:
-        """From ``base`` to ``end`` the tree has what the lease has: what was parked gets its pages, as exact
+        """From ``base`` to ``end`` the tree has what the lease has: what was compressed gets its pages, as exact
         as they are, and so does what the publication gives others. Of what else was there up to ``there`` the
         lease reads the tree's, and is as exact as that. Returns the pages that the tree had in place."""
         freed: list[PageId] = []
         exactly, node = not lease.inexact, end
         while node is not base:
             own = lease.pages[self.plan.pages_for(node.start):self.plan.pages_for(node.end)]
-            parked = self.parcels.packed(node)
-            given = parked is not None or node.pages != own
+            compressed = self.packed_kv.packed(node)
+            given = compressed is not None or node.pages != own
             if given:
-                freed += node.pages if parked is None else self.parcels.cut_front(parked, len(own))
+                freed += node.pages if compressed is None else self.packed_kv.cut_front(compressed, len(own))
                 node.edge.put(node.start, own)
                 for page in own:
                     self.tree.page_owners[page] = of_tree(node.edge.id)
@@ -282,7 +282,7 @@ class PrefixCache:
         if node is not None:
             lease.held = NO_NODE
             self.tree.release(node)
-            self.parcels.left(node)
+            self.packed_kv.left(node)
             self._settle(node, freed, newest=True)
         self.policy.left(lease.seq, node)
         return freed
@@ -290,11 +290,11 @@ class PrefixCache:
     def evict(self, eviction: Eviction) -> Freed:
         """Carry out what was chosen."""
         node = self.tree.by_id[eviction.node]
-        freed, parked = Freed(), []
+        freed, compressed = Freed(), []
         if eviction.what == "state":
             self.policy.evicted(node)
-            if node.slot == PARKED:
-                parked = self.parked.leave(node)
+            if node.slot == COMPRESSED:
+                compressed = self.compressed.leave(node)
                 self.tree.lose_state(node)
             else:
                 freed.slots.append(self.tree.take_slot(node))
@@ -306,23 +306,23 @@ class PrefixCache:
         else:
             self._remove(node, freed)
         self.counts.evicted_pages += len(freed.pages)
-        freed.pages += parked
+        freed.pages += compressed
         return freed
 
-    def park(self, name: NodeId, pages: Sequence[PageId]) -> Freed:
+    def compress(self, name: NodeId, pages: Sequence[PageId]) -> Freed:
         """The checkpoint of node ``name`` goes from its slot to ``pages``."""
         node = self.tree.by_id[name]
-        self.parked.enter(node, pages)
+        self.compressed.enter(node, pages)
         node.state_inexact = True
-        freed = Freed(slots=[self.tree.take_slot(node, PARKED)])
+        freed = Freed(slots=[self.tree.take_slot(node, COMPRESSED)])
         self.order.refresh(node, newest=False)
-        self.counts.parked += 1
+        self.counts.compressed += 1
         return freed
 
-    def park_kv(self, park: KvPark) -> Freed:
+    def compress_kv(self, compress: CompressKv) -> Freed:
         """The KV of a node goes into the first of its own pages; whose they are then is for ``give``."""
-        self.counts.parked_pages += len(park.pages)
-        return Freed(self.parcels.enter(self.tree.by_id[park.node], park.kept))
+        self.counts.compressed_pages += len(compress.pages)
+        return Freed(self.packed_kv.enter(self.tree.by_id[compress.node], compress.kept))
 
     def _hold(self, lease: Lease, node: Node) -> None:
         before = self.node(lease)
@@ -330,7 +330,7 @@ class PrefixCache:
         while at is not None and at is not before:
             lease.inexact |= at.kv_inexact
             at = at.parent
-        self.parcels.read(node)
+        self.packed_kv.read(node)
         self.tree.hold(node)
         self.order.refresh(node, newest=True)
         if node.parent is not None:
@@ -350,11 +350,11 @@ class PrefixCache:
     def _remove(self, node: Node, freed: Freed) -> None:
         parent = node.parent
         assert parent is not None
-        parked = self.parcels.leave(node) if node.id in self.parcels.by_node else None
+        compressed = self.packed_kv.leave(node) if node.id in self.packed_kv.by_node else None
         pages = self.tree.remove(node)
-        freed.pages += pages if parked is None else parked
+        freed.pages += pages if compressed is None else compressed
         self.order.forget(node)
-        self.parcels.forget(node)
+        self.packed_kv.forget(node)
         if parent.parent is not None:
             self._settle(parent, freed, newest=False)
             self.policy.narrowed(parent)

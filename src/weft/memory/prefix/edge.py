@@ -48,7 +48,7 @@ _start_of = attrgetter("start")
 @dataclass(eq=False, slots=True)
 class Edge:
     """``start``: the token position where it begins, a multiple of a page. ``pages`` is empty in a model
-    without attention; what is parked has names in place of pages (parcels.py)."""
+    without attention; what is compressed has names in place of pages (packed_kv.py)."""
 
     id: EdgeId
     start: int

@@ -6,7 +6,7 @@
 
     demand --choose--> [trim a bare leaf] ... [take a checkpoint, then the KV that it leaves bare] ...
 
-Where KV may be parked (parcels.py) and states (parking.py), that comes between the two, and states are
+Where KV may be compressed (packed_kv.py) and states (compression.py), that comes between the two, and states are
 evicted for what is still missing.
 
 A lease holds KV, never a checkpoint: it copied the state when it opened. So every checkpoint can go at
@@ -22,7 +22,7 @@ together would, one at a leaf goes first: its KV goes with it, and that may be a
 
 What somebody is sure to come for (a preempted sequence, the head of the queue that room is made for) is named
 by ``last`` and goes when nothing else is left: it is put off, never held, so nobody can wait for ever because
-of it. Nor is its KV parked.
+of it. Nor is its KV compressed.
 
 ``choose`` changes nothing. It follows its own choices (a parent that becomes bare, KV whose checkpoint was
 chosen) in an overlay, looks at no more nodes than it chooses, is told to leave alone, and are slots in a
@@ -43,36 +43,36 @@ from itertools import chain
 from typing import Literal
 
 from weft.memory.frames.pressure import Demand
-from weft.memory.prefix.compressed_kv import KvParking
-from weft.memory.prefix.compressed_state import ParkingRoom
-from weft.memory.prefix.tree import PARKED, Node, NodeId
+from weft.memory.prefix.compressed_kv import KvCompression
+from weft.memory.prefix.compressed_state import CompressionRoom
+from weft.memory.prefix.tree import COMPRESSED, Node, NodeId
 from weft.units import PAD
 
 EVICTIONS_PER_STEP = 64
 """Nodes that one reservation may cut, remove or rob of their checkpoint."""
-NO_PARKING = ParkingRoom(0, 0)
-NO_KV_PARKING = KvParking(None)
+NO_COMPRESSION = CompressionRoom(0, 0)
+NO_KV_COMPRESSION = KvCompression(None)
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
     """``what`` "state": the checkpoint of ``node`` goes, and a tail goes whole. "kv": the pages of ``node``
     go but for the first ``pages_kept``; with none kept the node goes. "slot": only the slot goes, as the
-    checkpoint is parked. "pages": the KV of ``node`` is parked, in as many as it takes then."""
+    checkpoint is compressed. "pages": the KV of ``node`` is compressed, in as many as it takes then."""
 
     node: NodeId
     what: Literal["state", "kv", "slot", "pages"]
     pages_kept: int = 0
 
     @property
-    def parks(self) -> bool:
+    def state_compressions(self) -> bool:
         """It goes into 8 bits, and is not lost."""
         return self.what in ("slot", "pages")
 
 
 class Recency:
     """The two classes, oldest first; O(1) for every change. Only a commit changes them. ``in_slots``: of the
-    checkpoints those that are not parked."""
+    checkpoints those that are not compressed."""
 
     __slots__ = ("bare", "in_slots", "states")
 
@@ -139,7 +139,7 @@ class _Overlay:
 
 def choose(order: Recency, demand: Demand, *, ranked: Iterable[Node] = (), spared: Container[NodeId] = (),
            last: Sequence[NodeId] = (), limit: int = EVICTIONS_PER_STEP,
-           parking: ParkingRoom = NO_PARKING, parcels: KvParking = NO_KV_PARKING) -> list[Eviction]:
+           compression: CompressionRoom = NO_COMPRESSION, packed_kv: KvCompression = NO_KV_COMPRESSION) -> list[Eviction]:
     """Evictions after which ``demand`` is met, in the order in which to carry them out, or as many as there
     are up to ``limit``. Checkpoints go as ``ranked``, and what it leaves out by recency. Nodes in ``spared``
     are left alone; those of ``last`` go after all others, its first one at the very end. In a model without
@@ -147,7 +147,7 @@ def choose(order: Recency, demand: Demand, *, ranked: Iterable[Node] = (), spare
     chosen: list[Eviction] = []
     overlay = _Overlay()
     left_bare: list[Node] = []
-    parked: set[NodeId] = set()
+    compressed: set[NodeId] = set()
     late = {name: None for name in reversed(last) if name not in spared}
     bare = chain(_others(order.bare, spared, late), _named(list(late), order.bare))
     states = _States(_in_turn(ranked, order.states, spared, late), overlay.leaf)
@@ -155,41 +155,41 @@ def choose(order: Recency, demand: Demand, *, ranked: Iterable[Node] = (), spare
     pages = slots = 0
 
     def now_bare(node: Node) -> None:
-        stays = node.id in spared or node.id in late or parcels.is_chosen(node)
+        stays = node.id in spared or node.id in late or packed_kv.is_chosen(node)
         if node.page_count and overlay.bare(node) and not stays:
             left_bare.append(node)
 
     while len(chosen) < limit and not demand.met(pages, slots):
         node = left_bare.pop() if left_bare else next(bare, None)
         if node is not None:
-            held = parcels.pages_of(node)
-            dropped = held if parcels.is_parked(node) else min(held, demand.pages_missing(pages, slots))
+            held = packed_kv.pages_of(node)
+            dropped = held if packed_kv.is_compressed(node) else min(held, demand.pages_missing(pages, slots))
             pages += dropped
             chosen.append(Eviction(node.id, "kv", held - dropped))
             if dropped == held:
                 now_bare(overlay.remove(node))
             continue
-        gain = parcels.park_next(spared, late)
+        gain = packed_kv.compress_next(spared, late)
         if gain is not None:
             chosen.append(Eviction(gain.node, "pages"))
             pages += gain.pages
             continue
-        if parking.at_once > 0:
-            for node in parking.choose(order.in_slots.values(), spared, demand, pages, slots):
+        if compression.at_once > 0:
+            for node in compression.choose(order.in_slots.values(), spared, demand, pages, slots):
                 chosen.append(Eviction(node.id, "slot"))
-                pages, slots = pages - parking.pages_each, slots + 1
-                parked.add(node.id)
-            parking = replace(parking, at_once=0)
+                pages, slots = pages - compression.pages_each, slots + 1
+                compressed.add(node.id)
+            compression = replace(compression, at_once=0)
             continue
         node = states.next(demand.slots_to_a_frame(slots)) or next(late_states, None)
         if node is None:
             break
         late.pop(node.id, None)
-        if node.id in parked:
+        if node.id in compressed:
             continue
         chosen.append(Eviction(node.id, "state"))
-        if node.slot == PARKED:
-            pages += parking.pages_each
+        if node.slot == COMPRESSED:
+            pages += compression.pages_each
         else:
             slots += 1
         overlay.lose_state(node)

@@ -29,10 +29,10 @@ def check_policy(name: str) -> None:
 def make_policy(name: str, plan: ArenaPlan, cost: PrefillCost, clock: Clock) -> Policy:
     """The policy called ``name`` for a memory of geometry ``plan``. A model without recurrent layers has no
     checkpoints to choose among: its KV goes by recency, whatever the name. Where states or KV may be
-    parked, their bytes are those they have then: before any is evicted, it is parked."""
+    compressed, their bytes are those they have then: before any is evicted, it is compressed."""
     check_policy(name)
-    if plan.parked_pages:
-        plan = replace(plan, slot_stride_bytes=plan.parked_bytes)
-    if plan.parked_kv_bytes:
-        plan = replace(plan, page_bytes=plan.parked_kv_bytes)
+    if plan.compressed_pages:
+        plan = replace(plan, slot_stride_bytes=plan.compressed_bytes)
+    if plan.compressed_kv_bytes:
+        plan = replace(plan, page_bytes=plan.compressed_kv_bytes)
     return POLICIES[name](plan, cost, clock) if plan.slots_per_frame else LeastRecentlyUsed()

@@ -20,7 +20,7 @@ from heapq import nlargest
 from itertools import islice
 
 from weft.memory.prefix.cache import PrefixCache
-from weft.memory.prefix.tree import PARKED, Node, NodeId
+from weft.memory.prefix.tree import COMPRESSED, Node, NodeId
 from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS
 
 NODES_MAX = 20_000
@@ -36,7 +36,7 @@ class ShapeSum:
     pages: int = 0
     checkpoints: int = 0
     inexact: int = 0
-    """Nodes whose KV or checkpoint was parked once, or was computed behind what was."""
+    """Nodes whose KV or checkpoint was compressed once, or was computed behind what was."""
     bytes: int = 0
     hits: int = 0
     youngest_s: float = 0.0
@@ -112,9 +112,9 @@ def shape_of(cache: PrefixCache, seconds_since: Callable[[int], float]) -> Cache
             by_root[node.id] = salted[node.id], ShapeSum()
             continue
         root = root_of[node.id] = root_of[node.parent.id]
-        node_bytes = cache.parcels.pages_of(node) * plan.page_bytes
+        node_bytes = cache.packed_kv.pages_of(node) * plan.page_bytes
         if node.slot != PAD:
-            node_bytes += plan.parked_bytes if node.slot == PARKED else plan.slot_stride_bytes
+            node_bytes += plan.compressed_bytes if node.slot == COMPRESSED else plan.slot_stride_bytes
         age_s = seconds_since(node.used_at)
         for total in (by_root[root][1], _class_of(depths, node.end, CHUNK_TOKENS).total,
                       _class_of(lengths, node.end - node.start, PAGE_TOKENS).total):

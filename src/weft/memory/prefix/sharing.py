@@ -9,7 +9,7 @@ would find the tree's, and the reservation says exactly which page is kept and w
     B adds              [512..1024)  pages of A, [1024..) pages of B
                          B's own pages of [512..1024) fall out, its table is patched
 
-What is parked in the tree (parcels.py) is there and has no pages: the first who publishes over it gives it
+What is compressed in the tree (packed_kv.py) is there and has no pages: the first who publishes over it gives it
 its own, and gives up none.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from weft.memory.lease import Checkpoint, Lease
-from weft.memory.prefix.compressed_kv import Widening
+from weft.memory.prefix.compressed_kv import Unpacking
 from weft.memory.prefix.edge import PAGE_KEY_BYTES, common_pages
 from weft.memory.prefix.tree import NO_NODE, Node, NodeId, PrefixTree
 from weft.memory.values import Publication, TablePatch
@@ -39,7 +39,7 @@ class Sharing:
 
     __slots__ = ("_paths", "_tree", "_widening", "given_up", "patches", "publications", "visited")
 
-    def __init__(self, tree: PrefixTree, widening: Widening) -> None:
+    def __init__(self, tree: PrefixTree, widening: Unpacking) -> None:
         self._tree = tree
         self._widening = widening
         self._paths: dict[tuple[str, NodeId, int], list[_Path]] = {}

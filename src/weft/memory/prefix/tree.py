@@ -41,8 +41,8 @@ NodeId = NewType("NodeId", int)
 
 NO_NODE = NodeId(PAD)
 NO_SLOT = SlotId(PAD)
-PARKED = SlotId(PAD - 1)
-"""In place of a slot: the checkpoint is parked (parking.py)."""
+COMPRESSED = SlotId(PAD - 1)
+"""In place of a slot: the checkpoint is compressed (compression.py)."""
 Owners = list[int] | dict[int, int]
 """By page or slot; see ``owners``."""
 
@@ -63,7 +63,7 @@ class Node:
     tail_count: int = 0
     """Children that are tails."""
     slot: SlotId = NO_SLOT
-    """Checkpoint at ``end``: PAD without one, PARKED where it has pages and no slot."""
+    """Checkpoint at ``end``: PAD without one, COMPRESSED where it has pages and no slot."""
     epoch: int = 0
     holds: int = 0
     """Leases that read this node's pages."""
@@ -76,7 +76,7 @@ class Node:
     used_at: int = 0
     """Version of the books when it was made or last opened on."""
     kv_inexact: bool = False
-    """Its KV was parked once, or computed behind what was; ``state_inexact``: so was its checkpoint."""
+    """Its KV was compressed once, or computed behind what was; ``state_inexact``: so was its checkpoint."""
     state_inexact: bool = False
 
     @property
@@ -340,7 +340,7 @@ class PrefixTree:
         node.slot, node.epoch = slot, epoch
 
     def take_slot(self, node: Node, to: SlotId = NO_SLOT) -> tuple[SlotId, int]:
-        """The checkpoint of ``node`` leaves its slot, and is lost or PARKED."""
+        """The checkpoint of ``node`` leaves its slot, and is lost or COMPRESSED."""
         assert node.slot >= 0, f"node {node.id} has no checkpoint in a slot"
         claim = node.slot, node.epoch
         self.slot_count -= 1

@@ -74,7 +74,7 @@ function drawPrompts(now) {
 function drawTree(cache) {
   const tree = cache.tree ?? {prefixes: [], by_depth: []};
   part("tree-total").textContent = cache.tree ? `${formatCount(cache.nodes)} nodes, ${formatCount(cache.states)} states` +
-    `${cache.states_parked ? ` (${formatCount(cache.states_parked)} parked in 8 bits)` : ""}, ${formatBytes(cache.bytes)}` : "";
+    `${cache.states_compressed ? ` (${formatCount(cache.states_compressed)} compressed in 8 bits)` : ""}, ${formatBytes(cache.bytes)}` : "";
   const rows = tree.prefixes.map((prefix) => {
     const row = element("tr");
     row.append(element("td", prefix.checkpoint ? "state and KV" : "KV only"), ...["tokens", "hits", "branches", "readers"].map(

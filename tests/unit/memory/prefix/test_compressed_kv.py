@@ -1,4 +1,4 @@
-"""Parked KV: how large, when, in which order, and what is inexact behind it."""
+"""Compressed KV: how large, when, in which order, and what is inexact behind it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.memory.geometry import (
 )
 from weft.memory.frames.plan import plan_arena
 from weft.memory.memory import Memory
-from weft.memory.prefix.compressed_kv import Form, KvPark, KvRestore, Parcel
+from weft.memory.prefix.compressed_kv import Form, CompressKv, RestoreKv, PackedPages
 from weft.memory.prefix.tree import Node, NodeId
 from weft.memory.values import Reservation
 from weft.spec import ModelSpec
@@ -30,36 +30,36 @@ GIB = 1 << 30
 
 @pytest.mark.parametrize("spec", [QWEN35_397B, QWEN3_NEXT_80B, NEMOTRON_H_8B, JAMBA_MINI, LFM2_1_2B,
                                   GRANITE_H_SMALL])
-def test_a_parked_page_is_nearly_half_of_one_in_sixteen_bits(spec: ModelSpec) -> None:
-    arena = plan_arena(spec, 80 * GIB, park=True)
-    assert 1.8 < arena.page_bytes / arena.parked_kv_bytes < 2
-    last = arena.parked_kv_fields[-1]
+def test_a_compressed_page_is_nearly_half_of_one_in_sixteen_bits(spec: ModelSpec) -> None:
+    arena = plan_arena(spec, 80 * GIB, compress=True)
+    assert 1.8 < arena.page_bytes / arena.compressed_kv_bytes < 2
+    last = arena.compressed_kv_fields[-1]
     scales = last.field.kv_heads * PAGE_TOKENS * 4 * (1 + (last.field.v_offset_bytes is not None))
-    assert 0 <= arena.parked_kv_bytes - last.scale_offset_bytes - scales < 64
+    assert 0 <= arena.compressed_kv_bytes - last.scale_offset_bytes - scales < 64
 
 
 @pytest.mark.parametrize("spec", [QWEN35_397B, QWEN3_NEXT_80B, NEMOTRON_H_8B, JAMBA_MINI, LFM2_1_2B,
                                   GRANITE_H_SMALL])
 def test_in_four_bits_it_is_under_a_third_and_the_last_row_ends_with_the_record(spec: ModelSpec) -> None:
-    arena = plan_arena(spec, 80 * GIB, park=True, park_kv="int4")
-    assert 2.9 < arena.page_bytes / arena.parked_kv_bytes < 3.2
-    last = arena.parked_kv_fields[-1]
+    arena = plan_arena(spec, 80 * GIB, compress=True, compress_kv="int4")
+    assert 2.9 < arena.page_bytes / arena.compressed_kv_bytes < 3.2
+    last = arena.compressed_kv_fields[-1]
     rows = last.field.kv_heads * (last.field.head_dim + PAGE_TOKENS)
-    assert 0 <= arena.parked_kv_bytes - last.scale_offset_bytes - rows * 4 < 64
+    assert 0 <= arena.compressed_kv_bytes - last.scale_offset_bytes - rows * 4 < 64
 
 
-def test_kv_is_parked_only_where_it_is_asked_for_and_wider_than_eight_bits() -> None:
-    assert plan_arena(QWEN35_397B, 80 * GIB).parked_kv_bytes == 0
-    assert plan_arena(QWEN35_397B, 80 * GIB, kv_dtype="int8", park=True).parked_kv_bytes == 0
-    wide = plan_arena(QWEN35_397B, 80 * GIB, kv_dtype="float32", park=True)
-    assert 3.6 < wide.page_bytes / wide.parked_kv_bytes < 4
-    assert plan_arena(QWEN35_397B, 80 * GIB, park_kv="int4").parked_kv_bytes == 0
-    assert plan_arena(QWEN35_397B, 80 * GIB, kv_dtype="int8", park=True, park_kv="int4").parked_kv_bytes == 0
+def test_kv_is_compressed_only_where_it_is_asked_for_and_wider_than_eight_bits() -> None:
+    assert plan_arena(QWEN35_397B, 80 * GIB).compressed_kv_bytes == 0
+    assert plan_arena(QWEN35_397B, 80 * GIB, kv_dtype="int8", compress=True).compressed_kv_bytes == 0
+    wide = plan_arena(QWEN35_397B, 80 * GIB, kv_dtype="float32", compress=True)
+    assert 3.6 < wide.page_bytes / wide.compressed_kv_bytes < 4
+    assert plan_arena(QWEN35_397B, 80 * GIB, compress_kv="int4").compressed_kv_bytes == 0
+    assert plan_arena(QWEN35_397B, 80 * GIB, kv_dtype="int8", compress=True, compress_kv="int4").compressed_kv_bytes == 0
 
 
 def kept(count: int, *, kv_share: float = 0.5, pages: int = 4, frames: int = 16) -> Memory:
     """``count`` prompts of so many pages each, which nobody reads any more, on frames of ten pages."""
-    memory = small_memory(10, 1, frames, cache=True, parked_kv_share=kv_share)
+    memory = small_memory(10, 1, frames, cache=True, compressed_kv_share=kv_share)
     for seq in range(count):
         keep(memory, seq, tokens_of(seq, pages * PAGE_TOKENS))
     return memory
@@ -101,37 +101,37 @@ def node_of(memory: Memory, seq: int) -> Node:
     return node
 
 
-def test_kv_is_parked_in_its_own_pages_before_any_state_goes_the_longest_unread_first() -> None:
+def test_kv_is_compressed_in_its_own_pages_before_any_state_goes_the_longest_unread_first() -> None:
     memory = kept(8)
     before = [tuple(node_of(memory, seq).pages) for seq in range(8)]
     free = memory.usage().pages_available
     reservation = short(memory, free + 1)
-    assert [park.pages for park in reservation.kv_parked] == before[:6]
+    assert [compress.pages for compress in reservation.kv_compressed] == before[:6]
     assert not reservation.evicted
     assert not reservation.pages, "it takes none"
     usage = memory.usage()
-    assert (usage.pages_parked, usage.parked_kv_bytes) == (24, 12 * memory.plan.page_bytes)
+    assert (usage.pages_compressed, usage.compressed_kv_bytes) == (24, 12 * memory.plan.page_bytes)
     assert usage.pages_available == free + 12
-    assert memory._books.cache.parcels.by_node[node_of(memory, 0).id].pages == list(before[0][:2])
+    assert memory._books.cache.packed_kv.by_node[node_of(memory, 0).id].pages == list(before[0][:2])
     assert usage.cached_bytes == usage.evictable_bytes
 
 
-def test_what_somebody_is_sure_to_come_for_is_not_parked() -> None:
+def test_what_somebody_is_sure_to_come_for_is_not_compressed() -> None:
     memory = kept(8)
     draft = memory.draft()
     draft.evict_last([node_of(memory, 0).id])
     assert draft.reclaim(pages=memory.usage().pages_available + 1)
-    parked = [park.node for park in draft.seal().kv_parked]
-    assert parked == [node_of(memory, seq).id for seq in range(1, 7)]
+    compressed = [compress.node for compress in draft.seal().kv_compressed]
+    assert compressed == [node_of(memory, seq).id for seq in range(1, 7)]
 
 
 def test_without_it_the_same_shortage_evicts_and_nothing_is_marked() -> None:
     memory = kept(8, kv_share=0)
     reservation = short(memory, memory.usage().pages_available + 1)
-    assert not reservation.kv_parked
+    assert not reservation.kv_compressed
     assert reservation.evicted
     assert not any(node.kv_inexact or node.state_inexact for node in memory._books.cache.tree.nodes())
-    assert memory.usage().parked_kv_bytes == 0
+    assert memory.usage().compressed_kv_bytes == 0
 
 
 def test_who_begins_behind_it_reads_it_wide_and_so_does_who_comes_with_him() -> None:
@@ -170,7 +170,7 @@ def test_where_there_is_no_room_to_make_it_wide_opening_says_no_and_changes_noth
     assert memory.draft().open(SeqId(10), match, len(prompt)), "the control: with room it opens"
 
 
-def test_what_is_left_behind_parked_kv_is_inexact_and_computing_it_anew_makes_it_exact() -> None:
+def test_what_is_left_behind_compressed_kv_is_inexact_and_computing_it_anew_makes_it_exact() -> None:
     memory = kept(8)
     short(memory, memory.usage().pages_available + 1)
     longer = np.append(tokens_of(0, 4 * PAGE_TOKENS), tokens_of(50, 3 * PAGE_TOKENS)).astype(np.int32)
@@ -181,25 +181,25 @@ def test_what_is_left_behind_parked_kv_is_inexact_and_computing_it_anew_makes_it
     assert not node_of(memory, 7).kv_inexact
     assert memory.usage().cache.hits_inexact == 1
     assert sum(one.total.inexact for one in memory.cache_shape(lambda version: 0.0).namespaces) == 7
-    # one that begins before it, and computes it all, publishes over what is parked
+    # one that begins before it, and computes it all, publishes over what is compressed
     draft = memory.draft()
     assert draft.open(SeqId(11), memory.match([], salt=""), 4 * PAGE_TOKENS)
     memory.commit(draft.seal())
-    assert node_of(memory, 1).id in memory._books.cache.parcels.by_node
+    assert node_of(memory, 1).id in memory._books.cache.packed_kv.by_node
     draft = memory.draft()
     draft.close(SeqId(11), keep=tokens_of(1, 4 * PAGE_TOKENS))
     memory.commit(draft.seal())
     memory.audit()
-    assert node_of(memory, 1).id not in memory._books.cache.parcels.by_node
+    assert node_of(memory, 1).id not in memory._books.cache.packed_kv.by_node
     assert not node_of(memory, 1).kv_inexact
 
 
-def test_who_has_computed_it_exactly_gives_up_nothing_for_what_was_parked_once() -> None:
+def test_who_has_computed_it_exactly_gives_up_nothing_for_what_was_compressed_once() -> None:
     memory = kept(8)
     short(memory, memory.usage().pages_available + 1)
     keep(memory, 10, np.append(tokens_of(0, 4 * PAGE_TOKENS), [7, 7]).astype(np.int32))
     node = node_of(memory, 0)
-    assert node.id not in memory._books.cache.parcels.by_node, "it was read, and is wide"
+    assert node.id not in memory._books.cache.packed_kv.by_node, "it was read, and is wide"
     assert node.kv_inexact
     before, draft = node.pages, memory.draft()
     assert draft.open(SeqId(11), memory.match([], salt=""), 5 * PAGE_TOKENS)
@@ -215,11 +215,11 @@ def test_who_has_computed_it_exactly_gives_up_nothing_for_what_was_parked_once()
     assert not memory.lease(SeqId(11)).inexact
 
 
-def test_a_fork_in_the_middle_makes_the_front_wide_and_cuts_the_parcel() -> None:
+def test_a_fork_in_the_middle_makes_the_front_wide_and_cuts_the_packed() -> None:
     memory = kept(3, pages=8)
     short(memory, memory.usage().pages_available + 1)
     lower = node_of(memory, 0)
-    assert lower.id in memory._books.cache.parcels.by_node
+    assert lower.id in memory._books.cache.packed_kv.by_node
     forked = np.append(tokens_of(0, 5 * PAGE_TOKENS), tokens_of(60, 2 * PAGE_TOKENS)).astype(np.int32)
     draft = memory.draft()
     assert draft.open(SeqId(10), memory.match([], salt=""), len(forked))
@@ -229,8 +229,8 @@ def test_a_fork_in_the_middle_makes_the_front_wide_and_cuts_the_parcel() -> None
     draft.close(SeqId(10), keep=forked)
     memory.commit(draft.seal())
     memory.audit()
-    parcel = memory._books.cache.parcels.by_node[lower.id]
-    assert (parcel.count, parcel.cut, parcel.skip_bytes) == (3, 2, memory.plan.page_bytes // 2)
+    packed = memory._books.cache.packed_kv.by_node[lower.id]
+    assert (packed.count, packed.cut, packed.skip_bytes) == (3, 2, memory.plan.page_bytes // 2)
     assert lower.parent is not None
     assert (lower.parent.pages, lower.parent.kv_inexact) == (own[:5], False)
 
@@ -238,59 +238,59 @@ def test_a_fork_in_the_middle_makes_the_front_wide_and_cuts_the_parcel() -> None
 @pytest.mark.parametrize("record_bytes", [128, 144, 192])
 @pytest.mark.parametrize("skip_bytes", [0, 64, 240])
 def test_rows_write_only_what_those_before_them_have_read(record_bytes: int, skip_bytes: int) -> None:
-    """Byte by byte: parked row by row, and restored row by row, in place."""
+    """Byte by byte: compressed row by row, and restored row by row, in place."""
     form = Form(256, record_bytes)
     for count in (1, 2, 3, 4, 7, 20):
         pages = [PageId(page) for page in np.random.default_rng(count).permutation(count + 3)]
         memory = np.zeros((count + 4, 256), dtype=np.int64)
         lies_on = -(-(skip_bytes + count * record_bytes) // 256)
-        parcel = Parcel(pages[:lies_on], 0, skip_bytes, -9, count)
+        packed = PackedPages(pages[:lies_on], 0, skip_bytes, -9, count)
         bytes_of = [np.full(record_bytes, 10 + record) for record in range(count)]
         for record in range(count):
             for at in range(record_bytes):
                 place = skip_bytes + record * record_bytes + at
-                memory[parcel.pages[place // 256], place % 256] = bytes_of[record][at]
-        wide = parcel.wide_in(pages[lies_on:lies_on + parcel.missing], form)
+                memory[packed.pages[place // 256], place % 256] = bytes_of[record][at]
+        wide = packed.wide_in(pages[lies_on:lies_on + packed.missing], form)
         assert len(set(wide)) == count
-        restore = KvRestore(NodeId(1), tuple(parcel.pages), skip_bytes, wide, form)
+        restore = RestoreKv(NodeId(1), tuple(packed.pages), skip_bytes, wide, form)
         for page, first, last, start in restore.rows.tolist():
             both = np.concatenate([memory[first], memory[last]])
             record = wide.index(page)
             assert (both[start:start + record_bytes] == bytes_of[record]).all()
             memory[page] = -1
-    park = KvPark(NodeId(1), tuple(pages), -(-len(pages) * record_bytes // 256), form)
+    compress = CompressKv(NodeId(1), tuple(pages), -(-len(pages) * record_bytes // 256), form)
     written: set[int] = set()
-    for page, first, last, _ in park.rows.tolist():
+    for page, first, last, _ in compress.rows.tolist():
         assert page not in written, "it was written before it was read"
         written |= {first, last}
 
 
-def a_parcel(memory: Memory) -> Parcel:
-    return next(iter(memory._books.cache.parcels.by_node.values()))
+def a_packed(memory: Memory) -> PackedPages:
+    return next(iter(memory._books.cache.packed_kv.by_node.values()))
 
 
 def swap_two_pages(memory: Memory) -> None:
-    a_parcel(memory).pages.reverse()
+    a_packed(memory).pages.reverse()
 
 
 def count_a_page_more(memory: Memory) -> None:
-    memory._books.cache.parcels.page_count += 1
+    memory._books.cache.packed_kv.page_count += 1
 
 
 def count_a_record_less(memory: Memory) -> None:
-    memory._books.cache.parcels.record_count -= 1
+    memory._books.cache.packed_kv.record_count -= 1
 
 
 def lose_a_page(memory: Memory) -> None:
-    a_parcel(memory).pages.pop()
+    a_packed(memory).pages.pop()
 
 
 def name_another_record(memory: Memory) -> None:
-    a_parcel(memory).name -= 1
+    a_packed(memory).name -= 1
 
 
 def begin_elsewhere(memory: Memory) -> None:
-    a_parcel(memory).skip_bytes += memory.plan.page_bytes
+    a_packed(memory).skip_bytes += memory.plan.page_bytes
 
 
 def take_it_for_exact(memory: Memory) -> None:
@@ -298,16 +298,16 @@ def take_it_for_exact(memory: Memory) -> None:
 
 
 def forget_what_nobody_reads(memory: Memory) -> None:
-    memory._books.cache.parcels.idle.popitem()
+    memory._books.cache.packed_kv.idle.popitem()
 
 
-def park_what_is_gone(memory: Memory) -> None:
-    memory._books.cache.parcels.by_node[NodeId(10**6)] = a_parcel(memory)
+def compress_what_is_gone(memory: Memory) -> None:
+    memory._books.cache.packed_kv.by_node[NodeId(10**6)] = a_packed(memory)
 
 
 @pytest.mark.parametrize("corrupt", [
     swap_two_pages, count_a_page_more, count_a_record_less, lose_a_page, name_another_record, begin_elsewhere,
-    take_it_for_exact, forget_what_nobody_reads, park_what_is_gone], ids=lambda corrupt: corrupt.__name__)
+    take_it_for_exact, forget_what_nobody_reads, compress_what_is_gone], ids=lambda corrupt: corrupt.__name__)
 def test_the_audit_sees(corrupt: Callable[[Memory], None]) -> None:
     memory = kept(8)
     short(memory, memory.usage().pages_available + 1)

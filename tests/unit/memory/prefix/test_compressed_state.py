@@ -1,4 +1,4 @@
-"""Parked states: how large, when, and what the audit sees."""
+"""Compressed states: how large, when, and what the audit sees."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.memory.geometry import (
 from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.memory.frames.pressure import Demand
 from weft.memory.memory import Memory
-from weft.memory.prefix.compressed_state import ParkingRoom
+from weft.memory.prefix.compressed_state import CompressionRoom
 from weft.memory.prefix.policies import POLICIES, make_policy
 from weft.memory.prefix.policy import LeastRecentlyUsed, PrefillCost
 from weft.memory.prefix.tree import Node
@@ -33,45 +33,45 @@ GIB = 1 << 30
 
 @pytest.mark.parametrize(("spec", "times_smaller"), [
     (QWEN35_397B, 3.6), (QWEN3_NEXT_80B, 3.6), (NEMOTRON_H_8B, 3.6), (JAMBA_MINI, 2.6)])
-def test_a_parked_state_is_so_many_times_smaller(spec: ModelSpec, times_smaller: float) -> None:
+def test_a_compressed_state_is_so_many_times_smaller(spec: ModelSpec, times_smaller: float) -> None:
     """Codes, scales, windows and the rest of the last page. Jamba has a scale for each 16 numbers."""
-    arena = plan_arena(spec, 80 * GIB, park=True)
-    assert times_smaller < arena.slot_stride_bytes / arena.parked_bytes < times_smaller + 0.4
-    last = arena.parked_fields[-1]
-    assert max(last.offset_bytes, last.scale_offset_bytes or 0) < arena.parked_bytes
-    offsets = [at for one in arena.parked_fields
+    arena = plan_arena(spec, 80 * GIB, compress=True)
+    assert times_smaller < arena.slot_stride_bytes / arena.compressed_bytes < times_smaller + 0.4
+    last = arena.compressed_fields[-1]
+    assert max(last.offset_bytes, last.scale_offset_bytes or 0) < arena.compressed_bytes
+    offsets = [at for one in arena.compressed_fields
                for at in (one.offset_bytes, one.scale_offset_bytes) if at is not None]
     assert offsets == sorted(set(offsets))
     assert all(at % 256 == 0 for at in offsets)
 
 
 @pytest.mark.parametrize("spec", [ATTENTION_ONLY, RECURRENT_ONLY])
-def test_without_pages_or_states_nothing_is_parked(spec: ModelSpec) -> None:
-    assert plan_arena(spec, GIB, park=True) == plan_arena(spec, GIB)
+def test_without_pages_or_states_nothing_is_compressed(spec: ModelSpec) -> None:
+    assert plan_arena(spec, GIB, compress=True) == plan_arena(spec, GIB)
 
 
 @pytest.mark.parametrize("spec", [LFM2_1_2B, GRANITE_H_SMALL])
-def test_without_wide_accumulators_states_are_not_parked(spec: ModelSpec) -> None:
-    arena = plan_arena(spec, GIB, park=True)
-    assert not arena.parked_pages
-    assert arena.parked_kv_bytes
+def test_without_wide_accumulators_states_are_not_compressed(spec: ModelSpec) -> None:
+    arena = plan_arena(spec, GIB, compress=True)
+    assert not arena.compressed_pages
+    assert arena.compressed_kv_bytes
 
 
-def test_parking_is_only_where_it_is_asked_for() -> None:
-    assert plan_arena(QWEN35_397B, 80 * GIB).parked_pages == 0
+def test_compression_is_only_where_it_is_asked_for() -> None:
+    assert plan_arena(QWEN35_397B, 80 * GIB).compressed_pages == 0
 
 
 @pytest.mark.parametrize(("pages", "slots", "at_once", "expected"), [
     (0, 4, 9, 0),      # 4 frames of slots, 4 there are: nothing is missing, and nobody asks
-    (10, 4, 9, 2),     # 5 frames wanted: two parked give two frames and take 6 pages, which make 16: one each
-    (0, 5, 9, 2),      # one is parked: 3 pages take the frame it gave. Two: still one
+    (10, 4, 9, 2),     # 5 frames wanted: two compressed give two frames and take 6 pages, which make 16: one each
+    (0, 5, 9, 2),      # one is compressed: 3 pages take the frame it gave. Two: still one
     (0, 5, 1, 0),      # only one can be: nothing gained
     (40, 4, 9, 3),     # out of reach: as far as it helps
 ])
-def test_as_many_are_parked_as_it_takes(pages: int, slots: int, at_once: int, expected: int) -> None:
+def test_as_many_are_compressed_as_it_takes(pages: int, slots: int, at_once: int, expected: int) -> None:
     demand = Demand(frames=4, pages_per_frame=10, slots_per_frame=1, pages=pages, slots=slots)
     nodes = _nodes(9)
-    chosen = ParkingRoom(3, at_once).choose(nodes, {nodes[0].id}, demand, 0, 0)
+    chosen = CompressionRoom(3, at_once).choose(nodes, {nodes[0].id}, demand, 0, 0)
     assert chosen == nodes[1:1 + expected]
 
 
@@ -80,9 +80,9 @@ def _nodes(count: int) -> list[Node]:
     return list(memory._books.cache.order.in_slots.values())
 
 
-def kept(count: int, *, frames: int = 20, parked_pages: int = 3) -> Memory:
+def kept(count: int, *, frames: int = 20, compressed_pages: int = 3) -> Memory:
     """``count`` states of a page of tokens each, on frames of ten pages or a state."""
-    memory = small_memory(10, 1, frames, cache=True, parked_pages=parked_pages)
+    memory = small_memory(10, 1, frames, cache=True, compressed_pages=compressed_pages)
     for seq in range(count):
         one(memory, seq)
     return memory
@@ -103,64 +103,64 @@ def one(memory: Memory, seq: int) -> None:
 
 
 def short(memory: Memory, pages: int) -> tuple[int, int]:
-    """Somebody wants so many pages; what is parked and evicted for it in one step."""
+    """Somebody wants so many pages; what is compressed and evicted for it in one step."""
     draft = memory.draft()
     draft.reclaim(pages=pages)
     reservation = draft.seal()
     memory.commit(reservation)
     memory.audit()
-    return len(reservation.parked), len(reservation.evicted)
+    return len(reservation.compressed), len(reservation.evicted)
 
 
-def test_states_are_parked_before_any_is_evicted_the_longest_unused_first() -> None:
+def test_states_are_compressed_before_any_is_evicted_the_longest_unused_first() -> None:
     memory = kept(8, frames=10)
-    parked, evicted = short(memory, 30)
-    assert parked > 0
+    compressed, evicted = short(memory, 30)
+    assert compressed > 0
     assert evicted == 0
-    parked = memory.usage().states_parked
+    compressed = memory.usage().states_compressed
     tree = memory._books.cache.tree
-    in_pages = [tree.by_id[node].tokens for node in memory._books.cache.parked.pages]
-    assert in_pages == [tokens_of(seq).tobytes() for seq in range(parked)]
+    in_pages = [tree.by_id[node].tokens for node in memory._books.cache.compressed.pages]
+    assert in_pages == [tokens_of(seq).tobytes() for seq in range(compressed)]
     match = memory.match(tokens_of(0, 20), salt="")
     assert match.cached_tokens == PAGE_TOKENS
     draft = memory.draft()
     assert draft.open(SeqId(50), match, 20)
     [restore] = draft.seal().restored
-    assert list(restore.pages) == memory._books.cache.parked.pages[match.anchor]
+    assert list(restore.pages) == memory._books.cache.compressed.pages[match.anchor]
     assert restore.slot == draft.slot_of(SeqId(50))
     assert not draft.seal().slot_copies
 
 
-def test_what_is_parked_is_evicted_when_nothing_else_is_left_and_gives_its_pages() -> None:
+def test_what_is_compressed_is_evicted_when_nothing_else_is_left_and_gives_its_pages() -> None:
     memory = kept(8, frames=10)
     for _ in range(20):
         short(memory, 90)
-    assert memory.usage().states_parked == memory.usage().slots_cached == 0
+    assert memory.usage().states_compressed == memory.usage().slots_cached == 0
     assert memory.usage().frames_free >= 9
 
 
-def test_without_parking_the_same_shortage_evicts() -> None:
-    parked, evicted = short(kept(8, frames=10, parked_pages=0), 30)
-    assert parked == 0
+def test_without_compression_the_same_shortage_evicts() -> None:
+    compressed, evicted = short(kept(8, frames=10, compressed_pages=0), 30)
+    assert compressed == 0
     assert evicted > 0
 
 
-def test_usage_adds_up_with_parked_states() -> None:
+def test_usage_adds_up_with_compressed_states() -> None:
     memory = kept(8, frames=10)
     assert short(memory, 30)[0]
     usage = memory.usage()
-    parked = usage.states_parked
-    assert parked + usage.slots_cached == 8
-    assert usage.parked_bytes == 3 * parked * memory.plan.page_bytes
-    assert usage.pages_cached == 8 + 3 * parked
+    compressed = usage.states_compressed
+    assert compressed + usage.slots_cached == 8
+    assert usage.compressed_bytes == 3 * compressed * memory.plan.page_bytes
+    assert usage.pages_cached == 8 + 3 * compressed
     assert usage.cached_bytes == usage.evictable_bytes
     assert usage.page_bytes + usage.slot_bytes + usage.open_bytes + usage.free_bytes == usage.arena_bytes
     memory.flush()
     assert memory.usage().free_bytes == memory.usage().arena_bytes
 
 
-def test_a_policy_counts_the_bytes_that_a_state_has_parked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is parked before it is evicted."""
+def test_a_policy_counts_the_bytes_that_a_state_has_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is compressed before it is evicted."""
     found: list[int] = []
 
     class Told(LeastRecentlyUsed):
@@ -168,37 +168,37 @@ def test_a_policy_counts_the_bytes_that_a_state_has_parked(monkeypatch: pytest.M
             found.append(plan.slot_stride_bytes)
 
     monkeypatch.setitem(POLICIES, "told", Told)
-    for park in (False, True):
-        arena = plan_arena(QWEN35_397B, 80 * GIB, park=park)
+    for compress in (False, True):
+        arena = plan_arena(QWEN35_397B, 80 * GIB, compress=compress)
         make_policy("told", arena, PrefillCost(), lambda: 0.0)
-        assert found.pop() == (arena.parked_bytes if park else arena.slot_stride_bytes)
+        assert found.pop() == (arena.compressed_bytes if compress else arena.slot_stride_bytes)
 
 
 def _a_page_less(memory: Memory) -> None:
-    next(iter(memory._books.cache.parked.pages.values())).pop()
+    next(iter(memory._books.cache.compressed.pages.values())).pop()
 
 
 def _a_page_of_another(memory: Memory) -> None:
-    first, second, *_ = memory._books.cache.parked.pages.values()
+    first, second, *_ = memory._books.cache.compressed.pages.values()
     first[0] = second[0]
 
 
 def _forgotten(memory: Memory) -> None:
-    memory._books.cache.parked.pages.popitem()
+    memory._books.cache.compressed.pages.popitem()
 
 
 def _counted_wrong(memory: Memory) -> None:
-    memory._books.cache.parked.page_count += 1
+    memory._books.cache.compressed.page_count += 1
 
 
 def _two_pages_changed_places(memory: Memory) -> None:
-    pages = next(iter(memory._books.cache.parked.pages.values()))
+    pages = next(iter(memory._books.cache.compressed.pages.values()))
     pages[0], pages[1] = pages[1], pages[0]
 
 
 def _still_among_those_in_slots(memory: Memory) -> None:
     cache = memory._books.cache
-    name = next(iter(cache.parked.pages))
+    name = next(iter(cache.compressed.pages))
     cache.order.in_slots[name] = cache.tree.by_id[name]
 
 
@@ -208,7 +208,7 @@ def _still_among_those_in_slots(memory: Memory) -> None:
 def test_the_audit_sees(broken: Callable[[Memory], None]) -> None:
     memory = kept(8, frames=10)
     short(memory, 50)
-    assert memory.usage().states_parked >= 2
+    assert memory.usage().states_compressed >= 2
     memory.audit()
     broken(memory)
     with pytest.raises(AssertionError):

@@ -1,4 +1,4 @@
-"""Rows of KV in 4 bits, two numbers to a byte: what parked pages are kept in where that is asked for."""
+"""Rows of KV in 4 bits, two numbers to a byte: what compressed pages are kept in where that is asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recurrent states in 8 bits: what a parked checkpoint is kept in."""
+"""Recurrent states in 8 bits: what a compressed checkpoint is kept in."""
 
 from __future__ import annotations
 
