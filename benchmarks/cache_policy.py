@@ -33,7 +33,7 @@ from typing import Any
 
 from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.memory.memory import Memory
-from weft.memory.prefix.value.policy import Worth
+from weft.memory.prefix.value.policy import ValuePolicy
 from weft.planning.geometries import find_geometry
 from weft.planning.model_plan import Asked, make_plan
 from weft.sim.arms import Arm, find_arm
@@ -102,7 +102,7 @@ class Stopwatch:
         def make(plan: ArenaPlan, cost: CostModel, clock: Callable[[], float]) -> Memory:
             memory = arm.make_memory(plan, cost, clock)
             policy: Any = memory._books.cache.policy  # a benchmark may look inside
-            if isinstance(policy, Worth):
+            if isinstance(policy, ValuePolicy):
                 for name in HOOKS:
                     setattr(policy, name, self._around(getattr(policy, name)))
             return memory

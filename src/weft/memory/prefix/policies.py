@@ -9,12 +9,12 @@ from weft.errors import ConfigError
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.prefix.marconi import Marconi
 from weft.memory.prefix.policy import Clock, LeastRecentlyUsed, Policy, PrefillCost
-from weft.memory.prefix.value.policy import Worth
+from weft.memory.prefix.value.policy import ValuePolicy
 
 _FLAG = "--cache-policy"
 
 POLICIES: dict[str, Callable[[ArenaPlan, PrefillCost, Clock], Policy]] = {
-    "worth": Worth,
+    "worth": ValuePolicy,
     "lru": lambda plan, cost, clock: LeastRecentlyUsed(),
     "marconi": Marconi,
 }

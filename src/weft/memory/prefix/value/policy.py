@@ -92,7 +92,7 @@ class _Context:
     turn: int
 
 
-class Worth:
+class ValuePolicy:
     """See the module. ``clock`` is read by commits, and only by those in which a sequence comes, goes or
     leaves something, or something is evicted: what is planned between two of them sees one time, and steps
     that change nothing can be left out of a simulation."""

@@ -16,7 +16,7 @@ from weft.memory.prefix.policy import LeastRecentlyUsed, PrefillCost
 from weft.memory.prefix.tree import Node, NodeId
 from weft.memory.prefix.value import policy as worth_module
 from weft.memory.prefix.value.features import Kind
-from weft.memory.prefix.value.policy import Worth
+from weft.memory.prefix.value.policy import ValuePolicy
 from weft.units import PAGE_TOKENS, SeqId
 
 PAGES_PER_FRAME = 4
@@ -81,7 +81,7 @@ def test_what_is_asked_again_and_again_stays_though_long_prompts_pass_through() 
 def test_it_learns_who_comes_back_and_when() -> None:
     """Conversations of short answers go on after 20 seconds, those of long answers never do."""
     bench = Bench("worth", 40)
-    assert isinstance(bench.worth, Worth)
+    assert isinstance(bench.worth, ValuePolicy)
     for number in range(80):
         goes_on = number % 2 == 0
         first = prompt((100 + number, 40))
@@ -100,7 +100,7 @@ def test_it_learns_who_comes_back_and_when() -> None:
 
 def test_a_state_knows_what_it_was_and_how_many_answers_were_gone_on_from_before_it() -> None:
     bench = Bench("worth", 40)
-    assert isinstance(bench.worth, Worth)
+    assert isinstance(bench.worth, ValuePolicy)
     said = prompt((1, 40))
     for turn in range(3):
         seq = bench._next
@@ -117,11 +117,11 @@ def test_a_state_knows_what_it_was_and_how_many_answers_were_gone_on_from_before
 def test_candidates_are_valued_as_they_are_now_with_each_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two sweeps everything grows older; where that is not looked at, a stale order stays."""
     wrong = []
-    for refresh in (Worth._refresh, lambda self: None):
-        monkeypatch.setattr(Worth, "_refresh", refresh)
+    for refresh in (ValuePolicy._refresh, lambda self: None):
+        monkeypatch.setattr(ValuePolicy, "_refresh", refresh)
         monkeypatch.setattr(worth_module, "POOL_LOW", 0)
         bench = Bench("worth", 40)
-        assert isinstance(bench.worth, Worth)
+        assert isinstance(bench.worth, ValuePolicy)
         for number in range(6):
             bench.ask(prompt((number, 40)), answer=4)
             bench.now_s += 40
@@ -146,7 +146,7 @@ def test_the_same_run_makes_the_same_choices() -> None:
 def test_what_is_remembered_is_bounded_in_count_in_tokens_and_in_age(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worth_module, "GHOSTS_MAX", 20)
     bench = Bench("worth", 12)
-    assert isinstance(bench.worth, Worth)
+    assert isinstance(bench.worth, ValuePolicy)
     for number in range(100):
         bench.ask(prompt((number, 100)))
     assert 10 < len(bench.worth._ghosts) <= 20
@@ -187,8 +187,8 @@ def test_asking_what_would_go_changes_nothing_that_is_kept() -> None:
 def test_every_state_has_one_record_after_any_walk(seed: int) -> None:
     world = walk(seed)
     cache = world.memory._books.cache
-    assert isinstance(cache.policy, Worth) == bool(world.m)
-    if not isinstance(cache.policy, Worth):
+    assert isinstance(cache.policy, ValuePolicy) == bool(world.m)
+    if not isinstance(cache.policy, ValuePolicy):
         return
     worth, states = cache.policy, cache.order.states
     assert set(worth._rows) == set(states)
