@@ -71,18 +71,18 @@ class Sharing:
         pages: list[PageId] = []
         end, place = start, NO_NODE
         if base is not None:
-            way = tree.walk(base, whole, start)
-            last: Node = way.partly or (way.passed[-1] if way.passed else base)
-            self.visited.update(node.id for node in way.passed)
+            path = tree.walk(base, whole, start)
+            last: Node = path.partly or (path.passed[-1] if path.passed else base)
+            self.visited.update(node.id for node in path.passed)
             self.visited.add(last.id)
             first = start // PAGE_TOKENS
-            names, own = tree.path_pages(last, start, way.end), lease.pages[first:way.end // PAGE_TOKENS]
+            names, own = tree.path_pages(last, start, path.end), lease.pages[first:path.end // PAGE_TOKENS]
             if paged and not lease.inexact:
-                for node in (*way.passed, way.partly) if way.partly is not None else way.passed:
-                    at, end = node.start // PAGE_TOKENS - first, min(node.end, way.end) // PAGE_TOKENS - first
+                for node in (*path.passed, path.partly) if path.partly is not None else path.passed:
+                    at, end = node.start // PAGE_TOKENS - first, min(node.end, path.end) // PAGE_TOKENS - first
                     self._widening.renew(node, names[at:end], own[at:end])
             pages = self._widening.over(names, own)
-            end, place = way.end, last.id
+            end, place = path.end, last.id
         rest = whole[(end - start) // PAGE_TOKENS * PAGE_KEY_BYTES:]
         earlier = self._paths.setdefault((lease.salt, place, end), [])
         longest, shared = None, 0

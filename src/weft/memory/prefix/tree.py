@@ -125,7 +125,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class TreePath:
     """A walk below a node, whole pages only. ``passed``: the nodes with all of their edge matching, in
     order; ``partly``: the child in whose edge the walk ended, None at a node; ``end``: the position."""
 
@@ -165,8 +165,8 @@ class PrefixTree:
         node = self.roots.get(namespace)
         if node is None:
             return None
-        way = self.walk(node, data)
-        node = way.passed[-1] if way.passed else node
+        path = self.walk(node, data)
+        node = path.passed[-1] if path.passed else node
         deepest, anchor, lost = node, None, 0
         at: Node | None = node
         while at is not None:
@@ -177,11 +177,11 @@ class PrefixTree:
                 lost = at.end
             at = at.parent
         position = anchor.end if anchor is not None else 0
-        key = data[way.end * TOKEN_BYTES:way.end * TOKEN_BYTES + PAGE_KEY_BYTES]
-        gone = deepest.ghosts.get(key, 0) if way.partly is None else 0
-        kv_lost = min(gone, len(data) // TOKEN_BYTES - way.end)
+        key = data[path.end * TOKEN_BYTES:path.end * TOKEN_BYTES + PAGE_KEY_BYTES]
+        gone = deepest.ghosts.get(key, 0) if path.partly is None else 0
+        kv_lost = min(gone, len(data) // TOKEN_BYTES - path.end)
         lost = lost if lost > position else 0
-        return Found(deepest, way.partly, max(way.end, position), anchor, lost, kv_lost)
+        return Found(deepest, path.partly, max(path.end, position), anchor, lost, kv_lost)
 
     def _tail(self, node: Node, data: bytes) -> Node | None:
         """The longest tail below ``node`` that ``data`` goes through."""
@@ -195,7 +195,7 @@ class PrefixTree:
                 return tail
         return None
 
-    def walk(self, node: Node, data: bytes, first: int = 0) -> Way:
+    def walk(self, node: Node, data: bytes, first: int = 0) -> TreePath:
         """Follow ``data``, whose tokens begin at position ``first``, down from the end of ``node``."""
         passed: list[Node] = []
         at = (node.end - first) * TOKEN_BYTES
@@ -207,10 +207,10 @@ class PrefixTree:
             reached = edge.matches_until(child.start, data, at)
             passed += edge.nodes_passed(edge.index_of(child), reached)
             if not passed or passed[-1].end < reached:
-                return Way(tuple(passed), edge.node_at(reached - 1), reached)
+                return TreePath(tuple(passed), edge.node_at(reached - 1), reached)
             node = passed[-1]
             at = (reached - first) * TOKEN_BYTES
-        return Way(tuple(passed), None, first + at // TOKEN_BYTES)
+        return TreePath(tuple(passed), None, first + at // TOKEN_BYTES)
 
     def path_pages(self, node: Node, first: int, end: int) -> list[PageId]:
         """Pages of the tokens [first, end) on the way to ``node``, whose edge reaches ``end``; both are
@@ -260,14 +260,14 @@ class PrefixTree:
         the node that ends there, and the position up to which it was there already."""
         assert len(data) % PAGE_KEY_BYTES == 0
         assert len(pages) == (len(data) // PAGE_KEY_BYTES if self.paged else 0)
-        way = self.walk(base, data, base.end)
-        node = way.passed[-1] if way.passed else base
-        if way.partly is not None:
-            node = self.split(way.partly, way.end)
-        done = (way.end - base.end) // PAGE_TOKENS
+        path = self.walk(base, data, base.end)
+        node = path.passed[-1] if path.passed else base
+        if path.partly is not None:
+            node = self.split(path.partly, path.end)
+        done = (path.end - base.end) // PAGE_TOKENS
         if done * PAGE_KEY_BYTES < len(data):
             node = self._add(node, data[done * PAGE_KEY_BYTES:], list(pages[done:]))
-        return node, way.end
+        return node, path.end
 
     def add_tail(self, node: Node, data: bytes, pages: list[PageId]) -> Node | None:
         """A tail below ``node`` that takes over ``pages`` (one, or none without attention); None where
