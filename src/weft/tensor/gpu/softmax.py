@@ -93,7 +93,7 @@ def finish(x, token, head, taken, out, gate, gate_stride, head_gate, head_gate_s
 
 
 @triton.jit
-def pieces_of(seen, WINDOW: tl.constexpr, SPLITS_MAX: tl.constexpr, PAGES: tl.constexpr):
+def kv_splits_of(seen, WINDOW: tl.constexpr, SPLITS_MAX: tl.constexpr, PAGES: tl.constexpr):
     """(first page, page behind the last, pages of a split) of a row that sees ``seen`` tokens."""
     first = 0
     if WINDOW:
@@ -115,7 +115,7 @@ def combine(out, gate, gate_stride, head_gate, head_gate_stride, value_scale, co
         finish(tl.zeros((1, BLOCK_D), tl.float32), token, heads, taken, out, None, 0, None, 0, None, HEADS,
                GROUP, D, BLOCK_D)
         return
-    first, end, each = pieces_of(seen, WINDOW, SPLITS_MAX, PAGES)
+    first, end, each = kv_splits_of(seen, WINDOW, SPLITS_MAX, PAGES)
     live = tl.cdiv(end - first, each)
     at = (row * HEADS + head) * splits
     every = tl.arange(0, SPLITS_MAX)

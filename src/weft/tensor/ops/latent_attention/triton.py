@@ -38,7 +38,7 @@ from weft.tensor.gpu.pages import (
     widen,
 )
 from weft.tensor.gpu.runs import device_runs
-from weft.tensor.gpu.softmax import COMBINED_AT_ONCE, combine, finish, pieces_of, softmax_step
+from weft.tensor.gpu.softmax import COMBINED_AT_ONCE, combine, finish, kv_splits_of, softmax_step
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.paged_attention.triton import SPLIT_TOKENS, splits_max
 from weft.tensor.ops.write_kv.triton import (
@@ -72,7 +72,7 @@ def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tenso
                          TOKENS=TILE_TOKENS, num_warps=8)
     out_THV = torch.empty((tokens, heads, value_dim), dtype=q_THW.dtype, device=q_THW.device)
     product, precision = product_of(q_THW.dtype, cache.dtype)
-    main, rest = pieces_of_row(width, value_dim)
+    main, rest = kv_splits_of_row(width, value_dim)
     table = runs.page_table_RP
     common = (q_THW, q_THW.stride(0), q_THW.stride(1), *pages, table, table.stride(0),
               scale * math.log2(math.e), out_THV)
@@ -104,7 +104,7 @@ def _launch_decode(common: tuple[Any, ...], runs: Runs, constants: dict[str, Any
                            PAGES=blocks["PAGES"], SPLITS_MAX=most, AT_ONCE=COMBINED_AT_ONCE, num_warps=2)
 
 
-def pieces_of_row(width: int, value_dim: int) -> tuple[int, int]:
+def kv_splits_of_row(width: int, value_dim: int) -> tuple[int, int]:
     """(MAIN, REST): powers of two, at least 16, REST 0 where MAIN is everything."""
     main = max(16, 1 << (width.bit_length() - 1))
     if main >= width or main < value_dim:
@@ -181,7 +181,7 @@ def _decode(q, q_token, q_head, cache, stride, scales, scale_stride, table, tabl
             TILE_HEADS: tl.constexpr, PAGES: tl.constexpr):
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(2)
     seen = tl.load(context + row).to(tl.int32)
-    _, end, each = pieces_of(tl.maximum(seen, 0), 0, SPLITS_MAX, PAGES)
+    _, end, each = kv_splits_of(tl.maximum(seen, 0), 0, SPLITS_MAX, PAGES)
     begin = split * each
     end = tl.minimum(begin + each, end)
     if begin >= end:
@@ -247,7 +247,7 @@ def _prefill(q, q_token, q_head, cache, stride, scales, scale_stride, table, tab
 
 def compilations() -> list[Compilation]:
     product, precision = product_of(torch.bfloat16, torch.bfloat16)
-    main, rest = pieces_of_row(576, 512)
+    main, rest = kv_splits_of_row(576, 512)
     pages = {"cache": "*" + TRITON_TYPES[torch.bfloat16], "stride": "i32", "scales": "constexpr",
              "scale_stride": "i32"}
     common = {"q": "*bf16", "q_token": "i32", "q_head": "i32", **pages, "table": "*i32",

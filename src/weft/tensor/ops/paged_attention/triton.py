@@ -58,7 +58,7 @@ from weft.tensor.gpu.softmax import (
     combine,
     finish,
     gates_of,
-    pieces_of,
+    kv_splits_of,
     softmax_step,
 )
 from weft.tensor.inputs import Runs
@@ -203,7 +203,7 @@ def _decode(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, sc
             finish(tl.zeros((ROWS, BLOCK_D), tl.float32), token, head, m < GROUP, out, None, 0, None, 0, None,
                    HEADS, GROUP, D, BLOCK_D)
         return
-    first, end, each = pieces_of(seen, WINDOW, SPLITS_MAX, PAGES)
+    first, end, each = kv_splits_of(seen, WINDOW, SPLITS_MAX, PAGES)
     begin = first + split * each
     end = tl.minimum(begin + each, end)
     if begin >= end:
