@@ -14,7 +14,7 @@ from tests.ops.kv_pages import blank_pages
 from weft.families.architecture import Attention, Rope
 from weft.tensor import gpu, native
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.attention_layer import AttentionMiddle, attention_layer
+from weft.tensor.ops.attention_layer import AttentionCore, attention_layer
 
 ROPE = Rope(theta=1e4, rotary_dim=8)
 LAYERS = {
@@ -47,9 +47,9 @@ def one_step(shape: Attention, pages_dtype: torch.dtype, kernels: gpu.Choice,
     angles = noise(tokens, 4, seed=6).repeat(1, 2).to(device)
     inputs = StepInputs(torch.zeros(tokens, dtype=torch.int64, device=device),
                         positions_of(runs).to(device), on_device(runs, device))
-    middle = AttentionMiddle(shape, norms[0], norms[1], 1e-6, plus_one=True)
+    core = AttentionCore(shape, norms[0], norms[1], 1e-6, plus_one=True)
     cache = LayerCache(k=pages.k, v=pages.v, token_scales=pages.scales, head_scales=scales)
-    made = attention_layer(noise(tokens, width, seed=7).to(device, model), middle, inputs, cache,
+    made = attention_layer(noise(tokens, width, seed=7).to(device, model), core, inputs, cache,
                            (angles.cos(), angles.sin()))
     return made.cpu(), [part.float().cpu() for part in (pages.k, pages.v)]
 

@@ -17,7 +17,7 @@ from weft.tensor import native
 from weft.tensor.fused_block import MOST_ROWS, Chain
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops import attention_layer, gated_delta_layer, mamba2_layer, short_conv, silu_mul
-from weft.tensor.ops.attention_layer.unfused import AttentionMiddle
+from weft.tensor.ops.attention_layer.unfused import AttentionCore
 from weft.tensor.ops.gated_delta_layer.unfused import GatedDeltaWeights
 from weft.tensor.ops.mamba2_layer.unfused import Mamba2Weights
 from weft.tensor.ops.quantized_linear import quantized_linear
@@ -29,7 +29,7 @@ TOKENS, WIDTH = tokens_in(RUNS), 48
 FORMS = ["float32 tiles", "bfloat16 tiles", "int8"]
 Kept = list[torch.Tensor]
 Block = tuple[int, int, Kept, Callable[[Chain, torch.Tensor, Kept], Any], Callable[[torch.Tensor, Kept], Any]]
-"""Rows of the first weight, columns of the second, what is kept, the chain, the middle by itself."""
+"""Rows of the first weight, columns of the second, what is kept, the chain, the core by itself."""
 
 
 @pytest.fixture(autouse=True)
@@ -87,14 +87,14 @@ def mamba2(dtype: torch.dtype) -> Block:
 def attention(dtype: torch.dtype) -> Block:
     shape = SHAPES["qwen"]
     heads, kv_heads, dim = shape.heads, shape.kv_heads, shape.head_dim
-    middle = AttentionMiddle(shape, noise(2, dim, dtype=dtype), noise(3, dim, dtype=dtype), 1e-5, True)
+    core = AttentionCore(shape, noise(2, dim, dtype=dtype), noise(3, dim, dtype=dtype), 1e-5, True)
     angles = noise(4, TOKENS, 8).repeat(1, 2)
     cos_sin = angles.cos(), angles.sin()
     inputs = StepInputs(torch.zeros(TOKENS, dtype=torch.int64), positions_of(RUNS), RUNS)
     return (dim * (2 * heads + 2 * kv_heads), heads * dim, list(pages(RUNS, 40, kv_heads, dim, dtype)),
-            lambda chain, x, kept: attention_layer.chained(chain, x, middle, inputs, LayerCache(*kept),
+            lambda chain, x, kept: attention_layer.chained(chain, x, core, inputs, LayerCache(*kept),
                                                            cos_sin),
-            lambda x, kept: attention_layer.attention_layer(x, middle, inputs, LayerCache(*kept), cos_sin))
+            lambda x, kept: attention_layer.attention_layer(x, core, inputs, LayerCache(*kept), cos_sin))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -103,7 +103,7 @@ def attention(dtype: torch.dtype) -> Block:
 def test_a_chain_gives_the_bits_of_its_ops_one_by_one(make: Callable[[torch.dtype], Block], form: str,
                                                       bias: bool) -> None:
     dtype = torch.float32 if form == "float32 tiles" else torch.bfloat16
-    first_rows, second_columns, kept, chained, middle = make(dtype)
+    first_rows, second_columns, kept, chained, core = make(dtype)
     first, second = weight_of(form, first_rows, WIDTH, 20), weight_of(form, WIDTH, second_columns, 21)
     biases = (noise(22, first_rows), noise(23, WIDTH)) if bias else (None, None)
     x = noise(24, TOKENS, WIDTH, dtype=dtype)

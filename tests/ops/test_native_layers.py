@@ -159,18 +159,18 @@ def test_an_attention_layer_equals_its_parts_and_writes_the_same_pages(dtype: to
     if shape.qk_norm:
         q_norm, k_norm = (noise(seed, dim * (count if shape.norm_whole else 1), dtype=dtype)
                           for seed, count in ((2, heads), (3, kv_heads)))
-    middle = attention_parts.AttentionMiddle(shape, q_norm, k_norm, 1e-5, plus_one=True)
+    core = attention_parts.AttentionCore(shape, q_norm, k_norm, 1e-5, plus_one=True)
     angles = noise(4, tokens, 8).repeat(1, 2)
     cos_sin = None if shape.rope is None else (angles.cos(), angles.sin())
     inputs = StepInputs(torch.zeros(tokens, dtype=torch.int64), positions_of(runs), runs)
     k, v = pages(runs, 40, kv_heads, dim, dtype)
-    assert native_attention_layer.supported(made, middle, LayerCache(k, v))
+    assert native_attention_layer.supported(made, core, LayerCache(k, v))
     equal_parts(
-        lambda *kept: native_attention_layer.attention_layer(made, middle, inputs, LayerCache(*kept),
+        lambda *kept: native_attention_layer.attention_layer(made, core, inputs, LayerCache(*kept),
                                                              cos_sin),
-        lambda *kept: attention_parts.attention_layer(made, middle, inputs, LayerCache(*kept), cos_sin),
+        lambda *kept: attention_parts.attention_layer(made, core, inputs, LayerCache(*kept), cos_sin),
         runs, dtype, k, v)
     asked = replace(inputs, runs=replace(runs, memo={}), asked=Asked([0, 4], torch.tensor([0, tokens - 1])))
-    whole = native_attention_layer.attention_layer(made, middle, inputs, LayerCache(k, v), cos_sin)
-    some = native_attention_layer.attention_layer(made, middle, asked, LayerCache(k, v), cos_sin)
+    whole = native_attention_layer.attention_layer(made, core, inputs, LayerCache(k, v), cos_sin)
+    some = native_attention_layer.attention_layer(made, core, asked, LayerCache(k, v), cos_sin)
     assert torch.equal(asked.asked_of(some), asked.asked_of(whole))

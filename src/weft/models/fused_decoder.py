@@ -130,7 +130,7 @@ class Stack:
         held = [bound]
         for norm, (staged, rope_index) in zip(norms, stages, strict=True):
             chain = staged.chain.bound(x_TD)
-            bound.add(_norm_of(norm), norm.plus_one, chain, staged.middle, staged.layer, staged.conv,
+            bound.add(_norm_of(norm), norm.plus_one, chain, staged.core, staged.layer, staged.conv,
                       staged.first, staged.second, staged.scales, staged.number, rope_index)
             held += chain, staged.layer
         return held

@@ -1,10 +1,10 @@
 """A block's two products and what lies between them, in one crossing into the kernels.
 
-    op by op     x -> product -> middle -> product -> y        three crossings, three tensors made
-    a chain      x -> [ product  middle  product ] -> y        one, and the same kernels in the same order
+    op by op     x -> product -> core -> product -> y        three crossings, three tensors made
+    a chain      x -> [ product  core  product ] -> y        one, and the same kernels in the same order
 
 Worth it with few rows of x, where a product streams its weights through the caches and leaves nothing of the
-interpreter in them: what Python does between two products then takes longer than the middle itself. With
+interpreter in them: what Python does between two products then takes longer than the core itself. With
 many it is nothing beside the arithmetic, and the room between the products would be large (csrc/chain.hpp).
 
 A chain is bound to the addresses of its weights, and made anew where they have moved.
@@ -67,11 +67,11 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A chain and its middle, as a stack of layers takes them (csrc/stack.hpp): ``middle`` is a number of
-    ``Middle``, the rest as the op of that middle hands it over."""
+    """A chain and its core, as a stack of layers takes them (csrc/stack.hpp): ``middle`` is a number of
+    ``Middle``, the rest as the op of that core hands it over."""
 
     chain: Chain
-    middle: int
+    core: int
     layer: Any = ()
     conv: Any = (0, 0, 0, 0)
     first: Any = (0, 0, 0)

@@ -38,12 +38,12 @@ class GatedDeltaBlock:
     norm_eps: float
     out: Linear
 
-    middle: GatedDeltaWeights = field(init=False)
+    core: GatedDeltaWeights = field(init=False)
     chain: Chain | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         shape = self.shape
-        self.middle = GatedDeltaWeights(
+        self.core = GatedDeltaWeights(
             self.conv, self.decay, self.dt_bias, self.norm, self.norm_eps, shape.k_heads, shape.v_heads,
             shape.k_dim, shape.v_dim, shape.beta_scale)
         self.chain = chain_of(self.project, self.out)
@@ -52,11 +52,11 @@ class GatedDeltaBlock:
                  cos_sin: CosSin | None) -> torch.Tensor:
         state = cache.state
         if self.chain is not None and inputs.asked is None:
-            y_TD = chained(self.chain, x_TD, self.middle, state["conv"], state["recurrent"], inputs.runs,
+            y_TD = chained(self.chain, x_TD, self.core, state["conv"], state["recurrent"], inputs.runs,
                            cache.layer)
             if y_TD is not None:
                 return y_TD
-        o_TC = gated_delta_layer(self.project(x_TD), self.middle, state["conv"], state["recurrent"],
+        o_TC = gated_delta_layer(self.project(x_TD), self.core, state["conv"], state["recurrent"],
                                  inputs.runs, cache.layer)
         return self.out(inputs.asked_of(o_TC))
 
@@ -64,7 +64,7 @@ class GatedDeltaBlock:
         """As a part of a stack; ``x_TD`` is what would come in."""
         if self.chain is None:
             return None
-        return staged(self.chain, x_TD, self.middle, cache.state["conv"], cache.state["recurrent"],
+        return staged(self.chain, x_TD, self.core, cache.state["conv"], cache.state["recurrent"],
                       cache.layer)
 
 

@@ -41,12 +41,12 @@ class Mamba2Block:
     norm_eps: float
     out: Linear
     factors: torch.Tensor | None = None
-    middle: Mamba2Weights = field(init=False)
+    core: Mamba2Weights = field(init=False)
     chain: Chain | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         shape = self.shape
-        self.middle = Mamba2Weights(
+        self.core = Mamba2Weights(
             self.conv, self.conv_bias, self.a, self.d, self.dt_bias, self.norm, self.norm_eps,
             shape.norm == "gate_first", shape.heads, shape.groups, shape.head_dim, shape.state_dim,
             shape.dt_limit)
@@ -55,14 +55,14 @@ class Mamba2Block:
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
         if self.chain is not None and inputs.asked is None:
-            y_TD = chained(self.chain, x_TD, self.middle, cache.state["conv"], cache.state["recurrent"],
+            y_TD = chained(self.chain, x_TD, self.core, cache.state["conv"], cache.state["recurrent"],
                            inputs.runs, cache.layer)
             if y_TD is not None:
                 return y_TD
         made = self.project(x_TD)
         if self.factors is not None:
             made = made * self.factors
-        y_TC = mamba2_layer(made, self.middle, cache.state["conv"], cache.state["recurrent"], inputs.runs,
+        y_TC = mamba2_layer(made, self.core, cache.state["conv"], cache.state["recurrent"], inputs.runs,
                             cache.layer)
         return self.out(inputs.asked_of(y_TC))
 
@@ -70,5 +70,5 @@ class Mamba2Block:
         """As a part of a stack; ``x_TD`` is what would come in."""
         if self.chain is None:
             return None
-        return staged(self.chain, x_TD, self.middle, cache.state["conv"], cache.state["recurrent"],
+        return staged(self.chain, x_TD, self.core, cache.state["conv"], cache.state["recurrent"],
                       cache.layer)

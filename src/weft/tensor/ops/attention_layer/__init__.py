@@ -9,12 +9,12 @@ from weft.tensor.fused_block import Chain, Staged
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import native
 from weft.tensor.ops.attention_layer import unfused as parts
-from weft.tensor.ops.attention_layer.unfused import AttentionMiddle, CosSin
+from weft.tensor.ops.attention_layer.unfused import AttentionCore, CosSin
 
-__all__ = ["AttentionMiddle", "CosSin", "attention_layer", "chained", "staged"]
+__all__ = ["AttentionCore", "CosSin", "attention_layer", "chained", "staged"]
 
 
-def attention_layer(made_TW: torch.Tensor, middle: AttentionMiddle, inputs: StepInputs, cache: LayerCache,
+def attention_layer(made_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
                     cos_sin: CosSin | None) -> torch.Tensor:
     """``made_TW`` [T, W], columns q, gate (when ``shape.gated``), k, v, head gates (when
     ``shape.head_gated``): what the input projection made. Returns [T, heads * D], what the output projection
@@ -31,19 +31,19 @@ def attention_layer(made_TW: torch.Tensor, middle: AttentionMiddle, inputs: Step
     """
     if gpu.fits(made_TW):
         from weft.tensor.ops.attention_layer import triton
-        if triton.supported(made_TW, middle):
-            return triton.attention_layer(made_TW, middle, inputs, cache, cos_sin)
-    if native.supported(made_TW, middle, cache):
-        return native.attention_layer(made_TW, middle, inputs, cache, cos_sin)
-    return parts.attention_layer(made_TW, middle, inputs, cache, cos_sin)
+        if triton.supported(made_TW, core):
+            return triton.attention_layer(made_TW, core, inputs, cache, cos_sin)
+    if native.supported(made_TW, core, cache):
+        return native.attention_layer(made_TW, core, inputs, cache, cos_sin)
+    return parts.attention_layer(made_TW, core, inputs, cache, cos_sin)
 
 
-def chained(chain: Chain, x_TD: torch.Tensor, middle: AttentionMiddle, inputs: StepInputs, cache: LayerCache,
+def chained(chain: Chain, x_TD: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
             cos_sin: CosSin | None) -> torch.Tensor | None:
     """``chain.second(attention_layer(chain.first(x), ...))``, None where the kernels cannot do it in one."""
-    return native.chained(chain, x_TD, middle, inputs, cache, cos_sin)
+    return native.chained(chain, x_TD, core, inputs, cache, cos_sin)
 
 
-def staged(chain: Chain, x_TD: torch.Tensor, middle: AttentionMiddle, cache: LayerCache) -> Staged | None:
+def staged(chain: Chain, x_TD: torch.Tensor, core: AttentionCore, cache: LayerCache) -> Staged | None:
     """The same as a part of a stack (``weft.models.fused_decoder``)."""
-    return native.staged(chain, x_TD, middle, cache)
+    return native.staged(chain, x_TD, core, cache)

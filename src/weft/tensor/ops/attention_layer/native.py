@@ -9,44 +9,44 @@ import torch
 from weft.tensor import native
 from weft.tensor.fused_block import Chain, Staged
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.attention_layer.unfused import AttentionMiddle, CosSin
+from weft.tensor.ops.attention_layer.unfused import AttentionCore, CosSin
 from weft.tensor.ops.paged_attention.native import DIM_MAX
 
 
-def supported(made_TW: torch.Tensor, middle: AttentionMiddle, cache: LayerCache) -> bool:
-    return (native.fits(made_TW) and not middle.shape.ring and cache.head_scales is None
-            and made_TW.stride(1) == 1 and middle.shape.head_dim % native.LANES == 0
-            and middle.shape.head_dim <= DIM_MAX and cache.k is not None and cache.k.dtype in native.KV_DTYPES
-            and (middle.q_norm is None or middle.q_norm.dtype in native.DTYPES))
+def supported(made_TW: torch.Tensor, core: AttentionCore, cache: LayerCache) -> bool:
+    return (native.fits(made_TW) and not core.shape.ring and cache.head_scales is None
+            and made_TW.stride(1) == 1 and core.shape.head_dim % native.LANES == 0
+            and core.shape.head_dim <= DIM_MAX and cache.k is not None and cache.k.dtype in native.KV_DTYPES
+            and (core.q_norm is None or core.q_norm.dtype in native.DTYPES))
 
 
-def attention_layer(made_TW: torch.Tensor, middle: AttentionMiddle, inputs: StepInputs, cache: LayerCache,
+def attention_layer(made_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
                     cos_sin: CosSin | None) -> torch.Tensor:
-    shape = middle.shape
+    shape = core.shape
     out_TC = torch.empty((made_TW.shape[0], shape.heads * shape.head_dim), dtype=made_TW.dtype)
-    _bound(middle).run(native.runs_of(inputs.runs), native.asked_runs_of(inputs),
+    _bound(core).run(native.runs_of(inputs.runs), native.asked_runs_of(inputs),
                        native.projected_of(made_TW),
-                       *_around(middle, inputs, cache, cos_sin), out_TC.data_ptr())
+                       *_around(core, inputs, cache, cos_sin), out_TC.data_ptr())
     return out_TC
 
 
-def chained(chain: Chain, x_TD: torch.Tensor, middle: AttentionMiddle, inputs: StepInputs, cache: LayerCache,
+def chained(chain: Chain, x_TD: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
             cos_sin: CosSin | None) -> torch.Tensor | None:
     bound = chain.bound(x_TD)
-    if bound is None or inputs.asked is not None or not supported(x_TD, middle, cache):
+    if bound is None or inputs.asked is not None or not supported(x_TD, core, cache):
         return None
     out_TD = chain.out(x_TD)
-    bound.attention(_bound(middle), native.runs_of(inputs.runs), native.projected_of(x_TD),
-                    *_around(middle, inputs, cache, cos_sin), out_TD.data_ptr())
+    bound.attention(_bound(core), native.runs_of(inputs.runs), native.projected_of(x_TD),
+                    *_around(core, inputs, cache, cos_sin), out_TD.data_ptr())
     return out_TD
 
 
-def _around(middle: AttentionMiddle, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None) -> Any:
+def _around(core: AttentionCore, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None) -> Any:
     """What a layer reads and writes besides its input and output: rotary, pages, the table, scales."""
     assert cache.k is not None
     assert cache.v is not None
     assert cache.k.dtype == cache.v.dtype, f"K pages of {cache.k.dtype}, V pages of {cache.v.dtype}"
-    if middle.shape.rope is None:
+    if core.shape.rope is None:
         cos_address = sin_address = rotary_dim = 0
     else:
         assert cos_sin is not None, "a rotary layer in a model without rotary tables"
@@ -59,34 +59,34 @@ def _around(middle: AttentionMiddle, inputs: StepInputs, cache: LayerCache, cos_
             *native.page_table_of(inputs.runs), *native.token_scales(cache.token_scales))
 
 
-def _bound(middle: AttentionMiddle) -> Any:
+def _bound(core: AttentionCore) -> Any:
     """The kernels' side of the layer, made by its first step."""
-    if middle.bound is None:
-        middle.bound = _bind(middle)
-    return middle.bound
+    if core.bound is None:
+        core.bound = _bind(core)
+    return core.bound
 
 
-def _bind(middle: AttentionMiddle) -> Any:
-    shape = middle.shape
+def _bind(core: AttentionCore) -> Any:
+    shape = core.shape
     norms = []
-    for weight, heads in ((middle.q_norm, shape.heads), (middle.k_norm, shape.kv_heads)):
+    for weight, heads in ((core.q_norm, shape.heads), (core.k_norm, shape.kv_heads)):
         if weight is None:
             norms.append((0, 0, 0.0))
             continue
         assert weight.is_contiguous()
         assert weight.shape == (shape.head_dim * (heads if shape.norm_whole else 1),)
-        norms.append((weight.data_ptr(), native.DTYPES[weight.dtype], middle.norm_eps))
+        norms.append((weight.data_ptr(), native.DTYPES[weight.dtype], core.norm_eps))
     assert (norms[0][0] == 0) == (norms[1][0] == 0), "norms of q and k come together"
     return native.extension().AttentionLayer(
         shape.heads, shape.kv_heads, shape.head_dim, shape.gated, shape.head_gated, shape.norm_whole, *norms,
-        middle.plus_one, shape.scale, shape.window or 0)
+        core.plus_one, shape.scale, shape.window or 0)
 
 
-def staged(chain: Chain, x_TD: torch.Tensor, middle: AttentionMiddle, cache: LayerCache) -> Staged | None:
-    if chain.bound(x_TD) is None or not supported(x_TD, middle, cache):
+def staged(chain: Chain, x_TD: torch.Tensor, core: AttentionCore, cache: LayerCache) -> Staged | None:
+    if chain.bound(x_TD) is None or not supported(x_TD, core, cache):
         return None
     assert cache.k is not None
     assert cache.v is not None
     assert cache.k.dtype == cache.v.dtype, f"K pages of {cache.k.dtype}, V pages of {cache.v.dtype}"
-    return Staged(chain, 4, _bound(middle), first=native.pages_of(cache.k), second=native.pages_of(cache.v),
+    return Staged(chain, 4, _bound(core), first=native.pages_of(cache.k), second=native.pages_of(cache.v),
                   scales=native.token_scales(cache.token_scales))

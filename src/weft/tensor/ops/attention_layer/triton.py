@@ -23,7 +23,7 @@ from weft.tensor.gpu.compilation import Compilation
 from weft.tensor.gpu.pages import block_dim, rounded
 from weft.tensor.gpu.softmax import Gates
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.attention_layer.unfused import AttentionMiddle, CosSin
+from weft.tensor.ops.attention_layer.unfused import AttentionCore, CosSin
 from weft.tensor.ops.paged_attention.triton import DIM_MAX
 from weft.tensor.ops.paged_attention.triton import paged_attention as attend
 from weft.tensor.ops.rms_norm.triton import normed, rms_norm
@@ -44,26 +44,26 @@ from weft.tensor.ops.write_kv.triton import (
 )
 
 
-def supported(made_TW: torch.Tensor, middle: AttentionMiddle) -> bool:
-    return not middle.shape.ring and made_TW.stride(1) == 1 and middle.shape.head_dim <= DIM_MAX
+def supported(made_TW: torch.Tensor, core: AttentionCore) -> bool:
+    return not core.shape.ring and made_TW.stride(1) == 1 and core.shape.head_dim <= DIM_MAX
 
 
-def attention_layer(made_TW: torch.Tensor, middle: AttentionMiddle, inputs: StepInputs, cache: LayerCache,
+def attention_layer(made_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
                     cos_sin: CosSin | None) -> torch.Tensor:
-    shape, scales = middle.shape, cache.head_scales
+    shape, scales = core.shape, cache.head_scales
     assert cache.k is not None, "an attention layer without pages"
     assert cache.v is not None, "an attention layer without pages"
     q_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     q_TC, gate_TC, k_TC, v_TC, head_gate_TH = torch.split(
         made_TW, [q_width, q_width if shape.gated else 0, kv_width, kv_width,
                   shape.heads if shape.head_gated else 0], dim=-1)
-    q_norm, k_norm = middle.q_norm, middle.k_norm
+    q_norm, k_norm = core.q_norm, core.k_norm
     if shape.norm_whole and q_norm is not None and k_norm is not None:
-        q_TC, k_TC = (rms_norm(x, weight, middle.norm_eps, plus_one=middle.plus_one, gate=None,
+        q_TC, k_TC = (rms_norm(x, weight, core.norm_eps, plus_one=core.plus_one, gate=None,
                                gate_first=False, group_size=None)
                       for x, weight in ((q_TC, q_norm), (k_TC, k_norm)))
         q_norm = k_norm = None
-    q_THD = _place_all(q_TC, k_TC, v_TC, q_norm, k_norm, middle, inputs, cache, cos_sin)
+    q_THD = _place_all(q_TC, k_TC, v_TC, q_norm, k_norm, core, inputs, cache, cos_sin)
     gates = Gates(gate_TC if shape.gated else None, head_gate_TH if shape.head_gated else None,
                   None if scales is None else scales[1])
     return attend(q_THD, cache.k, cache.v, inputs.runs, shape.scale, shape.window, cache.token_scales,
@@ -71,10 +71,10 @@ def attention_layer(made_TW: torch.Tensor, middle: AttentionMiddle, inputs: Step
 
 
 def _place_all(q_TC: torch.Tensor, k_TC: torch.Tensor, v_TC: torch.Tensor, q_norm: torch.Tensor | None,
-               k_norm: torch.Tensor | None, middle: AttentionMiddle, inputs: StepInputs, cache: LayerCache,
+               k_norm: torch.Tensor | None, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
                cos_sin: CosSin | None) -> torch.Tensor:
     """Keys and values into their pages; returns the queries [T, heads, D]."""
-    shape, scales, runs = middle.shape, cache.head_scales, inputs.runs
+    shape, scales, runs = core.shape, cache.head_scales, inputs.runs
     assert cache.k is not None
     assert cache.v is not None
     q_THD = torch.empty((q_TC.shape[0], shape.heads, shape.head_dim), dtype=q_TC.dtype, device=q_TC.device)
@@ -86,10 +86,10 @@ def _place_all(q_TC: torch.Tensor, k_TC: torch.Tensor, v_TC: torch.Tensor, q_nor
     tiles = tile_count(runs)
     if tiles:
         _place[(tiles, shape.heads + shape.kv_heads)](
-            q_TC, q_TC.stride(0), k_TC, k_TC.stride(0), v_TC, v_TC.stride(0), q_norm, k_norm, middle.norm_eps,
+            q_TC, q_TC.stride(0), k_TC, k_TC.stride(0), v_TC, v_TC.stride(0), q_norm, k_norm, core.norm_eps,
             *tables, *(None, None) if scales is None else (scales[0], scales[1]), q_THD,
             *pages_of(cache.k, cache.v, cache.token_scales), inputs.positions_T, *places_of(runs),
-            HEADS=shape.heads, GROUP=shape.heads // shape.kv_heads, PLUS_ONE=middle.plus_one,
+            HEADS=shape.heads, GROUP=shape.heads // shape.kv_heads, PLUS_ONE=core.plus_one,
             ROTARY=rotary_dim, D=shape.head_dim, BLOCK_D=block_dim(shape.head_dim), PACK=cache.k.shape[-1],
             FP8=cache.k.dtype == torch.float8_e4m3fn, TOKENS=TILE_TOKENS)
     return q_THD

@@ -20,7 +20,7 @@ CosSin = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(slots=True)
-class AttentionMiddle:
+class AttentionCore:
     """What a layer is besides its projections. Weights of the norms of q and k, both or neither: [D], or over
     all heads when ``shape.norm_whole``. Never changed once a layer has run."""
 
@@ -33,13 +33,13 @@ class AttentionMiddle:
     """What the kernels made of it, once they have run."""
 
 
-def attention_layer(made_TW: torch.Tensor, middle: AttentionMiddle, inputs: StepInputs, cache: LayerCache,
+def attention_layer(made_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
                     cos_sin: CosSin | None) -> torch.Tensor:
-    q_THD, gate, k_THD, v_THD, head_gate_TH = _split(made_TW, middle)
-    if middle.shape.rope is not None:
+    q_THD, gate, k_THD, v_THD, head_gate_TH = _split(made_TW, core)
+    if core.shape.rope is not None:
         assert cos_sin is not None, "a rotary layer in a model without rotary tables"
         q_THD, k_THD = rotary(q_THD, k_THD, *cos_sin)
-    o_THD = _attend(q_THD, k_THD, v_THD, middle.shape, inputs, cache)
+    o_THD = _attend(q_THD, k_THD, v_THD, core.shape, inputs, cache)
     if head_gate_TH is not None:
         o_THD = o_THD * torch.sigmoid(head_gate_TH)[..., None]
     o_TC = o_THD.flatten(1)
@@ -63,18 +63,18 @@ def _attend(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, shape
     return o_THD if scales is None else by_kv_head(o_THD, scales[1])
 
 
-def _split(made_TW: torch.Tensor, middle: AttentionMiddle) -> tuple[
+def _split(made_TW: torch.Tensor, core: AttentionCore) -> tuple[
         torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """-> q by head, the gate [T, heads * D], k and v by head, the head gates [T, heads]; q, k normed."""
-    shape = middle.shape
+    shape = core.shape
     q_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     q, gate, k, v, head_gate_TH = torch.split(
         made_TW, [q_width, q_width if shape.gated else 0, kv_width, kv_width,
                   shape.heads if shape.head_gated else 0], dim=-1)
-    q_weight, k_weight = middle.q_norm, middle.k_norm
+    q_weight, k_weight = core.q_norm, core.k_norm
 
     def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, weight, middle.norm_eps, plus_one=middle.plus_one)
+        return rms_norm(x, weight, core.norm_eps, plus_one=core.plus_one)
 
     if q_weight is not None and k_weight is not None and shape.norm_whole:
         q, k = normed(q, q_weight), normed(k, k_weight)
