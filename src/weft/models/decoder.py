@@ -95,8 +95,8 @@ class CausalModel:
         the pages and states of ``inputs.runs``. ``caches`` has one entry per layer. Rows of PAD runs are
         finite and mean nothing."""
         whole = inputs if inputs.asked is None else replace(inputs, asked=None)
-        turned: dict[Rope | None, CosSin | None] = {None: None}
-        turned.update((rope, table.at(inputs.positions_T)) for rope, table in self._rotary.items())
+        rotated: dict[Rope | None, CosSin | None] = {None: None}
+        rotated.update((rope, table.at(inputs.positions_T)) for rope, table in self._rotary.items())
         x_TD = self._embedded.rows_at(inputs.tokens_T)
         if self.architecture.embedding_multiplier != 1.0:
             x_TD = x_TD * self.architecture.embedding_multiplier
@@ -114,11 +114,11 @@ class CausalModel:
                     x_TD, seen_TD = self._added(x_TD, y_TD, layer.mixer_norm, dtype)
                 else:
                     x_TD = self._add(x_TD, y_TD)
-                    seen_TD = x_TD + layer.beside(x_TD, embedded_TD, whole, cache, turned[rope])
+                    seen_TD = x_TD + layer.beside(x_TD, embedded_TD, whole, cache, rotated[rope])
                     seen_TD = _normed(layer.mixer_norm, seen_TD.to(dtype))
                 last = number == self._last_mixer
                 y_TD = _normed(layer.mixer_out_norm, layer.mixer(seen_TD, inputs if last else whole, cache,
-                                                                 turned[rope]))
+                                                                 rotated[rope]))
                 if last:
                     x_TD = inputs.asked_of(x_TD)
             if layer.feed_forward is not None:

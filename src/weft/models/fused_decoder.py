@@ -66,14 +66,14 @@ class Stack:
                  scale: float) -> None:
         self._layers = layers if all(map(_plain, layers)) else ()
         self._ropes = ropes
-        self._turned = [rope for rope in dict.fromkeys(ropes) if rope is not None]
+        self._rotated = [rope for rope in dict.fromkeys(ropes) if rope is not None]
         self._final_norm, self._scale = final_norm, scale
         self._bindings: dict[tuple[Any, ...], list[Any]] = {}
         self._last: _Last | None = None
         self._room: torch.Tensor | None = None
 
     def run(self, x_TD: torch.Tensor, inputs: StepInputs, caches: list[LayerCache],
-            turned: Mapping[Rope | None, CosSin | None]) -> torch.Tensor | None:
+            rotated: Mapping[Rope | None, CosSin | None]) -> torch.Tensor | None:
         """The embedded tokens [T, D] -> hidden [T, D] after the final norm; None where this is no step for
         it, and nothing was done. Valid until the next step: new memory costs the host of a small step more
         than a layer's kernels do."""
@@ -89,7 +89,7 @@ class Stack:
             out_TD = self._room = torch.empty(x_TD.shape, dtype=x_TD.dtype)
         runs = inputs.runs
         bound.run(native.runs_of(runs), native.projected_of(x_TD),
-                  [_addresses(turned[rope]) for rope in self._turned], *native.page_table_of(runs),
+                  [_addresses(rotated[rope]) for rope in self._rotated], *native.page_table_of(runs),
                   out_TD.data_ptr())
         return out_TD
 
@@ -122,7 +122,7 @@ class Stack:
                 if staged is None or norm is None:
                     return [None]
                 assert staged.chain.first.columns == staged.chain.second.rows == width
-                stages.append((staged, -1 if rope is None else self._turned.index(rope)))
+                stages.append((staged, -1 if rope is None else self._rotated.index(rope)))
                 norms.append(norm)
         if not all(_servable(norm, width) for norm in (*norms, self._final_norm)):
             return [None]

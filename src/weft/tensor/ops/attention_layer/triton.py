@@ -27,7 +27,7 @@ from weft.tensor.ops.attention_layer.unfused import AttentionCore, CosSin
 from weft.tensor.ops.paged_attention.triton import DIM_MAX
 from weft.tensor.ops.paged_attention.triton import paged_attention as attend
 from weft.tensor.ops.rms_norm.triton import normed, rms_norm
-from weft.tensor.ops.rotary.triton import mate_of, tables_of, turned
+from weft.tensor.ops.rotary.triton import partner_of, tables_of, turned
 from weft.tensor.ops.write_kv.triton import (
     MOVING,
     PLACE_SIGNATURE,
@@ -98,24 +98,24 @@ def _place_all(q_TC: torch.Tensor, k_TC: torch.Tensor, v_TC: torch.Tensor, q_nor
 @triton.jit
 def _head(x, row, norm, eps, cos, sin, turn_stride, token, there, PLUS_ONE: tl.constexpr,
           ROTARY: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """float32 [N, BLOCK_D]: a head's rows, which begin at ``x`` + token x row, normed and turned."""
+    """float32 [N, BLOCK_D]: a head's rows, which begin at ``x`` + token x row, normed and rotated."""
     d = tl.arange(0, BLOCK_D)
     taken = there[:, None] & (d < D)[None, :]
     rows = x + (token * row)[:, None]
     wide = tl.load(rows + d[None, :], mask=taken, other=0.0).to(tl.float32)
-    mate = wide
-    other = mate_of(d, ROTARY)
+    partner = wide
+    other = partner_of(d, ROTARY)
     if ROTARY:
-        mate = tl.load(rows + other[None, :], mask=taken, other=0.0).to(tl.float32)
+        partner = tl.load(rows + other[None, :], mask=taken, other=0.0).to(tl.float32)
     if norm is not None:
         # The mates of a row are the row: their sum of squares is the same.
         factor = tl.load(norm + d, mask=d < D, other=0.0).to(tl.float32)
         wide = rounded(normed(wide, factor[None, :], eps, D, PLUS_ONE), x.dtype.element_ty)
         if ROTARY:
             factor = tl.load(norm + other, mask=d < D, other=0.0).to(tl.float32)
-            mate = rounded(normed(mate, factor[None, :], eps, D, PLUS_ONE), x.dtype.element_ty)
+            partner = rounded(normed(partner, factor[None, :], eps, D, PLUS_ONE), x.dtype.element_ty)
     if ROTARY:
-        wide = rounded(turned(wide, mate, cos, sin, turn_stride, token, there, d, ROTARY), x.dtype.element_ty)
+        wide = rounded(rotated(wide, partner, cos, sin, turn_stride, token, there, d, ROTARY), x.dtype.element_ty)
     return wide
 
 

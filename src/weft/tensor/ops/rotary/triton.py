@@ -3,8 +3,8 @@
 Each number is paired with the one half a rotary width away, so a tile is loaded twice, the second time with
 its halves exchanged (from the L1 cache), and no tile is ever cut in two:
 
-    x       a b | c d | rest         cos  1 2 | 1 2 | 1         x cos + mate sin, dims behind the rotary
-    mate    c d | a b | rest         sin -1-2 | 1 2 | 0         width being left as they are
+    x       a b | c d | rest         cos  1 2 | 1 2 | 1         x cos + partner sin, dims behind the rotary
+    partner    c d | a b | rest         sin -1-2 | 1 2 | 0         width being left as they are
 
 ``turned`` is that formula; the attention layer has it between its norms and its pages.
 """
@@ -44,20 +44,20 @@ def tables_of(cos_TD: torch.Tensor, sin_TD: torch.Tensor) -> tuple[torch.Tensor,
 
 
 @triton.jit
-def mate_of(d, ROTARY: tl.constexpr):
+def partner_of(d, ROTARY: tl.constexpr):
     """The dim that each of ``d`` is paired with: itself behind the rotary width."""
     half: tl.constexpr = ROTARY // 2
     return tl.where(d < half, d + half, tl.where(d < ROTARY, d - half, d))
 
 
 @triton.jit
-def turned(x, mate, cos, sin, table_stride, token, taken, d, ROTARY: tl.constexpr):
+def rotated(x, partner, cos, sin, table_stride, token, taken, d, ROTARY: tl.constexpr):
     """float32 [N, BLOCK_D] of tokens ``token``, turned by their angles."""
     at = token[:, None] * table_stride + d[None, :]
     known = taken[:, None] & (d < ROTARY)[None, :]
     by_cos = tl.load(cos + at, mask=known, other=1.0).to(tl.float32)
     by_sin = tl.load(sin + at, mask=known, other=0.0).to(tl.float32)
-    return x * by_cos + mate * tl.where(d < ROTARY // 2, -1.0, 1.0)[None, :] * by_sin
+    return x * by_cos + partner * tl.where(d < ROTARY // 2, -1.0, 1.0)[None, :] * by_sin
 
 
 @triton.jit
@@ -67,8 +67,8 @@ def _turn(x, x_token, x_head, head, cos, sin, table_stride, out, out_heads, toke
     there = taken[:, None] & (d < D)[None, :]
     rows = x + (token * x_token + head * x_head)[:, None]
     wide = tl.load(rows + d[None, :], mask=there, other=0.0).to(tl.float32)
-    mate = tl.load(rows + mate_of(d, ROTARY)[None, :], mask=there, other=0.0).to(tl.float32)
-    wide = turned(wide, mate, cos, sin, table_stride, token, taken, d, ROTARY)
+    partner = tl.load(rows + partner_of(d, ROTARY)[None, :], mask=there, other=0.0).to(tl.float32)
+    wide = rotated(wide, partner, cos, sin, table_stride, token, taken, d, ROTARY)
     tl.store(out + ((token * out_heads + head) * D)[:, None] + d[None, :], wide.to(out.dtype.element_ty),
              mask=there)
 
