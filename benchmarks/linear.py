@@ -70,7 +70,7 @@ def forms_of(out: int, columns: int) -> dict[str, tuple[int, list[Product]]]:
     tiles = [made for weight in plain if (made := tiled(weight)) is not None]
     if tiles:
         found["tiled"] = (tiles[0].held_bytes, [lambda x, w=w: tiled_linear(x, w) for w in tiles])
-        less = [made for weight in tiles if (made := squeezed(weight)) is not None]
+        less = [made for weight in tiles if (made := to_twelve_bit(weight)) is not None]
         if less:
             found["squeezed"] = (less[0].held_bytes, [lambda x, w=w: tiled_linear(x, w) for w in less])
     for bits in (8, 4):

@@ -241,7 +241,7 @@ def _llama(bench: Bench, kind: str | None = None) -> Iterator[Side]:
 
 SETTINGS: dict[str, Setting] = {
     "weft": Setting("weft", _weft),
-    "weft-tiles": Setting("weft", lambda bench: _weft(bench, squeeze=False)),
+    "weft-tiles": Setting("weft", lambda bench: _weft(bench, twelve_bit=False)),
     "weft-int8": Setting("weft", lambda bench: _weft(bench, quantize="int8"), lines="ab", weight_bits=8),
     "weft-w8a8": Setting("weft", lambda bench: _weft(bench, quantize="w8a8"), lines="abcd", weight_bits=8),
     "vllm": Setting("vllm", lambda bench: _vllm(bench, cache=False)),

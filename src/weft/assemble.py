@@ -237,7 +237,7 @@ def _load(config: EngineConfig, name: str, directory: Path, tell: OnProgress,
             tell(f"weights of {name}: {bar} {percent} % of {format_bytes(total)}")
 
     loaded = load_model(directory, config.dtype, on_bytes, quantize=config.quantize,
-                        quantize_inputs=config.quantize_inputs, squeeze=config.squeeze, device=device)
+                        quantize_inputs=config.quantize_inputs, twelve_bit=config.twelve_bit, device=device)
     tell(f"weights of {name}: {_read_in_words(loaded)}")
     return loaded
 

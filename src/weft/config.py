@@ -40,7 +40,7 @@ class EngineConfig:
                 "machine); none keeps what the checkpoint has.")
     quantize_inputs: bool = _flag(True, "Round the inputs of int8 and int4 layers to int8 where the CPU has "
                                         "byte products: faster, see docs/quantization.md.")
-    squeeze: bool = _flag(True, "Keep bfloat16 matrices on a CPU in 12 bits a weight, from which every bit "
+    twelve_bit: bool = _flag(True, "Keep bfloat16 matrices on a CPU in 12 bits a weight, from which every bit "
                                 "comes back: a quarter less to hold and to read, and the same answers.")
     memory: str | None = _flag(None, "Memory for KV pages and recurrent states together, such as 4GiB; "
                                      "default: 40 % of the RAM that is free once weights are loaded; on a "

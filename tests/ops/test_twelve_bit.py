@@ -11,9 +11,9 @@ import torch
 from tests.ops.quantised import noise
 from weft.tensor import native
 from weft.tensor.ops.tiled_linear import tiled_linear
-from weft.tensor.weights import twelve_bit as squeezed
+from weft.tensor.weights import twelve_bit as packing
 from weft.tensor.weights.tiled import TILE_ROWS, TiledWeight, serves
-from weft.tensor.weights.twelve_bit import SqueezedWeight, in_best_tiles
+from weft.tensor.weights.twelve_bit import TwelveBitWeight, in_best_tiles
 
 SHAPES = [(64, 64), (33, 256), (130, 224), (120, 224), (7, 1024), (256, 2048)]
 ROWS = [*range(1, 15), 24, 25, 33, 100]
@@ -21,7 +21,7 @@ ROWS = [*range(1, 15), 24, 25, 33, 100]
 
 BUILT = native.MISSING is None
 each_shape = pytest.mark.parametrize(("rows", "columns"), SHAPES if BUILT else [])
-"""Without the kernels nothing is squeezed."""
+"""Without the kernels nothing is packing."""
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def in_order(weight: torch.Tensor) -> TiledWeight:
 
 def with_odd_ones(rows: int, columns: int) -> torch.Tensor:
     """Normal, with every kind of number that has an upper byte of its own: in the first tile, where there are
-    more of those than codes, and few enough to be squeezed."""
+    more of those than codes, and few enough to be packing."""
     weight = noise(1, rows, columns, dtype=torch.bfloat16)
     rare = torch.tensor([0.0, -0.0, 1e-40, -3e38, torch.inf, -torch.inf, torch.nan, 2e-5, -1e9, 1e12, -1e-9,
                          1e-12], dtype=torch.bfloat16)
@@ -53,8 +53,8 @@ def with_odd_ones(rows: int, columns: int) -> torch.Tensor:
     return weight
 
 
-def made_of(weight: torch.Tensor) -> SqueezedWeight:
-    made = squeezed.squeezed(in_order(weight))
+def made_of(weight: torch.Tensor) -> TwelveBitWeight:
+    made = packing.to_twelve_bit(in_order(weight))
     assert made is not None
     return made
 
@@ -139,13 +139,13 @@ def test_without_the_kernels_a_product_is_that_of_the_rows() -> None:
     assert torch.equal(tiled_linear(x, made), torch.nn.functional.linear(x, weight))
 
 
-def test_only_what_gains_by_it_is_squeezed() -> None:
+def test_only_what_gains_by_it_is_twelve_bit() -> None:
     if not BUILT or not serves(torch.bfloat16):
         return
     large, small = (noise(1, rows, 1024, dtype=torch.bfloat16) for rows in (512, 64))
-    assert isinstance(in_best_tiles(large), SqueezedWeight)
+    assert isinstance(in_best_tiles(large), TwelveBitWeight)
     assert isinstance(in_best_tiles(small), TiledWeight), "it is read out of a cache"
-    assert isinstance(in_best_tiles(large, squeeze=False), TiledWeight)
+    assert isinstance(in_best_tiles(large, twelve_bit=False), TiledWeight)
     assert isinstance(in_best_tiles(large.float()), TiledWeight)
     assert isinstance(in_best_tiles(large[:, :1022].contiguous()), TiledWeight), "no whole units"
     spread = large * 2.0 ** torch.randint(-60, 60, large.shape, generator=torch.Generator().manual_seed(3))

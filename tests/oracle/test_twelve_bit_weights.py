@@ -11,8 +11,8 @@ from tests.oracle.test_models_against_transformers import prompt
 from weft.models.loading import LoadedModel, load_model
 from weft.tensor import native
 from weft.tensor.weights import tiled
-from weft.tensor.weights import twelve_bit as squeezed
-from weft.tensor.weights.twelve_bit import SqueezedWeight
+from weft.tensor.weights import twelve_bit as packing
+from weft.tensor.weights.twelve_bit import TwelveBitWeight
 
 FAMILIES = ["lfm2", "qwen3_5", "granite", "falcon_h1", "jamba"]
 FORM = "bfloat16 in 12 bits"
@@ -22,7 +22,7 @@ FORM = "bfloat16 in 12 bits"
 def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
     native.choose("auto")
     monkeypatch.setattr(tiled, "WORTH_TILING", 0)
-    monkeypatch.setattr(squeezed, "WORTH_SQUEEZING", 0)
+    monkeypatch.setattr(squeezed, "TWELVE_BIT_SIZE_MIN", 0)
     monkeypatch.setattr(squeezed, "ODD_MOST", 0.1)
 
 
@@ -37,20 +37,20 @@ def logits_of(loaded: LoadedModel) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_squeezed_weights_change_no_bit_of_a_logit(name: str) -> None:
-    made, plain = (load_model(checkpoint(name), "bfloat16", squeeze=squeeze) for squeeze in (True, False))
+def test_twelve_bit_weights_change_no_bit_of_a_logit(name: str) -> None:
+    made, plain = (load_model(checkpoint(name), "bfloat16", twelve_bit=twelve_bit) for squeeze in (True, False))
     assert (FORM in made.weights_form) == tiled.serves(torch.bfloat16)
     assert FORM not in plain.weights_form
     assert torch.equal(logits_of(made), logits_of(plain))
 
 
-def test_a_wrong_bit_of_a_squeezed_weight_shows() -> None:
+def test_a_wrong_bit_of_a_twelve_bit_weight_shows() -> None:
     """The control: the embedding, which is the head as well."""
     if not tiled.serves(torch.bfloat16):
         return      # nothing is squeezed here
-    made, plain = (load_model(checkpoint("lfm2"), "bfloat16", squeeze=squeeze) for squeeze in (True, False))
+    made, plain = (load_model(checkpoint("lfm2"), "bfloat16", twelve_bit=twelve_bit) for squeeze in (True, False))
     table = made.model.embedding
-    assert isinstance(table, SqueezedWeight)
+    assert isinstance(table, TwelveBitWeight)
     with torch.inference_mode():
         table.units[..., 0, :] ^= 0x40
     assert not torch.equal(logits_of(made), logits_of(plain))

@@ -2,7 +2,7 @@
 
     tokens_T --torch--> [T, D]            any table, any device
              --numpy--> [T, D], kept      few tokens on a CPU, beside kernels of C++: one gather of bytes
-             --C++----> [T, D], kept      a squeezed table
+             --C++----> [T, D], kept      a 12-bit table
 
 For tiled tables torch takes four operators, each of which costs the host of a small step more than the rows
 do. numpy gathers them at once, and into memory that is kept while the same tensor asks: that of a step of
@@ -19,7 +19,7 @@ import torch
 
 from weft.tensor import native
 from weft.tensor.weights.tiled import TILE_ROWS, TiledWeight
-from weft.tensor.weights.twelve_bit import InTiles, SqueezedWeight
+from weft.tensor.weights.twelve_bit import InTiles, TwelveBitWeight
 
 TOKENS_MAX = 256
 """Tokens of a step that are gathered by numpy."""
@@ -44,8 +44,8 @@ class Embedding:
     def rows_at(self, tokens_T: torch.Tensor) -> torch.Tensor:
         """int64 [T] -> [T, D]. Valid until the same tensor asks again."""
         table = self.table
-        if isinstance(table, SqueezedWeight):
-            return self._squeezed_rows(table, tokens_T)
+        if isinstance(table, TwelveBitWeight):
+            return self._twelve_bit_rows(table, tokens_T)
         weight = table.tiles if isinstance(table, TiledWeight) else table
         if (not (weight.is_cpu and native.in_use()) or tokens_T.shape[0] > TOKENS_MAX
                 or weight.itemsize not in _BYTES):
@@ -61,7 +61,7 @@ class Embedding:
             self._bytes.take(self._tokens, axis=0, out=self._room)
         return self._rows
 
-    def _squeezed_rows(self, table: SqueezedWeight, tokens_T: torch.Tensor) -> torch.Tensor:
+    def _twelve_bit_rows(self, table: TwelveBitWeight, tokens_T: torch.Tensor) -> torch.Tensor:
         """By one kernel, into memory that is kept as well."""
         if tokens_T is not self._asked:
             self._asked = tokens_T

@@ -58,7 +58,7 @@ class LoadedModel:
 
 def load_model(directory: Path, dtype: DTypeChoice = "auto",
                on_progress: OnProgress | None = None, *, quantize: QuantizeChoice = "none",
-               quantize_inputs: bool = True, squeeze: bool = True,
+               quantize_inputs: bool = True, twelve_bit: bool = True,
                device: torch.device | None = None) -> LoadedModel:
     """Load the checkpoint in ``directory`` with weights in ``dtype``; "auto" is the dtype that config.json
     names, or where it names none that of the stored embedding. ``on_progress(done_bytes, all_bytes)`` is
@@ -77,7 +77,7 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
     architecture = dataclasses.replace(read_architecture(checkpoint.config), dtype=chosen)
     defaults = read_generation_defaults(checkpoint.directory, checkpoint.config)
     build = FAMILIES[architecture.family]
-    runtime = RuntimeForm(quantize, exact_inputs=not quantize_inputs, squeezes=squeeze)
+    runtime = RuntimeForm(quantize, exact_inputs=not quantize_inputs, twelve_bit=twelve_bit)
     started_s = time.perf_counter()
     with torch.inference_mode():
         check = TensorCheck(checkpoint, DTYPES[chosen], runtime)

@@ -33,12 +33,12 @@ _BITS: dict[QuantizeChoice, int] = {"int8": 8, "int4": 4, "w8a8": 8}
 @dataclass(frozen=True, slots=True)
 class RuntimeForm:
     """``exact_inputs``: quantised layers see their inputs as they are. ``packs``: whether plain matrices may
-    be put into another order. ``squeezes``: whether tiles of bfloat16 may be kept in 12 bits a weight."""
+    be put into another order. ``twelve_bit``: whether tiles of bfloat16 may be kept in 12 bits a weight."""
 
     quantize: QuantizeChoice = "none"
     exact_inputs: bool = False
     packs: bool = True
-    squeezes: bool = True
+    twelve_bit: bool = True
 
     def of_values(self, weight: torch.Tensor, *, head: bool = False) -> PlainWeight:
         """``weight`` [out, in], which the caller gives away."""
@@ -52,7 +52,7 @@ class RuntimeForm:
         return (self._in_tiles(table) if self.packs and self.quantize == "none" else None) or table
 
     def _in_tiles(self, weight: torch.Tensor) -> InTiles | None:
-        return in_best_tiles(weight, squeeze=self.squeezes)
+        return in_best_tiles(weight, twelve_bit=self.twelve_bit)
 
     def of_codes(self, codes: Codes) -> QuantizedWeight:
         return in_tiles(codes, exact=self.exact_inputs, byte_inputs=self.quantize == "w8a8")

@@ -36,7 +36,7 @@ from weft.models.runtime_form import RuntimeForm
 from weft.models.safetensors_header import StoredTensor, read_header
 from weft.models.skipped import SKIPPED_PREFIXES
 from weft.tensor.weights.quantized import Codes, QuantizedWeight, stacked
-from weft.tensor.weights.twelve_bit import InTiles, SqueezedWeight
+from weft.tensor.weights.twelve_bit import InTiles, TwelveBitWeight
 
 OnProgress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) as weights are read."""
@@ -252,7 +252,7 @@ class TensorSource(ABC):
 
     def _count(self, weight: PlainWeight) -> None:
         size = held_bytes(weight)
-        form = (weight.form if isinstance(weight, QuantizedWeight | SqueezedWeight)
+        form = (weight.form if isinstance(weight, QuantizedWeight | TwelveBitWeight)
                 else str(weight.dtype).removeprefix("torch."))
         self.held_bytes += size
         self._bytes_by_form[form] += size

@@ -39,12 +39,12 @@ def test_rows_are_those_of_the_table_bit_for_bit(dtype: torch.dtype, count: int,
 
 
 @pytest.mark.parametrize("count", [1, 5, TOKENS_MAX + 1])
-def test_rows_of_a_squeezed_table_are_those_of_the_table_bit_for_bit(count: int) -> None:
+def test_rows_of_a_twelve_bit_table_are_those_of_the_table_bit_for_bit(count: int) -> None:
     if native.MISSING is not None:
         return      # nothing is squeezed without the kernels
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn((ROWS, WIDTH), generator=generator).bfloat16()
-    made = squeezed(in_tiles(weight))
+    made = to_twelve_bit(in_tiles(weight))
     assert made is not None
     embedding, tokens = Embedding(made), torch.empty(count, dtype=torch.int64)
     for _ in range(3):   # the same tensor asks with other tokens

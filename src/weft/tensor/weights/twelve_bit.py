@@ -7,7 +7,7 @@
     odd        the weights whose upper byte is none of their tile's sixteen, whole
 
 A step of few rows takes as long as it takes to read the weights: three quarters of the bytes are three
-quarters of the time. The kernel (csrc/squeezed.inl) unpacks in registers what it multiplies, so its sums are
+quarters of the time. The kernel (csrc/twelve_bit.inl) unpacks in registers what it multiplies, so its sums are
 those of the tiles (``tensor.tiled``) to the last bit, for any number of rows.
 
 Weights of a tile are alike: those of a trained layer, as those of a normal distribution, lie within sixteen
@@ -29,7 +29,7 @@ from weft.tensor.weights import large_pages
 from weft.tensor.weights.tiled import TILE_ROWS, TiledWeight, tiled
 
 UNIT_COLUMNS = 8
-WORTH_SQUEEZING = 1 << 19
+TWELVE_BIT_SIZE_MIN = 1 << 19
 """Elements of a weight from which on it is read out of memory and not out of a cache."""
 ODD_MOST = 1 / 256
 """Of the weights of a matrix: each costs a write of its own."""
@@ -38,7 +38,7 @@ _FORM = 7
 
 
 @dataclass(frozen=True, slots=True)
-class SqueezedWeight:
+class TwelveBitWeight:
     """``units`` uint8 [tiles / 2, columns / 8, 2, 3, 64], of an even number of tiles; ``highs`` uint8
     [tiles, 16], the bytes that codes stand for; ``odd`` int64 [tiles + n]: for each tile where in ``odd`` its
     weights begin, then those, place in the tile << 16 | bits by place, and one behind all places at the end
@@ -104,31 +104,31 @@ class SqueezedWeight:
         assert rows_T.dtype == torch.int64
         if out is None:
             out = torch.empty((rows_T.shape[0], self.columns), dtype=torch.bfloat16)
-        if not native.extension().squeezed_rows(self.native(), rows_T.data_ptr(), rows_T.shape[0],
+        if not native.extension().twelve_bit_rows(self.native(), rows_T.data_ptr(), rows_T.shape[0],
                                                 out.data_ptr()):
             raise IndexError(f"rows {rows_T.tolist()} of a table of {self.rows}")
         return out
 
 
-InTiles = TiledWeight | SqueezedWeight
+InTiles = TiledWeight | TwelveBitWeight
 
 
-def in_best_tiles(weight: torch.Tensor, *, squeeze: bool = True) -> InTiles | None:
+def in_best_tiles(weight: torch.Tensor, *, twelve_bit: bool = True) -> InTiles | None:
     """``weight`` [rows, columns] in the order that the kernels read; None where another is faster."""
-    if not (squeeze and _worth_squeezing(weight)):
+    if not (twelve_bit and _gains_by_twelve_bits(weight)):
         return tiled(weight)
     made = tiled(weight, to_stay=False)
     if made is None:
         return None
-    return squeezed(made) or replace(made, tiles=large_pages.copied(made.tiles))
+    return to_twelve_bit(made) or replace(made, tiles=large_pages.copied(made.tiles))
 
 
-def _worth_squeezing(weight: torch.Tensor) -> bool:
-    return (weight.dtype == torch.bfloat16 and weight.numel() >= WORTH_SQUEEZING
+def _gains_by_twelve_bits(weight: torch.Tensor) -> bool:
+    return (weight.dtype == torch.bfloat16 and weight.numel() >= TWELVE_BIT_SIZE_MIN
             and weight.shape[1] % UNIT_COLUMNS == 0)
 
 
-def squeezed(weight: TiledWeight) -> SqueezedWeight | None:
+def to_twelve_bit(weight: TiledWeight) -> TwelveBitWeight | None:
     """``weight`` of bfloat16 and whole units; None where it has too many odd ones."""
     assert weight.dtype == torch.bfloat16
     assert weight.columns % UNIT_COLUMNS == 0
@@ -145,5 +145,5 @@ def squeezed(weight: TiledWeight) -> SqueezedWeight | None:
     odd = torch.empty(2 * tiles + int(counts.sum()), dtype=torch.int64)
     odd[:tiles] = (counts + 1).cumsum(0) - counts - 1 + tiles
     units = large_pages.empty((tiles // 2, weight.columns // UNIT_COLUMNS, 2, 3, 64), torch.uint8)
-    extension.squeeze(*words, highs.data_ptr(), units.data_ptr(), odd.data_ptr())
-    return SqueezedWeight(units, highs, odd, weight.rows, weight.columns)
+    extension.pack_twelve_bit(*words, highs.data_ptr(), units.data_ptr(), odd.data_ptr())
+    return TwelveBitWeight(units, highs, odd, weight.rows, weight.columns)
