@@ -179,7 +179,7 @@ enum class WeightForm : int {
   float32_tiles = 5,   // tiles of 16 rows: for each column 16 numbers; x is float32
   int4 = 3,      // tiles of 16 rows: for each 8 columns 16 x 4 bytes, columns 0-3 in the low halves
   int8_both = 6, // as int8, and x becomes int8 too (w8a8.inl): no zeros, groups of 128 n columns, or one
-  bfloat16_squeezed = 7,  // bfloat16_tiles in 12 bits (squeezed.inl); in is a multiple of 8
+  bfloat16_twelve_bit = 7,  // bfloat16_tiles in 12 bits (twelve_bit.inl); in is a multiple of 8
 };
 
 struct Weight {
@@ -190,7 +190,7 @@ struct Weight {
   bool half_scales;        // float16 instead of float32
   const uint8_t* zeros;    // [tiles][groups][16], or null: 128 or 8
   int64_t group;           // columns that share a scale, a multiple of 32
-  const int64_t* odd;      // squeezed: for each tile where in this array its odd weights begin, then those
+  const int64_t* odd;      // 12-bit: for each tile where in this array its odd weights begin, then those
 };
 
 struct LinearArgs {

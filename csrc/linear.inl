@@ -341,7 +341,7 @@ void item_of(const Weight& weight, int64_t first, const Prepared& x, int64_t row
       return float_rows<bf16, ROWS>(weight, first, x, row, y, count);
     case WeightForm::bfloat16_tiles:
     case WeightForm::float32_tiles:
-    case WeightForm::bfloat16_squeezed:
+    case WeightForm::bfloat16_twelve_bit:
     case WeightForm::int8_both: return;  // see tiles.inl, w8a8.inl
     case WeightForm::int8:
       if (weight.zeros) return tile_item<8, ROWS, true>(weight, first, x, row, y, count);

@@ -9,7 +9,7 @@
 #include "chain.hpp"
 #include "kernels.hpp"
 #include "layers.hpp"
-#include "squeeze.hpp"
+#include "pack_twelve_bit.hpp"
 #include "stack.hpp"
 
 namespace nb = nanobind;
@@ -272,17 +272,17 @@ NB_MODULE(_native, m) {
     nb::gil_scoped_release unlocked;
     choose_highs(at<const uint16_t>(words), tiles, in, at<uint8_t>(highs), at<int64_t>(counts));
   });
-  m.def("squeeze", [](Address words, int64_t tiles, int64_t in, Address highs, Address units, Address odd) {
+  m.def("pack_twelve_bit", [](Address words, int64_t tiles, int64_t in, Address highs, Address units, Address odd) {
     nb::gil_scoped_release unlocked;
-    squeeze(at<const uint16_t>(words), tiles, in, at<const uint8_t>(highs), at<uint8_t>(units), at<int64_t>(odd));
+    pack_twelve_bit(at<const uint16_t>(words), tiles, in, at<const uint8_t>(highs), at<uint8_t>(units), at<int64_t>(odd));
   });
   // False: a row is beyond the table, and nothing was done.
-  m.def("squeezed_rows", [](const WeightTuple& weight, Address rows, int64_t count, Address out) {
+  m.def("twelve_bit_rows", [](const WeightTuple& weight, Address rows, int64_t count, Address out) {
     for (int64_t i = 0; i < count; ++i)
       if (at<const int64_t>(rows)[i] < 0 || at<const int64_t>(rows)[i] >= std::get<3>(weight))
         return false;
     nb::gil_scoped_release unlocked;
-    squeezed_rows(weight_of(weight), at<const int64_t>(rows), count, at<uint16_t>(out));
+    twelve_bit_rows(weight_of(weight), at<const int64_t>(rows), count, at<uint16_t>(out));
     return true;
   });
   nb::class_<Chain>(m, "Chain")

@@ -1,4 +1,4 @@
-#include "squeeze.hpp"
+#include "pack_twelve_bit.hpp"
 
 #include <algorithm>
 #include <array>
@@ -41,7 +41,7 @@ void choose_highs(const uint16_t* words, int64_t tiles, int64_t in, uint8_t* hig
   });
 }
 
-void squeeze(const uint16_t* words, int64_t tiles, int64_t in, const uint8_t* highs, uint8_t* units, int64_t* odd) {
+void pack_twelve_bit(const uint16_t* words, int64_t tiles, int64_t in, const uint8_t* highs, uint8_t* units, int64_t* odd) {
   const int64_t size = in * kRows;
   Pool::instance().for_each(tiles, 2.0 * static_cast<double>(size), [&](int64_t tile) {
     constexpr uint8_t none = kCodes;
@@ -70,7 +70,7 @@ void squeeze(const uint16_t* words, int64_t tiles, int64_t in, const uint8_t* hi
   });
 }
 
-void squeezed_rows(const Weight& weight, const int64_t* rows, int64_t count, uint16_t* out) {
+void twelve_bit_rows(const Weight& weight, const int64_t* rows, int64_t count, uint16_t* out) {
   const int64_t units = weight.in / (2 * kPairs), size = weight.in * kRows;
   Pool::instance().for_each(count, static_cast<double>(weight.in), [&](int64_t at) {
     const int64_t tile = rows[at] / kRows, row = rows[at] % kRows;

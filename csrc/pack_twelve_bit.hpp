@@ -1,4 +1,4 @@
-// Tiles of bfloat16 put into 12 bits a weight and taken out again: what the kernel that multiplies them (squeezed.inl)
+// Tiles of bfloat16 put into 12 bits a weight and taken out again: what the kernel that multiplies them (twelve_bit.inl)
 // leaves to others.
 #pragma once
 
@@ -14,9 +14,9 @@ void choose_highs(const uint16_t* words, int64_t tiles, int64_t in, uint8_t* hig
 
 // ``units`` [tiles / 2][in / 8][2][192], of an even number of ``tiles``. ``odd``: for each tile where in this array its odd words begin, then room for those and
 // one that ends them.
-void squeeze(const uint16_t* words, int64_t tiles, int64_t in, const uint8_t* highs, uint8_t* units, int64_t* odd);
+void pack_twelve_bit(const uint16_t* words, int64_t tiles, int64_t in, const uint8_t* highs, uint8_t* units, int64_t* odd);
 
-// ``rows`` [count] of a squeezed weight -> out [count][in].
-void squeezed_rows(const Weight& weight, const int64_t* rows, int64_t count, uint16_t* out);
+// ``rows`` [count] of a 12-bit weight -> out [count][in].
+void twelve_bit_rows(const Weight& weight, const int64_t* rows, int64_t count, uint16_t* out);
 
 }  // namespace weft

@@ -8,7 +8,7 @@ void linear(const LinearArgs& args) {
     case WeightForm::float32_tiles: return tile_products<float>(args);
 #if defined(__AVX512F__)
     case WeightForm::bfloat16_tiles: return tile_products<bf16>(args);
-    case WeightForm::bfloat16_squeezed: return squeezed_products(args);
+    case WeightForm::bfloat16_twelve_bit: return twelve_bit_products(args);
 #endif
     case WeightForm::int8_both:
       return args.x_dtype == Dtype::bfloat16 ? byte_products<bf16>(args) : byte_products<float>(args);

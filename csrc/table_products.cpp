@@ -3,7 +3,7 @@
 #include "linear.inl"
 #include "w8a8.inl"   // over linear.inl
 #include "tiles.inl"  // over linear.inl
-#include "squeezed.inl"  // over tiles.inl
+#include "twelve_bit.inl"  // over tiles.inl
 #include "products.inl"  // over all of them
 #include "moe.inl"    // over linear.inl
 

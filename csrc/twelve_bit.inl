@@ -22,7 +22,7 @@
 //   more                 an item is unpacked into the L2 cache, and meets up to 512 KB of x as plain tiles do; where an
 //                        item of W is so wide that it leaves no room for x there, as above
 //
-// In what order a unit's bytes lie is what interleaving within 16 bytes asks for: see squeeze.cpp, which writes them.
+// In what order a unit's bytes lie is what interleaving within 16 bytes asks for: see pack_twelve_bit.cpp, which writes them.
 //
 // Rejected, for 32 rows: unpacking into memory, at once, by the first block for the others, or beside all blocks of the
 // item before (6 to 8 % slower than plain tiles: the L2 cache has to give and take each line besides), or 128 columns at
@@ -73,7 +73,7 @@ WEFT_INLINE Half unpacked(const uint8_t* unit, __m512i highs) {
   return {{_mm512_unpacklo_epi8(lows, high), _mm512_unpackhi_epi8(lows, high)}};
 }
 
-// One tile of a squeezed weight.
+// One tile of a 12-bit weight.
 struct SqueezedTile {
   const uint8_t *units, *highs;
   const int64_t* odd;
@@ -116,7 +116,7 @@ struct Block {
 
 // ROWS rows of x times tiles ``tile`` and the next.
 template <int ROWS>
-WEFT_BF16 void squeezed_sums(const LinearArgs& args, int64_t tile, const Block& block, Fetched fetched) {
+WEFT_BF16 void twelve_bit_sums(const LinearArgs& args, int64_t tile, const Block& block, Fetched fetched) {
   constexpr int TILES = kSqueezedTiles;
   const int64_t units = args.weight.in / kUnitColumns;
   const bf16* x = block.x;
@@ -162,12 +162,12 @@ using SqueezedSums = void (*)(const LinearArgs&, int64_t, const Block&, Fetched)
 
 template <int... R>
 constexpr std::array<SqueezedSums, sizeof...(R)> sums_of(std::integer_sequence<int, R...>) {
-  return {{&squeezed_sums<R + 1>...}};
+  return {{&twelve_bit_sums<R + 1>...}};
 }
 constexpr auto kSqueezedSums = sums_of(std::make_integer_sequence<int, kSqueezedRows>{});
 
 // Blocks [block, end) times an item's tiles [tile, last). ``next``: the item that this thread takes next, or null.
-void squeezed_item(const LinearArgs& args, int64_t tile, int64_t last, const Block* block, const Block* end,
+void twelve_bit_item(const LinearArgs& args, int64_t tile, int64_t last, const Block* block, const Block* end,
                    const uint8_t* next) {
   const int64_t units = args.weight.in / kUnitColumns;
   const int64_t passes = (end - block) * ((last - tile + kSqueezedTiles - 1) / kSqueezedTiles);
@@ -216,7 +216,7 @@ void few_tiles(const LinearArgs& args, int64_t tile, int64_t end, int64_t first,
   static thread_local Blocks x;
   x.set(own, [](int64_t count, const auto& job) { for (int64_t i = 0; i < count; ++i) job(i); });  // inside of a job
   own.out = static_cast<bf16*>(args.out) + first * args.weight.out;
-  squeezed_item(own, tile, end, x.blocks.data(), x.blocks.data() + x.blocks.size(), nullptr);
+  twelve_bit_item(own, tile, end, x.blocks.data(), x.blocks.data() + x.blocks.size(), nullptr);
 }
 
 // Four tiles from ``tile`` on into room of this thread, as they are in tiles.inl.
@@ -262,7 +262,7 @@ void unpacked_products(const LinearArgs& args) {
   });
 }
 
-void squeezed_products(const LinearArgs& args) {
+void twelve_bit_products(const LinearArgs& args) {
   if (args.rows >= kRowsUnpacked && args.weight.in * kOutRows * 2 <= kUnpackedItemBytes) return unpacked_products(args);
   static thread_local Blocks kept;
   Blocks& x = kept;
@@ -278,7 +278,7 @@ void squeezed_products(const LinearArgs& args) {
   const int64_t count = static_cast<int64_t>(x.blocks.size());
   if (count == 1)
     return Pool::instance().for_each(items, nanoseconds, [&](int64_t item) {
-      squeezed_item(args, item * kOutTiles, last_of(item), x.blocks.data(), x.blocks.data() + 1, nullptr);
+      twelve_bit_item(args, item * kOutTiles, last_of(item), x.blocks.data(), x.blocks.data() + 1, nullptr);
     });
   // Parts of x that stay in the L2 cache, nearly of one size.
   const int64_t fit = kPartBytes / width / kSqueezedRows, together = 2 * fit > 8 ? 2 * fit : 8;
@@ -287,7 +287,7 @@ void squeezed_products(const LinearArgs& args) {
     const int64_t item = at % items, part = at / items;
     const uint8_t* next =
         after == Pool::kNone ? nullptr : static_cast<const uint8_t*>(weight.data) + after % items * bytes;
-    squeezed_item(args, item * kOutTiles, last_of(item), x.blocks.data() + count * part / parts,
+    twelve_bit_item(args, item * kOutTiles, last_of(item), x.blocks.data() + count * part / parts,
                   x.blocks.data() + count * (part + 1) / parts, next);
   };
   Pool::instance().for_each_ahead(items * parts, nanoseconds / static_cast<double>(parts), work);
