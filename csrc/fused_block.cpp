@@ -1,4 +1,4 @@
-#include "chain.hpp"
+#include "fused_block.hpp"
 
 namespace weft {
 
@@ -6,21 +6,21 @@ void Product::run(const Projected& x, void* out) const {
   kernels().linear({x.data, x.stride, x.dtype, x.tokens, weight, bias, exact, out});
 }
 
-Projected chain_room(int which, const Projected& like, int64_t width) {
-  static thread_local std::vector<char> held[kChainRooms];
+Projected fused_buffer(int which, const Projected& like, int64_t width) {
+  static thread_local std::vector<char> held[kFusedBlockRooms];
   const size_t bytes = static_cast<size_t>(like.tokens * width * (like.dtype == Dtype::bfloat16 ? 2 : 4));
   if (held[which].size() < bytes) held[which].resize(bytes);
   return {held[which].data(), width, like.tokens, like.dtype};
 }
 
-void Chain::swiglu(const Projected& x, void* out) const {
+void FusedBlock::swiglu(const Projected& x, void* out) const {
   run(x, out, [&](const Projected& made, void* to) {
     kernels().silu_mul({made.data, made.stride, made.tokens, second.weight.in, made.dtype, to});
   });
 }
 
 // LFM2: [ B | C | x ] -> C conv(B x)
-void Chain::short_conv(const Runs& runs, const Projected& x, const ConvWeights& conv, const SlotView& window,
+void FusedBlock::short_conv(const Runs& runs, const Projected& x, const ConvWeights& conv, const SlotView& window,
                        void* out) const {
   run(x, out, [&](const Projected& made, void* to) {
     const int64_t channels = second.weight.in, bytes = made.dtype == Dtype::bfloat16 ? 2 : 4;

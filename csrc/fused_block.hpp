@@ -23,17 +23,17 @@ struct Product {
 };
 
 // [T, width] like ``like``, kept for the next call of this thread. ``which``: 0 and 1 are the chain's, the others those
-// of stack.cpp.
-constexpr int kChainRooms = 5;
-Projected chain_room(int which, const Projected& like, int64_t width);
+// of fused_decoder.cpp.
+constexpr int kFusedBlockRooms = 5;
+Projected fused_buffer(int which, const Projected& like, int64_t width);
 
-struct Chain {
+struct FusedBlock {
   Product first, second;
 
   // middle(made, to): [T, first.weight.out] -> [T, second.weight.in]
   template <class Middle>
   void run(const Projected& x, void* out, const Middle& middle) const {
-    const Projected made = chain_room(0, x, first.weight.out), between = chain_room(1, x, second.weight.in);
+    const Projected made = fused_buffer(0, x, first.weight.out), between = fused_buffer(1, x, second.weight.in);
     first.run(x, const_cast<void*>(made.data));
     middle(made, const_cast<void*>(between.data));
     second.run(between, out);

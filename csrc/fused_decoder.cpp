@@ -1,4 +1,4 @@
-#include "stack.hpp"
+#include "fused_decoder.hpp"
 
 namespace weft {
 namespace {
@@ -24,20 +24,20 @@ void norm_stream(const StreamNorm& with, const Projected& x, const Projected* ad
 
 void run_stage(const Stage& stage, const Runs& runs, const Projected& x, const std::vector<Turned>& turned,
                const int32_t* page_table, int64_t table_stride, void* out) {
-  const Chain& chain = *stage.chain;
+  const FusedBlock& fused = *stage.fused;
   switch (stage.middle) {
-    case Middle::swiglu: return chain.swiglu(x, out);
-    case Middle::short_conv: return chain.short_conv(runs, x, stage.conv, stage.first, out);
+    case Middle::swiglu: return fused.swiglu(x, out);
+    case Middle::short_conv: return fused.short_conv(runs, x, stage.conv, stage.first, out);
     case Middle::gated_delta:
-      return chain.run(x, out, [&](const Projected& made, void* to) {
+      return fused.run(x, out, [&](const Projected& made, void* to) {
         static_cast<const GatedDeltaLayer*>(stage.layer)->run(runs, made, stage.first, stage.second, stage.number, to);
       });
     case Middle::mamba2:
-      return chain.run(x, out, [&](const Projected& made, void* to) {
+      return fused.run(x, out, [&](const Projected& made, void* to) {
         static_cast<const Mamba2Layer*>(stage.layer)->run(runs, made, stage.first, stage.second, stage.number, to);
       });
     case Middle::attention:
-      return chain.run(x, out, [&](const Projected& made, void* to) {
+      return fused.run(x, out, [&](const Projected& made, void* to) {
         const Turned none = {nullptr, nullptr, 0};
         static_cast<const AttentionLayer*>(stage.layer)->run(
             runs, runs, made, stage.rope < 0 ? none : turned[static_cast<size_t>(stage.rope)],
@@ -48,10 +48,10 @@ void run_stage(const Stage& stage, const Runs& runs, const Projected& x, const s
 
 }  // namespace
 
-void Stack::run(const Runs& runs, const Projected& x, const std::vector<Turned>& turned, const int32_t* page_table,
+void FusedDecoder::run(const Runs& runs, const Projected& x, const std::vector<Turned>& turned, const int32_t* page_table,
                 int64_t table_stride, void* out) const {
   const int64_t dim = stages.front().chain->first.weight.in;
-  const Projected normed = chain_room(2, x, dim), rooms[2] = {chain_room(3, x, dim), chain_room(4, x, dim)};
+  const Projected normed = fused_buffer(2, x, dim), rooms[2] = {fused_buffer(3, x, dim), fused_buffer(4, x, dim)};
   Projected stream = x;
   const Projected* added = nullptr;
   int spare = 0;  // the room that the stream is not in

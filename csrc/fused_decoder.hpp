@@ -2,12 +2,12 @@
 //
 //   x --norm--> chain -> y      x + y --norm--> chain -> y     ...     x + y --norm--> hidden
 //
-// Between two products Python's own work finds nothing of itself in the caches (see chain.hpp). What changes from step
-// to step comes with the call: runs, cos and sin, the page table. What stays (weights, chains, views of the arena) was
+// Between two products Python's own work finds nothing of itself in the caches (see fused_block.hpp). What changes from step
+// to step comes with the call: runs, cos and sin, the page table. What stays (weights, fused blocks, views of the arena) was
 // bound before, by src/weft/models/fused_decoder.py, which also says when a step is not one for this.
 #pragma once
 
-#include "chain.hpp"
+#include "fused_block.hpp"
 
 namespace weft {
 
@@ -18,10 +18,10 @@ struct StreamNorm {
 
 enum class Middle : int { swiglu = 0, short_conv = 1, gated_delta = 2, mamba2 = 3, attention = 4 };
 
-// One line of the residual: x += chain(norm(x)).
+// One line of the residual: x += fused(norm(x)).
 struct Stage {
   StreamNorm norm;
-  const Chain* chain;
+  const FusedBlock* fused;
   Middle middle;
   const void* layer;       // GatedDeltaLayer, Mamba2Layer or AttentionLayer
   ConvWeights conv;        // of short_conv
@@ -31,7 +31,7 @@ struct Stage {
   int64_t rope;            // which of the step's cos and sin, -1 for none
 };
 
-struct Stack {
+struct FusedDecoder {
   float scale;             // of what is added to the stream
   StreamNorm last;
   std::vector<Stage> stages;

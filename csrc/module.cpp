@@ -6,11 +6,11 @@
 
 #include <tuple>
 
-#include "chain.hpp"
+#include "fused_block.hpp"
 #include "kernels.hpp"
 #include "layers.hpp"
 #include "pack_twelve_bit.hpp"
-#include "stack.hpp"
+#include "fused_decoder.hpp"
 
 namespace nb = nanobind;
 using namespace weft;
@@ -80,32 +80,32 @@ void run_layer(const Layer& layer, const Runs& runs, const ProjectedTuple& made,
 using TurnedTuple = std::tuple<Address, Address, int64_t>;  // cos, sin, rotary dim
 
 // How long the objects it was made of live is the caller's promise.
-void add_stage(Stack& stack, const NormTuple& norm, bool plus_one, const Chain& chain, int middle, nb::handle layer,
+void add_stage(FusedDecoder& decoder, const NormTuple& norm, bool plus_one, const FusedBlock& fused, int middle, nb::handle layer,
                const ConvTuple& conv, const SlotsTuple& first, const SlotsTuple& second,
                const std::tuple<Address, int64_t, int64_t>& scales, int64_t number, int64_t rope) {
-  Stage stage = {{norm_weights(norm), plus_one}, &chain, static_cast<Middle>(middle), nullptr, conv_weights(conv),
+  Stage stage = {{norm_weights(norm), plus_one}, &fused, static_cast<Middle>(middle), nullptr, conv_weights(conv),
                  slots(first), slots(second),
                  {at(std::get<0>(scales)), std::get<1>(scales), std::get<2>(scales)}, number, rope};
   if (stage.middle == Middle::gated_delta) stage.layer = &nb::cast<const GatedDeltaLayer&>(layer);
   if (stage.middle == Middle::mamba2) stage.layer = &nb::cast<const Mamba2Layer&>(layer);
   if (stage.middle == Middle::attention) stage.layer = &nb::cast<const AttentionLayer&>(layer);
-  stack.stages.push_back(stage);
+  decoder.stages.push_back(stage);
 }
 
-void run_stack(const Stack& stack, const Runs& runs, const ProjectedTuple& x, const std::vector<TurnedTuple>& turned,
+void run_fused_decoder(const FusedDecoder& decoder, const Runs& runs, const ProjectedTuple& x, const std::vector<TurnedTuple>& turned,
                Address page_table, int64_t table_stride, Address out) {
   nb::gil_scoped_release unlocked;
   std::vector<Turned> made;
   for (const auto& [cos, sin, rotary_dim] : turned)
     made.push_back({at<const float>(cos), at<const float>(sin), rotary_dim});
-  stack.run(runs, projected(x), made, at<const int32_t>(page_table), table_stride, at(out));
+  decoder.run(runs, projected(x), made, at<const int32_t>(page_table), table_stride, at(out));
 }
 
 template <class Layer>
-void chain_layer(const Chain& chain, const Layer& layer, const Runs& runs, const ProjectedTuple& x,
+void fused_layer(const FusedBlock& fused, const Layer& layer, const Runs& runs, const ProjectedTuple& x,
                  const SlotsTuple& window, const SlotsTuple& state, int64_t number, Address out) {
   nb::gil_scoped_release unlocked;
-  chain.run(projected(x), at(out), [&](const Projected& made, void* to) {
+  fused.run(projected(x), at(out), [&](const Projected& made, void* to) {
     layer.run(runs, made, slots(window), slots(state), number, to);
   });
 }
@@ -285,36 +285,36 @@ NB_MODULE(_native, m) {
     twelve_bit_rows(weight_of(weight), at<const int64_t>(rows), count, at<uint16_t>(out));
     return true;
   });
-  nb::class_<Chain>(m, "Chain")
+  nb::class_<FusedBlock>(m, "FusedBlock")
       .def(nb::new_([](const ProductTuple& first, const ProductTuple& second) {
-        return Chain{product(first), product(second)};
+        return FusedBlock{product(first), product(second)};
       }))
-      .def("swiglu", [](const Chain& chain, const ProjectedTuple& x, Address out) {
+      .def("swiglu", [](const FusedBlock& fused, const ProjectedTuple& x, Address out) {
         nb::gil_scoped_release unlocked;
-        chain.swiglu(projected(x), at(out));
+        fused.swiglu(projected(x), at(out));
       })
-      .def("short_conv", [](const Chain& chain, const Runs& runs, const ProjectedTuple& x, const ConvTuple& conv,
+      .def("short_conv", [](const FusedBlock& fused, const Runs& runs, const ProjectedTuple& x, const ConvTuple& conv,
                             const SlotsTuple& window, Address out) {
         nb::gil_scoped_release unlocked;
-        chain.short_conv(runs, projected(x), conv_weights(conv), slots(window), at(out));
+        fused.short_conv(runs, projected(x), conv_weights(conv), slots(window), at(out));
       })
-      .def("gated_delta", &chain_layer<GatedDeltaLayer>)
-      .def("mamba2", &chain_layer<Mamba2Layer>)
-      .def("attention", [](const Chain& chain, const AttentionLayer& layer, const Runs& runs, const ProjectedTuple& x,
+      .def("gated_delta", &fused_layer<GatedDeltaLayer>)
+      .def("mamba2", &fused_layer<Mamba2Layer>)
+      .def("attention", [](const FusedBlock& fused, const AttentionLayer& layer, const Runs& runs, const ProjectedTuple& x,
                            Address cos, Address sin, int64_t rotary_dim, const SlotsTuple& k, const SlotsTuple& v,
                            Address page_table, int64_t table_stride, Address scales, int64_t scale_page,
                            int64_t scale_part, Address out) {
         nb::gil_scoped_release unlocked;
         const Pages pages = {slots(k), slots(v), at<const int32_t>(page_table), table_stride,
                              {at(scales), scale_page, scale_part}};
-        chain.run(projected(x), at(out), [&](const Projected& made, void* to) {
+        fused.run(projected(x), at(out), [&](const Projected& made, void* to) {
           layer.run(runs, runs, made, {at<const float>(cos), at<const float>(sin), rotary_dim}, pages, to);
         });
       });
-  nb::class_<Stack>(m, "Stack")
+  nb::class_<FusedDecoder>(m, "FusedDecoder")
       .def(nb::new_([](float scale, const NormTuple& last, bool plus_one) {
-        return Stack{scale, {norm_weights(last), plus_one}, {}};
+        return FusedDecoder{scale, {norm_weights(last), plus_one}, {}};
       }))
       .def("add", &add_stage)
-      .def("run", &run_stack);
+      .def("run", &run_fused_decoder);
 }

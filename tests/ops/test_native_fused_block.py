@@ -14,7 +14,7 @@ from tests.ops.test_native import in_each_set, noise, pages
 from tests.ops.test_native_layers import SHAPES, states
 from tests.ops.test_tiled_linear import in_order
 from weft.tensor import native
-from weft.tensor.fused_block import MOST_ROWS, Chain
+from weft.tensor.fused_block import MOST_ROWS, FusedBlock
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops import attention_layer, gated_delta_layer, mamba2_layer, short_conv, silu_mul
 from weft.tensor.ops.attention_layer.unfused import AttentionCore
@@ -28,8 +28,8 @@ RUNS = make_runs([Run(7, slot=3), PAD_ROW, Run(200, slot=0)], [Run(0, 4, slot=1,
 TOKENS, WIDTH = tokens_in(RUNS), 48
 FORMS = ["float32 tiles", "bfloat16 tiles", "int8"]
 Kept = list[torch.Tensor]
-Block = tuple[int, int, Kept, Callable[[Chain, torch.Tensor, Kept], Any], Callable[[torch.Tensor, Kept], Any]]
-"""Rows of the first weight, columns of the second, what is kept, the chain, the core by itself."""
+Block = tuple[int, int, Kept, Callable[[FusedBlock, torch.Tensor, Kept], Any], Callable[[torch.Tensor, Kept], Any]]
+"""Rows of the first weight, columns of the second, what is kept, the fused, the core by itself."""
 
 
 @pytest.fixture(autouse=True)
@@ -49,13 +49,13 @@ def product(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Te
 
 
 def swiglu(dtype: torch.dtype) -> Block:
-    return (2 * 96, 96, [], lambda chain, x, _: silu_mul.chained(chain, x), lambda x, _: silu_mul.silu_mul(x))
+    return (2 * 96, 96, [], lambda fused, x, _: silu_mul.run_fused(fused, x), lambda x, _: silu_mul.silu_mul(x))
 
 
 def lfm2(dtype: torch.dtype) -> Block:
     conv, bias = noise(2, 80, 3, dtype=dtype), noise(3, 80, dtype=dtype)
     return (3 * 80, 80, [states(80, 2, dtype=dtype)],
-            lambda chain, x, kept: short_conv.chained(chain, x, conv, bias, *kept, RUNS),
+            lambda fused, x, kept: short_conv.run_fused(fused, x, conv, bias, *kept, RUNS),
             lambda x, kept: short_conv.short_conv(x, conv, bias, *kept, RUNS))
 
 
@@ -67,7 +67,7 @@ def delta(dtype: torch.dtype) -> Block:
         noise(4, v_dim, dtype=dtype), 1e-5, k_heads, heads, k_dim, v_dim, 1.0)
     return (channels + heads * v_dim + 2 * heads, heads * v_dim,
             [states(channels, 3, dtype=dtype), states(heads, k_dim, v_dim)],
-            lambda chain, x, kept: gated_delta_layer.chained(chain, x, weights, *kept, RUNS),
+            lambda fused, x, kept: gated_delta_layer.run_fused(fused, x, weights, *kept, RUNS),
             lambda x, kept: gated_delta_layer.gated_delta_layer(x, weights, *kept, RUNS))
 
 
@@ -80,7 +80,7 @@ def mamba2(dtype: torch.dtype) -> Block:
         head_dim, state_dim, (0.0, float("inf")))
     return (inner + channels + heads, inner,
             [states(channels, 3, dtype=dtype), states(heads, head_dim, state_dim)],
-            lambda chain, x, kept: mamba2_layer.chained(chain, x, weights, *kept, RUNS),
+            lambda fused, x, kept: mamba2_layer.run_fused(fused, x, weights, *kept, RUNS),
             lambda x, kept: mamba2_layer.mamba2_layer(x, weights, *kept, RUNS))
 
 
@@ -92,7 +92,7 @@ def attention(dtype: torch.dtype) -> Block:
     cos_sin = angles.cos(), angles.sin()
     inputs = StepInputs(torch.zeros(TOKENS, dtype=torch.int64), positions_of(RUNS), RUNS)
     return (dim * (2 * heads + 2 * kv_heads), heads * dim, list(pages(RUNS, 40, kv_heads, dim, dtype)),
-            lambda chain, x, kept: attention_layer.chained(chain, x, core, inputs, LayerCache(*kept),
+            lambda fused, x, kept: attention_layer.run_fused(fused, x, core, inputs, LayerCache(*kept),
                                                            cos_sin),
             lambda x, kept: attention_layer.attention_layer(x, core, inputs, LayerCache(*kept), cos_sin))
 
@@ -103,16 +103,16 @@ def attention(dtype: torch.dtype) -> Block:
 def test_a_chain_gives_the_bits_of_its_ops_one_by_one(make: Callable[[torch.dtype], Block], form: str,
                                                       bias: bool) -> None:
     dtype = torch.float32 if form == "float32 tiles" else torch.bfloat16
-    first_rows, second_columns, kept, chained, core = make(dtype)
+    first_rows, second_columns, kept, run_fused, core = make(dtype)
     first, second = weight_of(form, first_rows, WIDTH, 20), weight_of(form, WIDTH, second_columns, 21)
     biases = (noise(22, first_rows), noise(23, WIDTH)) if bias else (None, None)
     x = noise(24, TOKENS, WIDTH, dtype=dtype)
 
     def both() -> Any:
         one, other = [state.clone() for state in kept], [state.clone() for state in kept]
-        chain = Chain(first, biases[0], second, biases[1])
+        fused = FusedBlock(first, biases[0], second, biases[1])
         apart = product(middle(product(x, first, biases[0]), one), second, biases[1])
-        return apart, one, chained(chain, x, other), other
+        return apart, one, run_fused(fused, x, other), other
 
     for want, want_kept, got, got_kept in in_each_set(both):
         if got is None:     # no products of pairs of bfloat16 in this set
@@ -124,41 +124,41 @@ def test_a_chain_gives_the_bits_of_its_ops_one_by_one(make: Callable[[torch.dtyp
             assert torch.equal(state.nan_to_num(7.0), wanted.nan_to_num(7.0))
 
 
-def chain_of(form: str = "float32 tiles") -> Chain:
-    return Chain(weight_of(form, 2 * 96, WIDTH, 20), None, weight_of(form, WIDTH, 96, 21), None)
+def fused_block_of(form: str = "float32 tiles") -> FusedBlock:
+    return FusedBlock(weight_of(form, 2 * 96, WIDTH, 20), None, weight_of(form, WIDTH, 96, 21), None)
 
 
 def test_many_rows_other_kernels_other_dtypes_and_other_forms_go_op_by_op() -> None:
-    chain, x = chain_of(), noise(1, MOST_ROWS + 1, WIDTH)
-    assert silu_mul.chained(chain, x[1:]) is not None
-    assert silu_mul.chained(chain, x) is None
-    assert silu_mul.chained(chain, x[:0]) is None
-    assert silu_mul.chained(chain, x[:1].half()) is None
-    assert silu_mul.chained(Chain(noise(2, 2 * 96, WIDTH), None, chain.second, None), x[:1]) is None
+    fused, x = fused_block_of(), noise(1, MOST_ROWS + 1, WIDTH)
+    assert silu_mul.run_fused(fused, x[1:]) is not None
+    assert silu_mul.run_fused(fused, x) is None
+    assert silu_mul.run_fused(fused, x[:0]) is None
+    assert silu_mul.run_fused(fused, x[:1].half()) is None
+    assert silu_mul.run_fused(FusedBlock(noise(2, 2 * 96, WIDTH), None, fused.second, None), x[:1]) is None
     native.choose("torch")
-    assert silu_mul.chained(chain, x[1:]) is None
+    assert silu_mul.run_fused(fused, x[1:]) is None
 
 
 def test_rows_whose_quantised_weights_are_widened_go_op_by_op() -> None:
     exact = [quantised(8, rows, columns, exact=True) for rows, columns in ((2 * 96, WIDTH), (WIDTH, 96))]
-    chain, x = Chain(exact[0], None, exact[1], None), noise(1, 16, WIDTH)
-    assert silu_mul.chained(chain, x[1:]) is not None
-    assert silu_mul.chained(chain, x) is None
+    fused, x = FusedBlock(exact[0], None, exact[1], None), noise(1, 16, WIDTH)
+    assert silu_mul.run_fused(fused, x[1:]) is not None
+    assert silu_mul.run_fused(fused, x) is None
 
 
 def test_a_chain_follows_weights_that_have_moved() -> None:
-    chain, x = chain_of(), noise(1, 3, WIDTH)
-    before = silu_mul.chained(chain, x)
+    fused, x = fused_block_of(), noise(1, 3, WIDTH)
+    before = silu_mul.run_fused(fused, x)
     assert before is not None
-    storage = chain.first.tiles.untyped_storage()
-    held, size = chain.first.tiles.clone(), storage.nbytes()
+    storage = fused.first.tiles.untyped_storage()
+    held, size = fused.first.tiles.clone(), storage.nbytes()
     storage.resize_(0)
     in_its_place = torch.zeros(size // 4)
     storage.resize_(size)
-    chain.first.tiles.copy_(held)
-    again = silu_mul.chained(chain, x)
+    fused.first.tiles.copy_(held)
+    again = silu_mul.run_fused(fused, x)
     assert again is not None
     assert torch.equal(again, before)
-    chain.first.tiles.mul_(0.5)
-    assert not torch.equal(silu_mul.chained(chain, x), before)
+    fused.first.tiles.mul_(0.5)
+    assert not torch.equal(silu_mul.run_fused(fused, x), before)
     del in_its_place

@@ -12,7 +12,7 @@ from tests.fixtures.checkpoints import checkpoint
 from tests.oracle.model_driver import ModelDriver
 from tests.oracle.test_asked_rows import computed
 from tests.oracle.test_models_against_transformers import prompt
-from weft.models.fused_decoder import Stack
+from weft.models.fused_decoder import FusedDecoder
 from weft.models.loading import LoadedModel, load_model
 from weft.tensor import native
 from weft.tensor.fused_block import MOST_ROWS
@@ -43,15 +43,15 @@ def decodes(name: str) -> tuple[ModelDriver, StepInputs]:
 def stacked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each forward pass went in one."""
     taken: list[bool] = []
-    run = Stack.run
+    run = FusedDecoder.run
 
-    def seen(self: Stack, x_TD: torch.Tensor, inputs: StepInputs, caches: list[LayerCache],
+    def seen(self: FusedDecoder, x_TD: torch.Tensor, inputs: StepInputs, caches: list[LayerCache],
              turned: object) -> torch.Tensor | None:
         found = run(self, x_TD, inputs, caches, turned)  # type: ignore[arg-type]
         taken.append(found is not None)
         return found
 
-    monkeypatch.setattr(Stack, "run", seen)
+    monkeypatch.setattr(FusedDecoder, "run", seen)
     return taken
 
 
@@ -63,7 +63,7 @@ def test_a_stack_gives_the_bits_of_its_layers_one_by_one(name: str, stacked: lis
     hidden, memory = computed(driver, inputs)
     again, _ = computed(driver, inputs)         # in an arena elsewhere
     assert stacked == [tiled.serves(torch.float32)] * 2     # not where a CPU has no wide vectors
-    monkeypatch.setattr(Stack, "run", lambda *_: None)
+    monkeypatch.setattr(FusedDecoder, "run", lambda *_: None)
     want, want_memory = computed(driver, inputs)
     assert torch.equal(hidden, want)
     assert torch.equal(again, want)

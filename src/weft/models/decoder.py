@@ -27,7 +27,7 @@ from weft.families.architecture import Architecture, Rope
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.embedding import Embedding
-from weft.models.fused_decoder import Stack
+from weft.models.fused_decoder import FusedDecoder
 from weft.models.rotary import RotaryTable
 from weft.spec import ModelSpec
 from weft.tensor.inputs import LayerCache, StepInputs
@@ -87,7 +87,7 @@ class CausalModel:
         self._ropes = [rope_of(mixer) for mixer in architecture.mixers]
         self._rotary = {rope: RotaryTable(rope, embedding.device)
                         for rope in dict.fromkeys(self._ropes) if rope is not None}
-        self._stack = None if architecture.residual_float32 else Stack(
+        self._fused = None if architecture.residual_float32 else FusedDecoder(
             layers, self._ropes, final_norm, architecture.residual_multiplier)
 
     def forward(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
@@ -103,8 +103,8 @@ class CausalModel:
         embedded_TD, dtype = x_TD, x_TD.dtype
         if self.architecture.residual_float32:
             x_TD = x_TD.float()
-        if self._stack is not None:
-            hidden_TD = self._stack.run(x_TD, inputs, caches, turned)
+        if self._fused is not None:
+            hidden_TD = self._fused.run(x_TD, inputs, caches, turned)
             if hidden_TD is not None:
                 return hidden_TD
         y_TD: torch.Tensor | None = None  # not yet added: a norm of the sum comes with it

@@ -1,6 +1,6 @@
-"""All layers of a decode step in one crossing into the kernels, where a model is made of chains.
+"""All layers of a decode step in one crossing into the kernels, where a model is made of fused blocks.
 
-    layer by layer   norm, chain, add and norm, chain, add and norm, ...     two crossings a line
+    layer by layer   norm, fused, add and norm, fused, add and norm, ...     two crossings a line
     a stack          x -> [ norm chain  add norm chain  ...  add norm ] -> hidden
 
 The kernels, their order and their roundings are those of ``CausalModel.forward``, and so is every bit of the
@@ -27,7 +27,7 @@ from weft.models.blocks.linear import Norm, SwiGlu
 from weft.models.blocks.mamba2 import Mamba2Block
 from weft.models.blocks.short_conv import ShortConvBlock
 from weft.tensor import native
-from weft.tensor.fused_block import MOST_ROWS, Chain
+from weft.tensor.fused_block import MOST_ROWS, FusedBlock
 from weft.tensor.inputs import LayerCache, StepInputs
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class _Last(NamedTuple):
         return self.first() is caches[0] and self.last() is caches[-1]
 
 
-class Stack:
+class FusedDecoder:
     """``scale``: of what is added to the stream; ``ropes``: of each layer's mixer."""
 
     def __init__(self, layers: Sequence[DecoderLayer], ropes: Sequence[Rope | None], final_norm: Norm,
@@ -96,7 +96,7 @@ class Stack:
     def _bound(self, x_TD: torch.Tensor, caches: list[LayerCache]) -> list[Any]:
         """What ``_bind`` made for such a step: in nearly every step what it was in the one before."""
         now = _Seen(x_TD.dtype, x_TD.shape[0] < _FEW_ROWS, native.extension().instruction_set())
-        last, first = self._last, _first_chain(self._layers[0])
+        last, first = self._last, _first_fused(self._layers[0])
         if last is not None and last.seen == now and last.are(caches) and first.stays:
             return last.held
         key = (*now, id(caches), _lies(caches[0]), _lies(caches[-1]), id(first.bound(x_TD)))
@@ -121,36 +121,36 @@ class Stack:
                 staged = block.staged(x_TD) if isinstance(block, SwiGlu) else block.staged(x_TD, cache)
                 if staged is None or norm is None:
                     return [None]
-                assert staged.chain.first.columns == staged.chain.second.rows == width
+                assert staged.fused.first.columns == staged.fused.second.rows == width
                 stages.append((staged, -1 if rope is None else self._rotated.index(rope)))
                 norms.append(norm)
         if not all(_servable(norm, width) for norm in (*norms, self._final_norm)):
             return [None]
-        bound = native.extension().Stack(self._scale, _norm_of(self._final_norm), self._final_norm.plus_one)
+        bound = native.extension().FusedDecoder(self._scale, _norm_of(self._final_norm), self._final_norm.plus_one)
         held = [bound]
         for norm, (staged, rope_index) in zip(norms, stages, strict=True):
-            chain = staged.chain.bound(x_TD)
-            bound.add(_norm_of(norm), norm.plus_one, chain, staged.core, staged.layer, staged.conv,
+            fused = staged.fused.bound(x_TD)
+            bound.add(_norm_of(norm), norm.plus_one, fused, staged.core, staged.layer, staged.conv,
                       staged.first, staged.second, staged.scales, staged.number, rope_index)
-            held += chain, staged.layer
+            held += fused, staged.layer
         return held
 
 
 def _plain(layer: DecoderLayer) -> bool:
-    """Whether the layer is a residual pair of blocks that may be chains."""
+    """Whether the layer is a residual pair of blocks that may be fused blocks."""
     if layer.beside is not None or layer.mixer_out_norm is not None or layer.feed_out_norm is not None:
         return False
     if layer.mixer is None and layer.feed_forward is None:
         return False
-    return (layer.mixer is None or (isinstance(layer.mixer, _MIXERS) and layer.mixer.chain is not None)) and (
+    return (layer.mixer is None or (isinstance(layer.mixer, _MIXERS) and layer.mixer.fused is not None)) and (
         layer.feed_forward is None
-        or (isinstance(layer.feed_forward, SwiGlu) and layer.feed_forward.chain is not None))
+        or (isinstance(layer.feed_forward, SwiGlu) and layer.feed_forward.fused is not None))
 
 
-def _first_chain(layer: DecoderLayer) -> Chain:
+def _first_fused(layer: DecoderLayer) -> FusedBlock:
     block = layer.mixer or layer.feed_forward
-    chain = getattr(block, "chain", None)
-    assert isinstance(chain, Chain)
+    fused = getattr(block, "chain", None)
+    assert isinstance(fused, FusedBlock)
     return chain
 
 

@@ -1,13 +1,13 @@
 """A block's two products and what lies between them, in one crossing into the kernels.
 
     op by op     x -> product -> core -> product -> y        three crossings, three tensors made
-    a chain      x -> [ product  core  product ] -> y        one, and the same kernels in the same order
+    a fused block      x -> [ product  core  product ] -> y        one, and the same kernels in the same order
 
 Worth it with few rows of x, where a product streams its weights through the caches and leaves nothing of the
 interpreter in them: what Python does between two products then takes longer than the core itself. With
-many it is nothing beside the arithmetic, and the room between the products would be large (csrc/chain.hpp).
+many it is nothing beside the arithmetic, and the room between the products would be large (csrc/fused_block.hpp).
 
-A chain is bound to the addresses of its weights, and made anew where they have moved.
+A fused block is bound to the addresses of its weights, and made anew where they have moved.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_ROWS = 64
 
 
 @dataclass(slots=True)
-class Chain:
+class FusedBlock:
     """Two products, each a weight in any form and its bias or None. Never changed once it has run."""
 
     first: Any
@@ -49,7 +49,7 @@ class Chain:
         if self._at != (first, second):
             self._biases = [None if bias is None else bias.float().contiguous()
                             for bias in (self.first_bias, self.second_bias)]
-            self._bound = native.extension().Chain(_product(self.first, self._biases[0]),
+            self._bound = native.extension().FusedBlock(_product(self.first, self._biases[0]),
                                                    _product(self.second, self._biases[1]))
             self._at = first, second
         return self._bound
@@ -67,10 +67,10 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A chain and its core, as a stack of layers takes them (csrc/stack.hpp): ``middle`` is a number of
+    """A fused block and its core, as a stack of layers takes them (csrc/fused_decoder.hpp): ``middle`` is a number of
     ``Middle``, the rest as the op of that core hands it over."""
 
-    chain: Chain
+    fused: FusedBlock
     core: int
     layer: Any = ()
     conv: Any = (0, 0, 0, 0)
@@ -81,7 +81,7 @@ class Staged:
 
 
 def _address(weight: Any, x_TD: torch.Tensor) -> int:
-    """Of the weight, 0 where a chain does not take it."""
+    """Of the weight, 0 where a fused block does not take it."""
     if isinstance(weight, InTiles):
         return weight.body.data_ptr() if tiled.supported(x_TD, weight) else 0
     if isinstance(weight, QuantizedWeight):

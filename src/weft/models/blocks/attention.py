@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 import torch
 
 from weft.families.architecture import Attention
-from weft.models.blocks.linear import Linear, Norm, Projection, chain_of
-from weft.tensor.fused_block import Chain, Staged
+from weft.models.blocks.linear import Linear, Norm, Projection, fused_block_of
+from weft.tensor.fused_block import FusedBlock, Staged
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.attention_layer import AttentionCore, CosSin, attention_layer, chained, staged
+from weft.tensor.ops.attention_layer import AttentionCore, CosSin, attention_layer, run_fused, staged
 
 __all__ = ["AttentionBlock", "CosSin", "separate_gate"]
 
@@ -40,27 +40,27 @@ class AttentionBlock:
     k_norm: Norm | None = None
 
     core: AttentionCore = field(init=False)
-    chain: Chain | None = field(init=False, repr=False)
+    fused: FusedBlock | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         q_norm, k_norm = self.q_norm, self.k_norm
         self.core = AttentionCore(
             self.shape, None if q_norm is None else q_norm.weight, None if k_norm is None else k_norm.weight,
             0.0 if q_norm is None else q_norm.eps, q_norm is not None and q_norm.plus_one)
-        self.chain = chain_of(self.qkv, self.out)
+        self.fused = fused_block_of(self.qkv, self.out)
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
-        if self.chain is not None and (
-                y_TD := chained(self.chain, x_TD, self.core, inputs, cache, cos_sin)) is not None:
+        if self.fused is not None and (
+                y_TD := run_fused(self.fused, x_TD, self.core, inputs, cache, cos_sin)) is not None:
             return y_TD
         return self.out(inputs.asked_of(attention_layer(self.qkv(x_TD), self.core, inputs, cache, cos_sin)))
 
     def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> Staged | None:
         """As a part of a stack; ``x_TD`` is what would come in."""
-        if self.chain is None:
+        if self.fused is None:
             return None
-        return staged(self.chain, x_TD, self.core, cache)
+        return staged(self.fused, x_TD, self.core, cache)
 
 
 def separate_gate(weight: torch.Tensor, heads: int, head_dim: int) -> torch.Tensor:

@@ -18,10 +18,10 @@ import torch
 
 from weft.families.architecture import GatedDelta
 from weft.models.blocks.attention import CosSin
-from weft.models.blocks.linear import Linear, chain_of
-from weft.tensor.fused_block import Chain, Staged
+from weft.models.blocks.linear import Linear, fused_block_of
+from weft.tensor.fused_block import FusedBlock, Staged
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.gated_delta_layer import GatedDeltaWeights, chained, gated_delta_layer, staged
+from weft.tensor.ops.gated_delta_layer import GatedDeltaWeights, run_fused, gated_delta_layer, staged
 
 
 @dataclass(slots=True)
@@ -39,20 +39,20 @@ class GatedDeltaBlock:
     out: Linear
 
     core: GatedDeltaWeights = field(init=False)
-    chain: Chain | None = field(init=False, repr=False)
+    fused: FusedBlock | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         shape = self.shape
         self.core = GatedDeltaWeights(
             self.conv, self.decay, self.dt_bias, self.norm, self.norm_eps, shape.k_heads, shape.v_heads,
             shape.k_dim, shape.v_dim, shape.beta_scale)
-        self.chain = chain_of(self.project, self.out)
+        self.fused = fused_block_of(self.project, self.out)
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
         state = cache.state
-        if self.chain is not None and inputs.asked is None:
-            y_TD = chained(self.chain, x_TD, self.core, state["conv"], state["recurrent"], inputs.runs,
+        if self.fused is not None and inputs.asked is None:
+            y_TD = run_fused(self.fused, x_TD, self.core, state["conv"], state["recurrent"], inputs.runs,
                            cache.layer)
             if y_TD is not None:
                 return y_TD
@@ -62,9 +62,9 @@ class GatedDeltaBlock:
 
     def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> Staged | None:
         """As a part of a stack; ``x_TD`` is what would come in."""
-        if self.chain is None:
+        if self.fused is None:
             return None
-        return staged(self.chain, x_TD, self.core, cache.state["conv"], cache.state["recurrent"],
+        return staged(self.fused, x_TD, self.core, cache.state["conv"], cache.state["recurrent"],
                       cache.layer)
 
 

@@ -13,10 +13,10 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from weft.tensor.fused_block import Chain, Staged
+from weft.tensor.fused_block import FusedBlock, Staged
 from weft.tensor.ops.quantized_linear import quantized_linear
 from weft.tensor.ops.rms_norm import rms_norm
-from weft.tensor.ops.silu_mul import chained, silu_mul, staged
+from weft.tensor.ops.silu_mul import run_fused, silu_mul, staged
 from weft.tensor.ops.tiled_linear import tiled_linear
 from weft.tensor.weights.packed import PackedWeight
 from weft.tensor.weights.quantized import QuantizedWeight
@@ -77,10 +77,10 @@ def _product(x: torch.Tensor, weight: PlainWeight, bias: torch.Tensor | None) ->
     return F.linear(x, weight, bias)
 
 
-def chain_of(first: Projection, second: Projection) -> Chain | None:
+def fused_block_of(first: Projection, second: Projection) -> FusedBlock | None:
     """Both and what lies between them as one, where they are plain products."""
     if isinstance(first, Linear) and isinstance(second, Linear):
-        return Chain(first.weight, first.bias, second.weight, second.bias)
+        return FusedBlock(first.weight, first.bias, second.weight, second.bias)
     return None
 
 
@@ -102,16 +102,16 @@ class SwiGlu:
 
     gate_up: Linear
     down: Linear
-    chain: Chain | None = field(init=False, repr=False)
+    fused: FusedBlock | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.chain = chain_of(self.gate_up, self.down)
+        self.fused = fused_block_of(self.gate_up, self.down)
 
     def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
-        if self.chain is not None and (y_TD := chained(self.chain, x_TD)) is not None:
+        if self.fused is not None and (y_TD := run_fused(self.fused, x_TD)) is not None:
             return y_TD
         return self.down(silu_mul(self.gate_up(x_TD)))
 
     def staged(self, x_TD: torch.Tensor) -> Staged | None:
         """As a part of a stack; ``x_TD`` is what would come in."""
-        return None if self.chain is None else staged(self.chain, x_TD)
+        return None if self.fused is None else staged(self.fused, x_TD)

@@ -18,10 +18,10 @@ import torch
 
 from weft.families.architecture import Mamba2
 from weft.models.blocks.attention import CosSin
-from weft.models.blocks.linear import Linear, chain_of
-from weft.tensor.fused_block import Chain, Staged
+from weft.models.blocks.linear import Linear, fused_block_of
+from weft.tensor.fused_block import FusedBlock, Staged
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.mamba2_layer import Mamba2Weights, chained, mamba2_layer, staged
+from weft.tensor.ops.mamba2_layer import Mamba2Weights, run_fused, mamba2_layer, staged
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class Mamba2Block:
     out: Linear
     factors: torch.Tensor | None = None
     core: Mamba2Weights = field(init=False)
-    chain: Chain | None = field(init=False, repr=False)
+    fused: FusedBlock | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         shape = self.shape
@@ -50,12 +50,12 @@ class Mamba2Block:
             self.conv, self.conv_bias, self.a, self.d, self.dt_bias, self.norm, self.norm_eps,
             shape.norm == "gate_first", shape.heads, shape.groups, shape.head_dim, shape.state_dim,
             shape.dt_limit)
-        self.chain = None if self.factors is not None else chain_of(self.project, self.out)
+        self.fused = None if self.factors is not None else fused_block_of(self.project, self.out)
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
-        if self.chain is not None and inputs.asked is None:
-            y_TD = chained(self.chain, x_TD, self.core, cache.state["conv"], cache.state["recurrent"],
+        if self.fused is not None and inputs.asked is None:
+            y_TD = run_fused(self.fused, x_TD, self.core, cache.state["conv"], cache.state["recurrent"],
                            inputs.runs, cache.layer)
             if y_TD is not None:
                 return y_TD
@@ -68,7 +68,7 @@ class Mamba2Block:
 
     def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> Staged | None:
         """As a part of a stack; ``x_TD`` is what would come in."""
-        if self.chain is None:
+        if self.fused is None:
             return None
-        return staged(self.chain, x_TD, self.core, cache.state["conv"], cache.state["recurrent"],
+        return staged(self.fused, x_TD, self.core, cache.state["conv"], cache.state["recurrent"],
                       cache.layer)

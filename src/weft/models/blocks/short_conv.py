@@ -13,10 +13,10 @@ import torch
 
 from weft.families.architecture import ShortConv
 from weft.models.blocks.attention import CosSin
-from weft.models.blocks.linear import Linear, chain_of
-from weft.tensor.fused_block import Chain, Staged
+from weft.models.blocks.linear import Linear, fused_block_of
+from weft.tensor.fused_block import FusedBlock, Staged
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.short_conv import chained, short_conv, staged
+from weft.tensor.ops.short_conv import run_fused, short_conv, staged
 
 
 @dataclass(slots=True)
@@ -28,15 +28,15 @@ class ShortConvBlock:
     conv: torch.Tensor
     conv_bias: torch.Tensor | None
     out: Linear
-    chain: Chain | None = field(init=False, repr=False)
+    fused: FusedBlock | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.chain = chain_of(self.project, self.out)
+        self.fused = fused_block_of(self.project, self.out)
 
     def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
                  cos_sin: CosSin | None) -> torch.Tensor:
-        if self.chain is not None and inputs.asked is None:
-            y_TD = chained(self.chain, x_TD, self.conv, self.conv_bias, cache.state["conv"], inputs.runs)
+        if self.fused is not None and inputs.asked is None:
+            y_TD = run_fused(self.fused, x_TD, self.conv, self.conv_bias, cache.state["conv"], inputs.runs)
             if y_TD is not None:
                 return y_TD
         y_TC = short_conv(self.project(x_TD), self.conv, self.conv_bias, cache.state["conv"], inputs.runs)
@@ -44,6 +44,6 @@ class ShortConvBlock:
 
     def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> Staged | None:
         """As a part of a stack; ``x_TD`` is what would come in."""
-        if self.chain is None:
+        if self.fused is None:
             return None
-        return staged(self.chain, x_TD, self.conv, self.conv_bias, cache.state["conv"])
+        return staged(self.fused, x_TD, self.conv, self.conv_bias, cache.state["conv"])

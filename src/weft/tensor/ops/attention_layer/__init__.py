@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from weft.tensor import gpu
-from weft.tensor.fused_block import Chain, Staged
+from weft.tensor.fused_block import FusedBlock, Staged
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import native
 from weft.tensor.ops.attention_layer import unfused as parts
 from weft.tensor.ops.attention_layer.unfused import AttentionCore, CosSin
 
-__all__ = ["AttentionCore", "CosSin", "attention_layer", "chained", "staged"]
+__all__ = ["AttentionCore", "CosSin", "attention_layer", "run_fused", "staged"]
 
 
 def attention_layer(made_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
@@ -38,12 +38,12 @@ def attention_layer(made_TW: torch.Tensor, core: AttentionCore, inputs: StepInpu
     return parts.attention_layer(made_TW, core, inputs, cache, cos_sin)
 
 
-def chained(chain: Chain, x_TD: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
+def run_fused(fused: FusedBlock, x_TD: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
             cos_sin: CosSin | None) -> torch.Tensor | None:
-    """``chain.second(attention_layer(chain.first(x), ...))``, None where the kernels cannot do it in one."""
-    return native.chained(chain, x_TD, core, inputs, cache, cos_sin)
+    """``fused.second(attention_layer(fused.first(x), ...))``, None where the kernels cannot do it in one."""
+    return native.run_fused(fused, x_TD, core, inputs, cache, cos_sin)
 
 
-def staged(chain: Chain, x_TD: torch.Tensor, core: AttentionCore, cache: LayerCache) -> Staged | None:
+def staged(fused: FusedBlock, x_TD: torch.Tensor, core: AttentionCore, cache: LayerCache) -> Staged | None:
     """The same as a part of a stack (``weft.models.fused_decoder``)."""
-    return native.staged(chain, x_TD, core, cache)
+    return native.staged(fused, x_TD, core, cache)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from weft.tensor import native
-from weft.tensor.fused_block import Chain, Staged
+from weft.tensor.fused_block import FusedBlock, Staged
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer.unfused import AttentionCore, CosSin
 from weft.tensor.ops.paged_attention.native import DIM_MAX
@@ -30,12 +30,12 @@ def attention_layer(made_TW: torch.Tensor, core: AttentionCore, inputs: StepInpu
     return out_TC
 
 
-def chained(chain: Chain, x_TD: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
+def run_fused(fused: FusedBlock, x_TD: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
             cos_sin: CosSin | None) -> torch.Tensor | None:
-    bound = chain.bound(x_TD)
+    bound = fused.bound(x_TD)
     if bound is None or inputs.asked is not None or not supported(x_TD, core, cache):
         return None
-    out_TD = chain.out(x_TD)
+    out_TD = fused.out(x_TD)
     bound.attention(_bound(core), native.runs_of(inputs.runs), native.projected_of(x_TD),
                     *_around(core, inputs, cache, cos_sin), out_TD.data_ptr())
     return out_TD
@@ -82,11 +82,11 @@ def _bind(core: AttentionCore) -> Any:
         core.plus_one, shape.scale, shape.window or 0)
 
 
-def staged(chain: Chain, x_TD: torch.Tensor, core: AttentionCore, cache: LayerCache) -> Staged | None:
-    if chain.bound(x_TD) is None or not supported(x_TD, core, cache):
+def staged(fused: FusedBlock, x_TD: torch.Tensor, core: AttentionCore, cache: LayerCache) -> Staged | None:
+    if fused.bound(x_TD) is None or not supported(x_TD, core, cache):
         return None
     assert cache.k is not None
     assert cache.v is not None
     assert cache.k.dtype == cache.v.dtype, f"K pages of {cache.k.dtype}, V pages of {cache.v.dtype}"
-    return Staged(chain, 4, _bound(core), first=native.pages_of(cache.k), second=native.pages_of(cache.v),
+    return Staged(fused, 4, _bound(core), first=native.pages_of(cache.k), second=native.pages_of(cache.v),
                   scales=native.token_scales(cache.token_scales))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from weft.tensor.fused_block import Chain, Staged
+from weft.tensor.fused_block import FusedBlock, Staged
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.gated_delta_layer import native
 from weft.tensor.ops.gated_delta_layer import unfused as parts
 from weft.tensor.ops.gated_delta_layer.unfused import GatedDeltaWeights
 
-__all__ = ["GatedDeltaWeights", "chained", "gated_delta_layer", "staged"]
+__all__ = ["GatedDeltaWeights", "run_fused", "gated_delta_layer", "staged"]
 
 
 def gated_delta_layer(made_TW: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
@@ -32,14 +32,14 @@ def gated_delta_layer(made_TW: torch.Tensor, weights: GatedDeltaWeights, window_
     return parts.gated_delta_layer(made_TW, weights, window_SCW, state_SHKV, runs, layer)
 
 
-def chained(chain: Chain, x_TD: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
+def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
             state_SHKV: torch.Tensor, runs: Runs, layer: int = 0) -> torch.Tensor | None:
-    """``chain.second(gated_delta_layer(chain.first(x), ...))``, None where the kernels cannot do it in
+    """``fused.second(gated_delta_layer(fused.first(x), ...))``, None where the kernels cannot do it in
     one."""
-    return native.chained(chain, x_TD, weights, window_SCW, state_SHKV, runs, layer)
+    return native.run_fused(fused, x_TD, weights, window_SCW, state_SHKV, runs, layer)
 
 
-def staged(chain: Chain, x_TD: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
+def staged(fused: FusedBlock, x_TD: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
            state_SHKV: torch.Tensor, layer: int) -> Staged | None:
     """The same as a part of a stack (``weft.models.fused_decoder``)."""
-    return native.staged(chain, x_TD, weights, window_SCW, state_SHKV, layer)
+    return native.staged(fused, x_TD, weights, window_SCW, state_SHKV, layer)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from weft.tensor import native
-from weft.tensor.fused_block import Chain, Staged
+from weft.tensor.fused_block import FusedBlock, Staged
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.causal_conv.native import KERNEL_MAX, weights_of
 from weft.tensor.ops.gated_delta.native import KEY_DIM_MAX
@@ -33,12 +33,12 @@ def gated_delta_layer(made_TW: torch.Tensor, weights: GatedDeltaWeights, window_
     return out_TC
 
 
-def chained(chain: Chain, x_TD: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
+def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
             state_SHKV: torch.Tensor, runs: Runs, layer: int) -> torch.Tensor | None:
-    bound = chain.bound(x_TD)
+    bound = fused.bound(x_TD)
     if bound is None or not supported(x_TD, weights, window_SCW, state_SHKV):
         return None
-    out_TD = chain.out(x_TD)
+    out_TD = fused.out(x_TD)
     bound.gated_delta(_bound(weights), native.runs_of(runs), native.projected_of(x_TD),
                       native.slots_of(window_SCW), native.slots_of(state_SHKV), layer, out_TD.data_ptr())
     return out_TD
@@ -63,9 +63,9 @@ def _bind(w: GatedDeltaWeights) -> Any:
         w.decay_H.data_ptr(), w.dt_bias_H.data_ptr(), w.beta_scale, w.k_heads, w.heads, w.k_dim, w.v_dim)
 
 
-def staged(chain: Chain, x_TD: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
+def staged(fused: FusedBlock, x_TD: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
            state_SHKV: torch.Tensor, layer: int) -> Staged | None:
-    if chain.bound(x_TD) is None or not supported(x_TD, weights, window_SCW, state_SHKV):
+    if fused.bound(x_TD) is None or not supported(x_TD, weights, window_SCW, state_SHKV):
         return None
-    return Staged(chain, 2, _bound(weights), first=native.slots_of(window_SCW),
+    return Staged(fused, 2, _bound(weights), first=native.slots_of(window_SCW),
                   second=native.slots_of(state_SHKV), number=layer)

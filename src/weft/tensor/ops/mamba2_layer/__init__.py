@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from weft.tensor.fused_block import Chain, Staged
+from weft.tensor.fused_block import FusedBlock, Staged
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.mamba2_layer import native
 from weft.tensor.ops.mamba2_layer import unfused as parts
 from weft.tensor.ops.mamba2_layer.unfused import Mamba2Weights
 
-__all__ = ["Mamba2Weights", "chained", "mamba2_layer", "staged"]
+__all__ = ["Mamba2Weights", "run_fused", "mamba2_layer", "staged"]
 
 
 def mamba2_layer(made_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
@@ -33,13 +33,13 @@ def mamba2_layer(made_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torc
     return parts.mamba2_layer(made_TW, weights, window_SCW, state_SHPN, runs, layer)
 
 
-def chained(chain: Chain, x_TD: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
+def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
             state_SHPN: torch.Tensor, runs: Runs, layer: int = 0) -> torch.Tensor | None:
-    """``chain.second(mamba2_layer(chain.first(x), ...))``, None where the kernels cannot do it in one."""
-    return native.chained(chain, x_TD, weights, window_SCW, state_SHPN, runs, layer)
+    """``fused.second(mamba2_layer(fused.first(x), ...))``, None where the kernels cannot do it in one."""
+    return native.run_fused(fused, x_TD, weights, window_SCW, state_SHPN, runs, layer)
 
 
-def staged(chain: Chain, x_TD: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
+def staged(fused: FusedBlock, x_TD: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
            state_SHPN: torch.Tensor, layer: int) -> Staged | None:
     """The same as a part of a stack (``weft.models.fused_decoder``)."""
-    return native.staged(chain, x_TD, weights, window_SCW, state_SHPN, layer)
+    return native.staged(fused, x_TD, weights, window_SCW, state_SHPN, layer)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from weft.tensor import native
-from weft.tensor.fused_block import Chain, Staged
+from weft.tensor.fused_block import FusedBlock, Staged
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.causal_conv.native import KERNEL_MAX, weights_of
 from weft.tensor.ops.mamba2.native import STATE_DIM_MAX
@@ -36,12 +36,12 @@ def mamba2_layer(made_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torc
     return out_TC
 
 
-def chained(chain: Chain, x_TD: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
+def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
             state_SHPN: torch.Tensor, runs: Runs, layer: int) -> torch.Tensor | None:
-    bound = chain.bound(x_TD)
+    bound = fused.bound(x_TD)
     if bound is None or not supported(x_TD, weights, window_SCW, state_SHPN):
         return None
-    out_TD = chain.out(x_TD)
+    out_TD = fused.out(x_TD)
     bound.mamba2(_bound(weights), native.runs_of(runs), native.projected_of(x_TD),
                  native.slots_of(window_SCW), native.slots_of(state_SHPN), layer, out_TD.data_ptr())
     return out_TD
@@ -70,9 +70,9 @@ def _bind(w: Mamba2Weights) -> Any:
         inner // w.groups, w.gate_first, *w.dt_limit)
 
 
-def staged(chain: Chain, x_TD: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
+def staged(fused: FusedBlock, x_TD: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
            state_SHPN: torch.Tensor, layer: int) -> Staged | None:
-    if chain.bound(x_TD) is None or not supported(x_TD, weights, window_SCW, state_SHPN):
+    if fused.bound(x_TD) is None or not supported(x_TD, weights, window_SCW, state_SHPN):
         return None
-    return Staged(chain, 3, _bound(weights), first=native.slots_of(window_SCW),
+    return Staged(fused, 3, _bound(weights), first=native.slots_of(window_SCW),
                   second=native.slots_of(state_SHPN), number=layer)

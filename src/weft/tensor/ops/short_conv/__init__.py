@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.tensor import gpu
-from weft.tensor.fused_block import Chain, Staged
+from weft.tensor.fused_block import FusedBlock, Staged
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.short_conv import native
 from weft.tensor.ops.short_conv import unfused as parts
@@ -30,13 +30,13 @@ def short_conv(made_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Ten
     return parts.short_conv(made_TJ, weight_CK, bias_C, window_SCW, runs)
 
 
-def chained(chain: Chain, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
+def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
             window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor | None:
-    """``chain.second(short_conv(chain.first(x), ...))``, None where the kernels cannot do it in one."""
-    return native.chained(chain, x_TD, weight_CK, bias_C, window_SCW, runs)
+    """``fused.second(short_conv(fused.first(x), ...))``, None where the kernels cannot do it in one."""
+    return native.run_fused(fused, x_TD, weight_CK, bias_C, window_SCW, runs)
 
 
-def staged(chain: Chain, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
+def staged(fused: FusedBlock, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
            window_SCW: torch.Tensor) -> Staged | None:
     """The same as a part of a stack (``weft.models.fused_decoder``)."""
-    return native.staged(chain, x_TD, weight_CK, bias_C, window_SCW)
+    return native.staged(fused, x_TD, weight_CK, bias_C, window_SCW)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.tensor import native
-from weft.tensor.fused_block import Chain, Staged
+from weft.tensor.fused_block import FusedBlock, Staged
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.causal_conv.native import supported as conv_supported
 from weft.tensor.ops.causal_conv.native import weights_of
@@ -26,19 +26,19 @@ def short_conv(made_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Ten
     return y_TC
 
 
-def chained(chain: Chain, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
+def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
             window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor | None:
-    bound = chain.bound(x_TD)
+    bound = fused.bound(x_TD)
     if bound is None or not supported(x_TD, weight_CK, window_SCW):
         return None
-    out_TD = chain.out(x_TD)
+    out_TD = fused.out(x_TD)
     bound.short_conv(native.runs_of(runs), native.projected_of(x_TD), weights_of(weight_CK, bias_C),
                      native.slots_of(window_SCW), out_TD.data_ptr())
     return out_TD
 
 
-def staged(chain: Chain, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
+def staged(fused: FusedBlock, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
            window_SCW: torch.Tensor) -> Staged | None:
-    if chain.bound(x_TD) is None or not supported(x_TD, weight_CK, window_SCW):
+    if fused.bound(x_TD) is None or not supported(x_TD, weight_CK, window_SCW):
         return None
-    return Staged(chain, 1, conv=weights_of(weight_CK, bias_C), first=native.slots_of(window_SCW))
+    return Staged(fused, 1, conv=weights_of(weight_CK, bias_C), first=native.slots_of(window_SCW))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.tensor import gpu
-from weft.tensor.fused_block import Chain, Staged
+from weft.tensor.fused_block import FusedBlock, Staged
 from weft.tensor.ops.silu_mul import cpu, native
 
 
@@ -23,11 +23,11 @@ def silu_mul(gate_up_TJ: torch.Tensor) -> torch.Tensor:
     return cpu.silu_mul(gate_up_TJ)
 
 
-def chained(chain: Chain, x_TD: torch.Tensor) -> torch.Tensor | None:
-    """``chain.second(silu_mul(chain.first(x)))``, None where the kernels cannot do it in one."""
-    return native.chained(chain, x_TD)
+def run_fused(fused: FusedBlock, x_TD: torch.Tensor) -> torch.Tensor | None:
+    """``fused.second(silu_mul(fused.first(x)))``, None where the kernels cannot do it in one."""
+    return native.run_fused(fused, x_TD)
 
 
-def staged(chain: Chain, x_TD: torch.Tensor) -> Staged | None:
+def staged(fused: FusedBlock, x_TD: torch.Tensor) -> Staged | None:
     """The same as a part of a stack (``weft.models.fused_decoder``)."""
-    return native.staged(chain, x_TD)
+    return native.staged(fused, x_TD)

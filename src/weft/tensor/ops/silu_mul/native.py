@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.tensor import native
-from weft.tensor.fused_block import Chain, Staged
+from weft.tensor.fused_block import FusedBlock, Staged
 
 
 def supported(gate_up_TJ: torch.Tensor) -> bool:
@@ -21,17 +21,17 @@ def silu_mul(gate_up_TJ: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def chained(chain: Chain, x_TD: torch.Tensor) -> torch.Tensor | None:
-    bound = chain.bound(x_TD)
-    if bound is None or chain.second.columns % native.LANES:
+def run_fused(fused: FusedBlock, x_TD: torch.Tensor) -> torch.Tensor | None:
+    bound = fused.bound(x_TD)
+    if bound is None or fused.second.columns % native.LANES:
         return None
-    assert chain.first.rows == 2 * chain.second.columns
-    out_TD = chain.out(x_TD)
+    assert fused.first.rows == 2 * fused.second.columns
+    out_TD = fused.out(x_TD)
     bound.swiglu(native.projected_of(x_TD), out_TD.data_ptr())
     return out_TD
 
 
-def staged(chain: Chain, x_TD: torch.Tensor) -> Staged | None:
-    if chain.bound(x_TD) is None or chain.second.columns % native.LANES:
+def staged(fused: FusedBlock, x_TD: torch.Tensor) -> Staged | None:
+    if fused.bound(x_TD) is None or fused.second.columns % native.LANES:
         return None
-    return Staged(chain, 0)
+    return Staged(fused, 0)
