@@ -1,6 +1,6 @@
 // A block's two matrix products and what lies between them, in one crossing from Python.
 //
-//   x --first--> made --middle--> between --second--> out
+//   x --first--> made --core--> between --second--> out
 //
 // With few rows of x a product is a stream of weights that leaves nothing else in the caches, the interpreter's own
 // code included: what Python does between two of them takes several times as long as it would in a loop, and its
@@ -30,12 +30,12 @@ Projected fused_buffer(int which, const Projected& like, int64_t width);
 struct FusedBlock {
   Product first, second;
 
-  // middle(made, to): [T, first.weight.out] -> [T, second.weight.in]
-  template <class Middle>
-  void run(const Projected& x, void* out, const Middle& middle) const {
+  // core(made, to): [T, first.weight.out] -> [T, second.weight.in]
+  template <class Core>
+  void run(const Projected& x, void* out, const Core& core) const {
     const Projected made = fused_buffer(0, x, first.weight.out), between = fused_buffer(1, x, second.weight.in);
     first.run(x, const_cast<void*>(made.data));
-    middle(made, const_cast<void*>(between.data));
+    core(made, const_cast<void*>(between.data));
     second.run(between, out);
   }
 

@@ -25,18 +25,18 @@ void norm_stream(const StreamNorm& with, const Projected& x, const Projected* ad
 void run_stage(const Stage& stage, const Runs& runs, const Projected& x, const std::vector<Turned>& turned,
                const int32_t* page_table, int64_t table_stride, void* out) {
   const FusedBlock& fused = *stage.fused;
-  switch (stage.middle) {
-    case Middle::swiglu: return fused.swiglu(x, out);
-    case Middle::short_conv: return fused.short_conv(runs, x, stage.conv, stage.first, out);
-    case Middle::gated_delta:
+  switch (stage.core) {
+    case Core::swiglu: return fused.swiglu(x, out);
+    case Core::short_conv: return fused.short_conv(runs, x, stage.conv, stage.first, out);
+    case Core::gated_delta:
       return fused.run(x, out, [&](const Projected& made, void* to) {
         static_cast<const GatedDeltaLayer*>(stage.layer)->run(runs, made, stage.first, stage.second, stage.number, to);
       });
-    case Middle::mamba2:
+    case Core::mamba2:
       return fused.run(x, out, [&](const Projected& made, void* to) {
         static_cast<const Mamba2Layer*>(stage.layer)->run(runs, made, stage.first, stage.second, stage.number, to);
       });
-    case Middle::attention:
+    case Core::attention:
       return fused.run(x, out, [&](const Projected& made, void* to) {
         const Turned none = {nullptr, nullptr, 0};
         static_cast<const AttentionLayer*>(stage.layer)->run(

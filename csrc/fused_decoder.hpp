@@ -16,13 +16,13 @@ struct StreamNorm {
   bool plus_one;
 };
 
-enum class Middle : int { swiglu = 0, short_conv = 1, gated_delta = 2, mamba2 = 3, attention = 4 };
+enum class Core : int { swiglu = 0, short_conv = 1, gated_delta = 2, mamba2 = 3, attention = 4 };
 
 // One line of the residual: x += fused(norm(x)).
 struct Stage {
   StreamNorm norm;
   const FusedBlock* fused;
-  Middle middle;
+  Core core;
   const void* layer;       // GatedDeltaLayer, Mamba2Layer or AttentionLayer
   ConvWeights conv;        // of short_conv
   SlotView first, second;  // window and state, or K and V pages

@@ -80,15 +80,15 @@ void run_layer(const Layer& layer, const Runs& runs, const ProjectedTuple& made,
 using TurnedTuple = std::tuple<Address, Address, int64_t>;  // cos, sin, rotary dim
 
 // How long the objects it was made of live is the caller's promise.
-void add_stage(FusedDecoder& decoder, const NormTuple& norm, bool plus_one, const FusedBlock& fused, int middle, nb::handle layer,
+void add_stage(FusedDecoder& decoder, const NormTuple& norm, bool plus_one, const FusedBlock& fused, int core, nb::handle layer,
                const ConvTuple& conv, const SlotsTuple& first, const SlotsTuple& second,
                const std::tuple<Address, int64_t, int64_t>& scales, int64_t number, int64_t rope) {
-  Stage stage = {{norm_weights(norm), plus_one}, &fused, static_cast<Middle>(middle), nullptr, conv_weights(conv),
+  Stage stage = {{norm_weights(norm), plus_one}, &fused, static_cast<Core>(core), nullptr, conv_weights(conv),
                  slots(first), slots(second),
                  {at(std::get<0>(scales)), std::get<1>(scales), std::get<2>(scales)}, number, rope};
-  if (stage.middle == Middle::gated_delta) stage.layer = &nb::cast<const GatedDeltaLayer&>(layer);
-  if (stage.middle == Middle::mamba2) stage.layer = &nb::cast<const Mamba2Layer&>(layer);
-  if (stage.middle == Middle::attention) stage.layer = &nb::cast<const AttentionLayer&>(layer);
+  if (stage.core == Core::gated_delta) stage.layer = &nb::cast<const GatedDeltaLayer&>(layer);
+  if (stage.core == Core::mamba2) stage.layer = &nb::cast<const Mamba2Layer&>(layer);
+  if (stage.core == Core::attention) stage.layer = &nb::cast<const AttentionLayer&>(layer);
   decoder.stages.push_back(stage);
 }
 

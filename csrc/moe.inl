@@ -46,7 +46,7 @@ struct MoeStep {
   std::vector<int64_t> pairs, place;   // sorted: token * choices + choice; place of each pair, or kPad
   std::vector<ExpertRows> groups;
   std::vector<float> inner, made;
-  Prepared x, middle;
+  Prepared x, core;
 
   void sort(const MoeArgs& args) {
     const int64_t count = args.tokens * args.choices;
@@ -88,7 +88,7 @@ void moe_in(const MoeArgs& args) {
   const int64_t pairs = static_cast<int64_t>(step.pairs.size());
   const int64_t width = args.down.in, dim = args.down.out;
   step.x.resize(inputs_for(args.gate_up, args.exact), pairs, args.gate_up.in);
-  step.middle.resize(inputs_for(args.down, args.exact), pairs, width);
+  step.core.resize(inputs_for(args.down, args.exact), pairs, width);
   step.inner.resize(static_cast<size_t>(pairs * width));
   step.made.resize(static_cast<size_t>(pairs * dim));
   Pool::instance().for_each(pairs, [&](int64_t pair) {
@@ -112,14 +112,14 @@ void moe_in(const MoeArgs& args) {
     }
   });
   Pool::instance().for_each(pairs, [&](int64_t pair) {
-    step.middle.set_row(pair, step.inner.data() + pair * width, width);
+    step.core.set_row(pair, step.inner.data() + pair * width, width);
   });
   for_each_block(step.groups, dim, [&](const ExpertRows& group, int64_t first, int64_t count) {
     const Weight weight = expert_of(args.down, group.expert);
     alignas(64) float y[kRowsTogether * kOutRows];
     for (int64_t row = 0; row < group.count; row += kRowsTogether) {
       const int64_t rows = group.count - row < kRowsTogether ? group.count - row : kRowsTogether;
-      item_products(weight, first, count, step.middle, group.first + row, rows, y);
+      item_products(weight, first, count, step.core, group.first + row, rows, y);
       for (int64_t r = 0; r < rows; ++r)
         write_row(step.made.data() + (group.first + row + r) * dim + first, y + r * kOutRows, nullptr, count);
     }

@@ -67,8 +67,8 @@ class FusedBlock:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A fused block and its core, as a stack of layers takes them (csrc/fused_decoder.hpp): ``middle`` is a number of
-    ``Middle``, the rest as the op of that core hands it over."""
+    """A fused block and its core, as a stack of layers takes them (csrc/fused_decoder.hpp): ``core`` is a number of
+    ``Core``, the rest as the op of that core hands it over."""
 
     fused: FusedBlock
     core: int
