@@ -22,7 +22,7 @@ void norm_stream(const StreamNorm& with, const Projected& x, const Projected* ad
   kernels().norm(args);
 }
 
-void run_stage(const Stage& stage, const Runs& runs, const Projected& x, const std::vector<Turned>& turned,
+void run_stage(const Stage& stage, const Runs& runs, const Projected& x, const std::vector<Rotation>& rotated,
                const int32_t* page_table, int64_t table_stride, void* out) {
   const FusedBlock& fused = *stage.fused;
   switch (stage.core) {
@@ -38,9 +38,9 @@ void run_stage(const Stage& stage, const Runs& runs, const Projected& x, const s
       });
     case Core::attention:
       return fused.run(x, out, [&](const Projected& made, void* to) {
-        const Turned none = {nullptr, nullptr, 0};
+        const Rotation none = {nullptr, nullptr, 0};
         static_cast<const AttentionLayer*>(stage.layer)->run(
-            runs, runs, made, stage.rope < 0 ? none : turned[static_cast<size_t>(stage.rope)],
+            runs, runs, made, stage.rope < 0 ? none : rotated[static_cast<size_t>(stage.rope)],
             {stage.first, stage.second, page_table, table_stride, stage.scales}, to);
       });
   }
@@ -48,7 +48,7 @@ void run_stage(const Stage& stage, const Runs& runs, const Projected& x, const s
 
 }  // namespace
 
-void FusedDecoder::run(const Runs& runs, const Projected& x, const std::vector<Turned>& turned, const int32_t* page_table,
+void FusedDecoder::run(const Runs& runs, const Projected& x, const std::vector<Rotation>& rotated, const int32_t* page_table,
                 int64_t table_stride, void* out) const {
   const int64_t dim = stages.front().chain->first.weight.in;
   const Projected normed = fused_buffer(2, x, dim), rooms[2] = {fused_buffer(3, x, dim), fused_buffer(4, x, dim)};
@@ -62,7 +62,7 @@ void FusedDecoder::run(const Runs& runs, const Projected& x, const std::vector<T
       stream = *added;  // the sum took its place
       spare = added == &rooms[0] ? 1 : 0;
     }
-    run_stage(stage, runs, normed, turned, page_table, table_stride, const_cast<void*>(rooms[spare].data));
+    run_stage(stage, runs, normed, rotated, page_table, table_stride, const_cast<void*>(rooms[spare].data));
     added = &rooms[spare];
   }
   norm_stream(last, stream, added, scale, dim, added ? const_cast<void*>(added->data) : nullptr, out);

@@ -37,7 +37,7 @@ struct FusedDecoder {
   std::vector<Stage> stages;
 
   // x: [T, D], not changed; out: [T, D] dense, after the last norm
-  void run(const Runs& runs, const Projected& x, const std::vector<Turned>& turned, const int32_t* page_table,
+  void run(const Runs& runs, const Projected& x, const std::vector<Rotation>& rotated, const int32_t* page_table,
            int64_t table_stride, void* out) const;
 };
 

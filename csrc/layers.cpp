@@ -114,12 +114,12 @@ void Mamba2Layer::run(const Runs& runs, const Projected& made, const SlotView& w
   kernels().norm(last);
 }
 
-void AttentionLayer::run(const Runs& runs, const Runs& asked, const Projected& made, const Turned& turned,
+void AttentionLayer::run(const Runs& runs, const Runs& asked, const Projected& made, const Rotation& rotated,
                          const Pages& pages, void* out) const {
   const int64_t q_width = heads * dim, kv_width = kv_heads * dim, k_at = q_width * (gated ? 2 : 1);
   Rows q = columns(made, 0, dim), k = columns(made, k_at, dim);
   const Rows v = columns(made, k_at + kv_width, dim);
-  if (q_norm.weight || turned.cos) {
+  if (q_norm.weight || rotated.cos) {
     const Projected own_q = between(0, made, q_width), own_k = between(1, made, kv_width);
     const auto normed = [&](const NormWeights& norm, const Rows& x, int64_t count, const Projected& to) {
       NormArgs args = gated_norm(norm, x, {}, made.tokens, const_cast<void*>(to.data));
@@ -133,8 +133,8 @@ void AttentionLayer::run(const Runs& runs, const Runs& asked, const Projected& m
       q = normed(q_norm, q, heads, own_q);
       k = normed(k_norm, k, kv_heads, own_k);
     }
-    if (turned.cos) {  // in place where it was normed
-      kernels().rotary({q, k, turned.cos, turned.sin, made.tokens, heads, kv_heads, dim, turned.rotary_dim,
+    if (rotated.cos) {  // in place where it was normed
+      kernels().rotary({q, k, rotated.cos, rotated.sin, made.tokens, heads, kv_heads, dim, rotated.rotary_dim,
                         const_cast<void*>(own_q.data), const_cast<void*>(own_k.data)});
       q = columns(own_q, 0, dim);
       k = columns(own_k, 0, dim);

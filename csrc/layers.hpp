@@ -64,7 +64,7 @@ struct Mamba2Layer {
            void* out) const;
 };
 
-struct Turned {
+struct Rotation {
   const float *cos, *sin;  // [T, rotary_dim]; null for a layer without rotary
   int64_t rotary_dim;
 };
@@ -86,7 +86,7 @@ struct AttentionLayer {
 
   // out: [T, heads * dim] dense
   // KV of ``runs`` is written; what is made is the output of ``asked``, rows of theirs, and no other.
-  void run(const Runs& runs, const Runs& asked, const Projected& made, const Turned& turned, const Pages& pages,
+  void run(const Runs& runs, const Runs& asked, const Projected& made, const Rotation& rotated, const Pages& pages,
            void* out) const;
 };
 

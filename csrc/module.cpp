@@ -77,7 +77,7 @@ void run_layer(const Layer& layer, const Runs& runs, const ProjectedTuple& made,
   layer.run(runs, projected(made), slots(window), slots(state), number, at(out));
 }
 
-using TurnedTuple = std::tuple<Address, Address, int64_t>;  // cos, sin, rotary dim
+using RotationTuple = std::tuple<Address, Address, int64_t>;  // cos, sin, rotary dim
 
 // How long the objects it was made of live is the caller's promise.
 void add_stage(FusedDecoder& decoder, const NormTuple& norm, bool plus_one, const FusedBlock& fused, int core, nb::handle layer,
@@ -92,11 +92,11 @@ void add_stage(FusedDecoder& decoder, const NormTuple& norm, bool plus_one, cons
   decoder.stages.push_back(stage);
 }
 
-void run_fused_decoder(const FusedDecoder& decoder, const Runs& runs, const ProjectedTuple& x, const std::vector<TurnedTuple>& turned,
+void run_fused_decoder(const FusedDecoder& decoder, const Runs& runs, const ProjectedTuple& x, const std::vector<RotationTuple>& rotated,
                Address page_table, int64_t table_stride, Address out) {
   nb::gil_scoped_release unlocked;
-  std::vector<Turned> made;
-  for (const auto& [cos, sin, rotary_dim] : turned)
+  std::vector<Rotation> made;
+  for (const auto& [cos, sin, rotary_dim] : rotated)
     made.push_back({at<const float>(cos), at<const float>(sin), rotary_dim});
   decoder.run(runs, projected(x), made, at<const int32_t>(page_table), table_stride, at(out));
 }
