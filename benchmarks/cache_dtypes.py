@@ -26,7 +26,7 @@ from weft import Engine, SamplingParams
 from weft.engine.engine import EngineCore
 from weft.eval.recall import make_episodes
 from weft.memory.frames.plan import ArenaPlan, with_compressed_kv
-from weft.memory.prefix.compressed_kv import Form, CompressKv
+from weft.memory.prefix.compressed_kv import CompressKv, Form
 from weft.memory.prefix.tree import NodeId
 from weft.request import TokenLogprobs
 from weft.runner.compressed_kv import compress_kv, restore_kv

@@ -50,7 +50,7 @@ void run_stage(const Stage& stage, const Runs& runs, const Projected& x, const s
 
 void FusedDecoder::run(const Runs& runs, const Projected& x, const std::vector<Rotation>& rotated, const int32_t* page_table,
                 int64_t table_stride, void* out) const {
-  const int64_t dim = stages.front().chain->first.weight.in;
+  const int64_t dim = stages.front().fused->first.weight.in;
   const Projected normed = fused_buffer(2, x, dim), rooms[2] = {fused_buffer(3, x, dim), fused_buffer(4, x, dim)};
   Projected stream = x;
   const Projected* added = nullptr;

@@ -46,9 +46,9 @@ from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan
 from weft.schedule.work import work_of
 from weft.spec import (
+    COMPRESSED_KV_DTYPES,
     ITEM_BYTES,
     KV_DTYPES,
-    COMPRESSED_KV_DTYPES,
     STATE_DTYPES,
     CacheDTypeName,
     ModelSpec,

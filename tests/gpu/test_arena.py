@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from weft.memory.frames.plan import ArenaPlan, plan_arena, with_compression
-from weft.memory.prefix.compressed_kv import Form, CompressKv
+from weft.memory.prefix.compressed_kv import CompressKv, Form
 from weft.memory.prefix.tree import NodeId
 from weft.runner.arena import NAN_BYTE, DeviceArena
 from weft.runner.staging import Staging
 from weft.spec import (
+    CompressedKvName,
     DTypeName,
     ModelSpec,
-    CompressedKvName,
     attention,
     gated_delta,
     kept_in,

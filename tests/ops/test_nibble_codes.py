@@ -9,7 +9,7 @@ import torch
 
 from tests.ops.test_plain_ops import noise
 from weft.memory.frames.plan import ArenaPlan, plan_arena
-from weft.memory.prefix.compressed_kv import Form, CompressKv
+from weft.memory.prefix.compressed_kv import CompressKv, Form
 from weft.memory.prefix.tree import NodeId
 from weft.runner.arena import DeviceArena
 from weft.spec import DTypeName, ModelSpec, attention, mamba1

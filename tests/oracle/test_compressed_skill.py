@@ -18,7 +18,7 @@ import torch
 
 from tests.oracle.test_recall_skill import EMBEDDED, STATES_ONLY, Exam, codes_episodes, recall_episodes
 from weft.memory.frames.plan import with_compressed_kv
-from weft.memory.prefix.compressed_kv import Form, CompressKv
+from weft.memory.prefix.compressed_kv import CompressKv, Form
 from weft.memory.prefix.tree import NodeId
 from weft.runner.compressed_kv import compress_kv, restore_kv
 from weft.schedule.plan import StepPlan

@@ -19,7 +19,7 @@ from weft.memory.draft import Draft
 from weft.memory.values import Reservation
 from weft.request import SamplingParams
 from weft.schedule.plan import StepPlan
-from weft.schedule.plan_builder import Pass
+from weft.schedule.plan_builder import PlanBuilder
 
 FAMILIES = ("qwen3_5", "granite")
 """A gated delta rule, and Mamba-2."""
@@ -93,8 +93,8 @@ Forget = Callable[[StepPlan], StepPlan]
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_move_that_is_made_in_part_is_noticed(family: str, forget: Forget,
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
-    seal = Pass.seal
-    monkeypatch.setattr(Pass, "seal", lambda *args: forget(seal(*args)))
+    seal = PlanBuilder.seal
+    monkeypatch.setattr(PlanBuilder, "seal", lambda *args: forget(seal(*args)))
     _, answers = run(family)
     gaps = [gap(answer, cold(family, prompt, sampling))
             for answer, prompt, sampling in zip(answers, PROMPTS, SAMPLINGS, strict=True)]

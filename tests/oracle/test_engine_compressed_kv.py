@@ -23,7 +23,7 @@ from weft.memory.prefix.eviction import Eviction
 from weft.memory.values import Moves
 from weft.runner import compressed_kv as packed_kv
 from weft.schedule.plan import StepPlan
-from weft.schedule.plan_builder import Pass
+from weft.schedule.plan_builder import PlanBuilder
 from weft.spec import COMPRESSED_KV_DTYPES, CompressedKvName
 
 FAMILIES = ("qwen3_5", "granite")
@@ -90,8 +90,8 @@ def with_other_scales(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_restoring(patch: pytest.MonkeyPatch) -> None:
-    seal = Pass.seal
-    patch.setattr(Pass, "seal", lambda *args: without_restores(seal(*args)))
+    seal = PlanBuilder.seal
+    patch.setattr(PlanBuilder, "seal", lambda *args: without_restores(seal(*args)))
 
 
 def without_restores(plan: StepPlan) -> StepPlan:

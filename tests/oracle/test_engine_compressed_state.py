@@ -23,7 +23,7 @@ from weft.memory.values import Moves
 from weft.request import SamplingParams
 from weft.runner import compressed_state as compression
 from weft.schedule.plan import StepPlan
-from weft.schedule.plan_builder import Pass
+from weft.schedule.plan_builder import PlanBuilder
 
 FAMILIES = ("qwen3_5", "granite")
 """A gated delta rule, and Mamba-2."""
@@ -101,8 +101,8 @@ def with_other_scales(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_restoring(patch: pytest.MonkeyPatch) -> None:
-    seal = Pass.seal
-    patch.setattr(Pass, "seal", lambda *args: without_restores(seal(*args)))
+    seal = PlanBuilder.seal
+    patch.setattr(PlanBuilder, "seal", lambda *args: without_restores(seal(*args)))
 
 
 def without_restores(plan: StepPlan) -> StepPlan:

@@ -30,7 +30,7 @@ from weft.memory.draft import Draft
 from weft.memory.frames.arena import FrameKind
 from weft.memory.prefix.eviction import EVICTIONS_PER_STEP
 from weft.memory.prefix.policies import POLICIES
-from weft.memory.prefix.tree import NO_SLOT, COMPRESSED, Node
+from weft.memory.prefix.tree import COMPRESSED, NO_SLOT, Node
 from weft.memory.values import Match, Reservation
 from weft.units import PAD, PAGE_TOKENS, PageId, SeqId, SlotId
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from weft.memory.frames.plan import ArenaPlan
-from weft.memory.values import CompressKv, RestoreKv, Reservation
+from weft.memory.values import CompressKv, Reservation, RestoreKv
 from weft.units import PageId
 
 Cells = dict[int, list[object]]

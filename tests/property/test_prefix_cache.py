@@ -20,9 +20,9 @@ from hypothesis.stateful import (
 )
 
 from tests.property.cache_world import (
+    COMPRESSION,
     GEOMETRIES,
     LONG,
-    COMPRESSION,
     ROOMY,
     SCATTERED,
     VERBS,

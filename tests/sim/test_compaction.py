@@ -15,7 +15,7 @@ from weft.memory.draft import Draft
 from weft.memory.memory import MoveCounts
 from weft.memory.values import Reservation
 from weft.schedule.plan import StepPlan
-from weft.schedule.plan_builder import Pass
+from weft.schedule.plan_builder import PlanBuilder
 from weft.sim.sharing import sharing_scenario
 from weft.sim.simulator import Simulation, SimulationFailed
 from weft.sim.workload import Scenario, scenario_from_seed
@@ -77,8 +77,8 @@ def with_the_slots_of_before(plan: StepPlan) -> StepPlan:
 ])
 def test_a_move_that_is_made_in_part_is_caught(monkeypatch: pytest.MonkeyPatch, says: str,
                                                forget: Callable[[StepPlan], StepPlan]) -> None:
-    seal = Pass.seal
-    monkeypatch.setattr(Pass, "seal", lambda *args: forget(seal(*args)))
+    seal = PlanBuilder.seal
+    monkeypatch.setattr(PlanBuilder, "seal", lambda *args: forget(seal(*args)))
     with pytest.raises(SimulationFailed, match=r"^seed \d+: ") as caught:
         run_all()
     assert re.search(says, str(caught.value)), caught.value

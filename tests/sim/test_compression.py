@@ -14,7 +14,7 @@ from weft.errors import ConfigError
 from weft.memory.frames.plan import plan_arena, with_compressed_kv
 from weft.memory.memory import MemoryUsage
 from weft.schedule.plan import StepPlan
-from weft.schedule.plan_builder import Pass
+from weft.schedule.plan_builder import PlanBuilder
 from weft.sim.arms import find_arm
 from weft.sim.cost import Fitted, ModelLoad, moved_bytes, roofline
 from weft.sim.sharing import sharing_scenario
@@ -141,7 +141,7 @@ def without_restores(plan: StepPlan) -> StepPlan:
                                     without_the_last_page, with_pages_restored_in_another_order,
                                     without_kv_restores], ids=lambda broken: broken.__name__)
 def test_the_executor_notices_when(broken: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    seal = Pass.seal
-    monkeypatch.setattr(Pass, "seal", lambda *args: broken(seal(*args)))  # type: ignore[operator]
+    seal = PlanBuilder.seal
+    monkeypatch.setattr(PlanBuilder, "seal", lambda *args: broken(seal(*args)))  # type: ignore[operator]
     with pytest.raises(SimulationFailed, match=r"compressed|holds no|does not hold"):
         run_all()

@@ -12,7 +12,7 @@ import pytest
 from weft.memory.draft import Draft
 from weft.schedule import prefix_sharing as twins
 from weft.schedule.plan import StepPlan, no_copies, no_writes
-from weft.schedule.plan_builder import Pass
+from weft.schedule.plan_builder import PlanBuilder
 from weft.schedule.reuse import Leaders, Reuse
 from weft.schedule.sequence import Sequence
 from weft.sim.sharing import sharing_scenario, without_cache
@@ -100,27 +100,27 @@ def fails(words: str) -> None:
 ])
 def test_a_plan_that_leaves_something_out_is_caught(monkeypatch: pytest.MonkeyPatch, name: str, nothing: type,
                                                     says: str) -> None:
-    plain = Pass.seal
+    plain = PlanBuilder.seal
 
-    def forget(self: Pass, *args: object) -> StepPlan:
+    def forget(self: PlanBuilder, *args: object) -> StepPlan:
         return replace(plain(self, *args), **{name: nothing()})  # type: ignore[arg-type]
-    monkeypatch.setattr(Pass, "seal", forget)
+    monkeypatch.setattr(PlanBuilder, "seal", forget)
     fails(says)
 
 
 def test_donating_tokens_that_are_not_computed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def donate_all(self: Reuse, step: Pass, seq: Sequence, *, preempted: bool) -> None:
+    def donate_all(self: Reuse, step: PlanBuilder, seq: Sequence, *, preempted: bool) -> None:
         step.draft.close(seq.id, keep=seq.known() if self.enabled else None)
     monkeypatch.setattr(Reuse, "leave", donate_all)
     fails("does not hold|holds no|node \\d+ has")
 
 
 def test_a_state_filed_under_another_position_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Pass.add_tap
+    plain = PlanBuilder.add_tap
 
-    def early(self: Pass, prefill: int, position: int, slot: SlotId) -> None:
+    def early(self: PlanBuilder, prefill: int, position: int, slot: SlotId) -> None:
         plain(self, prefill, max(64, position - 64), slot)
-    monkeypatch.setattr(Pass, "add_tap", early)
+    monkeypatch.setattr(PlanBuilder, "add_tap", early)
     fails("does not hold the state|outside the run")
 
 

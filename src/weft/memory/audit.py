@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 
 from weft.memory.books import Books
 from weft.memory.frames.arena import Arena
-from weft.memory.frames.owners import NOBODY, of_lease, of_packed, of_compressed, of_tree
+from weft.memory.frames.owners import NOBODY, of_compressed, of_lease, of_packed, of_tree
 from weft.memory.frames.packing import Item, Packing
 from weft.memory.lease import Lease
 from weft.memory.prefix.cache import PrefixCache

@@ -34,7 +34,14 @@ from dataclasses import dataclass
 from typing import Generic
 
 from weft.memory.books import Books
-from weft.memory.frames.owners import NOBODY, is_compressed, lease_named, name_in_tree, packed_named, compressed_named
+from weft.memory.frames.owners import (
+    NOBODY,
+    compressed_named,
+    is_compressed,
+    lease_named,
+    name_in_tree,
+    packed_named,
+)
 from weft.memory.frames.packing import Item, Packing, Walk
 from weft.memory.prefix.tree import Node, NodeId
 from weft.memory.values import Moves, PageCopy, SlotCopy, SlotPatch, TablePatch

@@ -35,14 +35,14 @@ from weft.memory.prefix.compressed_kv import KvCompression, Unpacking
 from weft.memory.prefix.compressed_state import COMPRESS_BYTES_PER_STEP, CompressionRoom, pages_beyond
 from weft.memory.prefix.eviction import EVICTIONS_PER_STEP, Eviction, choose
 from weft.memory.prefix.sharing import Sharing
-from weft.memory.prefix.tree import NO_NODE, NO_SLOT, COMPRESSED, Node, NodeId
+from weft.memory.prefix.tree import COMPRESSED, NO_NODE, NO_SLOT, Node, NodeId
 from weft.memory.values import (
+    CompressState,
     Extension,
     Match,
     Moves,
     Opening,
     PageCopy,
-    CompressState,
     Reservation,
     RestoreState,
     Saving,
@@ -57,9 +57,28 @@ _NO_MOVES = Moves()
 class Draft:
     """One step's wishes. Made by ``Memory.draft``; ends in ``seal`` or is dropped."""
 
-    __slots__ = ("_books", "_closed", "_compacting", "_flushed", "_frames", "_gained", "_last", "_needed",
-                 "_opened", "_page_copies", "_page_walk", "_published", "_restored", "_saved", "_sharing",
-                 "_slot_copies", "_slot_walk", "_spared", "_version", "_widening")
+    __slots__ = (
+        "_books",
+        "_closed",
+        "_compacting",
+        "_flushed",
+        "_frames",
+        "_gained",
+        "_last",
+        "_needed",
+        "_opened",
+        "_page_copies",
+        "_page_walk",
+        "_published",
+        "_restored",
+        "_saved",
+        "_sharing",
+        "_slot_copies",
+        "_slot_walk",
+        "_spared",
+        "_unpacking",
+        "_version",
+    )
 
     def __init__(self, books: Books) -> None:
         self._books = books
@@ -72,8 +91,8 @@ class Draft:
         self._closed: dict[SeqId, None] = {}
         self._saved: list[Saving] = []
         self._published: dict[SeqId, list[Checkpoint]] = {}
-        self._widening = Unpacking(books.cache.packed_kv)
-        self._sharing = Sharing(books.cache.tree, self._widening)
+        self._unpacking = Unpacking(books.cache.packed_kv)
+        self._sharing = Sharing(books.cache.tree, self._unpacking)
         self._page_copies: list[PageCopy] = []
         self._slot_copies: list[SlotCopy] = []
         self._restored: list[RestoreState] = []
@@ -95,7 +114,7 @@ class Draft:
         shared_tokens = match.cached_tokens // PAGE_TOKENS * PAGE_TOKENS
         page_count = plan.pages_for(tokens) - plan.pages_for(shared_tokens)
         anchor = self._anchor(match)
-        widened = self._widening.missing(anchor) if anchor is not None else 0
+        widened = self._unpacking.missing(anchor) if anchor is not None else 0
         if widened is None or any(self._room().short(page_count + widened + headroom_pages, 1)):
             return False
         slot, epoch = NO_SLOT, 0
@@ -118,8 +137,8 @@ class Draft:
         return self._books.cache.tree.by_id[match.anchor]
 
     def _open_on(self, anchor: Node, lease: Lease, shared_tokens: int, gained: list[PageId]) -> None:
-        self._widening.restore(anchor, self._page_walk.take)
-        lease.pages = self._widening.wide(self._books.cache.tree.path_pages(anchor, 0, shared_tokens))
+        self._unpacking.restore(anchor, self._page_walk.take)
+        lease.pages = self._unpacking.wide(self._books.cache.tree.path_pages(anchor, 0, shared_tokens))
         lease.shared_tokens = shared_tokens
         if anchor.is_tail and anchor.pages:
             self._page_copies.append(PageCopy(anchor.pages[0], gained[0]))
@@ -290,7 +309,7 @@ class Draft:
             compressed=compressed,
             restored=tuple(self._restored),
             kv_compressed=packed_kv.state_compressions(tree.by_id[one.node] for one in chosen if one.what == "pages"),
-            kv_restored=tuple(self._widening.restored),
+            kv_restored=tuple(self._unpacking.restored),
         )
 
     # ------------------------------------------------------------------ when memory is short

@@ -30,13 +30,13 @@ from collections.abc import Sequence
 from weft.memory.books import Books
 from weft.memory.frames.arena import Arena, FrameKind
 from weft.memory.frames.owners import (
+    compressed_named,
     lease_named,
+    of_compressed,
     of_lease,
     of_packed,
-    of_compressed,
     of_tree,
     packed_named,
-    compressed_named,
 )
 from weft.memory.lease import Lease
 from weft.memory.prefix.cache import Freed

@@ -104,7 +104,7 @@ class CausalModel:
         if self.architecture.residual_float32:
             x_TD = x_TD.float()
         if self._fused is not None:
-            hidden_TD = self._fused.run(x_TD, inputs, caches, turned)
+            hidden_TD = self._fused.run(x_TD, inputs, caches, rotated)
             if hidden_TD is not None:
                 return hidden_TD
         y_TD: torch.Tensor | None = None  # not yet added: a norm of the sum comes with it

@@ -149,9 +149,9 @@ def _plain(layer: DecoderLayer) -> bool:
 
 def _first_fused(layer: DecoderLayer) -> FusedBlock:
     block = layer.mixer or layer.feed_forward
-    fused = getattr(block, "chain", None)
+    fused = getattr(block, "fused", None)
     assert isinstance(fused, FusedBlock)
-    return chain
+    return fused
 
 
 def _servable(norm: Norm, width: int) -> bool:

@@ -62,7 +62,7 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
                device: torch.device | None = None) -> LoadedModel:
     """Load the checkpoint in ``directory`` with weights in ``dtype``; "auto" is the dtype that config.json
     names, or where it names none that of the stored embedding. ``on_progress(done_bytes, all_bytes)`` is
-    called as tensors are read. ``quantize``, ``quantize_inputs`` and ``squeeze``: see ``runtime_form``.
+    called as tensors are read. ``quantize``, ``quantize_inputs`` and ``twelve_bit``: see ``runtime_form``.
     ``device``: where the weights go, the CPU by default.
 
     Raises ConfigError for w8a8 with inputs as they are, UnknownArchitectureError, or CheckpointError naming

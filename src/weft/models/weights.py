@@ -221,14 +221,14 @@ class TensorSource(ABC):
         the other. Experts stored one by one become one tensor."""
         kinds = {self._kept(name, columns) for group in names for name in group}
         if kinds == {None} and self.runtime.quantize == "none":
-            return self._held(self._fused(names, rows, columns))
+            return self._held(self._stack(names, rows, columns))
         each = []
         for group in names:
             if None not in kinds and len(kinds) == 1:
                 each.append(self.runtime.of_codes(_joined([self._codes((name, rows), columns)
                                                            for name in group])))
             elif self.runtime.quantize == "none":
-                return self._held(self._fused(names, rows, columns))
+                return self._held(self._stack(names, rows, columns))
             else:
                 each.append(self.runtime.rounded(self._rows([(name, rows) for name in group], (columns,))))
         return self._held_codes(stacked(each))

@@ -20,7 +20,14 @@ from weft.config import EngineConfig
 from weft.errors import ConfigError
 from weft.families import read_architecture
 from weft.families.architecture import Architecture
-from weft.memory.frames.plan import KEPT_SHARE, ArenaPlan, fit_sizes, memory_for, plan_arena, with_compressed_kv
+from weft.memory.frames.plan import (
+    KEPT_SHARE,
+    ArenaPlan,
+    fit_sizes,
+    memory_for,
+    plan_arena,
+    with_compressed_kv,
+)
 from weft.planning.layouts import Frames, Layout, Load, all_layouts, draft_log_bytes
 from weft.planning.ranks import possible_tps, rank_architecture
 from weft.planning.weights import Weights, count_weights, form_of

@@ -186,7 +186,7 @@ class BatchBuilder:
         if not _moves(plan):
             return
         arena.compress(memory.state_compressions or plan.state_compressions)
-        arena.restore(memory.restores or plan.state_restores)
+        arena.restore(memory.state_restores or plan.state_restores)
         arena.restore_kv(memory.kv_restores or plan.kv_restores)
         arena.compress_kv(memory.kv_compressions or plan.kv_compressions)
         arena.copy_slots(*_pair(memory.slot_copies, plan.slot_copies))

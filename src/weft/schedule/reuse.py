@@ -33,7 +33,7 @@ from weft.memory.prefix.tree import NO_NODE, NodeId
 from weft.memory.values import Match
 from weft.schedule.checkpoints import CheckpointPolicy
 from weft.schedule.plan import Int32s, StepPlan
-from weft.schedule.plan_builder import Pass
+from weft.schedule.plan_builder import PlanBuilder
 from weft.schedule.prefix_sharing import SAVED_TOKENS_MIN, Leader, Wait, front, in_the_making, wait_for
 from weft.schedule.rows import RowTable
 from weft.schedule.sequence import Rank, SeqState, Sequence

@@ -52,7 +52,7 @@ from weft.schedule.budget import Budget
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.decode_batch import DecodeBatch
 from weft.schedule.plan import Admission, Int32s, StepPlan
-from weft.schedule.plan_builder import Pass
+from weft.schedule.plan_builder import PlanBuilder
 from weft.schedule.preemption import headroom_pages, victim_count
 from weft.schedule.queues import RankedQueue
 from weft.schedule.reuse import FOLLOWERS_MAX, Reuse

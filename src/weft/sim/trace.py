@@ -17,7 +17,7 @@ from weft.schedule.plan import StepPlan
 
 LINES_KEPT = 40
 _ARRAYS = ("rows", "starts", "lengths", "slots", "fresh", "samples", "tokens", "table_writes",
-           "table_patches", "slot_copies", "page_copies", "state_compressions", "restores", "kv_compressions",
+           "table_patches", "slot_copies", "page_copies", "state_compressions", "state_restores", "kv_compressions",
            "kv_restores")
 _TUPLES = ("seqs", "rows_cleared", "zero_frames", "taps", "prompt_logprob_runs", "preempted", "finished")
 
@@ -40,7 +40,7 @@ def plan_line(plan: StepPlan) -> str:
     for name in ("finished", "preempted"):
         if getattr(plan, name):
             parts.append(f"{name} {list(getattr(plan, name))}")
-    for name in ("state_compressions", "restores", "kv_compressions", "kv_restores"):
+    for name in ("state_compressions", "state_restores", "kv_compressions", "kv_restores"):
         if getattr(plan, name).size:
             parts.append(f"{name} {getattr(plan, name).tolist()}")
     for name in ("slot_copies", "page_copies"):

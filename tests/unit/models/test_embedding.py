@@ -8,7 +8,7 @@ import torch
 from weft.models.embedding import TOKENS_MAX, Embedding
 from weft.tensor import native
 from weft.tensor.weights.tiled import TILE_ROWS, TiledWeight
-from weft.tensor.weights.twelve_bit import squeezed
+from weft.tensor.weights.twelve_bit import to_twelve_bit
 
 ROWS, WIDTH = 83, 24
 
@@ -41,7 +41,7 @@ def test_rows_are_those_of_the_table_bit_for_bit(dtype: torch.dtype, count: int,
 @pytest.mark.parametrize("count", [1, 5, TOKENS_MAX + 1])
 def test_rows_of_a_twelve_bit_table_are_those_of_the_table_bit_for_bit(count: int) -> None:
     if native.MISSING is not None:
-        return      # nothing is squeezed without the kernels
+        return      # no weight is in 12 bits without the kernels
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn((ROWS, WIDTH), generator=generator).bfloat16()
     made = to_twelve_bit(in_tiles(weight))

@@ -16,10 +16,10 @@ from weft.request import Grammar
 from weft.text.grammars import (
     behind_reasoning,
     choice_grammar,
-    text_grammar,
     grammar_from,
     json_grammar,
     regex_grammar,
+    text_grammar,
 )
 
 SCHEMA = {

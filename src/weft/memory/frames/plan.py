@@ -36,9 +36,9 @@ from weft.spec import (
     ITEM_BYTES,
     TOKEN_SCALE_BYTES,
     CacheDTypeName,
+    CompressedKvName,
     DTypeName,
     ModelSpec,
-    CompressedKvName,
 )
 from weft.units import ALIGN_BYTES, CHUNK_TOKENS, PAGE_TOKENS, align_up, ceil_div, format_bytes, pages_for
 

@@ -29,12 +29,12 @@ import numpy.typing as npt
 from weft.memory.frames.owners import of_tree
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.lease import Checkpoint, Lease
-from weft.memory.prefix.compressed_kv import CompressKv, RestoreKv, PackedKv
+from weft.memory.prefix.compressed_kv import CompressKv, PackedKv, RestoreKv
 from weft.memory.prefix.compressed_state import CompressedStates
 from weft.memory.prefix.edge import PAGE_KEY_BYTES, TOKEN_BYTES
 from weft.memory.prefix.eviction import Eviction, Recency
 from weft.memory.prefix.policy import LeastRecentlyUsed, Policy
-from weft.memory.prefix.tree import NO_NODE, NO_SLOT, COMPRESSED, Node, NodeId, Owners, PrefixTree
+from weft.memory.prefix.tree import COMPRESSED, NO_NODE, NO_SLOT, Node, NodeId, Owners, PrefixTree
 from weft.memory.values import Lost, Match, Opening, Publication
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
 
@@ -86,7 +86,7 @@ class PrefixCache:
     """``enabled`` False: nothing is ever kept, and every lookup misses. Whose pages and slots are is entered
     into ``page_owners`` and ``slot_owners``."""
 
-    __slots__ = ("counts", "enabled", "order", "packed_kv", "compressed", "plan", "policy", "stateful", "tree")
+    __slots__ = ("compressed", "counts", "enabled", "order", "packed_kv", "plan", "policy", "stateful", "tree")
 
     def __init__(self, plan: ArenaPlan, *, enabled: bool, page_owners: Owners, slot_owners: Owners,
                  policy: Policy | None = None) -> None:

@@ -37,11 +37,11 @@ class _Path:
 class Sharing:
     """The publications of one draft."""
 
-    __slots__ = ("_paths", "_tree", "_widening", "given_up", "patches", "publications", "visited")
+    __slots__ = ("_paths", "_tree", "_unpacking", "given_up", "patches", "publications", "visited")
 
-    def __init__(self, tree: PrefixTree, widening: Unpacking) -> None:
+    def __init__(self, tree: PrefixTree, unpacking: Unpacking) -> None:
         self._tree = tree
-        self._widening = widening
+        self._unpacking = unpacking
         self._paths: dict[tuple[str, NodeId, int], list[_Path]] = {}
         self.publications: list[Publication] = []
         self.patches: list[TablePatch] = []
@@ -80,16 +80,16 @@ class Sharing:
             if paged and not lease.inexact:
                 for node in (*path.passed, path.partly) if path.partly is not None else path.passed:
                     at, end = node.start // PAGE_TOKENS - first, min(node.end, path.end) // PAGE_TOKENS - first
-                    self._widening.renew(node, names[at:end], own[at:end])
-            pages = self._widening.over(names, own)
+                    self._unpacking.renew(node, names[at:end], own[at:end])
+            pages = self._unpacking.over(names, own)
             end, place = path.end, last.id
         rest = whole[(end - start) // PAGE_TOKENS * PAGE_KEY_BYTES:]
         earlier = self._paths.setdefault((lease.salt, place, end), [])
         longest, shared = None, 0
-        for path in earlier:
-            common = common_pages(path.tokens, rest)
+        for other in earlier:
+            common = common_pages(other.tokens, rest)
             if common > shared:
-                longest, shared = path, common
+                longest, shared = other, common
         first = end // PAGE_TOKENS
         beyond: list[PageId] = []
         if paged:

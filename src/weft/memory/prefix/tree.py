@@ -138,8 +138,20 @@ class PrefixTree:
     """Nodes by namespace. ``paged`` False: a model without attention, edges have no pages. What the tree
     takes over it enters into ``page_owners`` and ``slot_owners``."""
 
-    __slots__ = ("_namespaces", "by_id", "held_page_count", "next_id", "page_count", "page_owners", "paged",
-                 "roots", "slot_count", "slot_owners", "edges", "version")
+    __slots__ = (
+        "_namespaces",
+        "by_id",
+        "edges",
+        "held_page_count",
+        "next_id",
+        "page_count",
+        "page_owners",
+        "paged",
+        "roots",
+        "slot_count",
+        "slot_owners",
+        "version",
+    )
 
     def __init__(self, *, paged: bool, page_owners: Owners | None = None,
                  slot_owners: Owners | None = None) -> None:

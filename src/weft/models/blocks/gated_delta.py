@@ -21,7 +21,7 @@ from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, fused_block_of
 from weft.tensor.fused_block import FusedBlock, Staged
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.gated_delta_layer import GatedDeltaWeights, run_fused, gated_delta_layer, staged
+from weft.tensor.ops.gated_delta_layer import GatedDeltaWeights, gated_delta_layer, run_fused, staged
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, fused_block_of
 from weft.tensor.fused_block import FusedBlock, Staged
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.mamba2_layer import Mamba2Weights, run_fused, mamba2_layer, staged
+from weft.tensor.ops.mamba2_layer import Mamba2Weights, mamba2_layer, run_fused, staged
 
 
 @dataclass(slots=True)

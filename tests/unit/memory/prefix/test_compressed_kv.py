@@ -19,7 +19,7 @@ from tests.unit.memory.geometry import (
 )
 from weft.memory.frames.plan import plan_arena
 from weft.memory.memory import Memory
-from weft.memory.prefix.compressed_kv import Form, CompressKv, RestoreKv, PackedPages
+from weft.memory.prefix.compressed_kv import CompressKv, Form, PackedPages, RestoreKv
 from weft.memory.prefix.tree import Node, NodeId
 from weft.memory.values import Reservation
 from weft.spec import ModelSpec

@@ -27,7 +27,7 @@ from weft.tensor.ops.attention_layer.unfused import AttentionCore, CosSin
 from weft.tensor.ops.paged_attention.triton import DIM_MAX
 from weft.tensor.ops.paged_attention.triton import paged_attention as attend
 from weft.tensor.ops.rms_norm.triton import normed, rms_norm
-from weft.tensor.ops.rotary.triton import partner_of, tables_of, turned
+from weft.tensor.ops.rotary.triton import partner_of, rotated, tables_of
 from weft.tensor.ops.write_kv.triton import (
     MOVING,
     PLACE_SIGNATURE,

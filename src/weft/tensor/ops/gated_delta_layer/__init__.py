@@ -10,7 +10,7 @@ from weft.tensor.ops.gated_delta_layer import native
 from weft.tensor.ops.gated_delta_layer import unfused as parts
 from weft.tensor.ops.gated_delta_layer.unfused import GatedDeltaWeights
 
-__all__ = ["GatedDeltaWeights", "run_fused", "gated_delta_layer", "staged"]
+__all__ = ["GatedDeltaWeights", "gated_delta_layer", "run_fused", "staged"]
 
 
 def gated_delta_layer(made_TW: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,

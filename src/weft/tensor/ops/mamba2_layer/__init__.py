@@ -10,7 +10,7 @@ from weft.tensor.ops.mamba2_layer import native
 from weft.tensor.ops.mamba2_layer import unfused as parts
 from weft.tensor.ops.mamba2_layer.unfused import Mamba2Weights
 
-__all__ = ["Mamba2Weights", "run_fused", "mamba2_layer", "staged"]
+__all__ = ["Mamba2Weights", "mamba2_layer", "run_fused", "staged"]
 
 
 def mamba2_layer(made_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
