@@ -279,7 +279,7 @@ class Engine:
     # ------------------------------------------------------------------ inside
 
     def _sampling(self, sampling: SamplingParams | None, fields: dict[str, Any]) -> SamplingParams:
-        asked = {f"constrained_{kind}": (kind, fields.pop(f"constrained_{kind}", None)) for kind in KINDS}
+        asked = {f"guided_{kind}": (kind, fields.pop(f"guided_{kind}", None)) for kind in KINDS}
         grammars = [grammar_from(kind, value, name) for name, (kind, value) in asked.items()
                   if value is not None]
         if len(grammars) > 1:

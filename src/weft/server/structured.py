@@ -31,7 +31,7 @@ def grammar_of(body: GenerateBody) -> Grammar | None:
     if body.structured_outputs:
         asked.append(("structured_outputs", _structured_outputs(body.structured_outputs)))
     for kind in KINDS:
-        name, value = f"constrained_{kind}", getattr(body, f"constrained_{kind}")
+        name, value = f"guided_{kind}", getattr(body, f"guided_{kind}")
         if value is not None:
             asked.append((name, grammar_from(kind, value, name)))
     if len(asked) > 1:
