@@ -26,8 +26,7 @@ from weft import Engine, SamplingParams
 from weft.engine.engine import EngineCore
 from weft.eval.recall import make_episodes
 from weft.memory.frames.plan import ArenaPlan, with_compressed_kv
-from weft.memory.prefix.compressed_kv import CompressKv, Form
-from weft.memory.prefix.tree import NodeId
+from weft.memory.values import CompressKv, KvForm, NodeId
 from weft.request import TokenLogprobs
 from weft.runner.compressed_kv import compress_kv, restore_kv
 from weft.schedule.plan import StepPlan, StepResult
@@ -72,7 +71,7 @@ class ParksAfterEachStep:
     def _compress(self, pages: tuple[PageId, ...]) -> None:
         if not pages:
             return
-        form = Form(self._arena.page_bytes, self._arena.compressed_kv_bytes)
+        form = KvForm(self._arena.page_bytes, self._arena.compressed_kv_bytes)
         kept = ceil_div(len(pages) * form.record_bytes, form.page_bytes)
         rows = torch.from_numpy(CompressKv(NodeId(0), pages, kept, form).rows.astype(np.int64))
         buffer = self._inner.arena.buffer

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from weft.memory.frames.plan import ArenaPlan, plan_arena, with_compression
-from weft.memory.prefix.compressed_kv import CompressKv, Form
-from weft.memory.prefix.tree import NodeId
+from weft.memory.values import CompressKv, KvForm, NodeId
 from weft.runner.arena import NAN_BYTE, DeviceArena
 from weft.runner.staging import Staging
 from weft.spec import (
@@ -198,7 +197,7 @@ def test_kv_is_compressed_and_restored_by_kernels_as_by_torch(
 
 def records_of(plan: ArenaPlan) -> np.ndarray:
     """Five pages, packed onto the first ones of them without gaps."""
-    form = Form(plan.page_bytes, plan.compressed_kv_bytes)
+    form = KvForm(plan.page_bytes, plan.compressed_kv_bytes)
     pages = tuple(PageId(page) for page in (3, 0, 5, 1, 7))
     kept = -(-len(pages) * form.record_bytes // form.page_bytes)
     return CompressKv(NodeId(1), pages, kept, form).rows

@@ -9,8 +9,7 @@ import torch
 
 from tests.ops.test_plain_ops import noise
 from weft.memory.frames.plan import ArenaPlan, plan_arena
-from weft.memory.prefix.compressed_kv import CompressKv, Form
-from weft.memory.prefix.tree import NodeId
+from weft.memory.values import CompressKv, KvForm, NodeId
 from weft.runner.arena import DeviceArena
 from weft.spec import DTypeName, ModelSpec, attention, mamba1
 from weft.tensor.ops.nibble_codes import decode_nibbles, encode_nibbles, naive
@@ -63,7 +62,7 @@ def kv_plan(dtype: DTypeName) -> ArenaPlan:
 
 
 def records_of(plan: ArenaPlan, pages: tuple[int, ...]) -> np.ndarray:
-    form = Form(plan.page_bytes, plan.compressed_kv_bytes)
+    form = KvForm(plan.page_bytes, plan.compressed_kv_bytes)
     kept = ceil_div(len(pages) * form.record_bytes, form.page_bytes)
     return CompressKv(NodeId(1), tuple(map(PageId, pages)), kept, form).rows
 

@@ -247,7 +247,7 @@ class Serving:
             self.slot_of_row.pop(row, None)
         moves = plan.reservation.moves
         left_slots = [copy.src for copy in moves.slots] + [compress.slot for compress in plan.reservation.compressed]
-        left_pages = [page for compress in plan.reservation.kv_compressed for page in compress.pages[compress.kept:]]
+        left_pages = [page for compress in plan.reservation.kv_compressed for page in compress.pages[compress.packed_count:]]
         self._left = [*left_pages, *(copy.src for copy in moves.pages)], left_slots
         self._spoil_what_is_free(self._held_after.pop(plan.step, None) or self._held_now())
         self.slot_of_row.update(zip(plan.rows.tolist(), plan.slots.tolist(), strict=True))

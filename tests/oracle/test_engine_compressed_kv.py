@@ -19,8 +19,7 @@ from tests.oracle.serving import Serving
 from tests.oracle.test_engine_compressed_state import ONE, conversation
 from tests.oracle.test_engine_prefix_cache import cold, gap, warm
 from weft.memory.draft import Draft
-from weft.memory.prefix.eviction import Eviction
-from weft.memory.values import Moves
+from weft.memory.values import Eviction, Moves
 from weft.runner import compressed_kv as packed_kv
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder

@@ -18,8 +18,7 @@ import torch
 from tests.oracle.serving import Answer, Serving
 from tests.oracle.test_engine_prefix_cache import SHORT, cold, gap, text, warm
 from weft.memory.draft import Draft
-from weft.memory.prefix.eviction import Eviction
-from weft.memory.values import Moves
+from weft.memory.values import Eviction, Moves
 from weft.request import SamplingParams
 from weft.runner import compressed_state as compression
 from weft.schedule.plan import StepPlan

@@ -27,11 +27,10 @@ from tests.property.rounding import Rounded, Share, compress_kv, records_in, res
 from tests.property.test_tree_model import tokens_to
 from tests.unit.memory.geometry import picture, small_memory
 from weft.memory.draft import Draft
-from weft.memory.frames.arena import FrameKind
 from weft.memory.prefix.eviction import EVICTIONS_PER_STEP
 from weft.memory.prefix.policies import POLICIES
-from weft.memory.prefix.tree import COMPRESSED, NO_SLOT, Node
-from weft.memory.values import Match, Reservation
+from weft.memory.prefix.tree import COMPRESSED, Node
+from weft.memory.values import NO_SLOT, FrameKind, Match, Reservation
 from weft.units import PAD, PAGE_TOKENS, PageId, SeqId, SlotId
 
 Tokens = tuple[int, ...]
@@ -233,8 +232,8 @@ class World:
         self.execute(reservation)
         self.remember()
         for eviction, salt, tokens, start in evicted:
-            self.forget(eviction.what, salt, tokens, start + eviction.pages_kept * PAGE_TOKENS)
-            self.seen["trim" if eviction.pages_kept else eviction.what] += 1
+            self.forget(eviction.what, salt, tokens, start + eviction.pages_left * PAGE_TOKENS)
+            self.seen["trim" if eviction.pages_left else eviction.what] += 1
             self.seen["compressed state"] += eviction.node in compressed and eviction.what == "state"
 
     # ------------------------------------------------------------------ the dull device

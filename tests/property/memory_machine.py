@@ -23,8 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.unit.memory.geometry import open_in, picture, small_memory
 from weft.memory.draft import Draft
-from weft.memory.frames.arena import FrameKind
-from weft.memory.values import Reservation
+from weft.memory.values import FrameKind, Reservation
 from weft.units import PAD, PageId, SeqId, SlotId
 
 ITEMS_MAX = 8

@@ -25,7 +25,8 @@ from weft.memory.frames.packing import Item, Packing
 from weft.memory.lease import Lease
 from weft.memory.prefix.cache import PrefixCache
 from weft.memory.prefix.edge import TOKEN_BYTES
-from weft.memory.prefix.tree import COMPRESSED, Node, NodeId, PrefixTree
+from weft.memory.prefix.tree import COMPRESSED, Node, PrefixTree
+from weft.memory.values import NodeId
 from weft.units import PAD, PAGE_TOKENS, FrameId, PageId, SeqId, SlotId, ceil_div
 
 

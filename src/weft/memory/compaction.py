@@ -43,8 +43,8 @@ from weft.memory.frames.owners import (
     packed_named,
 )
 from weft.memory.frames.packing import Item, Packing, Walk
-from weft.memory.prefix.tree import Node, NodeId
-from weft.memory.values import Moves, PageCopy, SlotCopy, SlotPatch, TablePatch
+from weft.memory.prefix.tree import Node
+from weft.memory.values import Moves, NodeId, PageCopy, SlotCopy, SlotPatch, TablePatch
 from weft.units import PAGE_TOKENS, FrameId, PageId, SeqId, SlotId
 
 MOVE_BYTES_PER_STEP = 64 << 20

@@ -27,20 +27,26 @@ import numpy.typing as npt
 
 from weft.memory.books import Books
 from weft.memory.compaction import Compaction, Fixed
-from weft.memory.frames.arena import FrameClaim, FrameWalk
+from weft.memory.frames.arena import FrameWalk
 from weft.memory.frames.packing import Walk
 from weft.memory.frames.pressure import UNMEETABLE, Demand, Room
-from weft.memory.lease import Checkpoint, Lease
+from weft.memory.lease import Lease
 from weft.memory.prefix.compressed_kv import KvCompression, Unpacking
 from weft.memory.prefix.compressed_state import COMPRESS_BYTES_PER_STEP, CompressionRoom, pages_beyond
-from weft.memory.prefix.eviction import EVICTIONS_PER_STEP, Eviction, choose
+from weft.memory.prefix.eviction import EVICTIONS_PER_STEP, choose
 from weft.memory.prefix.sharing import Sharing
-from weft.memory.prefix.tree import COMPRESSED, NO_NODE, NO_SLOT, Node, NodeId
+from weft.memory.prefix.tree import COMPRESSED, Node
 from weft.memory.values import (
+    NO_NODE,
+    NO_SLOT,
+    Checkpoint,
     CompressState,
+    Eviction,
     Extension,
+    FrameClaim,
     Match,
     Moves,
+    NodeId,
     Opening,
     PageCopy,
     Reservation,
@@ -301,7 +307,7 @@ class Draft:
             closed=tuple(self._closed),
             saved=tuple(self._saved),
             published=tuple(self._sharing.publications),
-            evicted=tuple(one for one in chosen if not one.state_compressions),
+            evicted=tuple(one for one in chosen if not one.compresses),
             page_copies=(*self._page_copies, *moves.pages),
             slot_copies=(*self._slot_copies, *moves.slots),
             table_patches=(*patches, *moves.table_patches),
@@ -365,7 +371,7 @@ class Draft:
                 frames = room.frames_to_empty(pages, slots)
             else:
                 evictions = self._choose(demand)
-        if any(one.state_compressions for one in evictions):
+        if any(one.compresses for one in evictions):
             return evictions, _NO_MOVES  # both would take the next pages, or name the same
         if self._compacting:
             frames = (self._books.plan.frame_count,) * 2

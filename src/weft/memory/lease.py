@@ -11,17 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from weft.memory.prefix.tree import NO_NODE, NodeId
+from weft.memory.values import NO_NODE, Checkpoint, NodeId
 from weft.units import PageId, SeqId, SlotId
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A claim on a slot for the state after ``position`` tokens."""
-
-    position: int
-    slot: SlotId
-    epoch: int
 
 
 @dataclass(slots=True)

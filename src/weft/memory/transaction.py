@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.memory.books import Books
-from weft.memory.frames.arena import Arena, FrameKind
+from weft.memory.frames.arena import Arena
 from weft.memory.frames.owners import (
     compressed_named,
     lease_named,
@@ -40,8 +40,7 @@ from weft.memory.frames.owners import (
 )
 from weft.memory.lease import Lease
 from weft.memory.prefix.cache import Freed
-from weft.memory.prefix.tree import NO_SLOT, NodeId
-from weft.memory.values import Moves, Opening, Reservation
+from weft.memory.values import NO_SLOT, FrameKind, Moves, NodeId, Opening, Reservation
 from weft.units import PAGE_TOKENS, FrameId
 
 
@@ -80,7 +79,7 @@ def apply(books: Books, reservation: Reservation) -> None:
         books.pages.give(compress.pages, of_compressed(compress.node), 0)
         _give_back(books, books.cache.compress(compress.node, compress.pages))
     for kv_compress in reservation.kv_compressed:
-        books.pages.give(kv_compress.pages[:kv_compress.kept], of_packed(kv_compress.node), 0)
+        books.pages.give(kv_compress.packed, of_packed(kv_compress.node), 0)
         _give_back(books, books.cache.compress_kv(kv_compress))
     for eviction in reservation.evicted:
         _give_back(books, books.cache.evict(eviction))

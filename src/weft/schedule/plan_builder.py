@@ -18,8 +18,15 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.memory.draft import Draft
-from weft.memory.prefix.compressed_kv import CompressKv, RestoreKv
-from weft.memory.values import CompressState, PageCopy, RestoreState, SlotCopy, TablePatch
+from weft.memory.values import (
+    CompressKv,
+    CompressState,
+    PageCopy,
+    RestoreKv,
+    RestoreState,
+    SlotCopy,
+    TablePatch,
+)
 from weft.schedule.decode_batch import DecodeBatch
 from weft.schedule.plan import (
     Admission,

@@ -29,8 +29,7 @@ import numpy as np
 
 from weft.memory.frames.pressure import slots_ahead
 from weft.memory.memory import Memory
-from weft.memory.prefix.tree import NO_NODE, NodeId
-from weft.memory.values import Match
+from weft.memory.values import NO_NODE, Match, NodeId
 from weft.schedule.checkpoints import CheckpointPolicy
 from weft.schedule.plan import Int32s, StepPlan
 from weft.schedule.plan_builder import PlanBuilder

@@ -46,8 +46,7 @@ import numpy as np
 
 from weft.config import Sizes
 from weft.memory.memory import Memory
-from weft.memory.prefix.tree import NodeId
-from weft.memory.values import Match
+from weft.memory.values import Match, NodeId
 from weft.schedule.budget import Budget
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.decode_batch import DecodeBatch

@@ -17,30 +17,8 @@ zeroing on release (pays for frames that go back to their own kind, which is nea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
-
+from weft.memory.values import FrameClaim, FrameKind
 from weft.units import FrameId
-
-
-class FrameKind(Enum):
-    PAGES = "pages"
-    SLOTS = "slots"
-
-
-@dataclass(frozen=True, slots=True)
-class FrameClaim:
-    """A free frame becomes a frame of ``kind``; ``held`` is the kind whose bytes it has, None if never
-    used."""
-
-    frame: FrameId
-    kind: FrameKind
-    held: FrameKind | None
-
-    @property
-    def needs_zero(self) -> bool:
-        return self.held is not self.kind
-
 
 _PREFERENCE: dict[FrameKind, tuple[FrameKind | None, ...]] = {
     FrameKind.PAGES: (FrameKind.PAGES, None, FrameKind.SLOTS),

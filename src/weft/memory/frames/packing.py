@@ -21,7 +21,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, groupby
 from typing import Generic, TypeVar, cast
 
-from weft.memory.frames.arena import FrameKind, FrameWalk
+from weft.memory.frames.arena import FrameWalk
+from weft.memory.values import FrameKind
 from weft.units import FrameId
 
 Item = TypeVar("Item", bound=int)

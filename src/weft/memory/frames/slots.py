@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.memory.frames.arena import FrameKind
 from weft.memory.frames.owners import NOBODY
 from weft.memory.frames.packing import Packing
+from weft.memory.values import FrameKind
 from weft.units import FrameId, SlotId
 
 

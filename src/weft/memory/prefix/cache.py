@@ -28,14 +28,26 @@ import numpy.typing as npt
 
 from weft.memory.frames.owners import of_tree
 from weft.memory.frames.plan import ArenaPlan
-from weft.memory.lease import Checkpoint, Lease
-from weft.memory.prefix.compressed_kv import CompressKv, PackedKv, RestoreKv
+from weft.memory.lease import Lease
+from weft.memory.prefix.compressed_kv import PackedKv
 from weft.memory.prefix.compressed_state import CompressedStates
 from weft.memory.prefix.edge import PAGE_KEY_BYTES, TOKEN_BYTES
-from weft.memory.prefix.eviction import Eviction, Recency
+from weft.memory.prefix.eviction import Recency
 from weft.memory.prefix.policy import LeastRecentlyUsed, Policy
-from weft.memory.prefix.tree import COMPRESSED, NO_NODE, NO_SLOT, Node, NodeId, Owners, PrefixTree
-from weft.memory.values import Lost, Match, Opening, Publication
+from weft.memory.prefix.tree import COMPRESSED, Node, Owners, PrefixTree
+from weft.memory.values import (
+    NO_NODE,
+    NO_SLOT,
+    Checkpoint,
+    CompressKv,
+    Eviction,
+    Lost,
+    Match,
+    NodeId,
+    Opening,
+    Publication,
+    RestoreKv,
+)
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
 
 Int32s = npt.NDArray[np.int32]
@@ -207,7 +219,7 @@ class PrefixCache:
         whole = len(tokens) // PAGE_KEY_BYTES
         pages = list(publication.pages[done:])
         node, there = tree.insert(base, tokens[done * PAGE_KEY_BYTES:whole * PAGE_KEY_BYTES], pages)
-        assert there == publication.there, f"{there} tokens were there and not {publication.there}"
+        assert there == publication.cached_end, f"{there} tokens were there and not {publication.cached_end}"
         first, end = plan.pages_for(base.end), plan.pages_for(node.end)
         freed = Freed([own for own, kept in zip(lease.pages[first:end], pages, strict=True) if own != kept])
         lease.pages[first:end] = pages
@@ -301,8 +313,8 @@ class PrefixCache:
             self.counts.evicted_states += 1
             self.counts.evicted_tails += node.is_tail
             self._settle(node, freed, newest=False)
-        elif eviction.pages_kept:
-            freed.pages += self.tree.trim(node, eviction.pages_kept)
+        elif eviction.pages_left:
+            freed.pages += self.tree.trim(node, eviction.pages_left)
         else:
             self._remove(node, freed)
         self.counts.evicted_pages += len(freed.pages)
@@ -322,7 +334,7 @@ class PrefixCache:
     def compress_kv(self, compress: CompressKv) -> Freed:
         """The KV of a node goes into the first of its own pages; whose they are then is for ``give``."""
         self.counts.compressed_pages += len(compress.pages)
-        return Freed(self.packed_kv.enter(self.tree.by_id[compress.node], compress.kept))
+        return Freed(self.packed_kv.enter(self.tree.by_id[compress.node], compress.packed_count))
 
     def _hold(self, lease: Lease, node: Node) -> None:
         before = self.node(lease)

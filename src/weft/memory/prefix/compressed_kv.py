@@ -48,7 +48,8 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.memory.frames.plan import ArenaPlan
-from weft.memory.prefix.tree import Node, NodeId
+from weft.memory.prefix.tree import Node
+from weft.memory.values import CompressKv, KvForm, NodeId, RestoreKv
 from weft.units import PAD, PageId, ceil_div
 
 Int32s = npt.NDArray[np.int32]
@@ -57,54 +58,12 @@ KV_COMPRESS_BYTES_PER_STEP = 1 << 30
 """Some 0.5 ms on a device that reads 3 TB a second."""
 
 
-class Form(NamedTuple):
-    """Bytes of a page, wide and compressed."""
-
-    page_bytes: int
-    record_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class CompressKv:
-    """Before anything is computed, the KV of ``node`` in ``pages`` goes, in 8 bits, to the first ``kept`` of
-    them; the others are free from the next draft on."""
-
-    node: NodeId
-    pages: tuple[PageId, ...]
-    kept: int
-    form: Form
-
-    @property
-    def rows(self) -> Int32s:
-        """[records, 4] in the order in which they can go, all in place: a page, the two pages that its record
-        lies on (or one, twice), and where it begins on the first, in bytes."""
-        return _rows(self.pages, self.pages[:self.kept], 0, self.form)
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreKv:
-    """Before anything is computed, the compressed KV of ``node``, which begins at byte ``skip_bytes`` of
-    ``compressed``, goes to ``pages``, its own from then on: most of ``compressed``, and new ones. What it leaves of
-    ``compressed`` is free from the next draft on."""
-
-    node: NodeId
-    compressed: tuple[PageId, ...]
-    skip_bytes: int
-    pages: tuple[PageId, ...]
-    form: Form
-
-    @property
-    def rows(self) -> Int32s:
-        """As those of ``CompressKv``, the last record first."""
-        return _rows(self.pages, self.compressed, self.skip_bytes, self.form)[::-1]
 
 
-def _rows(pages: Sequence[PageId], compressed: Sequence[PageId], skip_bytes: int, form: Form) -> Int32s:
-    start = skip_bytes + np.arange(len(pages), dtype=np.int64) * form.record_bytes
-    lies_on = np.asarray(compressed, dtype=np.int64)
-    first, last = start // form.page_bytes, (start + form.record_bytes - 1) // form.page_bytes
-    columns = (np.asarray(pages, dtype=np.int64), lies_on[first], lies_on[last], start % form.page_bytes)
-    return np.stack(columns, axis=1).astype(np.int32)
 
 
 @dataclass(eq=False, slots=True)
@@ -124,7 +83,7 @@ class PackedPages:
         page."""
         return max(0, self.count - len(self.pages) + (self.skip_bytes > 0))
 
-    def wide_in(self, pages: Sequence[PageId], form: Form) -> tuple[PageId, ...]:
+    def wide_in(self, pages: Sequence[PageId], form: KvForm) -> tuple[PageId, ...]:
         """A page for each record, of its own and ``pages``, such that the last record can go first, then the
         one before it, and none is written over. All of ``pages`` are used."""
         wide, free, left = [], deque(pages), list(self.pages)
@@ -161,8 +120,8 @@ class PackedKv:
     # ------------------------------------------------------------------ reading
 
     @property
-    def form(self) -> Form:
-        return Form(self.page_bytes, self.record_bytes)
+    def form(self) -> KvForm:
+        return KvForm(self.page_bytes, self.record_bytes)
 
     def pages_of(self, node: Node) -> int:
         """Pages that the KV of ``node`` lies in."""

@@ -38,10 +38,11 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from weft.memory.frames.arena import FrameClaim, FrameKind, FrameWalk
+from weft.memory.frames.arena import FrameWalk
 from weft.memory.frames.packing import Walk
 from weft.memory.frames.pressure import Demand
-from weft.memory.prefix.tree import Node, NodeId
+from weft.memory.prefix.tree import Node
+from weft.memory.values import FrameClaim, FrameKind, NodeId
 from weft.units import PageId
 
 COMPRESS_BYTES_PER_STEP = 256 << 20

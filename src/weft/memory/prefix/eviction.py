@@ -38,14 +38,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
-from typing import Literal
 
 from weft.memory.frames.pressure import Demand
 from weft.memory.prefix.compressed_kv import KvCompression
 from weft.memory.prefix.compressed_state import CompressionRoom
-from weft.memory.prefix.tree import COMPRESSED, Node, NodeId
+from weft.memory.prefix.tree import COMPRESSED, Node
+from weft.memory.values import Eviction, NodeId
 from weft.units import PAD
 
 EVICTIONS_PER_STEP = 64
@@ -54,20 +54,6 @@ NO_COMPRESSION = CompressionRoom(0, 0)
 NO_KV_COMPRESSION = KvCompression(None)
 
 
-@dataclass(frozen=True, slots=True)
-class Eviction:
-    """``what`` "state": the checkpoint of ``node`` goes, and a tail goes whole. "kv": the pages of ``node``
-    go but for the first ``pages_kept``; with none kept the node goes. "slot": only the slot goes, as the
-    checkpoint is compressed. "pages": the KV of ``node`` is compressed, in as many as it takes then."""
-
-    node: NodeId
-    what: Literal["state", "kv", "slot", "pages"]
-    pages_kept: int = 0
-
-    @property
-    def state_compressions(self) -> bool:
-        """It goes into 8 bits, and is not lost."""
-        return self.what in ("slot", "pages")
 
 
 class Recency:

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.prefix.holdings import kept_above, pages_alone
 from weft.memory.prefix.policy import Clock, LeastRecentlyUsed, PrefillCost
-from weft.memory.prefix.tree import Node, NodeId
-from weft.memory.values import Match
+from weft.memory.prefix.tree import Node
+from weft.memory.values import Match, NodeId
 from weft.units import SeqId
 
 

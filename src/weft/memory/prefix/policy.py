@@ -28,8 +28,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from weft.memory.prefix.tree import Node, NodeId
-from weft.memory.values import NOTHING_RECALLED, Match, Recall
+from weft.memory.prefix.tree import Node
+from weft.memory.values import NOTHING_RECALLED, Match, NodeId, Recall
 from weft.units import SeqId
 
 Clock = Callable[[], float]

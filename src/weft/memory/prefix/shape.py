@@ -20,7 +20,8 @@ from heapq import nlargest
 from itertools import islice
 
 from weft.memory.prefix.cache import PrefixCache
-from weft.memory.prefix.tree import COMPRESSED, Node, NodeId
+from weft.memory.prefix.tree import COMPRESSED, Node
+from weft.memory.values import NodeId
 from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS
 
 NODES_MAX = 20_000

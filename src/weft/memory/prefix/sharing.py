@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from weft.memory.lease import Checkpoint, Lease
+from weft.memory.lease import Lease
 from weft.memory.prefix.compressed_kv import Unpacking
 from weft.memory.prefix.edge import PAGE_KEY_BYTES, common_pages
-from weft.memory.prefix.tree import NO_NODE, Node, NodeId, PrefixTree
-from weft.memory.values import Publication, TablePatch
+from weft.memory.prefix.tree import Node, PrefixTree
+from weft.memory.values import NO_NODE, Checkpoint, NodeId, Publication, TablePatch
 from weft.units import PAGE_TOKENS, PageId
 
 

@@ -31,16 +31,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NewType
 
 from weft.memory.frames import owners
 from weft.memory.prefix.edge import NO_EDGE, PAGE_KEY_BYTES, TOKEN_BYTES, Edge, EdgeId
+from weft.memory.values import NO_SLOT, NodeId
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId, ceil_div
 
-NodeId = NewType("NodeId", int)
-
-NO_NODE = NodeId(PAD)
-NO_SLOT = SlotId(PAD)
 COMPRESSED = SlotId(PAD - 1)
 """In place of a slot: the checkpoint is compressed (compression.py)."""
 Owners = list[int] | dict[int, int]

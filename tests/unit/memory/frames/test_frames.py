@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.memory.geometry import close_now, open_in, open_now, small_memory
-from weft.memory.frames.arena import FrameKind
+from weft.memory.values import FrameKind
 from weft.units import SeqId
 
 

@@ -19,9 +19,9 @@ from tests.unit.memory.geometry import (
 )
 from weft.memory.frames.plan import plan_arena
 from weft.memory.memory import Memory
-from weft.memory.prefix.compressed_kv import CompressKv, Form, PackedPages, RestoreKv
-from weft.memory.prefix.tree import Node, NodeId
-from weft.memory.values import Reservation
+from weft.memory.prefix.compressed_kv import PackedPages
+from weft.memory.prefix.tree import Node
+from weft.memory.values import CompressKv, KvForm, NodeId, Reservation, RestoreKv
 from weft.spec import ModelSpec
 from weft.units import PAGE_TOKENS, PageId, SeqId
 
@@ -239,7 +239,7 @@ def test_a_fork_in_the_middle_makes_the_front_wide_and_cuts_the_packed() -> None
 @pytest.mark.parametrize("skip_bytes", [0, 64, 240])
 def test_rows_write_only_what_those_before_them_have_read(record_bytes: int, skip_bytes: int) -> None:
     """Byte by byte: compressed row by row, and restored row by row, in place."""
-    form = Form(256, record_bytes)
+    form = KvForm(256, record_bytes)
     for count in (1, 2, 3, 4, 7, 20):
         pages = [PageId(page) for page in np.random.default_rng(count).permutation(count + 3)]
         memory = np.zeros((count + 4, 256), dtype=np.int64)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from weft.memory.frames.pressure import UNMEETABLE, Demand
-from weft.memory.prefix.eviction import EVICTIONS_PER_STEP, Eviction, Recency, choose
-from weft.memory.prefix.tree import Node, NodeId, PrefixTree
+from weft.memory.prefix.eviction import EVICTIONS_PER_STEP, Recency, choose
+from weft.memory.prefix.tree import Node, PrefixTree
+from weft.memory.values import Eviction, NodeId
 from weft.units import PageId, SlotId
 
 LETTERS = "abcdefgh"
@@ -39,7 +40,7 @@ def chosen(paths: tuple[str, ...], wanted: int | Demand, *, spared: str = "", la
     demand = wanted if isinstance(wanted, Demand) else held(order, wanted)
     evictions = choose(order, demand, limit=limit, spared={by_path[spared].id} if spared else (),
                        last=[by_path[path].id for path in last])
-    return [f"{names.get(e.node, e.node)} {e.what}" + (f" {e.pages_kept}" if e.pages_kept else "")
+    return [f"{names.get(e.node, e.node)} {e.what}" + (f" {e.pages_left}" if e.pages_left else "")
             for e in evictions]
 
 

@@ -44,14 +44,14 @@ import numpy.typing as npt
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.prefix.holdings import kept_above, kept_at_or_above, kept_only_below, pages_alone
 from weft.memory.prefix.policy import Clock, PrefillCost
-from weft.memory.prefix.tree import Node, NodeId
+from weft.memory.prefix.tree import Node
 from weft.memory.prefix.value.features import CODE_COUNT, Codes, Kind, codes_of_new, codes_of_used
 from weft.memory.prefix.value.gittins import index_table
 from weft.memory.prefix.value.hazard import FACTOR_MAX, WIDTHS, Hazard, bin_of, bins_of
 from weft.memory.prefix.value.history import History
 from weft.memory.prefix.value.pool import Pool
 from weft.memory.prefix.value.records import Records
-from weft.memory.values import NOTHING_RECALLED, Match, Recall
+from weft.memory.values import NOTHING_RECALLED, Match, NodeId, Recall
 from weft.units import PAD, SeqId
 
 GHOST_S = 600.0

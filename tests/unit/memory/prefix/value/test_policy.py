@@ -13,10 +13,11 @@ from weft.errors import ConfigError
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import POLICIES, check_policy, make_policy
 from weft.memory.prefix.policy import LeastRecentlyUsed, PrefillCost
-from weft.memory.prefix.tree import Node, NodeId
+from weft.memory.prefix.tree import Node
 from weft.memory.prefix.value import policy as worth_module
 from weft.memory.prefix.value.features import Kind
 from weft.memory.prefix.value.policy import ValuePolicy
+from weft.memory.values import NodeId
 from weft.units import PAGE_TOKENS, SeqId
 
 PAGES_PER_FRAME = 4
