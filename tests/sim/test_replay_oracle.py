@@ -9,11 +9,16 @@ import pytest
 
 from weft.schedule.checkpoints import AUTO
 from weft.schedule.taps import insurance_tokens, wanted_positions
+from weft.sim.arms import find_arm
 from weft.sim.bounds import infinite_cache
 from weft.sim.cost import Fitted
 from weft.sim.forest import Forest, computed_tokens
 from weft.sim.oracle import Room, Span, oracle
+from weft.sim.study import run_study
+from weft.sim.synthetic import document_traffic
 from weft.sim.traffic import Traffic, TrafficRequest
+from weft.sim.workload import small_arena
+from weft.units import PAGE_TOKENS
 
 BLOCK = 64
 COST = Fitted(fixed_s=0, token_s=1e-3, pair_s=1e-7, decode_s=0, context_s=0)
@@ -227,3 +232,14 @@ def test_salts_share_nothing() -> None:
     requests = [TrafficRequest(float(at), 100, 1, (0, 1), salt=salt) for at, salt in enumerate("aab")]
     bound = infinite_cache(Traffic(requests, block_tokens=BLOCK))
     assert bound.at_pages == 96
+
+
+def test_a_finer_grid_has_a_finer_bound_and_oracle() -> None:
+    """A replay on a grid of 16 tokens finds more than a bound on 64 would allow, and never more than its own."""
+    traffic = document_traffic(3, 60)
+    study = run_study(traffic, [small_arena(pages_per_frame=8, slots_per_frame=1, frame_count=6000)], COST,
+                      [find_arm("lru")], grid_tokens=PAGE_TOKENS)
+    [size] = study.sizes
+    assert size.oracle is not None
+    best = max(size.reports[0].hit_rate, size.oracle.hit_rate)
+    assert infinite_cache(traffic).state_rate < best <= study.bound.state_rate

@@ -3,8 +3,8 @@
     of each prompt     the longest prefix that any request which arrived before it had, prompt and answer,
                        and one token less than the prompt, as its last logits choose the first token
     pages              that, down to a multiple of 16: where KV can be taken up
-    states             that, down to a multiple of 64, or the end of an earlier request if that lies
-                       further on: where a recurrent state can be kept
+    states             that, down to a multiple of the engine's grid, or the end of an earlier request if
+                       that lies further on: where a recurrent state can stand
 
 Arrivals count and not ends: a request may take up what another has not computed yet, so that nothing that
 waits well, or computes twins once, can be better.
@@ -36,7 +36,8 @@ class InfiniteCache:
         return self.at_states / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
-def infinite_cache(traffic: Traffic) -> InfiniteCache:
+def infinite_cache(traffic: Traffic, grid_tokens: int = CHUNK_TOKENS) -> InfiniteCache:
+    """``grid_tokens``: an engine keeps states at multiples of it."""
     forest = Forest(traffic)
     ends: set[Place] = set()
     at_pages = at_states = 0
@@ -44,7 +45,7 @@ def infinite_cache(traffic: Traffic) -> InfiniteCache:
         common, last = forest.add(index, computed_tokens(traffic, index))
         common = min(common, one.prompt_tokens - 1)
         at_pages += common - common % PAGE_TOKENS
-        at_states += max(common - common % CHUNK_TOKENS, _deepest(ends, last, common))
+        at_states += max(common - common % grid_tokens, _deepest(ends, last, common))
         ends.add(last)
     return InfiniteCache(traffic.prompt_tokens, at_pages, at_states)
 

@@ -41,7 +41,7 @@ from weft.schedule.taps import insurance_tokens, on_grid, wanted_positions
 from weft.sim.cost import CostModel
 from weft.sim.forest import Forest, Place, computed_tokens
 from weft.sim.traffic import Traffic
-from weft.units import PAGE_TOKENS
+from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -49,11 +49,13 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes: of all memory, of a token's KV, of a state (0: the model resumes at any token)."""
+    """Bytes: of all memory, of a token's KV, of a state (0: the model resumes at any token). States stand at
+    multiples of ``grid_tokens``."""
 
     memory_bytes: float
     kv_token_bytes: float
     state_bytes: float
+    grid_tokens: int = CHUNK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +165,8 @@ def _placement(traffic: Traffic, spans: Sequence[Span | None], room: Room, polic
         common = 0 if span is None else forest.add(index, computed_tokens(traffic, index))[0]
         kept.append([] if span is None else wanted_positions(
             policy, known_tokens=one.prompt_tokens, start=0, boundaries=one.boundaries, marks=one.marks,
-            kv_tokens=common, insurance_first=first))
-        forks.append(on_grid(min(common, one.prompt_tokens - 1)))
+            kv_tokens=common, insurance_first=first, grid=room.grid_tokens))
+        forks.append(on_grid(min(common, one.prompt_tokens - 1), room.grid_tokens))
         for position in kept[-1]:
             forest.place_at(index, position)
     return kept, {forest.place_at(index, fork) for index, fork in enumerate(forks) if fork}

@@ -70,25 +70,28 @@ def run_study(traffic: Traffic, plans: Sequence[ArenaPlan], cost: CostModel, arm
             tell = None if on_progress is None else _teller(on_progress, arm, run)
             reports.append(replay(traffic, plan, cost, arm=arm, sizes=sizes, on_progress=tell))
             run += 1
-        known = hindsight(traffic, plan, cost, reports[0]) if oracle else None
+        known = hindsight(traffic, plan, cost, reports[0], grid_tokens) if oracle else None
         memory_bytes = plan.arena_bytes if asked_bytes is None else asked_bytes[at]
         sized.append(Sized(memory_bytes, tuple(reports), known))
     linked = sum(one.next_turn is not None for one in traffic.requests)
     return Study(len(traffic), linked, traffic.requests[-1].at_s - traffic.requests[0].at_s,
-                 traffic.prompt_tokens, infinite_cache(traffic), tuple(sized))
+                 traffic.prompt_tokens, infinite_cache(traffic, grid_tokens), tuple(sized))
 
 
 def _teller(on_progress: OnStudyProgress, arm: Arm, run: int) -> Callable[[int, int], None]:
     return lambda ended, requests: on_progress(arm.name, run, ended, requests)
 
 
-def hindsight(traffic: Traffic, plan: ArenaPlan, cost: CostModel, report: Report) -> Hindsight:
-    """What the oracle makes of the requests that ran in ``report``, in the memory of ``plan``."""
+def hindsight(traffic: Traffic, plan: ArenaPlan, cost: CostModel, report: Report,
+              grid_tokens: int = CHUNK_TOKENS) -> Hindsight:
+    """The oracle's hits for the requests that ran in ``report``, in the memory of ``plan``, with states on
+    multiples of ``grid_tokens``."""
     times = report.timeline
     spans: list[Span | None] = []
     for began, first, ended in zip(times.began_s.tolist(), times.first_s.tolist(), times.ended_s.tolist(),
                                    strict=True):
         ran = not (np.isnan(began) or np.isnan(ended))
         spans.append(Span(began, ended if np.isnan(first) else first, ended) if ran else None)
-    room = Room(plan.arena_bytes, plan.page_bytes / plan.page_tokens, plan.slot_stride_bytes)
+    room = Room(plan.arena_bytes, plan.page_bytes / plan.page_tokens, plan.slot_stride_bytes,
+                grid_tokens)
     return oracle(traffic, spans, room, cost)
