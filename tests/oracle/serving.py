@@ -139,7 +139,8 @@ class Serving:
     """An engine on ``family``. ``memory_bytes``: the arena; ``step_tokens``: the token budget of a step;
     ``pad_decode_to``: PAD rows; ``before_step(serving, plan)``: called before a plan is applied; ``cache``:
     whether prefixes are kept, with states where ``checkpoints`` says, and which go first, by ``policy``; with
-    ``compress`` they may be compressed, though these models are too small to gain by it, and KV with ``compress_kv``.
+    ``compress`` they may be compressed, though these models are too small to gain by it; KV with
+    ``compress_kv``.
     With ``overlap`` the next step is planned while one is computed on another thread: ``before_step`` is
     called there. ``capture``: steps of decodes alone go the way of graphs. ``remote``: whatever the device,
     the host looks at nothing of a step but what comes home. ``grid_tokens``: where states are kept.
@@ -246,8 +247,8 @@ class Serving:
             self.pages_of_row.pop(row, None)
             self.slot_of_row.pop(row, None)
         moves = plan.reservation.moves
-        left_slots = [copy.src for copy in moves.slots] + [compress.slot for compress in plan.reservation.compressed]
-        left_pages = [page for compress in plan.reservation.kv_compressed for page in compress.pages[compress.packed_count:]]
+        left_slots = [copy.src for copy in moves.slots] + [one.slot for one in plan.reservation.compressed]
+        left_pages = [page for one in plan.reservation.kv_compressed for page in one.pages[one.packed_count:]]
         self._left = [*left_pages, *(copy.src for copy in moves.pages)], left_slots
         self._spoil_what_is_free(self._held_after.pop(plan.step, None) or self._held_now())
         self.slot_of_row.update(zip(plan.rows.tolist(), plan.slots.tolist(), strict=True))

@@ -67,7 +67,8 @@ def test_kv_from_fewer_bits_changes_logits_a_little(family: str, dtype: Compress
 
 @pytest.mark.parametrize("dtype", COMPRESSED_KV_DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_where_there_is_room_no_kv_is_compressed_and_no_bit_differs(family: str, dtype: CompressedKvName) -> None:
+def test_where_there_is_room_no_kv_is_compressed_and_no_bit_differs(
+        family: str, dtype: CompressedKvName) -> None:
     exact, compression_allowed = warm(family), warm(family, compress_kv=dtype)
     assert compression_allowed.arena.compressed_kv_bytes
     assert not exact.arena.compressed_kv_bytes

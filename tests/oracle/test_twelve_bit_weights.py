@@ -38,7 +38,7 @@ def logits_of(loaded: LoadedModel) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_twelve_bit_weights_change_no_bit_of_a_logit(name: str) -> None:
-    made, plain = (load_model(checkpoint(name), "bfloat16", twelve_bit=twelve_bit) for twelve_bit in (True, False))
+    made, plain = (load_model(checkpoint(name), "bfloat16", twelve_bit=packed) for packed in (True, False))
     assert (FORM in made.weights_form) == tiled.serves(torch.bfloat16)
     assert FORM not in plain.weights_form
     assert torch.equal(logits_of(made), logits_of(plain))
@@ -48,7 +48,7 @@ def test_a_wrong_bit_of_a_twelve_bit_weight_shows() -> None:
     """The control: the embedding, which is the head as well."""
     if not tiled.serves(torch.bfloat16):
         return      # no weight is in 12 bits here
-    made, plain = (load_model(checkpoint("lfm2"), "bfloat16", twelve_bit=twelve_bit) for twelve_bit in (True, False))
+    made, plain = (load_model(checkpoint("lfm2"), "bfloat16", twelve_bit=packed) for packed in (True, False))
     table = made.model.embedding
     assert isinstance(table, TwelveBitWeight)
     with torch.inference_mode():

@@ -235,7 +235,7 @@ def test_salts_share_nothing() -> None:
 
 
 def test_a_finer_grid_has_a_finer_bound_and_oracle() -> None:
-    """A replay on a grid of 16 tokens finds more than a bound on 64 would allow, and never more than its own."""
+    """A replay on a grid of 16 tokens exceeds the bound on 64, and never its own."""
     traffic = document_traffic(3, 60)
     study = run_study(traffic, [small_arena(pages_per_frame=8, slots_per_frame=1, frame_count=6000)], COST,
                       [find_arm("lru")], grid_tokens=PAGE_TOKENS)
