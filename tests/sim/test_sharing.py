@@ -3,12 +3,12 @@ Laws are checked after each step inside ``Simulation``, and what is read is comp
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import asdict, replace
 
 import pytest
 
+from tests.sim.failing import assert_fails
 from weft.memory.draft import Draft
 from weft.schedule import prefix_sharing as twins
 from weft.schedule.plan import StepPlan, no_copies, no_writes
@@ -16,7 +16,7 @@ from weft.schedule.plan_builder import PlanBuilder
 from weft.schedule.reuse import Leaders, Reuse
 from weft.schedule.sequence import Sequence
 from weft.sim.sharing import sharing_scenario, without_cache
-from weft.sim.simulator import Outcome, Simulation, SimulationFailed
+from weft.sim.simulator import Outcome, Simulation
 from weft.sim.workload import Scenario
 from weft.units import SlotId
 
@@ -86,12 +86,6 @@ def run_all() -> None:
         run(seed)
 
 
-def fails(words: str) -> None:
-    with pytest.raises(SimulationFailed, match=r"^seed \d+: ") as caught:
-        run_all()
-    assert re.search(words, str(caught.value)), caught.value
-
-
 @pytest.mark.parametrize(("name", "nothing", "says"), [
     ("slot_copies", no_copies, "does not hold the state"),
     ("page_copies", no_copies, "does not hold position|holds other tokens"),
@@ -105,14 +99,14 @@ def test_a_plan_that_leaves_something_out_is_caught(monkeypatch: pytest.MonkeyPa
     def forget(self: PlanBuilder, *args: object) -> StepPlan:
         return replace(plain(self, *args), **{name: nothing()})  # type: ignore[arg-type]
     monkeypatch.setattr(PlanBuilder, "seal", forget)
-    fails(says)
+    assert_fails(says, run_all)
 
 
 def test_donating_tokens_that_are_not_computed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def donate_all(self: Reuse, step: PlanBuilder, seq: Sequence, *, preempted: bool) -> None:
         step.draft.close(seq.id, keep=seq.known() if self.enabled else None)
     monkeypatch.setattr(Reuse, "leave", donate_all)
-    fails("does not hold|holds no|node \\d+ has")
+    assert_fails("does not hold|holds no|node \\d+ has", run_all)
 
 
 def test_a_state_filed_under_another_position_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,14 +115,14 @@ def test_a_state_filed_under_another_position_is_caught(monkeypatch: pytest.Monk
     def early(self: PlanBuilder, prefill: int, position: int, slot: SlotId) -> None:
         plain(self, prefill, max(64, position - 64), slot)
     monkeypatch.setattr(PlanBuilder, "add_tap", early)
-    fails("does not hold the state|outside the run")
+    assert_fails("does not hold the state|outside the run", run_all)
 
 
 def test_waiting_for_a_twin_for_ever_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Leaders, "wait_for", lambda self, seq, known, cached: twins.Wait(seq.id))
-    fails("nothing can run")
+    assert_fails("nothing can run", run_all)
 
 
 def test_a_cache_that_never_gives_way_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Draft, "reclaim", lambda self, **asked: False)
-    fails("nothing can run|cannot run")
+    assert_fails("nothing can run|cannot run", run_all)

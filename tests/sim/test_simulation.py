@@ -1,19 +1,19 @@
 """The whole engine in virtual time. Laws are checked after each step inside ``Simulation``; what is here are
 the runs, that they exercise what they are for, and that a broken engine does not pass."""
 
-import re
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from tests.sim.failing import assert_fails
 from weft.engine.engine import EngineCore
 from weft.memory.draft import Draft
 from weft.request import Request, SamplingParams
 from weft.schedule import scheduler as scheduler_module
 from weft.schedule.plan import StepPlan, Tap
 from weft.schedule.scheduler import Scheduler
-from weft.sim.simulator import Outcome, Simulation, SimulationFailed
+from weft.sim.simulator import Outcome, Simulation
 from weft.sim.workload import Arrival, Scenario, scenario_from_seed, small_arena
 from weft.units import SeqId, SlotId
 
@@ -95,21 +95,14 @@ def run_all() -> None:
         run(scenario_from_seed(seed))
 
 
-def fails(words: str) -> None:
-    """Some small run fails; the message says which, and has what ``words`` matches."""
-    with pytest.raises(SimulationFailed, match=r"^seed \d+: ") as caught:
-        run_all()
-    assert re.search(words, str(caught.value)), caught.value
-
-
 def test_an_engine_that_preempts_nobody_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler_module, "victim_count", lambda pages, short, freed: 0)
-    fails("nothing can run|idles for two steps")
+    assert_fails("nothing can run|idles for two steps", run_all)
 
 
 def test_an_engine_that_preempts_the_best_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler_module, "victim_count", lambda pages, short, freed: len(pages))
-    fails("the best sequence")
+    assert_fails("the best sequence", run_all)
 
 
 def test_an_engine_that_ends_a_sequence_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +114,7 @@ def test_an_engine_that_ends_a_sequence_twice_is_caught(monkeypatch: pytest.Monk
         self._outbox += self._outbox[before:]
         return found
     monkeypatch.setattr(EngineCore, "cancel", cancel_twice)
-    fails(r"after its end \(cancelled\)")
+    assert_fails(r"after its end \(cancelled\)", run_all)
 
 
 def test_an_engine_that_forgets_a_preempted_sequence_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +124,7 @@ def test_an_engine_that_forgets_a_preempted_sequence_is_caught(monkeypatch: pyte
         plain(self, preempted)
         self.waiting.remove(next(seq for seq in self.waiting if seq.id == preempted[0]))
     monkeypatch.setattr(Scheduler, "_commit_preempted", forget)
-    fails("sequences that nobody schedules")
+    assert_fails("sequences that nobody schedules", run_all)
 
 
 def test_an_engine_that_loses_tokens_on_preemption_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,12 +136,12 @@ def test_an_engine_that_loses_tokens_on_preemption_is_caught(monkeypatch: pytest
             if seq.id == preempted[0] and seq.generated:
                 seq.generated.pop()
     monkeypatch.setattr(Scheduler, "_commit_preempted", lose)
-    fails("differ from the reference")
+    assert_fails("differ from the reference", run_all)
 
 
 def test_an_engine_with_work_that_never_runs_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Draft, "open", lambda self, *asked, **more: False)
-    fails("nothing can run")
+    assert_fails("nothing can run", run_all)
 
 
 def test_a_plan_that_depends_on_how_often_it_is_asked_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +153,7 @@ def test_a_plan_that_depends_on_how_often_it_is_asked_is_caught(monkeypatch: pyt
         calls[0] += 1
         return None if plan is None else replace(plan, taps=(Tap(0, calls[0], SlotId(0)),))
     monkeypatch.setattr(Scheduler, "plan", impure)
-    fails("planning twice changed the plan")
+    assert_fails("planning twice changed the plan", run_all)
 
 
 def test_an_engine_that_goes_on_with_what_was_cancelled_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,9 +162,9 @@ def test_an_engine_that_goes_on_with_what_was_cancelled_is_caught(monkeypatch: p
         self._outbox += [self._streams[seq].event([], finish_reason="cancelled") for seq in live.values()]
         return bool(live)
     monkeypatch.setattr(EngineCore, "cancel", say_so_only)
-    fails(r"after its end \(cancelled\)")
+    assert_fails(r"after its end \(cancelled\)", run_all)
 
 
 def test_memory_that_is_not_given_back_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Draft, "close", lambda self, seq, keep=None: None)
-    fails("nothing can run")
+    assert_fails("nothing can run", run_all)

@@ -123,4 +123,7 @@ def test_close_waits_for_the_step_that_is_computed_and_drops_the_others() -> Non
 
 
 def test_a_worker_that_was_never_used_closes() -> None:
-    Device().worker.close()
+    device = Device()
+    device.worker.close()
+    assert device.computed == []
+    assert device.worker.in_flight == 0

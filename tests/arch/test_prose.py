@@ -1,0 +1,60 @@
+"""Docstrings, comments and pages are plain technical English, as far as a program can check it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.arch.not_yet_clean import NOT_YET_CLEAN
+from tests.arch.prose import prose_complaints, width_complaints
+from tests.arch.rules import ROOT, Source, beyond_the_ratchet, tracked_files, weft_sources
+
+TWENTY_SIX = " ".join(["word"] * 26)
+
+
+def _files(*suffixes: str) -> list[Source]:
+    return [Source(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
+            for path in tracked_files() if path.suffix in suffixes]
+
+
+def test_sentences_are_short_and_things_are_their_subjects() -> None:
+    sources = [*weft_sources(), *_files(".md", ".cpp", ".hpp", ".inl")]
+    complaints = [complaint for source in sources for complaint in prose_complaints(source)]
+    assert beyond_the_ratchet(complaints, NOT_YET_CLEAN["prose"]) == []
+
+
+@pytest.mark.parametrize(("path", "text"), [
+    ("a.py", '"""A request whoever sends it."""\n'), ("a.py", "# Nobody waits.\n"),
+    ("a.py", f'"""{TWENTY_SIX}."""\n'), ("a.py", f"# {TWENTY_SIX[:50]}\n# {TWENTY_SIX[50:]}\n"),
+    ("a.md", "Someone waits.\n"), ("a.md", f"- {TWENTY_SIX[:50]}\n  {TWENTY_SIX[50:]}\n"),
+    ("a.md", "| page | held by whom |\n"), ("a.md", f"| page | {TWENTY_SIX} |\n"),
+    ("a.cpp", "int x;  // he waits\n"), ("a.hpp", f"// {TWENTY_SIX[:50]}\n// {TWENTY_SIX[50:]}\n"),
+])
+def test_a_person_and_a_long_sentence_are_noticed(path: str, text: str) -> None:
+    assert len(prose_complaints(Source(path, text))) == 1
+
+
+@pytest.mark.parametrize(("path", "text"), [
+    ("a.py", f'"""Short. {TWENTY_SIX[:60]}; {TWENTY_SIX[60:]}."""\nx = "who"\n'),
+    ("a.py", f'"""A picture:\n\n    {TWENTY_SIX} who\n"""\n'), ("a.md", f"```\n{TWENTY_SIX} who\n```\n"),
+    ("a.md", f"`who` is code. {TWENTY_SIX[:40]}\n\n{TWENTY_SIX[40:]}\n"),
+])
+def test_pictures_code_and_pauses_are_no_complaint(path: str, text: str) -> None:
+    assert prose_complaints(Source(path, text)) == []
+
+
+def test_lines_of_markdown_and_cells_of_tables_are_short() -> None:
+    complaints = [complaint for page in _files(".md") for complaint in width_complaints(page)]
+    assert beyond_the_ratchet(complaints, NOT_YET_CLEAN["width"]) == []
+
+
+def test_a_long_line_and_a_long_cell_are_noticed() -> None:
+    row, link = f"| {'x ' * 90} | {'x ' * 90} |", f"| [{'x ' * 20}]({'x' * 200}) |"
+    assert width_complaints(Source("a.md", f"{row}\n{link}\n```\n{'x' * 200}\n```\n{'x' * 120}\n")) == []
+    assert len(width_complaints(Source("a.md", f"{'x' * 121}\n| {'x' * 201} |\n"))) == 2
+
+
+def test_the_ratchet_only_shrinks() -> None:
+    complaints = ["src/weft/memory/tree.py:3: bad", "docs/a.md:1: bad", "src/weft/units.py:1: bad"]
+    assert beyond_the_ratchet(complaints, {"src/weft/memory", "docs/a.md", "src/weft"}) == []
+    assert beyond_the_ratchet(complaints, {"src/weft/memory", "src/weft"}) == ["docs/a.md:1: bad"]
+    assert len(beyond_the_ratchet(complaints, {"src/weft/memory", "src/weft", "docs/a.md", "csrc"})) == 1
