@@ -16,9 +16,11 @@ def identifiers(source: Source) -> Iterator[tuple[int, str]]:
     """(line, name) of each name, attribute, parameter, keyword, function and class of a file."""
     for node in ast.walk(ast.parse(source.text)):
         match node:
-            case ast.alias(asname=str(name)) | ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+            case ast.alias(asname=str(name)) | ast.Name(id=name) | ast.Attribute(attr=name):
                 yield node.lineno, name
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield node.lineno, name
+            case ast.arg(arg=name):
                 yield node.lineno, name
             case ast.keyword(arg=str(name)):
                 yield node.value.lineno, name
