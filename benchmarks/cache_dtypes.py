@@ -94,7 +94,7 @@ def measure(model: str | None, kv: str, state: str, length: int, texts: int) -> 
             arena = with_compressed_kv(core.memory.plan, compressed)
             if not arena.compressed_kv_bytes:
                 return None
-            core.executor = ParksAfterEachStep(core, arena)
+            core.parts.executor = ParksAfterEachStep(core, arena)
 
         def count_tokens(text: str) -> int:
             return len(engine.tokenizer.encode(text, add_special_tokens=False))

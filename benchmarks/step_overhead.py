@@ -75,8 +75,9 @@ def measure(running: int, steps: int, spread: bool, cache: bool,
         at.append(clock())
         result = core.executor.execute(plan)
         at.append(clock())
-        core._settle(plan, result)
-        core._outbox.clear()
+        scheduler.advance(plan, result.tokens)
+        core.settlement.settle(plan, result)
+        core.streams.drain()
         at.append(clock())
         for name, first in (("plan", 0), ("commit", 1), ("settle", 3)):
             seconds[name].append(at[first + 1] - at[first])

@@ -223,7 +223,7 @@ class Serving:
                                   sampling=samplings[number], priority=priority, cache_salt=salt,
                                   boundaries=list(boundaries))
                 self.core.submit(request)
-                seqs.append(self.core._requests[request.request_id][0])
+                seqs.append(self.core.streams.by_request[request.request_id][0])
             for event in self.core.step():
                 if event.request_id in answers:
                     _note(answers[event.request_id], event)

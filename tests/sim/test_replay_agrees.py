@@ -72,7 +72,7 @@ class Ran:
 def run_engine(core: EngineCore, clock: VirtualClock, file: Path, arrivals: tuple[Arrival, ...],
                cancels: tuple[Cancel, ...] = (), checkpoints: str = "auto") -> Ran:
     """Everything through the engine, recorded into ``file``; arrivals come between steps, as in a server."""
-    core.executor = TimedExecutor(core.executor, clock)
+    core.parts.executor = TimedExecutor(core.executor, clock)
     recorder = Recorder(file, core, model="m", checkpoints=checkpoints, limit_bytes=10**8, clock=clock)
     waiting, leaving = list(arrivals), [one for one in cancels if one.in_step is None]
     while waiting or core.has_work:
@@ -179,7 +179,7 @@ def test_the_embedded_model_and_its_replay_have_the_same_hits_and_evictions(poli
                                                                             tmp_path: Path) -> None:
     core = assemble(EngineConfig(memory="3MB", threads=1, cache_policy=policy)).core
     clock = VirtualClock()
-    core._clock = clock
+    core.parts.clock = clock
     assert core.memory._books.cache.policy.name == policy
     # The engine's own has the clock of the machine: ages, and so choices, would depend on its speed.
     core.memory._books.cache.policy = make_policy(policy, core.memory.plan, prefill_cost(COST), clock)
@@ -199,7 +199,7 @@ def test_an_engine_learns_what_its_prompts_cost_from_its_own_steps(
     told: list[PrefillCost] = []
     monkeypatch.setattr(core.memory._books.cache.policy, "costs", told.append, raising=False)
     clock = VirtualClock()
-    core._clock = clock
+    core.parts.clock = clock
     run_engine(core, clock, tmp_path / "r.jsonl", conversations(core.vocab_size))
     assert told
     assert all(cost.linear == 1.0 for cost in told)

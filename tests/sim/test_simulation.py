@@ -109,10 +109,11 @@ def test_an_engine_that_ends_a_sequence_twice_is_caught(monkeypatch: pytest.Monk
     plain = EngineCore.cancel
 
     def cancel_twice(self: EngineCore, request_id: str, index: int | None = None) -> bool:
-        before = len(self._outbox)
-        found = plain(self, request_id, index)
-        self._outbox += self._outbox[before:]
-        return found
+        outbox = self.streams.outbox
+        before = len(outbox)
+        cancelled = plain(self, request_id, index)
+        outbox += outbox[before:]
+        return cancelled
     monkeypatch.setattr(EngineCore, "cancel", cancel_twice)
     assert_fails(r"after its end \(cancelled\)", run_all)
 
@@ -124,7 +125,7 @@ def test_an_engine_that_forgets_a_preempted_sequence_is_caught(monkeypatch: pyte
         plain(self, preempted)
         self.waiting.remove(next(seq for seq in self.waiting if seq.id == preempted[0]))
     monkeypatch.setattr(Scheduler, "_commit_preempted", forget)
-    assert_fails("sequences that nobody schedules", run_all)
+    assert_fails("sequences without a place in the scheduler", run_all)
 
 
 def test_an_engine_that_loses_tokens_on_preemption_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,8 +159,8 @@ def test_a_plan_that_depends_on_how_often_it_is_asked_is_caught(monkeypatch: pyt
 
 def test_an_engine_that_goes_on_with_what_was_cancelled_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def say_so_only(self: EngineCore, request_id: str, index: int | None = None) -> bool:
-        live = self._requests.get(request_id, {})
-        self._outbox += [self._streams[seq].event([], finish_reason="cancelled") for seq in live.values()]
+        live = self.streams.of_request(request_id)
+        self.streams.outbox += [stream.event([], finish_reason="cancelled") for stream in live]
         return bool(live)
     monkeypatch.setattr(EngineCore, "cancel", say_so_only)
     assert_fails(r"after its end \(cancelled\)", run_all)

@@ -35,7 +35,8 @@ from weft.api.turn import Turn
 from weft.assemble import ModelInfo, OnProgress, assemble
 from weft.config import EngineConfig
 from weft.engine.choices import Choice, Piece
-from weft.engine.sleep import Flushed, Part, Sleeper, check_level
+from weft.engine.sleep_state import Flushed, Part, check_level
+from weft.engine.sleeper import Sleeper
 from weft.engine.stats import EngineStats
 from weft.errors import RequestError, WeftError
 from weft.request import FinishReason, LostTokens, Request, SamplingParams, TokenEvent, TokenLogprobs

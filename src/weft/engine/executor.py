@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import Protocol
 
-from weft.engine.sleep import Part
+from weft.engine.sleep_state import Part
 from weft.schedule.plan import StepPlan, StepResult
 
 

@@ -37,7 +37,7 @@ import numpy as np
 from weft.engine.compressed_digests import CompressedDigests
 from weft.engine.digests import EMPTY, MASK, UNWRITTEN, Digests, PlanViolation, digest, digest_of, require
 from weft.engine.executor import LateExecutor
-from weft.engine.sleep import PARTS, Part
+from weft.engine.sleep_state import PARTS, Part
 from weft.engine.stopping import stop_rule
 from weft.memory.frames.plan import ArenaPlan
 from weft.request import FinishReason, SamplingParams, TokenLogprobs

@@ -1,15 +1,18 @@
-"""Numbers about the engine, as one value that crosses processes: gauges of now, counters since the start.
+"""Numbers about the engine: counters since the start, and one value of them that crosses processes.
 
-Counters only grow, so whoever reads them at any interval can take differences. Nothing here is a list
-that grows with traffic (law L11); distributions over requests are made by the server from events.
+Counters only grow, so a reader that polls at any interval can take differences. Nothing here is a list that
+grows with traffic (law L11). The server makes distributions over requests from events.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
-from weft.engine.sleep import AWAKE, SleepState
+from weft.engine.sleep_state import AWAKE, SleepState
 from weft.memory.memory import MemoryUsage
+from weft.schedule.plan import StepPlan
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,11 +32,11 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
     requests: int
     requests_refused: int
-    """Turned away because the queue was full."""
+    """Refused because the queue was full."""
     prompt_tokens: int
     """Of accepted requests, once for each of the ``n`` sequences."""
     cached_tokens: int
-    """Prompt tokens that a first admission found in the prefix cache."""
+    """Prompt tokens that the prefix cache supplied at a first admission."""
     generation_tokens: int
     computed_tokens: int
     """Tokens that went through the model, recomputation included."""
@@ -42,3 +45,29 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     finished: dict[str, int]
     """Sequences that ended, by finish reason."""
     sleep: SleepState = AWAKE
+
+
+class EngineCounters:
+    """The counters that ``EngineStats`` reports under the same names. ``on_step`` listeners get each computed
+    step and its seconds."""
+
+    def __init__(self) -> None:
+        self.on_step: list[Callable[[StepPlan, float], None]] = []
+        self.steps = 0
+        self.last_step: tuple[int, int, float] = (0, 0, 0.0)
+        """Tokens, decodes and seconds."""
+        self.requests = 0
+        self.requests_refused = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.generation_tokens = 0
+        self.computed_tokens = 0
+        self.finished: dict[str, int] = {"stop": 0, "length": 0, "cancelled": 0, "error": 0}
+
+    def step(self, plan: StepPlan, seconds: float) -> None:
+        """``plan`` was computed and settled."""
+        self.steps += 1
+        self.computed_tokens += plan.token_count
+        self.last_step = plan.token_count, plan.decode_count, seconds
+        for listener in self.on_step:
+            listener(plan, seconds)

@@ -27,19 +27,19 @@ from weft.request import FinishReason, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """The token-level end of one sequence. ``made_max`` is ``max_tokens`` or what the context leaves,
+    """The token-level end of one sequence. ``new_tokens_max`` is ``max_tokens`` or what the context leaves,
     whichever is less; stop ids count only once ``min_tokens`` were made before them."""
 
     ids: frozenset[int]
     named_ids: frozenset[int]
     min_tokens: int
-    made_max: int
+    new_tokens_max: int
 
-    def reason(self, token: int, made: int) -> FinishReason | None:
+    def reason(self, token: int, position: int) -> FinishReason | None:
         """Why the sequence ends with ``token`` as its ``made``-th generated token (from 1), or None."""
-        if token in self.ids and made > self.min_tokens:
+        if token in self.ids and position > self.min_tokens:
             return "stop"
-        return "length" if made >= self.made_max else None
+        return "length" if position >= self.new_tokens_max else None
 
     def stop_reason(self, token: int) -> int | None:
         """What ``TokenEvent.stop_reason`` says after a "stop": the id, when the request named it."""
@@ -48,11 +48,11 @@ class StopRule:
 
 def stop_rule(sampling: SamplingParams, eos_ids: Iterable[int], context_left: int) -> StopRule:
     """``context_left``: tokens between the prompt's end and ``max_model_len``."""
-    made_max = context_left if sampling.max_tokens is None else min(sampling.max_tokens, context_left)
+    new_tokens_max = context_left if sampling.max_tokens is None else min(sampling.max_tokens, context_left)
     # An end before min_tokens is masked, except where the grammar leaves nothing else: then it is the end.
     min_tokens = sampling.min_tokens if sampling.grammar is None else 0
     return StopRule(ids=_shared(stop_ids(sampling, eos_ids)), named_ids=frozenset(sampling.stop_token_ids),
-                    min_tokens=min_tokens, made_max=made_max)
+                    min_tokens=min_tokens, new_tokens_max=new_tokens_max)
 
 
 @lru_cache(maxsize=256)

@@ -1,23 +1,34 @@
-"""What the engine remembers of one sequence for its client: the link from tokens to events.
+"""Live sequences as their clients see them: the link from tokens to events.
 
-A stream lives from ``submit`` to the last event. What an event says once (queue time, what the cache lost,
-the prompt's logprobs) is taken out of the stream by the event that says it. Owned by ``EngineCore`` alone.
+    request_id --> index --> Stream --> Sequence        from submit to the last event
+                                |
+                                '--> outbox: events that the next step() hands out
+
+A stream lives from ``submit`` to its last event. Some facts are said once: the queue time, the tokens that the
+cache lost, the logprobs of the prompt. The event that says one takes it out of the stream.
+
+``StreamTable.end`` is the one place where a sequence ends: last event, scheduler, both tables, counter.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from weft.engine.stats import EngineCounters
 from weft.engine.stopping import StopRule
 from weft.memory.values import Lost
 from weft.request import FinishReason, LostTokens, TokenEvent, TokenLogprobs
+from weft.schedule.scheduler import Scheduler
 from weft.schedule.sequence import Sequence
+from weft.units import SeqId
 
 _NOTHING_LOST = LostTokens()
 
 
 class Stream:
-    """One sequence and where its tokens go."""
+    """One sequence and the events that its client gets."""
 
-    __slots__ = ("accepted_s", "cached_tokens", "generated", "index", "lost", "made_max", "plain",
+    __slots__ = ("accepted_s", "cached_tokens", "generated", "index", "lost", "new_tokens_max", "plain",
                  "prompt_logprobs", "queued_s", "request_id", "rule", "seq", "started", "stop_ids",
                  "wants_logprobs")
 
@@ -26,18 +37,31 @@ class Stream:
         self.index = index
         self.seq = seq
         self.rule = rule
-        # What a step looks at for each token, without going through other objects.
-        self.stop_ids, self.made_max, self.generated = rule.ids, rule.made_max, seq.generated
+        # Every step reads these for each token; the copies save a walk through other objects.
+        self.stop_ids, self.new_tokens_max, self.generated = rule.ids, rule.new_tokens_max, seq.generated
         self.plain = False
-        """Its next event brings tokens and nothing that is said once."""
+        """The next event brings tokens and no fact that is said once."""
         self.accepted_s = accepted_s
         self.wants_logprobs = seq.sampling.logprobs is not None
         self.started = False
         self.cached_tokens = 0
-        # What the next event has to bring besides tokens; None once it was sent.
+        # Facts for the next event, besides its tokens; None once an event has said them.
         self.queued_s: float | None = None
         self.lost: LostTokens | None = None
         self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if seq.prompt_logprobs_due else None
+
+    def start(self, now_s: float, cached_tokens: int, lost: Lost) -> None:
+        """The sequence was admitted for the first time."""
+        self.started, self.plain = True, False
+        self.lost = lost_tokens(lost)
+        self.queued_s = now_s - self.accepted_s
+        self.cached_tokens = cached_tokens
+
+    def restart_prompt_logprobs(self) -> None:
+        """The sequence was preempted: if its prompt was incomplete, it is computed again from the start."""
+        if self.seq.prompt_logprobs_due:
+            self.prompt_logprobs = [None]
+            self.plain = False
 
     def event(self, tokens: list[int], *, logprobs: TokenLogprobs | None = None,
               finish_reason: FinishReason | None = None, error: str | None = None,
@@ -56,17 +80,79 @@ class Stream:
             cached_tokens=self.cached_tokens, preemptions=self.seq.preemption_count, queued_s=queued_s,
             lost=lost, recomputed_tokens=self.seq.recomputed_tokens)
 
-
     def plain_event(self, token: int) -> TokenEvent:
-        """``event`` of a stream that is ``plain`` and goes on."""
+        """``event`` of a stream that is ``plain`` and does not end."""
         seq = self.seq
         return TokenEvent(request_id=self.request_id, index=self.index, tokens=[token],
                           cached_tokens=self.cached_tokens, preemptions=seq.preemption_count,
                           recomputed_tokens=seq.recomputed_tokens)
 
 
-def told(lost: Lost) -> LostTokens | None:
+class StreamTable:
+    """The live streams, by sequence and by request. ``outbox``: events for the next ``step``."""
+
+    def __init__(self, scheduler: Scheduler, counters: EngineCounters) -> None:
+        self._scheduler = scheduler
+        self._counters = counters
+        self.by_seq: dict[SeqId, Stream] = {}
+        self.by_request: dict[str, dict[int, SeqId]] = {}
+        self.outbox: list[TokenEvent] = []
+
+    def add(self, stream: Stream) -> None:
+        self.by_seq[stream.seq.id] = stream
+        self.by_request.setdefault(stream.request_id, {})[stream.index] = stream.seq.id
+
+    def of_request(self, request_id: str, index: int | None = None) -> list[Stream]:
+        """Live streams of a request, or the one at ``index``; empty when there are none."""
+        live = self.by_request.get(request_id, {})
+        if index is not None:
+            return [self.by_seq[live[index]]] if index in live else []
+        return [self.by_seq[seq] for seq in live.values()]
+
+    def end(self, stream: Stream, tokens: list[int], reason: FinishReason, *,
+            logprobs: TokenLogprobs | None = None, error: str | None = None, own_fault: bool = False) -> None:
+        """The sequence ends with this event, and the scheduler closes it with the next plan."""
+        self._scheduler.finish(stream.seq)
+        self._forget(stream)
+        self._counters.finished[reason] += 1
+        self.outbox.append(stream.event(tokens, logprobs=logprobs, finish_reason=reason, error=error,
+                                        own_fault=own_fault))
+
+    def cancel(self, streams: Iterable[Stream], why: str | None = None) -> None:
+        for stream in streams:
+            self.end(stream, [], "cancelled", error=why)
+
+    def fail_all(self, message: str) -> None:
+        """The engine has failed: every stream ends with "error". The scheduler may be half way through a step
+        and is left alone."""
+        for stream in list(self.by_seq.values()):
+            self._forget(stream)
+            self._counters.finished["error"] += 1
+            self.outbox.append(stream.event([], finish_reason="error", error=message))
+
+    def drain(self) -> list[TokenEvent]:
+        """The events of the outbox, which is empty afterwards."""
+        events, self.outbox = self.outbox, []
+        return events
+
+    def audit(self) -> None:
+        """Compares the tables with each other and with the scheduler (law L1)."""
+        live = {seq for ids in self.by_request.values() for seq in ids.values()}
+        assert live == set(self.by_seq), "requests and streams differ"
+        scheduled = {seq.id for seq in (*self._scheduler.running, *self._scheduler.waiting)}
+        assert live <= scheduled, f"sequences without a place in the scheduler: {live - scheduled}"
+        assert live >= scheduled, f"sequences without a stream: {scheduled - live}"
+
+    def _forget(self, stream: Stream) -> None:
+        del self.by_seq[stream.seq.id]
+        live = self.by_request[stream.request_id]
+        del live[stream.index]
+        if not live:
+            del self.by_request[stream.request_id]
+
+
+def lost_tokens(lost: Lost) -> LostTokens | None:
     """What a client learns of ``lost``: nothing about the prompts of other salts (law L10)."""
-    words = LostTokens(no_checkpoint=lost.no_checkpoint, evicted_state=lost.evicted_state,
-                       evicted_kv=lost.evicted_kv, not_ready=lost.not_ready)
-    return words if words != _NOTHING_LOST else None
+    tokens = LostTokens(no_checkpoint=lost.no_checkpoint, evicted_state=lost.evicted_state,
+                        evicted_kv=lost.evicted_kv, not_ready=lost.not_ready)
+    return tokens if tokens != _NOTHING_LOST else None

@@ -33,7 +33,7 @@ import zmq
 import zmq.asyncio
 
 from weft.config import EngineConfig
-from weft.engine.sleep import AWAKE, Part, SleepState
+from weft.engine.sleep_state import AWAKE, Part, SleepState
 from weft.engine.stats import EngineStats
 from weft.errors import EngineUnavailableError, WeftError
 from weft.info import ModelInfo

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from weft.engine.sleep import Flushed, Part, SleepState
+from weft.engine.sleep_state import Flushed, Part, SleepState
 from weft.engine.stats import EngineStats
 from weft.errors import UserError, WeftError
 from weft.info import ModelInfo

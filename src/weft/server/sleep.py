@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from starlette.datastructures import Headers, QueryParams
 
-from weft.engine.sleep import Part, SleepState, check_level, check_parts
+from weft.engine.sleep_state import Part, SleepState, check_level, check_parts
 from weft.errors import ForbiddenError, RequestError
 from weft.server.messages import SleepMode, SleepNews
 from weft.server.protocol import parse_body

@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable
 
 from weft.engine.engine import EngineCore
-from weft.engine.sleep import Flushed, Sleeper, busy, check_level, check_parts
+from weft.engine.sleep_state import Flushed, check_level, check_parts
+from weft.engine.sleeper import Sleeper, busy
 from weft.errors import AsleepError, BusyError, WeftError
 from weft.server.messages import Refusal, Sleep, SleepNews, Wake
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from weft.engine.engine import EngineCore
 from weft.engine.scripted import ScriptedExecutor
-from weft.engine.sleep import Part
+from weft.engine.sleep_state import Part
 from weft.errors import EngineUnavailableError, QueueFullError
 from weft.memory.memory import Memory
 from weft.schedule.budget import step_tokens_bound

@@ -9,7 +9,7 @@ from weft.config import Sizes
 from weft.engine.engine import EngineCore
 from weft.engine.executor import LateExecutor
 from weft.engine.scripted import NextToken, ScriptedExecutor
-from weft.engine.sleep import Part
+from weft.engine.sleep_state import Part
 from weft.memory.memory import Memory
 from weft.request import Request, SamplingParams, TokenEvent
 from weft.schedule.budget import step_tokens_bound

@@ -375,9 +375,9 @@ def test_an_ended_request_leaves_nothing_behind() -> None:
         rig.run()
         rig.answers.clear()
     core = rig.core
-    assert not core._streams
-    assert not core._requests
-    assert not core._outbox
+    assert not core.streams.by_seq
+    assert not core.streams.by_request
+    assert not core.streams.outbox
     assert core.memory.usage().frames_free == core.memory.usage().frame_count
 
 
@@ -386,7 +386,7 @@ def test_the_short_way_to_an_event_tells_what_the_long_way_tells() -> None:
     rig.submit("a", 40, max_tokens=30)
     for _ in range(4):
         rig.step()
-    [stream] = rig.core._streams.values()
+    [stream] = rig.core.streams.by_seq.values()
     assert stream.plain, "it has said once what is said once"
     stream.cached_tokens, stream.seq.preemption_count, stream.seq.recomputed_tokens = 3, 2, 5
     assert stream.plain_event(11) == stream.event([11])

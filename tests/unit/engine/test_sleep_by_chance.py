@@ -9,7 +9,8 @@ import pytest
 
 from tests.unit.engine.rig import EOS, Rig
 from weft.engine.scripted import reference_tokens
-from weft.engine.sleep import PARTS, Sleeper
+from weft.engine.sleep_state import PARTS
+from weft.engine.sleeper import Sleeper
 from weft.request import SamplingParams
 
 STEPS = 160

@@ -13,7 +13,7 @@ import torch
 from tests.fixtures.checkpoints import checkpoint
 from weft.assemble import Assembled, assemble
 from weft.config import EngineConfig
-from weft.engine.sleep import Sleeper
+from weft.engine.sleeper import Sleeper
 from weft.errors import CheckpointError
 from weft.models.blocks.linear import Linear
 from weft.models.loading import load_model

@@ -1,0 +1,94 @@
+"""The step loop: four verbs, in one of two orders.
+
+    plan      scheduler.plan()           decides; changes nothing
+    commit    scheduler.commit(plan)     rows, queues and memory: the only writer
+    execute   executor                   the only user of the device
+    settle    settlement.settle(...)     tokens become events; sequences end
+
+``PlainLoop`` runs each verb to its end before the next. ``weft.engine.overlap.OverlapLoop`` plans the next
+step while the device computes one. Both have the face of ``StepLoop``, and ``EngineCore`` calls either.
+
+``StepParts`` holds what both loops work with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from weft.engine.ages import Ages
+from weft.engine.executor import Executor
+from weft.engine.flush import CacheFlush
+from weft.engine.settlement import Settlement
+from weft.engine.stats import EngineCounters
+from weft.schedule.plan import StepPlan
+from weft.schedule.scheduler import Scheduler
+from weft.units import SeqId
+
+
+@dataclass(slots=True)
+class StepParts:
+    """What a loop works with. ``clock`` returns seconds and never goes back. ``executor`` and ``clock`` may be
+    replaced before the first step."""
+
+    scheduler: Scheduler
+    executor: Executor
+    settlement: Settlement
+    flush: CacheFlush
+    counters: EngineCounters
+    ages: Ages
+    clock: Callable[[], float]
+
+    def note_commit(self, plan: StepPlan, now_s: float) -> None:
+        """``plan`` was committed at ``now_s``: ages of the cache and queue times."""
+        self.ages.note(self.scheduler.memory.version, now_s)
+        self.settlement.note_admissions(plan, now_s)
+
+
+class StepLoop(Protocol):
+    """One order of the four verbs."""
+
+    @property
+    def in_flight(self) -> tuple[SeqId, ...] | None:
+        """Sequences of the step in flight between two calls of ``step``; None when no step is."""
+        ...
+
+    def step(self) -> None:
+        """One round of the four verbs. The scheduler has work, or a step is in flight."""
+        ...
+
+    def abandon(self) -> None:
+        """The engine ends: a step in flight is never settled."""
+        ...
+
+
+class PlainLoop:
+    """Each verb waits for the one before it."""
+
+    def __init__(self, parts: StepParts) -> None:
+        self._parts = parts
+
+    @property
+    def in_flight(self) -> tuple[SeqId, ...] | None:
+        return None
+
+    def step(self) -> None:
+        parts = self._parts
+        began_s = parts.clock()
+        plan = parts.scheduler.plan()
+        assert plan is not None, "with nothing in flight, a scheduler with work has a plan"
+
+        parts.scheduler.commit(plan)
+        parts.note_commit(plan, began_s)
+
+        result = parts.executor.execute(plan)
+        if parts.flush.due:
+            parts.flush.run(in_flight=False)
+
+        parts.scheduler.advance(plan, result.tokens)
+        parts.settlement.settle(plan, result)
+        parts.counters.step(plan, parts.clock() - began_s)
+
+    def abandon(self) -> None:
+        """Nothing is in flight between two steps."""

@@ -1,0 +1,94 @@
+"""Settle, the last verb of a step: the tokens of a step become events, and sequences end.
+
+    plan + StepResult --> for each run: append the token -> does it end the sequence? -> one TokenEvent
+
+A sequence that ended while its step was in flight gets no event. The scheduler still learns the token
+(``Scheduler.learn_late``): cached pages and states are indexed by exactly the tokens that they have seen.
+
+The loop below runs once per sequence and step, so it reads fields that ``Stream`` copies for it, and a token
+that changes nothing else takes the short way (``Stream.plain_event``).
+"""
+
+from __future__ import annotations
+
+from weft.engine.stats import EngineCounters
+from weft.engine.streams import Stream, StreamTable
+from weft.schedule.plan import StepPlan, StepResult
+from weft.schedule.scheduler import Scheduler
+from weft.units import PAD
+
+
+class Settlement:
+    """Turns what steps compute into events of ``streams``."""
+
+    def __init__(self, scheduler: Scheduler, streams: StreamTable, counters: EngineCounters) -> None:
+        self._scheduler = scheduler
+        self._streams = streams
+        self._counters = counters
+
+    def note_admissions(self, plan: StepPlan, now_s: float) -> None:
+        """``plan`` was committed: a sequence that it admits for the first time has its queue time and its
+        cached tokens."""
+        first_run = plan.run_count - len(plan.admissions)
+        openings = plan.reservation.opened
+        for run, (admission, opening) in enumerate(zip(plan.admissions, openings, strict=True), first_run):
+            assert opening.seq == admission.seq
+            stream = self._streams.by_seq[admission.seq]
+            if not stream.started:
+                stream.start(now_s, int(plan.starts[run]), opening.match.lost)
+                self._counters.cached_tokens += stream.cached_tokens
+
+    def settle(self, plan: StepPlan, result: StepResult) -> None:
+        """Events for all that ``plan`` computed. The scheduler has advanced over it."""
+        for seq_id in plan.preempted:
+            stream = self._streams.by_seq.get(seq_id)
+            if stream is not None:
+                stream.restart_prompt_logprobs()
+        for run in plan.prompt_logprob_runs:
+            self._add_prompt_logprobs(plan, run, result)
+        streams, outbox = self._streams.by_seq, self._streams.outbox
+        logprobs, failures = result.logprobs, result.failures
+        generated_count = 0
+        for run, (seq_id, token) in enumerate(zip(plan.seqs, result.tokens.tolist(), strict=True)):
+            stream = streams.get(seq_id)
+            if stream is None:  # the sequence ended while the step was in flight: no event
+                if token != PAD:
+                    self._scheduler.learn_late(plan, run, token)
+                continue
+            if token == PAD:
+                self._settle_unsampled(plan, run, stream)
+                continue
+            generated = stream.generated
+            generated.append(token)
+            if failures and run in failures:
+                self._streams.end(stream, [], "error", error=failures[run], own_fault=True)
+                continue
+            generated_count += 1
+            if stream.plain and token not in stream.stop_ids and len(generated) < stream.new_tokens_max:
+                outbox.append(stream.plain_event(token))
+                continue
+            reason = stream.rule.reason(token, len(generated))
+            token_logprobs = logprobs[run] if stream.wants_logprobs else None
+            if reason is None:
+                outbox.append(stream.event([token], logprobs=token_logprobs))
+            else:
+                self._streams.end(stream, [token], reason, logprobs=token_logprobs)
+        self._counters.generation_tokens += generated_count
+
+    def _settle_unsampled(self, plan: StepPlan, run: int, stream: Stream) -> None:
+        """A chunk inside a prefill has no token. If the request asked for no token, the end of the prompt is
+        the end of the sequence."""
+        assert not plan.samples[run], f"run {run} of step {plan.step} had to choose a token and did not"
+        seq = stream.seq
+        if not seq.samples and plan.starts[run] + plan.lengths[run] == seq.known_count:
+            self._streams.end(stream, [], "length")
+
+    def _add_prompt_logprobs(self, plan: StepPlan, run: int, result: StepResult) -> None:
+        stream = self._streams.by_seq.get(plan.seqs[run])
+        if stream is None:
+            return
+        assert stream.prompt_logprobs is not None
+        stream.prompt_logprobs += result.prompt_logprobs.get(run, [])
+        if plan.starts[run] + plan.lengths[run] == stream.seq.prompt.size:
+            assert len(stream.prompt_logprobs) == stream.seq.prompt.size, "one entry for each prompt token"
+            stream.seq.prompt_logprobs_due = False
