@@ -6,13 +6,15 @@
 
     submission.py   checks a request and makes its sequences
     streams.py      live sequences and their events
-    loop.py         the four verbs, one after the other; overlap.py: the same verbs with steps overlapped
+    loop.py         the four verbs, one after the other
+    overlap.py      the same verbs, with the next step planned while one is computed
     settlement.py   tokens to events
 
 Each index of each accepted request gets exactly one event with a ``finish_reason``, and that event is its
-last. This holds for a cancel before, between and during steps (what that step computed for the sequence is
-dropped), for ``close``, and for a failed executor. An executor that raises ends the engine, not the process:
-all live sequences end with "error", ``failure`` is set, and later requests are refused.
+last. This holds for a cancel before, between and during steps, for ``close``, and for a failed executor. What
+a step computed for a sequence that was cancelled meanwhile is dropped. An executor that raises ends the
+engine, not the process: all live sequences end with "error", ``failure`` is set, and later requests are
+refused.
 
 The engine links a sequence, which knows tokens, to a request, which knows a client. It decides the token-level
 end of an answer. It knows no text, no clock and no randomness: the clock is passed in and seeds are split
@@ -89,9 +91,9 @@ class EngineCore:
     def submit(self, request: Request) -> None:
         """Accept ``request``: its ``n`` sequences wait from now on.
 
-        Raises RequestError (a field is out of range, the prompt is empty, a token is not in the
-        vocabulary, the id is in use), ContextLengthError (both numbers in the message), QueueFullError
-        (names --max-queued-requests) or EngineUnavailableError (failed, closed, asleep); nothing is accepted.
+        Raises RequestError: a field is out of range, the prompt is empty, a token is not in the vocabulary,
+        the id is in use. Raises ContextLengthError (both numbers in the message), QueueFullError (names
+        --max-queued-requests) or EngineUnavailableError (failed, closed, asleep). Nothing is accepted then.
         """
         self._check_open()
         prompt = self._submission.check(request)

@@ -1,8 +1,8 @@
 """A flush of the prefix cache that waits until it is safe.
 
-A step in flight may read the pages that a flush evicts, so a flush asked for meanwhile is *due* and runs when
-no step is in flight. A sequence that has ended gives its pages to the cache in the next plan; a flush with
-closing sequences runs once more after that plan.
+A step in flight may read the pages that a flush evicts. A flush asked for meanwhile is *due*, and runs when
+no step is in flight. A sequence that has ended gives its pages to the cache in the next plan. A flush that
+finds closing sequences therefore runs once more after that plan.
 """
 
 from __future__ import annotations

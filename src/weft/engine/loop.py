@@ -29,8 +29,8 @@ from weft.units import SeqId
 
 @dataclass(slots=True)
 class StepParts:
-    """What a loop works with. ``clock`` returns seconds and never goes back. ``executor`` and ``clock`` may be
-    replaced before the first step."""
+    """What a loop works with. ``clock`` returns seconds and never goes back. ``executor`` and ``clock`` may
+    be replaced before the first step."""
 
     scheduler: Scheduler
     executor: Executor

@@ -5,8 +5,8 @@
 A sequence that ended while its step was in flight gets no event. The scheduler still learns the token
 (``Scheduler.learn_late``): cached pages and states are indexed by exactly the tokens that they have seen.
 
-The loop below runs once per sequence and step, so it reads fields that ``Stream`` copies for it, and a token
-that changes nothing else takes the short way (``Stream.plain_event``).
+The loop below runs once per sequence and step, so it reads fields that ``Stream`` copies for it. A token that
+changes nothing else takes the short way (``Stream.plain_event``).
 """
 
 from __future__ import annotations

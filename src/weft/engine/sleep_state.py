@@ -1,9 +1,9 @@
 """Sleep as values: what an engine may give back, and how much of it is missing now.
 
-                  weights                    arena, cached prefixes     back by
-    awake         where they compute         in memory                  nothing to do
-    level 1       in host memory             gone                       a copy, and an allocation
-    level 2       gone                       gone                       reading the checkpoint, and an allocation
+                weights              arena, cached prefixes   back by
+    awake       where they compute   in memory
+    level 1     in host memory       gone                     a copy, and an allocation
+    level 2     gone                 gone                     reading the checkpoint, and an allocation
 
 These values cross between processes and stand below the executor. ``weft.engine.sleeper`` acts on them.
 """

@@ -11,8 +11,8 @@ at the start: each frame is zeroed before its first use (law L6).
 An engine never sleeps with live sequences. Their states would have to go to the host and come back; an error
 serves a waiting client better. The caller decides whether sequences end first or are cancelled.
 
-Rejected: a new ``Memory`` on waking (every counter restarts and the policy forgets); keeping pages on the host
-(cached pages are worth less than weights and may be larger).
+Rejected: a new ``Memory`` on waking (every counter restarts and the policy forgets); keeping pages on the
+host (cached pages are worth less than weights and may be larger).
 """
 
 from __future__ import annotations

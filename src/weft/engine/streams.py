@@ -4,8 +4,8 @@
                                 |
                                 '--> outbox: events that the next step() hands out
 
-A stream lives from ``submit`` to its last event. Some facts are said once: the queue time, the tokens that the
-cache lost, the logprobs of the prompt. The event that says one takes it out of the stream.
+A stream lives from ``submit`` to its last event. Some facts are said once: the queue time, the tokens that
+the cache lost, the logprobs of the prompt. The event that says one takes it out of the stream.
 
 ``StreamTable.end`` is the one place where a sequence ends: last event, scheduler, both tables, counter.
 """

@@ -65,8 +65,8 @@ class Submission:
 
     def sequences(self, request: Request, prompt: Int32s, grammar: CompiledGrammar | None,
                   number: int) -> Iterator[tuple[Sequence, StopRule]]:
-        """``number`` counts accepted requests: it decides the order of arrival, and the seed of a request that
-        names none."""
+        """``number`` counts accepted requests: it decides the order of arrival, and the seed of a request
+        that names none."""
         sampling = request.sampling
         seed = split(self._seed, number) if sampling.seed is None else sampling.seed
         rule = stop_rule(sampling, self._eos_ids, self._sizes.max_model_len - int(prompt.size))
