@@ -28,8 +28,8 @@ class RunningServer:
     """``url`` once it serves. ``lines`` is what it printed."""
 
     def __init__(self, factory: str, engine: dict[str, Any], server: dict[str, Any], wait_for: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1",
-                       "OMP_WAIT_POLICY": "passive"}
+        environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+                       "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
         arguments = json.dumps({"factory": factory, "engine": engine, "server": {"port": 0, **server}})
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.server.run_server", arguments], cwd=ROOT, env=environment,

@@ -21,11 +21,11 @@ the last token. They are no special case: the executor owns their history and ha
 chooses for these rows. All other rows of k+1 are launched without them.
 
 **An end that shows only when k settles** (an end token, a cancel, a broken grammar) wastes one run of k+1.
-The token of that run is dropped. Plan k+2 closes the sequence, so its pages and slot are free from plan k+3 on.
-Step k+1 is settled before k+3 is planned: a step in flight never writes memory that was handed out (decision
-0001: memory that a draft closes is free from the next draft on). The wasted run fed the last chosen token.
-The cache therefore indexes pages and state of the sequence under exactly the tokens that they have seen
-(``Scheduler.learn_late``). All of these tokens are known by then.
+The token of that run is dropped. Plan k+2 closes the sequence, so its pages and slot are free from plan k+3
+on. Step k+1 is settled before k+3 is planned: a step in flight never writes memory that was handed out
+(decision 0001: memory that a draft closes is free from the next draft on). The wasted run fed the last chosen
+token. The cache therefore indexes pages and state of the sequence under exactly the tokens that they have
+seen (``Scheduler.learn_late``). All of these tokens are known by then.
 
 A flush of the cache that is due needs a moment without a step in flight, since a step may read what the flush
 evicts. The loop then plans nothing until the step in flight has settled.
