@@ -346,12 +346,14 @@ def _record_graphs(executor: TorchExecutor, tell: OnProgress) -> list[str]:
     if executor.graphs is None:
         return []
     tell(f"CUDA graphs: recording {len(executor.graphs.widths)} batch sizes")
-    why_not = executor.record_graphs()
-    if why_not is not None:
-        return [f"decode steps are not recorded as CUDA graphs, and are slower for it: {why_not}"]
-    widths = executor.graphs.widths
-    return [f"decode steps of up to {widths[-1]} sequences are CUDA graphs: {len(widths)} batch sizes, "
-            f"recorded in {executor.graphs.recorded_s:.1f} s."]
+    refused = executor.record_graphs()
+    notes = [] if refused is None else [
+        f"some decode steps are not recorded as CUDA graphs, and are slower for it: {refused}"]
+    widths = executor.graphs.recorded_widths
+    if widths:
+        notes.append(f"decode steps of up to {widths[-1]} sequences are CUDA graphs: {len(widths)} batch "
+                     f"sizes, recorded in {executor.graphs.recorded_s:.1f} s.")
+    return notes
 
 
 def _grammar_compiler(directory: Path, eos_ids: tuple[int, ...], vocab_size: int) -> GrammarCompiler:

@@ -5,30 +5,37 @@
                               v
     graph of that width   rows -> page table [width, pages] -> every layer -> hidden [width, D]
 
-A decode step of a small model is some hundred launches of a few microseconds each, and the host needs
-longer to ask for them than the device to do them. Recorded, they are one call. What a graph reads and
-writes is fixed by address when it is recorded: so its inputs are copied into a block that stays where it is,
-its page table is gathered from the rows' table inside the graph at its full width (kernels stop at the
-context), and the arena and the weights do not move (after a sleep everything is recorded anew). A step is
-padded to the next recorded width; PAD rows read and write nothing (L4), so a replay touches the pages and
-slots of the live rows and no other (L5), and an idle rank of a data-parallel group can replay PAD rows alone.
+A decode step of a small model is some hundred launches of a few microseconds each. The host needs longer to
+issue them than the device needs to run them. Recorded, they are one call.
 
-Prefill is not recorded: its shapes are never twice the same and its kernels are long.
+Recording fixes every address that a graph reads or writes. So each of them has an owner that outlives the
+graph: the static block receives the inputs, the page table is gathered from the rows' table inside the graph,
+``_Recorded`` holds the table of runs beside the replay, and arena and weights do not move (after a sleep all
+graphs are recorded again). A step is padded to the next recorded width. PAD rows read and write nothing (L4),
+so a replay touches only pages and slots of live rows (L5). An idle rank of a data-parallel group can replay
+PAD rows alone.
 
-Recording itself computes nothing; the runs before it, which compile kernels, are of PAD rows. Lists of the
-host (``Runs.starts``, ``Runs.slots``) would be frozen into a graph as they were when it was recorded, so they
-are replaced by ``Untold``, which refuses to be read: an op that decides by them cannot be recorded, and says
-so at start instead of being wrong later. The same holds for whatever makes the host wait for the device.
+Prefill is not recorded: its shapes never repeat and its kernels are long.
 
-``Capture`` is the seam: ``CudaCapture`` records, ``EagerCapture`` runs the recorded function itself at every
-replay, on the same static block with the same padding; it is how all of this is tested without a GPU.
+The runs before a recording compile kernels; they compute PAD rows. A graph would freeze lists of the host
+(``Runs.starts``, ``Runs.slots``), so ``UnreadableList`` replaces them and refuses to be read. An op that
+decides by them cannot be recorded, and says so at start instead of being wrong later. The same holds for an
+op that makes the host wait for the device. A width that cannot be recorded costs that width alone: its
+steps are padded to the next recorded width, or run without a graph where there is none.
 
-Rejected: graphs of the sampler (what it does depends on what requests ask for), a graph for each width of the
-page table (as many times the recording), and a padding row that points at a real page.
+All widths are recorded on one stream, the largest first. Torch's allocator shares memory among the captures
+of one stream only, and cuBLAS takes a workspace for each stream.
+
+``Capture`` is the seam: ``CudaCapture`` records. ``EagerCapture`` runs the recorded function at every replay,
+on the same static block with the same padding; tests without a GPU use it.
+
+Rejected: graphs of the sampler (requests decide what it does), a graph for each width of the page table (as
+many times the recording), and a padding row that points at a real page.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,26 +52,28 @@ from weft.units import PAD
 BLOCK_FIELDS = 6
 """tokens, positions, starts, slots, contexts, rows."""
 WIDEST = 512
-"""Rows of the largest graph: from there on a step is long enough to hide its launches."""
+"""Rows of the largest graph. Wider steps are long enough to hide their launches."""
 
 REFUSALS = (RuntimeError, TypeError, ValueError)
-"""What comes of an op that cannot be recorded: torch's word on it, or what was made of an ``Untold``."""
+"""Errors of an op that cannot be recorded: torch's, or those of an ``UnreadableList``."""
+WARM_RUNS = 2
+"""Runs before a recording: kernels are compiled, and libraries take their workspaces."""
 
 Forward = Callable[[StepInputs, list[LayerCache]], torch.Tensor]
 Replay = Callable[[], torch.Tensor]
 
 
 class Capture(Protocol):
-    """How a function that computes on the device is made repeatable."""
+    """Makes a function that computes on the device repeatable."""
 
     @property
     def reads_host(self) -> bool:
-        """Whether the function is called at every replay, and may look at lists on the host."""
+        """Whether the function runs at every replay, and may read lists on the host."""
         ...
 
     def capture(self, run: Callable[[], torch.Tensor]) -> Replay:
-        """A call that does again what ``run`` does, and returns the same tensor with its new contents. Raises
-        one of ``REFUSALS`` where it cannot."""
+        """A call that repeats ``run``, and returns the same tensor with its new contents. It need not keep
+        ``run`` alive. Raises one of ``refusals()``."""
         ...
 
 
@@ -78,39 +87,41 @@ class EagerCapture:
 
 
 class CudaCapture:
-    """Graphs that share one pool of memory: none is replayed while another one's results are needed."""
+    """Graphs that share one stream and one pool of memory: a replay overwrites the results of the others."""
 
     reads_host = False
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._stream: Any = None
         self._pool: Any = None
 
     def capture(self, run: Callable[[], torch.Tensor]) -> Replay:
         current = torch.cuda.current_stream(self._device)
         cuda: Any = torch.cuda
-        # Torch's own stream for recording is of the device that was current when it was first asked for.
-        aside = cuda.Stream(self._device)
-        aside.wait_stream(current)
-        with torch.cuda.stream(aside):
-            for _ in range(2):   # kernels are compiled, and libraries take their workspaces
+        # Torch's own stream for recording belongs to the device that was current when it was first asked for.
+        stream = self._stream = self._stream or cuda.Stream(self._device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_RUNS):
                 run()
-        current.wait_stream(aside)
+        current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=self._pool, stream=aside):
-            made = run()
-        current.wait_stream(aside)
+        # "global", the default, would let a call of any other thread (an allocation, say) end the recording.
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            hidden = run()
+        current.wait_stream(stream)
 
         def replay() -> torch.Tensor:
             graph.replay()
-            return made
+            return hidden
 
         return replay
 
 
-class Untold(Sequence[int]):
-    """A list of the host that a recorded step may not look at: only its length is the same every time."""
+class UnreadableList(Sequence[int]):
+    """A list of the host that a recorded step may not read: only its length is the same at every replay."""
 
     def __init__(self, name: str, length: int) -> None:
         self._name = name
@@ -134,15 +145,24 @@ class DecodeBlock:
     slots: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """``replay``, and the tensors outside the graph's pool that its kernels read by address."""
+
+    replay: Replay
+    tensors: tuple[torch.Tensor, ...]
+
+
 class DecodeGraphs:
     """``table``: the rows' page table, int32 [rows + 1, pages], its last row PAD for ever; ``chosen``: the
-    token that each row chose last, int64 [rows + 1]. ``widths``: ascending. Nothing is recorded before
-    ``record``."""
+    last token of each row, int64 [rows + 1]. ``widths``: ascending. ``record`` records them; ``refused`` then
+    has the error of each width that cannot be recorded."""
 
     def __init__(self, table: torch.Tensor, chosen: torch.Tensor, widths: Sequence[int],
                  capture: Capture) -> None:
         self.widths = tuple(widths)
         self.recorded_s = 0.0
+        self.refused: dict[int, str] = {}
         self._table = table
         self._chosen = chosen
         self._capture = capture
@@ -150,51 +170,65 @@ class DecodeGraphs:
                                    device=table.device)
         self._starts: dict[int, Sequence[int]] = {}
         self._slots: dict[int, Sequence[int]] = {}
-        self._replays: dict[int, Replay] = {}
+        self._recorded: dict[int, _Recorded] = {}
 
     @torch.inference_mode()
     def record(self, forward: Forward, caches: list[LayerCache]) -> None:
-        """``forward`` over ``caches`` at all widths, the largest first: the others fit into its memory. What
-        was recorded before is void: arena and weights may have moved. Raises ``REFUSALS`` (with what torch or
-        an op says) where the model cannot be recorded; nothing is kept then."""
+        """``forward`` over ``caches`` at all widths, the largest first: the others fit into its memory.
+        Earlier graphs are dropped: arena and weights may have moved."""
         self.forget()
         started = time.perf_counter()
-        try:
-            for width in reversed(self.widths):
-                self._static[: BLOCK_FIELDS * stride_of(width)].copy_(self._pad_block(width))
-                self._starts[width], self._slots[width] = self._lists(width)
-                self._replays[width] = self._capture.capture(self._run_of(width, forward, caches))
-        except REFUSALS:
-            self.forget()
-            raise
+        for width in reversed(self.widths):
+            self._static[: BLOCK_FIELDS * stride_of(width)].copy_(self._pad_block(width))
+            self._starts[width], self._slots[width] = self._lists(width)
+            tensors = self._runs_table(width)
+            try:
+                replay = self._capture.capture(self._run_of(width, forward, caches, tensors))
+            except refusals() as error:
+                self.refused[width] = first_line(error)
+            else:
+                self._recorded[width] = _Recorded(replay, tensors)
+        if self._table.is_cuda:
+            torch.cuda.empty_cache()   # the runs before the recordings left blocks that no step will use
         self.recorded_s = time.perf_counter() - started
 
     def forget(self) -> None:
-        """Give back the graphs and their memory; ``record`` may follow."""
-        self._replays.clear()
+        """Drop the graphs and free their memory; ``record`` may follow."""
+        self._recorded.clear()
+        self.refused.clear()
 
     @property
-    def recorded(self) -> bool:
-        return bool(self._replays)
+    def recorded_widths(self) -> tuple[int, ...]:
+        """Ascending."""
+        return tuple(sorted(self._recorded))
+
+    def refused_in_words(self) -> str | None:
+        """The widths without a graph and the reason for each; None where all are recorded."""
+        widths_of: dict[str, list[int]] = {}
+        for width, reason in sorted(self.refused.items()):
+            widths_of.setdefault(reason, []).append(width)
+        lines = [f"batch size{'s' if len(widths) > 1 else ''} {', '.join(map(str, widths))}: {reason}"
+                 for reason, widths in widths_of.items()]
+        return "; ".join(lines) or None
 
     def replay(self, block: DecodeBlock) -> torch.Tensor:
         """hidden [width, D] after the final norm, valid until the next replay."""
         self._static[: block.flat_6W.numel()].copy_(block.flat_6W)
         if self._capture.reads_host:
             self._starts[block.width], self._slots[block.width] = block.starts, block.slots
-        return self._replays[block.width]()
+        return self._recorded[block.width].replay()
 
     def idle(self, width: int) -> torch.Tensor:
-        """A step of PAD rows alone, in the graph that holds ``width`` rows: reads and writes nothing of the
-        arena."""
-        taken = next(one for one in self.widths if one >= width)
-        pads = [PAD] * taken
-        return self.replay(DecodeBlock(taken, self._pad_block(taken), pads, pads))
+        """A step of PAD rows alone, in the smallest graph with ``width`` rows. It reads and writes nothing of
+        the arena."""
+        padded_width = next(recorded for recorded in self.recorded_widths if recorded >= width)
+        pads = [PAD] * padded_width
+        return self.replay(DecodeBlock(padded_width, self._pad_block(padded_width), pads, pads))
 
     def _lists(self, width: int) -> tuple[Sequence[int], Sequence[int]]:
         if self._capture.reads_host:
             return [PAD] * width, [PAD] * width
-        return Untold("starts", width), Untold("slots", width)
+        return UnreadableList("starts", width), UnreadableList("slots", width)
 
     def _pad_block(self, width: int) -> torch.Tensor:
         block = np.full((BLOCK_FIELDS, stride_of(width)), PAD, np.int64)
@@ -203,15 +237,21 @@ class DecodeGraphs:
         block[5] = self._table.shape[0] - 1     # rows
         return torch.from_numpy(block.ravel()).to(self._table.device)
 
-    def _run_of(self, width: int, forward: Forward, caches: list[LayerCache]) -> Callable[[], torch.Tensor]:
+    def _runs_table(self, width: int) -> tuple[torch.Tensor, ...]:
+        """The table of runs for the Triton kernels, the same at every step of this width; () without them."""
+        if not gpu.fits(self._table):
+            return ()
+        flat, _ = device_runs.pack_lists(list(range(width)), [PAD] * width, [1] * width, [False] * width,
+                                         width, ())
+        return (torch.from_numpy(flat).to(self._table.device),)
+
+    def _run_of(self, width: int, forward: Forward, caches: list[LayerCache],
+                tensors: tuple[torch.Tensor, ...]) -> Callable[[], torch.Tensor]:
         block = self._static[: BLOCK_FIELDS * stride_of(width)].view(BLOCK_FIELDS, -1)
         tokens_T, positions_T, starts_R, slots_R, context_R, rows_R = block[:, :width]
         memo: dict[str, Any] = {}
-        if gpu.fits(self._table):   # the same for every step of this width
-            flat, chunks = device_runs.pack_lists(list(range(width)), [PAD] * width, [1] * width,
-                                                  [False] * width, width, ())
-            memo["device_runs"] = device_runs.unpack(torch.from_numpy(flat).to(self._table.device), width,
-                                                     width, chunks)
+        for runs_table in tensors:   # decodes have no chunks
+            memo["device_runs"] = device_runs.unpack(runs_table, width, width, 0)
 
         def run() -> torch.Tensor:
             runs = Runs(
@@ -225,26 +265,36 @@ class DecodeGraphs:
         return run
 
 
+def refusals() -> tuple[type[Exception], ...]:
+    """Errors that say that a step cannot be recorded: Triton's too (a kernel that takes more shared memory
+    than the card has, say), which can only come once Triton is imported."""
+    errors = sys.modules.get("triton.errors")
+    return REFUSALS if errors is None else (*REFUSALS, errors.TritonError)
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__
+
+
 def decode_widths(rows_max: int) -> tuple[int, ...]:
-    """1, 2, 4, then every 8 rows to 256, then every 32: close enough that padding costs little, few enough to
-    record in seconds."""
+    """1, 2, 4, then every 8 rows to 256, then every 32. Padding costs little, and recording takes seconds."""
     widths = [1, 2, 4, *range(8, 256, 8), *range(256, WIDEST + 1, 32)]
     most = min(rows_max, WIDEST)
     return (*(width for width in widths if width < most), most)
 
 
 def stride_of(width: int) -> int:
-    """Numbers from one field of a block to the next: every field begins on 16 bytes, as kernels like it."""
+    """Numbers from one field of a block to the next: every field begins on 16 bytes, as kernels expect."""
     return width + width % 2
 
 
 def known_tokens(tokens_R: torch.Tensor, rows_R: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """``tokens_R`` of decodes, and where one is PAD the token that its row chose last."""
+    """``tokens_R`` of decodes; PAD is replaced by the last token of its row."""
     return torch.where(tokens_R == PAD, chosen.index_select(0, rows_R), tokens_R)
 
 
 def pad_rows(width: int, pages: int, device: torch.device) -> StepInputs:
-    """A decode step of PAD rows alone, for a model that is run without graphs. ``pages``: of the table."""
+    """A decode step of PAD rows alone, for a model that runs without graphs. ``pages``: of the table."""
     pads = [PAD] * width
     pads_R = torch.full((width,), PAD, dtype=torch.int64, device=device)
     nothing_R = torch.zeros_like(pads_R)

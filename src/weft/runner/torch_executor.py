@@ -25,6 +25,7 @@ None in service.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
@@ -41,7 +42,6 @@ from weft.models.loading import LoadedModel
 from weft.runner.arena import DeviceArena
 from weft.runner.batch import BatchBuilder, StepBatch
 from weft.runner.graphs import (
-    REFUSALS,
     Capture,
     DecodeBlock,
     DecodeGraphs,
@@ -61,6 +61,8 @@ from weft.tensor.device import current, use
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.layout import DTYPES
 from weft.tensor.scratch import scratch
+
+_log = logging.getLogger("weft")
 
 Observer = Callable[[StepPlan, torch.Tensor], None]
 BeforeStep = Callable[[StepPlan], None]
@@ -202,26 +204,24 @@ class TorchExecutor:
         return self._room
 
     def record_graphs(self) -> str | None:
-        """Record decode steps, where a ``Capture`` was given; steps are padded to what was recorded from then
-        on. Returns why it cannot be done, None where it was (or was not asked for)."""
+        """Record decode steps, where a ``Capture`` was given. From then on steps are padded to the recorded
+        widths. Returns the widths without a graph and why; None where all are recorded or none was asked
+        for."""
         if self.graphs is None:
             return None
         self.batches.decode_widths = ()
         scratch.home = self.arena.device
-        try:
-            with current(self.arena.device):
-                self.graphs.record(self.model.forward, self._caches)
-        except REFUSALS as error:
-            return str(error).strip().split("\n")[0]
-        self.batches.decode_widths = self.graphs.widths
-        return None
+        with current(self.arena.device):
+            self.graphs.record(self.model.forward, self._caches)
+        self.batches.decode_widths = self.graphs.recorded_widths
+        return self.graphs.refused_in_words()
 
     @torch.inference_mode()
     def dummy_step(self, width: int) -> None:
         """What an idle rank of a data-parallel group computes so that the others can go on: a decode step of
         at least ``width`` PAD rows, the way real ones go. Reads and writes no page and no slot (L4, L5)."""
         with current(self.arena.device):
-            if self.graphs is not None and self.graphs.recorded and width <= self.graphs.widths[-1]:
+            if self.graphs is not None and width <= max(self.graphs.recorded_widths, default=0):
                 self.graphs.idle(width)
             else:
                 self._forward(pad_rows(width, self.batches.table.shape[1], self.arena.device))
@@ -271,7 +271,10 @@ class TorchExecutor:
         self._missing.discard(part)
         if not self._missing:
             self._caches = self._lay_out(self.arena.device)
-            self.record_graphs()
+            refused = self.record_graphs()
+            if refused is not None:
+                _log.warning("after waking, some decode steps run without a CUDA graph and are slower: %s",
+                             refused)
 
     def _forget_graphs(self) -> None:
         """They hold addresses in the arena and in the weights."""

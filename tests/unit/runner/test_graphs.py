@@ -1,8 +1,19 @@
-"""Which steps go to a graph, how they are padded, and what a graph may look at: with fakes that record."""
+"""Which steps go to a graph, how they are padded, and what a graph may read.
+
+The stand-ins behave as the hardware does: ``RunsOnce`` keeps nothing of the recorded function, as a graph
+keeps addresses alone, and ``FakeCuda`` counts streams, pools and captures.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import gc
+import logging
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -10,10 +21,12 @@ import torch
 from tests.unit.runner import plans
 from weft.config import Sizes
 from weft.memory.frames.plan import plan_arena
-from weft.runner.graphs import EagerCapture, Replay, Untold, decode_widths
+from weft.runner.graphs import CudaCapture, EagerCapture, Replay, UnreadableList, decode_widths
 from weft.runner.torch_executor import TorchExecutor
 from weft.schedule.plan import StepPlan
 from weft.spec import ModelSpec, attention
+from weft.tensor import gpu
+from weft.tensor.gpu import runs as device_runs
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.units import PAD
 
@@ -63,6 +76,62 @@ class Recording:
             return made.copy_(run())
 
         return replay
+
+
+class RunsOnce(Recording):
+    """Runs what it records once and lets go of it; fails at the widths of ``fails``."""
+
+    def __init__(self, fails: dict[int, Exception] | None = None) -> None:
+        super().__init__()
+        self.fails = fails or {}
+
+    def capture(self, run: Callable[[], torch.Tensor]) -> Replay:
+        hidden = run()
+        width = len(hidden)
+        if width in self.fails:
+            raise self.fails[width]
+        self.widths.append(width)
+
+        def replay() -> torch.Tensor:
+            self.replays.append(width)
+            return hidden
+
+        return replay
+
+
+class FakeCuda:
+    """The part of ``torch.cuda`` that recording uses."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.streams: list[object] = []
+        self.captures: list[dict[str, Any]] = []
+        for name in ("Stream", "current_stream", "stream", "CUDAGraph", "graph", "graph_pool_handle"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+
+    class _Stream:
+        def wait_stream(self, other: object) -> None:
+            """Order is not what is tested."""
+
+    def Stream(self, device: torch.device) -> object:
+        self.streams.append(self._Stream())
+        return self.streams[-1]
+
+    def current_stream(self, device: torch.device) -> object:
+        return self._Stream()
+
+    def stream(self, stream: object) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def CUDAGraph(self) -> object:
+        return object()
+
+    def graph_pool_handle(self) -> object:
+        return object()
+
+    @contextlib.contextmanager
+    def graph(self, graph: object, **options: Any) -> Iterator[None]:
+        self.captures.append(options)
+        yield
 
 
 def executor(model: Successor, capture: Recording | EagerCapture) -> TorchExecutor:
@@ -163,7 +232,7 @@ def test_an_op_that_reads_what_a_graph_would_freeze_is_named_and_nothing_is_reco
     assert said is not None
     assert f"Runs.{name}" in said
     assert made.graphs is not None
-    assert not made.graphs.recorded
+    assert not made.graphs.recorded_widths
     assert made.execute(decodes(3)).tokens.tolist() == [6, 7, 8], "it goes on without graphs"
     always_the_same = executor(Successor(looks_at="lengths"), Recording())
     assert always_the_same.record_graphs() is None
@@ -171,10 +240,11 @@ def test_an_op_that_reads_what_a_graph_would_freeze_is_named_and_nothing_is_reco
     assert computed_each_time.record_graphs() is None
 
 
-def test_untold_has_a_length_and_nothing_else() -> None:
-    untold = Untold("starts", 3)
-    assert len(untold) == 3
-    for read in (lambda: untold[0], lambda: list(untold), lambda: max(untold), lambda: 5 in untold):
+def test_an_unreadable_list_has_a_length_and_nothing_else() -> None:
+    unreadable = UnreadableList("starts", 3)
+    assert len(unreadable) == 3
+    for read in (lambda: unreadable[0], lambda: list(unreadable), lambda: max(unreadable),
+                 lambda: 5 in unreadable):
         with pytest.raises(RuntimeError, match="starts"):
             read()
 
@@ -185,9 +255,9 @@ def test_asleep_there_are_no_graphs_and_awake_they_are_recorded_anew() -> None:
     made.record_graphs()
     made.sleep(1)
     assert made.graphs is not None
-    assert not made.graphs.recorded
+    assert not made.graphs.recorded_widths
     made.wake("weights")
-    assert not made.graphs.recorded
+    assert not made.graphs.recorded_widths
     made.wake("kv_cache")
     assert capture.widths == [12, 8, 4, 2, 1] * 2
     assert made.execute(decodes(3)).tokens.tolist() == [6, 7, 8]
@@ -206,3 +276,82 @@ def test_a_dummy_step_is_pad_rows_alone(recorded: bool) -> None:
     assert len(model.seen[-1].positions_T) == (8 if recorded else 7)
     assert model.only_pads[-1]
     assert torch.equal(before, made.arena.buffer)
+
+
+def test_what_a_graph_reads_by_address_outlives_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table of runs lies outside the graph's pool, and nothing but the graphs' owner holds it."""
+    tables: list[weakref.ref[Any]] = []
+    pack_lists = device_runs.pack_lists
+
+    def watched(*lists: Any) -> Any:
+        flat, chunks = pack_lists(*lists)
+        tables.append(weakref.ref(flat))   # the tensor of a CPU shares the array's memory, and holds it
+        return flat, chunks
+
+    monkeypatch.setattr(gpu, "fits", lambda *tensors: True)
+    monkeypatch.setattr(device_runs, "pack_lists", watched)
+    model = Successor()
+    recorded = executor(model, RunsOnce())
+    assert recorded.record_graphs() is None
+    model.seen.clear()
+    gc.collect()
+    assert [table() is None for table in tables] == [False] * 5
+    recorded.sleep(1)
+    gc.collect()
+    assert [table() is None for table in tables] == [True] * 5, "and goes with the graphs"
+
+
+def test_a_width_that_cannot_be_recorded_costs_no_other_width() -> None:
+    model, capture = Successor(), RunsOnce({8: torch.OutOfMemoryError("no memory for it"),
+                                            12: RuntimeError("too wide"), 2: RuntimeError("too wide")})
+    partly = executor(model, capture)
+    assert partly.record_graphs() == "batch sizes 2, 12: too wide; batch size 8: no memory for it"
+    assert partly.graphs is not None
+    assert partly.graphs.recorded_widths == (1, 4)
+    partly.execute(decodes(2))
+    assert capture.replays == [4], "padded to the next width that has a graph"
+    assert partly.execute(decodes(7)).tokens.tolist() == [6 + row for row in range(7)]
+    assert capture.replays == [4], "wider than all graphs: without one"
+    partly.dummy_step(7)
+    assert capture.replays == [4]
+
+
+def test_a_kernel_that_asks_for_more_than_the_card_has_is_no_end_of_the_start(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = ModuleType("triton.errors")
+    errors.TritonError = type("TritonError", (Exception,), {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "triton.errors", errors)
+    out_of_resources = type("OutOfResources", (errors.TritonError,), {})
+    partly = executor(Successor(), RunsOnce({12: out_of_resources("out of resource: shared memory")}))
+    assert partly.record_graphs() == "batch size 12: out of resource: shared memory"
+    assert partly.graphs is not None
+    assert partly.graphs.recorded_widths == (1, 2, 4, 8)
+
+
+def test_after_waking_the_reason_for_missing_graphs_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    capture = RunsOnce()
+    awake = executor(Successor(), capture)
+    assert awake.record_graphs() is None
+    awake.sleep(1)
+    capture.fails[8] = RuntimeError("no memory for it")
+    awake.wake("weights")
+    with caplog.at_level(logging.WARNING, "weft"):
+        awake.wake("kv_cache")
+    assert "batch size 8: no memory for it" in caplog.text
+    assert awake.batches.decode_widths == (1, 2, 4, 12)
+
+
+def test_all_widths_are_recorded_on_one_stream_into_one_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    capture = CudaCapture(torch.device("cuda", 0))
+    for width in (8, 4, 2):
+        capture.capture(lambda width=width: torch.zeros(width))
+    assert len(cuda.streams) == 1
+    assert {options["stream"] for options in cuda.captures} == set(cuda.streams)
+    assert len({options["pool"] for options in cuda.captures}) == 1
+
+
+def test_another_thread_cannot_end_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = FakeCuda(monkeypatch)
+    CudaCapture(torch.device("cuda", 0)).capture(lambda: torch.zeros(1))
+    assert [options["capture_error_mode"] for options in cuda.captures] == ["thread_local"]
