@@ -1,8 +1,8 @@
 """Whether a decode step of a real model, with the Triton kernels, can be recorded as a CUDA graph.
 
 Without a GPU the recording is a stand-in: it computes once, on PAD rows, and again at every replay, under the
-same conditions that a graph sets. No op may read the host's lists (``UnreadableList``), make a tensor of a Python
-list, or ask for values of the device; what is computed must follow from the static block alone.
+same conditions that a graph sets. No op may read the host's lists (``UnreadableList``), make a tensor of a
+Python list, or ask for values of the device; what is computed must follow from the static block alone.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Where weights are while the engine sleeps, and how memory is really given back.
+"""Where weights are while the engine sleeps, and how the system gets memory back.
 
-    level 1, on a device   every storage -> one pinned buffer on the host; the storage shrinks to 0 bytes
+    level 1, on a device   every storage -> a pinned buffer on the host; the storage shrinks to 0 bytes
                            waking: it grows again, and the bytes come back
-    level 1, on a CPU      they are in host memory already: nothing moves
-    level 2                the model is let go of; waking reads the checkpoint once more
+    level 1, on a CPU      the weights are in host memory already: nothing moves
+    level 2                the model is dropped; waking reads the checkpoint again
 
-Storages are moved, not tensors: views, slices of joined matrices and a head tied to its embedding share one,
-and all of them are good again when it is, because a kernel takes the address at each call. What holds an
-address over several steps (a captured graph) must be let go of with the arena.
+Storages are moved, not tensors. Views, slices of joined matrices and a head tied to its embedding share one
+storage, and all of them are valid again when it is, because a kernel takes the address at each call. A
+captured graph holds addresses over several steps, so it is dropped with the arena.
 
-Tensors are found by walking the model's own objects. Rejected: a list of tensors kept by every block (a
-second list of weights to keep in step); ``tensor.to`` (breaks what is shared, and needs every owner found).
+Tensors are found by a walk over the model's own objects. Rejected: a list of tensors in every block (a second
+list of weights to maintain); ``tensor.to`` (breaks sharing, and needs every owner).
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from weft.runner.host_memory import CudaPin, HostBuffer, Pin
 from weft.spec import ModelSpec
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.scratch import scratch
 
 
 class DroppedModel:
-    """Stands where the model was: it knows the shapes, and nothing can be computed with it."""
+    """Replaces a model whose weights are gone: it has the shapes, and computes nothing."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
@@ -41,35 +42,41 @@ class DroppedModel:
 
 
 class HostWeights:
-    """The weights of ``model`` on the host, from the moment this is made until ``restore``; their storages on
-    the device have 0 bytes meanwhile. What is on a CPU stays where it is unless ``also_from_cpu``."""
+    """The weights of ``model`` on the host until ``restore``; meanwhile their storages on the device have 0
+    bytes. Tensors on a CPU stay where they are unless ``also_from_cpu``. ``pin``: locks the host's memory,
+    by default for storages on a GPU."""
 
-    def __init__(self, model: object, *, also_from_cpu: bool = False) -> None:
-        self._kept: list[tuple[torch.UntypedStorage, torch.Tensor, int]] = []
+    def __init__(self, model: object, *, also_from_cpu: bool = False, pin: Pin | None = None) -> None:
+        self._copies: list[tuple[torch.UntypedStorage, HostBuffer, int]] = []
         for storage in storages_of(model):
             if storage.device.type == "cpu" and not also_from_cpu:
                 continue
-            on_device = bytes_of(storage)
-            on_host = torch.empty(on_device.numel(), dtype=torch.uint8,
-                                  pin_memory=on_device.device.type == "cuda")
-            on_host.copy_(on_device)
             size = storage.nbytes()
-            del on_device
+            on_gpu = storage.device.type == "cuda"
+            buffer = HostBuffer(size, pin or (CudaPin(storage.device) if on_gpu else None))
+            buffer.tensor.copy_(bytes_of(storage))
             storage.resize_(0)
-            self._kept.append((storage, on_host, size))
+            self._copies.append((storage, buffer, size))
 
     @property
     def bytes(self) -> int:
-        return sum(size for _, _, size in self._kept)
+        return sum(size for _, _, size in self._copies)
 
     def restore(self) -> None:
-        """Raises RuntimeError (torch's) where the device has not enough memory; what is back then stays, and
-        calling it again goes on from there."""
-        while self._kept:
-            storage, on_host, size = self._kept[-1]
+        """Raises RuntimeError (torch's) where the device has not enough memory. Restored storages stay, and
+        another call goes on from there."""
+        while self._copies:
+            storage, buffer, size = self._copies[-1]
             storage.resize_(size)
-            bytes_of(storage).copy_(on_host)
-            self._kept.pop()
+            bytes_of(storage).copy_(buffer.tensor)
+            buffer.close()
+            self._copies.pop()
+
+    def drop(self) -> None:
+        """Free the copies without restoring them."""
+        for _, buffer, _ in self._copies:
+            buffer.close()
+        self._copies.clear()
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
@@ -78,18 +85,18 @@ def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def storages_of(root: object) -> list[torch.UntypedStorage]:
-    """The storages of every tensor that ``root`` holds, each once. Tensors in an order of the matrix
-    library's own (on a CPU) have none and are left out."""
-    found: dict[int, torch.UntypedStorage] = {}
+    """The storages of every tensor that ``root`` holds, each once. Tensors in a layout of the matrix library
+    (on a CPU) have no storage and are left out."""
+    storages: dict[int, torch.UntypedStorage] = {}
     for tensor in tensors_of(root):
         if tensor.layout == torch.strided:
             storage = tensor.untyped_storage()
-            found.setdefault(storage._cdata, storage)
-    return list(found.values())
+            storages.setdefault(storage._cdata, storage)
+    return list(storages.values())
 
 
 def tensors_of(root: object) -> Iterator[torch.Tensor]:
-    """Every tensor that is reached from ``root`` through weft's own objects and plain containers."""
+    """Every tensor that weft's own objects and plain containers reach from ``root``."""
     seen: set[int] = set()
     waiting: list[object] = [root]
     while waiting:
@@ -110,7 +117,7 @@ def tensors_of(root: object) -> Iterator[torch.Tensor]:
 
 
 def give_back(device: torch.device) -> None:
-    """Hand what is free to the system: step buffers, torch's cached blocks, the heap's ends."""
+    """Return free memory to the system: step buffers, torch's cached blocks, the ends of the heap."""
     scratch.drop()
     if device.type == "cuda":
         torch.cuda.empty_cache()

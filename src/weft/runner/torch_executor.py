@@ -249,6 +249,8 @@ class TorchExecutor:
         self._room = None
         self.arena.release()
         if level == 2:
+            if self._on_host is not None:
+                self._on_host.drop()
             self.model, self._on_host = DroppedModel(self.model.spec), None
         elif "weights" not in self._missing:
             self._on_host = HostWeights(self.model)

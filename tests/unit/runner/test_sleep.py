@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import mmap
 import shutil
 import threading
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +22,7 @@ from weft.errors import CheckpointError
 from weft.models.blocks.linear import Linear
 from weft.models.loading import load_model
 from weft.request import Request, SamplingParams
+from weft.runner import host_memory
 from weft.runner.arena import NAN_BYTE
 from weft.runner.sleep import DroppedModel, HostWeights, storages_of, tensors_of
 from weft.runner.torch_executor import TorchExecutor
@@ -100,7 +105,7 @@ def test_the_arena_goes_and_the_answers_stay(level: int, kv_dtype: str, overlap:
     assert executor.arena.buffer.numel() == 0
     assert isinstance(executor.model, DroppedModel) == (level == 2)
     sleeper.wake_up(["kv_cache"])
-    executor.arena.fill_frames(range(executor.arena.plan.frame_count), NAN_BYTE)  # where nobody writes
+    executor.arena.fill_frames(range(executor.arena.plan.frame_count), NAN_BYTE)  # where nothing is written
     assert executor.arena.buffer.numel() == arena_bytes
     sleeper.wake_up()
     assert answer(made, "after") == before
@@ -138,3 +143,67 @@ def test_a_checkpoint_that_is_gone_is_said_and_waking_is_tried_again(tmp_path: P
     away.rename(here)
     sleeper.wake_up()
     assert answer(made, "after") == before
+
+
+class LockedPages:
+    """Host memory as a driver sees it: locked by address, and never more than ``limit`` bytes."""
+
+    def __init__(self, limit: int = 1 << 30) -> None:
+        self.limit = limit
+        self.sizes: dict[int, int] = {}
+
+    def register(self, address: int, size: int) -> bool:
+        if sum(self.sizes.values()) + size > self.limit:
+            return False
+        assert address not in self.sizes
+        self.sizes[address] = size
+        return True
+
+    def unregister(self, address: int) -> None:
+        del self.sizes[address]
+
+
+def test_copies_on_the_host_have_the_size_of_the_weights_and_are_given_back(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's host allocator would round 48, 24 and 8 bytes up, and keep them."""
+    monkeypatch.setattr(torch, "empty", without_pinning(torch.empty))
+    model, pages = tied(), LockedPages()
+    mappings: list[weakref.ref[mmap.mmap]] = []
+
+    class Watched(mmap.mmap):
+        def __init__(self, *arguments: object) -> None:
+            mappings.append(weakref.ref(self))
+
+    monkeypatch.setattr(host_memory.mmap, "mmap", Watched)
+    weights = HostWeights(model, also_from_cpu=True, pin=pages)
+    assert sorted(pages.sizes.values()) == [8, 24, 48]
+    assert [mapping() is None for mapping in mappings] == [False] * 3
+    weights.restore()
+    assert not pages.sizes
+    gc.collect()
+    assert [mapping() is None for mapping in mappings] == [True] * 3
+    assert model.embedding.tolist() == torch.arange(12.0).view(4, 3).tolist()
+
+
+def test_weights_that_are_dropped_unlock_their_pages() -> None:
+    pages = LockedPages()
+    HostWeights(tied(), also_from_cpu=True, pin=pages).drop()
+    assert not pages.sizes
+
+
+def test_a_limit_on_locked_memory_costs_speed_alone(caplog: pytest.LogCaptureFixture) -> None:
+    model, pages = tied(), LockedPages(limit=60)
+    weights = HostWeights(model, also_from_cpu=True, pin=pages)
+    assert sum(pages.sizes.values()) <= 60
+    assert "could not be pinned" in caplog.text
+    weights.restore()
+    assert not pages.sizes
+    assert model.embedding.tolist() == torch.arange(12.0).view(4, 3).tolist()
+
+
+def without_pinning(empty: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def checked(*shape: object, pin_memory: bool = False, **options: object) -> torch.Tensor:
+        assert not pin_memory, "this comes from torch's host allocator"
+        return empty(*shape, **options)
+
+    return checked

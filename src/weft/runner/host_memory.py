@@ -1,0 +1,87 @@
+"""Host memory that a GPU copies from and to at full speed, of exactly the size that was asked for.
+
+    mmap, anonymous --> cudaHostRegister --> uint8 tensor ... close: cudaHostUnregister --> munmap
+
+Torch's own pinned tensors (``pin_memory=True``) come from its host allocator. That rounds each block up to a
+power of two and keeps freed blocks for the life of the process: weights of 33 GB would take 64 GB, for ever.
+A mapping of its own has whole pages (4 KiB), and the system has them back at once.
+
+Pinning may fail, as a user's limit on locked memory is often small. The buffer then is ordinary memory, and
+copies are slower.
+
+Rejected: one buffer for all weights (waking could not free it piece by piece); ``cudaMallocHost`` by ctypes
+(a second way to find the runtime that torch has loaded).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+from typing import Any, Protocol
+
+import torch
+
+_PORTABLE = 1
+"""``cudaHostRegisterPortable``: pinned for every device of the process."""
+
+_log = logging.getLogger("weft")
+
+
+class Pin(Protocol):
+    """Locks memory of the host for a device."""
+
+    def register(self, address: int, size: int) -> bool:
+        """Whether it is locked now."""
+        ...
+
+    def unregister(self, address: int) -> None: ...
+
+
+class CudaPin:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def register(self, address: int, size: int) -> bool:
+        if int(_runtime().cudaHostRegister(address, size, _PORTABLE)) == 0:
+            return True
+        # The runtime keeps the error until it is asked for it, which the next launch of torch does.
+        with contextlib.suppress(RuntimeError):
+            torch.zeros(1, device=self._device)
+        return False
+
+    def unregister(self, address: int) -> None:
+        _runtime().cudaHostUnregister(address)
+
+
+class HostBuffer:
+    """``tensor``: uint8 [size], contents unspecified, until ``close``. ``pin``: None for ordinary memory."""
+
+    def __init__(self, size: int, pin: Pin | None) -> None:
+        self.tensor = torch.empty(0, dtype=torch.uint8)
+        self._pin: Pin | None = None
+        if not size:
+            return
+        # The tensor holds the mapping, and its end unmaps it.
+        self.tensor = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+        if pin is not None and pin.register(self.tensor.data_ptr(), size):
+            self._pin = pin
+        elif pin is not None:
+            _log.warning("%d bytes of host memory could not be pinned: copies to the GPU are slower. "
+                         "ulimit -l shows the limit", size)
+
+    @property
+    def pinned(self) -> bool:
+        return self._pin is not None
+
+    def close(self) -> None:
+        """Give the memory back to the system. Idempotent; no view of ``tensor`` may be used any more."""
+        if self._pin is not None:
+            self._pin.unregister(self.tensor.data_ptr())
+            self._pin = None
+        self.tensor = torch.empty(0, dtype=torch.uint8)
+
+
+def _runtime() -> Any:
+    cuda: Any = torch.cuda
+    return cuda.cudart()
