@@ -54,6 +54,7 @@ from weft.spec import (
     ModelSpec,
     kept_in,
 )
+from weft.text.grammar_sandbox import GrammarSandbox
 from weft.units import format_bytes, pages_for, parse_bytes
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> 
                       executor=executor,
                       clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids,
                       checkpoints=checkpoints, overlap=overlap,
-                      grammars=_grammar_compiler(directory, defaults.eos_ids, loaded.spec.vocab_size))
+                      grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size))
     core.on_step.append(_cost_learner(policy, cost))
     info = ModelInfo(
         name=name, directory=str(directory), family=loaded.spec.family, layers=_layers_in_words(loaded.spec),
@@ -356,10 +357,23 @@ def _record_graphs(executor: TorchExecutor, tell: OnProgress) -> list[str]:
     return notes
 
 
-def _grammar_compiler(directory: Path, eos_ids: tuple[int, ...], vocab_size: int) -> GrammarCompiler:
+def _grammar_compiler(config: EngineConfig, directory: Path, eos_ids: tuple[int, ...],
+                      vocab_size: int) -> GrammarCompiler:
+    """Raises ConfigError for limits that cannot be."""
+    if config.grammar_seconds < 1:
+        raise ConfigError(f"--grammar-seconds is {config.grammar_seconds}; it must be at least 1",
+                          param="--grammar-seconds")
+    memory_bytes = parse_bytes(config.grammar_memory, flag="--grammar-memory")
+    cache_bytes = parse_bytes(config.grammar_cache, flag="--grammar-cache")
     path = directory / "tokenizer.json"
-    return GrammarCompiler((lambda: path.read_text(encoding="utf-8")) if path.is_file() else None, eos_ids,
-                         vocab_size)
+    if not path.is_file():
+        return GrammarCompiler(None, eos_ids, vocab_size)
+
+    def read_tokenizer() -> str:
+        return path.read_text(encoding="utf-8")
+
+    sandbox = GrammarSandbox(read_tokenizer, eos_ids, seconds=config.grammar_seconds, memory_bytes=memory_bytes)
+    return GrammarCompiler(read_tokenizer, eos_ids, vocab_size, sandbox, cache_bytes=cache_bytes)
 
 
 def _layers_in_words(spec: ModelSpec) -> str:

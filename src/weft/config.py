@@ -62,6 +62,10 @@ class EngineConfig:
                                        "seconds per byte), lru (least recently used) or marconi (compare).")
     count_salt: bool = _flag(False, "Count in /metrics the prompt tokens that only another cache_salt holds: "
                                     "for operators, as it tells whoever reads it what other tenants sent.")
+    grammar_seconds: int = _flag(3, "CPU seconds that compiling the grammar of one request may take.")
+    grammar_memory: str = _flag("256MiB", "Memory that compiling the grammar of one request may take.")
+    grammar_cache: str = _flag("512MiB", "Memory of compiled grammars that are kept for later requests; running "
+                                         "answers may hold as much again.")
     seed: int = _flag(0, "Seed of the engine: of requests that bring none.")
     threads: int | None = _flag(None, "CPU threads of the model; default: all cores.")
     cpu_kernels: Literal["auto", "native", "torch"] = _flag(

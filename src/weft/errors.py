@@ -13,6 +13,8 @@ request (or the flag) that is to blame.
 
 from __future__ import annotations
 
+import re
+
 
 class WeftError(Exception):
     """Base of everything weft raises on purpose."""
@@ -98,3 +100,16 @@ class BusyError(UserError):
 
     status = 409
     kind = "conflict_error"
+
+
+_MESSAGE_CHARS_MAX = 600
+_INTERNALS = re.compile(r"panic|<backtrace>|\bbacktrace\b|thread '.*' |(?:^|[\s(])/?(?:[\w.-]+/)+[\w.-]+\.(?:rs|py|so)\b")
+
+
+def presentable(message: str, *, otherwise: str) -> str:
+    """What a library says of a client's input, as the client may read it: cut, without a dump of its state. A
+    message with a panic, a backtrace or the path of a source file becomes ``otherwise``."""
+    said = message.split("\n<state>")[0].strip()
+    if not said or _INTERNALS.search(said):
+        return otherwise
+    return said if len(said) <= _MESSAGE_CHARS_MAX else said[:_MESSAGE_CHARS_MAX] + " ..."

@@ -32,6 +32,7 @@ from weft.memory.frames.plan import fit_sizes, plan_arena
 from weft.memory.memory import Memory
 from weft.schedule.plan import Admission, StepPlan, StepResult
 from weft.spec import ModelSpec, attention, gated_delta
+from weft.text.grammar_sandbox import GrammarSandbox
 from weft.units import PAD
 
 SONG = "Là-haut sur la montagne, l'était un vieux chalet 🏔. "
@@ -143,7 +144,9 @@ def build(config: EngineConfig, *, on_progress: Callable[[str], None], step_s: f
     spec = dataclasses.replace(_SPEC, vocab_size=vocab_size)
     arena = plan_arena(spec, 32_000_000)
     sizes = fit_sizes(config, spec, arena)
-    grammars = GrammarCompiler((directory / "tokenizer.json").read_text, (EOS,), vocab_size)
+    read_tokenizer = (directory / "tokenizer.json").read_text
+    sandbox = GrammarSandbox(read_tokenizer, (EOS,), seconds=3, memory_bytes=256 << 20)
+    grammars = GrammarCompiler(read_tokenizer, (EOS,), vocab_size, sandbox)
     core = EngineCore(vocab_size=vocab_size, sizes=sizes, grammars=grammars, memory=Memory(arena),
                       executor=AnsweringExecutor(backend, step_s), clock=time.monotonic, seed=config.seed,
                       eos_ids=(EOS,))

@@ -11,7 +11,7 @@ import pytest
 from tests.server.scripted_engine import build, write_model_directory
 from tests.server.test_engine_loop import PROMPT, Loop
 from weft.config import EngineConfig
-from weft.engine.grammars import CompiledGrammar, GrammarCompiler
+from weft.engine.grammars import TokenGrammar, GrammarCompiler
 from weft.errors import QueueFullError
 from weft.request import Grammar, Request, SamplingParams
 from weft.server.grammar_queue import GrammarQueue
@@ -32,7 +32,7 @@ class SlowCompiler(GrammarCompiler):
         self.go = threading.Event()
         self.started = threading.Event()
 
-    def build(self, grammar: Grammar) -> CompiledGrammar:
+    def build(self, grammar: Grammar) -> TokenGrammar:
         self.started.set()
         assert self.go.wait(30)
         return super().build(grammar)

@@ -196,6 +196,7 @@ class EngineCore:
             self.streams.cancel(list(self.streams.by_seq.values()))
             self._loop.abandon()
             self.executor.close()
+            self.grammars.close()
         return self.streams.drain()
 
     # ------------------------------------------------------------------ numbers

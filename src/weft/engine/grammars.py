@@ -1,99 +1,153 @@
 """Grammars of requests, compiled once: what ``grammar`` in SamplingParams needs before a sequence can run.
 
-    Grammar (text) --build, in any thread--> CompiledGrammar --matcher()--> one LLMatcher per sequence
-                        |                        |
-                  LLTokenizer (once)      kept in a bounded cache, by text
+    Grammar --check, in the sandbox--> vetted text --build--> CompiledGrammar --matcher()--> one per sequence
+                                                                    |
+                                                          a cache bounded in bytes
 
-Compiling takes from less than a millisecond to a good part of a second, so whoever must not wait (the loop of
-the engine process) calls ``build`` in a thread of its own and ``keep``s the result before it submits the
-request. ``compile`` is both at once, for who may wait. A matcher is a copy of the compiled one, which costs
-microseconds; what the first mask has to work out is shared among all copies, so ``build`` asks for it too.
+A grammar is text from a client, and the compiler is native code that a grammar can crash. So the sandbox compiles it
+first, in a process that may die; what it refuses is the request's error, in the compiler's words. What passed is
+compiled again here, by the same code on a larger stack (``weft.text.grammar_sandbox``, passed in).
 
-The tokenizer's own form (a trie of all tokens' bytes) costs some tenths of a second, in which Python stands
-still, and a few dozen MB: it is made at the first grammar, or by ``warm`` when a server starts.
+Compiling takes from less than a millisecond to seconds. A loop that must not wait calls ``build`` in a thread and
+``keep``s the result before it submits the request; ``compile`` is both at once. A matcher is a copy of the compiled
+grammar, which costs microseconds. All copies share the work of the first mask, so ``build`` asks for it too.
 
-A grammar is text from a client. It cannot read or run anything; what it can do is be large, and the library's
-limits on its size, its lexer and the work of one step hold for it (law L11). What does not compile is the
-request's error, in the compiler's words.
+The tokenizer's own form (a trie of all tokens' bytes) costs some tenths of a second, in which Python stands still,
+and a few dozen MB. The first grammar builds it, or ``warm`` when a server starts.
 
-Rejected: compiling in the HTTP process (a second tokenizer in memory, and the same grammar compiled twice);
-xgrammar (masks are faster, compiling is dozens of times slower, and it brings its own torch extensions).
+The bytes of a compiled grammar are what the sandbox measured. The cache drops the least recently used grammars above
+its limit; running answers may hold as much again, and a grammar beyond that is refused (law L11).
+
+Rejected: compiling in the HTTP process (a second tokenizer in memory); xgrammar (masks are faster, compiling is dozens
+of times slower, and it brings its own torch extensions).
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from weft.errors import RequestError
+from weft.errors import QueueFullError, RequestError, presentable
 from weft.request import Grammar
 
-GRAMMARS_MAX = 64
-"""Compiled grammars that are kept: a client that sends the same schema again waits for nothing."""
-_MESSAGE_CHARS_MAX = 600
+GRAMMARS_MAX = 256
+"""Compiled grammars in the cache: a client that sends the same schema again waits for nothing."""
+CACHE_BYTES_MAX = 512 << 20
+_BYTES_PER_CHARACTER = 256
+"""A guess for grammars that no sandbox measured."""
 
 
-class CompiledGrammar:
-    """``matcher`` gives one that has seen no token. ``token_count``: the tokens that its masks tell of."""
+class Vetted(Protocol):
+    @property
+    def text(self) -> str: ...
 
-    __slots__ = ("_prototype", "token_count")
+    @property
+    def size_bytes(self) -> int: ...
 
-    def __init__(self, prototype: Any, token_count: int) -> None:
+
+class Sandbox(Protocol):
+    """``weft.text.grammar_sandbox.GrammarSandbox``. Both methods may be called in any thread."""
+
+    def check(self, grammar: Grammar, vocab_size: int) -> Vetted:
+        """Raises RequestError for a grammar that cannot be compiled within the limits."""
+        ...
+
+    def compile(self, build: Callable[[], Any]) -> Any:
+        """What ``build`` returns, from a thread with a large stack."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class TokenGrammar:
+    """A compiled grammar. ``matcher`` returns a matcher that has seen no token. ``token_count``: the tokens that
+    its masks describe. ``size_bytes``: the memory that it holds."""
+
+    __slots__ = ("__weakref__", "_prototype", "size_bytes", "token_count")
+
+    def __init__(self, prototype: Any, token_count: int, size_bytes: int) -> None:
         self._prototype = prototype
         self.token_count = token_count
+        self.size_bytes = size_bytes
 
     def matcher(self) -> Any:
         return self._prototype.deep_copy()
 
 
 class GrammarCompiler:
-    """``read_tokenizer`` returns the text of the checkpoint's tokenizer.json; None where there is none, and
-    every grammar is refused then. ``eos_ids``: the tokens that may end an answer, once its grammar is complete;
-    ``vocab_size``: of the model."""
+    """``read_tokenizer`` returns the text of the checkpoint's tokenizer.json; without one every grammar is refused.
+    ``eos_ids``: the tokens that may end an answer, once its grammar is complete; ``vocab_size``: of the model.
+    Without a ``sandbox`` grammars are compiled unchecked: for grammars of the program's own."""
 
-    def __init__(self, read_tokenizer: Callable[[], str] | None, eos_ids: tuple[int, ...],
-                 vocab_size: int) -> None:
+    def __init__(self, read_tokenizer: Callable[[], str] | None, eos_ids: tuple[int, ...], vocab_size: int,
+                 sandbox: Sandbox | None = None, *, cache_bytes: int = CACHE_BYTES_MAX) -> None:
         self._read_tokenizer = read_tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = tuple(token for token in eos_ids if token < vocab_size)
+        self._sandbox = sandbox
+        self._cache_bytes_max = cache_bytes
         self._tokenizer: Any = None
-        self._kept: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
+        self._cache: OrderedDict[Grammar, TokenGrammar] = OrderedDict()
+        self._live: weakref.WeakSet[TokenGrammar] = weakref.WeakSet()
 
-    def compile(self, grammar: Grammar) -> CompiledGrammar:
+    def compile(self, grammar: Grammar) -> TokenGrammar:
         """Raises RequestError that names the grammar's field, with what the compiler says."""
-        found = self.find(grammar)
-        if found is None:
-            found = self.build(grammar)
-            self.keep(grammar, found)
-        return found
+        compiled = self.find(grammar)
+        if compiled is None:
+            compiled = self.build(grammar)
+            self.keep(grammar, compiled)
+        return compiled
 
-    def find(self, grammar: Grammar) -> CompiledGrammar | None:
-        found = self._kept.get(grammar)
-        if found is not None:
-            self._kept.move_to_end(grammar)
-        return found
+    def find(self, grammar: Grammar) -> TokenGrammar | None:
+        compiled = self._cache.get(grammar)
+        if compiled is not None:
+            self._cache.move_to_end(grammar)
+        return compiled
 
-    def keep(self, grammar: Grammar, compiled: CompiledGrammar) -> None:
-        self._kept[grammar] = compiled
-        if len(self._kept) > GRAMMARS_MAX:
-            self._kept.popitem(last=False)
+    def keep(self, grammar: Grammar, compiled: TokenGrammar) -> None:
+        """Raises QueueFullError where running answers hold too much; the grammar is not in the cache then."""
+        in_use_bytes = sum(other.size_bytes for other in self._live) - self.cached_bytes
+        if in_use_bytes and in_use_bytes + compiled.size_bytes > self._cache_bytes_max:
+            raise QueueFullError(
+                f"{compiled.size_bytes} bytes of a compiled grammar find no room: grammars of running requests hold "
+                f"{in_use_bytes}; the limit is {self._cache_bytes_max} (--grammar-cache). Try again later",
+                param="--grammar-cache", code="queue_full")
+        self._live.add(compiled)
+        self._cache[grammar] = compiled
+        while len(self._cache) > 1 and (len(self._cache) > GRAMMARS_MAX
+                                        or self.cached_bytes > self._cache_bytes_max):
+            self._cache.popitem(last=False)
 
-    def build(self, grammar: Grammar) -> CompiledGrammar:
-        """Changes nothing but the tokenizer, which it makes: one thread at a time. Raises as ``compile``."""
+    @property
+    def cached_bytes(self) -> int:
+        return sum(compiled.size_bytes for compiled in self._cache.values())
+
+    def build(self, grammar: Grammar) -> TokenGrammar:
+        """Changes nothing but the tokenizer, which must be ``warm`` before two threads build. Raises as
+        ``compile``."""
+        self.warm(field=grammar.field)
+        if self._sandbox is None:
+            return self._build(grammar.field, grammar.grammar, _BYTES_PER_CHARACTER * len(grammar.grammar))
+        vetted = self._sandbox.check(grammar, self._tokenizer.vocab_size)
+        compiled: TokenGrammar = self._sandbox.compile(
+            lambda: self._build(grammar.field, vetted.text, vetted.size_bytes))
+        return compiled
+
+    def _build(self, field: str, text: str, size_bytes: int) -> TokenGrammar:
         import llguidance
 
-        self.warm(field=grammar.field)
-        prototype = llguidance.LLMatcher(self._tokenizer, grammar.grammar, log_level=0)
+        prototype = llguidance.LLMatcher(self._tokenizer, text, log_level=0)
         if not prototype.is_error():
             prototype.deep_copy().compute_bitmask()
         if prototype.is_error():
-            raise RequestError(f"{grammar.field}: {_said(prototype.get_error())}", param=grammar.field,
-                               code="invalid_grammar")
-        return CompiledGrammar(prototype, self._tokenizer.vocab_size)
+            reason = presentable(prototype.get_error(), otherwise="it cannot be compiled")
+            raise RequestError(f"{field}: {reason}", param=field, code="invalid_grammar")
+        return TokenGrammar(prototype, self._tokenizer.vocab_size, size_bytes)
 
     def warm(self, *, field: str = "grammar") -> None:
-        """Make the tokenizer ready, if it is not. Raises RequestError where this model cannot be constrained."""
+        """Builds the tokenizer, once. Raises RequestError where this model cannot be constrained."""
         if self._tokenizer is not None:
             return
         if self._read_tokenizer is None or not self._eos_ids:
@@ -103,7 +157,7 @@ class GrammarCompiler:
         import llguidance
 
         text = self._read_tokenizer()
-        # Models round their vocabulary up; one below its tokenizer's is refused by the library, hence twice.
+        # Models round their vocabulary up. The library refuses one below its tokenizer's, hence the second try.
         for size in (self._vocab_size, None):
             try:
                 self._tokenizer = llguidance.LLTokenizer(text, n_vocab=size, eos_token=list(self._eos_ids))
@@ -111,10 +165,10 @@ class GrammarCompiler:
             except ValueError as error:
                 refused = error
         raise RequestError(f"{field} is not supported: a grammar cannot follow this model's tokenizer "
-                           f"({refused})", param=field, code="unsupported_parameter")
+                           f"({presentable(str(refused), otherwise='it cannot be read')})", param=field,
+                           code="unsupported_parameter")
 
-
-def _said(message: str) -> str:
-    """The compiler's sentence without the dump of its state."""
-    said = message.split("\n<state>")[0].strip()
-    return said if len(said) <= _MESSAGE_CHARS_MAX else said[:_MESSAGE_CHARS_MAX] + " ..."
+    def close(self) -> None:
+        """Ends the sandbox. Idempotent."""
+        if self._sandbox is not None:
+            self._sandbox.close()

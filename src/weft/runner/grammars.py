@@ -36,6 +36,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft.errors import presentable
 from weft.runner.staging import Staged, Staging
 from weft.schedule.plan import CompiledGrammar
 
@@ -45,7 +46,6 @@ Words = npt.NDArray[np.int32]
 _THREADS_MAX = 8
 _WORD_BITS = 32
 _BROKEN = "the answer cannot follow its grammar any further: {}"
-_MESSAGE_CHARS_MAX = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,7 @@ class Constrained:
         failures = {}
         for at, matcher in self._matchers:
             if not matcher.consume_token(int(tokens[at])):
-                said = str(matcher.get_error()).split("\n")[0][:_MESSAGE_CHARS_MAX]
-                failures[at] = _BROKEN.format(said)
+                failures[at] = _BROKEN.format(presentable(matcher.get_error(), otherwise="its parser failed"))
         return failures
 
 

@@ -1,14 +1,14 @@
-"""Requests whose grammar is being compiled, beside the steps that go on meanwhile.
+"""Requests that wait for their grammar, beside the steps that go on meanwhile.
 
-    Submit --take--> no grammar, or a known one      -> the engine, at once
-                     a new one  --thread--> compiled -> ready() -> the engine
-                                        '-> refused  -> ready() -> the client, with the compiler's words
+    Submit --take--> no grammar, or a known one       -> the engine, at once
+                     a new one  --threads--> compiled -> ready() -> the engine
+                                         '-> refused  -> ready() -> the client, with the compiler's words
 
-A request waits here before it is accepted, so a bad grammar is an error and never a sequence that fails, and
-the scheduler knows nothing of it. One thread compiles, one grammar at a time, in the order they came. What
-waits is bounded as the queue is (law L11).
+A request waits here before it is accepted. So a bad grammar is an error and never a sequence that fails, and the
+scheduler does not know grammars. Several threads compile, so a slow grammar holds up no other; requests with the
+same grammar share one compilation. What waits is bounded as the queue is (law L11).
 
-Only ``build`` runs in the thread; the compiler's cache is touched by the engine's thread alone.
+Only ``build`` runs in the threads; the compiler's cache belongs to the engine's thread alone.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from weft.engine.grammars import CompiledGrammar, GrammarCompiler
+from weft.engine.grammars import GrammarCompiler, TokenGrammar
 from weft.errors import QueueFullError, WeftError
-from weft.request import Request
+from weft.request import Grammar, Request
+from weft.text.grammar_worker import JOBS_MAX
 
 
 class GrammarQueue:
@@ -27,8 +28,9 @@ class GrammarQueue:
     def __init__(self, grammars: GrammarCompiler, limit: int) -> None:
         self._grammars = grammars
         self._limit = limit
-        self._waiting: dict[str, tuple[Request, Future[CompiledGrammar]]] = {}
-        self._thread: ThreadPoolExecutor | None = None
+        self._waiting: dict[str, tuple[Request, Grammar]] = {}
+        self._compiling: dict[Grammar, Future[TokenGrammar]] = {}
+        self._threads: ThreadPoolExecutor | None = None
 
     @property
     def busy(self) -> bool:
@@ -43,32 +45,40 @@ class GrammarQueue:
             raise QueueFullError(f"{len(self._waiting)} requests wait for their grammars to be compiled; the "
                                  f"limit is {self._limit} (--max-queued-requests). Try again later",
                                  param="--max-queued-requests", code="queue_full")
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="compile-grammars")
-        self._waiting[request.request_id] = request, self._thread.submit(self._grammars.build, grammar)
+        if grammar not in self._compiling:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(JOBS_MAX, thread_name_prefix="grammars")
+            self._compiling[grammar] = self._threads.submit(self._grammars.build, grammar)
+        self._waiting[request.request_id] = request, grammar
         return True
 
     def ready(self) -> Iterator[tuple[Request, WeftError | None]]:
-        """Requests whose grammar is compiled, in the order they came, with what was wrong with it. Each is to
-        be submitted before the next is taken: by then the compiler may have forgotten its grammar."""
-        for request_id, (request, compiled) in list(self._waiting.items()):
+        """Requests whose grammar is compiled, in order of arrival, with what was wrong with it. Submit each before
+        the next is asked for: the compiler may forget its grammar after that."""
+        for request_id, (request, grammar) in list(self._waiting.items()):
+            compiled = self._compiling[grammar]
             if not compiled.done():
                 continue
             del self._waiting[request_id]
+            self._forget(grammar)
             try:
-                assert request.sampling.grammar is not None
-                self._grammars.keep(request.sampling.grammar, compiled.result())
+                self._grammars.keep(grammar, compiled.result())
             except WeftError as error:
                 yield request, error
             else:
                 yield request, None
 
     def cancel(self, request_id: str) -> None:
-        """Nobody waits for it any more. Unknown ids are ignored."""
-        found = self._waiting.pop(request_id, None)
-        if found is not None:
-            found[1].cancel()
+        """The request is gone. Unknown ids are ignored."""
+        entry = self._waiting.pop(request_id, None)
+        if entry is not None:
+            self._forget(entry[1])
 
     def close(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _forget(self, grammar: Grammar) -> None:
+        """Drops a compilation that no request waits for."""
+        if all(waited != grammar for _, waited in self._waiting.values()):
+            self._compiling.pop(grammar).cancel()

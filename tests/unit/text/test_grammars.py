@@ -98,7 +98,6 @@ def test_reasoning_comes_before_the_constrained_answer(with_markers: bool) -> No
     (lambda: choice_grammar([], field="f"), "empty"),
     (lambda: choice_grammar(["a", ""], field="f"), "empty text"),
     (lambda: text_grammar(" \n", field="f"), "empty"),
-    (lambda: text_grammar("root ::= (", field="f"), "GBNF"),
     (lambda: grammar_from("choice", "abc", "f"), "array"),
     (lambda: grammar_from("regex", 3, "f"), "expected str")])
 def test_what_is_no_grammar_at_all_is_refused_where_it_is_written(make: Any, words: str) -> None:
@@ -111,11 +110,12 @@ def test_what_is_no_grammar_at_all_is_refused_where_it_is_written(make: Any, wor
     (json_grammar({"type": "object", "not": {}}, field="response_format"), "not"),
     (regex_grammar("(a", field="response_format"), "unclosed"),
     (regex_grammar("a(?=b)", field="response_format"), "look-around"),
+    (text_grammar("root ::= (", field="response_format"), "GBNF"),
     (text_grammar("start: nothing", field="response_format"), "nothing")])
 def test_what_does_not_compile_is_refused_in_the_compilers_words(grammar: Grammar, words: str) -> None:
     with pytest.raises(RequestError, match=words) as caught:
         compiler().compile(grammar)
-    assert caught.value.message.startswith("response_format: ")
+    assert re.match("response_format(: | cannot)", caught.value.message)
     assert (caught.value.param, caught.value.code) == ("response_format", "invalid_grammar")
     assert "<state>" not in caught.value.message
 

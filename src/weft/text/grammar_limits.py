@@ -1,0 +1,77 @@
+"""Limits on the shape of a grammar, checked before a compiler written in native code sees it.
+
+    length       in bytes                  where the grammar is written down (``weft.text.grammars``)
+    choices      texts of one choice       likewise
+    nesting      of a JSON schema          here, in the process that compiles
+    references   different $ref targets    here
+    rules        of a lark grammar         here
+
+The compiler descends through nesting, references and rules by calling itself, so their number bounds its stack.
+The limits lie several times below what overflows a stack of 8 MiB, and far above what schemas of the field use.
+
+A limit is a clear sentence for the client. It is not the wall: what passes the limits is still compiled in a
+process that may die (``weft.text.grammar_sandbox``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from weft.errors import RequestError
+
+GRAMMAR_BYTES_MAX = 2_000_000
+CHOICES_MAX = 20_000
+NESTING_MAX = 100
+REFERENCES_MAX = 1_000
+RULES_MAX = 2_000
+_RULE = re.compile(r"(?m)^[ \t]*[?!]?[A-Za-z_][\w-]*(?:\.\w+|\[[^\]\n]*\])?\s*(?::|::=)")
+_REFERENCE_WORDS = ("$ref", "$dynamicRef", "$recursiveRef")
+
+
+def check_choice_count(count: int, field: str) -> None:
+    if count > CHOICES_MAX:
+        raise RequestError(f"{field} has {count} texts; the limit is {CHOICES_MAX}", param=field,
+                           code="invalid_grammar")
+
+
+def check_length(grammar: bytes, field: str) -> None:
+    if len(grammar) > GRAMMAR_BYTES_MAX:
+        raise RequestError(f"{field} is a grammar of {len(grammar)} bytes; the limit is {GRAMMAR_BYTES_MAX}",
+                           param=field, code="invalid_grammar")
+
+
+def check_shape(grammars: Sequence[dict[str, Any]]) -> None:
+    """``grammars``: the list that a ``Grammar`` holds, parsed. Raises ValueError with the number and the limit."""
+    rules = 0
+    targets: set[str] = set()
+    written_references = 0
+    for grammar in grammars:
+        lark = grammar.get("lark_grammar")
+        if isinstance(lark, str):
+            rules += sum(1 for _ in _RULE.finditer(lark))
+            written_references += sum(lark.count(f'"{word}"') for word in _REFERENCE_WORDS)
+        _walk_schema(grammar.get("json_schema"), targets)
+    if rules > RULES_MAX:
+        raise ValueError(f"has {rules} rules; the limit is {RULES_MAX}")
+    if len(targets) + written_references > REFERENCES_MAX:
+        raise ValueError(f"refers to {len(targets) + written_references} definitions ($ref); the limit is "
+                         f"{REFERENCES_MAX}")
+
+
+def _walk_schema(schema: Any, targets: set[str]) -> None:
+    """Adds the targets of all references to ``targets``. Raises ValueError for a schema nested too deeply."""
+    level, depth = [schema], 0
+    while level:
+        if depth > NESTING_MAX:
+            raise ValueError(f"is nested more than {NESTING_MAX} levels deep")
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                targets.update(target for word in _REFERENCE_WORDS
+                               if isinstance(target := value.get(word), str))
+                below += [item for item in value.values() if isinstance(item, dict | list)]
+            elif isinstance(value, list):
+                below += [item for item in value if isinstance(item, dict | list)]
+        level, depth = below, depth + 1

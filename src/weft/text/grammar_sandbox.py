@@ -1,0 +1,153 @@
+"""The engine's end of the process that compiles grammars of strangers (``weft.text.grammar_worker``).
+
+    check(grammar)   any thread; waits for the verdict        RequestError | VettedGrammar
+    compile(build)   runs ``build`` on a stack of 64 MiB, at low priority
+
+The compiler is native code that a grammar can crash, so the engine compiles only what a process of its own has
+compiled before: within the limits of time, memory and stack, with its first masks built. The second compilation costs
+the time of the first, in a thread that lets others run, and gives the engine matchers that need no process.
+
+The worker starts with the first grammar and ends with the engine. One that died is replaced at the next grammar.
+
+Rejected: matchers in the worker, masks through shared memory (a hundred microseconds in every step, and each step
+waits for another process). See docs/decisions/0019.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, BinaryIO, TypeVar
+
+import msgspec
+
+from weft.errors import EngineUnavailableError, RequestError, presentable
+from weft.request import Grammar
+from weft.text.grammar_worker import Job, Start, Verdict, read_frame, write_frame
+
+ENGINE_STACK_BYTES = 64 << 20
+_VERDICT_WITHIN_S = 120.0
+"""Far more than any grammar may take, even behind others: only a worker that hangs is that late."""
+_PRIORITY = 10
+Built = TypeVar("Built")
+
+
+@dataclass(frozen=True, slots=True)
+class VettedGrammar:
+    """``text`` compiled within the limits. ``size_bytes``: memory that it held then."""
+
+    text: str
+    size_bytes: int
+
+
+class GrammarSandbox:
+    """``read_tokenizer`` returns the text of the tokenizer.json. ``seconds`` of CPU and ``memory_bytes`` are the
+    limits of one grammar."""
+
+    def __init__(self, read_tokenizer: Callable[[], str], eos_ids: tuple[int, ...], *, seconds: int,
+                 memory_bytes: int) -> None:
+        self._read_tokenizer = read_tokenizer
+        self._eos_ids = eos_ids
+        self._seconds = seconds
+        self._memory_bytes = memory_bytes
+        self._lock = threading.Lock()
+        self._worker: _RunningWorker | None = None
+
+    def check(self, grammar: Grammar, vocab_size: int) -> VettedGrammar:
+        """Raises RequestError with the compiler's reason, EngineUnavailableError where the worker failed."""
+        verdict = self._ask(grammar.grammar, vocab_size)
+        if verdict.error:
+            reason = presentable(verdict.error, otherwise="cannot be compiled")
+            separator = " " if reason.startswith(("has ", "is ", "takes ", "needs ", "refers ", "cannot ")) else ": "
+            raise RequestError(f"{grammar.field}{separator}{reason}", param=grammar.field, code="invalid_grammar")
+        return VettedGrammar(verdict.grammar, verdict.size_bytes)
+
+    def compile(self, build: Callable[[], Built]) -> Built:
+        """What ``build`` returns or raises, on a thread with a large stack."""
+        result: Future[Built] = Future()
+
+        def run() -> None:
+            if sys.platform == "linux":  # there a thread has a priority of its own
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _PRIORITY)
+            try:
+                result.set_result(build())
+            except BaseException as error:
+                result.set_exception(error)
+
+        with self._lock:
+            before_bytes = threading.stack_size(ENGINE_STACK_BYTES)
+            try:
+                threading.Thread(target=run, name="compile-grammar", daemon=True).start()
+            finally:
+                threading.stack_size(before_bytes)
+        return result.result()
+
+    def close(self) -> None:
+        """Idempotent. Checks that wait raise EngineUnavailableError."""
+        with self._lock:
+            worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.end()
+
+    def _ask(self, grammar: str, vocab_size: int) -> Verdict:
+        with self._lock:
+            if self._worker is None or self._worker.gone:
+                self._worker = _RunningWorker(Start(self._read_tokenizer(), vocab_size, list(self._eos_ids),
+                                                    self._seconds, self._memory_bytes))
+            worker = self._worker
+        try:
+            return worker.ask(grammar).result(_VERDICT_WITHIN_S)
+        except (OSError, TimeoutError):
+            worker.end()
+            raise EngineUnavailableError("the process that compiles grammars has ended; try again") from None
+
+
+class _RunningWorker:
+    def __init__(self, start: Start) -> None:
+        # A session of its own: signals of the terminal are for the engine's parent.
+        self._process: subprocess.Popen[bytes] = subprocess.Popen(
+            [sys.executable, "-m", "weft.text.grammar_worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            start_new_session=True, env={**os.environ, "MALLOC_ARENA_MAX": "1"})
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin: Any = self._process.stdin
+        self._lock = threading.Lock()
+        self._verdicts: dict[int, Future[Verdict]] = {}
+        self._numbers = 0
+        self.gone = False
+        write_frame(self._stdin, start)
+        threading.Thread(target=self._read, args=(self._process.stdout,), name="grammar-verdicts",
+                         daemon=True).start()
+
+    def ask(self, grammar: str) -> Future[Verdict]:
+        """Raises OSError where the worker is gone, at once or in the future."""
+        with self._lock:
+            if self.gone:
+                raise BrokenPipeError
+            self._numbers += 1
+            verdict = self._verdicts[self._numbers] = Future()
+            write_frame(self._stdin, Job(self._numbers, grammar))
+        return verdict
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _read(self, stream: BinaryIO) -> None:
+        while (raw := read_frame(stream)) is not None:
+            verdict = msgspec.msgpack.decode(raw, type=Verdict)
+            with self._lock:
+                waiting = self._verdicts.pop(verdict.number)
+            waiting.set_result(verdict)
+        self._process.wait()
+        with self._lock:
+            self.gone = True
+            orphans = list(self._verdicts.values())
+            self._verdicts.clear()
+        for waiting in orphans:
+            waiting.set_exception(BrokenPipeError())

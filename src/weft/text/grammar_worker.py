@@ -1,0 +1,300 @@
+"""The process that compiles grammars of strangers: ``python -m weft.text.grammar_worker``.
+
+    stdin:   one Start, then Jobs; its end means that the engine is gone
+    stdout:  one Verdict per Job, in the order in which they end
+
+                           fork per job
+    Start -> tokenizer ----------------> limits -> lark -> compile -> first masks -> Verdict -> exit
+             (built once, shared)        '------------- may crash, hang or grow -------------'
+
+The tokenizer is built once. Every job runs in a fork, which shares it and costs some milliseconds. A fork has a
+limit of CPU time, of memory and of stack; each of them ends the fork and becomes a sentence for the client. So a
+grammar that is slow, large or deadly holds up no other grammar, and leaves nothing behind.
+
+The first masks are built on a stack of 1 MiB, half of what the threads that build masks in the engine have, and the
+grammar is compiled on at most 8 MiB, an eighth of what the engine gives it. Compiling is a function of the
+grammar, so what passed here stays within its stack there.
+
+This module imports no torch. The loop has one thread, so that a fork is safe.
+
+Rejected: a pool of long-lived compilers (memory grows with what they have seen, and a crash costs a new tokenizer,
+a second for a large vocabulary); threads (a stack overflow ends the process).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import resource
+import selectors
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from typing import Any, BinaryIO
+
+import msgspec
+
+from weft.text.gbnf import lark_of
+from weft.text.grammar_limits import check_shape
+
+JOBS_MAX = 4
+"""Forks at once."""
+COMPILE_STACK_BYTES = 8 << 20
+MASK_STACK_BYTES = 1 << 20
+_WALL_FACTOR = 4
+"""A fork ends after this many times its CPU limit, however little it computes."""
+_WALK_TOKENS = 8
+_PRIORITY = 10
+
+
+class Start(msgspec.Struct, tag=True):
+    """``seconds`` of CPU and ``memory_bytes`` are limits of one job. ``tokenizer``: text of its tokenizer.json."""
+
+    tokenizer: str
+    vocab_size: int
+    eos_ids: list[int]
+    seconds: int
+    memory_bytes: int
+
+
+class Job(msgspec.Struct, tag=True):
+    number: int
+    grammar: str
+
+
+class Verdict(msgspec.Struct):
+    """``error`` is empty for a grammar that compiles. ``grammar`` is what to compile: the job's, in lark.
+    ``size_bytes``: memory that the compiled grammar holds."""
+
+    number: int
+    error: str = ""
+    grammar: str = ""
+    size_bytes: int = 0
+
+
+def write_frame(stream: BinaryIO, message: msgspec.Struct) -> None:
+    body = msgspec.msgpack.encode(message)
+    stream.write(len(body).to_bytes(8, "little") + body)
+    stream.flush()
+
+
+def read_frame(stream: BinaryIO) -> bytes | None:
+    """None at the end of the stream. On an unbuffered stream it reads nothing behind the frame."""
+    head = _read_all(stream, 8)
+    return None if head is None else _read_all(stream, int.from_bytes(head, "little"))
+
+
+def _read_all(stream: BinaryIO, count: int) -> bytes | None:
+    parts = []
+    while count:
+        part = stream.read(min(count, 1 << 20))
+        if not part:
+            return None
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+class _Fork:
+    """One job under way. ``output`` is what its pipe gave so far."""
+
+    def __init__(self, number: int, pid: int, pipe: int, deadline_s: float) -> None:
+        self.number = number
+        self.pid = pid
+        self.pipe = pipe
+        self.deadline_s = deadline_s
+        self.output = b""
+        self.late = False
+
+
+class _Worker:
+    def __init__(self, jobs: BinaryIO, start: Start) -> None:
+        """``jobs`` is unbuffered: the selector sees what was not read."""
+        from llguidance import LLTokenizer
+
+        self._jobs = jobs
+        self._start = start
+        self._tokenizer = LLTokenizer(start.tokenizer, n_vocab=start.vocab_size, eos_token=start.eos_ids)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(jobs, selectors.EVENT_READ)
+        self._waiting: deque[Job] = deque()
+        self._forks: dict[int, _Fork] = {}
+        gc.collect()
+        gc.freeze()
+
+    def run(self) -> None:
+        while True:
+            while self._waiting and len(self._forks) < JOBS_MAX:
+                self._fork(self._waiting.popleft())
+            for key, _ in self._selector.select(self._patience_s()):
+                if key.data is None:
+                    raw = read_frame(self._jobs)
+                    if raw is None:
+                        return
+                    self._waiting.append(msgspec.msgpack.decode(raw, type=Job))
+                else:
+                    self._read(key.data)
+            now = time.monotonic()
+            for fork in self._forks.values():
+                if now > fork.deadline_s and not fork.late:
+                    fork.late = True
+                    os.kill(fork.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        for fork in self._forks.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(fork.pid, signal.SIGKILL)
+
+    def _patience_s(self) -> float | None:
+        if not self._forks:
+            return None
+        return max(min(fork.deadline_s for fork in self._forks.values()) - time.monotonic(), 0.01)
+
+    def _fork(self, job: Job) -> None:
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(reading)
+            _run_job(self._tokenizer, self._start, job, writing)
+        os.close(writing)
+        fork = _Fork(job.number, pid, reading, time.monotonic() + self._start.seconds * _WALL_FACTOR)
+        self._forks[pid] = fork
+        self._selector.register(reading, selectors.EVENT_READ, fork)
+
+    def _read(self, fork: _Fork) -> None:
+        part = os.read(fork.pipe, 1 << 16)
+        if part:
+            fork.output += part
+            return
+        self._selector.unregister(fork.pipe)
+        os.close(fork.pipe)
+        del self._forks[fork.pid]
+        _, status = os.waitpid(fork.pid, 0)
+        if status == 0:
+            verdict = msgspec.msgpack.decode(fork.output, type=Verdict)
+        else:
+            verdict = Verdict(fork.number, error=self._reason(fork, status))
+        write_frame(sys.stdout.buffer, verdict)
+
+    def _reason(self, fork: _Fork, status: int) -> str:
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        if fork.late or number in (signal.SIGXCPU, signal.SIGKILL):
+            return f"takes more than {self._start.seconds} s to compile (--grammar-seconds)"
+        if number == signal.SIGABRT or os.WIFEXITED(status):
+            return f"needs more than {self._start.memory_bytes} bytes to compile (--grammar-memory)"
+        return "is nested too deeply to be compiled"
+
+
+def _run_job(tokenizer: Any, start: Start, job: Job, pipe: int) -> None:
+    """Never returns: the fork exits, or dies at one of its limits."""
+    code = 1
+    try:
+        silent = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(silent, descriptor)
+        _limit(start)
+        with os.fdopen(pipe, "wb") as stream:
+            stream.write(msgspec.msgpack.encode(_verdict(tokenizer, job)))
+        code = 0
+    except BaseException:
+        code = 1
+    os._exit(code)
+
+
+def _limit(start: Start) -> None:
+    """``setrlimit`` below what the process has already is refused for no limit here."""
+    os.nice(_PRIORITY)
+    pages = int(open("/proc/self/statm").read().split()[0]) if sys.platform == "linux" else 0
+    for kind, soft in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_CPU, start.seconds),
+                       (resource.RLIMIT_STACK, COMPILE_STACK_BYTES),
+                       (resource.RLIMIT_AS, pages * resource.getpagesize() + start.memory_bytes)):
+        hard = resource.getrlimit(kind)[1]
+        allowed = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
+        if kind != resource.RLIMIT_AS or pages:
+            resource.setrlimit(kind, (allowed, hard))
+
+
+def _verdict(tokenizer: Any, job: Job) -> Verdict:
+    try:
+        grammars = msgspec.json.decode(job.grammar)["grammars"]
+        check_shape(grammars)
+        for grammar in grammars:
+            if "gbnf" in grammar:
+                grammar["lark_grammar"] = lark_of(grammar.pop("gbnf"))
+        check_shape(grammars)
+    except RecursionError:
+        return Verdict(job.number, error="is nested too deeply")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return Verdict(job.number, error=str(error))
+    from llguidance import LLMatcher
+
+    text = msgspec.json.encode({"grammars": grammars}).decode()
+    before_bytes = _used_bytes()
+    prototype = LLMatcher(tokenizer, text, log_level=0)
+    if prototype.is_error():
+        return Verdict(job.number, error=str(prototype.get_error()))
+    walker = prototype.deep_copy()
+    error = _on_small_stack(walker)
+    if error:
+        return Verdict(job.number, error=error)
+    return Verdict(job.number, grammar=text, size_bytes=max(_used_bytes() - before_bytes, len(text)))
+
+
+def _on_small_stack(walker: Any) -> str:
+    """Builds the first masks of ``walker`` along some answer. Returns what went wrong."""
+    errors: list[str] = []
+
+    def walk() -> None:
+        for _ in range(_WALK_TOKENS):
+            mask = walker.compute_bitmask()
+            if walker.is_error():
+                errors.append(str(walker.get_error()))
+                return
+            word = next((at for at, byte in enumerate(mask) if byte), None)
+            if word is None or walker.is_stopped():
+                return
+            walker.consume_token(word * 8 + (mask[word] & -mask[word]).bit_length() - 1)
+
+    threading.stack_size(MASK_STACK_BYTES)
+    thread = threading.Thread(target=walk)
+    thread.start()
+    thread.join()
+    return errors[0] if errors else ""
+
+
+class _Mallinfo(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
+        "keepcost")]
+
+
+def _used_bytes() -> int:
+    """Memory that this process holds from malloc; its largest resident size where the C library does not say."""
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is None:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    mallinfo.restype = _Mallinfo
+    info = mallinfo()
+    return int(info.uordblks + info.hblkhd)
+
+
+def main() -> int:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    jobs = open(0, "rb", buffering=0)
+    raw = read_frame(jobs)
+    if raw is None:
+        return 0
+    worker = _Worker(jobs, msgspec.msgpack.decode(raw, type=Start))
+    try:
+        worker.run()
+    finally:
+        worker.end()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
