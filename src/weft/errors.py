@@ -103,7 +103,7 @@ class BusyError(UserError):
 
 
 _MESSAGE_CHARS_MAX = 600
-_INTERNALS = re.compile(r"panic|<backtrace>|\bbacktrace\b|thread '.*' |(?:^|[\s(])/?(?:[\w.-]+/)+[\w.-]+\.(?:rs|py|so)\b")
+_INTERNALS = re.compile(r"panic|\bbacktrace\b|thread '.*' |(?:^|[\s(])/?(?:[\w.-]+/)+[\w.-]+\.(?:rs|py|so)\b")
 
 
 def presentable(message: str, *, otherwise: str) -> str:

@@ -52,7 +52,8 @@ def test_choices_of_another_client_do_not_wait_for_slow_grammars(server: Running
     slow: dict[str, Any] = {"prompt": "say:x", "guided_json": slow_schema(8001), "max_tokens": 2}
     with ThreadPoolExecutor(2) as threads:
         attacks = [threads.submit(post, server, slow) for _ in range(2)]
-        with bystander(server.url, body={"prompt": "say:b", "guided_choice": ["a", "b"], "max_tokens": 3}) as other:
+        small = {"prompt": "say:b", "guided_choice": ["a", "b"], "max_tokens": 3}
+        with bystander(server.url, body=small) as other:
             threading.Event().wait(1.0)
         assert [attack.result().status_code for attack in attacks] == [400, 400]
     other.check()

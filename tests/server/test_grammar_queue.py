@@ -11,7 +11,7 @@ import pytest
 from tests.server.scripted_engine import build, write_model_directory
 from tests.server.test_engine_loop import PROMPT, Loop
 from weft.config import EngineConfig
-from weft.engine.grammars import TokenGrammar, GrammarCompiler
+from weft.engine.grammars import GrammarCompiler, TokenGrammar
 from weft.errors import QueueFullError
 from weft.request import Grammar, Request, SamplingParams
 from weft.server.grammar_queue import GrammarQueue

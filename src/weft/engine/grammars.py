@@ -4,22 +4,25 @@
                                                                     |
                                                           a cache bounded in bytes
 
-A grammar is text from a client, and the compiler is native code that a grammar can crash. So the sandbox compiles it
-first, in a process that may die; what it refuses is the request's error, in the compiler's words. What passed is
-compiled again here, by the same code on a larger stack (``weft.text.grammar_sandbox``, passed in).
+A grammar is text from a client, and the compiler is native code that a grammar can crash. So the sandbox
+compiles it first, in a process that may die; what it refuses is the request's error, in the compiler's
+words. What passed is compiled again here, by the same code on a larger stack (``weft.text.grammar_sandbox``,
+passed in).
 
-Compiling takes from less than a millisecond to seconds. A loop that must not wait calls ``build`` in a thread and
-``keep``s the result before it submits the request; ``compile`` is both at once. A matcher is a copy of the compiled
-grammar, which costs microseconds. All copies share the work of the first mask, so ``build`` asks for it too.
+Compiling takes from less than a millisecond to seconds. A loop that must not wait calls ``build`` in a
+thread and ``keep``s the result before it submits the request; ``compile`` is both at once. A matcher is a
+copy of the compiled grammar, which costs microseconds. All copies share the work of the first mask, so
+``build`` asks for it too.
 
-The tokenizer's own form (a trie of all tokens' bytes) costs some tenths of a second, in which Python stands still,
-and a few dozen MB. The first grammar builds it, or ``warm`` when a server starts.
+The tokenizer's own form (a trie of all tokens' bytes) costs some tenths of a second, in which Python stands
+still, and a few dozen MB. The first grammar builds it, or ``warm`` when a server starts.
 
-The bytes of a compiled grammar are what the sandbox measured. The cache drops the least recently used grammars above
-its limit; running answers may hold as much again, and a grammar beyond that is refused (law L11).
+The bytes of a compiled grammar are what the sandbox measured. The cache drops the least recently used
+grammars above its limit; running answers may hold as much again, and a grammar beyond that is refused (law
+L11).
 
-Rejected: compiling in the HTTP process (a second tokenizer in memory); xgrammar (masks are faster, compiling is dozens
-of times slower, and it brings its own torch extensions).
+Rejected: compiling in the HTTP process (a second tokenizer in memory); xgrammar (masks are faster, compiling
+is dozens of times slower, and it brings its own torch extensions).
 """
 
 from __future__ import annotations
@@ -62,8 +65,8 @@ class Sandbox(Protocol):
 
 
 class TokenGrammar:
-    """A compiled grammar. ``matcher`` returns a matcher that has seen no token. ``token_count``: the tokens that
-    its masks describe. ``size_bytes``: the memory that it holds."""
+    """A compiled grammar. ``matcher`` returns a matcher that has seen no token. ``token_count``: the tokens
+    that its masks describe. ``size_bytes``: the memory that it holds."""
 
     __slots__ = ("__weakref__", "_prototype", "size_bytes", "token_count")
 
@@ -77,9 +80,9 @@ class TokenGrammar:
 
 
 class GrammarCompiler:
-    """``read_tokenizer`` returns the text of the checkpoint's tokenizer.json; without one every grammar is refused.
-    ``eos_ids``: the tokens that may end an answer, once its grammar is complete; ``vocab_size``: of the model.
-    Without a ``sandbox`` grammars are compiled unchecked: for grammars of the program's own."""
+    """``read_tokenizer`` returns the text of the checkpoint's tokenizer.json; without one every grammar is
+    refused. ``eos_ids``: the tokens that may end an answer, once its grammar is complete; ``vocab_size``: of
+    the model. Without a ``sandbox`` grammars are compiled unchecked: for grammars of the program's own."""
 
     def __init__(self, read_tokenizer: Callable[[], str] | None, eos_ids: tuple[int, ...], vocab_size: int,
                  sandbox: Sandbox | None = None, *, cache_bytes: int = CACHE_BYTES_MAX) -> None:
@@ -111,8 +114,9 @@ class GrammarCompiler:
         in_use_bytes = sum(other.size_bytes for other in self._live) - self.cached_bytes
         if in_use_bytes and in_use_bytes + compiled.size_bytes > self._cache_bytes_max:
             raise QueueFullError(
-                f"{compiled.size_bytes} bytes of a compiled grammar find no room: grammars of running requests hold "
-                f"{in_use_bytes}; the limit is {self._cache_bytes_max} (--grammar-cache). Try again later",
+                f"{compiled.size_bytes} bytes of a compiled grammar find no room: grammars of running "
+                f"requests hold {in_use_bytes}; the limit is {self._cache_bytes_max} (--grammar-cache). Try "
+                "again later",
                 param="--grammar-cache", code="queue_full")
         self._live.add(compiled)
         self._cache[grammar] = compiled
@@ -157,7 +161,7 @@ class GrammarCompiler:
         import llguidance
 
         text = self._read_tokenizer()
-        # Models round their vocabulary up. The library refuses one below its tokenizer's, hence the second try.
+        # Models round their vocabulary up. One below its tokenizer's is refused: hence the second try.
         for size in (self._vocab_size, None):
             try:
                 self._tokenizer = llguidance.LLTokenizer(text, n_vocab=size, eos_token=list(self._eos_ids))

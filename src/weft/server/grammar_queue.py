@@ -4,9 +4,9 @@
                      a new one  --threads--> compiled -> ready() -> the engine
                                          '-> refused  -> ready() -> the client, with the compiler's words
 
-A request waits here before it is accepted. So a bad grammar is an error and never a sequence that fails, and the
-scheduler does not know grammars. Several threads compile, so a slow grammar holds up no other; requests with the
-same grammar share one compilation. What waits is bounded as the queue is (law L11).
+A request waits here before it is accepted. So a bad grammar is an error and never a sequence that fails, and
+the scheduler does not know grammars. Several threads compile, so a slow grammar holds up no other; requests
+with the same grammar share one compilation. What waits is bounded as the queue is (law L11).
 
 Only ``build`` runs in the threads; the compiler's cache belongs to the engine's thread alone.
 """
@@ -53,8 +53,8 @@ class GrammarQueue:
         return True
 
     def ready(self) -> Iterator[tuple[Request, WeftError | None]]:
-        """Requests whose grammar is compiled, in order of arrival, with what was wrong with it. Submit each before
-        the next is asked for: the compiler may forget its grammar after that."""
+        """Requests whose grammar is compiled, in order of arrival, with what was wrong with it. Submit each
+        before the next is asked for: the compiler may forget its grammar after that."""
         for request_id, (request, grammar) in list(self._waiting.items()):
             compiled = self._compiling[grammar]
             if not compiled.done():

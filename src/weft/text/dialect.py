@@ -151,8 +151,8 @@ class Dialect:
              several_calls: bool = True, grammar: Grammar | None = None,
              continued: str | None = None) -> AnswerPlan:
         """For one request. ``prompt`` is its rendered text; ``continued`` the beginning of the answer that is
-        in it, if it is; ``grammar`` the structured output it asks for. Raises RequestError where that cannot be
-        combined, or not be done with this model."""
+        in it, if it is; ``grammar`` the structured output it asks for. Raises RequestError where that cannot
+        be combined, or not be done with this model."""
         calls = self._check_tools(tools, choice)
         wanted = self._grammar(calls, tools, choice, several_calls, grammar)
         row = self.reasoning

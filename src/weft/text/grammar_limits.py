@@ -6,8 +6,9 @@
     references   different $ref targets    here
     rules        of a lark grammar         here
 
-The compiler descends through nesting, references and rules by calling itself, so their number bounds its stack.
-The limits lie several times below what overflows a stack of 8 MiB, and far above what schemas of the field use.
+The compiler descends through nesting, references and rules by calling itself, so their number bounds its
+stack. The limits lie several times below what overflows a stack of 8 MiB, and far above what schemas of the
+field use.
 
 A limit is a clear sentence for the client. It is not the wall: what passes the limits is still compiled in a
 process that may die (``weft.text.grammar_sandbox``).
@@ -43,7 +44,8 @@ def check_length(grammar: bytes, field: str) -> None:
 
 
 def check_shape(grammars: Sequence[dict[str, Any]]) -> None:
-    """``grammars``: the list that a ``Grammar`` holds, parsed. Raises ValueError with the number and the limit."""
+    """``grammars``: the list that a ``Grammar`` holds, parsed. Raises ValueError with the number and the
+    limit."""
     rules = 0
     targets: set[str] = set()
     written_references = 0

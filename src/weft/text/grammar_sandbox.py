@@ -3,14 +3,16 @@
     check(grammar)   any thread; waits for the verdict        RequestError | VettedGrammar
     compile(build)   runs ``build`` on a stack of 64 MiB, at low priority
 
-The compiler is native code that a grammar can crash, so the engine compiles only what a process of its own has
-compiled before: within the limits of time, memory and stack, with its first masks built. The second compilation costs
-the time of the first, in a thread that lets others run, and gives the engine matchers that need no process.
+The compiler is native code that a grammar can crash, so the engine compiles only what a process of its own
+has compiled before: within the limits of time, memory and stack, with its first masks built. The second
+compilation costs the time of the first, in a thread that lets others run, and gives the engine matchers that
+need no process.
 
-The worker starts with the first grammar and ends with the engine. One that died is replaced at the next grammar.
+The worker starts with the first grammar and ends with the engine. One that died is replaced at the next
+grammar.
 
-Rejected: matchers in the worker, masks through shared memory (a hundred microseconds in every step, and each step
-waits for another process). See docs/decisions/0019.
+Rejected: matchers in the worker, masks through shared memory (a hundred microseconds in every step, and each
+step waits for another process). See docs/decisions/0019.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, BinaryIO, TypeVar
+from typing import IO, TypeVar
 
 import msgspec
 
@@ -34,6 +36,8 @@ ENGINE_STACK_BYTES = 64 << 20
 _VERDICT_WITHIN_S = 120.0
 """Far more than any grammar may take, even behind others: only a worker that hangs is that late."""
 _PRIORITY = 10
+_PREDICATES = ("has ", "is ", "takes ", "needs ", "refers ", "cannot ")
+"""How reasons of weft begin; the compiler's do not continue a sentence."""
 Built = TypeVar("Built")
 
 
@@ -46,8 +50,8 @@ class VettedGrammar:
 
 
 class GrammarSandbox:
-    """``read_tokenizer`` returns the text of the tokenizer.json. ``seconds`` of CPU and ``memory_bytes`` are the
-    limits of one grammar."""
+    """``read_tokenizer`` returns the text of the tokenizer.json. ``seconds`` of CPU and ``memory_bytes`` are
+    the limits of one grammar."""
 
     def __init__(self, read_tokenizer: Callable[[], str], eos_ids: tuple[int, ...], *, seconds: int,
                  memory_bytes: int) -> None:
@@ -63,8 +67,9 @@ class GrammarSandbox:
         verdict = self._ask(grammar.grammar, vocab_size)
         if verdict.error:
             reason = presentable(verdict.error, otherwise="cannot be compiled")
-            separator = " " if reason.startswith(("has ", "is ", "takes ", "needs ", "refers ", "cannot ")) else ": "
-            raise RequestError(f"{grammar.field}{separator}{reason}", param=grammar.field, code="invalid_grammar")
+            separator = " " if reason.startswith(_PREDICATES) else ": "
+            raise RequestError(f"{grammar.field}{separator}{reason}", param=grammar.field,
+                               code="invalid_grammar")
         return VettedGrammar(verdict.grammar, verdict.size_bytes)
 
     def compile(self, build: Callable[[], Built]) -> Built:
@@ -97,8 +102,9 @@ class GrammarSandbox:
     def _ask(self, grammar: str, vocab_size: int) -> Verdict:
         with self._lock:
             if self._worker is None or self._worker.gone:
-                self._worker = _RunningWorker(Start(self._read_tokenizer(), vocab_size, list(self._eos_ids),
-                                                    self._seconds, self._memory_bytes))
+                start = Start(self._read_tokenizer(), vocab_size, list(self._eos_ids), self._seconds,
+                              self._memory_bytes)
+                self._worker = _RunningWorker(start)
             worker = self._worker
         try:
             return worker.ask(grammar).result(_VERDICT_WITHIN_S)
@@ -115,7 +121,7 @@ class _RunningWorker:
             start_new_session=True, env={**os.environ, "MALLOC_ARENA_MAX": "1"})
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._stdin: Any = self._process.stdin
+        self._stdin: IO[bytes] = self._process.stdin
         self._lock = threading.Lock()
         self._verdicts: dict[int, Future[Verdict]] = {}
         self._numbers = 0
@@ -138,7 +144,7 @@ class _RunningWorker:
         self._process.kill()
         self._process.wait()
 
-    def _read(self, stream: BinaryIO) -> None:
+    def _read(self, stream: IO[bytes]) -> None:
         while (raw := read_frame(stream)) is not None:
             verdict = msgspec.msgpack.decode(raw, type=Verdict)
             with self._lock:

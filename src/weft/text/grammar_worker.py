@@ -7,18 +7,18 @@
     Start -> tokenizer ----------------> limits -> lark -> compile -> first masks -> Verdict -> exit
              (built once, shared)        '------------- may crash, hang or grow -------------'
 
-The tokenizer is built once. Every job runs in a fork, which shares it and costs some milliseconds. A fork has a
-limit of CPU time, of memory and of stack; each of them ends the fork and becomes a sentence for the client. So a
-grammar that is slow, large or deadly holds up no other grammar, and leaves nothing behind.
+The tokenizer is built once. Every job runs in a fork, which shares it and costs some milliseconds. A fork
+has a limit of CPU time, of memory and of stack; each of them ends the fork and becomes a sentence for the
+client. So a grammar that is slow, large or deadly holds up no other grammar, and leaves nothing behind.
 
-The first masks are built on a stack of 1 MiB, half of what the threads that build masks in the engine have, and the
-grammar is compiled on at most 8 MiB, an eighth of what the engine gives it. Compiling is a function of the
-grammar, so what passed here stays within its stack there.
+The first masks are built on a stack of 1 MiB, half of what the threads that build masks in the engine have,
+and the grammar is compiled on at most 8 MiB, an eighth of what the engine gives it. Compiling is a function
+of the grammar, so what passed here stays within its stack there.
 
 This module imports no torch. The loop has one thread, so that a fork is safe.
 
-Rejected: a pool of long-lived compilers (memory grows with what they have seen, and a crash costs a new tokenizer,
-a second for a large vocabulary); threads (a stack overflow ends the process).
+Rejected: a pool of long-lived compilers (memory grows with what they have seen, and a crash costs a new
+tokenizer, a second for a large vocabulary); threads (a stack overflow ends the process).
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import IO, Any
 
 import msgspec
 
@@ -52,7 +53,8 @@ _PRIORITY = 10
 
 
 class Start(msgspec.Struct, tag=True):
-    """``seconds`` of CPU and ``memory_bytes`` are limits of one job. ``tokenizer``: text of its tokenizer.json."""
+    """``seconds`` of CPU and ``memory_bytes`` are limits of one job. ``tokenizer``: text of its
+    tokenizer.json."""
 
     tokenizer: str
     vocab_size: int
@@ -76,19 +78,19 @@ class Verdict(msgspec.Struct):
     size_bytes: int = 0
 
 
-def write_frame(stream: BinaryIO, message: msgspec.Struct) -> None:
+def write_frame(stream: IO[bytes], message: msgspec.Struct) -> None:
     body = msgspec.msgpack.encode(message)
     stream.write(len(body).to_bytes(8, "little") + body)
     stream.flush()
 
 
-def read_frame(stream: BinaryIO) -> bytes | None:
+def read_frame(stream: IO[bytes]) -> bytes | None:
     """None at the end of the stream. On an unbuffered stream it reads nothing behind the frame."""
     head = _read_all(stream, 8)
     return None if head is None else _read_all(stream, int.from_bytes(head, "little"))
 
 
-def _read_all(stream: BinaryIO, count: int) -> bytes | None:
+def _read_all(stream: IO[bytes], count: int) -> bytes | None:
     parts = []
     while count:
         part = stream.read(min(count, 1 << 20))
@@ -112,7 +114,7 @@ class _Fork:
 
 
 class _Worker:
-    def __init__(self, jobs: BinaryIO, start: Start) -> None:
+    def __init__(self, jobs: IO[bytes], start: Start) -> None:
         """``jobs`` is unbuffered: the selector sees what was not read."""
         from llguidance import LLTokenizer
 
@@ -208,7 +210,7 @@ def _run_job(tokenizer: Any, start: Start, job: Job, pipe: int) -> None:
 def _limit(start: Start) -> None:
     """``setrlimit`` below what the process has already is refused for no limit here."""
     os.nice(_PRIORITY)
-    pages = int(open("/proc/self/statm").read().split()[0]) if sys.platform == "linux" else 0
+    pages = int(Path("/proc/self/statm").read_text().split()[0]) if sys.platform == "linux" else 0
     for kind, soft in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_CPU, start.seconds),
                        (resource.RLIMIT_STACK, COMPILE_STACK_BYTES),
                        (resource.RLIMIT_AS, pages * resource.getpagesize() + start.memory_bytes)):
@@ -238,9 +240,9 @@ def _verdict(tokenizer: Any, job: Job) -> Verdict:
     if prototype.is_error():
         return Verdict(job.number, error=str(prototype.get_error()))
     walker = prototype.deep_copy()
-    error = _on_small_stack(walker)
-    if error:
-        return Verdict(job.number, error=error)
+    reason = _on_small_stack(walker)
+    if reason:
+        return Verdict(job.number, error=reason)
     return Verdict(job.number, grammar=text, size_bytes=max(_used_bytes() - before_bytes, len(text)))
 
 
@@ -273,7 +275,8 @@ class _Mallinfo(ctypes.Structure):
 
 
 def _used_bytes() -> int:
-    """Memory that this process holds from malloc; its largest resident size where the C library does not say."""
+    """Memory that this process holds from malloc; its largest resident size where the C library does not
+    say."""
     mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if mallinfo is None:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -284,7 +287,7 @@ def _used_bytes() -> int:
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    jobs = open(0, "rb", buffering=0)
+    jobs = os.fdopen(0, "rb", buffering=0)
     raw = read_frame(jobs)
     if raw is None:
         return 0

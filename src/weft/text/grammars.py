@@ -4,8 +4,8 @@
     behind_reasoning(grammar, ...)                                                     ->  Grammar
 
 A ``Grammar`` is text: the list of grammars that llguidance reads, the first of which is the start. It is
-compiled elsewhere (``weft.text.grammar_sandbox``, ``weft.engine.grammars``), so nothing here fails for what a schema
-says, only for its type and size.
+compiled elsewhere (``weft.text.grammar_sandbox``, ``weft.engine.grammars``), so nothing here fails for what
+a schema says, only for its type and size.
 
 *Forcing is off.* Where only one text can follow, the library would allow only that text's usual tokens. It
 then takes a text that looks like a special token ("<think>" in an enum) for that token, and refuses it
@@ -13,9 +13,9 @@ afterwards. Without forcing every spelling of the text is allowed, and the model
 
 *Whitespace is bounded.* JSON allows any amount between two tokens, and a weak model will use it to the last.
 
-*Reasoning comes first.* A model that thinks before it answers is constrained behind the end of its reasoning: the
-grammar begins with free text up to the end marker. Markers that are tokens of the vocabulary are named by
-their id, as free text never contains such a token.
+*Reasoning comes first.* A model that thinks before it answers is constrained behind the end of its
+reasoning: the grammar begins with free text up to the end marker. Markers that are tokens of the vocabulary
+are named by their id, as free text never contains such a token.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def regex_grammar(regex: str, *, field: str) -> Grammar:
 
 
 def choice_grammar(choices: Sequence[str], *, field: str) -> Grammar:
-    """The answer is one of ``choices``. Raises RequestError when there is none, one is empty, or they are too many.
+    """The answer is one of ``choices``. Raises RequestError when there is none, one is empty, or they are
+    too many.
 
     One regex: as texts of a rule, 100,000 of them took 25 seconds to compile."""
     if not choices:
@@ -100,8 +101,8 @@ def choice_grammar(choices: Sequence[str], *, field: str) -> Grammar:
 
 
 def text_grammar(grammar: str, *, field: str) -> Grammar:
-    """``grammar`` is lark (with llguidance's extensions) or GBNF, which has a "::=". Raises RequestError when it is
-    empty. The sandbox rewrites GBNF as lark (``weft.text.gbnf``)."""
+    """``grammar`` is lark (with llguidance's extensions) or GBNF, which has a "::=". Raises RequestError
+    when it is empty. The sandbox rewrites GBNF as lark (``weft.text.gbnf``)."""
     if not grammar.strip():
         raise RequestError(f"{field} is empty: it needs a grammar", param=field)
     return _grammar({"gbnf" if "::=" in grammar else "lark_grammar": grammar}, field)

@@ -110,7 +110,8 @@ def test_a_schema_that_cannot_be_compiled_is_found_when_it_is_compiled() -> None
     tools = read_tools([{"type": "function", "function": {"name": "f", "parameters": {
         "type": "object", "properties": {"x": {"type": "nothing"}}, "required": ["x"]}}}])
     for name in ("hermes", "qwen3_xml", "lfm2"):
-        grammar = calls_grammar(BY_NAME[name], tools, several=False, token_of=tokenizer().added_id, field="tools")
+        grammar = calls_grammar(BY_NAME[name], tools, several=False, token_of=tokenizer().added_id,
+                                field="tools")
         with pytest.raises(RequestError, match="nothing"):
             write(grammar, 1)
 

@@ -10,8 +10,8 @@ So the arguments always fit the tool's schema. Tags and Python have one value pe
 the schema, those that are not required may be left out; additional properties are not written. A string in
 tags is free text: its length and pattern are not held.
 
-``strict_grammar`` leaves the model free to call or not: text as it likes, and from an opening marker on a call
-that fits. It holds for every tool of the request, as soon as one is strict.
+``strict_grammar`` leaves the model free to call or not: text as it likes, and from an opening marker on a
+call that fits. It holds for every tool of the request, as soon as one is strict.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def strict_grammar(row: ToolFormat, tools: Sequence[Tool], *, several: bool, tok
     token = token_of(marker)
     head = f"TEXT <[{token}]>" if token is not None else rules.add(FREE_TEXT, f"[suffix={quoted(marker)}]")
     again = "*" if several and not row.writes.lead else "?"
-    return lark_grammar("\n".join([f"start: (begun){again} TEXT", f"begun: {head} {body}", f"TEXT: {FREE_TEXT}",
+    return lark_grammar("\n".join([f"start: (begun){again} TEXT", f"begun: {head} {body}",
+                                   f"TEXT: {FREE_TEXT}",
                                  *rules.lines]), field=field)
 
 
