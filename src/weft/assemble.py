@@ -54,7 +54,7 @@ from weft.spec import (
     ModelSpec,
     kept_in,
 )
-from weft.text.grammar_sandbox import GrammarSandbox
+from weft.text.grammar_sandbox import grammar_sandbox
 from weft.units import format_bytes, pages_for, parse_bytes
 
 if TYPE_CHECKING:
@@ -359,21 +359,9 @@ def _record_graphs(executor: TorchExecutor, tell: OnProgress) -> list[str]:
 
 def _grammar_compiler(config: EngineConfig, directory: Path, eos_ids: tuple[int, ...],
                       vocab_size: int) -> GrammarCompiler:
-    """Raises ConfigError for limits that cannot be."""
-    if config.grammar_seconds < 1:
-        raise ConfigError(f"--grammar-seconds is {config.grammar_seconds}; it must be at least 1",
-                          param="--grammar-seconds")
-    memory_bytes = parse_bytes(config.grammar_memory, flag="--grammar-memory")
-    cache_bytes = parse_bytes(config.grammar_cache, flag="--grammar-cache")
-    path = directory / "tokenizer.json"
-    if not path.is_file():
-        return GrammarCompiler(None, eos_ids, vocab_size)
-
-    def read_tokenizer() -> str:
-        return path.read_text(encoding="utf-8")
-
-    sandbox = GrammarSandbox(read_tokenizer, eos_ids, seconds=config.grammar_seconds, memory_bytes=memory_bytes)
-    return GrammarCompiler(read_tokenizer, eos_ids, vocab_size, sandbox, cache_bytes=cache_bytes)
+    sandbox = grammar_sandbox(config, directory, eos_ids)
+    return GrammarCompiler(None if sandbox is None else sandbox.read_tokenizer, eos_ids, vocab_size, sandbox,
+                           cache_bytes=parse_bytes(config.grammar_cache, flag="--grammar-cache"))
 
 
 def _layers_in_words(spec: ModelSpec) -> str:

@@ -24,13 +24,16 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, TypeVar
 
 import msgspec
 
-from weft.errors import EngineUnavailableError, RequestError, presentable
+from weft.config import EngineConfig
+from weft.errors import ConfigError, EngineUnavailableError, RequestError, presentable
 from weft.request import Grammar
 from weft.text.grammar_worker import Job, Start, Verdict, read_frame, write_frame
+from weft.units import parse_bytes
 
 ENGINE_STACK_BYTES = 64 << 20
 _VERDICT_WITHIN_S = 120.0
@@ -55,7 +58,7 @@ class GrammarSandbox:
 
     def __init__(self, read_tokenizer: Callable[[], str], eos_ids: tuple[int, ...], *, seconds: int,
                  memory_bytes: int) -> None:
-        self._read_tokenizer = read_tokenizer
+        self.read_tokenizer = read_tokenizer
         self._eos_ids = eos_ids
         self._seconds = seconds
         self._memory_bytes = memory_bytes
@@ -102,7 +105,7 @@ class GrammarSandbox:
     def _ask(self, grammar: str, vocab_size: int) -> Verdict:
         with self._lock:
             if self._worker is None or self._worker.gone:
-                start = Start(self._read_tokenizer(), vocab_size, list(self._eos_ids), self._seconds,
+                start = Start(self.read_tokenizer(), vocab_size, list(self._eos_ids), self._seconds,
                               self._memory_bytes)
                 self._worker = _RunningWorker(start)
             worker = self._worker
@@ -111,6 +114,20 @@ class GrammarSandbox:
         except (OSError, TimeoutError):
             worker.end()
             raise EngineUnavailableError("the process that compiles grammars has ended; try again") from None
+
+
+def grammar_sandbox(config: EngineConfig, directory: Path, eos_ids: tuple[int, ...]) -> GrammarSandbox | None:
+    """For the checkpoint in ``directory``; None where it has no tokenizer.json. Raises ConfigError for limits
+    that cannot be."""
+    if config.grammar_seconds < 1:
+        raise ConfigError(f"--grammar-seconds is {config.grammar_seconds}; it must be at least 1",
+                          param="--grammar-seconds")
+    memory_bytes = parse_bytes(config.grammar_memory, flag="--grammar-memory")
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        return None
+    return GrammarSandbox(lambda: path.read_text(encoding="utf-8"), eos_ids, seconds=config.grammar_seconds,
+                          memory_bytes=memory_bytes)
 
 
 class _RunningWorker:
