@@ -28,13 +28,13 @@ WEFT_INLINE void lines_of(const f32x16* flat, f32x16* lines) {
     struct Lanes {
       alignas(64) int32_t at[N][16] = {};
       uint16_t from[N][N] = {};  // lanes of a line that lie in a vector
-    } made;
+    } table;
     for (int k = 0; k < N; ++k)
       for (int c = 0; c < 16; ++c) {
-        made.at[k][c] = (c * N + k) % 16;
-        made.from[k][(c * N + k) / 16] |= static_cast<uint16_t>(1 << c);
+        table.at[k][c] = (c * N + k) % 16;
+        table.from[k][(c * N + k) / 16] |= static_cast<uint16_t>(1 << c);
       }
-    return made;
+    return table;
   }();
   for (int k = 0; k < N; ++k) {
     __m512 line = _mm512_setzero_ps();
@@ -57,12 +57,12 @@ WEFT_INLINE void flat_of(const f32x16* lines, f32x16* flat) {
     struct Lanes {
       alignas(64) int32_t at[N][16] = {};
       uint16_t from[N][N] = {};  // lanes of a vector that lie in a line
-    } made;
+    } table;
     for (int i = 0; i < 16 * N; ++i) {
-      made.at[i / 16][i % 16] = i / N;
-      made.from[i / 16][i % N] |= static_cast<uint16_t>(1 << (i % 16));
+      table.at[i / 16][i % 16] = i / N;
+      table.from[i / 16][i % N] |= static_cast<uint16_t>(1 << (i % 16));
     }
-    return made;
+    return table;
   }();
   for (int j = 0; j < N; ++j) {
     __m512 vector = _mm512_setzero_ps();
@@ -120,7 +120,7 @@ WEFT_INLINE void keep_window(const ConvArgs& args, int64_t channel, int64_t slot
 template <class T, int K>
 WEFT_INLINE void conv_span(const ConvArgs& args, const ConvSpan& span, int64_t channel, const f32x16* weight,
                            f32x16 bias) {
-  constexpr int kept = K - 1;
+  constexpr int past_count = K - 1;
   const Run& run = *span.run;
   const auto row = [&](const Rows& of, int64_t t) {
     return static_cast<const T*>(of.data) + (run.offset + t) * of.token_stride + channel;
@@ -130,10 +130,10 @@ WEFT_INLINE void conv_span(const ConvArgs& args, const ConvSpan& span, int64_t c
     return args.in_gate.data ? rounded<T>(x * load(row(args.in_gate, t))) : x;
   };
   f32x16 past[K];
-  if (span.begin >= kept) {
-    for (int k = 0; k < kept; ++k) past[k] = input(span.begin - kept + k);
+  if (span.begin >= past_count) {
+    for (int k = 0; k < past_count; ++k) past[k] = input(span.begin - past_count + k);
   } else if (run.fresh || run.slot == kPad) {
-    for (int k = 0; k < kept; ++k) past[k] = splat(0);
+    for (int k = 0; k < past_count; ++k) past[k] = splat(0);
   } else {
     ask_for_window<K>(args, channel + kAheadChannels, run.slot);
     read_window<K>(args, channel, run.slot, past);
@@ -142,13 +142,13 @@ WEFT_INLINE void conv_span(const ConvArgs& args, const ConvSpan& span, int64_t c
   size_t tap = 0;
   while (tap < run.taps.size() && run.taps[tap].offset <= span.begin) ++tap;
   for (int64_t t = span.begin; t < span.end; ++t) {
-    past[kept] = input(t);
+    past[past_count] = input(t);
     f32x16 y = bias;
     for (int k = 0; k < K; ++k) y += past[k] * weight[k];
     if (args.silu) y = silu(y);
     if (args.out_gate.data) y = rounded<T>(y) * load(row(args.out_gate, t));
     store(out + t * args.channels, y);
-    for (int k = 0; k < kept; ++k) past[k] = past[k + 1];
+    for (int k = 0; k < past_count; ++k) past[k] = past[k + 1];
     for (; tap < run.taps.size() && run.taps[tap].offset == t + 1; ++tap)
       keep_window<K>(args, channel, run.taps[tap].slot, past);
   }

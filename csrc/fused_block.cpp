@@ -14,18 +14,18 @@ Projected fused_buffer(int which, const Projected& like, int64_t width) {
 }
 
 void FusedBlock::swiglu(const Projected& x, void* out) const {
-  run(x, out, [&](const Projected& made, void* to) {
-    kernels().silu_mul({made.data, made.stride, made.tokens, second.weight.in, made.dtype, to});
+  run(x, out, [&](const Projected& projected, void* to) {
+    kernels().silu_mul({projected.data, projected.stride, projected.tokens, second.weight.in, projected.dtype, to});
   });
 }
 
 // LFM2: [ B | C | x ] -> C conv(B x)
 void FusedBlock::short_conv(const Runs& runs, const Projected& x, const ConvWeights& conv, const SlotView& window,
                        void* out) const {
-  run(x, out, [&](const Projected& made, void* to) {
-    const int64_t channels = second.weight.in, bytes = made.dtype == Dtype::bfloat16 ? 2 : 4;
+  run(x, out, [&](const Projected& projected, void* to) {
+    const int64_t channels = second.weight.in, bytes = projected.dtype == Dtype::bfloat16 ? 2 : 4;
     const auto part = [&](int64_t i) {
-      return Rows{static_cast<const char*>(made.data) + i * channels * bytes, made.stride, 1, made.dtype};
+      return Rows{static_cast<const char*>(projected.data) + i * channels * bytes, projected.stride, 1, projected.dtype};
     };
     kernels().conv({&runs, part(2), part(0), part(1), conv.weight, conv.bias, conv.dtype, false, to, window.data,
                     window.slot_stride, channels, conv.kernel, window.dtype});

@@ -1,12 +1,13 @@
-// A block's two matrix products and what lies between them, in one crossing from Python.
+// A block's two matrix products and the kernels between them, in one crossing from Python.
 //
-//   x --first--> made --core--> between --second--> out
+//   x --first--> projected --core--> between --second--> out
 //
-// With few rows of x a product is a stream of weights that leaves nothing else in the caches, the interpreter's own
-// code included: what Python does between two of them takes several times as long as it would in a loop, and its
-// ten microseconds come four times a layer. The kernels and their order are those of separate calls, and so are the
-// bits. With many rows nothing is gained, and ``made`` and ``between`` (kept from call to call, for each thread)
-// would be large: tensor/fused_block.py says from when on.
+// With few rows of x a product is a stream of weights that evicts everything else from the caches, the interpreter's
+// code included. Python's work between two products then takes several times as long as in a loop, and its ten
+// microseconds come four times a layer. The kernels and their order are those of separate calls, and so are the bits.
+//
+// With many rows this gains nothing, and ``projected`` and ``between`` (buffers of each thread, reused by the next call)
+// would be large. tensor/fused_block.py sets the limit.
 #pragma once
 
 #include "layers.hpp"
@@ -22,20 +23,20 @@ struct Product {
   void run(const Projected& x, void* out) const;
 };
 
-// [T, width] like ``like``, kept for the next call of this thread. ``which``: 0 and 1 are the chain's, the others those
-// of fused_decoder.cpp.
+// [T, width] in the dtype of ``like``, reused by the next call of this thread. ``which``: 0 and 1 are the fused block's,
+// the others belong to fused_decoder.cpp.
 constexpr int kFusedBlockRooms = 5;
 Projected fused_buffer(int which, const Projected& like, int64_t width);
 
 struct FusedBlock {
   Product first, second;
 
-  // core(made, to): [T, first.weight.out] -> [T, second.weight.in]
+  // core(projected, to): [T, first.weight.out] -> [T, second.weight.in]
   template <class Core>
   void run(const Projected& x, void* out, const Core& core) const {
-    const Projected made = fused_buffer(0, x, first.weight.out), between = fused_buffer(1, x, second.weight.in);
-    first.run(x, const_cast<void*>(made.data));
-    core(made, const_cast<void*>(between.data));
+    const Projected projected = fused_buffer(0, x, first.weight.out), between = fused_buffer(1, x, second.weight.in);
+    first.run(x, const_cast<void*>(projected.data));
+    core(projected, const_cast<void*>(between.data));
     second.run(between, out);
   }
 

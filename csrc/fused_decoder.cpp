@@ -29,18 +29,18 @@ void run_stage(const Stage& stage, const Runs& runs, const Projected& x, const s
     case Core::swiglu: return fused.swiglu(x, out);
     case Core::short_conv: return fused.short_conv(runs, x, stage.conv, stage.first, out);
     case Core::gated_delta:
-      return fused.run(x, out, [&](const Projected& made, void* to) {
-        static_cast<const GatedDeltaLayer*>(stage.layer)->run(runs, made, stage.first, stage.second, stage.number, to);
+      return fused.run(x, out, [&](const Projected& projected, void* to) {
+        static_cast<const GatedDeltaLayer*>(stage.layer)->run(runs, projected, stage.first, stage.second, stage.number, to);
       });
     case Core::mamba2:
-      return fused.run(x, out, [&](const Projected& made, void* to) {
-        static_cast<const Mamba2Layer*>(stage.layer)->run(runs, made, stage.first, stage.second, stage.number, to);
+      return fused.run(x, out, [&](const Projected& projected, void* to) {
+        static_cast<const Mamba2Layer*>(stage.layer)->run(runs, projected, stage.first, stage.second, stage.number, to);
       });
     case Core::attention:
-      return fused.run(x, out, [&](const Projected& made, void* to) {
+      return fused.run(x, out, [&](const Projected& projected, void* to) {
         const Rotation none = {nullptr, nullptr, 0};
         static_cast<const AttentionLayer*>(stage.layer)->run(
-            runs, runs, made, stage.rope < 0 ? none : rotated[static_cast<size_t>(stage.rope)],
+            runs, runs, projected, stage.rope < 0 ? none : rotated[static_cast<size_t>(stage.rope)],
             {stage.first, stage.second, page_table, table_stride, stage.scales}, to);
       });
   }

@@ -1,10 +1,10 @@
 // All layers of a model for a step of few tokens, in one crossing from Python.
 //
-//   x --norm--> chain -> y      x + y --norm--> chain -> y     ...     x + y --norm--> hidden
+//   x --norm--> fused block -> y      x + y --norm--> fused block -> y     ...     x + y --norm--> hidden
 //
-// Between two products Python's own work finds nothing of itself in the caches (see fused_block.hpp). What changes from step
-// to step comes with the call: runs, cos and sin, the page table. What stays (weights, fused blocks, views of the arena) was
-// bound before, by src/weft/models/fused_decoder.py, which also says when a step is not one for this.
+// Between two products, Python's work would find none of its own code in the caches (see fused_block.hpp). A call brings
+// what changes from step to step: runs, cos and sin, the page table. src/weft/models/fused_decoder.py binds the rest once
+// (weights, fused blocks, views of the arena), and decides which steps qualify.
 #pragma once
 
 #include "fused_block.hpp"

@@ -1,25 +1,24 @@
-// The gated delta rule, token by token, for decodes and prefills alike; and Kimi's, whose decay is a number for each
-// line of the state instead of one for all.
+// The gated delta rule, token by token, for decodes and prefills. Kimi's variant has one decay for each line of the
+// state instead of one for all.
 //
 //   per value head   S <- e^g S;   d = beta (v - k^T S);   S <- S + k d^T;   o = q^T S      S [K, V]
 //
-// Prefills: an item of work is 16 or 32 columns of one head of one run: its part of S (K x 16 floats, 8 kB) stays in
-// the L1 cache for all tokens of the run, and one pass over it per token does everything:
+// Prefills: an item of work is 16 or 32 columns of one head of one run. Its part of S (K x 16 floats, 8 kB) stays in the
+// L1 cache for all tokens of the run, and one pass over it per token does everything:
 //
 //   line k of S:   s = e^g s + k_t[k] d       o += q_t[k] s       ahead += e^(g_(t+1)) k_(t+1)[k] s
 //
-// ``ahead`` is what the next token needs before it can start, so S is read and written once per token. The
-// arithmetic is that of the recurrence itself: how a prompt was cut changes no bit of the result, and a tap at
-// any position is a copy of S. On a CPU this beats the chunked form, whose extra matrix products only pay where
-// a matrix unit makes them cheap.
+// The next token needs ``ahead`` before it can start, so S is read and written once per token. The arithmetic is that of
+// the recurrence itself. How a prompt is cut changes no bit of the result, and a tap at any position is a copy of S. On
+// a CPU this beats the chunked form: its extra matrix products pay only where a matrix unit makes them cheap.
 //
 // Decodes: all states of a batch come out of memory once, and nothing else takes long. An item is a head of one run,
-// whose S is one stream of K x V numbers: a pass for ``ahead``, a pass for the rest over what is in the L2 cache by
-// then, and meanwhile the thread asks for the S of its next item. Columns of 32 would be 128 bytes out of each
-// 512, which no prefetcher follows: half the speed. Sums are the same, in the same order.
+// whose S is one stream of K x V numbers. The first pass computes ``ahead``; the second does the rest, over what the L2
+// cache holds by then. Meanwhile the thread prefetches the S of its next item. Columns of 32 would be 128 bytes out of
+// each 512, which no prefetcher follows: half the speed. Sums have the same order.
 //
-// Before either, a pass over the tokens makes decays and betas of the model's gates (given ``decay``), or takes them as
-// they are.
+// Before either, a pass over the tokens computes decays and betas from the model's gates (given ``decay``), or reads them
+// as they are.
 
 namespace weft {
 namespace {
@@ -57,7 +56,7 @@ WEFT_INLINE void delta_token(float* state, int64_t element, int64_t v_dim, uint3
     for (int w = 0; w < WIDE; ++w) {
       float* at = state + (i * WIDE + w) * 16;
       const f32x16 s = delta_line(load(at), decay, d[w], k[i]);
-      const f32x16 next = kept<S>(s, elements(element + i * v_dim + w * 16, 1), key);
+      const f32x16 next = rounded_state<S>(s, elements(element + i * v_dim + w * 16, 1), key);
       store(at, next);
       o[w] = fused(s, splat(q[i]), o[w]);
       a[w] = fused(next, splat(reader[i]), a[w]);
@@ -158,7 +157,7 @@ WEFT_INLINE void delta_decode(S* state, bool fresh, int64_t element, int64_t v_d
     for (int w = 0; w < WIDE; ++w) {
       S* at = state + i * v_dim + w * 16;
       const f32x16 s = delta_line(fresh ? splat(0) : load(at), decay, d[w], k[i]);
-      store(at, kept<S>(s, elements(element + i * v_dim + w * 16, 1), key));
+      store(at, rounded_state<S>(s, elements(element + i * v_dim + w * 16, 1), key));
       o[w] = fused(s, splat(q[i]), o[w]);
     }
   }
@@ -235,14 +234,14 @@ DeltaGates all_gates(const GatedDeltaArgs& args) {
   static thread_local std::vector<float> numbers;
   const int64_t rows = tokens * args.heads, decay_count = rows * (LINES ? args.k_dim : 1);
   numbers.resize(static_cast<size_t>(decay_count + rows));
-  const DeltaGates made = {numbers.data(), numbers.data() + decay_count};
-  const double gates = static_cast<double>(args.heads * (LINES ? args.k_dim : 2));
-  Pool::instance().for_each((tokens + 15) / 16, 16.0 * gates, [&](int64_t item) {
+  const DeltaGates gates = {numbers.data(), numbers.data() + decay_count};
+  const double numbers_of_token = static_cast<double>(args.heads * (LINES ? args.k_dim : 2));
+  Pool::instance().for_each((tokens + 15) / 16, 16.0 * numbers_of_token, [&](int64_t item) {
     for (int64_t token = item * 16; token < tokens && token < item * 16 + 16; ++token)
-      if (args.g.dtype == Dtype::bfloat16) delta_gates<bf16>(args, token, made.decays, made.betas);
-      else delta_gates<float>(args, token, made.decays, made.betas);
+      if (args.g.dtype == Dtype::bfloat16) delta_gates<bf16>(args, token, gates.decays, gates.betas);
+      else delta_gates<float>(args, token, gates.decays, gates.betas);
   });
-  return made;
+  return gates;
 }
 
 template <class T, class S, bool LINES>

@@ -20,22 +20,22 @@ namespace {
 
 // A build for one instruction set alone (a sanitizer's) may have none that this machine runs.
 std::vector<const Kernels*> usable() {
-  std::vector<const Kernels*> found;
+  std::vector<const Kernels*> tables;
 #ifdef WEFT_HAS_x86_64_v4
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512cd")) {
-    if (__builtin_cpu_supports("avx512bf16")) found.push_back(&x86_64_v4_bf16);
-    found.push_back(&x86_64_v4);
+    if (__builtin_cpu_supports("avx512bf16")) tables.push_back(&x86_64_v4_bf16);
+    tables.push_back(&x86_64_v4);
   }
 #endif
 #ifdef WEFT_HAS_x86_64_v3
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
-    found.push_back(&x86_64_v3);
+    tables.push_back(&x86_64_v3);
 #endif
 #ifdef WEFT_HAS_portable
-  found.push_back(&portable);
+  tables.push_back(&portable);
 #endif
-  return found;
+  return tables;
 }
 
 std::atomic<const Kernels*>& chosen() {

@@ -6,8 +6,9 @@ namespace {
 int64_t bytes_of(Dtype dtype) { return dtype == Dtype::bfloat16 ? 2 : 4; }
 
 // Columns from ``first`` on, as heads ``head_stride`` apart.
-Rows columns(const Projected& made, int64_t first, int64_t head_stride) {
-  return {static_cast<const char*>(made.data) + first * bytes_of(made.dtype), made.stride, head_stride, made.dtype};
+Rows columns(const Projected& projected, int64_t first, int64_t head_stride) {
+  return {static_cast<const char*>(projected.data) + first * bytes_of(projected.dtype), projected.stride, head_stride,
+          projected.dtype};
 }
 
 // [T, width] that one call needs and the next may overwrite: the largest step so far, for each thread.
@@ -50,18 +51,18 @@ NormArgs gated_norm(const NormWeights& norm, const Rows& x, const Rows& gate, in
 
 }  // namespace
 
-void GatedDeltaLayer::run(const Runs& runs, const Projected& made, const SlotView& window, const SlotView& state,
+void GatedDeltaLayer::run(const Runs& runs, const Projected& projected, const SlotView& window, const SlotView& state,
                           int64_t layer, void* out) const {
   const int64_t keys = k_heads * k_dim, values = heads * v_dim, channels = 2 * keys + values;
-  const Projected qkv = between(0, made, channels), o = between(1, made, values);
-  convolve(runs, conv, columns(made, 0, 0), channels, window, qkv);
+  const Projected qkv = between(0, projected, channels), o = between(1, projected, values);
+  convolve(runs, conv, columns(projected, 0, 0), channels, window, qkv);
   GatedDeltaArgs args = {};
   args.runs = &runs;
   args.q = columns(qkv, 0, k_dim);
   args.k = columns(qkv, keys, k_dim);
   args.v = columns(qkv, 2 * keys, v_dim);
-  args.beta = columns(made, channels + values, 1);
-  args.g = columns(made, channels + values + heads, 1);
+  args.beta = columns(projected, channels + values, 1);
+  args.g = columns(projected, channels + values + heads, 1);
   args.decay = decay;
   args.dt_bias = dt_bias;
   args.beta_scale = beta_scale;
@@ -75,23 +76,23 @@ void GatedDeltaLayer::run(const Runs& runs, const Projected& made, const SlotVie
   args.v_dim = v_dim;
   args.scale = 1.0f / __builtin_sqrtf(static_cast<float>(k_dim));
   kernels().gated_delta(args);
-  NormArgs last = gated_norm(norm, columns(o, 0, v_dim), columns(made, channels, v_dim), made.tokens, out);
+  NormArgs last = gated_norm(norm, columns(o, 0, v_dim), columns(projected, channels, v_dim), projected.tokens, out);
   last.heads = heads;
   last.dim = last.group = v_dim;
   kernels().norm(last);
 }
 
-void Mamba2Layer::run(const Runs& runs, const Projected& made, const SlotView& window, const SlotView& state,
+void Mamba2Layer::run(const Runs& runs, const Projected& projected, const SlotView& window, const SlotView& state,
                       int64_t layer, void* out) const {
   const int64_t inner = heads * head_dim, group = groups * state_dim, channels = inner + 2 * group;
-  const Projected xbc = between(0, made, channels), y = between(1, made, inner);
-  convolve(runs, conv, columns(made, inner, 0), channels, window, xbc);
+  const Projected xbc = between(0, projected, channels), y = between(1, projected, inner);
+  convolve(runs, conv, columns(projected, inner, 0), channels, window, xbc);
   Mamba2Args args = {};
   args.runs = &runs;
   args.x = columns(xbc, 0, head_dim);
   args.b = columns(xbc, inner, state_dim);
   args.c = columns(xbc, inner + group, state_dim);
-  args.dt = columns(made, inner + channels, 1);
+  args.dt = columns(projected, inner + channels, 1);
   args.a = a;
   args.d = d;
   args.dt_bias = dt_bias;
@@ -106,7 +107,7 @@ void Mamba2Layer::run(const Runs& runs, const Projected& made, const SlotView& w
   args.dt_min = dt_min;
   args.dt_max = dt_max;
   kernels().mamba2(args);
-  NormArgs last = gated_norm(norm, columns(y, 0, inner), columns(made, 0, inner), made.tokens, out);
+  NormArgs last = gated_norm(norm, columns(y, 0, inner), columns(projected, 0, inner), projected.tokens, out);
   last.gate_first = gate_first;
   last.heads = 1;
   last.dim = inner;
@@ -114,15 +115,15 @@ void Mamba2Layer::run(const Runs& runs, const Projected& made, const SlotView& w
   kernels().norm(last);
 }
 
-void AttentionLayer::run(const Runs& runs, const Runs& asked, const Projected& made, const Rotation& rotated,
+void AttentionLayer::run(const Runs& runs, const Runs& asked, const Projected& projected, const Rotation& rotated,
                          const Pages& pages, void* out) const {
   const int64_t q_width = heads * dim, kv_width = kv_heads * dim, k_at = q_width * (gated ? 2 : 1);
-  Rows q = columns(made, 0, dim), k = columns(made, k_at, dim);
-  const Rows v = columns(made, k_at + kv_width, dim);
+  Rows q = columns(projected, 0, dim), k = columns(projected, k_at, dim);
+  const Rows v = columns(projected, k_at + kv_width, dim);
   if (q_norm.weight || rotated.cos) {
-    const Projected own_q = between(0, made, q_width), own_k = between(1, made, kv_width);
+    const Projected own_q = between(0, projected, q_width), own_k = between(1, projected, kv_width);
     const auto normed = [&](const NormWeights& norm, const Rows& x, int64_t count, const Projected& to) {
-      NormArgs args = gated_norm(norm, x, {}, made.tokens, const_cast<void*>(to.data));
+      NormArgs args = gated_norm(norm, x, {}, projected.tokens, const_cast<void*>(to.data));
       args.plus_one = plus_one;
       args.heads = norm_whole ? 1 : count;
       args.dim = args.group = norm_whole ? count * dim : dim;
@@ -134,7 +135,7 @@ void AttentionLayer::run(const Runs& runs, const Runs& asked, const Projected& m
       k = normed(k_norm, k, kv_heads, own_k);
     }
     if (rotated.cos) {  // in place where it was normed
-      kernels().rotary({q, k, rotated.cos, rotated.sin, made.tokens, heads, kv_heads, dim, rotated.rotary_dim,
+      kernels().rotary({q, k, rotated.cos, rotated.sin, projected.tokens, heads, kv_heads, dim, rotated.rotary_dim,
                         const_cast<void*>(own_q.data), const_cast<void*>(own_k.data)});
       q = columns(own_q, 0, dim);
       k = columns(own_k, 0, dim);
@@ -146,8 +147,8 @@ void AttentionLayer::run(const Runs& runs, const Runs& asked, const Projected& m
                        heads / kv_heads, dim, pages.table, pages.table_stride, scale, pages.k.dtype, pages.scales,
                        window});
   if (head_gated)
-    kernels().sigmoid_gate({out, columns(made, k_at + 2 * kv_width, 1), true, made.tokens, heads, dim});
-  if (gated) kernels().sigmoid_gate({out, columns(made, q_width, dim), false, made.tokens, heads, dim});
+    kernels().sigmoid_gate({out, columns(projected, k_at + 2 * kv_width, 1), true, projected.tokens, heads, dim});
+  if (gated) kernels().sigmoid_gate({out, columns(projected, q_width, dim), false, projected.tokens, heads, dim});
 }
 
 }  // namespace weft

@@ -1,12 +1,12 @@
-// What lies between the two projections of a layer, in one crossing from Python: a decode step of 24 layers would
-// spend more time on the way into the kernels (some microseconds for each call and each tensor) than in them.
+// The kernels between the two projections of a layer, in one crossing from Python. Each call and each tensor costs some
+// microseconds there: a decode step of 24 layers would spend more time on that than in the kernels.
 //
 //   gated delta   [ q | k | v | z | b | a ]    conv -> delta rule -> norm, gated by z
 //   Mamba-2       [ gate | x | B | C | dt ]    conv -> state space -> norm, gated
 //   attention     [ q | (gate) | k | v | (head gates) ]    norms -> rotary -> pages -> attention -> gates
 //
-// A layer is made once, of addresses of weights that its maker keeps alive; a call brings what changes. Numbers
-// between the kernels are kept in the dtype of the model, rounded where separate calls would round them.
+// A layer is built once, from addresses of weights that its owner keeps alive. A call brings what changes from step to
+// step. Numbers between the kernels have the dtype of the model, and are rounded where separate calls would round them.
 #pragma once
 
 #include "kernels.hpp"
@@ -47,7 +47,7 @@ struct GatedDeltaLayer {
   int64_t k_heads, heads, k_dim, v_dim;
 
   // out: [T, heads * v_dim] dense, dtype of the projection; ``layer``: see StateKind
-  void run(const Runs& runs, const Projected& made, const SlotView& window, const SlotView& state, int64_t layer,
+  void run(const Runs& runs, const Projected& projected, const SlotView& window, const SlotView& state, int64_t layer,
            void* out) const;
 };
 
@@ -60,7 +60,7 @@ struct Mamba2Layer {
   float dt_min, dt_max;
 
   // out: [T, heads * head_dim] dense
-  void run(const Runs& runs, const Projected& made, const SlotView& window, const SlotView& state, int64_t layer,
+  void run(const Runs& runs, const Projected& projected, const SlotView& window, const SlotView& state, int64_t layer,
            void* out) const;
 };
 
@@ -86,7 +86,7 @@ struct AttentionLayer {
 
   // out: [T, heads * dim] dense
   // KV of ``runs`` is written; what is made is the output of ``asked``, rows of theirs, and no other.
-  void run(const Runs& runs, const Runs& asked, const Projected& made, const Rotation& rotated, const Pages& pages,
+  void run(const Runs& runs, const Runs& asked, const Projected& projected, const Rotation& rotated, const Pages& pages,
            void* out) const;
 };
 

@@ -1,4 +1,4 @@
-// Matrix products y = x W^T of weights in every form but float tiles (tiles.inl), bound by how fast W comes out of memory.
+// Matrix products y = x W^T of weights in every form but float tiles (tiles.inl). The memory bandwidth of W bounds them.
 //
 //   item     64 rows of W: four tiles of 16
 //   inside   up to 6 rows of x at a time; every vector of W that is loaded meets all of them
@@ -7,123 +7,12 @@
 //   tiles (int8, int4)          tile | columns 0-3 of 16 rows | columns 4-7 of 16 rows | ...
 //                               a lane is a row of W: nothing is added across, a scale is one multiplication
 //
-// Tiles meet x in one of two ways. *Rounded*: x is int8 with a scale per 32 columns, and four products of bytes
-// are one lane of vpdpbusd; integers are exact and the scales are added in the order of the columns, so a row of
-// x gives the same bits whatever rows are beside it. *Exact*: codes are widened to float32 and meet x as it is;
-// this is also what runs where there is no vpdpbusd.
+// Tiles meet x in one of two ways. *Rounded*: x is int8 with a scale for 32 columns, and four products of bytes are one
+// lane of vpdpbusd. Integers are exact, and scales are added in the order of the columns. So a row of x gives the same
+// bits in any batch. *Exact*: codes are widened to float32 and meet x as it is. Machines without vpdpbusd run this too.
 
 namespace weft {
 namespace {
-
-constexpr int kTile = 16;
-constexpr int kOutTiles = 4;
-constexpr int kOutRows = kTile * kOutTiles;
-constexpr int kRowsTogether = 6;
-constexpr int64_t kLine = 32;  // columns that share a scale of x
-
-#if defined(__AVX512F__)
-#define WEFT_VNNI __attribute__((target("avx512vnni")))
-#define WEFT_BF16 __attribute__((target("avx512bf16")))
-bool has_vnni() {
-  static const bool has = __builtin_cpu_supports("avx512vnni");
-  return has;
-}
-bool has_bf16_dot() {
-  static const bool has = __builtin_cpu_supports("avx512bf16");
-  return has;
-}
-#else
-bool has_vnni() { return false; }
-bool has_bf16_dot() { return false; }
-#endif
-
-enum class Inputs { floats, halves, codes };
-
-// Rows of x in the shape that a kernel reads, [rows][padded]. There is room behind them: a kernel may take more rows
-// together than were asked for, and what it makes of the additional ones is dropped.
-struct Prepared {
-  Inputs kind;
-  int64_t padded, lines;
-  std::vector<float> values;
-  std::vector<bf16> halves;
-  std::vector<int8_t> codes;
-  std::vector<float> scales;     // [rows][lines]
-  std::vector<int32_t> sums;     // [rows][lines] of codes
-  std::vector<float> value_sums; // [rows][lines] of values
-
-  void resize(Inputs kind_, int64_t rows, int64_t in) {
-    kind = kind_;
-    lines = (in + kLine - 1) / kLine;
-    padded = lines * kLine;
-    const int64_t whole = rows + kRowsTogether;
-    if (kind == Inputs::halves) halves.resize(static_cast<size_t>(whole * padded));
-    if (kind == Inputs::floats) {
-      values.resize(static_cast<size_t>(whole * padded));
-      value_sums.resize(static_cast<size_t>(whole * lines));
-    }
-    if (kind == Inputs::codes) {
-      codes.resize(static_cast<size_t>(whole * padded));
-      scales.resize(static_cast<size_t>(whole * lines));
-      sums.resize(static_cast<size_t>(whole * lines));
-    }
-  }
-
-  // ``count`` values, up to 32, of one line; what is missing is zero.
-  void set_line(int64_t row, int64_t line, const float* from, int64_t count) {
-    alignas(64) float x[kLine] = {};
-    for (int64_t i = 0; i < count; ++i) x[i] = from[i];
-    const f32x16 first = load(x), second = load(x + 16);
-    const int64_t at = row * padded + line * kLine;
-    if (kind == Inputs::halves) {
-      store(halves.data() + at, first);
-      store(halves.data() + at + 16, second);
-    } else if (kind == Inputs::floats) {
-      store(values.data() + at, first);
-      store(values.data() + at + 16, second);
-      value_sums[static_cast<size_t>(row * lines + line)] = sum(first + second);
-    } else {
-      const bool finite = sum(first * 0.0f + second * 0.0f) == 0;  // else the scale is NaN, and so is all made of it
-      const float most = finite ? largest(max(max(first, -first), max(second, -second))) : 0;
-      const float up = most > 0 ? 127.0f / most : 0;
-      int32_t total = 0;
-      int8_t* const to = codes.data() + at;
-      const f32x16 half = splat(0.5f);
-      for (int part = 0; part < 2; ++part) {
-        const f32x16 scaled = finite ? (part ? second : first) * up : splat(0);
-        const i32x16 whole =
-            __builtin_convertvector(scaled + select(scaled < splat(0), -half, half), i32x16);
-        for (int i = 0; i < 16; ++i) {
-          to[part * 16 + i] = static_cast<int8_t>(whole[i]);
-          total += whole[i];
-        }
-      }
-      scales[static_cast<size_t>(row * lines + line)] = finite ? most / 127.0f : std::nanf("");
-      sums[static_cast<size_t>(row * lines + line)] = total;
-    }
-  }
-
-  template <class T>
-  void set_row(int64_t row, const T* x, int64_t in) {
-    for (int64_t line = 0; line < lines; ++line) {
-      alignas(64) float wide[kLine];
-      const int64_t count = in - line * kLine < kLine ? in - line * kLine : kLine;
-      if (count == kLine) {
-        store(wide, load(x + line * kLine));
-        store(wide + 16, load(x + line * kLine + 16));
-      } else {
-        for (int64_t i = 0; i < count; ++i) wide[i] = widen(x[line * kLine + i]);
-      }
-      set_line(row, line, wide, count);
-    }
-  }
-};
-
-bool in_tiles(WeightForm form) { return form == WeightForm::int8 || form == WeightForm::int4; }
-
-Inputs inputs_for(const Weight& weight, bool exact) {
-  if (weight.form == WeightForm::bfloat16 && has_bf16_dot()) return Inputs::halves;
-  return in_tiles(weight.form) && !exact && has_vnni() ? Inputs::codes : Inputs::floats;
-}
 
 template <int BITS>
 constexpr int64_t tile_line_bytes() {
@@ -260,7 +149,7 @@ WEFT_VNNI void rounded_tiles(const Weight& weight, int64_t tile, const Prepared&
 }
 
 // Few rows of x: one row of W after the other, so that W is one stream from memory (several short ones defeat the
-// prefetcher), and sums in several parts, so that they need not wait for one another.
+// prefetcher). Sums are in several parts, so that they do not wait for one another.
 template <int ROWS>
 WEFT_BF16 void bf16_rows(const Weight& weight, int64_t first, const Prepared& x, int64_t row, float* y, int64_t count) {
   constexpr int together = ROWS <= 2 ? 1 : 2, parts = ROWS <= 2 ? 4 : ROWS <= 4 ? 2 : 1;
@@ -352,8 +241,8 @@ void item_of(const Weight& weight, int64_t first, const Prepared& x, int64_t row
   }
 }
 
-// Rows [first, first + count) of W, at most an item from a multiple of 16 on, times rows [row, row + rows) of x, at most 6 -> y
-// [kRowsTogether][kOutRows]; sums in the same order for any number of rows.
+// y [kRowsTogether][kOutRows] = rows [first, first + count) of W times rows [row, row + rows) of x. ``first`` is a multiple
+// of 16, ``count`` at most an item, ``rows`` at most 6. Sums have the same order for any number of rows.
 void item_products(const Weight& weight, int64_t first, int64_t count, const Prepared& x, int64_t row, int64_t rows,
                    float* y) {
   if (rows > 4) return item_of<6>(weight, first, x, row, y, count);
@@ -371,8 +260,8 @@ void write_row(T* to, const float* y, const float* bias, int64_t count) {
 
 template <class T>
 void linear_in(const LinearArgs& args) {
-  static thread_local Prepared kept;
-  Prepared& x = kept;
+  static thread_local Prepared buffer;
+  Prepared& x = buffer;
   const Weight& weight = args.weight;
   x.resize(inputs_for(weight, args.exact), args.rows, weight.in);
   const auto set = [&](int64_t row) {

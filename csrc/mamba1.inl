@@ -42,7 +42,7 @@ void mamba1_channels(const Mamba1Args& args, const Run& run, int64_t channel) {
     f32x16 y = skip * x;
     for (int64_t n = 0; n < n_dim; ++n) {
       const f32x16 line = load(state + n * 16) * exp(step * load(a + n * 16)) + added * widen(b[n]);
-      store(state + n * 16, kept<S>(line, elements(channel * n_dim + n, n_dim), key));
+      store(state + n * 16, rounded_state<S>(line, elements(channel * n_dim + n, n_dim), key));
       y += line * widen(c[n]);
     }
     store(static_cast<T*>(args.out) + token * args.channels + channel, y);

@@ -52,7 +52,7 @@ WEFT_INLINE void mamba2_block(S* state, int64_t n_dim, int64_t element, int64_t 
       const f32x16 b = load(of.b[t] + n + 16 * w), c = load(of.c[t] + n + 16 * w);
       for (int r = 0; r < ROWS; ++r) {
         const f32x16 line = fused(b, added[r], s[r][w] * decay);
-        s[r][w] = kept<S>(line, elements(element + (row + r) * n_dim + n + 16 * w, 1), of.keys[t]);
+        s[r][w] = rounded_state<S>(line, elements(element + (row + r) * n_dim + n + 16 * w, 1), of.keys[t]);
         y[r] = fused(line, c, y[r]);
       }
     }
@@ -85,7 +85,7 @@ struct Mamba2Steps {
 
 // Tokens [begin, begin + count) of a run, at most 16, for ``rows`` rows of a head, at most 16, whose state is ``state``.
 template <class T, class S>
-void mamba2_tokens(const Mamba2Args& args, const Mamba2Steps& made, const Run& run, int64_t begin, int64_t count,
+void mamba2_tokens(const Mamba2Args& args, const Mamba2Steps& steps, const Run& run, int64_t begin, int64_t count,
                    int64_t head, int64_t first, int64_t rows, S* state, const S* next, bool same_group,
                    Mamba2Tokens& of) {
   const int64_t n_dim = args.state_dim, group = head / (args.heads / args.groups);
@@ -103,10 +103,10 @@ void mamba2_tokens(const Mamba2Args& args, const Mamba2Steps& made, const Run& r
       }
     }
     of.keys[t] = state_key(run.start + begin + t, args.kind.layer);
-    of.decays[t] = made.decays[token * args.heads + head];
+    of.decays[t] = steps.decays[token * args.heads + head];
     const f32x16 values = load_some(row(args.x, token, head) + first, rows);
     store(x[t], values);
-    store(of.added[t], values * made.steps[token * args.heads + head]);
+    store(of.added[t], values * steps.steps[token * args.heads + head]);
   }
   const int64_t element = (head * args.head_dim + first) * n_dim;
   int64_t n = 0;
@@ -131,7 +131,7 @@ WEFT_INLINE void row_blocks(const Mamba2Args& args, const Body& body) {
 
 // All tokens of a run, for a head.
 template <class T, class S>
-void mamba2_head(const Mamba2Args& args, const Mamba2Steps& made, const Run& run, int64_t head) {
+void mamba2_head(const Mamba2Args& args, const Mamba2Steps& steps, const Run& run, int64_t head) {
   static thread_local Mamba2Tokens of;
   static thread_local std::vector<S> held;
   const int64_t numbers = args.head_dim * args.state_dim;
@@ -144,7 +144,7 @@ void mamba2_head(const Mamba2Args& args, const Mamba2Steps& made, const Run& run
     int64_t end = t + kTokensTogether < run.length ? t + kTokensTogether : run.length;
     if (tap < run.taps.size() && run.taps[tap].offset < end) end = run.taps[tap].offset;
     row_blocks(args, [&](int64_t first, int64_t rows) {
-      mamba2_tokens<T, S>(args, made, run, t, end - t, head, first, rows, state + first * args.state_dim,
+      mamba2_tokens<T, S>(args, steps, run, t, end - t, head, first, rows, state + first * args.state_dim,
                           nullptr, first > 0, of);
     });
     for (; tap < run.taps.size() && run.taps[tap].offset == end; ++tap)
@@ -155,7 +155,7 @@ void mamba2_head(const Mamba2Args& args, const Mamba2Steps& made, const Run& run
 
 // Heads [begin, end) for a run of one token. ``next``: the states that come next, as many, or null.
 template <class T, class S>
-void mamba2_decode(const Mamba2Args& args, const Mamba2Steps& made, const Run& run, int64_t begin, int64_t end,
+void mamba2_decode(const Mamba2Args& args, const Mamba2Steps& steps, const Run& run, int64_t begin, int64_t end,
                    const S* next) {
   static thread_local Mamba2Tokens of;
   const int64_t head_numbers = args.head_dim * args.state_dim, per_group = args.heads / args.groups;
@@ -165,7 +165,7 @@ void mamba2_decode(const Mamba2Args& args, const Mamba2Steps& made, const Run& r
       const int64_t numbers = rows * args.state_dim, at = head * head_numbers + first * args.state_dim;
       if (run.fresh) std::memset(static_cast<void*>(slot + at), 0, sizeof(S) * numbers);
       const bool same_group = first > 0 || (head > begin && head % per_group != 0);
-      mamba2_tokens<T, S>(args, made, run, 0, 1, head, first, rows, slot + at,
+      mamba2_tokens<T, S>(args, steps, run, 0, 1, head, first, rows, slot + at,
                           next ? next + at - begin * head_numbers : nullptr, same_group, of);
     });
 }
@@ -176,7 +176,7 @@ Mamba2Steps mamba2_steps(const Mamba2Args& args) {
   for (const Run& run : args.runs->runs) tokens = run.offset + run.length > tokens ? run.offset + run.length : tokens;
   static thread_local std::vector<float> numbers;
   numbers.resize(static_cast<size_t>(2 * tokens * args.heads));
-  const Mamba2Steps made = {numbers.data(), numbers.data() + tokens * args.heads};
+  const Mamba2Steps steps = {numbers.data(), numbers.data() + tokens * args.heads};
   Pool::instance().for_each((tokens + 15) / 16, 16.0 * static_cast<double>(args.heads), [&](int64_t block) {
     for (int64_t token = block * 16; token < tokens && token < block * 16 + 16; ++token) {
       const T* dt = static_cast<const T*>(args.dt.data) + token * args.dt.token_stride;
@@ -184,17 +184,17 @@ Mamba2Steps mamba2_steps(const Mamba2Args& args) {
         const int64_t some = args.heads - h;
         f32x16 step = softplus(load_some(dt + h, some) + load_some(args.dt_bias + h, some));
         step = min(max(step, splat(args.dt_min)), splat(args.dt_max));
-        store_some(made.steps + token * args.heads + h, step, some);
-        store_some(made.decays + token * args.heads + h, exp(step * load_some(args.a + h, some)), some);
+        store_some(steps.steps + token * args.heads + h, step, some);
+        store_some(steps.decays + token * args.heads + h, exp(step * load_some(args.a + h, some)), some);
       }
     }
   });
-  return made;
+  return steps;
 }
 
 template <class T, class S>
 void mamba2_of(const Mamba2Args& args) {
-  const Mamba2Steps made = mamba2_steps<T>(args);
+  const Mamba2Steps steps = mamba2_steps<T>(args);
   std::vector<const Run*> one, more;
   int64_t tokens = 0;
   for (const Run& run : args.runs->runs) {
@@ -206,7 +206,7 @@ void mamba2_of(const Mamba2Args& args) {
   const double nanoseconds = static_cast<double>(head_numbers) / 16.0 *
                              (2.0 + static_cast<double>(tokens) / static_cast<double>(more.size() + 1));
   pool.for_each(static_cast<int64_t>(more.size()) * args.heads, nanoseconds, [&](int64_t item) {
-    mamba2_head<T, S>(args, made, *more[item / args.heads], item % args.heads);
+    mamba2_head<T, S>(args, steps, *more[item / args.heads], item % args.heads);
   });
   const int64_t fit = kDecodeBytes / (head_numbers * static_cast<int64_t>(sizeof(S))), heads = fit > 1 ? fit : 1;
   const int64_t parts = (args.heads + heads - 1) / heads;
@@ -217,7 +217,7 @@ void mamba2_of(const Mamba2Args& args) {
   pool.for_each_ahead(static_cast<int64_t>(one.size()) * parts, static_cast<double>(heads * head_numbers) * 0.2,
                       [&](int64_t item, int64_t next) {
     const int64_t begin = item % parts * heads, end = begin + heads < args.heads ? begin + heads : args.heads;
-    mamba2_decode<T, S>(args, made, *one[item / parts], begin, end, next == Pool::kNone ? nullptr : state_of(next));
+    mamba2_decode<T, S>(args, steps, *one[item / parts], begin, end, next == Pool::kNone ? nullptr : state_of(next));
   });
 }
 

@@ -1,5 +1,5 @@
-// weft._native: the kernels as Python functions over addresses and strides. What is checked, and why tensors
-// come as addresses, is in src/weft/tensor/native.py; nobody else calls this.
+// weft._native: the kernels as Python functions over addresses and strides. src/weft/tensor/native.py is the
+// only caller. It checks the tensors, and says why they come as addresses.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -71,10 +71,10 @@ NormWeights norm_weights(const NormTuple& from) {
 }
 
 template <class Layer>
-void run_layer(const Layer& layer, const Runs& runs, const ProjectedTuple& made, const SlotsTuple& window,
+void run_layer(const Layer& layer, const Runs& runs, const ProjectedTuple& inputs, const SlotsTuple& window,
                const SlotsTuple& state, int64_t number, Address out) {
   nb::gil_scoped_release unlocked;
-  layer.run(runs, projected(made), slots(window), slots(state), number, at(out));
+  layer.run(runs, projected(inputs), slots(window), slots(state), number, at(out));
 }
 
 using RotationTuple = std::tuple<Address, Address, int64_t>;  // cos, sin, rotary dim
@@ -95,29 +95,29 @@ void add_stage(FusedDecoder& decoder, const NormTuple& norm, bool plus_one, cons
 void run_fused_decoder(const FusedDecoder& decoder, const Runs& runs, const ProjectedTuple& x, const std::vector<RotationTuple>& rotated,
                Address page_table, int64_t table_stride, Address out) {
   nb::gil_scoped_release unlocked;
-  std::vector<Rotation> made;
+  std::vector<Rotation> rotations;
   for (const auto& [cos, sin, rotary_dim] : rotated)
-    made.push_back({at<const float>(cos), at<const float>(sin), rotary_dim});
-  decoder.run(runs, projected(x), made, at<const int32_t>(page_table), table_stride, at(out));
+    rotations.push_back({at<const float>(cos), at<const float>(sin), rotary_dim});
+  decoder.run(runs, projected(x), rotations, at<const int32_t>(page_table), table_stride, at(out));
 }
 
 template <class Layer>
 void fused_layer(const FusedBlock& fused, const Layer& layer, const Runs& runs, const ProjectedTuple& x,
                  const SlotsTuple& window, const SlotsTuple& state, int64_t number, Address out) {
   nb::gil_scoped_release unlocked;
-  fused.run(projected(x), at(out), [&](const Projected& made, void* to) {
-    layer.run(runs, made, slots(window), slots(state), number, to);
+  fused.run(projected(x), at(out), [&](const Projected& inner, void* to) {
+    layer.run(runs, inner, slots(window), slots(state), number, to);
   });
 }
 
 Runs make_runs(const std::vector<int64_t>& offsets, const std::vector<int64_t>& starts,
                const std::vector<int64_t>& lengths, const std::vector<int64_t>& slots,
                const std::vector<bool>& fresh, const std::vector<std::tuple<int64_t, int64_t, int64_t>>& taps) {
-  Runs made;
+  Runs step;
   for (size_t i = 0; i < offsets.size(); ++i)
-    made.runs.push_back({offsets[i], starts[i], lengths[i], slots[i], fresh[i], {}});
-  for (const auto& [run, offset, slot] : taps) made.runs[run].taps.push_back({offset, slot});  // by offset
-  return made;
+    step.runs.push_back({offsets[i], starts[i], lengths[i], slots[i], fresh[i], {}});
+  for (const auto& [run, offset, slot] : taps) step.runs[run].taps.push_back({offset, slot});  // by offset
+  return step;
 }
 
 }  // namespace
@@ -148,12 +148,12 @@ NB_MODULE(_native, m) {
         return AttentionLayer{heads, kv_heads, dim, gated, head_gated, norm_whole, norm_weights(q_norm),
                               norm_weights(k_norm), plus_one, scale, window};
       }))
-      .def("run", [](const AttentionLayer& layer, const Runs& runs, const Runs& asked, const ProjectedTuple& made,
+      .def("run", [](const AttentionLayer& layer, const Runs& runs, const Runs& asked, const ProjectedTuple& inputs,
                      Address cos, Address sin, int64_t rotary_dim, const SlotsTuple& k, const SlotsTuple& v, Address page_table,
                      int64_t table_stride, Address scales, int64_t scale_page, int64_t scale_part, Address out) {
         nb::gil_scoped_release unlocked;
         const SlotView keys = slots(k), values = slots(v);
-        layer.run(runs, asked, projected(made), {at<const float>(cos), at<const float>(sin), rotary_dim},
+        layer.run(runs, asked, projected(inputs), {at<const float>(cos), at<const float>(sin), rotary_dim},
                   {keys, values, at<const int32_t>(page_table), table_stride, {at(scales), scale_page, scale_part}},
                   at(out));
       });
@@ -203,9 +203,9 @@ NB_MODULE(_native, m) {
                    const ConvTuple& conv, bool silu, Address out, const SlotsTuple& window, int64_t channels) {
     nb::gil_scoped_release unlocked;
     const ConvWeights with = conv_weights(conv);
-    const SlotView kept = slots(window);
+    const SlotView window_view = slots(window);
     kernels().conv({&runs, rows(x), rows(in_gate), rows(out_gate), with.weight, with.bias, with.dtype, silu, at(out),
-                    kept.data, kept.slot_stride, channels, with.kernel, kept.dtype});
+                    window_view.data, window_view.slot_stride, channels, with.kernel, window_view.dtype});
   });
   m.def("norm", [](const RowsTuple& x, const RowsTuple& gate, Address weight, int weight_dtype, float eps,
                    bool plus_one, bool gate_first, int64_t tokens, int64_t heads, int64_t dim, int64_t group,
@@ -307,8 +307,8 @@ NB_MODULE(_native, m) {
         nb::gil_scoped_release unlocked;
         const Pages pages = {slots(k), slots(v), at<const int32_t>(page_table), table_stride,
                              {at(scales), scale_page, scale_part}};
-        fused.run(projected(x), at(out), [&](const Projected& made, void* to) {
-          layer.run(runs, runs, made, {at<const float>(cos), at<const float>(sin), rotary_dim}, pages, to);
+        fused.run(projected(x), at(out), [&](const Projected& inner, void* to) {
+          layer.run(runs, runs, inner, {at<const float>(cos), at<const float>(sin), rotary_dim}, pages, to);
         });
       });
   nb::class_<FusedDecoder>(m, "FusedDecoder")

@@ -1,10 +1,10 @@
-// Mixture of experts for few tokens: each expert that some token chose is read once.
+// Mixture of experts for few tokens: each chosen expert is read once.
 //
 //   pairs (token, choice) sorted by expert     e0 e0 e3 e3 e3 e7
 //   1   x of each pair                         as the weights' kernel wants it (linear.inl)
 //   2   (expert, 64 rows of gate and up)       inner = act(gate) * up, float32
 //   3   inner of each pair                     as the kernel wants it
-//   4   (expert, 64 rows of down)              made, float32
+//   4   (expert, 64 rows of down)              expert_out, float32
 //   5   each token                             its choices weighted and added, in the router's order
 //
 // Nothing is rounded between 1 and 5 but what the kernel's form of inputs rounds.
@@ -45,7 +45,7 @@ struct ExpertRows {
 struct MoeStep {
   std::vector<int64_t> pairs, place;   // sorted: token * choices + choice; place of each pair, or kPad
   std::vector<ExpertRows> groups;
-  std::vector<float> inner, made;
+  std::vector<float> inner, expert_out;
   Prepared x, core;
 
   void sort(const MoeArgs& args) {
@@ -82,15 +82,15 @@ void for_each_block(const std::vector<ExpertRows>& groups, int64_t rows, const B
 
 template <class T>
 void moe_in(const MoeArgs& args) {
-  static thread_local MoeStep kept;
-  MoeStep& step = kept;
+  static thread_local MoeStep buffer;
+  MoeStep& step = buffer;
   step.sort(args);
   const int64_t pairs = static_cast<int64_t>(step.pairs.size());
   const int64_t width = args.down.in, dim = args.down.out;
   step.x.resize(inputs_for(args.gate_up, args.exact), pairs, args.gate_up.in);
   step.core.resize(inputs_for(args.down, args.exact), pairs, width);
   step.inner.resize(static_cast<size_t>(pairs * width));
-  step.made.resize(static_cast<size_t>(pairs * dim));
+  step.expert_out.resize(static_cast<size_t>(pairs * dim));
   Pool::instance().for_each(pairs, [&](int64_t pair) {
     const int64_t token = step.pairs[static_cast<size_t>(pair)] / args.choices;
     step.x.set_row(pair, static_cast<const T*>(args.x) + token * args.x_stride, args.gate_up.in);
@@ -105,8 +105,8 @@ void moe_in(const MoeArgs& args) {
       for (int64_t r = 0; r < rows; ++r) {
         float* const to = step.inner.data() + (group.first + row + r) * width + first;
         for (int64_t i = 0; i < count; i += 16) {
-          const f32x16 made = activated(load(gate + r * kOutRows + i), args.activation);
-          store(to + i, args.gated ? made * load(up + r * kOutRows + i) : made);
+          const f32x16 activated_gate = activated(load(gate + r * kOutRows + i), args.activation);
+          store(to + i, args.gated ? activated_gate * load(up + r * kOutRows + i) : activated_gate);
         }
       }
     }
@@ -121,7 +121,7 @@ void moe_in(const MoeArgs& args) {
       const int64_t rows = group.count - row < kRowsTogether ? group.count - row : kRowsTogether;
       item_products(weight, first, count, step.core, group.first + row, rows, y);
       for (int64_t r = 0; r < rows; ++r)
-        write_row(step.made.data() + (group.first + row + r) * dim + first, y + r * kOutRows, nullptr, count);
+        write_row(step.expert_out.data() + (group.first + row + r) * dim + first, y + r * kOutRows, nullptr, count);
     }
   });
   Pool::instance().for_each(args.tokens, [&](int64_t token) {
@@ -130,7 +130,7 @@ void moe_in(const MoeArgs& args) {
       f32x16 sum = splat(0);
       for (int64_t choice = 0; choice < args.choices; ++choice) {
         const int64_t pair = token * args.choices + choice, from = step.place[static_cast<size_t>(pair)];
-        if (from != kPad) sum += load(step.made.data() + from * dim + d) * args.weights[pair];
+        if (from != kPad) sum += load(step.expert_out.data() + from * dim + d) * args.weights[pair];
       }
       store(out + d, sum);
     }

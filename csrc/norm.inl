@@ -12,18 +12,18 @@ void norm_row(const NormArgs& args, const T* x, const T* gate, T* out) {
   alignas(64) float gated[kGatedTogether];  // a gate costs more than all the rest: once, where there is room
   for (int64_t first = 0; first < args.dim; first += args.group) {
     const int64_t end = first + args.group;
-    const bool kept = gate && args.gate_first && args.group <= kGatedTogether;
+    const bool keeps_gated = gate && args.gate_first && args.group <= kGatedTogether;
     f32x16 squares = splat(0);
     for (int64_t i = first; i < end; i += 16) {
       f32x16 value = load(x + i);
       if (gate && args.gate_first) value *= silu(load(gate + i));
-      if (kept) store(gated + i - first, value);
+      if (keeps_gated) store(gated + i - first, value);
       squares += value * value;
     }
     const float over = 1.0f / __builtin_sqrtf(sum(squares) / static_cast<float>(args.group) + args.eps);
     for (int64_t i = first; i < end; i += 16) {
-      f32x16 value = kept ? load(gated + i - first) : load(x + i);
-      if (gate && args.gate_first && !kept) value *= silu(load(gate + i));
+      f32x16 value = keeps_gated ? load(gated + i - first) : load(x + i);
+      if (gate && args.gate_first && !keeps_gated) value *= silu(load(gate + i));
       value *= over;
       if (args.plus_one) value = rounded<T>(value * (1.0f + load(weight + i)));
       else value = rounded<T>(rounded<T>(value) * load(weight + i));
@@ -32,7 +32,7 @@ void norm_row(const NormArgs& args, const T* x, const T* gate, T* out) {
   }
 }
 
-// x + scale y, kept: the residual stream.
+// x + scale y, keeps_gated: the residual stream.
 template <class T>
 void sum_row(const NormArgs& args, const T* x, const T* y, T* out) {
   for (int64_t i = 0; i < args.dim; i += 16) {

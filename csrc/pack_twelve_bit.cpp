@@ -15,7 +15,7 @@ constexpr int64_t kHalfBytes = kUnitWords / 2, kUnitBytes = 3 * kHalfBytes;
 constexpr int kCodes = 16;
 
 // Where the word of a pair of columns and a row lies in its half of a unit: 16 bytes are four rows of the half's first
-// pair, then the same rows of the second, as interleaving with as many upper bytes gives them back.
+// pair, then the same rows of the second. Interleaving with as many upper bytes gives the words back.
 int64_t byte_of(int64_t pair, int64_t row, int64_t word) { return row / 4 * 16 + pair % 2 * 8 + row % 4 * 2 + word; }
 
 // Of a tile's first unit; two tiles take turns.
@@ -26,17 +26,17 @@ int64_t begin_of(int64_t tile, int64_t in) { return (tile / 2 * 2 * (in * kRows 
 void choose_highs(const uint16_t* words, int64_t tiles, int64_t in, uint8_t* highs, int64_t* counts) {
   const int64_t size = in * kRows;
   Pool::instance().for_each(tiles, static_cast<double>(size), [&](int64_t tile) {
-    std::array<int64_t, 256> found{};
-    for (int64_t i = 0; i < size; ++i) ++found[words[tile * size + i] >> 8];
+    std::array<int64_t, 256> frequencies{};
+    for (int64_t i = 0; i < size; ++i) ++frequencies[words[tile * size + i] >> 8];
     std::array<int, 256> order;
     std::iota(order.begin(), order.end(), 0);
     std::partial_sort(order.begin(), order.begin() + kCodes, order.end(), [&](int a, int b) {
-      return found[a] != found[b] ? found[a] > found[b] : a < b;
+      return frequencies[a] != frequencies[b] ? frequencies[a] > frequencies[b] : a < b;
     });
     counts[tile] = size;
     for (int code = 0; code < kCodes; ++code) {
       highs[tile * kCodes + code] = static_cast<uint8_t>(order[code]);
-      counts[tile] -= found[order[code]];
+      counts[tile] -= frequencies[order[code]];
     }
   });
 }

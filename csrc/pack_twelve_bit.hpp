@@ -1,5 +1,4 @@
-// Tiles of bfloat16 put into 12 bits a weight and taken out again: what the kernel that multiplies them (twelve_bit.inl)
-// leaves to others.
+// Tiles of bfloat16 packed into 12 bits a weight, and unpacked again. twelve_bit.inl multiplies them.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +7,12 @@
 
 namespace weft {
 
-// ``words`` [tiles][in / 2][16][2]: the sixteen upper bytes that are most frequent in each tile -> highs [tiles][16], and
-// how many words have none of them -> counts [tiles].
+// ``words`` [tiles][in / 2][16][2]: the sixteen most frequent upper bytes of each tile -> highs [tiles][16], and the number
+// of words with none of them -> counts [tiles].
 void choose_highs(const uint16_t* words, int64_t tiles, int64_t in, uint8_t* highs, int64_t* counts);
 
-// ``units`` [tiles / 2][in / 8][2][192], of an even number of ``tiles``. ``odd``: for each tile where in this array its odd words begin, then room for those and
-// one that ends them.
+// ``units`` [tiles / 2][in / 8][2][192], of an even number of ``tiles``. ``odd``: for each tile the index in this array where
+// its odd words begin, then room for those words and one that ends them.
 void pack_twelve_bit(const uint16_t* words, int64_t tiles, int64_t in, const uint8_t* highs, uint8_t* units, int64_t* odd);
 
 // ``rows`` [count] of a 12-bit weight -> out [count][in].

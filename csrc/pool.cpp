@@ -28,7 +28,7 @@ Pool& Pool::instance() {
 
 Pool::Pool() {
 #if defined(__unix__) || defined(__APPLE__)
-  // No job is half done, and nobody holds the locks, at the moment of a fork.
+  // At the moment of a fork no job is half done, and no thread holds the locks.
   pthread_atfork(
       [] {
         instance().one_job_.lock();

@@ -1,21 +1,20 @@
-// The worker threads of the kernels: the one place that owns them.
+// The worker threads of the kernels. The pool is their only owner.
 //
-//   caller     opens a job ---- takes items ------------------ none left: closes it, waits for who is inside
-//   worker 1        comes in -- takes items -- none left: goes out
-//   worker 2                                                wakes too late: finds it closed, sleeps on
+//   caller     opens a job ---- takes items ------------------ none left: closes it, waits for workers inside
+//   worker 1        comes in -- takes items -- none left: leaves
+//   worker 2                                                wakes too late: the job is closed, sleeps on
 //
-// Items are handed out by one atomic counter, in order and some at a time, so that uneven items balance by
-// themselves. The caller never waits for a worker that has not begun: a thread that the system wakes late (a
-// busy machine takes a millisecond) costs nothing but its help. What a job costs is told in nanoseconds, and
-// decides how many workers it is worth waking: a small one runs on the caller alone.
+// One atomic counter hands out items in order, several at a time, so uneven items balance by themselves. The caller
+// never waits for a worker that has not begun. A thread that the system wakes late (a millisecond on a busy machine)
+// costs nothing but its help. The caller states a job's cost in nanoseconds, which decides how many workers wake. A
+// small job runs on the caller alone.
 //
-// A worker spins for a moment after a job before it sleeps, as the next kernel of a forward pass usually comes
-// within microseconds. It never spins for long: the cores are shared with an HTTP process (libgomp's endless
-// spin is what this replaces).
+// A worker spins for a moment after a job before it sleeps, as the next kernel of a forward pass usually comes within
+// microseconds. It never spins for long: an HTTP process shares the cores. (libgomp spins without end.)
 //
-// One job at a time: callers of different threads wait for one another. Bodies may not throw, and may not start
-// jobs. After a fork the child has no workers, as no thread but the forking one goes over: it works alone until
-// it asks for threads itself.
+// Jobs run one at a time: callers of different threads wait for one another. Bodies may not throw, and may not start
+// jobs. A forked child has no workers, as only the forking thread survives a fork. It works alone until it asks for
+// threads itself.
 #pragma once
 
 #include <atomic>

@@ -24,9 +24,9 @@ WEFT_INLINE u32x16 elements(int64_t first, int64_t stride) {
   return lane * static_cast<uint32_t>(stride) + static_cast<uint32_t>(first);
 }
 
-// What a state of S keeps of x, as a float.
+// x rounded to the numbers of a state of S, as a float.
 template <class S>
-WEFT_INLINE f32x16 kept(f32x16 x, u32x16 element, uint32_t key) {
+WEFT_INLINE f32x16 rounded_state(f32x16 x, u32x16 element, uint32_t key) {
   if constexpr (sizeof(S) == 4) {
     return x;
   } else {

@@ -1,20 +1,20 @@
-// Decodes whose sequences begin with the same pages: the rows that read those pages together.
+// Groups of decodes whose sequences begin with the same pages.
 //
-//   run 3   [ 7 ][ 2 ][ 9 ][ 4 ][ 1 ] ...            a page is in two tables because the prefix tree gave it to both
+//   run 3   [ 7 ][ 2 ][ 9 ][ 4 ][ 1 ] ...            the prefix tree gave the same pages to both tables
 //   run 5   [ 7 ][ 2 ][ 9 ][ 4 ][ 8 ] ...            (a system prompt, a document, the samples of one request)
 //            '---- shared ----'
 //
-// One row uses a line of K once; eight rows use it eight times, and the pages come from memory once for all of
-// them. What a row computes does not change: it sees the same tiles of pages in the same order, alone or not.
+// One row uses a line of K once. Eight rows use it eight times, and the pages come from memory once for all of them.
+// The result of a row does not change: it sees the same tiles of pages in the same order, in a group or alone.
 //
-// Tables are compared page by page in each call: some thousands of integers, beside reading the pages themselves.
-// Rejected: being told by the scheduler who shares what. The tables say it already, and cannot be out of date.
+// Each call compares the tables page by page: some thousands of integers, which is little beside reading the pages.
+// Rejected: sharing sets from the scheduler. The tables hold the same facts, and cannot be out of date.
 
 namespace weft {
 namespace {
 
-constexpr int64_t kSharedStep = 4;   // attention takes so many pages at once: its tiles stay where they are
-constexpr int64_t kSharedPages = 8;  // least that is worth it
+constexpr int64_t kSharedStep = 4;   // the pages of an attention tile: tiles keep their borders
+constexpr int64_t kSharedPages = 8;  // fewer shared pages do not pay for the grouping
 
 struct Member {
   const Run* run;
@@ -26,7 +26,7 @@ struct Group {
   int64_t shared_pages;  // whole tiles, and all of them seen by every member
 };
 
-// The decodes in groups of up to ``members_max``: one that shares nothing is alone, with shared_pages 0.
+// The decodes in groups of up to ``members_max``. A decode that shares nothing is alone, with shared_pages 0.
 std::vector<Group> groups_of(const AttentionArgs& args, const std::vector<Member>& decodes, int64_t members_max) {
   const auto table = [&](const Member& member) { return args.page_table + member.table_row * args.table_stride; };
   const auto whole_pages = [](const Member& member) { return (member.run->start + 1) / kPageTokens; };

@@ -1,9 +1,10 @@
 // Sixteen floats at a time, in the compiler's own vector types: one AVX-512 register, two of AVX2, four of
-// SSE or NEON. Intrinsics only where the compiler does not find the instruction (widening bytes): each file that includes this is compiled once per instruction set (see
-// CMakeLists.txt), and everything here is inlined and local to that compilation.
+// SSE or NEON. Intrinsics appear only where the compiler does not find the instruction (widening bytes). Each file that
+// includes this is compiled once per instruction set (CMakeLists.txt). Everything here is inlined and local to that
+// compilation.
 //
-// Arithmetic is float32. bf16 is widened by shifting (a bf16 is the upper half of the float of its value), so a
-// kernel over bf16 pages does the same sums as one over float32 pages.
+// Arithmetic is float32. bf16 is widened by a shift, as it is the upper half of the float of its value. So a kernel over
+// bf16 pages does the same sums as one over float32 pages.
 #pragma once
 
 #include <cstdint>
@@ -48,8 +49,8 @@ WEFT_INLINE void store(bf16* to, f32x16 x) {
   const __m512i bits = (__m512i)x, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7FFF));
   const __mmask16 nan = _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q);
-  const __m512i kept = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16)));
+  const __m512i payload = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(_mm512_srli_epi32(payload, 16)));
 #else
   const u32x16 bits = (u32x16)x;
   const u32x16 rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
@@ -271,9 +272,9 @@ WEFT_INLINE f32x16 softplus(f32x16 x) {
 template <class T>
 WEFT_INLINE f32x16 rounded(f32x16 x) {
   if constexpr (sizeof(T) == sizeof(float)) return x;
-  T kept[16];
-  store(kept, x);
-  return load(kept);
+  T narrow_lanes[16];
+  store(narrow_lanes, x);
+  return load(narrow_lanes);
 }
 
 // ``count`` numbers, at most 16, and zeros behind them.

@@ -8,8 +8,8 @@
 //   table.cpp               the table itself
 //
 // Each includes its kernels as .inl files, whose code is local to it: no code of one set can be linked into another.
-// What the standard library's templates make is not local, and of several the linker takes the first: so the portable
-// files come first (CMakeLists.txt).
+// Instances of the standard library's templates are not local, and the linker takes the first of several. So the
+// portable files come first (CMakeLists.txt).
 #pragma once
 
 #include <array>

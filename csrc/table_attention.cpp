@@ -5,7 +5,8 @@
 
 #include "kv_numbers.inl"
 #include "shared_pages.inl"
-#include "attention.inl"
+#include "attention_tile.inl"
+#include "attention.inl"  // over both
 
 namespace weft::tables::WEFT_TABLE {
 

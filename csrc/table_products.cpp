@@ -1,6 +1,7 @@
 #include "table.hpp"
 
-#include "linear.inl"
+#include "linear_inputs.inl"
+#include "linear.inl"  // over linear_inputs.inl
 #include "w8a8.inl"   // over linear.inl
 #include "tiles.inl"  // over linear.inl
 #include "twelve_bit.inl"  // over tiles.inl

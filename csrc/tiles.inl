@@ -11,14 +11,14 @@
 //   per 64 bytes of a tile     4 vectors of W loaded, 6 numbers of x spread over the lanes, 24 products added
 //                              and, of the first blocks, 64 or 128 bytes of the thread's next item asked for
 //
-// A lane is a row of W: nothing is added across. Each sum is made column after column in one accumulator, so a row of
-// x gives the same bits whatever rows are beside it. The four tiles (128 KB at 1,024 columns of bfloat16) stay in the
-// L2 cache for all blocks of a part, and so do the part's rows for all tiles: 32 rows and prompts alike run at some 95 %
-// of the products a core can make, and a single row at the speed of memory.
+// A lane is a row of W: nothing is added across. Each sum adds column after column in one accumulator, so a row of x
+// gives the same bits in any batch. The four tiles (128 KB at 1,024 columns of bfloat16) stay in the L2 cache for all
+// blocks of a part, and the part's rows stay there for all tiles. 32 rows and prompts alike run at some 95 % of the
+// products of a core, and a single row at the speed of memory.
 //
-// Memory and arithmetic go at once only because a thread knows its next item (Pool::for_each_ahead) and asks for it:
-// left to themselves, the first block of an item waits for memory and the others leave memory idle, and 32 rows take the
-// sum of both instead of the longer. The hardware's prefetcher follows the tiles within an item, not into the next.
+// Memory and arithmetic overlap only because a thread knows its next item (Pool::for_each_ahead) and prefetches it.
+// Otherwise the first block of an item waits for memory while the other blocks leave memory idle, and 32 rows take the
+// sum of both times. The hardware's prefetcher follows the tiles within an item, not into the next.
 //
 // Rejected: cutting the columns into parts that fit the L1 cache (sums would go through memory; nothing gained up
 // to 12,288 columns); blocks of 8 rows and 3 tiles (as fast, and 64 rows are no whole number of them); all rows of a
@@ -38,8 +38,8 @@ constexpr int kTileRows = 6;
 constexpr int kTileRows = 2;
 #endif
 
-constexpr int64_t kPartBytes = 196608;  // of x, that stay in the L2 cache beside the tiles of two items
-constexpr int64_t kLeastBlocks = 8;     // of a part, so that tiles are asked for no faster than memory gives them
+constexpr int64_t kPartBytes = 196608;  // of x, in the L2 cache beside the tiles of two items
+constexpr int64_t kLeastBlocks = 8;     // of a part: prefetches stay below the bandwidth of memory
 
 // Asks for LINES lines of 64 bytes, those of a block's column ``step`` (bfloat16: pair of columns).
 template <int LINES>

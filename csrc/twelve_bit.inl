@@ -1,8 +1,7 @@
-// Tiles of bfloat16 in 12 bits a weight: nothing is lost, and a step that is bound by memory takes three quarters of
-// the time.
+// Tiles of bfloat16 in 12 bits a weight, without loss. A step that is bound by memory takes three quarters of the time.
 //
-//   bfloat16   s e e e e e e e | e m m m m m m m      the upper byte is a sign and an exponent without its last bit:
-//                                                    of the 256 there could be, 16 make up nearly all weights of a tile
+//   bfloat16   s e e e e e e e | e m m m m m m m      the upper byte is a sign and an exponent without its last bit;
+//                                                    16 of its 256 values cover nearly all weights of a tile
 //
 //   tile       16 bytes that a code of 4 bits stands for   (Weight.scales)
 //   unit       8 columns of 16 rows: 128 weights in 3 lines of 64 bytes
@@ -22,13 +21,13 @@
 //   more                 an item is unpacked into the L2 cache, and meets up to 512 KB of x as plain tiles do; where an
 //                        item of W is so wide that it leaves no room for x there, as above
 //
-// In what order a unit's bytes lie is what interleaving within 16 bytes asks for: see pack_twelve_bit.cpp, which writes them.
+// Interleaving within 16 bytes fixes the order of a unit's bytes; pack_twelve_bit.cpp writes them.
 //
 // Rejected, for 32 rows: unpacking into memory, at once, by the first block for the others, or beside all blocks of the
-// item before (6 to 8 % slower than plain tiles: the L2 cache has to give and take each line besides), or 128 columns at
-// a time, which stay in the L1 cache (15 %: sums go through memory). Blocks of 24 rows and one tile: each product then
-// loads its own number of x, and a core loads but one vector in the time of a product (5 %). Tiles one after the other: a
-// single row waits for its one sum, or reads two streams, at four fifths of the speed of one.
+// item before (6 to 8 % slower than plain tiles: the L2 cache also writes and reads each line). 128 columns at a time,
+// which stay in the L1 cache (15 %: sums go through memory). Blocks of 24 rows and one tile: each product then loads its
+// own number of x, and a core loads one vector in the time of a product (5 %). Tiles one after the other: a single row
+// waits for its one sum, or reads two streams, at four fifths of the speed of one.
 
 namespace weft {
 namespace {
@@ -41,9 +40,9 @@ constexpr int64_t kPairWords = 2 * kTile;
 constexpr int64_t kUnitWords = kUnitPairs * kPairWords;
 constexpr int64_t kUnitBytes = kUnitWords * 3 / 2;
 constexpr int kUnitColumns = 2 * kUnitPairs;
-constexpr int kSqueezedRows = 12;
-constexpr int kSqueezedTiles = 2;
-constexpr int64_t kStepBytes = kSqueezedTiles * kUnitBytes;  // from a unit to the next of its tile
+constexpr int kTwelveBitRows = 12;
+constexpr int kTwelveBitTiles = 2;
+constexpr int64_t kStepBytes = kTwelveBitTiles * kUnitBytes;  // from a unit to the next of its tile
 constexpr int64_t kFetchedAhead = 4096;
 constexpr int64_t kRowsUnpacked = 96;
 constexpr int64_t kUnpackedItemBytes = 1 << 18;
@@ -117,7 +116,7 @@ struct Block {
 // ROWS rows of x times tiles ``tile`` and the next.
 template <int ROWS>
 WEFT_BF16 void twelve_bit_sums(const LinearArgs& args, int64_t tile, const Block& block, Fetched fetched) {
-  constexpr int TILES = kSqueezedTiles;
+  constexpr int TILES = kTwelveBitTiles;
   const int64_t units = args.weight.in / kUnitColumns;
   const bf16* x = block.x;
   const SqueezedTile tiles[TILES] = {{args.weight, tile}, {args.weight, tile + 1}};
@@ -164,20 +163,20 @@ template <int... R>
 constexpr std::array<SqueezedSums, sizeof...(R)> sums_of(std::integer_sequence<int, R...>) {
   return {{&twelve_bit_sums<R + 1>...}};
 }
-constexpr auto kSqueezedSums = sums_of(std::make_integer_sequence<int, kSqueezedRows>{});
+constexpr auto kTwelveBitSums = sums_of(std::make_integer_sequence<int, kTwelveBitRows>{});
 
 // Blocks [block, end) times an item's tiles [tile, last). ``next``: the item that this thread takes next, or null.
 void twelve_bit_item(const LinearArgs& args, int64_t tile, int64_t last, const Block* block, const Block* end,
                    const uint8_t* next) {
   const int64_t units = args.weight.in / kUnitColumns;
-  const int64_t passes = (end - block) * ((last - tile + kSqueezedTiles - 1) / kSqueezedTiles);
+  const int64_t passes = (end - block) * ((last - tile + kTwelveBitTiles - 1) / kTwelveBitTiles);
   const int64_t lines = kOutTiles * kUnitBytes / 64;  // of an item, for each unit
   Fetched fetched = {next, next ? (lines + passes - 1) / passes : 0};
   for (; block < end; ++block)
-    for (int64_t t = tile; t < last; t += kSqueezedTiles) {
+    for (int64_t t = tile; t < last; t += kTwelveBitTiles) {
       // Nothing known of the next item: the stream's own lines, some way ahead.
       if (!next) fetched = {SqueezedTile(args.weight, t).units + kFetchedAhead, kStepBytes / 64};
-      kSqueezedSums[static_cast<size_t>(block->count - 1)](args, t, *block, fetched);
+      kTwelveBitSums[static_cast<size_t>(block->count - 1)](args, t, *block, fetched);
       fetched.from += fetched.lines * units * 64;
     }
 }
@@ -190,7 +189,7 @@ struct Blocks {
   // ``each``: how jobs are done.
   template <class Each>
   void set(const LinearArgs& args, const Each& each) {
-    const int64_t count = (args.rows + kSqueezedRows - 1) / kSqueezedRows, in = args.weight.in;
+    const int64_t count = (args.rows + kTwelveBitRows - 1) / kTwelveBitRows, in = args.weight.in;
     blocks.resize(static_cast<size_t>(count));
     if (args.rows == 1) {
       blocks[0] = {0, 1, static_cast<const bf16*>(args.x)};
@@ -264,8 +263,8 @@ void unpacked_products(const LinearArgs& args) {
 
 void twelve_bit_products(const LinearArgs& args) {
   if (args.rows >= kRowsUnpacked && args.weight.in * kOutRows * 2 <= kUnpackedItemBytes) return unpacked_products(args);
-  static thread_local Blocks kept;
-  Blocks& x = kept;
+  static thread_local Blocks buffer;
+  Blocks& x = buffer;
   x.set(args, [&](int64_t count, const auto& job) {
     Pool::instance().for_each(count, static_cast<double>(args.weight.in), job);
   });
@@ -281,7 +280,7 @@ void twelve_bit_products(const LinearArgs& args) {
       twelve_bit_item(args, item * kOutTiles, last_of(item), x.blocks.data(), x.blocks.data() + 1, nullptr);
     });
   // Parts of x that stay in the L2 cache, nearly of one size.
-  const int64_t fit = kPartBytes / width / kSqueezedRows, together = 2 * fit > 8 ? 2 * fit : 8;
+  const int64_t fit = kPartBytes / width / kTwelveBitRows, together = 2 * fit > 8 ? 2 * fit : 8;
   const int64_t parts = (count + together - 1) / together;
   const auto work = [&](int64_t at, int64_t after) {
     const int64_t item = at % items, part = at / items;

@@ -215,8 +215,8 @@ void byte_block(const LinearArgs& args, const ByteRows<Code>& x, int64_t tile, i
 
 template <class T, class Code>
 void byte_products_of(const LinearArgs& args) {
-  static thread_local ByteRows<Code> kept;
-  ByteRows<Code>& x = kept;
+  static thread_local ByteRows<Code> buffer;
+  ByteRows<Code>& x = buffer;
   const Weight& weight = args.weight;
   x.resize(args.rows, weight.in);
   const double in = static_cast<double>(weight.in), count = static_cast<double>(args.rows);

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from tests.ops.batches import PAD_ROW, Run, make_runs, tokens_in
-from tests.ops.kv_pages import KV_DTYPES, filled_pages
+from tests.ops.kv_pages import KV_DTYPES, Pages, filled_pages
 from tests.ops.test_native import CLOSE, in_each_set, noise
 from weft.tensor import native
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.paged_attention import naive as naive_attention
 from weft.tensor.ops.paged_attention import native as native_attention
+from weft.units import PAD, PAGE_TOKENS
 
 PAGES = 420
 DECODES = [Run(500), Run(333), PAD_ROW, *map(Run, (500, 331, 200, 500, 140, 640, 499, 333))]
@@ -94,3 +95,42 @@ def test_a_window_over_shared_pages_equals_the_twin() -> None:
     want = naive_attention.paged_attention(q, pages.k, pages.v, runs, 0.1, 70)
     got = native_attention.paged_attention(q, pages.k, pages.v, runs, 0.1, 70)
     torch.testing.assert_close(got, want, **CLOSE[torch.float32])
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES, ids=str)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_page_of_pad_inside_a_context_is_skipped(kv_dtype: torch.dtype, threads: int) -> None:
+    """Law L4: nothing is read in its place, and the row sees its other tokens. Decodes alone, in parts and
+    together, and prompts; the last row sees no page at all."""
+    native.set_threads(threads)
+    runs = make_runs([Run(700), Run(333), PAD_ROW, Run(333), Run(40), Run(20)], [Run(0, 65), Run(40, 90)],
+                     pages=PAGES)
+    runs.page_table_RP[3, :10] = runs.page_table_RP[1, :10]
+    pages = filled_pages(runs, PAGES, 2, 64, kv_dtype)
+    dtype = torch.float32 if kv_dtype == torch.float32 else torch.bfloat16
+    q = noise(3, tokens_in(runs), 4, 64, dtype=dtype)
+    holes = {0: [0, 3, 20, 21, 22, 23, 43], 1: [2, 9], 3: [2, 9, 15], 4: [2], 5: [0, 1], 6: [1], 7: [0, 5]}
+    want = torch.zeros(tokens_in(runs), 4, 64, dtype=dtype)
+    for row, columns in holes.items():
+        left = [page for page in range(runs.page_table_RP.shape[1]) if page not in columns]
+        for token in range(runs.lengths[row]):
+            want[runs.offsets[row] + token] = without_pages(runs, row, token, left, pages, q)
+        runs.page_table_RP[row, columns] = PAD
+    for got in in_each_set(lambda: native_attention.paged_attention(q, pages.k, pages.v, runs, 0.1, None,
+                                                                    pages.scales)):
+        torch.testing.assert_close(got, want, **CLOSE[dtype])
+
+
+def without_pages(runs: Runs, row: int, token: int, columns: list[int], pages: Pages, q: torch.Tensor,
+                  ) -> torch.Tensor:
+    """[heads, D] of one token whose sequence consists of the pages in ``columns`` alone."""
+    position = runs.starts[row] + token
+    seen = sum(max(0, min(PAGE_TOKENS, position + 1 - column * PAGE_TOKENS)) for column in columns)
+    if not seen:
+        return torch.zeros(4, 64, dtype=q.dtype)
+    alone = make_runs([Run(seen - 1)], [])
+    table = runs.page_table_RP[row, columns]
+    width = min(len(table), alone.page_table_RP.shape[1])
+    alone.page_table_RP[0, :width] = table[:width]
+    q_THD = q[runs.offsets[row] + token][None]
+    return naive_attention.paged_attention(q_THD, pages.k, pages.v, alone, 0.1, None, pages.scales)[0]
