@@ -19,6 +19,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from weft.errors import RequestError, WeftError
+from weft.server.anthropic.answers import prepare_messages
+from weft.server.anthropic.protocol import UNSERVED_IN_MESSAGES, CountTokensBody, MessagesBody
+from weft.server.anthropic.turns import conversation
 from weft.server.cache import Looks, cache_report
 from weft.server.chat import prepare_chat
 from weft.server.completions import prepare_completion
@@ -58,6 +61,8 @@ def build_app(service: Service) -> ASGIApp:
     handlers = _Handlers(service)
     routes = [
         Route("/v1/chat/completions", handlers.chat, methods=["POST"]),
+        Route("/v1/messages", handlers.messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", handlers.count_tokens, methods=["POST"]),
         Route("/v1/completions", handlers.completions, methods=["POST"]),
         Route("/v1/models", handlers.models, methods=["GET"]),
         Route("/v1/models/{name:path}", handlers.model, methods=["GET"]),
@@ -92,6 +97,20 @@ class _Handlers:
         body = parse_body(await self._body(request), ChatBody, unserved=UNSERVED_IN_CHAT)
         job = await prepare_chat(self._service, body)
         return await self._answer(request, job, stream=bool(body.stream))
+
+    async def messages(self, request: Request) -> Response:
+        self._service.check_open()
+        body = parse_body(await self._body(request), MessagesBody, unserved=UNSERVED_IN_MESSAGES)
+        job = await prepare_messages(self._service, body)
+        return await self._answer(request, job, stream=bool(body.stream))
+
+    async def count_tokens(self, request: Request) -> Response:
+        self._service.check_open()
+        body = conversation(parse_body(await self._body(request), CountTokensBody))
+        model = self._service.model_for(body.model)
+        text = model.prompt_text(body)
+        await model.check_text(text, param="messages")
+        return _json({"input_tokens": len(await model.encode(text, add_special_tokens=False))})
 
     async def completions(self, request: Request) -> Response:
         self._service.check_open()

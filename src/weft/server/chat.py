@@ -120,7 +120,7 @@ class ChatJob:
         self._prompt = prompt
         self._id = f"chatcmpl-{body.request_id or uuid.uuid4().hex}"
         self._created_s = int(time.time())
-        self._name = service.name_of(model, body.model)
+        self.name = service.name_of(model, body.model)
         self._namer = namer(model.tokenizer, as_ids=bool(body.return_tokens_as_token_ids), escape_bytes=False)
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         self._top = body.top_logprobs or 0
@@ -137,10 +137,10 @@ class ChatJob:
         choices = []
         for piece in await generation.whole():
             choices.append(ChatChoice(index=piece.index, message=self._message(piece),
-                                      logprobs=self._logprobs(piece), finish_reason=self._reason(piece),
+                                      logprobs=self._logprobs(piece), finish_reason=self.reason(piece),
                                       stop_reason=piece.stop_reason,
                                       token_ids=piece.tokens if body.return_token_ids else UNSET))
-        response = ChatCompletion(id=self._id, created=self._created_s, model=self._name, choices=choices,
+        response = ChatCompletion(id=self._id, created=self._created_s, model=self.name, choices=choices,
                                   usage=self._usage())
         if body.return_token_ids:
             response.prompt_token_ids = self._prompt.tokens
@@ -156,7 +156,7 @@ class ChatJob:
         always = options is not None and bool(options.continuous_usage_stats)
 
         def line(choices: list[DeltaChoice], *, first: bool = False) -> bytes:
-            chunk = ChatChunk(id=self._id, created=self._created_s, model=self._name, choices=choices)
+            chunk = ChatChunk(id=self._id, created=self._created_s, model=self.name, choices=choices)
             if always or (with_usage and not choices):
                 chunk.usage = self._usage()
             elif with_usage:
@@ -180,19 +180,21 @@ class ChatJob:
         finally:
             generation.close()
 
-    def _read(self, piece: Piece) -> Heard:
+    def read(self, piece: Piece) -> Heard:
+        """The reasoning, content and calls in a piece of an answer; each piece is read once, in order."""
         last = piece.finish_reason is not None
         heard = self._readers[piece.index].read(piece.text, piece.tokens, last=last)
         if not self._with_reasoning:
             heard.reasoning = ""
         return heard
 
-    def _reason(self, piece: Piece) -> str | None:
+    def reason(self, piece: Piece) -> str | None:
+        """The field's ``finish_reason``, after the piece was read."""
         called = self._readers[piece.index].call_count > 0
         return "tool_calls" if called and piece.finish_reason == "stop" else piece.finish_reason
 
     def _message(self, piece: Piece) -> ChatAnswer:
-        heard = self._read(piece)
+        heard = self.read(piece)
         answer = ChatAnswer(content=heard.content)
         if heard.reasoning:
             answer.reasoning = answer.reasoning_content = heard.reasoning
@@ -208,9 +210,9 @@ class ChatJob:
         return answer
 
     def _delta(self, piece: Piece) -> DeltaChoice | None:
-        heard = self._read(piece)
+        heard = self.read(piece)
         choice = DeltaChoice(index=piece.index, delta=Delta(), logprobs=self._logprobs(piece),
-                             finish_reason=self._reason(piece))
+                             finish_reason=self.reason(piece))
         if heard.content:
             choice.delta.content = heard.content
         if heard.reasoning:

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.errors import EngineUnavailableError, QueueFullError, UserError, WeftError
+from weft.server.anthropic.protocol import error_json
 
 RETRY_AFTER_S = 1
 
@@ -63,8 +64,14 @@ def error_response(error: WeftError) -> Response:
 
 
 async def on_weft_error(request: Request, error: Exception) -> Response:
+    """In the shape of the dialect that the path speaks."""
     assert isinstance(error, WeftError)
-    return error_response(error)
+    response = error_response(error)
+    if request.url.path.startswith("/v1/messages"):
+        body = error_json(error, request.scope["state"].get("request_id"))
+        headers = {name: value for name, value in response.headers.items() if name != "content-length"}
+        return Response(body, response.status_code, headers)
+    return response
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:

@@ -1,0 +1,66 @@
+"""The body of /v1/messages, and its failures in the shape that Anthropic's clients read.
+
+    {"type": "error", "error": {"type": "invalid_request_error", "message": ...}, "request_id": ...}
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from weft.errors import WeftError
+from weft.server.protocol import Salt, Unserved
+
+
+class MessageTurn(msgspec.Struct, kw_only=True):
+    """``content``: text, or blocks (text, thinking, tool_use, tool_result)."""
+
+    role: str
+    content: str | list[dict[str, Any]]
+
+
+class CountTokensBody(msgspec.Struct, kw_only=True):
+    """The fields that shape a prompt."""
+
+    model: str | None = None
+    messages: list[MessageTurn]
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+
+
+class MessagesBody(CountTokensBody, kw_only=True):
+    """``metadata`` and ``service_tier`` are accepted and change nothing. ``cache_salt`` is weft's own."""
+
+    max_tokens: int
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    output_format: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    cache_salt: Salt | None = None
+
+
+UNSERVED_IN_MESSAGES: Unserved = {
+    "mcp_servers": ("this server calls no other servers", ([],)),
+    "container": ("this server runs no code", ()),
+    "context_management": ("prompts are never edited on the server", ({},)),
+}
+"""Field -> (why it is refused, values besides null that ask for nothing)."""
+
+_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+          413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
+
+
+def error_json(error: WeftError, request_id: str | None = None) -> bytes:
+    """``error`` as Anthropic's error object."""
+    fallback = "invalid_request_error" if error.status < 500 else "api_error"
+    kind = _KINDS.get(error.status, fallback)
+    detail = {"type": kind, "message": error.message}
+    return msgspec.json.encode({"type": "error", "error": detail, "request_id": request_id})

@@ -1,0 +1,199 @@
+"""/v1/messages with the real anthropic client: whole answers, streams, tools, thinking, errors and usage.
+
+The engine says what the prompt tells it to, one byte per token, so every marker arrives in pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import msgspec
+import pytest
+
+from tests.fixtures.checkpoints import checkpoint
+from tests.server.running import RunningServer, running_server
+from tests.server.scripted_engine import write_model_directory
+from tests.server.test_tools import CALL, TEMPLATES, stop_at_end
+from weft.errors import RequestError
+from weft.server.anthropic.protocol import MessagesBody
+from weft.server.anthropic.turns import cache_marked, chat_body
+
+WEATHER: Any = {"name": "get_weather", "description": "Weather of a city", "input_schema": {
+    "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    template = stop_at_end((TEMPLATES / "hermes_think.jinja").read_text())
+    template = template.replace("{{- '<think>\\n\\n</think>\\n\\n' }}", "")  # the script would repeat it
+    directory = write_model_directory(tmp_path_factory.mktemp("hermes"), template=template)
+    with running_server("build_paced", engine={"model": str(directory)}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def cached() -> Iterator[RunningServer]:
+    engine = {"model": str(checkpoint("qwen3_5")), "memory": "32MB", "threads": 1, "max_model_len": 1024}
+    with running_server("", engine=engine) as running:
+        yield running
+
+
+def client(server: RunningServer) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0)
+
+
+def ask(server: RunningServer, say: str, **more: Any) -> Any:
+    return client(server).messages.create(model="scripted", max_tokens=400, **{
+        "messages": [{"role": "user", "content": f"say:{say}"}], **more})
+
+
+def stream(server: RunningServer, say: str, **more: Any) -> tuple[list[str], Any]:
+    """The types of the events, and the message that the client assembles from them."""
+    with client(server).messages.stream(model="scripted", max_tokens=400, **{
+            "messages": [{"role": "user", "content": f"say:{say}"}], **more}) as events:
+        kinds = [event.type for event in events if event.type not in ("text", "thinking", "input_json",
+                                                                     "content_block_delta", "signature")]
+        return kinds, events.get_final_message()
+
+
+def test_a_text_is_answered_whole_and_streamed_alike(server: RunningServer) -> None:
+    whole = ask(server, "Grüße 🏔")
+    assert (whole.type, whole.role, whole.stop_reason) == ("message", "assistant", "end_turn")
+    assert [block.text for block in whole.content] == ["Grüße 🏔"]
+    kinds, streamed = stream(server, "Grüße 🏔")
+    assert streamed.content[0].text == "Grüße 🏔"
+    assert kinds == ["message_start", "content_block_start", "content_block_stop", "message_delta",
+                     "message_stop"]
+    assert streamed.stop_reason == "end_turn"
+
+
+def test_usage_counts_every_prompt_token_once(server: RunningServer) -> None:
+    count = client(server).messages.count_tokens(model="scripted", messages=[
+        {"role": "user", "content": "say:abc"}]).input_tokens
+    usage = ask(server, "abc").usage
+    assert count > 7
+    assert usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens == count
+    assert usage.output_tokens == 4
+    _, streamed = stream(server, "abc")
+    assert streamed.usage.output_tokens == 4
+
+
+def test_a_cache_control_is_a_mark_and_what_it_creates_is_counted(cached: RunningServer) -> None:
+    text = "You keep one slot for each running sequence and pages for its tokens. " * 12
+    system: Any = [{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]
+
+    def usage(question: str) -> Any:
+        return client(cached).messages.create(model="default", max_tokens=4, system=system, messages=[
+            {"role": "user", "content": question}]).usage
+
+    first, second = usage("What turns the mill?"), usage("Which key is red?")
+    assert first.cache_read_input_tokens == 0
+    assert first.cache_creation_input_tokens > 100
+    assert second.cache_read_input_tokens > 100
+    assert second.cache_creation_input_tokens < 64
+    assert 0 < second.input_tokens < first.cache_creation_input_tokens
+
+
+def test_thinking_is_a_block_of_its_own_where_it_is_asked_for(server: RunningServer) -> None:
+    said = "<think>\nhm, well\n</think>\n\nYes."
+    thinking: Any = {"type": "enabled", "budget_tokens": 1024}
+    whole = ask(server, said, thinking=thinking)
+    assert [block.type for block in whole.content] == ["thinking", "text"]
+    assert whole.content[0].thinking.strip() == "hm, well"
+    kinds, streamed = stream(server, said, thinking=thinking)
+    assert [block.type for block in streamed.content] == ["thinking", "text"]
+    assert kinds.count("content_block_start") == kinds.count("content_block_stop") == 2
+    assert [block.type for block in ask(server, said).content] == ["text"]
+
+
+def test_a_call_is_a_tool_use_block_and_its_result_goes_back(server: RunningServer) -> None:
+    whole = ask(server, CALL, tools=[WEATHER])
+    [call] = whole.content
+    assert (call.type, call.name, call.input) == ("tool_use", "get_weather", {"city": "Köln 🏔"})
+    assert whole.stop_reason == "tool_use"
+    kinds, streamed = stream(server, CALL, tools=[WEATHER])
+    assert streamed.content[0].input == {"city": "Köln 🏔"}
+    assert streamed.stop_reason == "tool_use"
+    assert kinds.count("content_block_start") == 1
+    turns: Any = [
+        {"role": "user", "content": "weather?"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": call.id, "name": call.name,
+                                           "input": call.input}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "12 °C"},
+                                     {"type": "text", "text": "say:cold"}]}]
+    assert ask(server, "", messages=turns, tools=[WEATHER]).content[0].text == "cold"
+
+
+def test_a_stop_sequence_and_the_limit_are_named(server: RunningServer) -> None:
+    stopped = ask(server, "one two", stop_sequences=[" two"])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", " two")
+    assert stopped.content[0].text == "one"
+    cut = client(server).messages.create(model="scripted", max_tokens=2, messages=[
+        {"role": "user", "content": "say:abcdef"}])
+    assert cut.stop_reason == "max_tokens"
+
+
+@pytest.mark.parametrize(("change", "place"), [
+    ({"messages": []}, "messages"),
+    ({"messages": [{"role": "system", "content": "x"}]}, "messages.0.role"),
+    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0"),
+    ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
+    ({"tool_choice": {"type": "maybe"}}, "tool_choice.type"),
+    ({"thinking": {"type": "perhaps"}}, "thinking.type"),
+    ({"top_p": 9.0}, "top_p"),
+    ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+])
+def test_bad_input_is_an_error_of_the_dialect_that_names_the_field(server: RunningServer,
+                                                                   change: dict[str, Any], place: str) -> None:
+    body = {"model": "scripted", "max_tokens": 5, "messages": [{"role": "user", "content": "say:a"}], **change}
+    response = httpx.post(f"{server.url}/v1/messages", json=body)
+    answer = response.json()
+    assert response.status_code == 400
+    assert (answer["type"], answer["error"]["type"]) == ("error", "invalid_request_error")
+    assert place in answer["error"]["message"]
+    assert answer["request_id"] == response.headers["x-request-id"]
+
+
+def test_an_unknown_model_is_a_not_found_error_of_the_client(server: RunningServer) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="no model"):
+        client(server).messages.create(model="other", max_tokens=5, messages=[
+            {"role": "user", "content": "say:a"}])
+
+
+def converted(**fields: Any) -> Any:
+    return chat_body(msgspec.convert({"max_tokens": 5, "messages": [], **fields}, MessagesBody))
+
+
+def test_turns_keep_their_order_and_marks() -> None:
+    body = converted(system="Be brief.", messages=[
+        {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": "s"},
+                                          {"type": "text", "text": "b"}]}])
+    assert [message.role for message in body.messages] == ["system", "user", "assistant"]
+    assert body.messages[1].content[0]["cache_control"] == {"type": "ephemeral"}
+    assert body.messages[2].reasoning_content == "t"
+    assert body.continue_final_message is True
+
+
+def test_a_schema_becomes_the_answers_grammar() -> None:
+    schema = {"type": "object"}
+    for field in ({"output_format": {"type": "json_schema", "schema": schema}},
+                  {"output_config": {"format": {"type": "json_schema", "schema": schema}}}):
+        assert converted(messages=[{"role": "user", "content": "a"}], **field).response_format[
+            "json_schema"]["schema"] == schema
+    with pytest.raises(RequestError, match="output_format"):
+        converted(messages=[{"role": "user", "content": "a"}], output_format={"type": "xml"})
+
+
+def test_marks_are_seen_wherever_they_stand() -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    plain = {"max_tokens": 5, "messages": [{"role": "user", "content": "a"}]}
+    assert not cache_marked(msgspec.convert(plain, MessagesBody))
+    assert cache_marked(msgspec.convert({**plain, "tools": [{**WEATHER, **mark}]}, MessagesBody))
+    assert cache_marked(msgspec.convert({**plain, "system": [{"type": "text", "text": "s", **mark}]},
+                                        MessagesBody))
