@@ -25,8 +25,9 @@ import torch
 from weft import Engine, SamplingParams
 from weft.engine.engine import EngineCore
 from weft.eval.recall import make_episodes
+from weft.memory.arena_work import CompressKv, KvForm
 from weft.memory.frames.plan import ArenaPlan, with_compressed_kv
-from weft.memory.values import CompressKv, KvForm, NodeId
+from weft.memory.values import NodeId
 from weft.request import TokenLogprobs
 from weft.runner.compressed_kv import compress_kv, restore_kv
 from weft.schedule.plan import StepPlan, StepResult
@@ -72,8 +73,8 @@ class ParksAfterEachStep:
         if not pages:
             return
         form = KvForm(self._arena.page_bytes, self._arena.compressed_kv_bytes)
-        kept = ceil_div(len(pages) * form.record_bytes, form.page_bytes)
-        rows = torch.from_numpy(CompressKv(NodeId(0), pages, kept, form).rows.astype(np.int64))
+        packed_count = ceil_div(len(pages) * form.record_bytes, form.page_bytes)
+        rows = torch.from_numpy(CompressKv(NodeId(0), pages, packed_count, form).ids.astype(np.int64))
         buffer = self._inner.arena.buffer
         compress_kv(buffer, self._arena, rows)
         restore_kv(buffer, self._arena, rows.flip(0))

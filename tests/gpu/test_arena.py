@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from weft.memory.arena_work import CompressKv, KvForm
 from weft.memory.frames.plan import ArenaPlan, plan_arena, with_compression
-from weft.memory.values import CompressKv, KvForm, NodeId
+from weft.memory.values import NodeId
 from weft.runner.arena import NAN_BYTE, DeviceArena
 from weft.runner.staging import Staging
 from weft.spec import (
@@ -199,8 +200,8 @@ def records_of(plan: ArenaPlan) -> np.ndarray:
     """Five pages, packed onto the first ones of them without gaps."""
     form = KvForm(plan.page_bytes, plan.compressed_kv_bytes)
     pages = tuple(PageId(page) for page in (3, 0, 5, 1, 7))
-    kept = -(-len(pages) * form.record_bytes // form.page_bytes)
-    return CompressKv(NodeId(1), pages, kept, form).rows
+    packed_count = -(-len(pages) * form.record_bytes // form.page_bytes)
+    return CompressKv(NodeId(1), pages, packed_count, form).ids
 
 
 def bytes_that_mean_something(plan: ArenaPlan, state_compressions: np.ndarray) -> torch.Tensor:

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from tests.ops.test_plain_ops import noise
+from weft.memory.arena_work import CompressKv, KvForm
 from weft.memory.frames.plan import ArenaPlan, plan_arena
-from weft.memory.values import CompressKv, KvForm, NodeId
+from weft.memory.values import NodeId
 from weft.runner.arena import DeviceArena
 from weft.spec import DTypeName, ModelSpec, attention, mamba1
 from weft.tensor.ops.nibble_codes import decode_nibbles, encode_nibbles, naive
@@ -63,8 +64,8 @@ def kv_plan(dtype: DTypeName) -> ArenaPlan:
 
 def records_of(plan: ArenaPlan, pages: tuple[int, ...]) -> np.ndarray:
     form = KvForm(plan.page_bytes, plan.compressed_kv_bytes)
-    kept = ceil_div(len(pages) * form.record_bytes, form.page_bytes)
-    return CompressKv(NodeId(1), tuple(map(PageId, pages)), kept, form).rows
+    packed_count = ceil_div(len(pages) * form.record_bytes, form.page_bytes)
+    return CompressKv(NodeId(1), tuple(map(PageId, pages)), packed_count, form).ids
 
 
 def parts_of(arena: DeviceArena) -> list[torch.Tensor]:

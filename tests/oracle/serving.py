@@ -36,11 +36,12 @@ from weft.memory.prefix.policies import make_policy
 from weft.memory.prefix.policy import PrefillCost
 from weft.models.loading import LoadedModel, load_model
 from weft.request import Request, SamplingParams, TokenEvent, TokenLogprobs
-from weft.runner.arena import NAN_BYTE
+from weft.runner.arena import NAN_BYTE, DeviceArena
 from weft.runner.graphs import Capture
+from weft.runner.sampler import Sampler
 from weft.runner.torch_executor import TorchExecutor
 from weft.schedule.checkpoints import parse_checkpoints
-from weft.schedule.plan import Int32s, StepPlan
+from weft.schedule.plan import StepPlan
 from weft.spec import CompressedKvName
 from weft.units import CHUNK_TOKENS, pages_for
 
@@ -193,16 +194,13 @@ class Serving:
         frames = self.executor.arena
         frames.fill_frames(range(self.arena.frame_count), NAN_BYTE)
         frames.zero_frames = lambda which: frames.fill_frames(which, NAN_BYTE)  # type: ignore[method-assign]
-        copy_slots, copy_pages = frames.copy_slots, frames.copy_pages
+        apply = self.executor.batches.apply
 
-        def copying_slots(sources: Int32s, destinations: Int32s) -> None:
-            copy_slots(sources, destinations)
+        def applying(plan: StepPlan, sampler: Sampler, arena: DeviceArena) -> None:
+            apply(plan, sampler, arena)
             frames.fill_slots(self._left[1], NAN_BYTE)
-
-        def copying_pages(sources: Int32s, destinations: Int32s) -> None:
-            copy_pages(sources, destinations)
             frames.fill_pages(self._left[0], NAN_BYTE)
-        frames.copy_slots, frames.copy_pages = copying_slots, copying_pages  # type: ignore[method-assign]
+        self.executor.batches.apply = applying  # type: ignore[method-assign]
 
     def run(self, prompts: Sequence[list[int]],
             sampling: SamplingParams | Sequence[SamplingParams] = GREEDY, *, stagger_steps: int = 0,
@@ -247,8 +245,9 @@ class Serving:
             self.pages_of_row.pop(row, None)
             self.slot_of_row.pop(row, None)
         moves = plan.reservation.moves
-        left_slots = [copy.src for copy in moves.slots] + [one.slot for one in plan.reservation.compressed]
-        left_pages = [page for one in plan.reservation.kv_compressed for page in one.pages[one.packed_count:]]
+        work = plan.arena_work
+        left_slots = [copy.src for copy in moves.slots] + [one.slot for one in work.state_compressions]
+        left_pages = [page for one in work.kv_compressions for page in one.pages[one.packed_count:]]
         self._left = [*left_pages, *(copy.src for copy in moves.pages)], left_slots
         self._spoil_what_is_free(self._held_after.pop(plan.step, None) or self._held_now())
         self.slot_of_row.update(zip(plan.rows.tolist(), plan.slots.tolist(), strict=True))

@@ -17,8 +17,9 @@ import pytest
 import torch
 
 from tests.oracle.test_recall_skill import EMBEDDED, STATES_ONLY, Exam, codes_episodes, recall_episodes
+from weft.memory.arena_work import CompressKv, KvForm
 from weft.memory.frames.plan import with_compressed_kv
-from weft.memory.values import CompressKv, KvForm, NodeId
+from weft.memory.values import NodeId
 from weft.runner.compressed_kv import compress_kv, restore_kv
 from weft.schedule.plan import StepPlan
 from weft.spec import COMPRESSED_KV_DTYPES, CompressedKvName
@@ -70,8 +71,8 @@ class CompressedKvExam(Exam):
         arena, buffer = with_compressed_kv(self._arena, self._dtype), self._executor.arena.buffer
         pages = tuple(PageId(page) for page in self._pages[:self._border // PAGE_TOKENS])
         form = KvForm(arena.page_bytes, arena.compressed_kv_bytes)
-        kept = ceil_div(len(pages) * form.record_bytes, form.page_bytes)
-        rows = torch.from_numpy(CompressKv(NodeId(0), pages, kept, form).rows.astype(np.int64))
+        packed_count = ceil_div(len(pages) * form.record_bytes, form.page_bytes)
+        rows = torch.from_numpy(CompressKv(NodeId(0), pages, packed_count, form).ids.astype(np.int64))
         compress_kv(buffer, arena, rows)
         if self._lost:
             rows[:, 1:] = rows[0, 1:].clone()

@@ -16,7 +16,7 @@ import pytest
 from tests.oracle.serving import Answer, Serving
 from tests.oracle.test_engine_prefix_cache import assert_like_cold, cold, gap, text, warm
 from weft.memory.draft import Draft
-from weft.memory.values import Reservation
+from weft.memory.reservation import Reservation
 from weft.request import SamplingParams
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
@@ -66,11 +66,15 @@ def test_moving_what_is_in_use_changes_nothing(family: str) -> None:
 
 
 def without_a_page_copy(plan: StepPlan) -> StepPlan:
-    return replace(plan, page_copies=plan.page_copies[:, :-1]) if plan.reservation.moves.pages else plan
+    work = plan.arena_work
+    return (replace(plan, arena_work=replace(work, page_copies=work.page_copies[:-1]))
+            if plan.reservation.moves.pages else plan)
 
 
 def without_a_slot_copy(plan: StepPlan) -> StepPlan:
-    return replace(plan, slot_copies=plan.slot_copies[:, :-1]) if plan.reservation.moves.slots else plan
+    work = plan.arena_work
+    return (replace(plan, arena_work=replace(work, slot_copies=work.slot_copies[:-1]))
+            if plan.reservation.moves.slots else plan)
 
 
 def without_a_table_patch(plan: StepPlan) -> StepPlan:

@@ -19,7 +19,8 @@ from tests.oracle.serving import Serving
 from tests.oracle.test_engine_compressed_state import ONE, conversation
 from tests.oracle.test_engine_prefix_cache import cold, gap, warm
 from weft.memory.draft import Draft
-from weft.memory.values import Eviction, Moves
+from weft.memory.reservation import Moves
+from weft.memory.values import Eviction
 from weft.runner import compressed_kv as packed_kv
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
@@ -95,7 +96,7 @@ def without_restoring(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_restores(plan: StepPlan) -> StepPlan:
-    return replace(plan, kv_restores=plan.kv_restores[:0])
+    return replace(plan, arena_work=replace(plan.arena_work, kv_restores=()))
 
 
 @pytest.mark.parametrize("broken", [with_other_scales, without_restoring],

@@ -18,7 +18,8 @@ import torch
 from tests.oracle.serving import Answer, Serving
 from tests.oracle.test_engine_prefix_cache import SHORT, cold, gap, text, warm
 from weft.memory.draft import Draft
-from weft.memory.values import Eviction, Moves
+from weft.memory.reservation import Moves
+from weft.memory.values import Eviction
 from weft.request import SamplingParams
 from weft.runner import compressed_state as compression
 from weft.schedule.plan import StepPlan
@@ -73,7 +74,7 @@ def test_states_from_eight_bits_change_logits_a_little(family: str, everything_i
     assert 1e-5 < max(gaps) < TOLERANCE, "above rounding, or nothing was compressed"
     usage = serving.core.memory.usage()
     assert usage.states_compressed >= 5
-    assert usage.cache.compressed == sum(len(plan.state_compressions) for plan in serving.plans)
+    assert usage.cache.compressed == sum(len(plan.arena_work.state_compressions) for plan in serving.plans)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -105,7 +106,7 @@ def without_restoring(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_restores(plan: StepPlan) -> StepPlan:
-    return replace(plan, state_restores=plan.state_restores[:0])
+    return replace(plan, arena_work=replace(plan.arena_work, state_restores=()))
 
 
 @pytest.mark.parametrize("broken", [with_other_scales, without_restoring],

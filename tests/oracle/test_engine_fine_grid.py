@@ -55,9 +55,9 @@ def test_a_damaged_state_between_two_chunks_is_noticed() -> None:
     damaged = []
 
     def spoil(serving: Serving, plan: StepPlan) -> None:
-        for copy in plan.slot_copies.T.tolist():
+        for copy in plan.arena_work.slot_copies:
             damaged.append(copy)
-            serving.executor.arena.fill_slots([copy[0]], 1)
+            serving.executor.arena.fill_slots([copy.src], 1)
 
     prompt = text(3, 100)
     serving = warm("qwen3_5", checkpoints="prompt", grid_tokens=PAGE_TOKENS, before_step=spoil)

@@ -140,8 +140,8 @@ def test_a_conversation_goes_on_from_the_donated_state(family: str) -> None:
         new_tokens = 5 + 7 * turn
         prompt = prompt + answer.tokens + text(100 + turn, new_tokens)
     if family != "qwen3":
-        assert any(plan.slot_copies.size for plan in serving.plans)
-        assert any(plan.page_copies.size for plan in serving.plans), "no shared page was copied"
+        assert any(plan.arena_work.slot_copies for plan in serving.plans)
+        assert any(plan.arena_work.page_copies for plan in serving.plans), "no shared page was copied"
 
 
 LONG = SamplingParams(temperature=0.0, max_tokens=110, ignore_eos=True)
@@ -178,8 +178,9 @@ def test_a_state_copied_one_step_late_is_noticed(family: str) -> None:
     def copy_later(serving: Serving, plan: StepPlan) -> None:
         if late:
             serving.executor.arena.copy_slots(*late.pop())
-        if plan.slot_copies.size and plan.decode_count:
-            late.append(plan.slot_copies)
+        copies = plan.arena_work.slot_copies
+        if copies and plan.decode_count:
+            late.append(np.array([(copy.src, copy.dst) for copy in copies], np.int32).T)
 
     serving = warm(family, checkpoints="decode:64", before_step=copy_later)
     taken_up, answer = in_the_middle_of_an_answer(family, serving)

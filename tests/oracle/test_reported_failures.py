@@ -195,7 +195,7 @@ def test_states_take_the_memory_that_kv_leaves_free() -> None:
     assert {answer.reason for answer in rig.answers.values()} == {"length"}
     at_once = max(plan.run_count for plan in rig.plans[before:])
     assert at_once >= 9, f"frames change kind, and only {at_once} ran at once"
-    assert any(plan.zero_frames for plan in rig.plans[before:])
+    assert any(plan.arena_work.zero_frames for plan in rig.plans[before:])
 
 
 def test_every_step_brings_somebody_further_where_only_one_fits() -> None:
@@ -265,7 +265,7 @@ def test_nan_that_memory_held_before_reaches_nobody(family: str) -> None:
     small = Serving(family, memory_bytes=memory, max_model_len=256, max_num_seqs=3, cache=True)
     prompts = [prompt_of(name, length) for name, length in enumerate((200, 30, 120, 200, 5, 90, 170))]
     answers = [answer for first in range(0, 7, 3) for answer in small.run(prompts[first:first + 3], SHORT)]
-    assert sum(len(plan.zero_frames) for plan in small.plans) > arena.pages_per_frame // 100
+    assert sum(len(plan.arena_work.zero_frames) for plan in small.plans) > arena.pages_per_frame // 100
     assert small.core.memory.usage().cache.evicted_pages > 0
     roomy = Serving(family)
     for prompt, answer in zip(prompts, answers, strict=True):

@@ -30,7 +30,8 @@ from weft.memory.draft import Draft
 from weft.memory.prefix.eviction import EVICTIONS_PER_STEP
 from weft.memory.prefix.policies import POLICIES
 from weft.memory.prefix.tree import COMPRESSED, Node
-from weft.memory.values import NO_SLOT, FrameKind, Match, Reservation
+from weft.memory.reservation import Reservation
+from weft.memory.values import NO_SLOT, FrameKind, Match
 from weft.units import PAD, PAGE_TOKENS, PageId, SeqId, SlotId
 
 Tokens = tuple[int, ...]
@@ -259,8 +260,8 @@ class World:
                 for slot in range(frame * self.m, (frame + 1) * self.m):
                     self.states.pop(slot, None)
         self.compress_and_restore(reservation)
-        copied = [(copy.dst, self.cells.get(copy.src)) for copy in reservation.page_copies]
-        copied_states = [(copy.dst, self.states.get(copy.src)) for copy in reservation.slot_copies]
+        copied = [(copy.dst, self.cells.get(copy.src)) for copy in reservation.arena_work.page_copies]
+        copied_states = [(copy.dst, self.states.get(copy.src)) for copy in reservation.arena_work.slot_copies]
         for page in (copy.src for copy in reservation.moves.pages):
             cell = (self.cells.pop(page, None) or [None])[0]
             self.seen["moved piece"] += isinstance(cell, Piece)
@@ -285,18 +286,19 @@ class World:
 
     def compress_and_restore(self, reservation: Reservation) -> None:
         """A compressed state is in pieces, a page each. What is read was there before this step."""
-        for restore in reservation.restored:
+        work = reservation.arena_work
+        for restore in work.state_restores:
             self.states[restore.slot] = self.compressed_in(restore.pages)
             self.seen["restored"] += 1
-        for compress in reservation.compressed:
+        for compress in work.state_compressions:
             state = self.states.pop(compress.slot)
             for index, page in enumerate(compress.pages):
                 self.cells[page] = [Piece(state, index)] * PAGE_TOKENS
             self.seen["compressed"] += 1
-        for kv_restore in reservation.kv_restored:
+        for kv_restore in work.kv_restores:
             restore_kv(self.memory.plan, self.cells, kv_restore)
             self.seen["restored kv"] += 1
-        for kv_compress in reservation.kv_compressed:
+        for kv_compress in work.kv_compressions:
             compress_kv(self.memory.plan, self.cells, kv_compress)
             self.seen["compressed kv"] += 1
         self.rounded.memory(reservation)
@@ -477,8 +479,8 @@ class World:
             pages = self.memory.plan.pages_for(tokens)
             assert self.drafting().reclaim(pages=pages, slots=slots), "alone, and it does not fit"
             reservation = self.drafting().seal()
-            assert reservation.evicted or reservation.moves or reservation.compressed, (
-                "a step that gives nothing up, state_compressions nothing and moves nothing")
+            assert reservation.evicted or reservation.moves or reservation.arena_work.state_compressions, (
+                "a step that gives nothing up, compresses nothing and moves nothing")
             self.settle()
             self.check()
         raise AssertionError("a sequence that is alone waits for ever")

@@ -23,7 +23,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.unit.memory.geometry import open_in, picture, small_memory
 from weft.memory.draft import Draft
-from weft.memory.values import FrameKind, Reservation
+from weft.memory.reservation import Reservation
+from weft.memory.values import FrameKind
 from weft.units import PAD, PageId, SeqId, SlotId
 
 ITEMS_MAX = 8
@@ -218,7 +219,7 @@ class Pair:
                 claimed |= dict.fromkeys(new, kind)
         assert {claim.frame: claim.kind for claim in reservation.frames} == claimed
         to_zero = [frame for frame, kind in claimed.items() if model.bytes_of.get(frame) is not kind]
-        assert sorted(reservation.zero_frames) == sorted(to_zero), "each once, and no other"
+        assert sorted(reservation.arena_work.zero_frames) == sorted(to_zero), "each once, and no other"
         assert set(to_zero) <= self.dull.free_frames, "never under what somebody holds"
         self.peak_pages = max(self.peak_pages, len(model.owned))
         self.peak_slots = max(self.peak_slots, len(model.slots))

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from weft.memory.arena_work import CompressKv, RestoreKv
 from weft.memory.frames.plan import ArenaPlan
-from weft.memory.values import CompressKv, Reservation, RestoreKv
+from weft.memory.reservation import Reservation
 from weft.units import PageId
 
 Cells = dict[int, list[object]]
@@ -81,10 +82,11 @@ class Rounded:
 
     def memory(self, reservation: Reservation) -> None:
         """What a step does before it computes."""
-        self.slots.update(restore.slot for restore in reservation.restored)
-        for restored in reservation.kv_restored:
+        self.slots.update(restore.slot for restore in reservation.arena_work.state_restores)
+        for restored in reservation.arena_work.kv_restores:
             self.pages.update(restored.pages)
-        for copies, rounded in ((reservation.page_copies, self.pages), (reservation.slot_copies, self.slots)):
+        work = reservation.arena_work
+        for copies, rounded in ((work.page_copies, self.pages), (work.slot_copies, self.slots)):
             read = [(copy.dst, copy.src in rounded) for copy in copies]
             rounded.update(dst for dst, inexact in read if inexact)
             rounded.difference_update(dst for dst, inexact in read if not inexact)

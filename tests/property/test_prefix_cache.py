@@ -42,7 +42,8 @@ from weft.memory.prefix.eviction import Recency
 from weft.memory.prefix.policies import POLICIES
 from weft.memory.prefix.sharing import Sharing
 from weft.memory.prefix.tree import Node, PrefixTree
-from weft.memory.values import Match, Moves, Reservation
+from weft.memory.reservation import Moves, Reservation
+from weft.memory.values import Match
 from weft.units import PAGE_TOKENS, PageId
 
 QUICK = settings(max_examples=50, stateful_step_count=40, deadline=None,
@@ -137,12 +138,21 @@ def _sealing(patch: pytest.MonkeyPatch, **changes: Any) -> None:
     patch.setattr(Draft, "seal", lambda self: replace(seal(self), **changes))
 
 
+def _with_work(reservation: Reservation, **changes: Any) -> Reservation:
+    return replace(reservation, arena_work=replace(reservation.arena_work, **changes))
+
+
+def _sealing_work(patch: pytest.MonkeyPatch, **changes: Any) -> None:
+    seal = Draft.seal
+    patch.setattr(Draft, "seal", lambda self: _with_work(seal(self), **changes))
+
+
 def a_state_is_not_copied(patch: pytest.MonkeyPatch) -> None:
-    _sealing(patch, slot_copies=())
+    _sealing_work(patch, slot_copies=())
 
 
 def a_partly_filled_page_is_not_copied(patch: pytest.MonkeyPatch) -> None:
-    _sealing(patch, page_copies=())
+    _sealing_work(patch, page_copies=())
 
 
 def a_table_is_not_patched(patch: pytest.MonkeyPatch) -> None:
@@ -165,16 +175,18 @@ def _moving(patch: pytest.MonkeyPatch, change: Callable[[Reservation], Reservati
 
 
 def a_compressed_state_is_not_restored(patch: pytest.MonkeyPatch) -> None:
-    _sealing(patch, restored=())
+    _sealing_work(patch, state_restores=())
 
 
 def a_compressed_state_is_restored_in_another_order(patch: pytest.MonkeyPatch) -> None:
-    _moving(patch, lambda r: replace(r, restored=tuple(replace(one, pages=one.pages[::-1])
-                                                       for one in r.restored)), lambda r: r.restored)
+    _moving(patch, lambda r: _with_work(r, state_restores=tuple(
+        replace(one, pages=one.pages[::-1]) for one in r.arena_work.state_restores)),
+            lambda r: r.arena_work.state_restores)
 
 
 def a_state_is_not_put_into_its_pages(patch: pytest.MonkeyPatch) -> None:
-    _moving(patch, lambda r: replace(r, compressed=r.compressed[:-1]), lambda r: r.compressed)
+    _moving(patch, lambda r: _with_work(r, state_compressions=r.arena_work.state_compressions[:-1]),
+            lambda r: r.arena_work.state_compressions)
 
 
 def pages_of_compressed_states_leak(patch: pytest.MonkeyPatch) -> None:
@@ -196,16 +208,18 @@ def the_slot_of_a_compressed_state_leaks(patch: pytest.MonkeyPatch) -> None:
 
 
 def compressed_kv_is_not_restored(patch: pytest.MonkeyPatch) -> None:
-    _moving(patch, lambda r: replace(r, kv_restored=()), lambda r: r.kv_restored)
+    _moving(patch, lambda r: _with_work(r, kv_restores=()), lambda r: r.arena_work.kv_restores)
 
 
 def compressed_kv_is_restored_in_another_order(patch: pytest.MonkeyPatch) -> None:
-    _moving(patch, lambda r: replace(r, kv_restored=tuple(replace(one, pages=one.pages[::-1])
-                                                          for one in r.kv_restored)), lambda r: r.kv_restored)
+    _moving(patch, lambda r: _with_work(r, kv_restores=tuple(
+        replace(one, pages=one.pages[::-1]) for one in r.arena_work.kv_restores)),
+            lambda r: r.arena_work.kv_restores)
 
 
 def kv_is_not_put_into_its_pages(patch: pytest.MonkeyPatch) -> None:
-    _moving(patch, lambda r: replace(r, kv_compressed=r.kv_compressed[:-1]), lambda r: r.kv_compressed)
+    _moving(patch, lambda r: _with_work(r, kv_compressions=r.arena_work.kv_compressions[:-1]),
+            lambda r: r.arena_work.kv_compressions)
 
 
 def kv_is_compressed_under_who_opens_on_it(patch: pytest.MonkeyPatch) -> None:
@@ -231,11 +245,11 @@ def a_state_behind_compressed_kv_is_taken_for_exact(patch: pytest.MonkeyPatch) -
 
 
 def a_page_that_moves_is_not_copied(patch: pytest.MonkeyPatch) -> None:
-    _moving(patch, lambda r: replace(r, page_copies=r.page_copies[:-1]))
+    _moving(patch, lambda r: _with_work(r, page_copies=r.arena_work.page_copies[:-1]))
 
 
 def a_state_that_moves_is_not_copied(patch: pytest.MonkeyPatch) -> None:
-    _moving(patch, lambda r: replace(r, slot_copies=r.slot_copies[:-1]))
+    _moving(patch, lambda r: _with_work(r, slot_copies=r.arena_work.slot_copies[:-1]))
 
 
 def a_reader_of_a_page_that_moves_is_not_told(patch: pytest.MonkeyPatch) -> None:
@@ -384,5 +398,5 @@ def test_with_the_cache_off_nothing_is_kept_and_nothing_else_differs() -> None:
 
 def test_a_reservation_without_caching_says_nothing_about_it() -> None:
     empty = Reservation(version=0, frames=(), pages=(), slots=(), opened=(), extended=(), closed=())
-    assert not any((empty.saved, empty.published, empty.evicted, empty.page_copies, empty.slot_copies,
+    assert not any((empty.saved, empty.published, empty.evicted, empty.arena_work.page_copies, empty.arena_work.slot_copies,
                     empty.table_patches))

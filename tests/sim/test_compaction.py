@@ -13,7 +13,7 @@ import pytest
 from tests.sim.failing import assert_fails
 from weft.memory.draft import Draft
 from weft.memory.memory import MoveCounts
-from weft.memory.values import Reservation
+from weft.memory.reservation import Reservation
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
 from weft.sim.sharing import sharing_scenario
@@ -52,11 +52,15 @@ def test_the_laws_hold_while_everything_moves() -> None:
 
 
 def without_page_copies(plan: StepPlan) -> StepPlan:
-    return replace(plan, page_copies=plan.page_copies[:, :-1]) if plan.reservation.moves.pages else plan
+    work = plan.arena_work
+    return (replace(plan, arena_work=replace(work, page_copies=work.page_copies[:-1]))
+            if plan.reservation.moves.pages else plan)
 
 
 def without_slot_copies(plan: StepPlan) -> StepPlan:
-    return replace(plan, slot_copies=plan.slot_copies[:, :-1]) if plan.reservation.moves.slots else plan
+    work = plan.arena_work
+    return (replace(plan, arena_work=replace(work, slot_copies=work.slot_copies[:-1]))
+            if plan.reservation.moves.slots else plan)
 
 
 def without_table_patches(plan: StepPlan) -> StepPlan:

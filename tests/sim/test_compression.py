@@ -1,33 +1,44 @@
-"""The whole engine in virtual time where states are compressed: the executor checks that each compressed state is put
-together from its own pieces, in order, and that whoever begins on it gets the state of its tokens."""
+"""The whole engine in virtual time with compression. The executor checks that each compressed state is read from
+its own pages, in order, and that a sequence which resumes on it gets the state of its tokens."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from tests.unit.memory.geometry import QWEN35_397B
 from weft.errors import ConfigError
+from weft.memory.arena_work import (
+    NO_WORK,
+    ArenaWork,
+    CompressKv,
+    CompressState,
+    KvForm,
+    PageCopy,
+    RestoreKv,
+    RestoreState,
+    SlotCopy,
+)
 from weft.memory.frames.plan import plan_arena, with_compressed_kv
 from weft.memory.memory import MemoryUsage
+from weft.memory.values import NO_NODE
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
 from weft.sim.arms import find_arm
-from weft.sim.cost import Fitted, ModelLoad, moved_bytes, roofline
+from weft.sim.cost import Fitted, ModelLoad, roofline
 from weft.sim.sharing import sharing_scenario
 from weft.sim.simulator import Simulation, SimulationFailed
 from weft.sim.workload import Scenario, small_arena
+from weft.units import PageId, SlotId
 
 SEEDS = (2, 3, 9, 13, 15, 16, 18, 20, 26, 32, 34, 37)
 """Those of the first forty in which much is compressed, or begun on."""
 
 
 def compression_scenario(seed: int) -> Scenario:
-    """``sharing_scenario`` on frames of ten pages or a state, which is three of them when it is compressed, and
-    with KV of a third of its bytes, of half, or a little more, when that is."""
+    """``sharing_scenario`` on frames of ten pages or a state. A compressed state takes two or three pages,
+    compressed KV a third of its bytes, half of them, or a little more."""
     scenario = sharing_scenario(seed)
     frames = 7 + seed % 5
     arena = replace(small_arena(pages_per_frame=10, slots_per_frame=1 + seed % 2, frame_count=frames),
@@ -95,15 +106,19 @@ def test_an_arm_compresses_in_as_many_bits_as_its_name_says() -> None:
 def test_what_is_compressed_and_copied_takes_the_time_that_its_bytes_take() -> None:
     """By hand, for a step of each; a fit has no number for it."""
     arena = plan_arena(QWEN35_397B, 20 << 30, compress=True)
-    four, none = np.zeros((4, 2), np.int32), np.zeros((0, 2), np.int32)
-    moved = SimpleNamespace(state_compressions=four[:2], state_restores=four[:1], kv_compressions=four, kv_restores=four[:3],
-                            slot_copies=four.T[:, :1], page_copies=four.T[:, :2])
-    still = SimpleNamespace(state_compressions=none, state_restores=none, kv_compressions=none, kv_restores=none, slot_copies=none.T,
-                            page_copies=none.T)
-    expected = (3 * (arena.slot_bytes + arena.compressed_bytes) + 7 * (arena.page_bytes + arena.compressed_kv_bytes)
+    form = KvForm(arena.page_bytes, arena.compressed_kv_bytes)
+    pages = tuple(map(PageId, range(4)))
+    work = ArenaWork(
+        state_compressions=(CompressState(NO_NODE, SlotId(0), pages),) * 2,
+        state_restores=(RestoreState(pages, SlotId(0)),),
+        kv_compressions=(CompressKv(NO_NODE, pages, 2, form),),
+        kv_restores=(RestoreKv(NO_NODE, pages[:2], 0, pages[:3], form),),
+        slot_copies=(SlotCopy(SlotId(0), SlotId(1)),), page_copies=(PageCopy(pages[0], pages[1]),) * 2)
+    expected = (3 * (arena.slot_bytes + arena.compressed_bytes)
+                + 7 * (arena.page_bytes + arena.compressed_kv_bytes)
                 + 2 * arena.slot_bytes + 4 * arena.page_bytes)
-    assert moved_bytes(moved, arena) == expected  # type: ignore[arg-type]
-    assert moved_bytes(still, arena) == 0  # type: ignore[arg-type]
+    assert work.moved_bytes(arena) == expected
+    assert NO_WORK.moved_bytes(arena) == 0
     load = ModelLoad(dense_params=1e9, expert_params=0, expert_share=0, pair_flops=1e3, kv_bytes=1e3,
                      state_bytes=1e6)
     one, eight = (roofline(load, "H100", count=count) for count in (1, 8))
@@ -111,35 +126,39 @@ def test_what_is_compressed_and_copied_takes_the_time_that_its_bytes_take() -> N
     assert Fitted(1.0, 1.0, 1.0, 1.0, 1.0).moved_s(expected) == 0
 
 
-def without_the_last_compress(plan: StepPlan) -> StepPlan:
-    return replace(plan, state_compressions=plan.state_compressions[:-1])
+def with_work(plan: StepPlan, **changes: object) -> StepPlan:
+    return replace(plan, arena_work=replace(plan.arena_work, **changes))  # type: ignore[arg-type]
 
 
-def with_pieces_in_another_order(plan: StepPlan) -> StepPlan:
-    return replace(plan, state_restores=np.concatenate([plan.state_restores[:, :1], plan.state_restores[:, :0:-1]], axis=1))
+def without_the_last_state(plan: StepPlan) -> StepPlan:
+    return with_work(plan, state_compressions=plan.arena_work.state_compressions[:-1])
 
 
-def without_the_last_page(plan: StepPlan) -> StepPlan:
-    return replace(plan, kv_compressions=plan.kv_compressions[:-1])
+def with_pages_of_a_state_in_another_order(plan: StepPlan) -> StepPlan:
+    return with_work(plan, state_restores=tuple(
+        replace(one, pages=one.pages[::-1]) for one in plan.arena_work.state_restores))
+
+
+def without_the_last_kv(plan: StepPlan) -> StepPlan:
+    return with_work(plan, kv_compressions=plan.arena_work.kv_compressions[:-1])
 
 
 def with_pages_restored_in_another_order(plan: StepPlan) -> StepPlan:
-    rows = plan.kv_restores.copy()
-    rows[:, 0] = rows[::-1, 0]
-    return replace(plan, kv_restores=rows)
+    return with_work(plan, kv_restores=tuple(
+        replace(one, pages=one.pages[::-1]) for one in plan.arena_work.kv_restores))
 
 
 def without_kv_restores(plan: StepPlan) -> StepPlan:
-    return replace(plan, kv_restores=plan.kv_restores[:0])
+    return with_work(plan, kv_restores=())
 
 
-def without_restores(plan: StepPlan) -> StepPlan:
-    return replace(plan, state_restores=plan.state_restores[:0])
+def without_state_restores(plan: StepPlan) -> StepPlan:
+    return with_work(plan, state_restores=())
 
 
-@pytest.mark.parametrize("broken", [without_the_last_compress, with_pieces_in_another_order, without_restores,
-                                    without_the_last_page, with_pages_restored_in_another_order,
-                                    without_kv_restores], ids=lambda broken: broken.__name__)
+@pytest.mark.parametrize("broken", [without_the_last_state, with_pages_of_a_state_in_another_order,
+                                    without_state_restores, without_the_last_kv,
+                                    with_pages_restored_in_another_order, without_kv_restores], ids=lambda broken: broken.__name__)
 def test_the_executor_notices_when(broken: object, monkeypatch: pytest.MonkeyPatch) -> None:
     seal = PlanBuilder.seal
     monkeypatch.setattr(PlanBuilder, "seal", lambda *args: broken(seal(*args)))  # type: ignore[operator]

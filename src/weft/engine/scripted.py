@@ -34,9 +34,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from weft.engine.compressed_digests import CompressedDigests
-from weft.engine.digests import EMPTY, MASK, UNWRITTEN, Digests, PlanViolation, digest, digest_of, require
+from weft.engine.digests import EMPTY, MASK, PlanViolation, digest, digest_of, require
 from weft.engine.executor import LateExecutor
+from weft.engine.scripted_arena import ScriptedArena
 from weft.engine.sleep_state import PARTS, Part
 from weft.engine.stopping import stop_rule
 from weft.memory.frames.plan import ArenaPlan
@@ -100,26 +100,19 @@ class ScriptedExecutor(LateExecutor):
         self.closed = False
         self._missing: set[Part] = set()
         self.next_token = next_token or hashed_token(vocab_size)
-        self._arena = arena
         self._step_tokens_bound = step_tokens_bound
         self._grid_tokens = grid_tokens
         self._rows: list[_Row | None] = [None] * rows_max
         self._pages = arena.pages_per_frame > 0
         self._slots = arena.slots_per_frame > 0
         self._table = np.full((rows_max, ceil_div(max_model_len, PAGE_TOKENS)), PAD, dtype=np.int32)
-        self._cells: Digests = np.full((arena.page_count, PAGE_TOKENS), UNWRITTEN, dtype=np.uint64)
-        self._readers = np.zeros(arena.page_count, dtype=np.int32)
-        self._states: Digests = np.full(arena.slot_count, UNWRITTEN, dtype=np.uint64)
-        self._frame_kinds = [""] * arena.frame_count
-        self._compressed = CompressedDigests(arena, self._cells, self._states, self._readers, self._claim_frame)
+        self.arena = ScriptedArena(arena)
 
     def sleep(self, level: int) -> None:
         """Forgets all cells and states: what is read after waking and was not written since shows."""
         require(not any(self._rows), "a row is taken while the engine goes to sleep")
         self._missing = set(PARTS)
-        self._cells[:] = UNWRITTEN
-        self._states[:] = UNWRITTEN
-        self._frame_kinds = [""] * len(self._frame_kinds)
+        self.arena.forget()
 
     def wake(self, part: Part) -> None:
         self._missing.discard(part)
@@ -133,11 +126,8 @@ class ScriptedExecutor(LateExecutor):
         require(not self._missing, "a sleeping executor was used")
         self._check_shape(plan)
         self._apply_rows(plan)
-        for frame in plan.zero_frames:
-            self._zero_frame(frame)
-        self._compressed.run(plan)
-        self._copy_slots(plan)
-        self._copy_pages(plan)
+        for kind, ids in plan.arena_work.ordered():
+            self.arena.perform(kind, ids, plan)
         self._patch_rows(plan)
         tokens = np.full(plan.run_count, PAD, dtype=np.int32)
         logprobs: dict[int, TokenLogprobs] = {}
@@ -177,7 +167,7 @@ class ScriptedExecutor(LateExecutor):
         for cleared in plan.rows_cleared:
             require(self._rows[cleared] is not None, f"row {cleared} was cleared and holds nothing")
             held = self._table[cleared][self._table[cleared] != PAD]
-            self._readers[held] -= 1
+            self.arena.readers[held] -= 1
             self._table[cleared] = PAD
             self._rows[cleared] = None
         for admission in plan.admissions:
@@ -193,9 +183,9 @@ class ScriptedExecutor(LateExecutor):
             require(self._table[row_id, index] == PAD, f"entry {index} of row {row_id} is written twice")
             require(index == 0 or self._table[row_id, index - 1] != PAD,
                     f"L4: entry {index} of row {row_id} is written before entry {index - 1}")
-            require(0 <= page < self._arena.page_count, f"page {page} is outside the arena")
+            require(0 <= page < self.arena.plan.page_count, f"page {page} is outside the arena")
             self._table[row_id, index] = page
-            self._readers[page] += 1
+            self.arena.readers[page] += 1
 
     def _patch_rows(self, plan: StepPlan) -> None:
         """After the copies, as a page that was moved holds what its copy brought; where it was, and where a
@@ -203,61 +193,13 @@ class ScriptedExecutor(LateExecutor):
         for row_id, index, page in plan.table_patches.T.tolist():
             before = int(self._table[row_id, index])
             require(before != PAD, f"entry {index} of row {row_id} is replaced and was not written")
-            require(0 <= page < self._arena.page_count, f"page {page} is outside the arena")
-            require(np.array_equal(self._cells[page], self._cells[before]),
+            require(0 <= page < self.arena.plan.page_count, f"page {page} is outside the arena")
+            require(np.array_equal(self.arena.cells[page], self.arena.cells[before]),
                     f"L7: entry {index} of row {row_id} is replaced by a page that holds other tokens")
             self._table[row_id, index] = page
-            self._readers[before] -= 1
-            self._readers[page] += 1
-        moves = plan.reservation.moves
-        for page in (copy.src for copy in moves.pages):
-            require(self._readers[page] == 0, f"L5: page {page} was moved away from under a row")
-            self._cells[page] = UNWRITTEN
-        for slot in (copy.src for copy in moves.slots):
-            self._states[slot] = UNWRITTEN
-
-    def _zero_frame(self, frame: int) -> None:
-        arena = self._arena
-        first = frame * arena.pages_per_frame
-        self._cells[first:first + arena.pages_per_frame] = UNWRITTEN
-        first = frame * arena.slots_per_frame
-        self._states[first:first + arena.slots_per_frame] = UNWRITTEN
-        self._frame_kinds[frame] = "zero"
-
-    def _claim_frame(self, frame: int, kind: str) -> None:
-        held = self._frame_kinds[frame]
-        require(held in ("zero", kind), f"L6: frame {frame} is used for {kind} and was not zeroed "
-                                        f"(it held {held or 'nothing yet'})")
-        self._frame_kinds[frame] = kind
-
-    def _copy_slots(self, plan: StepPlan) -> None:
-        sources, destinations = plan.slot_copies
-        if not sources.size:
-            return
-        self._check_copies(sources, destinations, self._arena.slot_count, "slot")
-        held = self._states[sources]
-        require((held != UNWRITTEN).all(), "L6: a slot is copied that holds no state")
-        for slot in destinations.tolist():
-            self._claim_frame(slot // self._arena.slots_per_frame, "slots")
-        self._states[destinations] = held
-
-    def _copy_pages(self, plan: StepPlan) -> None:
-        sources, destinations = plan.page_copies
-        if not sources.size:
-            return
-        self._check_copies(sources, destinations, self._arena.page_count, "page")
-        held = self._cells[sources]
-        moved = [copy.src for copy in plan.reservation.moves.pages]  # leased whole, perhaps not yet written
-        require(((held[:, 0] != UNWRITTEN) | np.isin(sources, moved)).all(),
-                "L6: a page is copied that holds no token")
-        for page in destinations.tolist():
-            self._claim_frame(page // self._arena.pages_per_frame, "pages")
-        self._cells[destinations] = held
-
-    def _check_copies(self, sources: Int32s, destinations: Int32s, count: int, what: str) -> None:
-        for ids in (sources, destinations):
-            require(((ids >= 0) & (ids < count)).all(), f"L4: a {what} outside the arena is copied")
-        require(len(set(destinations.tolist())) == destinations.size, f"two copies into one {what}")
+            self.arena.readers[before] -= 1
+            self.arena.readers[page] += 1
+        self.arena.vacate(plan.reservation.moves)
 
     def _write_taps(self, plan: StepPlan, run: int, row: _Row, start: int, end: int, where: str) -> None:
         for tap in plan.taps:
@@ -268,11 +210,11 @@ class ScriptedExecutor(LateExecutor):
             require(run >= plan.decode_count, f"{here}: a decode run keeps no state on its way")
             require(start < tap.position <= end, f"{here} is outside the run")
             require(tap.position % self._grid_tokens == 0, f"{here} is off the grid of {self._grid_tokens}")
-            require(0 <= tap.slot < self._arena.slot_count, f"{here}: slot {tap.slot} is outside the arena")
+            require(0 <= tap.slot < self.arena.plan.slot_count, f"{here}: slot {tap.slot} is outside the arena")
             users = [other.slot for other in plan.taps].count(tap.slot) + int((plan.slots == tap.slot).sum())
             require(users == 1, f"L1: {here}: slot {tap.slot} is used twice in this step")
-            self._claim_frame(tap.slot // self._arena.slots_per_frame, "slots")
-            self._states[tap.slot] = row.state_at(tap.position)
+            self.arena.claim_slot(tap.slot)
+            self.arena.states[tap.slot] = row.state_at(tap.position)
 
     # ------------------------------------------------------------------ one run
 
@@ -310,25 +252,25 @@ class ScriptedExecutor(LateExecutor):
         if not self._slots:
             require(slot == PAD, f"L4: {where} has slot {slot}; this model has no state")
             return
-        require(0 <= slot < self._arena.slot_count, f"{where}: slot {slot} is outside the arena")
+        require(0 <= slot < self.arena.plan.slot_count, f"{where}: slot {slot} is outside the arena")
         require(np.count_nonzero(plan.slots == slot) == 1, f"L1: {where} shares slot {slot} in this step")
         if not fresh:
-            require(int(self._states[slot]) == row.state_at(start),
+            require(int(self.arena.states[slot]) == row.state_at(start),
                     f"L5: {where}: slot {slot} does not hold the state after {start} tokens")
-        self._claim_frame(slot // self._arena.slots_per_frame, "slots")
-        self._states[slot] = row.state_at(end)
+        self.arena.claim_slot(slot)
+        self.arena.states[slot] = row.state_at(end)
 
     def _run_pages(self, row_id: RowId, row: _Row, start: int, end: int, where: str) -> None:
         pages = self._table[row_id, :ceil_div(end, PAGE_TOKENS)]
         require((pages != PAD).all(), f"L4: {where}: the page table ends before the run does")
         written = pages[start // PAGE_TOKENS:]
-        require((self._readers[written] == 1).all(), f"L7: {where} writes a page that has two readers")
+        require((self.arena.readers[written] == 1).all(), f"L7: {where} writes a page that has two readers")
         for page in written.tolist():
-            self._claim_frame(page // self._arena.pages_per_frame, "pages")
+            self.arena.claim_page(page)
         expected = np.asarray(row.digests[:end], dtype=np.uint64)
         positions = np.arange(start, end)
-        self._cells[pages[positions // PAGE_TOKENS], positions % PAGE_TOKENS] = expected[start:]
-        read = self._cells[pages].reshape(-1)[:end]
+        self.arena.cells[pages[positions // PAGE_TOKENS], positions % PAGE_TOKENS] = expected[start:]
+        read = self.arena.cells[pages].reshape(-1)[:end]
         if not np.array_equal(read, expected):
             at = int(np.flatnonzero(read != expected)[0])
             raise PlanViolation(f"{where}: page {int(pages[at // PAGE_TOKENS])} does not hold position {at} "

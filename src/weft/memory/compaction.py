@@ -33,6 +33,7 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Generic
 
+from weft.memory.arena_work import PageCopy, SlotCopy
 from weft.memory.books import Books
 from weft.memory.frames.owners import (
     NOBODY,
@@ -44,7 +45,8 @@ from weft.memory.frames.owners import (
 )
 from weft.memory.frames.packing import Item, Packing, Walk
 from weft.memory.prefix.tree import Node
-from weft.memory.values import Moves, NodeId, PageCopy, SlotCopy, SlotPatch, TablePatch
+from weft.memory.reservation import Moves, SlotPatch, TablePatch
+from weft.memory.values import NodeId
 from weft.units import PAGE_TOKENS, FrameId, PageId, SeqId, SlotId
 
 MOVE_BYTES_PER_STEP = 64 << 20

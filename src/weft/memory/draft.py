@@ -25,6 +25,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from weft.memory.arena_work import NO_WORK, ArenaWork, CompressState, PageCopy, RestoreState, SlotCopy
 from weft.memory.books import Books
 from weft.memory.compaction import Compaction, Fixed
 from weft.memory.frames.arena import FrameWalk
@@ -36,25 +37,9 @@ from weft.memory.prefix.compressed_state import COMPRESS_BYTES_PER_STEP, Compres
 from weft.memory.prefix.eviction import EVICTIONS_PER_STEP, choose
 from weft.memory.prefix.sharing import Sharing
 from weft.memory.prefix.tree import COMPRESSED, Node
-from weft.memory.values import (
-    NO_NODE,
-    NO_SLOT,
-    Checkpoint,
-    CompressState,
-    Eviction,
-    Extension,
-    FrameClaim,
-    Match,
-    Moves,
-    NodeId,
-    Opening,
-    PageCopy,
-    Reservation,
-    RestoreState,
-    Saving,
-    SlotCopy,
-)
-from weft.units import PAGE_TOKENS, PageId, SeqId, SlotId, pages_for
+from weft.memory.reservation import Extension, Moves, Opening, Reservation, Saving
+from weft.memory.values import NO_NODE, NO_SLOT, Checkpoint, Eviction, FrameClaim, Match, NodeId
+from weft.units import PAGE_TOKENS, FrameId, PageId, SeqId, SlotId, pages_for
 
 Int32s = npt.NDArray[np.int32]
 _NO_MOVES = Moves()
@@ -292,14 +277,16 @@ class Draft:
                           for seq, pages in self._gained.items() if seq not in self._opened])
         chosen, moves = self._relief()
         if not (chosen or moves or opened or self._closed or self._saved or self._sharing.publications):
-            return Reservation(self._version, tuple(self._frames.claims), tuple(self._page_walk.taken),
-                               (), (), extended, ())
+            frames = tuple(self._frames.claims)
+            return Reservation(self._version, frames, tuple(self._page_walk.taken), (), (), extended, (),
+                               arena_work=ArenaWork(_to_zero(frames)) if frames else NO_WORK)
         compressed, pages_compressed_in, frames_compressed_in = self._compress(chosen)
         tree, packed_kv = self._books.cache.tree, self._books.cache.packed_kv
+        frames = (*self._frames.claims, *frames_compressed_in)
         patches = tuple(patch for patch in self._sharing.patches if patch.seq not in self._closed)
         return Reservation(
             version=self._version,
-            frames=(*self._frames.claims, *frames_compressed_in),
+            frames=frames,
             pages=(*self._page_walk.taken, *(copy.dst for copy in moves.pages), *pages_compressed_in),
             slots=(*self._slot_walk.taken, *(copy.dst for copy in moves.slots)),
             opened=opened,
@@ -308,14 +295,17 @@ class Draft:
             saved=tuple(self._saved),
             published=tuple(self._sharing.publications),
             evicted=tuple(one for one in chosen if not one.compresses),
-            page_copies=(*self._page_copies, *moves.pages),
-            slot_copies=(*self._slot_copies, *moves.slots),
             table_patches=(*patches, *moves.table_patches),
             moves=moves,
-            compressed=compressed,
-            restored=tuple(self._restored),
-            kv_compressed=packed_kv.state_compressions(tree.by_id[one.node] for one in chosen if one.what == "pages"),
-            kv_restored=tuple(self._unpacking.restored),
+            arena_work=ArenaWork(
+                zero_frames=_to_zero(frames),
+                state_restores=tuple(self._restored),
+                kv_restores=tuple(self._unpacking.restored),
+                state_compressions=compressed,
+                kv_compressions=packed_kv.state_compressions(
+                    tree.by_id[one.node] for one in chosen if one.what == "pages"),
+                slot_copies=(*self._slot_copies, *moves.slots),
+                page_copies=(*self._page_copies, *moves.pages)),
         )
 
     # ------------------------------------------------------------------ when memory is short
@@ -443,3 +433,8 @@ class Draft:
     def _check_current(self) -> None:
         assert self._version == self._books.version, (
             f"a draft of version {self._version} was used on version {self._books.version}")
+
+
+def _to_zero(frames: Iterable[FrameClaim]) -> tuple[FrameId, ...]:
+    """Of claimed frames, those whose bytes are of another kind (law L6)."""
+    return tuple(claim.frame for claim in frames if claim.needs_zero)

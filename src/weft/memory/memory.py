@@ -32,8 +32,9 @@ from weft.memory.prefix.cache import CacheCounts
 from weft.memory.prefix.namespaces import with_lost_to_salt
 from weft.memory.prefix.policy import Policy
 from weft.memory.prefix.shape import CacheShape, shape_of
+from weft.memory.reservation import Reservation
 from weft.memory.transaction import apply
-from weft.memory.values import NOTHING_RECALLED, Match, Reservation
+from weft.memory.values import NOTHING_RECALLED, Match
 from weft.units import SeqId
 
 

@@ -40,7 +40,8 @@ from weft.memory.frames.owners import (
 )
 from weft.memory.lease import Lease
 from weft.memory.prefix.cache import Freed
-from weft.memory.values import NO_SLOT, FrameKind, Moves, NodeId, Opening, Reservation
+from weft.memory.reservation import Moves, Opening, Reservation
+from weft.memory.values import NO_SLOT, FrameKind, NodeId
 from weft.units import PAGE_TOKENS, FrameId
 
 
@@ -50,6 +51,7 @@ def apply(books: Books, reservation: Reservation) -> None:
     assert reservation.version == books.version, (
         f"a reservation of version {reservation.version} was committed to version {books.version}")
     books.cache.tree.version = reservation.version + 1
+    work = reservation.arena_work
     for claim in reservation.frames:
         books.arena.claim(claim)
         packing = books.pages.packing if claim.kind is FrameKind.PAGES else books.slots.packing
@@ -58,7 +60,7 @@ def apply(books: Books, reservation: Reservation) -> None:
     books.slots.take(reservation.slots)
     if reservation.moves:
         _move(books, reservation.moves)
-    for restore in reservation.kv_restored:
+    for restore in work.kv_restores:
         node = books.cache.tree.by_id[restore.node]
         books.pages.give(restore.pages, of_tree(node.edge.id), node.start // PAGE_TOKENS)
         _give_back(books, books.cache.restore(restore))
@@ -75,10 +77,10 @@ def apply(books: Books, reservation: Reservation) -> None:
         books.slots.give(saving.checkpoint.slot, of_lease(saving.seq))
     for seq in reservation.closed:
         _close(books, books.leases.pop(seq))
-    for compress in reservation.compressed:
+    for compress in work.state_compressions:
         books.pages.give(compress.pages, of_compressed(compress.node), 0)
         _give_back(books, books.cache.compress(compress.node, compress.pages))
-    for kv_compress in reservation.kv_compressed:
+    for kv_compress in work.kv_compressions:
         books.pages.give(kv_compress.packed, of_packed(kv_compress.node), 0)
         _give_back(books, books.cache.compress_kv(kv_compress))
     for eviction in reservation.evicted:

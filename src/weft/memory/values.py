@@ -1,36 +1,30 @@
-"""The frozen values of a step's memory: what a lookup finds, and what a reservation changes.
+"""The frozen values on the ground of this folder: what is claimed, what a lookup finds, what is evicted.
 
-    match ----> Match -----------.
-                                  v
-    draft: open, extend, save, publish, close, evict ----> Reservation ----> commit      the books
-                                                               '-----------> StepPlan    the device
+    match --> Match ----.
+                         v
+    draft: open, extend, save, publish, close, evict --> Reservation --> commit: the books
+                                                             '---------> ArenaWork: the device
 
-These values cross boundaries: ``draft`` makes them, ``transaction.apply`` writes them into the books, and
-the step plan takes its share of them to the device. So they stand on the ground of this folder: this file
-imports nothing of ``weft.memory``, and every other file may import it.
+These values cross boundaries. The tree, eviction, leases and the policies read and make them, and the step
+plan carries them. So this file imports nothing of ``weft.memory``, and every other file there may import it.
+``arena_work`` (what the device does) and ``reservation`` (what a step changes in the books) stand on it.
 
-They are plain numbers in tuples. A node has its id and tokens are bytes, so a value can be compared, hashed
+Values are plain numbers in tuples. A node has its id and tokens are bytes, so a value can be compared, hashed
 and printed, and it keeps no part of the books alive.
 
-Laws: L2 (a reservation is complete: ids and epochs included), L8 (lost tokens have a reason).
+Law: L8 (a lost token has its reason).
 
 Rejected: values beside the mechanisms that use them (imports then run both ways between the tree, eviction,
-compression and the draft); nodes by reference (a reservation would change when the tree does).
+compression and the draft); nodes by reference (a value would change when the tree does).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, NamedTuple, NewType
+from typing import Literal, NewType
 
-import numpy as np
-import numpy.typing as npt
-
-from weft.units import PAD, FrameId, PageId, SeqId, SlotId
-
-Int32s = npt.NDArray[np.int32]
+from weft.units import PAD, FrameId, SlotId
 
 NodeId = NewType("NodeId", int)
 """A node of the prefix tree."""
@@ -39,9 +33,6 @@ NO_NODE = NodeId(PAD)
 NO_SLOT = SlotId(PAD)
 
 LostReason = Literal["no_checkpoint", "evicted_state", "evicted_kv", "not_ready", "salt"]
-
-
-# ---------------------------------------------------------------------- what a lookup finds
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +113,6 @@ class Match:
         return max(counts, key=lambda reason: counts[reason])
 
 
-# ---------------------------------------------------------------------- frames and leases
-
-
 class FrameKind(Enum):
     PAGES = "pages"
     SLOTS = "slots"
@@ -153,50 +141,6 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
-    """A lease begins. ``pages``: all of its pages, those of the tree first. ``slot`` is PAD in a model without
-    recurrent layers."""
-
-    seq: SeqId
-    pages: tuple[PageId, ...]
-    slot: SlotId
-    epoch: int
-    match: Match
-
-
-@dataclass(frozen=True, slots=True)
-class Extension:
-    """An older lease gets more pages, in order."""
-
-    seq: SeqId
-    pages: tuple[PageId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """In this step ``seq`` writes its state after ``checkpoint.position`` tokens into ``checkpoint.slot``."""
-
-    seq: SeqId
-    checkpoint: Checkpoint
-
-
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """Tokens of ``seq`` from position ``start`` on go into the tree.
-
-    ``pages``: the pages of the path afterwards, by whole page; the tree has those up to position
-    ``cached_end`` already. ``tokens``: int32 bytes; the last page is partly filled if the last of ``saves``
-    lies inside it."""
-
-    seq: SeqId
-    start: int
-    tokens: bytes = field(repr=False)
-    pages: tuple[PageId, ...]
-    cached_end: int
-    saves: tuple[Checkpoint, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Eviction:
     """``what`` "state": the checkpoint of ``node`` goes, and a tail goes whole. "kv": the pages of ``node``
     go, except the first ``pages_left``; the node goes with the last page. "slot": the slot goes, because the
@@ -210,170 +154,3 @@ class Eviction:
     def compresses(self) -> bool:
         """The contents stay, in 8 bits or less."""
         return self.what in ("slot", "pages")
-
-
-# ---------------------------------------------------------------------- work on the arena
-
-
-@dataclass(frozen=True, slots=True)
-class PageCopy:
-    """Before the step computes, all bytes of page ``src`` are copied to page ``dst``."""
-
-    src: PageId
-    dst: PageId
-
-
-@dataclass(frozen=True, slots=True)
-class SlotCopy:
-    """Before the step computes, all bytes of slot ``src`` are copied to slot ``dst``. The run of ``dst`` is
-    not fresh."""
-
-    src: SlotId
-    dst: SlotId
-
-
-@dataclass(frozen=True, slots=True)
-class CompressState:
-    """Before the step computes, the state in ``slot``, the checkpoint of ``node``, is written to ``pages`` in 8
-    bits."""
-
-    node: NodeId
-    slot: SlotId
-    pages: tuple[PageId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreState:
-    """Before the step computes, the state compressed in ``pages`` is written to ``slot``. The run of ``slot``
-    is not fresh."""
-
-    pages: tuple[PageId, ...]
-    slot: SlotId
-
-
-class KvForm(NamedTuple):
-    """Bytes of a page of KV, exact and compressed."""
-
-    page_bytes: int
-    record_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class CompressKv:
-    """Before the step computes, the KV of ``node`` in ``pages`` is compressed into the first ``packed_count``
-    of them. The others are free from the next draft on."""
-
-    node: NodeId
-    pages: tuple[PageId, ...]
-    packed_count: int
-    form: KvForm
-
-    @property
-    def packed(self) -> tuple[PageId, ...]:
-        """The pages that hold the records afterwards."""
-        return self.pages[:self.packed_count]
-
-    @property
-    def rows(self) -> Int32s:
-        """int32 [records, 4], in an order that works in place: a page, the first and the last page of its
-        record, and the byte of the first page where the record begins."""
-        return _record_rows(self.pages, self.packed, 0, self.form)
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreKv:
-    """Before the step computes, the compressed KV of ``node`` is written to ``pages``. It begins at byte
-    ``skip_bytes`` of ``packed``.
-
-    ``pages`` are most of ``packed`` and some new ones. The rest of ``packed`` is free from the next draft
-    on."""
-
-    node: NodeId
-    packed: tuple[PageId, ...]
-    skip_bytes: int
-    pages: tuple[PageId, ...]
-    form: KvForm
-
-    @property
-    def rows(self) -> Int32s:
-        """As ``CompressKv.rows``, the last record first."""
-        return _record_rows(self.pages, self.packed, self.skip_bytes, self.form)[::-1]
-
-
-def _record_rows(pages: Sequence[PageId], packed: Sequence[PageId], skip_bytes: int, form: KvForm) -> Int32s:
-    start = skip_bytes + np.arange(len(pages), dtype=np.int64) * form.record_bytes
-    lies_on = np.asarray(packed, dtype=np.int64)
-    first, last = start // form.page_bytes, (start + form.record_bytes - 1) // form.page_bytes
-    columns = (np.asarray(pages, dtype=np.int64), lies_on[first], lies_on[last], start % form.page_bytes)
-    return np.stack(columns, axis=1).astype(np.int32)
-
-
-# ---------------------------------------------------------------------- moves and the sum
-
-
-@dataclass(frozen=True, slots=True)
-class TablePatch:
-    """From this step on, the page-table entries of ``seq`` from ``first_index`` on are ``pages``. They hold
-    the same tokens: the sequence adopted the tree's pages, or its own were moved."""
-
-    seq: SeqId
-    first_index: int
-    pages: tuple[PageId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SlotPatch:
-    """From this step on, the state of ``seq`` is in ``slot``, where it was moved."""
-
-    seq: SeqId
-    slot: SlotId
-
-
-@dataclass(frozen=True, slots=True)
-class Moves:
-    """Pages and slots that move so that frames become free (compaction.py), and the patches that follow. The
-    reservation's own copies and table patches include them."""
-
-    pages: tuple[PageCopy, ...] = ()
-    slots: tuple[SlotCopy, ...] = ()
-    table_patches: tuple[TablePatch, ...] = ()
-    slot_patches: tuple[SlotPatch, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.pages or self.slots)
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """Everything that one step changes in the books, from the version it was drafted on.
-
-    ``pages`` and ``slots`` are allocated, in this order; openings, extensions, savings and moves assign them.
-    ``frames`` are claimed first. ``closed`` leases and what is ``evicted`` are freed last.
-
-    For the step itself, in this order and before it computes: ``zero_frames``, compressions and restores,
-    copies, patches of the page table.
-    """
-
-    version: int
-    frames: tuple[FrameClaim, ...]
-    pages: tuple[PageId, ...]
-    slots: tuple[SlotId, ...]
-    opened: tuple[Opening, ...]
-    extended: tuple[Extension, ...]
-    closed: tuple[SeqId, ...]
-    saved: tuple[Saving, ...] = ()
-    published: tuple[Publication, ...] = ()
-    evicted: tuple[Eviction, ...] = ()
-    page_copies: tuple[PageCopy, ...] = ()
-    slot_copies: tuple[SlotCopy, ...] = ()
-    table_patches: tuple[TablePatch, ...] = ()
-    moves: Moves = Moves()
-    compressed: tuple[CompressState, ...] = ()
-    restored: tuple[RestoreState, ...] = ()
-    kv_compressed: tuple[CompressKv, ...] = ()
-    kv_restored: tuple[RestoreKv, ...] = ()
-
-    @property
-    def zero_frames(self) -> tuple[FrameId, ...]:
-        """Frames to zero before the step computes anything (law L6)."""
-        return tuple(claim.frame for claim in self.frames if claim.needs_zero)

@@ -41,6 +41,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft.memory.arena_work import WorkKind
 from weft.memory.frames.plan import ArenaPlan
 from weft.runner.compressed_kv import compress_kv, restore_kv
 from weft.runner.compressed_state import compress_states, restore_states
@@ -100,6 +101,24 @@ class DeviceArena:
             self.buffer, layer_count=layer_count, page_bytes=plan.page_bytes, page_count=plan.page_count,
             slot_stride_bytes=plan.slot_stride_bytes, slot_count=plan.slot_count, kv_dtype=plan.kv_dtype,
             kv_fields=plan.kv_fields, state_fields=plan.state_fields)
+
+    def perform(self, kind: WorkKind, ids: Items) -> None:
+        """One kind of a step's arena work; ``ids`` has the form that ``WorkKind`` says."""
+        match kind:
+            case WorkKind.ZERO_FRAMES:
+                self.zero_frames(ids)
+            case WorkKind.RESTORE_STATES:
+                self.restore(ids)
+            case WorkKind.RESTORE_KV:
+                self.restore_kv(ids)
+            case WorkKind.COMPRESS_STATES:
+                self.compress(ids)
+            case WorkKind.COMPRESS_KV:
+                self.compress_kv(ids)
+            case WorkKind.COPY_SLOTS:
+                self.copy_slots(*_both(ids))
+            case WorkKind.COPY_PAGES:
+                self.copy_pages(*_both(ids))
 
     def zero_frames(self, frames: Items) -> None:
         """They are zero now, and may be written from here on."""
@@ -223,6 +242,14 @@ class DeviceArena:
         if isinstance(items, Staged):
             return items.device
         return torch.from_numpy(_on_host(items).astype(np.int64)).to(self.buffer.device)
+
+
+def _both(copies: Items) -> tuple[Items, Items]:
+    """Sources and destinations of int32 [2, k]."""
+    if isinstance(copies, Staged):
+        return copies.row(0), copies.row(1)
+    sources, destinations = np.asarray(copies)
+    return sources, destinations
 
 
 def _on_host(items: Items) -> npt.NDArray[Any]:

@@ -9,8 +9,7 @@ Per step, in one staging buffer:        tokens, positions, starts, slots, contex
 ``apply`` stages all that the step brings to the device, sends it in one copy (``staging``), and brings the
 rows and the arena up to date, in the order the plan promises (L5, L6):
 
-    rows_cleared -> admissions -> table_writes, table_patches -> zero_frames -> state_compressions, state_restores, of states
-                                                           and of KV -> slot_copies, page_copies
+    rows_cleared -> admissions -> table_writes, table_patches -> arena work, in the order of ``ArenaWork``
 
 ``build`` makes the inputs of what was sent. Decodes come first, so that is where padding goes: up to
 ``pad_decode_to`` in every step, and in a step of decodes alone up to the next of ``decode_widths``, the batch
@@ -40,6 +39,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft.memory.arena_work import WorkKind
 from weft.runner.arena import DeviceArena, Items
 from weft.runner.decodes import SteadyDecodes
 from weft.runner.graphs import DecodeBlock, known_tokens, stride_of
@@ -118,16 +118,7 @@ class _Memory:
 
     cleared: Staged | None = None
     table_writes: tuple[Staged, ...] = ()
-    zero_frames: Staged | None = None
-    state_compressions: Staged | None = None
-    state_restores: Staged | None = None
-    kv_compressions: Staged | None = None
-    kv_restores: Staged | None = None
-    slot_copies: Staged | None = None
-    page_copies: Staged | None = None
-
-
-_AS_PLANNED = _Memory()
+    work: tuple[tuple[WorkKind, Items], ...] = ()
 
 
 class BatchBuilder:
@@ -179,18 +170,9 @@ class BatchBuilder:
         else:
             self._sent = self._stage_runs(plan, sampler)
         self.staging.send()
-        if memory is None:
-            return
         self._apply_rows(memory)
-        arena.zero_frames(memory.zero_frames or plan.zero_frames)
-        if not _moves(plan):
-            return
-        arena.compress(memory.state_compressions or plan.state_compressions)
-        arena.restore(memory.state_restores or plan.state_restores)
-        arena.restore_kv(memory.kv_restores or plan.kv_restores)
-        arena.compress_kv(memory.kv_compressions or plan.kv_compressions)
-        arena.copy_slots(*_pair(memory.slot_copies, plan.slot_copies))
-        arena.copy_pages(*_pair(memory.page_copies, plan.page_copies))
+        for kind, ids in memory.work:
+            arena.perform(kind, ids)
 
     def _change_rows(self, plan: StepPlan, sampler: Sampler) -> None:
         self._steady = None
@@ -225,30 +207,21 @@ class BatchBuilder:
         elif batch.sample_rows_X is not None:
             self.chosen.index_copy_(0, batch.sample_rows_X, as_tensor(choice.chosen_X))
 
-    def _stage_memory(self, plan: StepPlan) -> _Memory | None:
-        """None where nothing happens to the arena. On the host tables are written here, and the arena takes
-        what the plan says as it is."""
+    def _stage_memory(self, plan: StepPlan) -> _Memory:
+        """On the host tables are written here, and the arena takes what the plan says as it is."""
         if self._host_table is not None:
             for writes in (plan.table_writes, plan.table_patches):
                 if writes.size:
                     self._host_table[writes[0], writes[1]] = writes[2]
                     if self._steady is not None:
                         self._steady.write(writes)
-            return _AS_PLANNED if plan.zero_frames or _moves(plan) else None
-
-        def staged(values: npt.NDArray[np.int32]) -> Staged | None:
-            return self.staging.add(values, np.int64) if values.size else None
-
-        def ids(values: Sequence[int]) -> Staged | None:
-            return staged(np.array(values, np.int32)) if values else None
-
+            return _Memory(work=tuple(plan.arena_work.ordered()))
+        staged = self.staging.add
         return _Memory(
-            cleared=ids(plan.rows_cleared),
-            table_writes=tuple(one for one in map(staged, (plan.table_writes, plan.table_patches))
-                               if one is not None),
-            zero_frames=ids(plan.zero_frames), state_compressions=staged(plan.state_compressions), state_restores=staged(plan.state_restores),
-            kv_compressions=staged(plan.kv_compressions), kv_restores=staged(plan.kv_restores),
-            slot_copies=staged(plan.slot_copies), page_copies=staged(plan.page_copies))
+            cleared=staged(np.array(plan.rows_cleared, np.int64)) if plan.rows_cleared else None,
+            table_writes=tuple(staged(writes, np.int64) for writes in (plan.table_writes, plan.table_patches)
+                               if writes.size),
+            work=tuple((kind, staged(ids, np.int64)) for kind, ids in plan.arena_work.ordered()))
 
     def _apply_rows(self, memory: _Memory) -> None:
         """On a GPU; the host's own table was written already."""
@@ -375,24 +348,11 @@ class BatchBuilder:
         return spans
 
 
-def _moves(plan: StepPlan) -> bool:
-    """Whether bytes of the arena go elsewhere in it before the step is computed."""
-    return bool(plan.state_compressions.size or plan.state_restores.size or plan.kv_compressions.size or plan.kv_restores.size
-                or plan.slot_copies.size or plan.page_copies.size)
-
-
 def _fields(flat: Int64s, token_count: int, run_count: int) -> tuple[Int64s, Int64s]:
     """tokens, positions [2, T]; starts, slots, contexts, rows [4, R]: each begins on 16 bytes."""
     tokens, runs = stride_of(token_count), stride_of(run_count)
     return (flat[: 2 * tokens].reshape(2, tokens)[:, :token_count],
             flat[2 * tokens :].reshape(4, runs)[:, :run_count])
-
-
-def _pair(staged: Staged | None, copies: npt.NDArray[np.int32]) -> tuple[Items, Items]:
-    """Sources and destinations."""
-    if staged is None:
-        return copies[0], copies[1]
-    return staged.row(0), staged.row(1)
 
 
 def _with_pads(values: npt.NDArray[Item], decodes: int, pads: int, value: int | bool) -> npt.NDArray[Item]:

@@ -30,30 +30,16 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from weft.memory.values import Reservation
+from weft.memory.arena_work import NO_WORK, ArenaWork
+from weft.memory.reservation import Reservation
 from weft.request import SamplingParams, TokenLogprobs
-from weft.units import FrameId, RowId, SeqId, SlotId
+from weft.units import RowId, SeqId, SlotId
 
 Int32s = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 
 
-_NO_COPIES: Int32s = np.empty((2, 0), dtype=np.int32)
-_NONE_COMPRESSED: Int32s = np.empty((0, 1), dtype=np.int32)
-_NO_RECORDS: Int32s = np.empty((0, 4), dtype=np.int32)
 _NO_WRITES: Int32s = np.empty((3, 0), dtype=np.int32)
-
-
-def no_copies() -> Int32s:
-    return _NO_COPIES
-
-
-def none_compressed() -> Int32s:
-    return _NONE_COMPRESSED
-
-
-def no_records() -> Int32s:
-    return _NO_RECORDS
 
 
 def no_writes() -> Int32s:
@@ -114,13 +100,7 @@ class StepPlan:
     logits choose the next one. ``prompt_logprob_runs``: runs whose sequence asked for logprobs of its
     prompt. ``table_writes``: int32 [3, k] of (row, page index in the row, page id).
     ``table_patches``, in the same form, replaces entries by pages that hold the same tokens.
-    ``slot_copies`` and ``page_copies``: int32 [2, k] of (source, destination). Of each kind, every source is
-    read before any destination is written, so that one may be both; no destination comes twice.
-    ``state_compressions`` and ``state_restores``: int32 [k, 1 + pages], a slot and the pages of a compressed state, in order: the
-    state is put into the pages in 8 bits, or is put from them into the slot.
-    ``kv_compressions`` and ``kv_restores``: int32 [k, 4], a page of KV and where its record in 8 bits lies: on a
-    page and perhaps the one given next (or the same again), from a byte of the first on. Each row may write
-    what those before it have read, so they go in this order.
+    ``arena_work``: that of the reservation, and copies of running slots before this step overwrites them.
     """
 
     step: int
@@ -136,7 +116,6 @@ class StepPlan:
     rows_cleared: tuple[RowId, ...]
     admissions: tuple[Admission, ...]
     table_writes: Int32s
-    zero_frames: tuple[FrameId, ...]
     taps: tuple[Tap, ...]
     prompt_logprob_runs: tuple[int, ...]
     reservation: Reservation
@@ -146,12 +125,7 @@ class StepPlan:
     reclaiming: bool = False
     """Somebody did not fit, and memory makes room for the next plan: the cache gives up, or things move."""
     table_patches: Int32s = field(default_factory=no_writes)
-    slot_copies: Int32s = field(default_factory=no_copies)
-    page_copies: Int32s = field(default_factory=no_copies)
-    state_compressions: Int32s = field(default_factory=none_compressed)
-    state_restores: Int32s = field(default_factory=none_compressed)
-    kv_compressions: Int32s = field(default_factory=no_records)
-    kv_restores: Int32s = field(default_factory=no_records)
+    arena_work: ArenaWork = NO_WORK
 
     @property
     def run_count(self) -> int:

@@ -12,21 +12,14 @@ Where all of the decode_batch decodes and nothing else runs, the plan has the ar
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from weft.memory.arena_work import SlotCopy
 from weft.memory.draft import Draft
-from weft.memory.values import (
-    CompressKv,
-    CompressState,
-    PageCopy,
-    RestoreKv,
-    RestoreState,
-    SlotCopy,
-    TablePatch,
-)
+from weft.memory.reservation import TablePatch
 from weft.schedule.decode_batch import DecodeBatch
 from weft.schedule.plan import (
     Admission,
@@ -34,10 +27,7 @@ from weft.schedule.plan import (
     Int32s,
     StepPlan,
     Tap,
-    no_copies,
-    no_records,
     no_writes,
-    none_compressed,
 )
 from weft.schedule.rows import RowTable
 from weft.schedule.sequence import Sequence
@@ -124,6 +114,9 @@ class PlanBuilder:
     def seal(self, step: int, rows: RowTable) -> StepPlan:
         """The plan; ``rows`` is the table as it stands."""
         reservation = self.draft.seal()
+        work = reservation.arena_work
+        if self.copies:
+            work = replace(work, slot_copies=(*work.slot_copies, *self.copies))
         decode_count = int(self.decode_rows.size)
         starts, tokens = rows.computed[self.decode_rows], rows.last_token[self.decode_rows]
         decode_batch, moved = self.decode_batch, reservation.moves.slot_patches
@@ -149,13 +142,7 @@ class PlanBuilder:
             admissions=tuple(self.admissions),
             table_writes=self._table_writes(),
             table_patches=_patches(reservation.table_patches, rows),
-            zero_frames=reservation.zero_frames,
-            slot_copies=_copies((*reservation.slot_copies, *self.copies)),
-            page_copies=_copies(reservation.page_copies),
-            state_compressions=_compressed(reservation.compressed),
-            state_restores=_compressed(reservation.restored),
-            kv_compressions=_records(reservation.kv_compressed),
-            kv_restores=_records(reservation.kv_restored),
+            arena_work=work,
             taps=tuple(self.taps),
             prompt_logprob_runs=tuple(decode_count + at for at, seq in enumerate(self.prefill_seqs)
                                       if seq.prompt_logprobs_due),
@@ -186,22 +173,6 @@ class PlanBuilder:
         if not self.write_rows:
             return no_writes()
         return np.asarray([self.write_rows, self.write_indexes, self.write_pages], dtype=np.int32)
-
-
-def _copies(copies: Seq[PageCopy] | Seq[SlotCopy]) -> Int32s:
-    if not copies:
-        return no_copies()
-    return np.asarray([[copy.src for copy in copies], [copy.dst for copy in copies]], dtype=np.int32)
-
-
-def _compressed(states: Seq[CompressState] | Seq[RestoreState]) -> Int32s:
-    if not states:
-        return none_compressed()
-    return np.asarray([(state.slot, *state.pages) for state in states], dtype=np.int32)
-
-
-def _records(packed_kv: Seq[CompressKv] | Seq[RestoreKv]) -> Int32s:
-    return np.concatenate([packed.rows for packed in packed_kv]) if packed_kv else no_records()
 
 
 def _patches(patches: Seq[TablePatch], rows: RowTable) -> Int32s:

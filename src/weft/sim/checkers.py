@@ -143,8 +143,9 @@ class Progress:
         idle = best is not None and best not in plan.seqs
         # Where memory is short it comes in pieces: a step that evicts, state_compressions or moves is closer to its end.
         reservation = plan.reservation
-        moved = bool(reservation.evicted or reservation.published or reservation.moves or reservation.compressed
-                     or reservation.kv_compressed)
+        work = reservation.arena_work
+        moved = bool(reservation.evicted or reservation.published or reservation.moves
+                     or work.state_compressions or work.kv_compressions)
         again = idle and self._idle_best == best
         assert moved or not again, f"the best sequence {best} idles for two steps"
         self._idle_best = best if idle and not moved else None
@@ -174,8 +175,9 @@ class InFlight:
 
     def begun(self, plan: StepPlan) -> None:
         arena, reservation = self._memory.plan, plan.reservation
-        pages = {*reservation.pages, *_within(plan.zero_frames, arena.pages_per_frame)}
-        slots = {*reservation.slots, *_within(plan.zero_frames, arena.slots_per_frame)}
+        zeroed = plan.arena_work.zero_frames
+        pages = {*reservation.pages, *_within(zeroed, arena.pages_per_frame)}
+        slots = {*reservation.slots, *_within(zeroed, arena.slots_per_frame)}
         for flight in self._flights:
             for kind, taken, touched in (("page", pages, flight.pages), ("slot", slots, flight.slots)):
                 both = taken & touched
@@ -189,10 +191,8 @@ class InFlight:
 
     def _touched(self, plan: StepPlan) -> _Touched:
         pages: set[int] = {page for seq in plan.seqs for page in self._memory.lease(seq).pages}
-        pages.update(plan.page_copies[1].tolist(), plan.state_compressions[:, 1:].flatten().tolist(),
-                     plan.kv_compressions[:, 1:3].flatten().tolist(), plan.kv_restores[:, 0].tolist())
-        slots: set[int] = {*plan.slots.tolist(), *plan.slot_copies[1].tolist(), *plan.state_restores[:, 0].tolist()}
-        slots.update(tap.slot for tap in plan.taps)
+        pages |= plan.arena_work.pages_written()
+        slots: set[int] = {*plan.slots.tolist(), *plan.arena_work.slots_written(), *(tap.slot for tap in plan.taps)}
         return _Touched(plan.step, frozenset(pages), frozenset(slots - {PAD}))
 
 

@@ -16,8 +16,8 @@ bandwidth, and a fixed time per step for all that is neither. Arithmetic is 2 FL
 token, and 4 x heads x head_dim per pair and attention layer. A step reads the weights outside the experts
 whole, and of the experts those that at least one of its tokens is expected to choose.
 
-What a step state_compressions, restores and copies (``moved_bytes``) is read and written by kernels of its own, in front
-of the others, so its seconds come on top. A fit has no number for them: the steps it was fitted to had theirs
+The bytes that a step compresses, restores and copies (``ArenaWork.moved_bytes``) are read and written by
+kernels of their own, in front of the others, so their seconds come on top. A fit has no number for them: the steps it was fitted to had theirs
 in their times.
 """
 
@@ -30,8 +30,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from weft.errors import ConfigError
-from weft.memory.frames.plan import ArenaPlan
-from weft.schedule.plan import StepPlan
 from weft.schedule.work import Work, pairs_of
 
 
@@ -51,17 +49,6 @@ class CostModel(Protocol):
     def to_json(self) -> dict[str, Any]:
         """Kind and numbers, for the report."""
         ...
-
-
-def moved_bytes(plan: StepPlan, arena: ArenaPlan) -> int:
-    """Bytes of one device's ``arena`` that ``plan`` has read or written before anything is computed: both
-    forms of what is compressed or restored, and twice what is copied."""
-    states = len(plan.state_compressions) + len(plan.state_restores)
-    pages = len(plan.kv_compressions) + len(plan.kv_restores)
-    copied = (int(plan.slot_copies.shape[1]) * arena.slot_bytes
-              + int(plan.page_copies.shape[1]) * arena.page_bytes)
-    return (states * (arena.slot_bytes + arena.compressed_bytes)
-            + pages * (arena.page_bytes + arena.compressed_kv_bytes) + 2 * copied)
 
 
 @dataclass(frozen=True, slots=True)

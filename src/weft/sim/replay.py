@@ -30,7 +30,7 @@ import numpy as np
 
 from weft.config import Sizes
 from weft.memory.frames.plan import ArenaPlan
-from weft.memory.values import Reservation
+from weft.memory.reservation import Reservation
 from weft.request import SamplingParams
 from weft.schedule.plan import Int32s, StepPlan
 from weft.schedule.scheduler import Scheduler
@@ -38,7 +38,7 @@ from weft.schedule.sequence import SeqState, Sequence
 from weft.schedule.work import Work, work_of
 from weft.sim.arms import Arm, find_arm
 from weft.sim.clock import VirtualClock
-from weft.sim.cost import CostModel, moved_bytes
+from weft.sim.cost import CostModel
 from weft.sim.report import MeanBytes, Percentiles, Report, Timeline, bytes_by_use
 from weft.sim.traffic import Traffic
 from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS, SeqId
@@ -209,7 +209,7 @@ class _Player:
                                           self.clock() - self._mean_bytes.seconds))
 
     def _count(self, plan: StepPlan, work: Work) -> None:
-        seconds = self._cost.step_s(work) + self._cost.moved_s(moved_bytes(plan, self.memory.plan))
+        seconds = self._cost.step_s(work) + self._cost.moved_s(plan.arena_work.moved_bytes(self.memory.plan))
         self.clock.advance(seconds)
         counts = self._counts
         counts.steps += 1

@@ -208,7 +208,7 @@ class Simulation:
     def _count(self, plan: StepPlan) -> None:
         seen = self._seen
         seen["taps"] += len(plan.taps)
-        seen["page copies"] += plan.page_copies.shape[1]
+        seen["page copies"] += len(plan.arena_work.page_copies)
         seen["patches"] += plan.table_patches.shape[1]
         first_run = plan.run_count - len(plan.admissions)
         for run, admission in enumerate(plan.admissions, start=first_run):

@@ -1,35 +1,60 @@
 """The trace of a run: a hash of everything that was decided and delivered, and its last lines in words.
 
-Two runs of one scenario must have the same hash: that is how "no clock, no randomness, no environment" is
-checked. The hash takes everything; the lines kept for a failure report are the last few (law L11).
+Two runs of one scenario must have the same hash. This checks "no clock, no randomness, no environment". The
+hash takes everything. The lines for a failure report are the last few only (law L11).
+
+The hash is over values, in the order of the fields, as msgpack. Names of classes and fields are not part of
+it, so a rename changes no trace.
+
+Rejected: a hash of ``repr`` (a rename looks like another decision, and a field without repr is not seen).
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache
 from hashlib import blake2b
+from operator import index
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from weft.request import TokenEvent
-from weft.schedule.plan import StepPlan
+from weft.schedule.plan import Admission, StepPlan
 
-LINES_KEPT = 40
-_ARRAYS = ("rows", "starts", "lengths", "slots", "fresh", "samples", "tokens", "table_writes",
-           "table_patches", "slot_copies", "page_copies", "state_compressions", "state_restores", "kv_compressions",
-           "kv_restores")
-_TUPLES = ("seqs", "rows_cleared", "zero_frames", "taps", "prompt_logprob_runs", "preempted", "finished")
+TAIL_LINES = 40
 
 
 def plan_bytes(plan: StepPlan) -> bytes:
     """Every decision in ``plan``, for comparing two plans."""
-    words = [repr((plan.step, plan.decode_count, plan.reservation, plan.reclaiming))]
-    words += [repr(getattr(plan, name)) for name in _TUPLES]
-    words += [repr((one.row, one.seq, one.prompt_tokens, one.seed, one.stop_ids, one.tokens.tolist()))
-              for one in plan.admissions]
-    arrays = [np.ascontiguousarray(getattr(plan, name)).tobytes() for name in _ARRAYS]
-    return b"|".join([*(word.encode() for word in words), *arrays])
+    return msgspec.msgpack.encode(_values(plan), enc_hook=index)
+
+
+def _values(value: Any) -> Any:
+    """Nested lists of plain values, without names."""
+    if isinstance(value, (int, str, bytes)) or value is None:
+        return value
+    if isinstance(value, (tuple, list)):
+        return [_values(one) for one in value]
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Admission):
+        return [value.row, value.seq, value.prompt_tokens, value.seed, value.stop_ids, value.tokens.tolist()]
+    if isinstance(value, msgspec.Struct):
+        return [_values(one) for one in msgspec.structs.astuple(value)]
+    if is_dataclass(value):
+        return [_values(getattr(value, name)) for name in _field_names(value.__class__)]
+    return value
+
+
+@cache
+def _field_names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 def plan_line(plan: StepPlan) -> str:
@@ -40,12 +65,7 @@ def plan_line(plan: StepPlan) -> str:
     for name in ("finished", "preempted"):
         if getattr(plan, name):
             parts.append(f"{name} {list(getattr(plan, name))}")
-    for name in ("state_compressions", "state_restores", "kv_compressions", "kv_restores"):
-        if getattr(plan, name).size:
-            parts.append(f"{name} {getattr(plan, name).tolist()}")
-    for name in ("slot_copies", "page_copies"):
-        if getattr(plan, name).size:
-            parts.append(f"{name} {getattr(plan, name).T.tolist()}")
+    parts += [f"{kind.value} {ids.tolist()}" for kind, ids in plan.arena_work.ordered()]
     if plan.taps:
         parts.append(f"taps {[(tap.run, tap.position, tap.slot) for tap in plan.taps]}")
     if plan.admissions:
@@ -56,14 +76,14 @@ def plan_line(plan: StepPlan) -> str:
 class Trace:
     def __init__(self) -> None:
         self._hash = blake2b(digest_size=16)
-        self._lines: deque[str] = deque(maxlen=LINES_KEPT)
+        self._lines: deque[str] = deque(maxlen=TAIL_LINES)
 
     def plan(self, plan: StepPlan) -> None:
         self._hash.update(plan_bytes(plan))
         self._lines.append(plan_line(plan))
 
     def events(self, events: list[TokenEvent], now_s: float) -> None:
-        self._hash.update(msgspec.msgpack.encode((now_s, events)))
+        self._hash.update(msgspec.msgpack.encode((now_s, _values(events))))
 
     def note(self, line: str) -> None:
         self._hash.update(line.encode())

@@ -263,7 +263,7 @@ def test_the_numbers_say_what_was_reused_and_what_was_lost() -> None:
 # ---------------------------------------------------------------------- sources, one at a time
 
 def copies(rig: Rig) -> int:
-    return sum(plan.slot_copies.shape[1] for plan in rig.plans)
+    return sum(len(plan.arena_work.slot_copies) for plan in rig.plans)
 
 
 def test_a_long_answer_keeps_a_state_at_every_distance_and_is_taken_up_in_its_middle() -> None:

@@ -1,6 +1,6 @@
 """The scripted executor is a checker, so each thing it claims to catch is done to it once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +8,7 @@ import pytest
 
 from weft.engine.digests import PlanViolation
 from weft.schedule.plan import StepPlan
-from weft.units import PAD
+from weft.units import PAD, FrameId
 
 from .rig import Rig
 
@@ -128,8 +128,8 @@ def test_an_old_state_of_the_same_sequence_is_caught() -> None:
 
     def roll_back(plan: StepPlan) -> StepPlan:
         slot = int(plan.slots[0])
-        before = int(rig.device._states[slot])
-        rig.device._states[slot] = saved.setdefault("state", before)
+        before = int(rig.device.arena.states[slot])
+        rig.device.arena.states[slot] = saved.setdefault("state", before)
         return plan
     rig = Rig(rows_max=2, frame_count=8, slots_per_frame=1)
     with pytest.raises(PlanViolation, match="does not hold the state after"):
@@ -168,14 +168,18 @@ def test_a_token_that_is_not_the_sequences_is_caught() -> None:
                      when=later_decode)
 
 
+def zeroing(plan: StepPlan, frames: Iterable[int]) -> StepPlan:
+    return replace(plan, arena_work=replace(plan.arena_work, zero_frames=tuple(map(FrameId, frames))))
+
+
 def test_a_frame_that_changed_kind_and_was_not_zeroed_is_caught() -> None:
     with pytest.raises(PlanViolation, match="L6"):
-        run_tampered(lambda plan: replace(plan, zero_frames=()), when=lambda plan: bool(plan.zero_frames))
+        run_tampered(lambda plan: zeroing(plan, ()), when=lambda plan: bool(plan.arena_work.zero_frames))
 
 
 def test_zeroing_a_frame_in_use_is_caught() -> None:
     with pytest.raises(PlanViolation, match=r"L6|does not hold"):
-        run_tampered(lambda plan: replace(plan, zero_frames=tuple(range(8))), when=later_decode)
+        run_tampered(lambda plan: zeroing(plan, range(8)), when=later_decode)
 
 
 def test_a_chunk_off_the_grid_is_caught() -> None:

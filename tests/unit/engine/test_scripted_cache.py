@@ -14,9 +14,10 @@ import pytest
 from tests.unit.runner import plans
 from weft.engine.digests import PlanViolation, digest_of
 from weft.engine.scripted import ScriptedExecutor, hashed_token
+from weft.memory.arena_work import PageCopy
 from weft.schedule.plan import StepPlan, Tap
 from weft.sim.workload import small_arena
-from weft.units import PAD, SlotId
+from weft.units import PAD, PageId, SlotId
 
 PROMPT = [(5 * at + 1) % 97 for at in range(130)]
 SHARED_PAGES = [(1, index, index) for index in range(4)]
@@ -42,7 +43,10 @@ def shifted(plan: StepPlan, **changes: object) -> StepPlan:
     """``plan`` with its pages moved behind the frame of slots."""
     table = plan.table_writes.copy()
     table[2] += 10
-    return replace(plan, table_writes=table, page_copies=plan.page_copies + 10, **changes)  # type: ignore
+    copies = tuple(PageCopy(PageId(copy.src + 10), PageId(copy.dst + 10))
+                   for copy in plan.arena_work.page_copies)
+    work = replace(plan.arena_work, page_copies=copies)
+    return replace(plan, table_writes=table, arena_work=work, **changes)  # type: ignore[arg-type]
 
 
 def hit(prompt: Sequence[int] = PROMPT, *, start: int = 64, slot_copies: object = ((1, 3),),
@@ -71,7 +75,7 @@ def test_a_hit_in_the_middle_of_a_page_reads_a_copy_of_the_page() -> None:
     other = cold()
     other.execute(shifted(plans.plan([(0, 130, [longer[130]], 0, True)], decode_count=1)))
     with pytest.raises(PlanViolation, match="does not hold position 128"):
-        other.execute(replace(step, page_copies=np.empty((2, 0), np.int32)))
+        other.execute(replace(step, arena_work=replace(step.arena_work, page_copies=())))
 
 
 @pytest.mark.parametrize("slot_copies", [[(2, 3)], [(0, 3)]])

@@ -12,7 +12,7 @@ from weft.memory.frames.plan import ArenaPlan
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import make_policy
 from weft.memory.prefix.policy import PrefillCost
-from weft.memory.values import Reservation
+from weft.memory.reservation import Reservation
 from weft.spec import attention, mamba2
 from weft.units import SeqId
 

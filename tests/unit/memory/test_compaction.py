@@ -12,7 +12,7 @@ from tests.unit.memory.prefix.test_cache import hit, in_one, opening, remember, 
 from weft.memory import compaction
 from weft.memory.draft import Draft
 from weft.memory.memory import Memory
-from weft.memory.values import Reservation
+from weft.memory.reservation import Reservation
 from weft.units import SeqId
 
 ONE, TWO, THREE, FOUR, FIVE = map(SeqId, (1, 2, 3, 4, 5))
@@ -60,12 +60,12 @@ def test_pages_that_lie_apart_make_a_frame_for_a_slot() -> None:
     after = memory.lease(ONE).pages
     assert {(before[at], after[at]) for at in range(8) if before[at] != after[at]} == {
         (copy.src, copy.dst) for copy in moved.moves.pages}
-    assert moved.page_copies == moved.moves.pages, "the executor is told"
+    assert moved.arena_work.page_copies == moved.moves.pages, "the executor is told"
     patched = {patch.first_index + at: page for patch in moved.table_patches
                for at, page in enumerate(patch.pages)}
     assert patched == {at: after[at] for at in range(8) if before[at] != after[at]}
     assert [patch.seq for patch in moved.table_patches] == [ONE] * len(moved.table_patches)
-    [frame] = opened.zero_frames
+    [frame] = opened.arena_work.zero_frames
     assert {copy.src // 4 for copy in moved.moves.pages} == {frame}
     usage = memory.usage()
     assert (usage.moves.pages, usage.moves.slots, usage.moves.frames_converted) == (2, 0, 1)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft.memory.values import Reservation
+from weft.memory.arena_work import ArenaWork, PageCopy, SlotCopy
+from weft.memory.reservation import Reservation
 from weft.request import SamplingParams
 from weft.schedule.plan import Admission, StepPlan, Tap
-from weft.units import FrameId, RowId, SeqId
+from weft.units import FrameId, PageId, RowId, SeqId, SlotId
 
 NOTHING = Reservation(version=0, frames=(), pages=(), slots=(), opened=(), extended=(), closed=())
 
@@ -39,8 +40,10 @@ def plan(runs: Sequence[tuple[int, int, Sequence[int], int, bool]] = (), *, deco
         tokens=np.array([t for r in runs for t in r[2]], np.int32), decode_count=decode_count,
         rows_cleared=tuple(RowId(r) for r in rows_cleared), admissions=tuple(admissions),
         table_writes=np.array(table_writes, np.int32).reshape(-1, 3).T,
-        zero_frames=tuple(FrameId(f) for f in zero_frames), taps=tuple(taps),
+        taps=tuple(taps),
         prompt_logprob_runs=tuple(prompt_logprob_runs), reservation=NOTHING, preempted=(),
         table_patches=np.array(table_patches, np.int32).reshape(-1, 3).T,
-        slot_copies=np.array(slot_copies, np.int32).reshape(-1, 2).T,
-        page_copies=np.array(page_copies, np.int32).reshape(-1, 2).T)
+        arena_work=ArenaWork(
+            zero_frames=tuple(FrameId(f) for f in zero_frames),
+            slot_copies=tuple(SlotCopy(SlotId(src), SlotId(dst)) for src, dst in slot_copies),
+            page_copies=tuple(PageCopy(PageId(src), PageId(dst)) for src, dst in page_copies)))

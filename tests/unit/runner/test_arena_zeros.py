@@ -97,8 +97,8 @@ class Watched:
         zero_frames = self.executor.arena.zero_frames
 
         def watching(frames: Items) -> None:
-            assert not isinstance(frames, (torch.Tensor, np.ndarray))
-            ids, held = list(frames), frames_of(self.executor.arena)   # type: ignore[arg-type]
+            assert isinstance(frames, np.ndarray), "on the host the plan's own ids are used"
+            ids, held = frames.tolist(), frames_of(self.executor.arena)
             self.named += len(ids)
             self.were_zero += sum(not held[frame].any() for frame in ids)
             if clears:

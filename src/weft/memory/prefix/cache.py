@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from weft.memory.arena_work import CompressKv, RestoreKv
 from weft.memory.frames.owners import of_tree
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.lease import Lease
@@ -35,19 +36,8 @@ from weft.memory.prefix.edge import PAGE_KEY_BYTES, TOKEN_BYTES
 from weft.memory.prefix.eviction import Recency
 from weft.memory.prefix.policy import LeastRecentlyUsed, Policy
 from weft.memory.prefix.tree import COMPRESSED, Node, Owners, PrefixTree
-from weft.memory.values import (
-    NO_NODE,
-    NO_SLOT,
-    Checkpoint,
-    CompressKv,
-    Eviction,
-    Lost,
-    Match,
-    NodeId,
-    Opening,
-    Publication,
-    RestoreKv,
-)
+from weft.memory.reservation import Opening, Publication
+from weft.memory.values import NO_NODE, NO_SLOT, Checkpoint, Eviction, Lost, Match, NodeId
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
 
 Int32s = npt.NDArray[np.int32]

@@ -47,9 +47,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from weft.memory.arena_work import CompressKv, KvForm, RestoreKv
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.prefix.tree import Node
-from weft.memory.values import CompressKv, KvForm, NodeId, RestoreKv
+from weft.memory.values import NodeId
 from weft.units import PAD, PageId, ceil_div
 
 Int32s = npt.NDArray[np.int32]

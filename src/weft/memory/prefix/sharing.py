@@ -22,7 +22,8 @@ from weft.memory.lease import Lease
 from weft.memory.prefix.compressed_kv import Unpacking
 from weft.memory.prefix.edge import PAGE_KEY_BYTES, common_pages
 from weft.memory.prefix.tree import Node, PrefixTree
-from weft.memory.values import NO_NODE, Checkpoint, NodeId, Publication, TablePatch
+from weft.memory.reservation import Publication, TablePatch
+from weft.memory.values import NO_NODE, Checkpoint, NodeId
 from weft.units import PAGE_TOKENS, PageId
 
 

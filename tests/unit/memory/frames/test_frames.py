@@ -10,15 +10,15 @@ from weft.units import SeqId
 def test_a_frame_never_used_is_zeroed_once() -> None:
     memory = small_memory(pages_per_frame=4, slots_per_frame=2, frame_count=3)
     first = open_now(memory, (1, 16))
-    assert set(first.zero_frames) == {0, 1}, "one frame of slots, one of pages"
-    assert open_now(memory, (2, 32)).zero_frames == (), "they are in use: the second sequence joins them"
+    assert set(first.arena_work.zero_frames) == {0, 1}, "one frame of slots, one of pages"
+    assert open_now(memory, (2, 32)).arena_work.zero_frames == (), "they are in use: the second sequence joins them"
 
 
 def test_a_frame_that_returns_to_its_own_kind_is_not_zeroed() -> None:
     memory = small_memory(4, 2, 2)
     open_now(memory, (1, 64))
     close_now(memory, 1)
-    assert open_now(memory, (2, 64)).zero_frames == ()
+    assert open_now(memory, (2, 64)).arena_work.zero_frames == ()
 
 
 def test_a_frame_that_changes_kind_is_zeroed_each_time_and_both_ways() -> None:
@@ -28,12 +28,12 @@ def test_a_frame_that_changes_kind_is_zeroed_each_time_and_both_ways() -> None:
     to_slots = open_now(memory, (2, 1), (3, 1))
     assert [(claim.held, claim.kind) for claim in to_slots.frames if claim.needs_zero] == [
         (FrameKind.PAGES, FrameKind.SLOTS)]
-    assert len(to_slots.zero_frames) == 1
+    assert len(to_slots.arena_work.zero_frames) == 1
     close_now(memory, 2, 3)
     to_pages = open_now(memory, (4, 128))
     assert [(claim.held, claim.kind) for claim in to_pages.frames if claim.needs_zero] == [
         (FrameKind.SLOTS, FrameKind.PAGES)]
-    assert len(to_pages.zero_frames) == 1
+    assert len(to_pages.arena_work.zero_frames) == 1
 
 
 def test_claims_prefer_bytes_of_their_own_kind_then_untouched_frames_then_the_other_kind() -> None:

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from tests.unit.memory.geometry import close_now, open_now, picture, small_memory
+from weft.memory.arena_work import PageCopy, SlotCopy
 from weft.memory.draft import Draft
 from weft.memory.frames.pressure import Demand
 from weft.memory.memory import Memory
 from weft.memory.prefix.eviction import choose
-from weft.memory.values import Lost, Match, PageCopy, Reservation, SlotCopy, TablePatch
+from weft.memory.reservation import Reservation, TablePatch
+from weft.memory.values import Lost, Match
 from weft.units import SeqId
 
 ONE, TWO, THREE = SeqId(1), SeqId(2), SeqId(3)
@@ -67,8 +69,8 @@ def test_a_cached_front_is_read_in_place() -> None:
     assert lease.pages[:3] == front.pages
     assert len(reservation.pages) == 2, "only what is new is taken"
     assert (lease.cached_tokens, lease.shared_tokens) == (48, 48)
-    assert reservation.slot_copies == (SlotCopy(front.slot, lease.slot),)
-    assert reservation.page_copies == ()
+    assert reservation.arena_work.slot_copies == (SlotCopy(front.slot, lease.slot),)
+    assert reservation.arena_work.page_copies == ()
     close_now(memory, TWO)
     assert hit(memory, longer) == 48, "and is still there when its reader has left"
 
@@ -83,8 +85,8 @@ def test_a_partly_filled_page_is_copied_before_it_is_extended() -> None:
     assert memory.lease(TWO).cached_tokens == 21
     assert memory.lease(TWO).shared_tokens == 16
     assert tail.pages[0] not in pages
-    assert reservation.page_copies == (PageCopy(tail.pages[0], pages[1]),)
-    assert reservation.slot_copies == (SlotCopy(tail.slot, memory.lease(TWO).slot),)
+    assert reservation.arena_work.page_copies == (PageCopy(tail.pages[0], pages[1]),)
+    assert reservation.arena_work.slot_copies == (SlotCopy(tail.slot, memory.lease(TWO).slot),)
 
 
 def test_a_prompt_of_twenty_tokens_hits() -> None:
@@ -109,7 +111,7 @@ def test_the_running_slot_is_donated_and_nothing_is_copied() -> None:
     reservation = in_one(memory, lambda draft: draft.close(ONE, keep=tokens_of(1, 2)))
     [node] = [node for node in memory._books.cache.tree.nodes() if node.pages]
     assert (node.slot, node.pages) == (slot, pages)
-    assert (reservation.slots, reservation.pages, reservation.slot_copies) == ((), (), ())
+    assert (reservation.slots, reservation.pages, reservation.arena_work.slot_copies) == ((), (), ())
 
 
 def test_a_preempted_sequence_goes_on_where_it_was() -> None:

@@ -17,11 +17,13 @@ from tests.unit.memory.geometry import (
     picture,
     small_memory,
 )
+from weft.memory.arena_work import CompressKv, KvForm, RestoreKv
 from weft.memory.frames.plan import plan_arena
 from weft.memory.memory import Memory
 from weft.memory.prefix.compressed_kv import PackedPages
 from weft.memory.prefix.tree import Node
-from weft.memory.values import CompressKv, KvForm, NodeId, Reservation, RestoreKv
+from weft.memory.reservation import Reservation
+from weft.memory.values import NodeId
 from weft.spec import ModelSpec
 from weft.units import PAGE_TOKENS, PageId, SeqId
 
@@ -106,7 +108,7 @@ def test_kv_is_compressed_in_its_own_pages_before_any_state_goes_the_longest_unr
     before = [tuple(node_of(memory, seq).pages) for seq in range(8)]
     free = memory.usage().pages_available
     reservation = short(memory, free + 1)
-    assert [compress.pages for compress in reservation.kv_compressed] == before[:6]
+    assert [compress.pages for compress in reservation.arena_work.kv_compressions] == before[:6]
     assert not reservation.evicted
     assert not reservation.pages, "it takes none"
     usage = memory.usage()
@@ -121,14 +123,14 @@ def test_what_somebody_is_sure_to_come_for_is_not_compressed() -> None:
     draft = memory.draft()
     draft.evict_last([node_of(memory, 0).id])
     assert draft.reclaim(pages=memory.usage().pages_available + 1)
-    compressed = [compress.node for compress in draft.seal().kv_compressed]
+    compressed = [compress.node for compress in draft.seal().arena_work.kv_compressions]
     assert compressed == [node_of(memory, seq).id for seq in range(1, 7)]
 
 
 def test_without_it_the_same_shortage_evicts_and_nothing_is_marked() -> None:
     memory = kept(8, kv_share=0)
     reservation = short(memory, memory.usage().pages_available + 1)
-    assert not reservation.kv_compressed
+    assert not reservation.arena_work.kv_compressions
     assert reservation.evicted
     assert not any(node.kv_inexact or node.state_inexact for node in memory._books.cache.tree.nodes())
     assert memory.usage().compressed_kv_bytes == 0
@@ -144,7 +146,7 @@ def test_who_begins_behind_it_reads_it_wide_and_so_does_who_comes_with_him() -> 
     for seq in (10, 11):
         assert draft.open(SeqId(seq), match, len(prompt))
     reservation = draft.seal()
-    [restore] = reservation.kv_restored
+    [restore] = reservation.arena_work.kv_restores
     assert draft.shared_pages(SeqId(10)) == draft.shared_pages(SeqId(11)) == list(restore.pages)
     assert len(reservation.pages) == 2 + 2, "two to make it wide, and one for the end of each"
     memory.commit(reservation)
@@ -253,14 +255,14 @@ def test_rows_write_only_what_those_before_them_have_read(record_bytes: int, ski
         wide = packed.wide_in(pages[lies_on:lies_on + packed.missing], form)
         assert len(set(wide)) == count
         restore = RestoreKv(NodeId(1), tuple(packed.pages), skip_bytes, wide, form)
-        for page, first, last, start in restore.rows.tolist():
+        for page, first, last, start in restore.ids.tolist():
             both = np.concatenate([memory[first], memory[last]])
             record = wide.index(page)
             assert (both[start:start + record_bytes] == bytes_of[record]).all()
             memory[page] = -1
     compress = CompressKv(NodeId(1), tuple(pages), -(-len(pages) * record_bytes // 256), form)
     written: set[int] = set()
-    for page, first, last, _ in compress.rows.tolist():
+    for page, first, last, _ in compress.ids.tolist():
         assert page not in written, "it was written before it was read"
         written |= {first, last}
 

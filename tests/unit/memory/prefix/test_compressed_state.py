@@ -109,7 +109,7 @@ def short(memory: Memory, pages: int) -> tuple[int, int]:
     reservation = draft.seal()
     memory.commit(reservation)
     memory.audit()
-    return len(reservation.compressed), len(reservation.evicted)
+    return len(reservation.arena_work.state_compressions), len(reservation.evicted)
 
 
 def test_states_are_compressed_before_any_is_evicted_the_longest_unused_first() -> None:
@@ -125,10 +125,10 @@ def test_states_are_compressed_before_any_is_evicted_the_longest_unused_first() 
     assert match.cached_tokens == PAGE_TOKENS
     draft = memory.draft()
     assert draft.open(SeqId(50), match, 20)
-    [restore] = draft.seal().restored
+    [restore] = draft.seal().arena_work.state_restores
     assert list(restore.pages) == memory._books.cache.compressed.pages[match.anchor]
     assert restore.slot == draft.slot_of(SeqId(50))
-    assert not draft.seal().slot_copies
+    assert not draft.seal().arena_work.slot_copies
 
 
 def test_what_is_compressed_is_evicted_when_nothing_else_is_left_and_gives_its_pages() -> None:

@@ -1,0 +1,231 @@
+"""Work on the arena: what a step does to stored bytes before it computes, and the one order of it.
+
+    committed books --> zero_frames --> restores --> compressions --> copies --> runs of the step
+                        frames that     states, KV   states, KV       slots,     read and write through
+                        changed kind                                  pages      tables and slots
+
+A draft asks for this work, the reservation and the step plan carry it, and an arena performs it: the device's
+(``weft.runner.arena``), or the scripted one that stands in for it (``weft.engine.scripted``). All of them take
+the order from ``ArenaWork.ordered``, so the order that is checked is the order that ships.
+
+Why this order:
+
+* Zeros come first (law L6). Every later kind may write into a frame that was claimed in this step.
+* Restores come before compressions. A restore only reads codes that older steps wrote. A compression writes
+  codes, into free pages or over the KV that it encodes, and its source holds nothing afterwards. The books
+  use the same order (``transaction.apply``: what is taken comes before what is given back), so an id means
+  the same bytes in both.
+* Copies come last. A copy reads a checkpoint, a shared page or a running slot. The draft never compresses
+  what it opens on, and the destination of a copy is new, so no earlier kind writes what a copy reads (L7).
+* Within a kind, all sources are read before any destination is written, except for KV records. Those go row
+  by row, because each row may overwrite what an earlier row has read.
+
+In a plan of the scheduler no two kinds but the zeros touch the same page or slot: a draft hands out only what
+was free before the step. So their order never shows in an answer. It is fixed all the same, so that a device
+never depends on this.
+
+A tier below the arena would add two kinds. Loads belong directly behind the zeros: restores and copies may
+read what they bring. Stores belong in front of the restores: they read what the step gives up.
+
+A new kind is one member of ``WorkKind``, its value class and its field here, and the arenas that perform it.
+
+Rejected: the order as fields of the plan that each executor names again (they disagreed); one list of mixed
+items (a kind is one launch on a device).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.memory.values import NodeId
+from weft.units import FrameId, PageId, SlotId
+
+Int32s = npt.NDArray[np.int32]
+
+
+class WorkKind(Enum):
+    """The value is the name of the field of ``ArenaWork``. The ids of each kind are int32:
+
+    ``ZERO_FRAMES``                             [k]            frames
+    ``RESTORE_STATES``, ``COMPRESS_STATES``     [k, 1 + pages] a slot and the pages of its compressed state
+    ``RESTORE_KV``, ``COMPRESS_KV``             [k, 4]         a page, the first and the last page of its record
+                                                               (perhaps the same), and the byte of the first
+                                                               page where the record begins
+    ``COPY_SLOTS``, ``COPY_PAGES``              [2, k]         sources, destinations; no destination twice
+    """
+
+    ZERO_FRAMES = "zero_frames"
+    RESTORE_STATES = "state_restores"
+    RESTORE_KV = "kv_restores"
+    COMPRESS_STATES = "state_compressions"
+    COMPRESS_KV = "kv_compressions"
+    COPY_SLOTS = "slot_copies"
+    COPY_PAGES = "page_copies"
+
+
+class StoredSizes(Protocol):
+    """Bytes of each form in which the arena stores KV and states (``ArenaPlan``)."""
+
+    @property
+    def page_bytes(self) -> int: ...
+    @property
+    def slot_bytes(self) -> int: ...
+    @property
+    def compressed_bytes(self) -> int: ...
+    @property
+    def compressed_kv_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SlotCopy:
+    """All bytes of slot ``src`` are copied to slot ``dst``. A run that starts from ``dst`` is not fresh."""
+
+    src: SlotId
+    dst: SlotId
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """All bytes of page ``src`` are copied to page ``dst``."""
+
+    src: PageId
+    dst: PageId
+
+
+@dataclass(frozen=True, slots=True)
+class CompressState:
+    """The state in ``slot``, the checkpoint of ``node``, is written to ``pages`` in 8 bits."""
+
+    node: NodeId
+    slot: SlotId
+    pages: tuple[PageId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreState:
+    """The state compressed in ``pages`` is written to ``slot``. The run of ``slot`` is not fresh."""
+
+    pages: tuple[PageId, ...]
+    slot: SlotId
+
+
+class KvForm(NamedTuple):
+    """Bytes of a page of KV, exact and compressed."""
+
+    page_bytes: int
+    record_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompressKv:
+    """The KV of ``node`` in ``pages`` is compressed into the first ``packed_count`` of them. The others are
+    free from the next draft on."""
+
+    node: NodeId
+    pages: tuple[PageId, ...]
+    packed_count: int
+    form: KvForm
+
+    @property
+    def packed(self) -> tuple[PageId, ...]:
+        """The pages that hold the records afterwards."""
+        return self.pages[:self.packed_count]
+
+    @property
+    def ids(self) -> Int32s:
+        """int32 [records, 4], see ``WorkKind``, in an order that works in place."""
+        return _record_ids(self.pages, self.packed, 0, self.form)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreKv:
+    """The compressed KV of ``node``, which begins at byte ``skip_bytes`` of ``packed``, is written to ``pages``.
+
+    ``pages`` are most of ``packed`` and some new ones. The rest of ``packed`` is free from the next draft
+    on."""
+
+    node: NodeId
+    packed: tuple[PageId, ...]
+    skip_bytes: int
+    pages: tuple[PageId, ...]
+    form: KvForm
+
+    @property
+    def ids(self) -> Int32s:
+        """As ``CompressKv.ids``, the last record first."""
+        return _record_ids(self.pages, self.packed, self.skip_bytes, self.form)[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaWork:
+    """The arena work of one step, by kind. ``zero_frames``: law L6."""
+
+    zero_frames: tuple[FrameId, ...] = ()
+    state_restores: tuple[RestoreState, ...] = ()
+    kv_restores: tuple[RestoreKv, ...] = ()
+    state_compressions: tuple[CompressState, ...] = ()
+    kv_compressions: tuple[CompressKv, ...] = ()
+    slot_copies: tuple[SlotCopy, ...] = ()
+    page_copies: tuple[PageCopy, ...] = ()
+
+    def ordered(self) -> Iterator[tuple[WorkKind, Int32s]]:
+        """The kinds that have work, with their ids, in the one order."""
+        if self.zero_frames:
+            yield WorkKind.ZERO_FRAMES, np.asarray(self.zero_frames, dtype=np.int32)
+        if self.state_restores:
+            yield WorkKind.RESTORE_STATES, _state_ids(self.state_restores)
+        if self.kv_restores:
+            yield WorkKind.RESTORE_KV, np.concatenate([one.ids for one in self.kv_restores])
+        if self.state_compressions:
+            yield WorkKind.COMPRESS_STATES, _state_ids(self.state_compressions)
+        if self.kv_compressions:
+            yield WorkKind.COMPRESS_KV, np.concatenate([one.ids for one in self.kv_compressions])
+        if self.slot_copies:
+            yield WorkKind.COPY_SLOTS, _copy_ids(self.slot_copies)
+        if self.page_copies:
+            yield WorkKind.COPY_PAGES, _copy_ids(self.page_copies)
+
+    def pages_written(self) -> set[PageId]:
+        """Pages that get contents; zeroed frames are not counted."""
+        return {one.dst for one in self.page_copies}.union(
+            *(one.pages for one in self.state_compressions), *(one.pages for one in self.kv_restores),
+            *(one.packed for one in self.kv_compressions))
+
+    def slots_written(self) -> set[SlotId]:
+        """Slots that get contents; zeroed frames are not counted."""
+        return {one.slot for one in self.state_restores}.union(one.dst for one in self.slot_copies)
+
+    def moved_bytes(self, sizes: StoredSizes) -> int:
+        """Bytes that are read or written: both forms of what is compressed or restored, and twice what is
+        copied. Zeros are not counted."""
+        states = len(self.state_compressions) + len(self.state_restores)
+        records = (sum(len(one.pages) for one in self.kv_compressions)
+                   + sum(len(one.pages) for one in self.kv_restores))
+        return (states * (sizes.slot_bytes + sizes.compressed_bytes)
+                + records * (sizes.page_bytes + sizes.compressed_kv_bytes)
+                + 2 * len(self.slot_copies) * sizes.slot_bytes + 2 * len(self.page_copies) * sizes.page_bytes)
+
+
+NO_WORK = ArenaWork()
+
+
+def _state_ids(states: Sequence[CompressState] | Sequence[RestoreState]) -> Int32s:
+    return np.asarray([(state.slot, *state.pages) for state in states], dtype=np.int32)
+
+
+def _copy_ids(copies: Sequence[SlotCopy] | Sequence[PageCopy]) -> Int32s:
+    return np.asarray([[copy.src for copy in copies], [copy.dst for copy in copies]], dtype=np.int32)
+
+
+def _record_ids(pages: Sequence[PageId], packed: Sequence[PageId], skip_bytes: int, form: KvForm) -> Int32s:
+    start = skip_bytes + np.arange(len(pages), dtype=np.int64) * form.record_bytes
+    lies_on = np.asarray(packed, dtype=np.int64)
+    first, last = start // form.page_bytes, (start + form.record_bytes - 1) // form.page_bytes
+    columns = (np.asarray(pages, dtype=np.int64), lies_on[first], lies_on[last], start % form.page_bytes)
+    return np.stack(columns, axis=1).astype(np.int32)

@@ -1,0 +1,124 @@
+"""What one step changes in the books: a reservation, complete before it is committed.
+
+    draft.seal() --> Reservation  version | frames pages slots         what is claimed and allocated, in order
+                                          | opened extended saved      which lease gets it
+                                          | published moves            which pages and slots change their owner
+                                          | closed evicted             what is free afterwards
+                                          | arena_work table_patches   what the device must do (arena_work.py)
+
+``transaction.apply`` writes it into the books and decides nothing. The step plan takes ``arena_work`` and the
+patches from it. Ids and epochs are part of it, so a reservation can be printed, compared and replayed.
+
+Laws: L2 (all or nothing: whatever is not in the reservation does not happen), L5 (``version``: a reservation
+for other books is caught), L6 (frames that change kind are in ``arena_work.zero_frames``).
+
+Rejected: references to leases and nodes (they change with the commit that reads them).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from weft.memory.arena_work import NO_WORK, ArenaWork, PageCopy, SlotCopy
+from weft.memory.values import Checkpoint, Eviction, FrameClaim, Match
+from weft.units import PageId, SeqId, SlotId
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A lease begins. ``pages``: all of its pages, those of the tree first. ``slot`` is PAD in a model without
+    recurrent layers."""
+
+    seq: SeqId
+    pages: tuple[PageId, ...]
+    slot: SlotId
+    epoch: int
+    match: Match
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """An older lease gets more pages, in order."""
+
+    seq: SeqId
+    pages: tuple[PageId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """In this step ``seq`` writes its state after ``checkpoint.position`` tokens into ``checkpoint.slot``."""
+
+    seq: SeqId
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """Tokens of ``seq`` from position ``start`` on go into the tree.
+
+    ``pages``: the pages of the path afterwards, by whole page; the tree has those up to position
+    ``cached_end`` already. ``tokens``: int32 bytes; the last page is partly filled if the last of ``saves``
+    lies inside it."""
+
+    seq: SeqId
+    start: int
+    tokens: bytes = field(repr=False)
+    pages: tuple[PageId, ...]
+    cached_end: int
+    saves: tuple[Checkpoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TablePatch:
+    """From this step on, the page-table entries of ``seq`` from ``first_index`` on are ``pages``. They hold
+    the same tokens: the sequence adopted the tree's pages, or its own were moved."""
+
+    seq: SeqId
+    first_index: int
+    pages: tuple[PageId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPatch:
+    """From this step on, the state of ``seq`` is in ``slot``, where it was moved."""
+
+    seq: SeqId
+    slot: SlotId
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Pages and slots that move so that frames become free (compaction.py), and the patches that follow. The
+    copies are part of ``arena_work`` and the patches of ``table_patches`` too."""
+
+    pages: tuple[PageCopy, ...] = ()
+    slots: tuple[SlotCopy, ...] = ()
+    table_patches: tuple[TablePatch, ...] = ()
+    slot_patches: tuple[SlotPatch, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.pages or self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """Everything that one step changes in the books, from the version it was drafted on.
+
+    ``pages`` and ``slots`` are allocated, in this order; openings, extensions, savings and moves assign them.
+    ``frames`` are claimed first. ``closed`` leases and what is ``evicted`` are freed last. Compressions and
+    restores are in ``arena_work`` only: the books follow what the device does.
+    """
+
+    version: int
+    frames: tuple[FrameClaim, ...]
+    pages: tuple[PageId, ...]
+    slots: tuple[SlotId, ...]
+    opened: tuple[Opening, ...]
+    extended: tuple[Extension, ...]
+    closed: tuple[SeqId, ...]
+    saved: tuple[Saving, ...] = ()
+    published: tuple[Publication, ...] = ()
+    evicted: tuple[Eviction, ...] = ()
+    table_patches: tuple[TablePatch, ...] = ()
+    moves: Moves = Moves()
+    arena_work: ArenaWork = NO_WORK
