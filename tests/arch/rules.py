@@ -48,7 +48,8 @@ ARROWS: dict[str, set[str]] = {
 
 EXTRA_MODULES: dict[str, set[str]] = {
     "tensor": {"weft._native"},
-    "runner": {"weft.schedule.plan", "weft.engine.executor", "weft.engine.sleep_state", "weft.memory.frames.plan"},
+    "runner": {"weft.schedule.plan", "weft.engine.executor", "weft.engine.sleep_state", "weft.memory.frames.plan",
+               "weft.memory.arena_work"},
 }
 """Single modules a group may see of groups that are otherwise closed to it: plain values and Protocols."""
 
