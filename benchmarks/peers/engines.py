@@ -32,7 +32,7 @@ from benchmarks.peers.lines import SHARED, TALK, Failed, Side, Talk
 from benchmarks.serve.checkpoints import Checkpoint
 from benchmarks.serve.load import LoadPlan, Summary, run_load, summarise
 from benchmarks.serve.peer import How, Peer
-from weft.bench.client import OPENAI, Dialect, Timing, one_request
+from weft.bench.client import OPENAI, EndpointFormat, Timing, one_request
 from weft.cli.own_server import own_server
 from weft.config import EngineConfig
 from weft.errors import WeftError
@@ -62,7 +62,7 @@ def _llama_note(timing: Timing, chunk: dict[str, Any]) -> None:
         timing.tokens += tokens
 
 
-LLAMA = Dialect("/completion", _llama_body, _llama_note)
+LLAMA = EndpointFormat("/completion", _llama_body, _llama_note)
 """llama.cpp's own endpoint: the OpenAI one does not return token ids."""
 
 
@@ -72,13 +72,13 @@ Answer = TypeVar("Answer")
 class HttpSide:
     """A server at ``url``. Raises Failed when a line takes longer than ``limit_s``."""
 
-    def __init__(self, url: str, dialect: Dialect, limit_s: float) -> None:
-        self.url, self.dialect, self.limit_s = url, dialect, limit_s
+    def __init__(self, url: str, endpoint_format: EndpointFormat, limit_s: float) -> None:
+        self.url, self.endpoint_format, self.limit_s = url, endpoint_format, limit_s
         models = httpx.get(f"{url}/v1/models", timeout=10.0).raise_for_status()
         self.model: str = models.json()["data"][0]["id"]
 
     def load(self, plan: LoadPlan) -> tuple[Summary, list[Timing]]:
-        return self._bounded(run_load(self.url, plan, model=self.model, dialect=self.dialect))
+        return self._bounded(run_load(self.url, plan, model=self.model, endpoint_format=self.endpoint_format))
 
     def talk(self, talk: Talk) -> list[list[Timing]]:
         return self._bounded(self._talk(talk))
@@ -90,8 +90,8 @@ class HttpSide:
                 turns: list[Timing] = []
                 for turn in range(talk.turns):
                     prompt = prompt + talk.said(number, turn)
-                    body = self.dialect.body(self.model, prompt, talk.output_tokens)
-                    turns.append(await one_request(client, body, self.dialect))
+                    body = self.endpoint_format.body(self.model, prompt, talk.output_tokens)
+                    turns.append(await one_request(client, body, self.endpoint_format))
                     if turns[-1].error is not None:
                         break
                     prompt = prompt + turns[-1].tokens

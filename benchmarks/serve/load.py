@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 
 from weft.bench.arrivals import arrival_times
-from weft.bench.client import OPENAI, Dialect, Timing, one_request
+from weft.bench.client import OPENAI, EndpointFormat, Timing, one_request
 from weft.bench.prompts import ORDINARY_ID_MIN
 
 
@@ -96,12 +96,12 @@ def summarise(timings: Sequence[Timing], seconds: float) -> Summary:
 
 
 async def run_load(url: str, plan: LoadPlan, *, model: str | None = None, api_key: str | None = None,
-                   extra: dict[str, Any] | None = None, dialect: Dialect | None = None,
+                   extra: dict[str, Any] | None = None, endpoint_format: EndpointFormat | None = None,
                    transport: httpx.AsyncBaseTransport | None = None) -> tuple[Summary, list[Timing]]:
     """Send the plan's requests to ``url`` (with or without /v1). A failed request is counted, not raised."""
     base = url.rstrip("/").removesuffix("/v1")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    speech = dialect or OPENAI
+    speech = endpoint_format or OPENAI
     limits = httpx.Limits(max_connections=plan.concurrency, max_keepalive_connections=plan.concurrency)
     async with httpx.AsyncClient(base_url=base, headers=headers, limits=limits, timeout=None,
                                  transport=transport) as client:

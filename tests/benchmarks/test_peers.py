@@ -212,7 +212,7 @@ def test_tokens_of_llamas_own_endpoint_are_counted() -> None:
         return httpx.Response(200, text="".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks))
 
     plan = LoadPlan(requests=1, prompt_tokens=3, output_tokens=2, concurrency=1, vocab_size=500)
-    summary, [timing] = asyncio.run(run_load("http://x", plan, model="m", dialect=LLAMA,
+    summary, [timing] = asyncio.run(run_load("http://x", plan, model="m", endpoint_format=LLAMA,
                                              transport=httpx.MockTransport(answer)))
     assert timing.tokens == [5, 6]
     assert summary.failed == 0

@@ -16,7 +16,7 @@ from weft.tensor.weights.quantized import in_tiles, rounded
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every weight is worth it, and a slab is full after a few."""
-    monkeypatch.setattr(large_pages, "WORTH_IT_BYTES", 1)
+    monkeypatch.setattr(large_pages, "LARGE_PAGES_BYTES_MIN", 1)
     monkeypatch.setattr(large_pages, "_SLAB_BYTES", 3 << 12)
     monkeypatch.setattr(large_pages, "_PAGE_BYTES", 1 << 12)
     monkeypatch.setattr(large_pages, "_slabs", large_pages._Slabs())
@@ -60,5 +60,5 @@ def test_what_is_small_or_elsewhere_stays_as_torch_makes_it(monkeypatch: pytest.
 def test_quantised_weights_are_the_same_there(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     codes = rounded(noise(1, 48, 96), 8)
     there = in_tiles(codes)
-    monkeypatch.setattr(large_pages, "WORTH_IT_BYTES", 1 << 40)
+    monkeypatch.setattr(large_pages, "LARGE_PAGES_BYTES_MIN", 1 << 40)
     assert torch.equal(there.codes, in_tiles(codes).codes)

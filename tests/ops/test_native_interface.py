@@ -35,12 +35,12 @@ def test_kernels_of_another_interface_are_not_used_and_the_way_out_is_named(buil
 
 def test_kernels_of_this_interface_are_used_and_missing_ones_are_not_called_stale() -> None:
     right = SimpleNamespace(INTERFACE=native.INTERFACE)
-    assert native.load(lambda: right) == native.Found(right)
+    assert native.load(lambda: right) == native.NativeModule(right)
 
     def missing() -> Any:
         raise ImportError("no such thing")
 
-    assert native.load(missing) == native.Found(None, "no such thing")
+    assert native.load(missing) == native.NativeModule(None, "no such thing")
 
 
 STALE = """

@@ -12,7 +12,7 @@ from tests.ops.batches import PAD_ROW, Run, make_runs, positions_of, tokens_in
 from tests.ops.test_native import CLOSE, MIXED, each_dtype, in_each_set, noise, pages
 from weft.families.architecture import Attention, Rope
 from weft.tensor import native
-from weft.tensor.inputs import Asked, LayerCache, Runs, StepInputs
+from weft.tensor.inputs import LayerCache, OutputRows, Runs, StepInputs
 from weft.tensor.ops.add_norm import native as native_add_norm
 from weft.tensor.ops.add_norm import unfused as add_norm_parts
 from weft.tensor.ops.attention_layer import native as native_attention_layer
@@ -170,7 +170,8 @@ def test_an_attention_layer_equals_its_parts_and_writes_the_same_pages(dtype: to
                                                              cos_sin),
         lambda *kept: attention_parts.attention_layer(made, core, inputs, LayerCache(*kept), cos_sin),
         runs, dtype, k, v)
-    asked = replace(inputs, runs=replace(runs, memo={}), asked=Asked([0, 4], torch.tensor([0, tokens - 1])))
+    asked = replace(inputs, runs=replace(runs, memo={}), asked=OutputRows([0, 4], torch.tensor([0,
+                    tokens - 1])))
     whole = native_attention_layer.attention_layer(made, core, inputs, LayerCache(k, v), cos_sin)
     some = native_attention_layer.attention_layer(made, core, asked, LayerCache(k, v), cos_sin)
     assert torch.equal(asked.asked_of(some), asked.asked_of(whole))

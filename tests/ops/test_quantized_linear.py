@@ -81,7 +81,7 @@ def test_a_wide_matrix_goes_in_blocks() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_packed_weight_gives_the_product_of_the_plain_one(dtype: torch.dtype,
                                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "WORTH_PACKING", {dtype: 1})
+    monkeypatch.setattr(packed, "PACKED_ELEMENTS_MIN", {dtype: 1})
     plain, bias = noise(8, 70, 100, dtype=dtype), noise(9, 70, dtype=dtype)
     made = packed.pack(plain)
     if made is None:      # a CPU or a torch without the operator: the weight stays plain

@@ -8,7 +8,7 @@ import torch
 from tests.ops.batches import PAD_ROW, Run, make_runs, tokens_in
 from tests.ops.recurrent import RECURRENT_OPS, RecurrentOp
 from weft.tensor.inputs import TapPoint
-from weft.tensor.rounding import kept, state_key
+from weft.tensor.rounding import rounded, state_key
 
 NARROW = [torch.bfloat16, torch.float16]
 each_narrow = pytest.mark.parametrize("dtype", NARROW)
@@ -23,12 +23,12 @@ def noise(*shape: int) -> torch.Tensor:
 @each_narrow
 def test_a_number_becomes_one_of_its_two_neighbours(dtype: torch.dtype) -> None:
     x = noise(1, 4096) * torch.logspace(-30 if dtype == torch.bfloat16 else -9, 4, 4096)
-    stored = kept(x, dtype, [7], 3)
+    stored = rounded(x, dtype, [7], 3)
     assert torch.equal(stored, stored.to(dtype).float()), "the dtype does not hold it"
     near = x.to(dtype)
     step = torch.nextafter(near.abs(), torch.tensor(float("inf"), dtype=dtype)).float() - near.abs().float()
     assert ((stored - x).abs() <= step).all()
-    assert torch.equal(kept(stored, dtype, [8], 3), stored), "a number that the dtype holds is itself"
+    assert torch.equal(rounded(stored, dtype, [8], 3), stored), "a number that the dtype holds is itself"
     assert ((stored > x) & (x != stored)).any()
     assert ((stored < x) & (x != stored)).any()
 
@@ -38,7 +38,7 @@ def test_the_mean_over_many_positions_is_the_number_itself(dtype: torch.dtype) -
     """Where rounding to nearest would give the same every time."""
     for value in (1.0004, -3.001, 2.0**-18 * 1.3, 100.1):
         x = torch.full((20_000, 1), value)
-        mean = float(kept(x, dtype, range(20_000), 0).mean())
+        mean = float(rounded(x, dtype, range(20_000), 0).mean())
         step = abs(float(torch.nextafter(torch.tensor(value, dtype=dtype),
                                          torch.tensor(float("inf"), dtype=dtype))) - value) + 2.0**-24
         assert abs(mean - value) < 0.02 * step + 1e-7 * abs(value)
@@ -48,9 +48,9 @@ def test_the_mean_over_many_positions_is_the_number_itself(dtype: torch.dtype) -
 def test_what_is_too_large_is_the_largest_and_nan_stays(dtype: torch.dtype) -> None:
     most = float(torch.finfo(dtype).max)
     x = torch.tensor([[most, 3.4e38, -3.4e38, float("inf"), float("nan"), 0.0, -0.0]])
-    assert kept(x, dtype, [1], 1)[0, :4].tolist() == [most, most, -most, most]
-    assert kept(x, dtype, [1], 1)[0, 4].isnan()
-    assert kept(x, dtype, [1], 1)[0, 5:].tolist() == [0.0, 0.0]
+    assert rounded(x, dtype, [1], 1)[0, :4].tolist() == [most, most, -most, most]
+    assert rounded(x, dtype, [1], 1)[0, 4].isnan()
+    assert rounded(x, dtype, [1], 1)[0, 5:].tolist() == [0.0, 0.0]
 
 
 def test_the_bits_are_those_of_the_rule() -> None:
@@ -61,7 +61,7 @@ def test_the_bits_are_those_of_the_rule() -> None:
         return x ^ x >> 16
 
     x = 1 + noise(3, 50).abs()
-    stored = kept(x, torch.bfloat16, [0, 5, 70_000], 11)
+    stored = rounded(x, torch.bfloat16, [0, 5, 70_000], 11)
     for row, position in enumerate((0, 5, 70_000)):
         assert state_key(position, 11) == mixed((position * 0x9E3779B1 + 11 * 0x85EBCA77) & 0xFFFFFFFF)
         for element in range(50):
@@ -72,10 +72,10 @@ def test_the_bits_are_those_of_the_rule() -> None:
 
 def test_rows_layers_and_positions_draw_for_themselves() -> None:
     x = noise(1, 500)
-    first = kept(x, torch.bfloat16, [4], 2)
-    assert torch.equal(kept(x.repeat(3, 1), torch.bfloat16, [9, 4, 1], 2)[1:2], first)
+    first = rounded(x, torch.bfloat16, [4], 2)
+    assert torch.equal(rounded(x.repeat(3, 1), torch.bfloat16, [9, 4, 1], 2)[1:2], first)
     for position, layer in ((5, 2), (4, 3), (2, 4)):
-        assert not torch.equal(kept(x, torch.bfloat16, [position], layer), first)
+        assert not torch.equal(rounded(x, torch.bfloat16, [position], layer), first)
 
 
 MIXED = make_runs([Run(7, slot=3), PAD_ROW, Run(40, slot=0), Run(0, slot=6, fresh=True)],

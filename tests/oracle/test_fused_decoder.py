@@ -28,7 +28,7 @@ APART = ("olmo3", "falcon_h1", "qwen3_next", "zamba2", "kimi_linear")
 def loaded_in_tiles(name: str) -> LoadedModel:
     """Matrices of these are small enough to stay as rows otherwise."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiled, "WORTH_TILING", 1)
+        patch.setattr(tiled, "TILED_ELEMENTS_MIN", 1)
         return load_model(checkpoint(name))
 
 

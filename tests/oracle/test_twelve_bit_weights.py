@@ -21,7 +21,7 @@ FORM = "bfloat16 in 12 bits"
 @pytest.fixture(autouse=True)
 def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
     native.choose("auto")
-    monkeypatch.setattr(tiled, "WORTH_TILING", 0)
+    monkeypatch.setattr(tiled, "TILED_ELEMENTS_MIN", 0)
     monkeypatch.setattr(packing, "TWELVE_BIT_SIZE_MIN", 0)
     monkeypatch.setattr(packing, "ODD_MOST", 0.1)
 

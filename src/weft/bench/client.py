@@ -50,7 +50,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class EndpointFormat:
     """How a server is asked. ``body(model, prompt, output_tokens)``: greedy, streamed, exactly so many
     tokens; ``note(timing, chunk)`` counts what a chunk brought."""
 
@@ -59,17 +59,18 @@ class Dialect:
     note: Callable[[Timing, dict[str, Any]], None]
 
 
-async def one_request(client: httpx.AsyncClient, body: dict[str, Any], dialect: Dialect) -> Timing:
+async def one_request(client: httpx.AsyncClient, body: dict[str, Any],
+                      endpoint_format: EndpointFormat) -> Timing:
     """Send it and time what comes back. What goes wrong is in the timing, not raised."""
     timing = Timing(time.perf_counter())
     try:
-        async with client.stream("POST", dialect.path, json=body) as response:
+        async with client.stream("POST", endpoint_format.path, json=body) as response:
             if response.is_error:
                 timing.error = f"{response.status_code}: {(await response.aread()).decode()[:500]}"
                 return timing
             async for line in response.aiter_lines():
                 if line.startswith("data:") and (data := line[len("data:"):].strip()) != "[DONE]":
-                    dialect.note(timing, json.loads(data))
+                    endpoint_format.note(timing, json.loads(data))
     except (httpx.HTTPError, ValueError) as error:
         timing.error = f"{type(error).__name__}: {error}"
     timing.ended = time.perf_counter()
@@ -112,5 +113,5 @@ def _text_of(choice: dict[str, Any]) -> str:
             or delta.get("reasoning") or "")
 
 
-OPENAI = Dialect("/v1/completions", _completion_body, _note)
-OPENAI_CHAT = Dialect("/v1/chat/completions", _chat_body, _note)
+OPENAI = EndpointFormat("/v1/completions", _completion_body, _note)
+OPENAI_CHAT = EndpointFormat("/v1/chat/completions", _chat_body, _note)

@@ -138,11 +138,11 @@ def _mamba1(of: Mamba1, bench: Bench) -> Iterator[Case]:
 def _convolution(of: object, bench: Bench) -> Iterator[Case]:
     if isinstance(of, ShortConv):
         for name, rows, tokens, before in bench.sizes():
-            runs, made = bench.runs(rows, tokens, before), bench.noise(rows * tokens, 3 * of.channels)
+            runs, projected = bench.runs(rows, tokens, before), bench.noise(rows * tokens, 3 * of.channels)
             weight = bench.noise(of.channels, of.conv_kernel)
             window = bench.noise(rows, of.channels, of.conv_kernel - 1)
-            call = partial(short_conv, made, weight, None, window, runs)
-            yield Case(f"short conv {name}", call, size_of(made, weight) * 4 // 3 + 2 * size_of(window))
+            call = partial(short_conv, projected, weight, None, window, runs)
+            yield Case(f"short conv {name}", call, size_of(projected, weight) * 4 // 3 + 2 * size_of(window))
         return
     if isinstance(of, GatedDelta):
         channels = 2 * of.key_width + of.value_width

@@ -101,7 +101,7 @@ def _architecture(name: str) -> Any:
 
 def measure(geometry: str, case: Case, bench: Bench, sides: Sides, ceiling: Ceiling, rounds: int) -> Result:
     calls: dict[str, Call] = {sides.own: case.call, "torch": case.call, **case.rivals}
-    taken: dict[str, list[float]] = {}
+    samples: dict[str, list[float]] = {}
     times: dict[str, int] = {}
     refusals: dict[str, str] = {}
     for side, call in calls.items():
@@ -113,15 +113,15 @@ def measure(geometry: str, case: Case, bench: Bench, sides: Sides, ceiling: Ceil
             refusals[side] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             continue
         times[side] = min(_CALLS_MAX, max(1, int(_RUN_S / max(once_s, 1e-7))))
-        taken[side] = []
+        samples[side] = []
     for number in range(rounds):
-        order = list(taken)
+        order = list(samples)
         turn = number % max(len(order), 1)
         for side in order[turn:] + order[:turn]:
             sides.choose(side)
-            taken[side].append(seconds_of(calls[side], times[side], bench.device))
+            samples[side].append(seconds_of(calls[side], times[side], bench.device))
     sides.choose(sides.own)
-    seconds = {side: median(taken[side]) if side in taken else None for side in calls}
+    seconds = {side: median(samples[side]) if side in samples else None for side in calls}
     own_s, least_s = seconds[sides.own], ceiling.least_s(case.bytes_moved, case.flops)
     return Result(geometry, case.name, seconds, case.bytes_moved, case.flops,
                   least_s / own_s if own_s else None, refusals)

@@ -74,7 +74,7 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 def parse_percentiles(text: str) -> tuple[float, ...]:
     """"50,99.9" -> numbers of 0 to 100. Raises ConfigError."""
-    found = []
+    percentiles = []
     for part in text.split(","):
         try:
             value = float(part)
@@ -83,8 +83,8 @@ def parse_percentiles(text: str) -> tuple[float, ...]:
         if not 0 <= value <= 100:
             raise ConfigError(f"--metric-percentiles has {part.strip()!r}; it has numbers from 0 to 100, "
                               "separated by commas", param="--metric-percentiles")
-        found.append(value)
-    return tuple(found)
+        percentiles.append(value)
+    return tuple(percentiles)
 
 
 def keeps(times: Times, promises: Mapping[str, float]) -> bool:
@@ -98,14 +98,15 @@ def figures(timings: Sequence[Timing], seconds: float, *, names: Sequence[str] =
     """Results by the field's keys. ``seconds``: from the first sending to the last end, above 0."""
     done = [timing for timing in timings if timing.error is None and timing.chunks]
     times = [times_of(timing) for timing in done]
-    read, made = (sum(timing.prompt_tokens for timing in done), sum(timing.output_tokens for timing in done))
+    read, generated = (sum(timing.prompt_tokens for timing in done),
+                       sum(timing.output_tokens for timing in done))
     results: dict[str, Any] = {
         "duration": seconds, "completed": len(done), "failed": len(timings) - len(done),
-        "total_input_tokens": read, "total_output_tokens": made,
+        "total_input_tokens": read, "total_output_tokens": generated,
         "total_cached_tokens": sum(timing.cached_tokens for timing in done),
         "request_throughput": len(done) / seconds,
         "request_goodput": (sum(keeps(one, promises) for one in times) / seconds) if promises else None,
-        "output_throughput": made / seconds, "total_token_throughput": (read + made) / seconds,
+        "output_throughput": generated / seconds, "total_token_throughput": (read + generated) / seconds,
         "max_output_tokens_per_s": busiest_second(done), "max_concurrent_requests": most_at_once(done)}
     for name in names:
         values = [value * 1e3 for one in times for value in _values(one, name)]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from weft.api import Engine
-from weft.bench.prompts import ORDINARY_ID_MIN, Ask
+from weft.bench.prompts import ORDINARY_ID_MIN, SampleRequest
 from weft.errors import ConfigError
 from weft.request import SamplingParams
 
@@ -27,18 +27,19 @@ def exactly(tokens: int, n: int = 1) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, n=n)
 
 
-def check_lengths(engine: Engine, asks: Sequence[Ask]) -> None:
+def check_lengths(engine: Engine, requests: Sequence[SampleRequest]) -> None:
     """Raises ConfigError where a request is longer than the engine's context."""
     limit = engine.info.max_model_len
-    longest = max(_tokens(engine, ask) + ask.output_tokens for ask in asks)
+    longest = max(_tokens(engine, request) + request.output_tokens for request in requests)
     if longest > limit:
         raise ConfigError(f"the longest request has {longest} tokens, prompt and answer together; the "
                           f"context is {limit} (--max-model-len): ask for less with --input-len and "
                           "--output-len", param="--input-len")
 
 
-def _tokens(engine: Engine, ask: Ask) -> int:
-    return len(ask.prompt) if isinstance(ask.prompt, list) else len(engine.tokenizer.encode(ask.prompt))
+def _tokens(engine: Engine, request: SampleRequest) -> int:
+    prompt = request.prompt
+    return len(prompt) if isinstance(prompt, list) else len(engine.tokenizer.encode(prompt))
 
 
 def latency(engine: Engine, *, batch_size: int, input_len: int, output_len: int, n: int, warmups: int,
@@ -48,25 +49,26 @@ def latency(engine: Engine, *, batch_size: int, input_len: int, output_len: int,
     dice = random.Random(seed)
     vocab_size = engine.info.vocab_size
     low = min(ORDINARY_ID_MIN, vocab_size // 2)
-    check_lengths(engine, [Ask([0] * input_len, output_len)])
-    sampling, taken = exactly(output_len, n), []
+    check_lengths(engine, [SampleRequest([0] * input_len, output_len)])
+    sampling, latencies = exactly(output_len, n), []
     for number in range(warmups + iterations):
         prompts = [[dice.randrange(low, vocab_size) for _ in range(input_len)] for _ in range(batch_size)]
         began = time.perf_counter()
         engine.generate(prompts, sampling, progress=False)
         seconds = time.perf_counter() - began
         if number >= warmups:
-            taken.append(seconds)
+            latencies.append(seconds)
         on_done(seconds)
-    spread = {str(percent): float(np.percentile(taken, percent)) for percent in PERCENTILES}
-    return {"avg_latency": float(np.mean(taken)), "latencies": taken, "percentiles": spread}
+    spread = {str(percent): float(np.percentile(latencies, percent)) for percent in PERCENTILES}
+    return {"avg_latency": float(np.mean(latencies)), "latencies": latencies, "percentiles": spread}
 
 
-def throughput(engine: Engine, asks: Sequence[Ask], *, n: int = 1, warmups: int = 0) -> dict[str, Any]:
+def throughput(engine: Engine, requests: Sequence[SampleRequest], *, n: int = 1,
+               warmups: int = 0) -> dict[str, Any]:
     """Results by the field's keys; tokens of prompts and answers together where nothing else is said."""
-    check_lengths(engine, asks)
-    sampling = [exactly(ask.output_tokens, n) for ask in asks]
-    prompts = [ask.prompt for ask in asks]
+    check_lengths(engine, requests)
+    sampling = [exactly(request.output_tokens, n) for request in requests]
+    prompts = [request.prompt for request in requests]
     if warmups:
         engine.generate(prompts[:warmups], sampling[:warmups], progress=False)
         engine.flush_cache()
@@ -74,9 +76,9 @@ def throughput(engine: Engine, asks: Sequence[Ask], *, n: int = 1, warmups: int 
     done = engine.generate(prompts, sampling)
     seconds = time.perf_counter() - began
     read = sum(len(one.prompt_tokens) for one in done if one.index == 0)
-    made = sum(len(one.tokens) for one in done)
-    return {"elapsed_time": seconds, "num_requests": len(asks), "total_num_tokens": read + made,
-            "requests_per_second": len(asks) / seconds, "tokens_per_second": (read + made) / seconds,
-            "total_input_tokens": read, "total_output_tokens": made,
-            "output_tokens_per_second": made / seconds,
+    generated = sum(len(one.tokens) for one in done)
+    return {"elapsed_time": seconds, "num_requests": len(requests), "total_num_tokens": read + generated,
+            "requests_per_second": len(requests) / seconds, "tokens_per_second": (read + generated) / seconds,
+            "total_input_tokens": read, "total_output_tokens": generated,
+            "output_tokens_per_second": generated / seconds,
             "total_cached_tokens": sum(one.cached_tokens for one in done if one.index == 0)}

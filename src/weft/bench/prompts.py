@@ -25,7 +25,7 @@ ORDINARY_ID_MIN = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class SampleRequest:
     """``prompt``: token ids, or text. ``answer``: text with as many tokens as are to be made, where nobody
     has counted them yet and ``output_tokens`` is 0."""
 
@@ -34,8 +34,8 @@ class Ask:
     answer: str = ""
 
 
-def random_asks(count: int, *, input_len: int, output_len: int, range_ratio: float = 0.0, prefix_len: int = 0,
-                vocab_size: int, seed: int) -> list[Ask]:
+def random_requests(count: int, *, input_len: int, output_len: int, range_ratio: float = 0.0,
+                    prefix_len: int = 0, vocab_size: int, seed: int) -> list[SampleRequest]:
     """Prompts of ``prefix_len`` shared tokens and ``input_len`` of their own. With a ``range_ratio`` of r,
     below 1, both lengths are drawn from (1 - r) to (1 + r) times what is asked for, at least 1."""
     dice = random.Random(seed)
@@ -44,22 +44,23 @@ def random_asks(count: int, *, input_len: int, output_len: int, range_ratio: flo
     def length(about: int) -> int:
         return max(1, dice.randint(round(about * (1 - range_ratio)), round(about * (1 + range_ratio))))
 
-    return [Ask(shared + _tokens(dice, length(input_len), vocab_size), length(output_len))
+    return [SampleRequest(shared + _tokens(dice, length(input_len), vocab_size), length(output_len))
             for _ in range(count)]
 
 
-def repeated_asks(count: int, *, prefix_len: int, suffix_len: int, prefixes: int, output_len: int,
-                  vocab_size: int, seed: int) -> list[Ask]:
+def prefix_repetition_requests(count: int, *, prefix_len: int, suffix_len: int, prefixes: int,
+                               output_len: int, vocab_size: int, seed: int) -> list[SampleRequest]:
     """Each of ``prefixes`` is used by the same number of requests, or one more; in an order of chance."""
     dice = random.Random(seed)
     shared = [_tokens(dice, prefix_len, vocab_size) for _ in range(prefixes)]
-    asks = [Ask(shared[at % prefixes] + _tokens(dice, suffix_len, vocab_size), output_len)
+    requests = [SampleRequest(shared[at % prefixes] + _tokens(dice, suffix_len, vocab_size), output_len)
             for at in range(count)]
-    dice.shuffle(asks)
-    return asks
+    dice.shuffle(requests)
+    return requests
 
 
-def file_asks(kind: str, path: Path, count: int, *, output_len: int | None, seed: int) -> list[Ask]:
+def file_requests(kind: str, path: Path, count: int, *, output_len: int | None,
+                  seed: int) -> list[SampleRequest]:
     """At most ``count`` of what is in ``path`` ("sharegpt" or "custom"), in an order of the seed.
     ``output_len`` None: as many tokens as the file says, or as its answer has. Raises ConfigError
     naming file and line."""
@@ -71,17 +72,17 @@ def file_asks(kind: str, path: Path, count: int, *, output_len: int | None, seed
     if not rows:
         raise ConfigError(f"--dataset-path {path} has nothing to ask", param="--dataset-path")
     random.Random(seed).shuffle(rows)
-    asks = []
+    requests = []
     for prompt, wanted in rows[:count]:
         if output_len is not None or isinstance(wanted, int):
-            asks.append(Ask(prompt, output_len or int(wanted)))
+            requests.append(SampleRequest(prompt, output_len or int(wanted)))
         elif wanted:
-            asks.append(Ask(prompt, 0, wanted))
+            requests.append(SampleRequest(prompt, 0, wanted))
         else:
             raise ConfigError(f"--dataset-path {path}: how many tokens shall be made for {prompt[:40]!r}? "
                               'Give "output_tokens" in its line, or --custom-output-len',
                               param="--dataset-path")
-    return asks
+    return requests
 
 
 def _turns(path: Path, text: str) -> Iterator[tuple[str, int | str]]:
@@ -128,9 +129,9 @@ def _tokens(dice: random.Random, count: int, vocab_size: int) -> list[int]:
     return [dice.randrange(low, vocab_size) for _ in range(count)]
 
 
-def rehearsal(ask: Ask, number: int) -> Ask:
-    """A request as long as ``ask`` that leaves nothing in a cache which ``ask`` could find; text stays."""
-    if isinstance(ask.prompt, str):
-        return ask
-    backwards, at = ask.prompt[::-1], number % len(ask.prompt)
-    return Ask(backwards[at:] + backwards[:at], ask.output_tokens)
+def rehearsal(request: SampleRequest, number: int) -> SampleRequest:
+    """A request as long as ``request`` that leaves nothing in a cache which ``request`` could find; text stays."""
+    if isinstance(request.prompt, str):
+        return request
+    backwards, at = request.prompt[::-1], number % len(request.prompt)
+    return SampleRequest(backwards[at:] + backwards[:at], request.output_tokens)

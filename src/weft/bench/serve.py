@@ -23,18 +23,18 @@ from typing import Any
 import httpx
 
 from weft.bench.arrivals import arrival_times
-from weft.bench.client import OPENAI, OPENAI_CHAT, Dialect, Timing, one_request
-from weft.bench.prompts import Ask, rehearsal
+from weft.bench.client import OPENAI, OPENAI_CHAT, EndpointFormat, Timing, one_request
+from weft.bench.prompts import SampleRequest, rehearsal
 from weft.errors import ConfigError, EngineUnavailableError, UserError
 
-BACKENDS: dict[str, Dialect] = {"openai": OPENAI, "vllm": OPENAI, "openai-chat": OPENAI_CHAT}
+BACKENDS: dict[str, EndpointFormat] = {"openai": OPENAI, "vllm": OPENAI, "openai-chat": OPENAI_CHAT}
 VOCAB_SIZE_UNKNOWN = 1024
 """Ids below it are in every vocabulary that is not a toy's."""
 _CONNECT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadConfig:
     """``request_rate`` per second, infinity for all at once; ``max_concurrency`` None for no limit;
     ``extra_body`` goes over each request's own fields."""
 
@@ -64,7 +64,7 @@ class Server:
                  transport: httpx.AsyncBaseTransport | None = None) -> None:
         known = BACKENDS[backend]
         self.url = base_url.rstrip("/").removesuffix("/v1")
-        self.dialect = Dialect(endpoint or known.path, known.body, known.note)
+        self.endpoint_format = EndpointFormat(endpoint or known.path, known.body, known.note)
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
             self.http = httpx.AsyncClient(
@@ -118,10 +118,10 @@ class Server:
                               "--backend openai, or lengths by hand", param="--dataset-name") from None
 
 
-def check_lengths(asks: Sequence[Ask], served: Served) -> None:
+def check_lengths(requests: Sequence[SampleRequest], served: Served) -> None:
     """Raises ConfigError where a prompt of tokens and its answer are longer than what the server takes."""
-    longest = max((ask for ask in asks if isinstance(ask.prompt, list)), default=None,
-                  key=lambda ask: len(ask.prompt) + ask.output_tokens)
+    longest = max((request for request in requests if isinstance(request.prompt, list)), default=None,
+                  key=lambda request: len(request.prompt) + request.output_tokens)
     if longest is None or not served.max_model_len:
         return
     total = len(longest.prompt) + longest.output_tokens
@@ -132,32 +132,33 @@ def check_lengths(asks: Sequence[Ask], served: Served) -> None:
                           "--random-range-ratio", param="--random-input-len")
 
 
-async def run_load(server: Server, served: Served, asks: Sequence[Ask], load: Load, *,
+async def run_load(server: Server, served: Served, requests: Sequence[SampleRequest], load: LoadConfig, *,
                    on_done: Callable[[Timing], None] = lambda timing: None) -> tuple[list[Timing], float]:
-    """Timings in the order of ``asks``, and the seconds from the first sending to the last end.
+    """Timings in the order of ``requests``, and the seconds from the first sending to the last end.
 
     Raises UserError or EngineUnavailableError with the server's words where not even the first request works.
     """
-    def body_of(ask: Ask) -> dict[str, Any]:
-        return server.dialect.body(served.name, ask.prompt, ask.output_tokens) | load.extra_body
+    def body_of(request: SampleRequest) -> dict[str, Any]:
+        return server.endpoint_format.body(served.name, request.prompt,
+                                           request.output_tokens) | load.extra_body
 
     def rehearse(number: int) -> Awaitable[Timing]:
-        body = body_of(rehearsal(asks[number % len(asks)], number))
-        return one_request(server.http, body, server.dialect)
+        body = body_of(rehearsal(requests[number % len(requests)], number))
+        return one_request(server.http, body, server.endpoint_format)
 
-    bodies = [body_of(ask) for ask in asks]
+    bodies = [body_of(request) for request in requests]
     first = await rehearse(0)
     if first.error is not None or not first.chunks:
         why = first.error or "it brought no token"
         kind = EngineUnavailableError if why.startswith("5") else UserError
-        raise kind(f"the first request to {server.url}{server.dialect.path} failed, so no load was put on "
-                   f"it: {_words(why)}")
+        raise kind(f"the first request to {server.url}{server.endpoint_format.path} failed, so no load was "
+                   f"put on it: {_words(why)}")
     gate = asyncio.Semaphore(load.max_concurrency or len(bodies))
 
     async def one(body: dict[str, Any], due_s: float) -> Timing:
         await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
         async with gate:
-            timing = await one_request(server.http, body, server.dialect)
+            timing = await one_request(server.http, body, server.endpoint_format)
         on_done(timing)
         return timing
 

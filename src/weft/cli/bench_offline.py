@@ -79,10 +79,11 @@ def throughput(n: int, num_warmups: int, output_json: Path | None, **values: Any
     report.check_writable(output_json, "--output-json")
     config = build(EngineConfig, values)
     from weft.bench import offline
-    from weft.bench.prompts import Ask
+    from weft.bench.prompts import SampleRequest
 
     with _engine(config) as engine:
-        asks = [Ask(ask.prompt, len(engine.tokenizer.encode(ask.answer)) or 1) if ask.answer else ask
+        asks = [SampleRequest(ask.prompt, len(engine.tokenizer.encode(ask.answer)) or 1)
+                if ask.answer else ask
                 for ask in asks_of({**values, "seed": config.seed}, engine.info.vocab_size)]
         results = offline.throughput(engine, asks, n=n, warmups=num_warmups)
         model = engine.info.name

@@ -14,8 +14,8 @@ import click
 from weft.bench import report
 from weft.bench.client import Timing
 from weft.bench.metrics import METRICS, figures, parse_goodput, parse_names, parse_percentiles
-from weft.bench.prompts import Ask, file_asks, random_asks, repeated_asks
-from weft.bench.serve import BACKENDS, VOCAB_SIZE_UNKNOWN, Load, Served, Server, check_lengths, run_load
+from weft.bench.prompts import SampleRequest, file_requests, prefix_repetition_requests, random_requests
+from weft.bench.serve import BACKENDS, VOCAB_SIZE_UNKNOWN, LoadConfig, Served, Server, check_lengths, run_load
 from weft.cli.flags import FlagCommand
 from weft.errors import ConfigError
 
@@ -53,22 +53,23 @@ DATASET_FLAGS: list[click.Parameter] = [
 ]
 
 
-def asks_of(values: Mapping[str, Any], vocab_size: int) -> list[Ask]:
+def asks_of(values: Mapping[str, Any], vocab_size: int) -> list[SampleRequest]:
     """What DATASET_FLAGS ask for. Raises ConfigError."""
     kind, count, seed = values["dataset_name"], values["num_prompts"], values["seed"]
     if kind == "random":
-        return random_asks(count, input_len=values["input_len"], output_len=values["output_len"],
+        return random_requests(count, input_len=values["input_len"], output_len=values["output_len"],
                            range_ratio=values["random_range_ratio"], prefix_len=values["prefix_len"],
                            vocab_size=vocab_size, seed=seed)
     if kind == "prefix_repetition":
-        return repeated_asks(count, prefix_len=values["prefix_repetition_prefix_len"],
+        return prefix_repetition_requests(count, prefix_len=values["prefix_repetition_prefix_len"],
                              suffix_len=values["prefix_repetition_suffix_len"],
                              prefixes=values["prefix_repetition_num_prefixes"],
                              output_len=values["prefix_repetition_output_len"], vocab_size=vocab_size,
                              seed=seed)
     if values["dataset_path"] is None:
         raise ConfigError(f"--dataset-name {kind} needs a file: --dataset-path FILE", param="--dataset-path")
-    return file_asks(kind, values["dataset_path"], count, output_len=values[f"{kind}_output_len"], seed=seed)
+    return file_requests(kind, values["dataset_path"], count, output_len=values[f"{kind}_output_len"],
+                         seed=seed)
 
 
 @click.command("serve", cls=FlagCommand, params=[
@@ -144,7 +145,7 @@ def serve(**values: Any) -> int:
     return 1 if results["failed"] else 0
 
 
-def _load(values: Mapping[str, Any]) -> Load:
+def _load(values: Mapping[str, Any]) -> LoadConfig:
     """Raises ConfigError."""
     for flag in ("request_rate", "burstiness", "request_timeout"):
         if not values[flag] > 0:
@@ -161,7 +162,7 @@ def _load(values: Mapping[str, Any]) -> Load:
         if not isinstance(extra, dict):
             raise ConfigError(f"--extra-body is {values['extra_body']!r}; it must be a JSON object",
                               param="--extra-body")
-    return Load(values["request_rate"], values["burstiness"], values["max_concurrency"],
+    return LoadConfig(values["request_rate"], values["burstiness"], values["max_concurrency"],
                 values["num_warmups"], values["seed"], values["request_timeout"],
                 {"ignore_eos": values["ignore_eos"], **extra})
 
@@ -174,7 +175,7 @@ def _metadata(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 async def _measure(values: Mapping[str, Any],
-                   load: Load) -> tuple[Served, list[Ask], list[Timing], float]:
+                   load: LoadConfig) -> tuple[Served, list[SampleRequest], list[Timing], float]:
     server = Server(values["base_url"], backend=values["backend"], endpoint=values["endpoint"],
                     api_key=values["api_key"], request_timeout_s=load.request_timeout_s)
     async with server.http:
@@ -186,13 +187,13 @@ async def _measure(values: Mapping[str, Any],
     return served, asks, timings, seconds
 
 
-async def _asks(values: Mapping[str, Any], server: Server, served: Served) -> list[Ask]:
+async def _asks(values: Mapping[str, Any], server: Server, served: Served) -> list[SampleRequest]:
     vocab_size = values["vocab_size"] or served.vocab_size or VOCAB_SIZE_UNKNOWN
     asks = asks_of(values, vocab_size)
-    asks = [Ask(ask.prompt, max(1, await server.count_tokens(ask.answer))) if ask.answer else ask
+    asks = [SampleRequest(ask.prompt, max(1, await server.count_tokens(ask.answer))) if ask.answer else ask
             for ask in asks]
     if values["backend"] == "openai-chat":
-        asks = [Ask(ask.prompt if isinstance(ask.prompt, str) else await server.text_of(ask.prompt),
+        asks = [SampleRequest(ask.prompt if isinstance(ask.prompt, str) else await server.text_of(ask.prompt),
                     ask.output_tokens) for ask in asks]
     return asks
 
@@ -210,7 +211,7 @@ def _show(results: Mapping[str, Any], names: tuple[str, ...], percentiles: tuple
             "most requests at once": results["max_concurrent_requests"]}
     if results["request_goodput"] is None:
         del rows["request goodput (req/s)"]
-    report.show("Load", rows)
+    report.show("LoadConfig", rows)
     for name in names:
         kinds = ["mean", "median", *(f"p{percentile:g}" for percentile in percentiles)]
         report.show(f"{name.upper()}: {METRICS[name]}",

@@ -48,7 +48,7 @@ from weft.runner.staging import Staged, Staging
 from weft.schedule.plan import StepPlan
 from weft.tensor import gpu
 from weft.tensor.gpu import runs as device_runs
-from weft.tensor.inputs import Asked, Runs, StepInputs, TapPoint
+from weft.tensor.inputs import OutputRows, Runs, StepInputs, TapPoint
 from weft.units import PAD, PAGE_TOKENS, ceil_div
 
 Int64s = npt.NDArray[np.int64]
@@ -327,13 +327,13 @@ class BatchBuilder:
             tokens_T = torch.cat((fed, tokens_T[decodes:]))
         return StepInputs(tokens_T, positions_T, runs, self._asked(sent, token_count))
 
-    def _asked(self, sent: _Sent, token_count: int) -> Asked | None:
+    def _asked(self, sent: _Sent, token_count: int) -> OutputRows | None:
         """The rows that are sampled, where there are others and nobody wants logprobs of a prompt."""
         if len(sent.sample_runs) == token_count or len(sent.plan.prompt_logprob_runs):
             return None
         decodes = sent.plan.decode_count
         runs = sent.sample_runs + np.where(sent.sample_runs >= decodes, sent.pads, 0)
-        return Asked(runs.tolist(), sent.sampling.device[0])
+        return OutputRows(runs.tolist(), sent.sampling.device[0])
 
     def _following(self, plan: StepPlan, run: int) -> Int64s:
         prompt, _ = self._prompts[int(plan.rows[run])]

@@ -56,8 +56,9 @@ def scan(steps: list[Step], first: int, work: ChunkWork, state: torch.Tensor, st
         alive = state[: step.rows].view(batch, k_dim, v_dim)
         read = torch.bmm(work.reads[at].view(batch, 2 * size, k_dim), alive)
         added = work.new_values[at].view(batch, size, v_dim).sub_(read[:, :size])
-        made = torch.baddbmm(read[:, size:], work.attention[at].view(batch, size, size), added)
-        out[step.first : step.first + step.rows] = made.view(step.rows, heads, size, v_dim).transpose(1, 2)
+        read_out = torch.baddbmm(read[:, size:], work.attention[at].view(batch, size, size), added)
+        read_out = read_out.view(step.rows, heads, size, v_dim)
+        out[step.first : step.first + step.rows] = read_out.transpose(1, 2)
         for tap in step.taps:
             if not tap.whole:
                 chunk = step.first - first + tap.row

@@ -50,7 +50,7 @@ class FusedBlock:
             self._biases = [None if bias is None else bias.float().contiguous()
                             for bias in (self.first_bias, self.second_bias)]
             self._bound = native.extension().FusedBlock(_product(self.first, self._biases[0]),
-                                                   _product(self.second, self._biases[1]))
+                                                          _product(self.second, self._biases[1]))
             self._at = first, second
         return self._bound
 
@@ -66,7 +66,7 @@ class FusedBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class FusedLayer:
     """A fused block and its core, as a stack of layers takes them (csrc/fused_decoder.hpp): ``core`` is a number of
     ``Core``, the rest as the op of that core hands it over."""
 

@@ -36,8 +36,8 @@ def _sequential(part: StatePart) -> bool:
     if part.name == "window":
         return True
     if part.name == "conv":
-        channels, kept = part.shape
-        return channels % native.LANES == 0 and 1 <= kept < KERNEL_MAX
+        channels, window = part.shape
+        return channels % native.LANES == 0 and 1 <= window < KERNEL_MAX
     *heads, lines, width = part.shape
     if not heads:  # Mamba-1: lines are channels, taken at once
         return lines % native.LANES == 0 and width <= STATE_DIM_MAX

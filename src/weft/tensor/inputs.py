@@ -59,7 +59,7 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class OutputRows:
     """The rows whose hidden state is wanted: the last token of some runs. ``runs`` [X], ascending, and
     ``rows_X`` (int64, on the device), the index in T of each one's last token."""
 
@@ -75,7 +75,7 @@ class StepInputs:
     tokens_T: torch.Tensor      # int64; 0 for PAD rows
     positions_T: torch.Tensor   # int64; PAD for PAD rows
     runs: Runs
-    asked: Asked | None = None
+    asked: OutputRows | None = None
 
     def asked_of(self, x_TC: torch.Tensor) -> torch.Tensor:
         """The asked rows of ``x_TC`` [T, C] -> [X, C]; all of them where nothing is said."""

@@ -40,7 +40,7 @@ REBUILD = "pip install --force-reinstall --no-deps -e ."
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class NativeModule:
     """``extension`` is None where there is none to be used: ``missing`` says why, ``stale`` whether one is
     there all the same."""
 
@@ -49,18 +49,18 @@ class Found:
     stale: bool = False
 
 
-def load(find: Callable[[], Any]) -> Found:
+def load(find: Callable[[], Any]) -> NativeModule:
     """What ``find`` imports, where it was built for this ``INTERFACE``."""
     try:
         extension = find()
     except ImportError as error:
-        return Found(None, str(error))
+        return NativeModule(None, str(error))
     built = getattr(extension, "INTERFACE", 0)
     if built == INTERFACE:
-        return Found(extension)
+        return NativeModule(extension)
     age = "older" if built < INTERFACE else "newer"
-    return Found(None, f"they were built from {age} sources (interface {built}, this weft has {INTERFACE}); "
-                       f"build them anew with `{REBUILD}`", stale=True)
+    return NativeModule(None, f"they were built from {age} sources (interface {built}, this weft has "
+                              f"{INTERFACE}); rebuild them with `{REBUILD}`", stale=True)
 
 
 def _import() -> Any:
@@ -68,8 +68,8 @@ def _import() -> Any:
     return _native
 
 
-_found = load(_import)
-_extension, MISSING, STALE = _found.extension, _found.missing, _found.stale
+_module = load(_import)
+_extension, MISSING, STALE = _module.extension, _module.missing, _module.stale
 if STALE:
     logging.getLogger("weft").warning("the C++ kernels are not used: %s", MISSING)
 

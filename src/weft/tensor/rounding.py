@@ -47,7 +47,7 @@ def state_key(position: int, layer: int) -> int:
     return x ^ x >> 16
 
 
-def kept(x: torch.Tensor, dtype: torch.dtype, positions: Sequence[int], layer: int) -> torch.Tensor:
+def rounded(x: torch.Tensor, dtype: torch.dtype, positions: Sequence[int], layer: int) -> torch.Tensor:
     """float32 ``[rows, ...]`` as ``dtype`` keeps it, row r being the state behind the token at
     ``positions[r]``; ``x`` itself where that is float32."""
     if dtype == torch.float32:
@@ -67,11 +67,11 @@ def kept(x: torch.Tensor, dtype: torch.dtype, positions: Sequence[int], layer: i
     return torch.where(x.isnan(), x, stored)
 
 
-def kept_state(state: torch.Tensor, dtype: torch.dtype, position: int, layer: int) -> torch.Tensor:
+def rounded_state(state: torch.Tensor, dtype: torch.dtype, position: int, layer: int) -> torch.Tensor:
     """One state of the naive twins: float64 [...] in and out."""
     if dtype == torch.float32:
         return state
-    return kept(state.float()[None], dtype, [position], layer)[0].double()
+    return rounded(state.float()[None], dtype, [position], layer)[0].double()
 
 
 def _mixed(x: torch.Tensor) -> torch.Tensor:
@@ -104,11 +104,11 @@ def by_token(step: TokenStep, inputs: tuple[torch.Tensor, ...], state: torch.Ten
             alive = [run for run in chosen if runs.lengths[run] > place]
             tokens = torch.tensor([runs.offsets[run] + place for run in alive], device=wide.device)
             positions = [runs.starts[run] + place for run in alive]
-            made = step(tuple(x[tokens] for x in inputs), wide, _rows_of_one(positions, runs))
+            outputs = step(tuple(x[tokens] for x in inputs), wide, _rows_of_one(positions, runs))
             if out is None:
-                out = made.new_empty(inputs[0].shape[0], *made.shape[1:])
-            out[tokens] = made
-            wide[: len(alive)] = kept(wide[: len(alive)], state.dtype, positions, layer)
+                out = outputs.new_empty(inputs[0].shape[0], *outputs.shape[1:])
+            out[tokens] = outputs
+            wide[: len(alive)] = rounded(wide[: len(alive)], state.dtype, positions, layer)
             for tap in runs.taps:
                 if tap.slot != PAD and tap.offset == place + 1 and tap.run in alive:
                     state[tap.slot] = wide[alive.index(tap.run)].to(state.dtype)

@@ -36,7 +36,7 @@ class StateRows:
     """int64 slot of each row, 0 for those that are not read."""
     blank: torch.Tensor | None
     """Rows that start from zeros (fresh or PAD); None when there are none."""
-    kept: torch.Tensor | None
+    written_rows: torch.Tensor | None
     """Rows that have a slot to be written to; None when all have."""
     write: torch.Tensor
     """int64 slots of the kept rows."""
@@ -52,8 +52,8 @@ class StateRows:
         return buffer
 
     def write_back(self, state: torch.Tensor, buffer: torch.Tensor) -> None:
-        if self.kept is not None:
-            buffer = buffer.index_select(0, self.kept)
+        if self.written_rows is not None:
+            buffer = buffer.index_select(0, self.written_rows)
         if self.write.numel():
             state.index_copy_(0, self.write, buffer.to(state.dtype))
 
@@ -84,10 +84,12 @@ def _rows(runs: Runs, chosen: Sequence[int], begin: int) -> StateRows:
     device = runs.slots_R.device
     slots = [runs.slots[run] for run in chosen]
     blank = [row for row, run in enumerate(chosen) if slots[row] == PAD or runs.fresh[run]]
-    kept = [row for row, slot in enumerate(slots) if slot != PAD]
+    written_rows = [row for row, slot in enumerate(slots) if slot != PAD]
+    def indices(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
     return StateRows(
-        span=slice(begin, begin + len(slots)),
-        read_R=torch.tensor([max(slot, 0) for slot in slots], dtype=torch.int64, device=device),
-        blank=torch.tensor(blank, dtype=torch.int64, device=device) if blank else None,
-        kept=torch.tensor(kept, dtype=torch.int64, device=device) if len(kept) < len(slots) else None,
-        write=torch.tensor([slots[row] for row in kept], dtype=torch.int64, device=device))
+        span=slice(begin, begin + len(slots)), read_R=indices([max(slot, 0) for slot in slots]),
+        blank=indices(blank) if blank else None,
+        written_rows=indices(written_rows) if len(written_rows) < len(slots) else None,
+        write=indices([slots[row] for row in written_rows]))

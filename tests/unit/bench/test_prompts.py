@@ -11,14 +11,20 @@ from pathlib import Path
 import pytest
 
 from weft.bench.arrivals import arrival_times
-from weft.bench.prompts import Ask, file_asks, random_asks, rehearsal, repeated_asks
+from weft.bench.prompts import (
+    SampleRequest,
+    file_requests,
+    prefix_repetition_requests,
+    random_requests,
+    rehearsal,
+)
 from weft.errors import ConfigError
 
 
 def test_random_prompts_share_their_prefix_and_nothing_else() -> None:
-    asks = random_asks(5, input_len=40, output_len=8, prefix_len=16, vocab_size=1000, seed=3)
-    assert asks == random_asks(5, input_len=40, output_len=8, prefix_len=16, vocab_size=1000, seed=3)
-    assert asks != random_asks(5, input_len=40, output_len=8, prefix_len=16, vocab_size=1000, seed=4)
+    asks = random_requests(5, input_len=40, output_len=8, prefix_len=16, vocab_size=1000, seed=3)
+    assert asks == random_requests(5, input_len=40, output_len=8, prefix_len=16, vocab_size=1000, seed=3)
+    assert asks != random_requests(5, input_len=40, output_len=8, prefix_len=16, vocab_size=1000, seed=4)
     assert {len(ask.prompt) for ask in asks} == {56}
     assert len({tuple(ask.prompt[:16]) for ask in asks}) == 1
     assert len({tuple(ask.prompt[16:20]) for ask in asks}) == 5
@@ -26,7 +32,7 @@ def test_random_prompts_share_their_prefix_and_nothing_else() -> None:
 
 
 def test_lengths_vary_within_their_share() -> None:
-    asks = random_asks(200, input_len=100, output_len=10, range_ratio=0.5, vocab_size=1000, seed=0)
+    asks = random_requests(200, input_len=100, output_len=10, range_ratio=0.5, vocab_size=1000, seed=0)
     lengths = [len(ask.prompt) for ask in asks]
     assert min(lengths) >= 50
     assert max(lengths) <= 150
@@ -35,14 +41,15 @@ def test_lengths_vary_within_their_share() -> None:
 
 
 def test_each_prefix_is_used_as_often_as_any_other() -> None:
-    asks = repeated_asks(10, prefix_len=8, suffix_len=4, prefixes=3, output_len=2, vocab_size=1000, seed=0)
+    asks = prefix_repetition_requests(10, prefix_len=8, suffix_len=4, prefixes=3, output_len=2,
+                                      vocab_size=1000, seed=0)
     uses = Counter(tuple(ask.prompt[:8]) for ask in asks)
     assert sorted(uses.values()) == [3, 3, 4]
     assert len({tuple(ask.prompt[8:]) for ask in asks}) == 10
 
 
 def test_a_rehearsal_is_as_long_and_starts_otherwise() -> None:
-    ask = Ask(list(range(100)), 4)
+    ask = SampleRequest(list(range(100)), 4)
     for number in (0, 1, 7):
         other = rehearsal(ask, number)
         assert sorted(other.prompt) == ask.prompt
@@ -56,12 +63,13 @@ def test_files_are_read_in_both_forms(tmp_path: Path) -> None:
     shared.write_text(json.dumps([
         {"conversations": [{"from": "human", "value": "ask"}, {"from": "gpt", "value": "an answer"}]},
         {"conversations": [{"from": "human", "value": "alone"}]}, {"other": 1}]))
-    assert file_asks("sharegpt", shared, 9, output_len=None, seed=0) == [Ask("ask", 0, "an answer")]
-    assert file_asks("sharegpt", shared, 9, output_len=7, seed=0) == [Ask("ask", 7)]
+    assert file_requests("sharegpt", shared, 9, output_len=None, seed=0) == [SampleRequest("ask", 0,
+                         "an answer")]
+    assert file_requests("sharegpt", shared, 9, output_len=7, seed=0) == [SampleRequest("ask", 7)]
     lines.write_text('{"prompt": "a", "output_tokens": 3}\n\n{"prompt": "b", "output_tokens": 4}\n')
-    asks = file_asks("custom", lines, 9, output_len=None, seed=0)
-    assert sorted(asks, key=str) == [Ask("a", 3), Ask("b", 4)]
-    assert len(file_asks("custom", lines, 1, output_len=None, seed=0)) == 1
+    asks = file_requests("custom", lines, 9, output_len=None, seed=0)
+    assert sorted(asks, key=str) == [SampleRequest("a", 3), SampleRequest("b", 4)]
+    assert len(file_requests("custom", lines, 1, output_len=None, seed=0)) == 1
 
 
 @pytest.mark.parametrize(("kind", "text", "words"), [
@@ -79,7 +87,7 @@ def test_what_is_wrong_with_a_file_is_said_with_its_place(tmp_path: Path, kind: 
     path = tmp_path / "data"
     path.write_text(text)
     with pytest.raises(ConfigError, match=words):
-        file_asks(kind, path, 9, output_len=None, seed=0)
+        file_requests(kind, path, 9, output_len=None, seed=0)
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])

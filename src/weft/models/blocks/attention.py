@@ -21,7 +21,7 @@ import torch
 
 from weft.families.architecture import Attention
 from weft.models.blocks.linear import Linear, Norm, Projection, fused_block_of
-from weft.tensor.fused_block import FusedBlock, Staged
+from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import AttentionCore, CosSin, attention_layer, run_fused, staged
 
@@ -56,7 +56,7 @@ class AttentionBlock:
             return y_TD
         return self.out(inputs.asked_of(attention_layer(self.qkv(x_TD), self.core, inputs, cache, cos_sin)))
 
-    def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> Staged | None:
+    def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> FusedLayer | None:
         """As a part of a stack; ``x_TD`` is what would come in."""
         if self.fused is None:
             return None

@@ -19,7 +19,7 @@ import torch
 from weft.families.architecture import GatedDelta
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, fused_block_of
-from weft.tensor.fused_block import FusedBlock, Staged
+from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.gated_delta_layer import GatedDeltaWeights, gated_delta_layer, run_fused, staged
 
@@ -60,7 +60,7 @@ class GatedDeltaBlock:
                                  inputs.runs, cache.layer)
         return self.out(inputs.asked_of(o_TC))
 
-    def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> Staged | None:
+    def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> FusedLayer | None:
         """As a part of a stack; ``x_TD`` is what would come in."""
         if self.fused is None:
             return None

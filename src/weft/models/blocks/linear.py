@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from weft.tensor.fused_block import FusedBlock, Staged
+from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.ops.quantized_linear import quantized_linear
 from weft.tensor.ops.rms_norm import rms_norm
 from weft.tensor.ops.silu_mul import run_fused, silu_mul, staged
@@ -112,6 +112,6 @@ class SwiGlu:
             return y_TD
         return self.down(silu_mul(self.gate_up(x_TD)))
 
-    def staged(self, x_TD: torch.Tensor) -> Staged | None:
+    def staged(self, x_TD: torch.Tensor) -> FusedLayer | None:
         """As a part of a stack; ``x_TD`` is what would come in."""
         return None if self.fused is None else staged(self.fused, x_TD)

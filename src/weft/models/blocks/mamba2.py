@@ -19,7 +19,7 @@ import torch
 from weft.families.architecture import Mamba2
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, fused_block_of
-from weft.tensor.fused_block import FusedBlock, Staged
+from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.mamba2_layer import Mamba2Weights, mamba2_layer, run_fused, staged
 
@@ -66,7 +66,7 @@ class Mamba2Block:
                             cache.layer)
         return self.out(inputs.asked_of(y_TC))
 
-    def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> Staged | None:
+    def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> FusedLayer | None:
         """As a part of a stack; ``x_TD`` is what would come in."""
         if self.fused is None:
             return None

@@ -14,7 +14,7 @@ import torch
 from weft.families.architecture import ShortConv
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, fused_block_of
-from weft.tensor.fused_block import FusedBlock, Staged
+from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.short_conv import run_fused, short_conv, staged
 
@@ -42,7 +42,7 @@ class ShortConvBlock:
         y_TC = short_conv(self.project(x_TD), self.conv, self.conv_bias, cache.state["conv"], inputs.runs)
         return self.out(inputs.asked_of(y_TC))
 
-    def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> Staged | None:
+    def staged(self, x_TD: torch.Tensor, cache: LayerCache) -> FusedLayer | None:
         """As a part of a stack; ``x_TD`` is what would come in."""
         if self.fused is None:
             return None

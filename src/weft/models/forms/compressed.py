@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from weft.models.forms.stored_form import FLOATS, Ask, StoredForm, refuse, unpacked
-from weft.tensor.weights.quantized import LINE, MIDDLE, Codes
+from weft.tensor.weights.quantized import LINE, ZERO_POINT, Codes
 
 _METHOD = "compressed-tensors"
 _FORMATS = ("int-quantized", "naive-quantized", "pack-quantized", "float-quantized", "dense",
@@ -109,4 +109,4 @@ class Compressed(StoredForm):
 
 
 def _unsigned(codes: torch.Tensor) -> torch.Tensor:
-    return (codes.to(torch.int16) + MIDDLE[8]).to(torch.uint8)
+    return (codes.to(torch.int16) + ZERO_POINT[8]).to(torch.uint8)

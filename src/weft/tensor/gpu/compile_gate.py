@@ -39,7 +39,7 @@ _DEFINES = re.compile(r"^@triton\.jit", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CompileResult:
     """``fault``: why it cannot run there, None where it can. ``spilled_bytes``: of a thread's registers that
     had to go to memory; None where that is not known."""
 
@@ -54,34 +54,34 @@ class Outcome:
 def kernel_modules() -> list[ModuleType]:
     """The modules of weft that launch kernels of their own."""
     root = Path(__file__).resolve().parents[2]
-    found = [path for path in sorted(root.rglob("*.py")) if _KERNEL_FILE.fullmatch(path.name)
+    files = [path for path in sorted(root.rglob("*.py")) if _KERNEL_FILE.fullmatch(path.name)
              and _DEFINES.search(path.read_text(encoding="utf-8"))]
     return [importlib.import_module(".".join(("weft", *path.relative_to(root).with_suffix("").parts)))
-            for path in found]
+            for path in files]
 
 
 def compilations_of(module: ModuleType) -> list[Compilation]:
     """Raises AttributeError for a kernel file that does not say how it is compiled."""
-    made: list[Compilation] = module.compilations()
-    assert made, f"{module.__name__} lists no compilation"
-    return made
+    listed: list[Compilation] = module.compilations()
+    assert listed, f"{module.__name__} lists no compilation"
+    return listed
 
 
-def most_demanding(made: Sequence[Compilation]) -> list[Compilation]:
+def most_demanding(compilations: Sequence[Compilation]) -> list[Compilation]:
     """Of each kernel function the shape with the largest tiles, and of equals the one with most stages."""
     def size(one: Compilation) -> tuple[int, int]:
         tiles = [value for value in one.constants.values() if type(value) is int and value > 1]
         return prod(tiles), one.num_stages
 
     largest: dict[int, Compilation] = {}
-    for one in made:
+    for one in compilations:
         held = largest.get(id(one.kernel))
         if held is None or size(one) > size(held):
             largest[id(one.kernel)] = one
     return list(largest.values())
 
 
-def compiled(one: Compilation, capability: int) -> Outcome:
+def compiled(one: Compilation, capability: int) -> CompileResult:
     """``one`` for a GPU of ``capability``, to the end: machine code."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -99,7 +99,7 @@ def compiled(one: Compilation, capability: int) -> Outcome:
         shared, spilled = int(kernel.metadata.shared), _spilled_bytes(kernel.asm["cubin"])
         if shared > SHARED_MAX_BYTES[capability]:
             fault = f"takes {shared} bytes of shared memory, of {SHARED_MAX_BYTES[capability]}"
-    return Outcome(one.name, capability, shared, spilled, time.perf_counter() - started, fault)
+    return CompileResult(one.name, capability, shared, spilled, time.perf_counter() - started, fault)
 
 
 def _spilled_bytes(cubin: bytes) -> int | None:
@@ -110,12 +110,12 @@ def _spilled_bytes(cubin: bytes) -> int | None:
         file.write(cubin)
         file.flush()
         try:
-            said = subprocess.run([knobs.nvidia.cuobjdump.path, "-res-usage", file.name], check=True,
+            usage = subprocess.run([knobs.nvidia.cuobjdump.path, "-res-usage", file.name], check=True,
                                   capture_output=True, text=True).stdout
         except (OSError, subprocess.CalledProcessError):
             return None
-    found = re.search(r"STACK:(\d+)", said)
-    return None if found is None else int(found[1])
+    stack = re.search(r"STACK:(\d+)", usage)
+    return None if stack is None else int(stack[1])
 
 
 def _aligned(one: Compilation) -> dict[tuple[int], list[list[str | int]]]:
@@ -135,8 +135,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for module in kernel_modules():
         if args.only not in module.__name__:
             continue
-        made = compilations_of(module)
-        for one in made if args.all else most_demanding(made):
+        listed = compilations_of(module)
+        for one in listed if args.all else most_demanding(listed):
             for capability in SHARED_MAX_BYTES if args.all else [next(in_turn)]:
                 if capability < one.oldest:
                     continue

@@ -78,8 +78,8 @@ def _token(s, q, k, v, g, beta, out, t, head, key, line, col, q_row, q_head, k_r
     s = s * decay
     delta = beta_t * (v_t - tl.sum(s * k_t[:, None], axis=0))
     # Both sums are over the state before the token, so that neither waits for the other.
-    made = tl.sum(s * q_t[:, None], axis=0) + tl.sum(q_t * k_t) * delta
-    tl.store(out + t * out_row + head * V + col, made.to(out.dtype.element_ty), mask=col < V)
+    o_t = tl.sum(s * q_t[:, None], axis=0) + tl.sum(q_t * k_t) * delta
+    tl.store(out + t * out_row + head * V + col, o_t.to(out.dtype.element_ty), mask=col < V)
     return s + k_t[:, None] * delta[None, :]
 
 
@@ -123,12 +123,12 @@ def recurrent(q, k, v, g, beta, out, state, slots, starts, fresh, chunk_begin, c
 
 
 @triton.jit(do_not_specialize=["first_run", "base"], do_not_specialize_on_alignment=STEP_TABLES)
-def states(k, k_left, decay, w, u, kept, state, slots, fresh, chunk_begin, chunk_first, chunk_tokens,
+def states(k, k_left, decay, w, u, chunk_states, state, slots, fresh, chunk_begin, chunk_first, chunk_tokens,
            chunk_tap, k_row, k_head, slot_stride, first_run, base, H: tl.constexpr, GROUP: tl.constexpr,
            K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, BV: tl.constexpr, BY_LINE: tl.constexpr):
     """Grid: blocks of V, heads, prefill runs. Scratch has the tokens from ``base`` on. ``k_left``: what k is
     scaled by [T', H], or with BY_LINE k itself, scaled [T', H, K]; ``decay``: of a chunk, [C, H] or [C, H,
-    K]. ``u`` becomes v'; ``kept`` [C, H, K, V]: the state before each chunk."""
+    K]. ``u`` becomes v'; ``chunk_states`` [C, H, K, V]: the state before each chunk."""
     head, run = tl.program_id(1), first_run + tl.program_id(2)
     line, col, place = tl.arange(0, KP), tl.program_id(0) * BV + tl.arange(0, BV), tl.arange(0, PLACES)
     inside = (line < K)[:, None] & (col < V)[None, :]
@@ -144,7 +144,7 @@ def states(k, k_left, decay, w, u, kept, state, slots, fresh, chunk_begin, chunk
         row = ((first - base + place) * H + head).to(tl.int64)[:, None]
         tile, v_tile = here[:, None] & (line < K)[None, :], here[:, None] & (col < V)[None, :]
         chunk = (c * H + head).to(tl.int64)
-        tl.store(kept + chunk * (K * V) + element, s, mask=inside)
+        tl.store(chunk_states + chunk * (K * V) + element, s, mask=inside)
         w_tile = tl.load(w + row * K + line[None, :], mask=tile, other=0.0)
         added = tl.load(u + row * V + col[None, :], mask=v_tile, other=0.0) - product(w_tile, s)
         tl.store(u + row * V + col[None, :], added, mask=v_tile)
@@ -165,9 +165,9 @@ def states(k, k_left, decay, w, u, kept, state, slots, fresh, chunk_begin, chunk
 
 
 @triton.jit(do_not_specialize=["base"], do_not_specialize_on_alignment=STEP_TABLES)
-def outputs(q, q_left, p, u, kept, out, chunk_first, chunk_tokens, q_row, q_head, base, H: tl.constexpr,
-            GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, BV: tl.constexpr,
-            BY_LINE: tl.constexpr):
+def outputs(q, q_left, p, u, chunk_states, out, chunk_first, chunk_tokens, q_row, q_head, base,
+            H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
+            BV: tl.constexpr, BY_LINE: tl.constexpr):
     """Grid: blocks of V, heads, chunks. ``q_left``: what q S is scaled by [T', H], or with BY_LINE q itself,
     scaled [T', H, K]; ``p`` [T', H, 64]: a token's row of P; ``out`` [T, H, V]."""
     head, c = tl.program_id(1), tl.program_id(2)
@@ -176,23 +176,23 @@ def outputs(q, q_left, p, u, kept, out, chunk_first, chunk_tokens, q_row, q_head
     here = place < tokens
     row = ((first - base + place) * H + head).to(tl.int64)[:, None]
     tile, v_tile = here[:, None] & (line < K)[None, :], here[:, None] & (col < V)[None, :]
-    s = tl.load(kept + (c * H + head).to(tl.int64) * (K * V) + line[:, None] * V + col[None, :],
+    s = tl.load(chunk_states + (c * H + head).to(tl.int64) * (K * V) + line[:, None] * V + col[None, :],
                 mask=(line < K)[:, None] & (col < V)[None, :], other=0.0)
     if BY_LINE:
-        made = product(tl.load(q_left + row * K + line[None, :], mask=tile, other=0.0), s)
+        o_tile = product(tl.load(q_left + row * K + line[None, :], mask=tile, other=0.0), s)
     else:
         queries = tl.load(q + (first + place).to(tl.int64)[:, None] * q_row + (head // GROUP) * q_head
                           + line[None, :], mask=tile, other=0.0)
         left = tl.load(q_left + (first - base + place) * H + head, mask=here, other=0.0)
-        made = product_left(queries, s) * left[:, None]
+        o_tile = product_left(queries, s) * left[:, None]
     p_tile = tl.load(p + row * PLACES + place[None, :], mask=here[:, None], other=0.0)
-    made += product(p_tile, tl.load(u + row * V + col[None, :], mask=v_tile, other=0.0))
+    o_tile += product(p_tile, tl.load(u + row * V + col[None, :], mask=v_tile, other=0.0))
     at = ((first + place) * H + head).to(tl.int64)[:, None] * V + col[None, :]
-    tl.store(out + at, made.to(out.dtype.element_ty), mask=v_tile)
+    tl.store(out + at, o_tile.to(out.dtype.element_ty), mask=v_tile)
 
 
 @dataclass(frozen=True, slots=True)
-class Scratch:
+class ChunkBuffers:
     """Of the chunked form, float32; T' tokens from the first prefill on. Shapes as the kernels above say."""
 
     base: int
@@ -202,11 +202,11 @@ class Scratch:
     q_left: torch.Tensor
     k_left: torch.Tensor
     decay: torch.Tensor
-    kept: torch.Tensor
+    chunk_states: torch.Tensor
 
 
-def scratch_for(step: DeviceRuns, runs: Runs, state_SHKV: torch.Tensor, tokens: int,
-                by_line: bool) -> Scratch:
+def chunk_buffers(step: DeviceRuns, runs: Runs, state_SHKV: torch.Tensor, tokens: int,
+                by_line: bool) -> ChunkBuffers:
     heads, k_dim, v_dim = state_SHKV.shape[1:]
     base = runs.offsets[step.decode_count]
     lines = (k_dim,) if by_line else ()
@@ -215,9 +215,10 @@ def scratch_for(step: DeviceRuns, runs: Runs, state_SHKV: torch.Tensor, tokens: 
         return torch.empty(shape, dtype=torch.float32, device=state_SHKV.device)
 
     rows = tokens - base
-    return Scratch(base, take(rows, heads, k_dim), take(rows, heads, v_dim), take(rows, heads, CHUNK_TOKENS),
-                   take(rows, heads, *lines), take(rows, heads, *lines),
-                   take(step.chunk_count, heads, *lines), take(step.chunk_count, heads, k_dim, v_dim))
+    return ChunkBuffers(
+        base, take(rows, heads, k_dim), take(rows, heads, v_dim), take(rows, heads, CHUNK_TOKENS),
+        take(rows, heads, *lines), take(rows, heads, *lines), take(step.chunk_count, heads, *lines),
+        take(step.chunk_count, heads, k_dim, v_dim))
 
 
 def run_by_token(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g: torch.Tensor,
@@ -254,28 +255,29 @@ def _run_recurrent(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor
 
 
 def run_chunks(q_THK: torch.Tensor, k_THK: torch.Tensor, out_THV: torch.Tensor, state_SHKV: torch.Tensor,
-               runs: Runs, step: DeviceRuns, made: Scratch, *, by_line: bool) -> None:
+               runs: Runs, step: DeviceRuns, buffers: ChunkBuffers, *, by_line: bool) -> None:
     """What follows ``prepare``: states, then outputs."""
     heads, k_dim, v_dim = state_SHKV.shape[1:]
     sizes = {"H": heads, "GROUP": heads // k_THK.shape[1], "K": k_dim, "V": v_dim, "KP": padded(k_dim),
              "BY_LINE": by_line}
     blocks = states_blocks(padded(k_dim))
     states[(triton.cdiv(v_dim, blocks.width), heads, step.run_count - step.decode_count)](
-        k_THK, made.k_left, made.decay, made.w, made.u, made.kept, state_SHKV, runs.slots_R, step.fresh_R,
-        step.chunk_begin_R, step.chunk_first_C, step.chunk_tokens_C, step.chunk_tap_C, *k_THK.stride()[:2],
-        state_SHKV.stride(0), step.decode_count, made.base, **sizes, BV=blocks.width, num_warps=blocks.warps,
-        num_stages=blocks.stages)
+        k_THK, buffers.k_left, buffers.decay, buffers.w, buffers.u, buffers.chunk_states, state_SHKV,
+        runs.slots_R, step.fresh_R, step.chunk_begin_R, step.chunk_first_C, step.chunk_tokens_C,
+        step.chunk_tap_C, *k_THK.stride()[:2], state_SHKV.stride(0), step.decode_count, buffers.base, **sizes,
+        BV=blocks.width, num_warps=blocks.warps, num_stages=blocks.stages)
     blocks = outputs_blocks(padded(k_dim), by_line, q_THK.dtype)
     width = min(blocks.width, padded(v_dim))
     outputs[(triton.cdiv(v_dim, width), heads, step.chunk_count)](
-        q_THK, made.q_left, made.p, made.u, made.kept, out_THV, step.chunk_first_C, step.chunk_tokens_C,
-        *q_THK.stride()[:2], made.base, **sizes, BV=width, num_warps=blocks.warps, num_stages=blocks.stages)
+        q_THK, buffers.q_left, buffers.p, buffers.u, buffers.chunk_states, out_THV, step.chunk_first_C,
+        step.chunk_tokens_C, *q_THK.stride()[:2], buffers.base, **sizes, BV=width, num_warps=blocks.warps,
+        num_stages=blocks.stages)
 
 
 
 def recurrent_compilations(op: str, *, by_line: bool) -> list[Compilation]:
     """Decode for the inputs of models and the states of ``--state-dtype``; prefill for states in few bits."""
-    found = []
+    variants = []
     for dtype, state, prefill in (("*bf16", "*fp32", False), ("*bf16", "*bf16", False),
                                   ("*bf16", "*bf16", True), ("*fp16", "*fp16", False),
                                   ("*fp32", "*fp32", False)):
@@ -283,14 +285,14 @@ def recurrent_compilations(op: str, *, by_line: bool) -> list[Compilation]:
         constants = {"GROUP": 2, "K": 128, "V": 128, "KP": 128, "BV": RECURRENT.width, "BY_LINE": by_line,
                      "PREFILL": prefill}
         kind = "prefill" if prefill else "decode"
-        found.append(compilation_of(f"{op} {kind} {dtype[1:]} state {state[1:]}", recurrent,
+        variants.append(compilation_of(f"{op} {kind} {dtype[1:]} state {state[1:]}", recurrent,
                                     pointers | {"state": state}, constants, RECURRENT))
-    return found
+    return variants
 
 
 def chunk_compilations(op: str, *, by_line: bool) -> list[Compilation]:
-    scratch = dict.fromkeys(("k_left", "q_left", "decay", "w", "u", "p", "kept", "state"), "*fp32")
-    found = []
+    scratch = dict.fromkeys(("k_left", "q_left", "decay", "w", "u", "p", "chunk_states", "state"), "*fp32")
+    variants = []
     for of, k_dim in ((torch.bfloat16, 128), (torch.float32, 128)):
         dtype = TYPES[of]
         sizes = {"H": 32, "GROUP": 1 if by_line else 2, "K": k_dim, "V": k_dim, "KP": k_dim,
@@ -298,6 +300,6 @@ def chunk_compilations(op: str, *, by_line: bool) -> list[Compilation]:
         pointers = scratch | dict.fromkeys(("q", "k", "out"), dtype)
         for name, kernel, blocks in (("states", states, states_blocks(k_dim)),
                                      ("outputs", outputs, outputs_blocks(k_dim, by_line, of))):
-            found.append(compilation_of(f"{op} {name} {dtype[1:]} {k_dim}", kernel, pointers,
+            variants.append(compilation_of(f"{op} {name} {dtype[1:]} {k_dim}", kernel, pointers,
                                         sizes | {"BV": blocks.width}, blocks))
-    return found
+    return variants

@@ -76,10 +76,10 @@ def load_keys(keys, page_stride, pages, D: tl.constexpr, BLOCK_D: tl.constexpr, 
               PAGES: tl.constexpr):
     """K^T [BLOCK_D, PAGES x 16] as stored. ``keys``: the head's block in page 0."""
     flat = tl.arange(0, BLOCK_D * 16)
-    taken = pages[:, None] >= 0
+    mask = pages[:, None] >= 0
     if BLOCK_D != D:
-        taken = taken & (flat < D * 16)[None, :]
-    x = tl.load(keys + pages[:, None] * page_stride + flat[None, :], mask=taken, other=0)
+        mask = mask & (flat < D * 16)[None, :]
+    x = tl.load(keys + pages[:, None] * page_stride + flat[None, :], mask=mask, other=0)
     x = tl.permute(tl.reshape(x, (PAGES, BLOCK_D // PACK, 16, PACK)), (1, 3, 0, 2))
     return tl.reshape(x, (BLOCK_D, PAGES * 16))
 
@@ -94,9 +94,9 @@ def load_values(values, page_stride, pages, D: tl.constexpr, BLOCK_D: tl.constex
     else:
         row = tl.arange(0, 16 // PACK)
         column = tl.arange(0, BLOCK_D * PACK)
-        taken = (pages[:, None, None] >= 0) & (column < D * PACK)[None, None, :]
+        mask = (pages[:, None, None] >= 0) & (column < D * PACK)[None, None, :]
         x = tl.load(values + pages[:, None, None] * page_stride + (row * (D * PACK))[None, :, None]
-                    + column[None, None, :], mask=taken, other=0)
+                    + column[None, None, :], mask=mask, other=0)
     x = tl.permute(tl.reshape(x, (PAGES, 16 // PACK, BLOCK_D, PACK)), (0, 1, 3, 2))
     return tl.reshape(x, (PAGES * 16, BLOCK_D))
 

@@ -83,9 +83,9 @@ def attend(q_THD: torch.Tensor, k_CHD: torch.Tensor, v_CHD: torch.Tensor, runs: 
     planned = runs.memo.setdefault(_MEMO, {})
     if key not in planned:
         planned[key] = _planned(q_THD, k_CHD, runs, scale, window, key)
-    made = planned[key].run(q_THD[runs.offsets[runs.decode_count]:], k_CHD, v_CHD)
-    assert isinstance(made, torch.Tensor)
-    return made
+    attended = planned[key].run(q_THD[runs.offsets[runs.decode_count]:], k_CHD, v_CHD)
+    assert isinstance(attended, torch.Tensor)
+    return attended
 
 
 def _planned(q_THD: torch.Tensor, k_CHD: torch.Tensor, runs: Runs, scale: float, window: int | None,

@@ -134,8 +134,8 @@ def unit_lower_inverse(a, SIZE: tl.constexpr):
     solved = tl.where(at_row == at_col, 1.0, tl.zeros((BLOCKS, BASE, BASE), tl.float32))
     for i in range(1, BASE):
         line = tl.sum(tl.where(at_row == i, tiles, 0.0), axis=1)
-        made = -tl.sum(line[:, :, None] * solved, axis=1)
-        solved = tl.where((at_row == i) & (at_col < i), made[:, None, :], solved)
+        solved_row = -tl.sum(line[:, :, None] * solved, axis=1)
+        solved = tl.where((at_row == i) & (at_col < i), solved_row[:, None, :], solved)
     inverse = tl.reshape(tl.where(same, solved[:, :, None, :], 0.0), (SIZE, SIZE))
     half = BASE
     while half < SIZE:

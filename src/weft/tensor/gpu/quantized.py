@@ -49,9 +49,9 @@ def load_right(codes, scales, zeros, first, begin, BITS: tl.constexpr, GROUP: tl
     STEP: tl.constexpr = 2 * BITS              # bytes of a column of 16 rows
     tile = first // 16 + tl.arange(0, BN // 16)
     piece = tl.arange(0, BK * STEP)
-    here = (tile < TILES)[:, None] & (begin * STEP + piece < LINES * 32 * STEP)[None, :]
+    code_mask = (tile < TILES)[:, None] & (begin * STEP + piece < LINES * 32 * STEP)[None, :]
     x = tl.load(codes + tile[:, None].to(tl.int64) * (LINES * 32 * STEP) + begin * STEP + piece[None, :],
-                mask=here, other=0)
+                mask=code_mask, other=0)
     if BITS == 4:
         x = tl.reshape(x, (BN // 16, BK // 8, 16, 4))
         x = tl.permute(tl.join(x & 15, x >> 4), (1, 4, 3, 0, 2))
@@ -62,11 +62,11 @@ def load_right(codes, scales, zeros, first, begin, BITS: tl.constexpr, GROUP: tl
     line = begin // 32 + tl.arange(0, BK // 32)
     row = first + tl.arange(0, BN)
     at = (row // 16)[None, :] * (GROUPS * 16) + (line * 32 // GROUP)[:, None] * 16 + (row % 16)[None, :]
-    there = (line < LINES)[:, None] & (row < TILES * 16)[None, :]
-    scale = tl.load(scales + at, mask=there, other=0.0).to(tl.float32)
+    scale_mask = (line < LINES)[:, None] & (row < TILES * 16)[None, :]
+    scale = tl.load(scales + at, mask=scale_mask, other=0.0).to(tl.float32)
     wide = tl.reshape(wide, (BK // 32, 32, BN))
     if ZEROS:
-        zero = tl.load(zeros + at, mask=there, other=0).to(tl.float32)
+        zero = tl.load(zeros + at, mask=scale_mask, other=0).to(tl.float32)
         wide = wide - zero[:, None, :]
     else:
         wide = wide - (1 << (BITS - 1))

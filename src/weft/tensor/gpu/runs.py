@@ -122,13 +122,13 @@ def _cuts(offsets: list[int], starts: list[int], lengths: list[int], decode_coun
             at = asked.setdefault(tap.run, {})
             assert tap.offset not in at, f"run {tap.run} has two taps at {tap.offset}"
             at[tap.offset] = tap.slot
-    found = []
+    chunks = []
     for run in range(decode_count, len(offsets)):
         start, length = max(starts[run], 0), lengths[run]
         wanted = asked.get(run, {})
         grid = range(CHUNK_TOKENS - start % CHUNK_TOKENS, length, CHUNK_TOKENS)
         begin = 0
         for end in sorted({*grid, *wanted, length}):
-            found.append((run, offsets[run] + begin, end - begin, wanted.get(end, PAD)))
+            chunks.append((run, offsets[run] + begin, end - begin, wanted.get(end, PAD)))
             begin = end
-    return found
+    return chunks

@@ -66,24 +66,24 @@ def softmax_step(scores, values, k_scale, v_scale, top, total, out, position, la
     # A query that has seen nothing yet has no highest score to count from.
     from_top = tl.where(base == float("-inf"), 0.0, base) if MASKED else base
     weights = tl.exp2(scores - from_top[:, None])
-    kept = tl.exp2(top - from_top)
-    total = total * kept + tl.sum(weights, 1)
+    rescale = tl.exp2(top - from_top)
+    total = total * rescale + tl.sum(weights, 1)
     if v_scale is not None:
         weights *= v_scale[None, :]
-    out = tl.dot(weights.to(PRODUCT), values, out * kept[:, None], input_precision=PRECISION)
+    out = tl.dot(weights.to(PRODUCT), values, out * rescale[:, None], input_precision=PRECISION)
     return base, total, out
 
 
 @triton.jit
-def finish(x, token, head, taken, out, gate, gate_stride, head_gate, head_gate_stride, value_scale,
+def finish(x, token, head, row_mask, out, gate, gate_stride, head_gate, head_gate_stride, value_scale,
            HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """float32 [M, BLOCK_D], rows of tokens ``token`` and heads ``head`` where ``taken``, gated and stored."""
+    """float32 [M, BLOCK_D], rows of tokens ``token`` and heads ``head`` where ``row_mask``, gated and stored."""
     d = tl.arange(0, BLOCK_D)
-    stored = taken[:, None] & (d < D)[None, :]
+    stored = row_mask[:, None] & (d < D)[None, :]
     if value_scale is not None:
-        x *= tl.load(value_scale + head // GROUP, mask=taken, other=1.0).to(tl.float32)[:, None]
+        x *= tl.load(value_scale + head // GROUP, mask=row_mask, other=1.0).to(tl.float32)[:, None]
     if head_gate is not None:
-        by = tl.load(head_gate + token * head_gate_stride + head, mask=taken, other=0.0).to(tl.float32)
+        by = tl.load(head_gate + token * head_gate_stride + head, mask=row_mask, other=0.0).to(tl.float32)
         x *= tl.sigmoid(by)[:, None]
     if gate is not None:
         by = tl.load(gate + (token * gate_stride + head * D)[:, None] + d[None, :], mask=stored, other=0.0)
@@ -109,10 +109,10 @@ def combine(out, gate, gate_stride, head_gate, head_gate_stride, value_scale, co
              BLOCK_D: tl.constexpr, PAGES: tl.constexpr, SPLITS_MAX: tl.constexpr, AT_ONCE: tl.constexpr):
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token, heads = tl.full((1,), 0, tl.int64) + row, tl.full((1,), 0, tl.int32) + head
-    taken = tl.full((1,), 1, tl.int1)
+    row_mask = tl.full((1,), 1, tl.int1)
     seen = tl.load(context + row).to(tl.int32)
     if seen <= 0:
-        finish(tl.zeros((1, BLOCK_D), tl.float32), token, heads, taken, out, None, 0, None, 0, None, HEADS,
+        finish(tl.zeros((1, BLOCK_D), tl.float32), token, heads, row_mask, out, None, 0, None, 0, None, HEADS,
                GROUP, D, BLOCK_D)
         return
     first, end, each = kv_splits_of(seen, WINDOW, SPLITS_MAX, PAGES)
@@ -122,13 +122,13 @@ def combine(out, gate, gate_stride, head_gate, head_gate_stride, value_scale, co
     log_all = tl.load(logs + at + every, mask=every < live, other=float("-inf"))
     highest = tl.max(log_all, 0)
     total = tl.sum(tl.exp2(log_all - highest), 0)
-    made = tl.zeros((BLOCK_D,), tl.float32)
+    weighted = tl.zeros((BLOCK_D,), tl.float32)
     d = tl.arange(0, BLOCK_D)
     for begin in range(0, live, AT_ONCE):
         split = begin + tl.arange(0, AT_ONCE)
         weight = tl.exp2(tl.load(logs + at + split, mask=split < live, other=float("-inf")) - highest)
         x = tl.load(partial + (at + split)[:, None] * BLOCK_D + d[None, :], mask=(split < live)[:, None],
                     other=0.0)
-        made += tl.sum(x * weight[:, None], 0)
-    finish((made / total)[None, :], token, heads, taken, out, gate, gate_stride, head_gate, head_gate_stride,
-           value_scale, HEADS, GROUP, D, BLOCK_D)
+        weighted += tl.sum(x * weight[:, None], 0)
+    finish((weighted / total)[None, :], token, heads, row_mask, out, gate, gate_stride, head_gate,
+           head_gate_stride, value_scale, HEADS, GROUP, D, BLOCK_D)

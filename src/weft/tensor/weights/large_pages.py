@@ -25,7 +25,7 @@ import threading
 
 import torch
 
-WORTH_IT_BYTES = 1 << 20
+LARGE_PAGES_BYTES_MIN = 1 << 20
 """Less than this stays in the heap."""
 _PAGE_BYTES = 1 << 21
 _SLAB_BYTES = 1 << 26
@@ -62,7 +62,7 @@ def _fresh(size: int) -> mmap.mmap:
 def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> torch.Tensor:
     """As ``torch.empty`` on the CPU, for what is kept and read whole again and again."""
     count = math.prod(shape)
-    if count * dtype.itemsize < WORTH_IT_BYTES or sys.platform != "linux":
+    if count * dtype.itemsize < LARGE_PAGES_BYTES_MIN or sys.platform != "linux":
         return torch.empty(shape, dtype=dtype)
     return _slabs.take(count, dtype).view(shape)
 

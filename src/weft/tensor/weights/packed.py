@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-WORTH_PACKING: dict[torch.dtype, int] = {torch.bfloat16: 1 << 16, torch.float16: 1 << 16,
+PACKED_ELEMENTS_MIN: dict[torch.dtype, int] = {torch.bfloat16: 1 << 16, torch.float16: 1 << 16,
                                          torch.float32: 1 << 20}
 """Elements from which on a matrix gains by it (measured with one thread)."""
 _ROWS_EXPECTED = 16
@@ -51,7 +51,7 @@ class PackedWeight:
 
 def pack(weight: torch.Tensor) -> PackedWeight | None:
     """``weight`` [rows, columns] ordered anew; None where that gains nothing or cannot be done."""
-    if weight.device.type != "cpu" or weight.numel() < WORTH_PACKING.get(weight.dtype, 1 << 62):
+    if weight.device.type != "cpu" or weight.numel() < PACKED_ELEMENTS_MIN.get(weight.dtype, 1 << 62):
         return None
     if not _computes_in(weight.dtype):
         return None

@@ -35,7 +35,7 @@ PART = 128
 """Columns that share a scale of the input where inputs are always rounded (``byte_inputs``)."""
 GROUPS: dict[int, int] = {8: 128, 4: 32}
 """Bits -> columns per scale, of weights that are rounded here."""
-MIDDLE: dict[int, int] = {8: 128, 4: 8}
+ZERO_POINT: dict[int, int] = {8: 128, 4: 8}
 _HALF_MAX = 65504.0
 _REACHES = (7.5, 8.0, 8.5, 9.0, 10.0)
 """Steps from zero to a group's largest weight that are tried in int4; beyond 8 it is cut off."""
@@ -57,7 +57,7 @@ class Codes:
     def dense(self) -> torch.Tensor:
         """The values, float32 [..., rows, columns]."""
         columns = self.codes.shape[-1]
-        zeros = MIDDLE[self.bits] if self.zeros is None else _per_column(self.zeros, self.group, columns)
+        zeros = ZERO_POINT[self.bits] if self.zeros is None else _per_column(self.zeros, self.group, columns)
         return (self.codes.float() - zeros) * _per_column(self.scales, self.group, columns)
 
     def reordered(self, order: Callable[[torch.Tensor], torch.Tensor]) -> Codes:
@@ -70,7 +70,7 @@ class Codes:
         parts = (self, *others)
         zeros = None
         if any(part.zeros is not None for part in parts):
-            zeros = torch.cat([torch.full(part.scales.shape, MIDDLE[self.bits], dtype=torch.uint8,
+            zeros = torch.cat([torch.full(part.scales.shape, ZERO_POINT[self.bits], dtype=torch.uint8,
                                           device=part.scales.device) if part.zeros is None else part.zeros
                                for part in parts], dim=-2)
         return replace(self, codes=torch.cat([part.codes for part in parts], dim=-2), zeros=zeros,
@@ -159,7 +159,7 @@ def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) ->
     zeros = None if codes.zeros is None else _by_tile(codes.zeros)
     if not scales.is_meta:
         scales = half if torch.equal(half.float(), scales) else scales
-        if zeros is not None and bool((zeros == MIDDLE[codes.bits]).all()):
+        if zeros is not None and bool((zeros == ZERO_POINT[codes.bits]).all()):
             zeros = None
     return QuantizedWeight(codes.bits, rows, columns, group, large_pages.copied(tiles), scales.contiguous(),
                            None if zeros is None else zeros.contiguous(), exact,
@@ -192,7 +192,7 @@ def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     wide = any(weight.scales.dtype == torch.float32 for weight in weights)
     zeros = None
     if any(weight.zeros is not None for weight in weights):
-        zeros = torch.stack([torch.full(weight.scales.shape, MIDDLE[weight.bits], dtype=torch.uint8,
+        zeros = torch.stack([torch.full(weight.scales.shape, ZERO_POINT[weight.bits], dtype=torch.uint8,
                                         device=weight.device) if weight.zeros is None else weight.zeros
                              for weight in weights])
     scales = [weight.scales.float() if wide else weight.scales for weight in weights]
@@ -220,7 +220,7 @@ def rounded(weight: torch.Tensor, bits: int) -> Codes:
         at = slice(first, first + step)
         part = padded[at].float()
         scale = _scales(part, bits)
-        groups[at] = _steps(part, scale, bits).add_(MIDDLE[bits]).to(torch.uint8)
+        groups[at] = _steps(part, scale, bits).add_(ZERO_POINT[bits]).to(torch.uint8)
         scales[at] = scale.squeeze(1)
     return Codes(bits, codes[..., :columns], scales.view(*weight.shape[:-1], -1), None, group)
 

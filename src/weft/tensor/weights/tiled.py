@@ -26,7 +26,7 @@ from weft.tensor.weights import large_pages
 TILE_ROWS = 16
 _FORMS = {torch.bfloat16: 4, torch.float32: 5}
 """Their numbers in csrc/kernels.hpp."""
-WORTH_TILING = 1 << 14
+TILED_ELEMENTS_MIN = 1 << 14
 """Elements of a weight from which on the order counts."""
 
 
@@ -75,7 +75,7 @@ class TiledWeight:
 def tiled(weight: torch.Tensor, *, to_stay: bool = True) -> TiledWeight | None:
     """``weight`` [rows, columns] in tiles; None where that is not the faster order. ``to_stay``: in memory
     for what is kept."""
-    if weight.device.type != "cpu" or weight.numel() < WORTH_TILING or not serves(weight.dtype):
+    if weight.device.type != "cpu" or weight.numel() < TILED_ELEMENTS_MIN or not serves(weight.dtype):
         return None
     rows, columns = weight.shape
     pack = 4 // weight.itemsize

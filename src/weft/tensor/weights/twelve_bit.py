@@ -105,7 +105,7 @@ class TwelveBitWeight:
         if out is None:
             out = torch.empty((rows_T.shape[0], self.columns), dtype=torch.bfloat16)
         if not native.extension().twelve_bit_rows(self.native(), rows_T.data_ptr(), rows_T.shape[0],
-                                                out.data_ptr()):
+                                                  out.data_ptr()):
             raise IndexError(f"rows {rows_T.tolist()} of a table of {self.rows}")
         return out
 
@@ -117,10 +117,10 @@ def in_best_tiles(weight: torch.Tensor, *, twelve_bit: bool = True) -> InTiles |
     """``weight`` [rows, columns] in the order that the kernels read; None where another is faster."""
     if not (twelve_bit and _gains_by_twelve_bits(weight)):
         return tiled(weight)
-    made = tiled(weight, to_stay=False)
-    if made is None:
+    tiles = tiled(weight, to_stay=False)
+    if tiles is None:
         return None
-    return to_twelve_bit(made) or replace(made, tiles=large_pages.copied(made.tiles))
+    return to_twelve_bit(tiles) or replace(tiles, tiles=large_pages.copied(tiles.tiles))
 
 
 def _gains_by_twelve_bits(weight: torch.Tensor) -> bool:

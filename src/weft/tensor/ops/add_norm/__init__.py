@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.tensor import gpu
-from weft.tensor.ops.add_norm import native
-from weft.tensor.ops.add_norm import unfused as parts
+from weft.tensor.ops.add_norm import native, unfused
 
 
 def add_norm(x_TD: torch.Tensor, y_TD: torch.Tensor, weight: torch.Tensor, eps: float, *, scale: float = 1.0,
@@ -23,4 +22,4 @@ def add_norm(x_TD: torch.Tensor, y_TD: torch.Tensor, weight: torch.Tensor, eps: 
             return triton.add_norm(x_TD, y_TD, weight, eps, scale=scale, plus_one=plus_one)
     if native.supported(x_TD, y_TD, weight):
         return native.add_norm(x_TD, y_TD, weight, eps, scale=scale, plus_one=plus_one)
-    return parts.add_norm(x_TD, y_TD, weight, eps, scale=scale, plus_one=plus_one)
+    return unfused.add_norm(x_TD, y_TD, weight, eps, scale=scale, plus_one=plus_one)

@@ -31,17 +31,17 @@ def _add(x, x_row, y, y_row, scale, weight, eps, out, DIM: tl.constexpr, BLOCK: 
          SCALED: tl.constexpr, PLUS_ONE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
-    taken = d < DIM
+    mask = d < DIM
     y += row * y_row + d
-    added = tl.load(y, mask=taken, other=0.0).to(tl.float32)
+    added = tl.load(y, mask=mask, other=0.0).to(tl.float32)
     if SCALED:
         added = (added * scale).to(y.dtype.element_ty).to(tl.float32)
-    added += tl.load(x + row * x_row + d, mask=taken, other=0.0).to(tl.float32)
+    added += tl.load(x + row * x_row + d, mask=mask, other=0.0).to(tl.float32)
     stored = added.to(y.dtype.element_ty)
-    tl.store(y, stored, mask=taken)
-    factor = tl.load(weight + d, mask=taken, other=0.0).to(tl.float32)
-    made = normed(stored.to(tl.float32)[None, :], factor[None, :], eps, DIM, PLUS_ONE)
-    tl.store(out + row * DIM + d[None, :], made.to(out.dtype.element_ty), mask=taken[None, :])
+    tl.store(y, stored, mask=mask)
+    factor = tl.load(weight + d, mask=mask, other=0.0).to(tl.float32)
+    normed_row = normed(stored.to(tl.float32)[None, :], factor[None, :], eps, DIM, PLUS_ONE)
+    tl.store(out + row * DIM + d[None, :], normed_row.to(out.dtype.element_ty), mask=mask[None, :])
 
 
 def compilations() -> list[Compilation]:

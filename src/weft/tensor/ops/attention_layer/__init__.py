@@ -5,18 +5,17 @@ from __future__ import annotations
 import torch
 
 from weft.tensor import gpu
-from weft.tensor.fused_block import FusedBlock, Staged
+from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
-from weft.tensor.ops.attention_layer import native
-from weft.tensor.ops.attention_layer import unfused as parts
+from weft.tensor.ops.attention_layer import native, unfused
 from weft.tensor.ops.attention_layer.unfused import AttentionCore, CosSin
 
 __all__ = ["AttentionCore", "CosSin", "attention_layer", "run_fused", "staged"]
 
 
-def attention_layer(made_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
+def attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
                     cos_sin: CosSin | None) -> torch.Tensor:
-    """``made_TW`` [T, W], columns q, gate (when ``shape.gated``), k, v, head gates (when
+    """``projected_TW`` [T, W], columns q, gate (when ``shape.gated``), k, v, head gates (when
     ``shape.head_gated``): what the input projection made. Returns [T, heads * D], what the output projection
     takes.
 
@@ -25,25 +24,26 @@ def attention_layer(made_TW: torch.Tensor, core: AttentionCore, inputs: StepInpu
         o sigmoid(head gate) sigmoid(gate)
 
     Writes the pages, or the ring, of ``cache``. What lies between the ops is rounded to the dtype of
-    ``made_TW``.
+    ``projected_TW``.
 
     Sources of the gates: transformers, ``Qwen3NextAttention`` and ``Lfm3Attention``.
     """
-    if gpu.fits(made_TW):
+    if gpu.fits(projected_TW):
         from weft.tensor.ops.attention_layer import triton
-        if triton.supported(made_TW, core):
-            return triton.attention_layer(made_TW, core, inputs, cache, cos_sin)
-    if native.supported(made_TW, core, cache):
-        return native.attention_layer(made_TW, core, inputs, cache, cos_sin)
-    return parts.attention_layer(made_TW, core, inputs, cache, cos_sin)
+        if triton.supported(projected_TW, core):
+            return triton.attention_layer(projected_TW, core, inputs, cache, cos_sin)
+    if native.supported(projected_TW, core, cache):
+        return native.attention_layer(projected_TW, core, inputs, cache, cos_sin)
+    return unfused.attention_layer(projected_TW, core, inputs, cache, cos_sin)
 
 
-def run_fused(fused: FusedBlock, x_TD: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
-            cos_sin: CosSin | None) -> torch.Tensor | None:
+def run_fused(fused: FusedBlock, x_TD: torch.Tensor, core: AttentionCore, inputs: StepInputs,
+              cache: LayerCache, cos_sin: CosSin | None) -> torch.Tensor | None:
     """``fused.second(attention_layer(fused.first(x), ...))``, None where the kernels cannot do it in one."""
     return native.run_fused(fused, x_TD, core, inputs, cache, cos_sin)
 
 
-def staged(fused: FusedBlock, x_TD: torch.Tensor, core: AttentionCore, cache: LayerCache) -> Staged | None:
+def staged(fused: FusedBlock, x_TD: torch.Tensor, core: AttentionCore,
+           cache: LayerCache) -> FusedLayer | None:
     """The same as a part of a stack (``weft.models.fused_decoder``)."""
     return native.staged(fused, x_TD, core, cache)

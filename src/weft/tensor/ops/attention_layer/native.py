@@ -7,31 +7,31 @@ from typing import Any
 import torch
 
 from weft.tensor import native
-from weft.tensor.fused_block import FusedBlock, Staged
+from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer.unfused import AttentionCore, CosSin
 from weft.tensor.ops.paged_attention.native import DIM_MAX
 
 
-def supported(made_TW: torch.Tensor, core: AttentionCore, cache: LayerCache) -> bool:
-    return (native.fits(made_TW) and not core.shape.ring and cache.head_scales is None
-            and made_TW.stride(1) == 1 and core.shape.head_dim % native.LANES == 0
+def supported(projected_TW: torch.Tensor, core: AttentionCore, cache: LayerCache) -> bool:
+    return (native.fits(projected_TW) and not core.shape.ring and cache.head_scales is None
+            and projected_TW.stride(1) == 1 and core.shape.head_dim % native.LANES == 0
             and core.shape.head_dim <= DIM_MAX and cache.k is not None and cache.k.dtype in native.KV_DTYPES
             and (core.q_norm is None or core.q_norm.dtype in native.DTYPES))
 
 
-def attention_layer(made_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
+def attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
                     cos_sin: CosSin | None) -> torch.Tensor:
     shape = core.shape
-    out_TC = torch.empty((made_TW.shape[0], shape.heads * shape.head_dim), dtype=made_TW.dtype)
+    out_TC = torch.empty((projected_TW.shape[0], shape.heads * shape.head_dim), dtype=projected_TW.dtype)
     _bound(core).run(native.runs_of(inputs.runs), native.asked_runs_of(inputs),
-                       native.projected_of(made_TW),
-                       *_around(core, inputs, cache, cos_sin), out_TC.data_ptr())
+                     native.projected_of(projected_TW),
+                     *_around(core, inputs, cache, cos_sin), out_TC.data_ptr())
     return out_TC
 
 
-def run_fused(fused: FusedBlock, x_TD: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
-            cos_sin: CosSin | None) -> torch.Tensor | None:
+def run_fused(fused: FusedBlock, x_TD: torch.Tensor, core: AttentionCore, inputs: StepInputs,
+              cache: LayerCache, cos_sin: CosSin | None) -> torch.Tensor | None:
     bound = fused.bound(x_TD)
     if bound is None or inputs.asked is not None or not supported(x_TD, core, cache):
         return None
@@ -82,11 +82,12 @@ def _bind(core: AttentionCore) -> Any:
         core.plus_one, shape.scale, shape.window or 0)
 
 
-def staged(fused: FusedBlock, x_TD: torch.Tensor, core: AttentionCore, cache: LayerCache) -> Staged | None:
+def staged(fused: FusedBlock, x_TD: torch.Tensor, core: AttentionCore,
+           cache: LayerCache) -> FusedLayer | None:
     if fused.bound(x_TD) is None or not supported(x_TD, core, cache):
         return None
     assert cache.k is not None
     assert cache.v is not None
     assert cache.k.dtype == cache.v.dtype, f"K pages of {cache.k.dtype}, V pages of {cache.v.dtype}"
-    return Staged(fused, 4, _bound(core), first=native.pages_of(cache.k), second=native.pages_of(cache.v),
+    return FusedLayer(fused, 4, _bound(core), first=native.pages_of(cache.k), second=native.pages_of(cache.v),
                   scales=native.token_scales(cache.token_scales))

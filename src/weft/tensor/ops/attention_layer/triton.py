@@ -1,6 +1,6 @@
 """attention_layer in Triton: one launch from the projection to the pages, then attention with its gates.
 
-    made_TW   | q heads | gate | k heads | v heads | head gates |
+    projected_TW   | q heads | gate | k heads | v heads | head gates |
                   |               |         |
       place       '-- norm, rotary --> q    '-- norm, rotary --> K pages;  v --> V pages      one launch
       attend      q, pages --> softmax --> x value scale, gates --> out                       (see there)
@@ -44,18 +44,18 @@ from weft.tensor.ops.write_kv.triton import (
 )
 
 
-def supported(made_TW: torch.Tensor, core: AttentionCore) -> bool:
-    return not core.shape.ring and made_TW.stride(1) == 1 and core.shape.head_dim <= DIM_MAX
+def supported(projected_TW: torch.Tensor, core: AttentionCore) -> bool:
+    return not core.shape.ring and projected_TW.stride(1) == 1 and core.shape.head_dim <= DIM_MAX
 
 
-def attention_layer(made_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
+def attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
                     cos_sin: CosSin | None) -> torch.Tensor:
     shape, scales = core.shape, cache.head_scales
     assert cache.k is not None, "an attention layer without pages"
     assert cache.v is not None, "an attention layer without pages"
     q_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     q_TC, gate_TC, k_TC, v_TC, head_gate_TH = torch.split(
-        made_TW, [q_width, q_width if shape.gated else 0, kv_width, kv_width,
+        projected_TW, [q_width, q_width if shape.gated else 0, kv_width, kv_width,
                   shape.heads if shape.head_gated else 0], dim=-1)
     q_norm, k_norm = core.q_norm, core.k_norm
     if shape.norm_whole and q_norm is not None and k_norm is not None:
@@ -96,17 +96,17 @@ def _place_all(q_TC: torch.Tensor, k_TC: torch.Tensor, v_TC: torch.Tensor, q_nor
 
 
 @triton.jit
-def _head(x, row, norm, eps, cos, sin, turn_stride, token, there, PLUS_ONE: tl.constexpr,
+def _head(x, row, norm, eps, cos, sin, angle_stride, token, token_mask, PLUS_ONE: tl.constexpr,
           ROTARY: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """float32 [N, BLOCK_D]: a head's rows, which begin at ``x`` + token x row, normed and rotated."""
     d = tl.arange(0, BLOCK_D)
-    taken = there[:, None] & (d < D)[None, :]
+    tile_mask = token_mask[:, None] & (d < D)[None, :]
     rows = x + (token * row)[:, None]
-    wide = tl.load(rows + d[None, :], mask=taken, other=0.0).to(tl.float32)
+    wide = tl.load(rows + d[None, :], mask=tile_mask, other=0.0).to(tl.float32)
     partner = wide
     other = partner_of(d, ROTARY)
     if ROTARY:
-        partner = tl.load(rows + other[None, :], mask=taken, other=0.0).to(tl.float32)
+        partner = tl.load(rows + other[None, :], mask=tile_mask, other=0.0).to(tl.float32)
     if norm is not None:
         # The mates of a row are the row: their sum of squares is the same.
         factor = tl.load(norm + d, mask=d < D, other=0.0).to(tl.float32)
@@ -115,35 +115,36 @@ def _head(x, row, norm, eps, cos, sin, turn_stride, token, there, PLUS_ONE: tl.c
             factor = tl.load(norm + other, mask=d < D, other=0.0).to(tl.float32)
             partner = rounded(normed(partner, factor[None, :], eps, D, PLUS_ONE), x.dtype.element_ty)
     if ROTARY:
-        wide = rounded(rotated(wide, partner, cos, sin, turn_stride, token, there, d, ROTARY), x.dtype.element_ty)
+        wide = rounded(rotated(wide, partner, cos, sin, angle_stride, token, token_mask, d, ROTARY),
+                       x.dtype.element_ty)
     return wide
 
 
 @triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=MOVING)
-def _place(q, q_row, k, k_row, v, v_row, q_norm, k_norm, eps, cos, sin, turn_stride, key_scale, value_scale,
+def _place(q, q_row, k, k_row, v, v_row, q_norm, k_norm, eps, cos, sin, angle_stride, key_scale, value_scale,
            q_out, cache_k, cache_v, k_stride, v_stride, scales, scale_stride, scale_part, positions, table,
            table_stride, chunk_run, chunk_first, chunk_tokens, decode_count, HEADS: tl.constexpr,
            GROUP: tl.constexpr, PLUS_ONE: tl.constexpr, ROTARY: tl.constexpr, D: tl.constexpr,
            BLOCK_D: tl.constexpr, PACK: tl.constexpr, FP8: tl.constexpr, TOKENS: tl.constexpr):
     head = tl.program_id(1)
-    token, run, there = tile_tokens(tl.program_id(0), chunk_run, chunk_first, chunk_tokens, decode_count,
+    token, run, token_mask = tile_tokens(tl.program_id(0), chunk_run, chunk_first, chunk_tokens, decode_count,
                                     TOKENS)
     d = tl.arange(0, BLOCK_D)
     if head < HEADS:
-        x = _head(q + head * D, q_row, q_norm, eps, cos, sin, turn_stride, token, there, PLUS_ONE, ROTARY, D,
-                  BLOCK_D)
+        x = _head(q + head * D, q_row, q_norm, eps, cos, sin, angle_stride, token, token_mask, PLUS_ONE,
+                  ROTARY, D, BLOCK_D)
         if key_scale is not None:
             x *= tl.load(key_scale + head // GROUP).to(tl.float32)
         tl.store(q_out + ((token * HEADS + head) * D)[:, None] + d[None, :], x.to(q_out.dtype.element_ty),
-                 mask=there[:, None] & (d < D)[None, :])
+                 mask=token_mask[:, None] & (d < D)[None, :])
     else:
         kv_head = head - HEADS
-        page, place = find_places(positions, table, table_stride, token, run, there)
-        there = page >= 0
-        x = _head(k + kv_head * D, k_row, k_norm, eps, cos, sin, turn_stride, token, there, PLUS_ONE, ROTARY,
-                  D, BLOCK_D)
+        page, place = find_places(positions, table, table_stride, token, run, token_mask)
+        token_mask = page >= 0
+        x = _head(k + kv_head * D, k_row, k_norm, eps, cos, sin, angle_stride, token, token_mask, PLUS_ONE,
+                  ROTARY, D, BLOCK_D)
         y = tl.load(v + (token * v_row)[:, None] + (kv_head * D + d)[None, :],
-                    mask=there[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
+                    mask=token_mask[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
         if key_scale is not None:
             # Powers of two, so nothing is rounded here.
             x /= tl.load(key_scale + kv_head).to(tl.float32)
@@ -157,17 +158,17 @@ def _place(q, q_row, k, k_row, v, v_row, q_norm, k_norm, eps, cos, sin, turn_str
 
 
 def compilations() -> list[Compilation]:
-    made = []
+    variants = []
     for dtype, dim, normal in ((torch.bfloat16, 128, True), (torch.float8_e4m3fn, 256, False)):
         pages, constants = page_signature(dtype)
         scale = "constexpr" if normal else "*bf16"
         signature = {"q": "*bf16", "q_row": "i32", "k": "*bf16", "k_row": "i32", "v": "*bf16",
                      "v_row": "i32", "q_norm": "*bf16", "k_norm": "*bf16", "eps": "fp32", "cos": "*fp32",
-                     "sin": "*fp32", "turn_stride": "i32", "key_scale": scale, "value_scale": scale,
+                     "sin": "*fp32", "angle_stride": "i32", "key_scale": scale, "value_scale": scale,
                      "q_out": "*bf16", **pages, **PLACE_SIGNATURE}
         constants |= {"HEADS": 16, "GROUP": 4, "PLUS_ONE": True, "ROTARY": 64, "D": dim, "BLOCK_D": dim,
                       "PACK": 4 // dtype.itemsize, "FP8": not normal, "TOKENS": TILE_TOKENS}
         constants |= {"key_scale": None, "value_scale": None} if normal else {}
         signature |= dict.fromkeys(constants, "constexpr")
-        made.append(Compilation(f"attention_layer {dtype} {dim}", _place, signature, constants))
-    return made
+        variants.append(Compilation(f"attention_layer {dtype} {dim}", _place, signature, constants))
+    return variants

@@ -33,9 +33,9 @@ class AttentionCore:
     """What the kernels made of it, once they have run."""
 
 
-def attention_layer(made_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
+def attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
                     cos_sin: CosSin | None) -> torch.Tensor:
-    q_THD, gate, k_THD, v_THD, head_gate_TH = _split(made_TW, core)
+    q_THD, gate, k_THD, v_THD, head_gate_TH = _split(projected_TW, core)
     if core.shape.rope is not None:
         assert cos_sin is not None, "a rotary layer in a model without rotary tables"
         q_THD, k_THD = rotary(q_THD, k_THD, *cos_sin)
@@ -63,13 +63,13 @@ def _attend(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, shape
     return o_THD if scales is None else by_kv_head(o_THD, scales[1])
 
 
-def _split(made_TW: torch.Tensor, core: AttentionCore) -> tuple[
+def _split(projected_TW: torch.Tensor, core: AttentionCore) -> tuple[
         torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """-> q by head, the gate [T, heads * D], k and v by head, the head gates [T, heads]; q, k normed."""
     shape = core.shape
     q_width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     q, gate, k, v, head_gate_TH = torch.split(
-        made_TW, [q_width, q_width if shape.gated else 0, kv_width, kv_width,
+        projected_TW, [q_width, q_width if shape.gated else 0, kv_width, kv_width,
                   shape.heads if shape.head_gated else 0], dim=-1)
     q_weight, k_weight = core.q_norm, core.k_norm
 

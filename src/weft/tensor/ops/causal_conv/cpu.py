@@ -30,7 +30,7 @@ TILE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PaddedLayout:
     """Rows of the padded buffer: of each token's own input, of each run's window, of each tap's window.
     ``tiles``: spans of tokens [a, b) with the padded rows [begin, end) that hold all their inputs."""
 
@@ -83,7 +83,7 @@ def _prefill(x_TC: torch.Tensor, weight_KC: torch.Tensor, bias_C: torch.Tensor |
     key = f"causal_conv.{width}.{tile_rows}"
     if key not in runs.memo:
         runs.memo[key] = lay_out(runs, width, tile_rows)
-    layout: Layout = runs.memo[key]
+    layout: PaddedLayout = runs.memo[key]
     rows = prefill_rows(runs, range(runs.decode_count, runs.run_count), "state_rows.prefill")
     padded = scratch.take("causal_conv.padded", (layout.rows, channels), torch.float32)
     padded.index_copy_(0, layout.token_rows, x_TC.float())
@@ -99,8 +99,8 @@ def _prefill(x_TC: torch.Tensor, weight_KC: torch.Tensor, bias_C: torch.Tensor |
         torch.mul(padded[begin : begin + count], weight_KC[0], out=y)
         for k in range(1, width + 1):
             y.addcmul_(padded[begin + k : begin + k + count], weight_KC[k])
-        made = _finish(y, bias_C, activation)
-        out_TC[first:last] = made.index_select(0, layout.token_rows[first:last] - (begin + width))
+        activated = _finish(y, bias_C, activation)
+        out_TC[first:last] = activated.index_select(0, layout.token_rows[first:last] - (begin + width))
 
 
 def _windows(padded: torch.Tensor, rows_XW: torch.Tensor) -> torch.Tensor:
@@ -108,7 +108,7 @@ def _windows(padded: torch.Tensor, rows_XW: torch.Tensor) -> torch.Tensor:
     return padded[rows_XW].transpose(1, 2)
 
 
-def lay_out(runs: Runs, width: int, tile_rows: int) -> Layout:
+def lay_out(runs: Runs, width: int, tile_rows: int) -> PaddedLayout:
     device = runs.slots_R.device
     steps_W = torch.arange(width, device=device)
     begins: dict[int, int] = {}
@@ -126,7 +126,7 @@ def lay_out(runs: Runs, width: int, tile_rows: int) -> Layout:
     tiles = tuple((first, last, token_rows[first] - width, token_rows[last - 1] + 1)
                   for first in range(0, len(token_rows), tile_rows)
                   for last in (min(first + tile_rows, len(token_rows)),))
-    return Layout(rows=row, token_rows=torch.tensor(token_rows, device=device),
+    return PaddedLayout(rows=row, token_rows=torch.tensor(token_rows, device=device),
                   window_rows_RW=torch.tensor(list(begins.values()), device=device)[:, None] + steps_W,
                   last_rows_RW=torch.tensor(ends, device=device)[:, None] - width + steps_W,
                   tap_rows_XW=tap_begins[:, None] + steps_W,

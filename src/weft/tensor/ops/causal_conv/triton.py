@@ -164,14 +164,14 @@ def causal_conv(x_TC: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tenso
 
 
 def compilations() -> list[Compilation]:
-    found = []
+    variants = []
     for name, dtype in TYPES.items():
         pointers = dict.fromkeys(("x", "gate", "after", "weight", "bias", "window", "out"), dtype)
         for width, gated in ((3, False), (2, True)):
             form = {"C": 8192, "W": width, "BIAS": gated, "SILU": not gated, "GATED": gated}
             title = f"{'short' if gated else 'causal'}_conv {{}} {str(name).removeprefix('torch.')}"
-            found.append(compilation_of(title.format("tokens"), _tokens, pointers,
+            variants.append(compilation_of(title.format("tokens"), _tokens, pointers,
                                         form | {"BC": TOKENS.width}, TOKENS))
-            found.append(compilation_of(title.format("rows"), _rows, pointers,
+            variants.append(compilation_of(title.format("rows"), _rows, pointers,
                                         form | {"WP": triton.next_power_of_2(width), "BC": ROWS.width}, ROWS))
-    return found
+    return variants

@@ -20,11 +20,11 @@ import triton.language as tl
 from weft.tensor.gpu.compilation import Compilation
 from weft.tensor.gpu.delta import (
     PLACES,
+    chunk_buffers,
     chunk_compilations,
     recurrent_compilations,
     run_by_token,
     run_chunks,
-    scratch_for,
 )
 from weft.tensor.gpu.launch import STEP_TABLES, Blocks, compilation_of, dense_rows, padded
 from weft.tensor.gpu.products import (
@@ -75,8 +75,8 @@ def _prepare(q, k, v, g, beta, w, u, p, q_left, k_left, decay, chunk_first, chun
     tl.store(decay + c * H + head, decay_of(last))
 
     solved = unit_lower_inverse(a, PLACES)
-    made = product_right(solved * (beta_t * grown * k_scale)[None, :], keys)
-    tl.store(w + row[:, None] * K + line[None, :], made, mask=tile)
+    w_tile = product_right(solved * (beta_t * grown * k_scale)[None, :], keys)
+    tl.store(w + row[:, None] * K + line[None, :], w_tile, mask=tile)
     solved = solved * beta_t[None, :]
     for part in range(0, V, BV):
         col = part + tl.arange(0, BV)
@@ -98,23 +98,23 @@ def gated_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g
     if run_by_token(q_THK, k_THK, v_THV, g_TH, beta_TH, out_THV, state_SHKV, runs, step, scale=scale,
                     layer=layer):
         return out_THV
-    made = scratch_for(step, runs, state_SHKV, tokens, by_line=False)
+    buffers = chunk_buffers(step, runs, state_SHKV, tokens, by_line=False)
     _prepare[(heads, step.chunk_count)](
-        q_THK, k_THK, v_THV, g_TH, beta_TH, made.w, made.u, made.p, made.q_left, made.k_left, made.decay,
-        step.chunk_first_C, step.chunk_tokens_C, *q_THK.stride()[:2], *k_THK.stride()[:2],
-        *v_THV.stride()[:2], *g_TH.stride(), *beta_TH.stride(), made.base, scale, H=heads,
+        q_THK, k_THK, v_THV, g_TH, beta_TH, buffers.w, buffers.u, buffers.p, buffers.q_left, buffers.k_left,
+        buffers.decay, step.chunk_first_C, step.chunk_tokens_C, *q_THK.stride()[:2], *k_THK.stride()[:2],
+        *v_THV.stride()[:2], *g_TH.stride(), *beta_TH.stride(), buffers.base, scale, H=heads,
         GROUP=heads // k_heads, K=k_dim, V=v_dim, KP=padded(k_dim), BV=PREPARE.width, num_warps=PREPARE.warps,
         num_stages=PREPARE.stages)
-    run_chunks(q_THK, k_THK, out_THV, state_SHKV, runs, step, made, by_line=False)
+    run_chunks(q_THK, k_THK, out_THV, state_SHKV, runs, step, buffers, by_line=False)
     return out_THV
 
 
 def compilations() -> list[Compilation]:
-    found = recurrent_compilations("gated_delta", by_line=False)
-    found += chunk_compilations("gated_delta", by_line=False)
+    variants = recurrent_compilations("gated_delta", by_line=False)
+    variants += chunk_compilations("gated_delta", by_line=False)
     scratch = dict.fromkeys(("g", "beta", "w", "u", "p", "q_left", "k_left", "decay"), "*fp32")
     for dtype, k_dim in (("*bf16", 128), ("*fp32", 128)):
         constants = {"H": 32, "GROUP": 2, "K": k_dim, "V": k_dim, "KP": k_dim, "BV": PREPARE.width}
-        found.append(compilation_of(f"gated_delta prepare {dtype[1:]} {k_dim}", _prepare,
+        variants.append(compilation_of(f"gated_delta prepare {dtype[1:]} {k_dim}", _prepare,
                                     scratch | dict.fromkeys(("q", "k", "v"), dtype), constants, PREPARE))
-    return found
+    return variants

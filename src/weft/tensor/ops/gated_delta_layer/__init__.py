@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from weft.tensor.fused_block import FusedBlock, Staged
+from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.gated_delta_layer import native
-from weft.tensor.ops.gated_delta_layer import unfused as parts
+from weft.tensor.ops.gated_delta_layer import native, unfused
 from weft.tensor.ops.gated_delta_layer.unfused import GatedDeltaWeights
 
 __all__ = ["GatedDeltaWeights", "gated_delta_layer", "run_fused", "staged"]
 
 
-def gated_delta_layer(made_TW: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
+def gated_delta_layer(projected_TW: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
                       state_SHKV: torch.Tensor, runs: Runs, layer: int = 0) -> torch.Tensor:
-    """``made_TW`` [T, W], columns q, k, v, z, b, a: what the input projection made. Returns [T, heads * V],
+    """``projected_TW`` [T, W], columns q, k, v, z, b, a: what the input projection made. Returns [T, heads * V],
     what the output projection takes.
 
         q k v <- silu(conv(q k v))      beta = scale sigmoid(b)      g = decay softplus(a + dt_bias)
@@ -23,23 +22,23 @@ def gated_delta_layer(made_TW: torch.Tensor, weights: GatedDeltaWeights, window_
 
     ``window_SCW`` and ``state_SHKV`` as in ``causal_conv`` and ``gated_delta``: read before each run, written
     after it and at taps; ``layer``: as there. Gates are float32; what lies between the ops is rounded to the
-    dtype of ``made_TW``.
+    dtype of ``projected_TW``.
 
     Source: Gated Delta Networks (Yang et al., 2024), transformers ``Qwen3NextGatedDeltaNet``.
     """
-    if native.supported(made_TW, weights, window_SCW, state_SHKV):
-        return native.gated_delta_layer(made_TW, weights, window_SCW, state_SHKV, runs, layer)
-    return parts.gated_delta_layer(made_TW, weights, window_SCW, state_SHKV, runs, layer)
+    if native.supported(projected_TW, weights, window_SCW, state_SHKV):
+        return native.gated_delta_layer(projected_TW, weights, window_SCW, state_SHKV, runs, layer)
+    return unfused.gated_delta_layer(projected_TW, weights, window_SCW, state_SHKV, runs, layer)
 
 
 def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
-            state_SHKV: torch.Tensor, runs: Runs, layer: int = 0) -> torch.Tensor | None:
+              state_SHKV: torch.Tensor, runs: Runs, layer: int = 0) -> torch.Tensor | None:
     """``fused.second(gated_delta_layer(fused.first(x), ...))``, None where the kernels cannot do it in
     one."""
     return native.run_fused(fused, x_TD, weights, window_SCW, state_SHKV, runs, layer)
 
 
 def staged(fused: FusedBlock, x_TD: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
-           state_SHKV: torch.Tensor, layer: int) -> Staged | None:
+           state_SHKV: torch.Tensor, layer: int) -> FusedLayer | None:
     """The same as a part of a stack (``weft.models.fused_decoder``)."""
     return native.staged(fused, x_TD, weights, window_SCW, state_SHKV, layer)

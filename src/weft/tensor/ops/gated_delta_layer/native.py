@@ -7,34 +7,35 @@ from typing import Any
 import torch
 
 from weft.tensor import native
-from weft.tensor.fused_block import FusedBlock, Staged
+from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.causal_conv.native import KERNEL_MAX, weights_of
 from weft.tensor.ops.gated_delta.native import KEY_DIM_MAX
 from weft.tensor.ops.gated_delta_layer.unfused import GatedDeltaWeights
 
 
-def supported(made_TW: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
+def supported(projected_TW: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
               state_SHKV: torch.Tensor) -> bool:
     w = weights
-    return (native.fits(made_TW) and made_TW.stride(1) == 1 and state_SHKV.dtype in native.STATE_DTYPES
-            and window_SCW.dtype in native.DTYPES and w.conv_CK.dtype in native.DTYPES
-            and w.norm_V.dtype in native.DTYPES and w.conv_CK.shape[1] <= KERNEL_MAX
-            and w.v_dim % native.LANES == 0 and w.k_dim % native.LANES == 0 and w.k_dim <= KEY_DIM_MAX)
+    return (native.fits(projected_TW) and projected_TW.stride(1) == 1
+            and state_SHKV.dtype in native.STATE_DTYPES and window_SCW.dtype in native.DTYPES
+            and w.conv_CK.dtype in native.DTYPES and w.norm_V.dtype in native.DTYPES
+            and w.conv_CK.shape[1] <= KERNEL_MAX and w.v_dim % native.LANES == 0
+            and w.k_dim % native.LANES == 0 and w.k_dim <= KEY_DIM_MAX)
 
 
-def gated_delta_layer(made_TW: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
+def gated_delta_layer(projected_TW: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
                       state_SHKV: torch.Tensor, runs: Runs,
                       layer: int = 0) -> torch.Tensor:
     w = weights
-    out_TC = torch.empty((made_TW.shape[0], w.heads * w.v_dim), dtype=made_TW.dtype)
-    _bound(w).run(native.runs_of(runs), native.projected_of(made_TW), native.slots_of(window_SCW),
+    out_TC = torch.empty((projected_TW.shape[0], w.heads * w.v_dim), dtype=projected_TW.dtype)
+    _bound(w).run(native.runs_of(runs), native.projected_of(projected_TW), native.slots_of(window_SCW),
                   native.slots_of(state_SHKV), layer, out_TC.data_ptr())
     return out_TC
 
 
 def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
-            state_SHKV: torch.Tensor, runs: Runs, layer: int) -> torch.Tensor | None:
+              state_SHKV: torch.Tensor, runs: Runs, layer: int) -> torch.Tensor | None:
     bound = fused.bound(x_TD)
     if bound is None or not supported(x_TD, weights, window_SCW, state_SHKV):
         return None
@@ -64,8 +65,8 @@ def _bind(w: GatedDeltaWeights) -> Any:
 
 
 def staged(fused: FusedBlock, x_TD: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
-           state_SHKV: torch.Tensor, layer: int) -> Staged | None:
+           state_SHKV: torch.Tensor, layer: int) -> FusedLayer | None:
     if fused.bound(x_TD) is None or not supported(x_TD, weights, window_SCW, state_SHKV):
         return None
-    return Staged(fused, 2, _bound(weights), first=native.slots_of(window_SCW),
+    return FusedLayer(fused, 2, _bound(weights), first=native.slots_of(window_SCW),
                   second=native.slots_of(state_SHKV), number=layer)

@@ -34,12 +34,12 @@ class GatedDeltaWeights:
     """What the kernels made of them, once they have run."""
 
 
-def gated_delta_layer(made_TW: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
+def gated_delta_layer(projected_TW: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
                       state_SHKV: torch.Tensor, runs: Runs,
                       layer: int = 0) -> torch.Tensor:
     w = weights
-    tokens, keys, values = made_TW.shape[0], w.k_heads * w.k_dim, w.heads * w.v_dim
-    qkv_TC, z, b_TH, a_TH = torch.split(made_TW, [2 * keys + values, values, w.heads, w.heads], dim=-1)
+    tokens, keys, values = projected_TW.shape[0], w.k_heads * w.k_dim, w.heads * w.v_dim
+    qkv_TC, z, b_TH, a_TH = torch.split(projected_TW, [2 * keys + values, values, w.heads, w.heads], dim=-1)
     qkv_TC = causal_conv(qkv_TC, w.conv_CK, None, "silu", window_SCW, runs)
     q, k, v = torch.split(qkv_TC, [keys, keys, values], dim=-1)
     g_TH = w.decay_H * F.softplus(a_TH.float() + w.dt_bias_H)

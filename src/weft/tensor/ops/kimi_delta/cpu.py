@@ -164,6 +164,6 @@ def decayed_products(x_XNHCK: torch.Tensor, k_NHCK: torch.Tensor, g_NHCK: torch.
     for distance in range(BASE):
         if distance:
             moved = moved[..., :-1, :] * decay[..., distance:, :]
-        made = (x_blocks[..., distance:, :] * moved).sum(-1)
-        tiles.diagonal(-distance, dim1=3, dim2=4).copy_(made)
+        diagonal = (x_blocks[..., distance:, :] * moved).sum(-1)
+        tiles.diagonal(-distance, dim1=3, dim2=4).copy_(diagonal)
     return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.tensor.inputs import Runs
-from weft.tensor.rounding import kept_state
+from weft.tensor.rounding import rounded_state
 from weft.units import PAD
 
 
@@ -29,7 +29,7 @@ def kimi_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_
             correction = (v[t] - predicted) * beta[t, :, None]
             state = state + k[t, :, :, None] * correction[:, None, :]
             out[t] = (state * q[t, :, :, None]).sum(1)
-            state = kept_state(state, state_SHKV.dtype, runs.starts[run] + index, layer)
+            state = rounded_state(state, state_SHKV.dtype, runs.starts[run] + index, layer)
             if index + 1 in taps and taps[index + 1] != PAD:
                 state_SHKV[taps[index + 1]] = state.to(state_SHKV.dtype)
         if slot != PAD:

@@ -24,11 +24,11 @@ import triton.language as tl
 from weft.tensor.gpu.compilation import Compilation
 from weft.tensor.gpu.delta import (
     PLACES,
+    chunk_buffers,
     chunk_compilations,
     recurrent_compilations,
     run_by_token,
     run_chunks,
-    scratch_for,
 )
 from weft.tensor.gpu.launch import STEP_TABLES, Blocks, compilation_of, dense_rows, padded
 from weft.tensor.gpu.products import (
@@ -135,8 +135,8 @@ def _prepare(q, k, v, g, beta, w, u, p, q_left, k_left, decay, chunk_first, chun
     for part in range(0, K, BK):
         line = part + tl.arange(0, BK)
         grown = decay_of(decay_sums(_rows(g, t, g_row, g_head, head, line, here, K)))
-        made = product(solved, _rows(k, t, k_row, k_head, head, line, here, K) * grown)
-        tl.store(w + row * K + line[None, :], made, mask=here[:, None] & (line < K)[None, :])
+        w_tile = product(solved, _rows(k, t, k_row, k_head, head, line, here, K) * grown)
+        tl.store(w + row * K + line[None, :], w_tile, mask=here[:, None] & (line < K)[None, :])
 
 
 def kimi_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_THK: torch.Tensor,
@@ -150,23 +150,23 @@ def kimi_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_
     if run_by_token(q_THK, k_THK, v_THV, g_THK, beta_TH, out_THV, state_SHKV, runs, step, scale=scale,
                     layer=layer):
         return out_THV
-    made = scratch_for(step, runs, state_SHKV, tokens, by_line=True)
+    buffers = chunk_buffers(step, runs, state_SHKV, tokens, by_line=True)
     _prepare[(heads, step.chunk_count)](
-        q_THK, k_THK, v_THV, g_THK, beta_TH, made.w, made.u, made.p, made.q_left, made.k_left, made.decay,
-        step.chunk_first_C, step.chunk_tokens_C, *q_THK.stride()[:2], *k_THK.stride()[:2],
-        *v_THV.stride()[:2], *g_THK.stride()[:2], *beta_TH.stride(), made.base, scale, H=heads, K=k_dim,
+        q_THK, k_THK, v_THV, g_THK, beta_TH, buffers.w, buffers.u, buffers.p, buffers.q_left, buffers.k_left,
+        buffers.decay, step.chunk_first_C, step.chunk_tokens_C, *q_THK.stride()[:2], *k_THK.stride()[:2],
+        *v_THV.stride()[:2], *g_THK.stride()[:2], *beta_TH.stride(), buffers.base, scale, H=heads, K=k_dim,
         V=v_dim, BK=min(PREPARE.width, padded(k_dim)), BV=PREPARE.width, num_warps=PREPARE.warps,
         num_stages=PREPARE.stages)
-    run_chunks(q_THK, k_THK, out_THV, state_SHKV, runs, step, made, by_line=True)
+    run_chunks(q_THK, k_THK, out_THV, state_SHKV, runs, step, buffers, by_line=True)
     return out_THV
 
 
 def compilations() -> list[Compilation]:
-    found = recurrent_compilations("kimi_delta", by_line=True)
-    found += chunk_compilations("kimi_delta", by_line=True)
+    variants = recurrent_compilations("kimi_delta", by_line=True)
+    variants += chunk_compilations("kimi_delta", by_line=True)
     scratch = dict.fromkeys(("g", "beta", "w", "u", "p", "q_left", "k_left", "decay"), "*fp32")
     constants = {"H": 32, "K": 128, "V": 128, "BK": PREPARE.width, "BV": PREPARE.width}
     for dtype in ("*bf16", "*fp32"):
-        found.append(compilation_of(f"kimi_delta prepare {dtype[1:]}", _prepare,
+        variants.append(compilation_of(f"kimi_delta prepare {dtype[1:]}", _prepare,
                                     scratch | dict.fromkeys(("q", "k", "v"), dtype), constants, PREPARE))
-    return found
+    return variants

@@ -41,8 +41,8 @@ def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tenso
         context = runs.starts[run] + length
         pages = runs.page_table_RP[run, : pages_for(context)].long()
         rows_SW = _rows(cache, scales, pages[None])[0, :context]
-        made = _attend_run(q_THW[begin : begin + length], rows_SW, scale)
-        out_THV[begin : begin + length] = made[..., :value_dim]
+        attended = _attend_run(q_THW[begin : begin + length], rows_SW, scale)
+        out_THV[begin : begin + length] = attended[..., :value_dim]
     return out_THV
 
 
@@ -112,9 +112,9 @@ def _attend_run(q_LHW: torch.Tensor, rows_SW: torch.Tensor, scale: float) -> tor
     q_1HLW = q_LHW.float().transpose(0, 1)[None]
     known_1HSW = rows_SW.expand(1, heads, context, width)
     if length == context:
-        made = F.scaled_dot_product_attention(q_1HLW, known_1HSW, known_1HSW, is_causal=True, scale=scale)
+        attended = F.scaled_dot_product_attention(q_1HLW, known_1HSW, known_1HSW, is_causal=True, scale=scale)
     else:
         places = torch.arange(context, device=rows_SW.device)
         seen = places <= places[context - length :, None]
-        made = F.scaled_dot_product_attention(q_1HLW, known_1HSW, known_1HSW, attn_mask=seen, scale=scale)
-    return made[0].transpose(0, 1)
+        attended = F.scaled_dot_product_attention(q_1HLW, known_1HSW, known_1HSW, attn_mask=seen, scale=scale)
+    return attended[0].transpose(0, 1)

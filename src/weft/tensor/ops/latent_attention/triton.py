@@ -128,9 +128,9 @@ def queries_of(main: int, product: tl.dtype) -> int:
 def _write(x, x_token, cache, stride, scales, scale_stride, positions, table, table_stride, chunk_run,
            chunk_first, chunk_tokens, decode_count, D: tl.constexpr, BLOCK_D: tl.constexpr,
            PACK: tl.constexpr, FP8: tl.constexpr, TOKENS: tl.constexpr):
-    token, run, there = tile_tokens(tl.program_id(0), chunk_run, chunk_first, chunk_tokens, decode_count,
+    token, run, token_mask = tile_tokens(tl.program_id(0), chunk_run, chunk_first, chunk_tokens, decode_count,
                                     TOKENS)
-    page, place = find_places(positions, table, table_stride, token, run, there)
+    page, place = find_places(positions, table, table_stride, token, run, token_mask)
     d = tl.arange(0, BLOCK_D)
     row = tl.load(x + token[:, None] * x_token + d[None, :], mask=(page >= 0)[:, None] & (d < D)[None, :],
                   other=0.0)
@@ -142,8 +142,8 @@ def _piece(cache, stride, pages, FIRST: tl.constexpr, BLOCK: tl.constexpr, D: tl
            PACK: tl.constexpr, PAGES: tl.constexpr):
     """[BLOCK, PAGES x 16]: numbers FIRST.. of the rows of ``pages``, as stored."""
     flat = tl.arange(0, BLOCK * 16)
-    taken = (pages[:, None] >= 0) & (flat < (D - FIRST) * 16)[None, :]
-    x = tl.load(cache + pages[:, None] * stride + (FIRST * 16 + flat)[None, :], mask=taken, other=0)
+    mask = (pages[:, None] >= 0) & (flat < (D - FIRST) * 16)[None, :]
+    x = tl.load(cache + pages[:, None] * stride + (FIRST * 16 + flat)[None, :], mask=mask, other=0)
     x = tl.permute(tl.reshape(x, (PAGES, BLOCK // PACK, 16, PACK)), (1, 3, 0, 2))
     return tl.reshape(x, (BLOCK, PAGES * 16))
 
@@ -166,11 +166,11 @@ def _absorb(q, q_rest, top, total, out, pages, at, last, cache, stride, scales, 
 
 
 @triton.jit
-def _asked(q, token, q_token, head, q_head, taken, FIRST: tl.constexpr, BLOCK: tl.constexpr,
+def _load_queries(q, token, q_token, head, q_head, row_mask, FIRST: tl.constexpr, BLOCK: tl.constexpr,
            D: tl.constexpr, PRODUCT: tl.constexpr):
     d = FIRST + tl.arange(0, BLOCK)
     return tl.load(q + token[:, None] * q_token + head[:, None] * q_head + d[None, :],
-                   mask=taken[:, None] & (d < D)[None, :], other=0.0).to(PRODUCT)
+                   mask=row_mask[:, None] & (d < D)[None, :], other=0.0).to(PRODUCT)
 
 
 @triton.jit(do_not_specialize=["table_stride", "splits"], do_not_specialize_on_alignment=["context"])
@@ -187,25 +187,25 @@ def _decode(q, q_token, q_head, cache, stride, scales, scale_stride, table, tabl
     if begin >= end:
         return
     head = tl.program_id(1) * TILE_HEADS + tl.arange(0, TILE_HEADS)
-    taken = head < HEADS
+    head_mask = head < HEADS
     token = tl.full((TILE_HEADS,), 0, tl.int64) + row
-    asked = _asked(q, token, q_token, head, q_head, taken, 0, MAIN, D, PRODUCT)
-    asked_rest = asked
+    q_tile = _load_queries(q, token, q_token, head, q_head, head_mask, 0, MAIN, D, PRODUCT)
+    q_tile_rest = q_tile
     if REST:
-        asked_rest = _asked(q, token, q_token, head, q_head, taken, MAIN, REST, D, PRODUCT)
+        q_tile_rest = _load_queries(q, token, q_token, head, q_head, head_mask, MAIN, REST, D, PRODUCT)
     last = tl.full((TILE_HEADS,), 0, tl.int32) + (seen - 1)
     top = tl.full((TILE_HEADS,), float("-inf"), tl.float32)
     total = tl.zeros((TILE_HEADS,), tl.float32)
-    made = tl.zeros((TILE_HEADS, MAIN), tl.float32)
+    acc = tl.zeros((TILE_HEADS, MAIN), tl.float32)
     for page in range(begin, end, PAGES):
         pages = page_ids(table + row * table_stride, page, end, PAGES)
-        top, total, made = _absorb(asked, asked_rest, top, total, made, pages, page * 16, last, cache, stride,
+        top, total, acc = _absorb(q_tile, q_tile_rest, top, total, acc, pages, page * 16, last, cache, stride,
                                    scales, scale_stride, qk_scale, D, MAIN, REST, PACK, PAGES, FP8, PRODUCT,
                                    PRECISION)
     at = (row * HEADS + head) * splits + split
-    tl.store(partial + at[:, None] * MAIN + tl.arange(0, MAIN)[None, :], made / total[:, None],
-             mask=taken[:, None])
-    tl.store(logs + at, top + tl.log2(total), mask=taken)
+    tl.store(partial + at[:, None] * MAIN + tl.arange(0, MAIN)[None, :], acc / total[:, None],
+             mask=head_mask[:, None])
+    tl.store(logs + at, top + tl.log2(total), mask=head_mask)
 
 
 @triton.jit(do_not_specialize=["table_stride", "chunk_count"], do_not_specialize_on_alignment=CHUNKS)
@@ -221,28 +221,28 @@ def _prefill(q, q_token, q_head, cache, stride, scales, scale_stride, table, tab
     place = tl.program_id(0) // HEADS * TOKENS + tl.arange(0, TOKENS)
     if tl.program_id(0) // HEADS * TOKENS >= count:
         return
-    token, taken = (first + place).to(tl.int64), place < count
+    token, token_mask = (first + place).to(tl.int64), place < count
     head = tl.full((TOKENS,), 0, tl.int32) + tl.program_id(0) % HEADS
     if start < 0:
-        finish(tl.zeros((TOKENS, MAIN), tl.float32), token, head, taken, out, None, 0, None, 0, None, HEADS,
-               1, VALUE, MAIN)
+        finish(tl.zeros((TOKENS, MAIN), tl.float32), token, head, token_mask, out, None, 0, None, 0, None,
+               HEADS, 1, VALUE, MAIN)
         return
     at = start + first - tl.load(offsets + run)
     last = at + tl.minimum(place, count - 1)
-    asked = _asked(q, token, q_token, head, q_head, taken, 0, MAIN, D, PRODUCT)
-    asked_rest = asked
+    q_tile = _load_queries(q, token, q_token, head, q_head, token_mask, 0, MAIN, D, PRODUCT)
+    q_tile_rest = q_tile
     if REST:
-        asked_rest = _asked(q, token, q_token, head, q_head, taken, MAIN, REST, D, PRODUCT)
+        q_tile_rest = _load_queries(q, token, q_token, head, q_head, token_mask, MAIN, REST, D, PRODUCT)
     top = tl.full((TOKENS,), float("-inf"), tl.float32)
     total = tl.zeros((TOKENS,), tl.float32)
-    made = tl.zeros((TOKENS, MAIN), tl.float32)
+    acc = tl.zeros((TOKENS, MAIN), tl.float32)
     end = tl.max(last, 0) // 16 + 1
     for page in range(0, end, PAGES):
         pages = page_ids(table + run * table_stride, page, end, PAGES)
-        top, total, made = _absorb(asked, asked_rest, top, total, made, pages, page * 16, last, cache, stride,
+        top, total, acc = _absorb(q_tile, q_tile_rest, top, total, acc, pages, page * 16, last, cache, stride,
                                    scales, scale_stride, qk_scale, D, MAIN, REST, PACK, PAGES, FP8, PRODUCT,
                                    PRECISION)
-    finish(made / total[:, None], token, head, taken, out, None, 0, None, 0, None, HEADS, 1, VALUE, MAIN)
+    finish(acc / total[:, None], token, head, token_mask, out, None, 0, None, 0, None, HEADS, 1, VALUE, MAIN)
 
 
 def compilations() -> list[Compilation]:
@@ -254,16 +254,16 @@ def compilations() -> list[Compilation]:
               "table_stride": "i32", "qk_scale": "fp32", "out": "*bf16"}
     shape = {"scales": None, "HEADS": 32, "D": 576, "VALUE": 512, "MAIN": main, "REST": rest, "PACK": 2,
              "FP8": 0, "PRODUCT": product, "PRECISION": precision}
-    parts = {"context": "*i64", "partial": "*fp32", "logs": "*fp32", "splits": "i32"}
+    split_args = {"context": "*i64", "partial": "*fp32", "logs": "*fp32", "splits": "i32"}
     chunks = {"starts": "*i64"} | dict.fromkeys(CHUNKS[1:], "*i32")
     blocks = blocks_of(main, product)
-    made = []
-    for name, kernel, signature, more in (
-            ("decode", _decode, {**common, **parts}, {"SPLITS_MAX": 64, "TILE_HEADS": HEADS_AT_ONCE}),
+    variants = []
+    for name, kernel, signature, tile_constants in (
+            ("decode", _decode, {**common, **split_args}, {"SPLITS_MAX": 64, "TILE_HEADS": HEADS_AT_ONCE}),
             ("prefill", _prefill, {**common, **chunks, "chunk_count": "i32"},
              {"TOKENS": queries_of(main, product)})):
-        constants = {**shape, **more, "PAGES": blocks["PAGES"]}
-        made.append(Compilation(f"latent_attention {name} 576", kernel,
+        constants = {**shape, **tile_constants, "PAGES": blocks["PAGES"]}
+        variants.append(Compilation(f"latent_attention {name} 576", kernel,
                                 signature | dict.fromkeys(constants, "constexpr"), constants,
                                 blocks["num_warps"], blocks["num_stages"]))
-    return made
+    return variants

@@ -176,7 +176,7 @@ def _ends(x: dict[str, torch.Tensor], a_CN: torch.Tensor, whole: Sequence[int]) 
 def _link(plan: _Plan, begins: torch.Tensor, ends: torch.Tensor, sums_XC: torch.Tensor, a_CN: torch.Tensor,
           state: torch.Tensor, state_SCN: torch.Tensor) -> None:
     """Chunk after chunk: where each begins, from the state and the ends of the chunks before it."""
-    taken = 0
+    ends_used = 0
     for begin, end, going, taps in plan.links:
         begins[begin:end] = state[: end - begin]
         if going is None:
@@ -185,8 +185,8 @@ def _link(plan: _Plan, begins: torch.Tensor, ends: torch.Tensor, sums_XC: torch.
             chosen = torch.tensor(going, dtype=torch.int64, device=a_CN.device)
             alive, sums = state.index_select(0, chosen), sums_XC.index_select(0, chosen + begin)
         decay = (sums[:, :, None] * a_CN).clamp_min_(LOG_DECAY_MIN).exp_()
-        alive.mul_(decay).add_(ends[taken : taken + len(alive)])
-        taken += len(alive)
+        alive.mul_(decay).add_(ends[ends_used : ends_used + len(alive)])
+        ends_used += len(alive)
         if going is not None:
             state.index_copy_(0, chosen, alive)
         for tap in taps:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from weft.tensor.inputs import Runs
-from weft.tensor.rounding import kept_state
+from weft.tensor.rounding import rounded_state
 from weft.units import PAD
 
 
@@ -27,7 +27,7 @@ def mamba1(x_TC: torch.Tensor, dt_TC: torch.Tensor, A_CN: torch.Tensor, B_TN: to
             t = runs.offsets[run] + index
             state = (step[t, :, None] * a).exp() * state + (step[t] * x[t])[:, None] * b[t]
             out[t] += (state * c[t]).sum(-1)
-            state = kept_state(state, state_SCN.dtype, runs.starts[run] + index, layer)
+            state = rounded_state(state, state_SCN.dtype, runs.starts[run] + index, layer)
             if index + 1 in taps and taps[index + 1] != PAD:
                 state_SCN[taps[index + 1]] = state.to(state_SCN.dtype)
         if slot != PAD:

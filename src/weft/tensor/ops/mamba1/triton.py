@@ -43,8 +43,8 @@ def _advance(s, step, x_t, b, t, col, rates, b_row, N: tl.constexpr):
 @triton.jit
 def _read_out(s, x_t, c, out, t, channel, col, d, c_row, C: tl.constexpr, N: tl.constexpr):
     c_t = tl.load(c + t * c_row + col, mask=col < N, other=0.0).to(tl.float32)
-    made = tl.sum(s * c_t[None, :], axis=1) + d * x_t
-    tl.store(out + t * C + channel, made.to(out.dtype.element_ty), mask=channel < C)
+    y_t = tl.sum(s * c_t[None, :], axis=1) + d * x_t
+    tl.store(out + t * C + channel, y_t.to(out.dtype.element_ty), mask=channel < C)
 
 
 @triton.jit
@@ -203,13 +203,13 @@ def _run_recurrent(inputs: tuple[torch.Tensor, ...], rows: tuple[int, ...], stat
 def compilations() -> list[Compilation]:
     sizes = {"C": 8192, "N": 16, "NP": 16, "BC": CHANNELS.width}
     weights = dict.fromkeys(("A", "D", "dt_bias", "begins", "steps"), "*fp32")
-    found = [compilation_of("mamba1 link", _link, weights | {"state": "*fp32"}, sizes, CHANNELS)]
+    variants = [compilation_of("mamba1 link", _link, weights | {"state": "*fp32"}, sizes, CHANNELS)]
     for name, dtype in TYPES.items():
         pointers = weights | dict.fromkeys(("x", "dt", "b", "c", "out", "state"), dtype)
         short = str(name).removeprefix("torch.")
         for flag in (False, True):
-            found.append(compilation_of(f"mamba1 recurrent {short} prefill {flag}", _recurrent, pointers,
+            variants.append(compilation_of(f"mamba1 recurrent {short} prefill {flag}", _recurrent, pointers,
                                         sizes | {"PREFILL": flag}, CHANNELS))
-            found.append(compilation_of(f"mamba1 scan {short} ends {flag}", _scan, pointers,
+            variants.append(compilation_of(f"mamba1 scan {short} ends {flag}", _scan, pointers,
                                         sizes | {"ENDS": flag}, CHANNELS))
-    return found
+    return variants

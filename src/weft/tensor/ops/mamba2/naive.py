@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from weft.tensor.inputs import Runs
-from weft.tensor.rounding import kept_state
+from weft.tensor.rounding import rounded_state
 from weft.units import PAD
 
 
@@ -33,7 +33,7 @@ def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: t
             pushed = (x[t] * step[t, :, None])[:, :, None] * b[t, :, None, :]
             state = state * decay[t, :, None, None] + pushed
             out[t] += (state * c[t, :, None, :]).sum(-1)
-            state = kept_state(state, state_SHPN.dtype, runs.starts[run] + index, layer)
+            state = rounded_state(state, state_SHPN.dtype, runs.starts[run] + index, layer)
             if index + 1 in taps and taps[index + 1] != PAD:
                 state_SHPN[taps[index + 1]] = state.to(state_SHPN.dtype)
         if slot != PAD:

@@ -61,8 +61,8 @@ def _token(s, x, dt, b, c, out, t, head, group, line, col, a, d, bias, low, high
     c_t = tl.load(c + t * c_row + group * c_head + col, mask=col < N, other=0.0).to(tl.float32)
     size = _step_size(tl.load(dt + t * dt_row + head * dt_head), bias, low, high)
     s = s * decay_of(size * a) + (x_t * size)[:, None] * b_t[None, :]
-    made = tl.sum(s * c_t[None, :], axis=1) + d * x_t
-    tl.store(out + t * out_row + head * P + line, made.to(out.dtype.element_ty), mask=line < P)
+    y_t = tl.sum(s * c_t[None, :], axis=1) + d * x_t
+    tl.store(out + t * out_row + head * P + line, y_t.to(out.dtype.element_ty), mask=line < P)
     return s
 
 
@@ -134,8 +134,9 @@ def _chunks(x, dt, A, b, c, D, dt_bias, out, state, slots, fresh, chunk_begin, c
         cs = tl.load(c + t[:, None] * c_row + group * c_head + col[None, :], mask=tile, other=0.0)
         scores = product(cs, tl.trans(bs)) * pairwise_decay(sums, place) * size[None, :]
         wide = xs.to(tl.float32)
-        made = product_left(cs, tl.trans(s)) * decay_of(sums)[:, None] + d * wide + product_right(scores, xs)
-        tl.store(out + t[:, None] * out_row + head * P + line[None, :], made.to(out.dtype.element_ty),
+        y_tile = (product_left(cs, tl.trans(s)) * decay_of(sums)[:, None] + d * wide
+                  + product_right(scores, xs))
+        tl.store(out + t[:, None] * out_row + head * P + line[None, :], y_tile.to(out.dtype.element_ty),
                  mask=x_tile)
         last = tl.sum(tl.where(place == PLACES - 1, sums, 0.0))
         pushed = wide * (size * decay_of(last - sums))[:, None]
@@ -193,16 +194,16 @@ def compilations() -> list[Compilation]:
     """For the inputs of models and the states of ``--state-dtype``."""
     sizes = {"GROUP": 16, "P": 64, "N": 128, "NP": 128}
     gates, limits = dict.fromkeys(("A", "D", "dt_bias"), "*fp32"), ("low", "high")
-    found = []
+    variants = []
     for name, dtype in TYPES.items():
         pointers = gates | dict.fromkeys(("x", "dt", "b", "c", "out"), dtype)
         short = str(name).removeprefix("torch.")
         for prefill in (False, True):
-            found.append(compilation_of(
+            variants.append(compilation_of(
                 f"mamba2 recurrent {short} prefill {prefill}", _recurrent, pointers | {"state": dtype},
                 sizes | {"BP": RECURRENT.width, "PREFILL": prefill}, RECURRENT, limits))
     for dtype, width in (("*bf16", 128), ("*fp32", 128), ("*bf16", 256)):
         pointers = gates | {"state": "*fp32"} | dict.fromkeys(("x", "dt", "b", "c", "out"), dtype)
-        found.append(compilation_of(f"mamba2 chunks {dtype[1:]} {width}", _chunks, pointers,
+        variants.append(compilation_of(f"mamba2 chunks {dtype[1:]} {width}", _chunks, pointers,
                                     sizes | {"N": width, "NP": width, "BP": CHUNKS.width}, CHUNKS, limits))
-    return found
+    return variants

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from weft.tensor.fused_block import FusedBlock, Staged
+from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.mamba2_layer import native
-from weft.tensor.ops.mamba2_layer import unfused as parts
+from weft.tensor.ops.mamba2_layer import native, unfused
 from weft.tensor.ops.mamba2_layer.unfused import Mamba2Weights
 
 __all__ = ["Mamba2Weights", "mamba2_layer", "run_fused", "staged"]
 
 
-def mamba2_layer(made_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
+def mamba2_layer(projected_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
                  state_SHPN: torch.Tensor, runs: Runs,
                  layer: int = 0) -> torch.Tensor:
-    """``made_TW`` [T, W], columns gate, x, B, C, dt: what the input projection made. Returns [T, heads * P],
+    """``projected_TW`` [T, W], columns gate, x, B, C, dt: what the input projection made. Returns [T, heads * P],
     what the output projection takes.
 
         x B C <- silu(conv(x B C))      y = mamba2(x, dt, A, B, C, D)
@@ -24,22 +23,22 @@ def mamba2_layer(made_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torc
 
     ``window_SCW`` and ``state_SHPN`` as in ``causal_conv`` and ``mamba2``: read before each run, written
     after it and at taps; ``layer``: as there. What lies between the ops is rounded to the dtype of
-    ``made_TW``.
+    ``projected_TW``.
 
     Source: Mamba-2 (Dao and Gu, 2024), transformers ``GraniteMoeHybridMambaLayer``.
     """
-    if native.supported(made_TW, weights, window_SCW, state_SHPN):
-        return native.mamba2_layer(made_TW, weights, window_SCW, state_SHPN, runs, layer)
-    return parts.mamba2_layer(made_TW, weights, window_SCW, state_SHPN, runs, layer)
+    if native.supported(projected_TW, weights, window_SCW, state_SHPN):
+        return native.mamba2_layer(projected_TW, weights, window_SCW, state_SHPN, runs, layer)
+    return unfused.mamba2_layer(projected_TW, weights, window_SCW, state_SHPN, runs, layer)
 
 
 def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
-            state_SHPN: torch.Tensor, runs: Runs, layer: int = 0) -> torch.Tensor | None:
+              state_SHPN: torch.Tensor, runs: Runs, layer: int = 0) -> torch.Tensor | None:
     """``fused.second(mamba2_layer(fused.first(x), ...))``, None where the kernels cannot do it in one."""
     return native.run_fused(fused, x_TD, weights, window_SCW, state_SHPN, runs, layer)
 
 
 def staged(fused: FusedBlock, x_TD: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
-           state_SHPN: torch.Tensor, layer: int) -> Staged | None:
+           state_SHPN: torch.Tensor, layer: int) -> FusedLayer | None:
     """The same as a part of a stack (``weft.models.fused_decoder``)."""
     return native.staged(fused, x_TD, weights, window_SCW, state_SHPN, layer)

@@ -7,17 +7,17 @@ from typing import Any
 import torch
 
 from weft.tensor import native
-from weft.tensor.fused_block import FusedBlock, Staged
+from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.causal_conv.native import KERNEL_MAX, weights_of
 from weft.tensor.ops.mamba2.native import STATE_DIM_MAX
 from weft.tensor.ops.mamba2_layer.unfused import Mamba2Weights
 
 
-def supported(made_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
+def supported(projected_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
               state_SHPN: torch.Tensor) -> bool:
     w = weights
-    return (w.norm_C is not None and native.fits(made_TW) and made_TW.stride(1) == 1
+    return (w.norm_C is not None and native.fits(projected_TW) and projected_TW.stride(1) == 1
             and state_SHPN.dtype in native.STATE_DTYPES and window_SCW.dtype in native.DTYPES
             and w.conv_CK.dtype in native.DTYPES and w.norm_C.dtype in native.DTYPES
             and w.conv_CK.shape[1] <= KERNEL_MAX and w.conv_CK.shape[0] % native.LANES == 0
@@ -25,19 +25,19 @@ def supported(made_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.T
             and (w.heads * w.head_dim // w.groups) % native.LANES == 0)
 
 
-def mamba2_layer(made_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
+def mamba2_layer(projected_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
                  state_SHPN: torch.Tensor, runs: Runs,
                  layer: int = 0) -> torch.Tensor:
     w = weights
     inner = w.heads * w.head_dim
-    out_TC = torch.empty((made_TW.shape[0], inner), dtype=made_TW.dtype)
-    _bound(w).run(native.runs_of(runs), native.projected_of(made_TW), native.slots_of(window_SCW),
+    out_TC = torch.empty((projected_TW.shape[0], inner), dtype=projected_TW.dtype)
+    _bound(w).run(native.runs_of(runs), native.projected_of(projected_TW), native.slots_of(window_SCW),
                   native.slots_of(state_SHPN), layer, out_TC.data_ptr())
     return out_TC
 
 
 def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
-            state_SHPN: torch.Tensor, runs: Runs, layer: int) -> torch.Tensor | None:
+              state_SHPN: torch.Tensor, runs: Runs, layer: int) -> torch.Tensor | None:
     bound = fused.bound(x_TD)
     if bound is None or not supported(x_TD, weights, window_SCW, state_SHPN):
         return None
@@ -71,8 +71,8 @@ def _bind(w: Mamba2Weights) -> Any:
 
 
 def staged(fused: FusedBlock, x_TD: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
-           state_SHPN: torch.Tensor, layer: int) -> Staged | None:
+           state_SHPN: torch.Tensor, layer: int) -> FusedLayer | None:
     if fused.bound(x_TD) is None or not supported(x_TD, weights, window_SCW, state_SHPN):
         return None
-    return Staged(fused, 3, _bound(weights), first=native.slots_of(window_SCW),
+    return FusedLayer(fused, 3, _bound(weights), first=native.slots_of(window_SCW),
                   second=native.slots_of(state_SHPN), number=layer)

@@ -37,12 +37,12 @@ class Mamba2Weights:
     """What the kernels made of them, once they have run."""
 
 
-def mamba2_layer(made_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
+def mamba2_layer(projected_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
                  state_SHPN: torch.Tensor, runs: Runs,
                  layer: int = 0) -> torch.Tensor:
     w = weights
-    tokens, inner, group = made_TW.shape[0], w.heads * w.head_dim, w.groups * w.state_dim
-    gate_TC, xbc_TC, dt_TH = torch.split(made_TW, [inner, inner + 2 * group, w.heads], dim=-1)
+    tokens, inner, group = projected_TW.shape[0], w.heads * w.head_dim, w.groups * w.state_dim
+    gate_TC, xbc_TC, dt_TH = torch.split(projected_TW, [inner, inner + 2 * group, w.heads], dim=-1)
     xbc_TC = causal_conv(xbc_TC, w.conv_CK, w.conv_bias_C, "silu", window_SCW, runs)
     x, b, c = torch.split(xbc_TC, [inner, group, group], dim=-1)
     y_THP = mamba2(x.reshape(tokens, w.heads, w.head_dim), dt_TH, w.a_H,

@@ -25,9 +25,9 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
     order = torch.argsort(ids, stable=True)
     # Ids start at PAD (-1), so that the first count is of the pairs to skip.
     counts = torch.bincount(ids - PAD, minlength=count_of(gate_up_EJD) + 1).tolist()
-    made = scratch.take("moe.made", (ids.numel(), x_TD.shape[1]), x_TD.dtype)
+    pair_rows = scratch.take("moe.pair_rows", (ids.numel(), x_TD.shape[1]), x_TD.dtype)
     begin = counts[0]
-    made[:begin] = 0
+    pair_rows[:begin] = 0
     for expert, count in enumerate(counts[1:]):
         if count == 0:
             continue
@@ -38,12 +38,12 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
             inner = activate(gate, activation) * up
         else:
             inner = activate(inner, activation)
-        made[begin : begin + count] = product(inner, down_EDI, expert)
+        pair_rows[begin : begin + count] = product(inner, down_EDI, expert)
         begin += count
     place_TX = torch.empty_like(order).scatter_(0, order, torch.arange(ids.numel(), device=ids.device))
     place_TX = place_TX.view(tokens, choices)
     out_TD = torch.zeros(x_TD.shape, dtype=torch.float32, device=x_TD.device)
     for choice in range(choices):
-        out_TD.addcmul_(made.index_select(0, place_TX[:, choice]).float(),
+        out_TD.addcmul_(pair_rows.index_select(0, place_TX[:, choice]).float(),
                         expert_weights_TX[:, choice, None].float())
     return out_TD.to(x_TD.dtype)

@@ -26,6 +26,6 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
                 inner = activate(gate, activation) * up
             else:
                 inner = activate(inner, activation)
-            made = down[expert].double() @ inner
-            out[token] += expert_weights_TX[token, choice].double() * made
+            expert_out = down[expert].double() @ inner
+            out[token] += expert_weights_TX[token, choice].double() * expert_out
     return out.to(x_TD.dtype)

@@ -113,8 +113,8 @@ def _product(x, weight, scales, zeros, out, order, tiles, x_row, out_row, COLUMN
         weight += expert * (TILES * LINES * (64 * BITS))
         scales += expert * (TILES * GROUPS * 16)
         zeros += expert * (TILES * GROUPS * 16)
-    made = tl.zeros((BM, BN), tl.float32)
-    gate = tl.zeros((BM, BN), tl.float32)
+    acc = tl.zeros((BM, BN), tl.float32)
+    gate_acc = tl.zeros((BM, BN), tl.float32)
     for begin in range(0, DEPTH, BK):
         inside = begin + depth < DEPTH
         left = tl.load(x + source[:, None] * x_row + (begin + depth)[None, :],
@@ -123,26 +123,26 @@ def _product(x, weight, scales, zeros, out, order, tiles, x_row, out_row, COLUMN
             mask = inside[:, None] & within[None, :]
             right = tl.load(matrix + (begin + depth)[:, None], mask=mask, other=0.0)
             if GATED:
-                gate += product(left, right)
+                gate_acc += product(left, right)
                 right = tl.load(matrix + COLUMNS * DEPTH + (begin + depth)[:, None], mask=mask, other=0.0)
         else:
             right = load_right(weight, scales, zeros, block * BN, begin, BITS, GROUP, GROUPS, TILES, LINES,
                                ZEROS, BN, BK).to(left.dtype)
             if GATED:
-                gate += product(left, right)
+                gate_acc += product(left, right)
                 right = load_right(weight, scales, zeros, COLUMNS + block * BN, begin, BITS, GROUP, GROUPS,
                                    TILES, LINES, ZEROS, BN, BK).to(left.dtype)
-        made += product(left, right)
+        acc += product(left, right)
     if GATED:
-        made = _activated(gate, ACTIVATION) * made
+        acc = _activated(gate_acc, ACTIVATION) * acc
     elif not DOWN:
-        made = _activated(made, ACTIVATION)
-    tl.store(out + target[:, None] * out_row + column[None, :], made.to(out.dtype.element_ty),
+        acc = _activated(acc, ACTIVATION)
+    tl.store(out + target[:, None] * out_row + column[None, :], acc.to(out.dtype.element_ty),
              mask=here[:, None] & within[None, :])
 
 
 @triton.jit
-def _combine(made, ids, weights, out, COLUMNS: tl.constexpr, CHOICES: tl.constexpr, BN: tl.constexpr):
+def _combine(pair_out, ids, weights, out, COLUMNS: tl.constexpr, CHOICES: tl.constexpr, BN: tl.constexpr):
     """Grid: blocks of columns, tokens. Choices of PAD are not read: nothing was made for them."""
     token = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -150,7 +150,7 @@ def _combine(made, ids, weights, out, COLUMNS: tl.constexpr, CHOICES: tl.constex
     for choice in range(CHOICES):
         pair = token * CHOICES + choice
         chosen = tl.where(tl.load(ids + pair) >= 0, COLUMNS, 0)
-        row = tl.load(made + pair * COLUMNS + column, mask=column < chosen, other=0.0).to(tl.float32)
+        row = tl.load(pair_out + pair * COLUMNS + column, mask=column < chosen, other=0.0).to(tl.float32)
         weight = tl.load(weights + pair).to(tl.float32)
         total += tl.where(column < chosen, row * weight, 0.0)
     tl.store(out + token * COLUMNS + column, total.to(out.dtype.element_ty), mask=column < COLUMNS)
@@ -174,10 +174,10 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
                         device=ids.device)
     _tiles[(len(tiles),)](begins, tiles, EXPERTS=experts, EP=triton.next_power_of_2(experts), BM=rows)
     between = torch.empty((pairs, inner), dtype=x_TD.dtype, device=x_TD.device)
-    made = torch.empty((pairs, width), dtype=x_TD.dtype, device=x_TD.device)
+    pair_out = torch.empty((pairs, width), dtype=x_TD.dtype, device=x_TD.device)
     common = {"CHOICES": choices, "ACTIVATION": activation, "BM": rows, "BK": depth_of(x_TD.itemsize)}
     for weight, source, target, down in ((gate_up_EJD, x_TD, between, False),
-                                         (down_EDI, between, made, True)):
+                                         (down_EDI, between, pair_out, True)):
         blocks = product_blocks(rows, down)
         held, scales, zeros, constants = _parts(weight)
         _product[(len(tiles), triton.cdiv(target.shape[1], blocks.width))](
@@ -185,8 +185,8 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
             COLUMNS=target.shape[1], DEPTH=source.shape[1], GATED=gated and not down, DOWN=down, **constants,
             **common, BN=blocks.width, num_warps=blocks.warps, num_stages=blocks.stages)
     _combine[(triton.cdiv(width, COMBINE.width), tokens)](
-        made, ids, expert_weights_TX.contiguous(), out_TD, COLUMNS=width, CHOICES=choices, BN=COMBINE.width,
-        num_warps=COMBINE.warps)
+        pair_out, ids, expert_weights_TX.contiguous(), out_TD, COLUMNS=width, CHOICES=choices,
+        BN=COMBINE.width, num_warps=COMBINE.warps)
     return out_TD
 
 
@@ -201,11 +201,11 @@ def _parts(weight: ExpertWeights) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 def compilations() -> list[Compilation]:
     """Decode and prefill of 128 experts of 768, 8 of them chosen, over 2048 channels."""
-    found = [compilation_of("moe tiles", _tiles, {"begins": "*i64", "tiles": "*i32"},
+    variants = [compilation_of("moe tiles", _tiles, {"begins": "*i64", "tiles": "*i32"},
                             {"EXPERTS": 128, "EP": 128, "BM": 16}, Blocks(1))]
     tables = {"order": "*i64", "tiles": "*i32", "ids": "*i64", "weights": "*fp32"}
     for name, dtype in TYPES.items():
-        pointers = tables | dict.fromkeys(("x", "weight", "out", "made"), dtype)
+        pointers = tables | dict.fromkeys(("x", "weight", "out", "pair_out"), dtype)
         short = str(name).removeprefix("torch.")
         for rows in (16, 128):
             for down in (False, True):
@@ -215,11 +215,11 @@ def compilations() -> list[Compilation]:
                              "BN": blocks.width, "BK": depth_of(name.itemsize)}
                 called = f"moe {'down' if down else 'up'} {short} {rows} rows"
                 plain = pointers | dict.fromkeys(("scales", "zeros"), dtype)
-                found.append(compilation_of(called, _product, plain, constants | VALUES, blocks))
+                variants.append(compilation_of(called, _product, plain, constants | VALUES, blocks))
                 stored = (2048, 768) if down else (2 * 768, 2048)
-                found += [compilation_of(
+                variants += [compilation_of(
                     f"{called} int{bits}", _product, pointers | FORMS | {"weight": "*u8", "scales": "*fp16"},
                     constants | form(bits, *stored, group), blocks) for bits, group in ((8, 128), (4, 32))]
-        found.append(compilation_of(f"moe combine {short}", _combine, pointers,
+        variants.append(compilation_of(f"moe combine {short}", _combine, pointers,
                                     {"COLUMNS": 2048, "CHOICES": 8, "BN": COMBINE.width}, COMBINE))
-    return found
+    return variants

@@ -171,13 +171,13 @@ def _lane_order(q_NHD: torch.Tensor, pack: int) -> torch.Tensor:
 
 def _token_scales(scales_PH: torch.Tensor, pages_NP: torch.Tensor) -> torch.Tensor:
     """bfloat16 [pages, kv_heads, 16] -> float32 [N, kv_heads, P x 16]."""
-    taken = scales_PH[pages_NP].float()
-    return taken.transpose(1, 2).flatten(2)
+    gathered = scales_PH[pages_NP].float()
+    return gathered.transpose(1, 2).flatten(2)
 
 
 def _gather(cache: torch.Tensor, pages: torch.Tensor, name: str) -> torch.Tensor:
-    taken = scratch.take(name, (pages.numel(), *cache.shape[1:]), cache.dtype)
-    return torch.index_select(cache, 0, pages.reshape(-1), out=taken)
+    gathered = scratch.take(name, (pages.numel(), *cache.shape[1:]), cache.dtype)
+    return torch.index_select(cache, 0, pages.reshape(-1), out=gathered)
 
 
 def _wide_keys(cache_k: torch.Tensor, pages_NP: torch.Tensor) -> torch.Tensor:
@@ -243,12 +243,12 @@ def _attend_run(q_LHD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tenso
     k_HGSD = k_HSD[:, None, :context].expand(kv_heads, group, context, dim)
     v_HGSD = v_HSD[:, None, :context].expand(kv_heads, group, context, dim)
     if length == context and (window is None or window >= context):
-        made = F.scaled_dot_product_attention(q_HGLD, k_HGSD, v_HGSD, is_causal=True, scale=scale)
+        attended = F.scaled_dot_product_attention(q_HGLD, k_HGSD, v_HGSD, is_causal=True, scale=scale)
     else:
         places = torch.arange(context, device=q_LHD.device)
         queries_L1 = places[context - length :, None]
         seen = places <= queries_L1
         if window is not None:
             seen &= places > queries_L1 - window
-        made = F.scaled_dot_product_attention(q_HGLD, k_HGSD, v_HGSD, attn_mask=seen, scale=scale)
-    return made.permute(2, 0, 1, 3).reshape(length, q_heads, dim)
+        attended = F.scaled_dot_product_attention(q_HGLD, k_HGSD, v_HGSD, attn_mask=seen, scale=scale)
+    return attended.permute(2, 0, 1, 3).reshape(length, q_heads, dim)

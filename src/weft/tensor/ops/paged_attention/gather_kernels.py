@@ -64,13 +64,13 @@ def rows_of_prefills(cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs,
 
 
 def compilations() -> list[Compilation]:
-    found = []
+    variants = []
     for dim in (64, 256):
         pages = "*" + TRITON_TYPES[torch.bfloat16]
         constants = {"KV_HEADS": 8, "D": dim, "BLOCK_D": dim, "PACK": 2, "AT_ONCE": PAGES}
         signature = {"cache_k": pages, "cache_v": pages, "k_stride": "i32", "v_stride": "i32",
                      "table": "*i32", "table_stride": "i32", "context": "*i64", "begins": "*i64",
                      "k_out": "*bf16", "v_out": "*bf16", "first_run": "i32"}
-        found.append(Compilation(f"gather prompts bf16 {dim}", _gather,
+        variants.append(Compilation(f"gather prompts bf16 {dim}", _gather,
                                  signature | dict.fromkeys(constants, "constexpr"), constants))
-    return found
+    return variants

@@ -99,8 +99,8 @@ def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.T
         _launch_decode(common, runs, constants, cache_k.itemsize, kv_heads)
     if runs.decode_count < runs.run_count and prefill_backend.takes(q_THD, cache_k, runs):
         rows = rows_of_prefills(cache_k, cache_v, runs)
-        made_NHD = prefill_backend.attend(q_THD, *rows, runs, scale, window)
-        out_THD[runs.offsets[runs.decode_count]:] = _gated(made_NHD, gates)
+        attended_NHD = prefill_backend.attend(q_THD, *rows, runs, scale, window)
+        out_THD[runs.offsets[runs.decode_count]:] = _gated(attended_NHD, gates)
     elif runs.decode_count < runs.run_count:
         known = device_runs(runs)
         blocks = prefill_blocks(dim, cache_k.itemsize, constants["GROUP"], product)
@@ -110,11 +110,11 @@ def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.T
     return out_THD
 
 
-def _gated(made_NHD: torch.Tensor, gates: Gates | None) -> torch.Tensor:
+def _gated(attended_NHD: torch.Tensor, gates: Gates | None) -> torch.Tensor:
     """What came of another library, by the gates of the last N tokens (and no value scale: of fp8 alone)."""
     if gates is None:
-        return made_NHD
-    wide = made_NHD.float()
+        return attended_NHD
+    wide = attended_NHD.float()
     if gates.head_gate_TH is not None:
         wide *= gates.head_gate_TH[-len(wide):, :, None].float().sigmoid()
     if gates.gate_TC is not None:
@@ -208,7 +208,7 @@ def _decode(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, sc
     end = tl.minimum(begin + each, end)
     if begin >= end:
         return
-    asked = tl.load(q + row * q_token + head[:, None] * q_head + d[None, :],
+    q_tile = tl.load(q + row * q_token + head[:, None] * q_head + d[None, :],
                     mask=(m < GROUP)[:, None] & (d < D)[None, :], other=0.0).to(PRODUCT)
     k, v = cache_k + kv_head * (D * 16), cache_v + kv_head * (D * 16)
     k_scales, v_scales = None, None
@@ -218,27 +218,27 @@ def _decode(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, sc
     last = tl.full((ROWS,), 0, tl.int32) + (seen - 1)
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
-    made = tl.zeros((ROWS, BLOCK_D), tl.float32)
+    acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
     masked = begin
     if WINDOW == 0:
         masked = begin + (tl.minimum(end, seen // 16) - begin) // PAGES * PAGES
         for page in range(begin, masked, PAGES):
             pages = page_ids(pages_of_row, page, end, PAGES)
-            top, total, made = absorb(asked, top, total, made, pages, page * 16, last, k, v, k_stride,
+            top, total, acc = absorb(q_tile, top, total, acc, pages, page * 16, last, k, v, k_stride,
                                       v_stride, k_scales, v_scales, scale_stride, qk_scale, False, WINDOW, D,
                                       BLOCK_D, PACK, PAGES, FP8, PRODUCT, PRECISION)
     for page in range(masked, end, PAGES):
         pages = page_ids(pages_of_row, page, end, PAGES)
-        top, total, made = absorb(asked, top, total, made, pages, page * 16, last, k, v, k_stride, v_stride,
+        top, total, acc = absorb(q_tile, top, total, acc, pages, page * 16, last, k, v, k_stride, v_stride,
                                   k_scales, v_scales, scale_stride, qk_scale, True, WINDOW, D, BLOCK_D, PACK,
                                   PAGES, FP8, PRODUCT, PRECISION)
-    made = made / total[:, None]
+    acc = acc / total[:, None]
     if partial is None:
-        finish(made, token, head, m < GROUP, out, gate, gate_stride, head_gate, head_gate_stride, value_scale,
+        finish(acc, token, head, m < GROUP, out, gate, gate_stride, head_gate, head_gate_stride, value_scale,
                HEADS, GROUP, D, BLOCK_D)
     else:
         at = (row * HEADS + head) * splits + split
-        tl.store(partial + at[:, None] * BLOCK_D + d[None, :], made, mask=(m < GROUP)[:, None])
+        tl.store(partial + at[:, None] * BLOCK_D + d[None, :], acc, mask=(m < GROUP)[:, None])
         tl.store(logs + at, top + tl.log2(total), mask=m < GROUP)
 
 
@@ -257,15 +257,15 @@ def _prefill(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, s
     in_group = tl.program_id(0) * TILE_HEADS + m // TOKENS
     place, head = m % TOKENS, kv_head * GROUP + in_group
     token = (first + place).to(tl.int64)
-    taken = (place < count) & (in_group < GROUP)
+    row_mask = (place < count) & (in_group < GROUP)
     if start < 0:
-        finish(tl.zeros((TILE_HEADS * TOKENS, BLOCK_D), tl.float32), token, head, taken, out, None, 0, None,
-               0, None, HEADS, GROUP, D, BLOCK_D)
+        finish(tl.zeros((TILE_HEADS * TOKENS, BLOCK_D), tl.float32), token, head, row_mask, out, None, 0,
+               None, 0, None, HEADS, GROUP, D, BLOCK_D)
         return
     at = start + first - tl.load(offsets + run)
     last = at + tl.minimum(place, count - 1)
-    asked = tl.load(q + token[:, None] * q_token + head[:, None] * q_head + d[None, :],
-                    mask=taken[:, None] & (d < D)[None, :], other=0.0).to(PRODUCT)
+    q_tile = tl.load(q + token[:, None] * q_token + head[:, None] * q_head + d[None, :],
+                    mask=row_mask[:, None] & (d < D)[None, :], other=0.0).to(PRODUCT)
     k, v = cache_k + kv_head * (D * 16), cache_v + kv_head * (D * 16)
     k_scales, v_scales = None, None
     if scales is not None:
@@ -273,7 +273,7 @@ def _prefill(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, s
     pages_of_run = table + run * table_stride
     top = tl.full((TILE_HEADS * TOKENS,), float("-inf"), tl.float32)
     total = tl.zeros((TILE_HEADS * TOKENS,), tl.float32)
-    made = tl.zeros((TILE_HEADS * TOKENS, BLOCK_D), tl.float32)
+    acc = tl.zeros((TILE_HEADS * TOKENS, BLOCK_D), tl.float32)
     end = tl.cdiv(at + count, 16)
     if WINDOW:
         masked = tl.maximum(at - WINDOW + 1, 0) // 16
@@ -281,23 +281,23 @@ def _prefill(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, s
         masked = (at + 1) // (PAGES * 16) * PAGES
         for page in range(0, masked, PAGES):
             pages = page_ids(pages_of_run, page, end, PAGES)
-            top, total, made = absorb(asked, top, total, made, pages, page * 16, last, k, v, k_stride,
+            top, total, acc = absorb(q_tile, top, total, acc, pages, page * 16, last, k, v, k_stride,
                                       v_stride, k_scales, v_scales, scale_stride, qk_scale, False, WINDOW, D,
                                       BLOCK_D, PACK, PAGES, FP8, PRODUCT, PRECISION)
     for page in range(masked, end, PAGES):
         pages = page_ids(pages_of_run, page, end, PAGES)
-        top, total, made = absorb(asked, top, total, made, pages, page * 16, last, k, v, k_stride, v_stride,
+        top, total, acc = absorb(q_tile, top, total, acc, pages, page * 16, last, k, v, k_stride, v_stride,
                                   k_scales, v_scales, scale_stride, qk_scale, True, WINDOW, D, BLOCK_D, PACK,
                                   PAGES, FP8, PRODUCT, PRECISION)
-    finish(made / total[:, None], token, head, taken, out, gate, gate_stride, head_gate, head_gate_stride,
+    finish(acc / total[:, None], token, head, row_mask, out, gate, gate_stride, head_gate, head_gate_stride,
            value_scale, HEADS, GROUP, D, BLOCK_D)
 
 
 def compilations() -> list[Compilation]:
     # Windows of all sizes are compiled alike.
-    made = [_of_shape(torch.bfloat16, 0, dim, window) for dim, window in ((64, 2), (128, 0), (256, 0))]
-    made += [_of_shape(torch.float8_e4m3fn, FP8_BITS, 128, 0), _of_shape(torch.int8, 0, 80, 0)]
-    return list(itertools.chain(*made))
+    variants = [_of_shape(torch.bfloat16, 0, dim, window) for dim, window in ((64, 2), (128, 0), (256, 0))]
+    variants += [_of_shape(torch.float8_e4m3fn, FP8_BITS, 128, 0), _of_shape(torch.int8, 0, 80, 0)]
+    return list(itertools.chain(*variants))
 
 
 def _of_shape(page: torch.dtype, fp8: int, dim: int, window: int) -> list[Compilation]:
@@ -312,20 +312,20 @@ def _of_shape(page: torch.dtype, fp8: int, dim: int, window: int) -> list[Compil
     shape = {"HEADS": 16, "GROUP": 4, "WINDOW": window, "D": dim, "BLOCK_D": block_dim(dim),
              "PACK": 4 // page.itemsize, "FP8": fp8, "PRODUCT": product, "PRECISION": precision}
     constants |= {"head_gate": None, "value_scale": None}
-    parts = {"context": "*i64", "partial": "*fp32", "logs": "*fp32", "splits": "i32"}
+    split_args = {"context": "*i64", "partial": "*fp32", "logs": "*fp32", "splits": "i32"}
     chunks = {"starts": "*i64", "offsets": "*i32", "chunk_run": "*i32", "chunk_first": "*i32",
               "chunk_tokens": "*i32", "chunk_count": "i32"}
     decode, prefill = decode_blocks(dim, page.itemsize, 4), prefill_blocks(dim, page.itemsize, 4, product)
     name = f"{str(page).removeprefix('torch.')} {dim}"
-    made = [_compilation(f"decode {name}", _decode, {**common, **parts},
+    variants = [_compilation(f"decode {name}", _decode, {**common, **split_args},
                          {**constants, **shape, "SPLITS_MAX": 32}, decode),
             _compilation(f"prefill {name}", _prefill, {**common, **chunks}, {**constants, **shape}, prefill)]
     if page == torch.bfloat16:
         used = {key: shape[key] for key in ("HEADS", "GROUP", "WINDOW", "D", "BLOCK_D")}
-        made.append(_compilation(f"combine {name}", combine, {"out": kind, **gates, **parts}, {
+        variants.append(_compilation(f"combine {name}", combine, {"out": kind, **gates, **split_args}, {
             "head_gate": None, "value_scale": None, **used, "PAGES": decode["PAGES"], "SPLITS_MAX": 32,
             "AT_ONCE": COMBINED_AT_ONCE}, {"num_warps": 2, "num_stages": 2}))
-    return made
+    return variants
 
 
 def _compilation(name: str, kernel: Any, signature: dict[str, str], constants: dict[str, Any],

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from weft.tensor.weights.quantized import MIDDLE, PART, TILE_ROWS, QuantizedWeight
+from weft.tensor.weights.quantized import PART, TILE_ROWS, ZERO_POINT, QuantizedWeight
 
 LEAST = 1e-30
 """A part whose largest number is below it counts as zeros: its scale would leave float32."""
@@ -28,7 +28,7 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
     for first in range(0, weight.rows, step):
         last = min(first + step, weight.rows)
         block = weight.by_rows(first, last)
-        values = (block.codes[:last - first].float() - MIDDLE[8])[:, :weight.columns]
+        values = (block.codes[:last - first].float() - ZERO_POINT[8])[:, :weight.columns]
         values_NPK = in_parts(values)
         total = out[:, first:last].zero_()
         for part, (codes, scales) in enumerate(zip(codes_PRK, scales_PR, strict=True)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from weft.tensor.weights.quantized import LINE, MIDDLE, PART, QuantizedWeight
+from weft.tensor.weights.quantized import LINE, PART, ZERO_POINT, QuantizedWeight
 
 
 def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None, *,
@@ -29,7 +29,7 @@ def byte_product(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | 
     """Of a weight with ``byte_inputs``: one part of one row at a time, rounded by Python, summed as whole
     numbers of 64 bits, and then float32 step by step."""
     plain = weight.by_rows(0, weight.rows)
-    codes = plain.codes[:weight.rows, :weight.columns].long() - MIDDLE[8]
+    codes = plain.codes[:weight.rows, :weight.columns].long() - ZERO_POINT[8]
     rows = x.reshape(-1, weight.columns).float()
     out = torch.zeros(rows.shape[0], weight.rows)
     for index, row in enumerate(rows):

@@ -44,18 +44,18 @@ def _product(x, codes, scales, zeros, bias, out, rows, columns_out, x_row, COLUM
     row = (tl.program_id(1) * BM + tl.arange(0, BM)).to(tl.int64)
     first = tl.program_id(0) * BN
     depth, here = tl.arange(0, BK), row < rows
-    made = tl.zeros((BM, BN), tl.float32)
+    acc = tl.zeros((BM, BN), tl.float32)
     for begin in range(0, COLUMNS, BK):
         left = tl.load(x + row[:, None] * x_row + (begin + depth)[None, :],
                        mask=here[:, None] & (begin + depth < COLUMNS)[None, :], other=0.0)
         right = load_right(codes, scales, zeros, first, begin, BITS, GROUP, GROUPS, TILES, LINES, ZEROS, BN,
                            BK)
-        made += product(left, right.to(left.dtype))
+        acc += product(left, right.to(left.dtype))
     column = first + tl.arange(0, BN)
     within = column < columns_out
     if BIAS:
-        made += tl.load(bias + column, mask=within, other=0.0)[None, :]
-    tl.store(out + row[:, None] * columns_out + column[None, :], made.to(out.dtype.element_ty),
+        acc += tl.load(bias + column, mask=within, other=0.0)[None, :]
+    tl.store(out + row[:, None] * columns_out + column[None, :], acc.to(out.dtype.element_ty),
              mask=here[:, None] & within[None, :])
 
 
@@ -76,7 +76,7 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
 
 def compilations() -> list[Compilation]:
     """A square matrix of 4096 for a decode and two sizes of prefill."""
-    found = []
+    variants = []
     for name, dtype in TYPES.items():
         pointers = FORMS | {"x": dtype, "out": dtype, "scales": "*fp16", "bias": "*fp32"}
         for rows in (16, 256, 2048):
@@ -84,7 +84,7 @@ def compilations() -> list[Compilation]:
             for bits, group in ((8, 128), (4, 32)):
                 constants = {"COLUMNS": 4096, "BIAS": True, **form(bits, 4096, 4096, group), "BM": block_rows,
                              "BN": blocks.width, "BK": depth}
-                found.append(compilation_of(
+                variants.append(compilation_of(
                     f"quantized linear int{bits} {str(name).removeprefix('torch.')} {rows} rows", _product,
                     pointers, constants, blocks))
-    return found
+    return variants

@@ -73,24 +73,24 @@ def _norm(x, x_row, x_head, gate, gate_row, gate_head, weight, eps, out, units, 
     place = unit % (DIM // GROUP) * GROUP
     head, row = unit // (DIM // GROUP) % heads, unit // (DIM // GROUP) // heads
     d = tl.arange(0, BLOCK)[None, :]
-    taken = (unit < units)[:, None] & (d < GROUP)
-    wide = tl.load(x + (row * x_row + head * x_head + place)[:, None] + d, mask=taken, other=0.0)
+    mask = (unit < units)[:, None] & (d < GROUP)
+    wide = tl.load(x + (row * x_row + head * x_head + place)[:, None] + d, mask=mask, other=0.0)
     wide = wide.to(tl.float32)
     if gate is not None:
-        by = tl.load(gate + (row * gate_row + head * gate_head + place)[:, None] + d, mask=taken, other=0.0)
+        by = tl.load(gate + (row * gate_row + head * gate_head + place)[:, None] + d, mask=mask, other=0.0)
         by = by.to(tl.float32)
         by *= tl.sigmoid(by)
         if GATE_FIRST:
             wide *= by
-    factor = tl.load(weight + place[:, None] + d, mask=taken, other=0.0).to(tl.float32)
+    factor = tl.load(weight + place[:, None] + d, mask=mask, other=0.0).to(tl.float32)
     wide = normed(wide, factor, eps, GROUP, PLUS_ONE)
     if gate is not None and not GATE_FIRST:
         wide *= by
-    tl.store(out + (unit * GROUP)[:, None] + d, wide.to(out.dtype.element_ty), mask=taken)
+    tl.store(out + (unit * GROUP)[:, None] + d, wide.to(out.dtype.element_ty), mask=mask)
 
 
 def compilations() -> list[Compilation]:
-    made = []
+    variants = []
     for dim, group, gated in ((4096, 4096, False), (128, 128, True), (4096, 1024, True)):
         rows, block, warps = sizes(group)
         constants: dict[str, Any] = {"DIM": dim, "GROUP": group, "BLOCK": block, "ROWS": rows,
@@ -100,6 +100,6 @@ def compilations() -> list[Compilation]:
                      "heads": "i32"}
         if not gated:
             constants |= {"gate": None}
-        made.append(Compilation(f"rms_norm {dim} by {group}", _norm,
+        variants.append(Compilation(f"rms_norm {dim} by {group}", _norm,
                                 signature | dict.fromkeys(constants, "constexpr"), constants, warps))
-    return made
+    return variants

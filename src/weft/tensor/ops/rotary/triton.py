@@ -51,26 +51,26 @@ def partner_of(d, ROTARY: tl.constexpr):
 
 
 @triton.jit
-def rotated(x, partner, cos, sin, table_stride, token, taken, d, ROTARY: tl.constexpr):
+def rotated(x, partner, cos, sin, table_stride, token, token_mask, d, ROTARY: tl.constexpr):
     """float32 [N, BLOCK_D] of tokens ``token``, turned by their angles."""
     at = token[:, None] * table_stride + d[None, :]
-    known = taken[:, None] & (d < ROTARY)[None, :]
-    by_cos = tl.load(cos + at, mask=known, other=1.0).to(tl.float32)
-    by_sin = tl.load(sin + at, mask=known, other=0.0).to(tl.float32)
+    angle_mask = token_mask[:, None] & (d < ROTARY)[None, :]
+    by_cos = tl.load(cos + at, mask=angle_mask, other=1.0).to(tl.float32)
+    by_sin = tl.load(sin + at, mask=angle_mask, other=0.0).to(tl.float32)
     return x * by_cos + partner * tl.where(d < ROTARY // 2, -1.0, 1.0)[None, :] * by_sin
 
 
 @triton.jit
-def _turn(x, x_token, x_head, head, cos, sin, table_stride, out, out_heads, token, taken,
-          ROTARY: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
+def _rotate_tile(x, x_token, x_head, head, cos, sin, table_stride, out, out_heads, token, token_mask,
+                 ROTARY: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
     d = tl.arange(0, BLOCK_D)
-    there = taken[:, None] & (d < D)[None, :]
+    tile_mask = token_mask[:, None] & (d < D)[None, :]
     rows = x + (token * x_token + head * x_head)[:, None]
-    wide = tl.load(rows + d[None, :], mask=there, other=0.0).to(tl.float32)
-    partner = tl.load(rows + partner_of(d, ROTARY)[None, :], mask=there, other=0.0).to(tl.float32)
-    wide = rotated(wide, partner, cos, sin, table_stride, token, taken, d, ROTARY)
+    wide = tl.load(rows + d[None, :], mask=tile_mask, other=0.0).to(tl.float32)
+    partner = tl.load(rows + partner_of(d, ROTARY)[None, :], mask=tile_mask, other=0.0).to(tl.float32)
+    wide = rotated(wide, partner, cos, sin, table_stride, token, token_mask, d, ROTARY)
     tl.store(out + ((token * out_heads + head) * D)[:, None] + d[None, :], wide.to(out.dtype.element_ty),
-             mask=there)
+             mask=tile_mask)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -79,13 +79,13 @@ def _rotary(q, q_token, q_head, k, k_token, k_head, cos, sin, table_stride, q_ou
             TOKENS: tl.constexpr):
     head = tl.program_id(1)
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    taken = token < tokens
+    token_mask = token < tokens
     if head < HEADS:
-        _turn(q, q_token, q_head, head, cos, sin, table_stride, q_out, HEADS, token, taken, ROTARY, D,
-              BLOCK_D)
+        _rotate_tile(q, q_token, q_head, head, cos, sin, table_stride, q_out, HEADS, token, token_mask,
+                     ROTARY, D, BLOCK_D)
     else:
-        _turn(k, k_token, k_head, head - HEADS, cos, sin, table_stride, k_out, kv_heads, token, taken, ROTARY,
-              D, BLOCK_D)
+        _rotate_tile(k, k_token, k_head, head - HEADS, cos, sin, table_stride, k_out, kv_heads, token,
+                     token_mask, ROTARY, D, BLOCK_D)
 
 
 def compilations() -> list[Compilation]:

@@ -5,38 +5,37 @@ from __future__ import annotations
 import torch
 
 from weft.tensor import gpu
-from weft.tensor.fused_block import FusedBlock, Staged
+from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.short_conv import native
-from weft.tensor.ops.short_conv import unfused as parts
+from weft.tensor.ops.short_conv import native, unfused
 
 
-def short_conv(made_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
+def short_conv(projected_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
                window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor:
-    """``C * conv(B * x)`` [T, C] of ``made_TJ`` [T, 3 C], columns B, C, x.
+    """``C * conv(B * x)`` [T, C] of ``projected_TJ`` [T, 3 C], columns B, C, x.
 
     Weights, window and runs as in ``causal_conv``; the window holds B * x. Each product and the convolution
-    are rounded to the dtype of ``made_TJ``.
+    are rounded to the dtype of ``projected_TJ``.
 
     Source: transformers ``Lfm2ShortConv``.
     """
-    if gpu.fits(made_TJ, weight_CK, window_SCW):
+    if gpu.fits(projected_TJ, weight_CK, window_SCW):
         from weft.tensor.ops.causal_conv import triton
 
-        b, c, x = made_TJ.chunk(3, dim=-1)
+        b, c, x = projected_TJ.chunk(3, dim=-1)
         return triton.convolve(x, b, c, weight_CK, bias_C, window_SCW, runs, silu=False)
-    if native.supported(made_TJ, weight_CK, window_SCW):
-        return native.short_conv(made_TJ, weight_CK, bias_C, window_SCW, runs)
-    return parts.short_conv(made_TJ, weight_CK, bias_C, window_SCW, runs)
+    if native.supported(projected_TJ, weight_CK, window_SCW):
+        return native.short_conv(projected_TJ, weight_CK, bias_C, window_SCW, runs)
+    return unfused.short_conv(projected_TJ, weight_CK, bias_C, window_SCW, runs)
 
 
 def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
-            window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor | None:
+              window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor | None:
     """``fused.second(short_conv(fused.first(x), ...))``, None where the kernels cannot do it in one."""
     return native.run_fused(fused, x_TD, weight_CK, bias_C, window_SCW, runs)
 
 
 def staged(fused: FusedBlock, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
-           window_SCW: torch.Tensor) -> Staged | None:
+           window_SCW: torch.Tensor) -> FusedLayer | None:
     """The same as a part of a stack (``weft.models.fused_decoder``)."""
     return native.staged(fused, x_TD, weight_CK, bias_C, window_SCW)

@@ -5,29 +5,29 @@ from __future__ import annotations
 import torch
 
 from weft.tensor import native
-from weft.tensor.fused_block import FusedBlock, Staged
+from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.causal_conv.native import supported as conv_supported
 from weft.tensor.ops.causal_conv.native import weights_of
 
 
-def supported(made_TJ: torch.Tensor, weight_CK: torch.Tensor, window_SCW: torch.Tensor) -> bool:
-    return conv_supported(made_TJ, weight_CK, window_SCW)
+def supported(projected_TJ: torch.Tensor, weight_CK: torch.Tensor, window_SCW: torch.Tensor) -> bool:
+    return conv_supported(projected_TJ, weight_CK, window_SCW)
 
 
-def short_conv(made_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
+def short_conv(projected_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
                window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor:
-    tokens, channels = made_TJ.shape[0], weight_CK.shape[0]
-    y_TC = torch.empty((tokens, channels), dtype=made_TJ.dtype)
-    address, stride, one, dtype = native.plain_rows_of(made_TJ)
-    b, c, x = ((address + i * channels * made_TJ.itemsize, stride, one, dtype) for i in range(3))
+    tokens, channels = projected_TJ.shape[0], weight_CK.shape[0]
+    y_TC = torch.empty((tokens, channels), dtype=projected_TJ.dtype)
+    address, stride, one, dtype = native.plain_rows_of(projected_TJ)
+    b, c, x = ((address + i * channels * projected_TJ.itemsize, stride, one, dtype) for i in range(3))
     native.extension().conv(native.runs_of(runs), x, b, c, weights_of(weight_CK, bias_C), False,
                             y_TC.data_ptr(), native.slots_of(window_SCW), channels)
     return y_TC
 
 
 def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
-            window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor | None:
+              window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor | None:
     bound = fused.bound(x_TD)
     if bound is None or not supported(x_TD, weight_CK, window_SCW):
         return None
@@ -38,7 +38,7 @@ def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weight_CK: torch.Tensor, bi
 
 
 def staged(fused: FusedBlock, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
-           window_SCW: torch.Tensor) -> Staged | None:
+           window_SCW: torch.Tensor) -> FusedLayer | None:
     if fused.bound(x_TD) is None or not supported(x_TD, weight_CK, window_SCW):
         return None
-    return Staged(fused, 1, conv=weights_of(weight_CK, bias_C), first=native.slots_of(window_SCW))
+    return FusedLayer(fused, 1, conv=weights_of(weight_CK, bias_C), first=native.slots_of(window_SCW))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.tensor import gpu
-from weft.tensor.fused_block import FusedBlock, Staged
+from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.ops.silu_mul import cpu, native
 
 
@@ -28,6 +28,6 @@ def run_fused(fused: FusedBlock, x_TD: torch.Tensor) -> torch.Tensor | None:
     return native.run_fused(fused, x_TD)
 
 
-def staged(fused: FusedBlock, x_TD: torch.Tensor) -> Staged | None:
+def staged(fused: FusedBlock, x_TD: torch.Tensor) -> FusedLayer | None:
     """The same as a part of a stack (``weft.models.fused_decoder``)."""
     return native.staged(fused, x_TD)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from weft.tensor import native
-from weft.tensor.fused_block import FusedBlock, Staged
+from weft.tensor.fused_block import FusedBlock, FusedLayer
 
 
 def supported(gate_up_TJ: torch.Tensor) -> bool:
@@ -31,7 +31,7 @@ def run_fused(fused: FusedBlock, x_TD: torch.Tensor) -> torch.Tensor | None:
     return out_TD
 
 
-def staged(fused: FusedBlock, x_TD: torch.Tensor) -> Staged | None:
+def staged(fused: FusedBlock, x_TD: torch.Tensor) -> FusedLayer | None:
     if fused.bound(x_TD) is None or fused.second.columns % native.LANES:
         return None
-    return Staged(fused, 0)
+    return FusedLayer(fused, 0)

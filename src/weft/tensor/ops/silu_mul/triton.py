@@ -27,12 +27,12 @@ def silu_mul(gate_up_TJ: torch.Tensor) -> torch.Tensor:
 def _silu_mul(gate_up, row_stride, width, out, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    taken = column < width
+    mask = column < width
     gate_up += row * row_stride
-    gate = tl.load(gate_up + column, mask=taken, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + width + column, mask=taken, other=0.0).to(tl.float32)
+    gate = tl.load(gate_up + column, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + width + column, mask=mask, other=0.0).to(tl.float32)
     silu = (gate * tl.sigmoid(gate)).to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + row * width + column, (silu * up).to(out.dtype.element_ty), mask=taken)
+    tl.store(out + row * width + column, (silu * up).to(out.dtype.element_ty), mask=mask)
 
 
 def compilations() -> list[Compilation]:

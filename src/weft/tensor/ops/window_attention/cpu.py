@@ -34,12 +34,12 @@ QUERY_BLOCK = 256
 @dataclass(frozen=True, slots=True)
 class DecodePlaces:
     """For one block of decode rows: ``place_R``: where each row's new token goes; ``unread_RW``: places that
-    hold nothing for a row, None when all hold something; ``kept_R``, ``slots``: rows that have a slot, and
+    hold nothing for a row, None when all hold something; ``slot_rows_R``, ``slots``: rows that have a slot, and
     it; ``fresh_slots``: those among them that start from zeros."""
 
     place_R: torch.Tensor
     unread_RW: torch.Tensor | None
-    kept_R: torch.Tensor
+    slot_rows_R: torch.Tensor
     slots: torch.Tensor
     fresh_slots: torch.Tensor
 
@@ -76,12 +76,12 @@ def _decode(q_RHD: torch.Tensor, kv_R2HD: torch.Tensor, ring_S2HWD: torch.Tensor
         if where.unread_RW is not None:
             scores_BGW.view(count, -1, window).masked_fill_(where.unread_RW[:, None], float("-inf"))
             v_BWD.view(count, kv_heads, window, dim).masked_fill_(where.unread_RW[:, None, :, None], 0.0)
-        made = torch.bmm(torch.softmax(scores_BGW, dim=-1), v_BWD)
-        out_RHD[rows.span] = made.view(count, -1, dim).to(out_RHD.dtype)
+        attended = torch.bmm(torch.softmax(scores_BGW, dim=-1), v_BWD)
+        out_RHD[rows.span] = attended.view(count, -1, dim).to(out_RHD.dtype)
         if where.fresh_slots.numel():
             ring_S2HWD.index_fill_(0, where.fresh_slots, 0)
         if where.slots.numel():
-            ring_S2HWD[where.slots, :, :, where.place_R[where.kept_R]] = new[where.kept_R]
+            ring_S2HWD[where.slots, :, :, where.place_R[where.slot_rows_R]] = new[where.slot_rows_R]
 
 
 def _places(runs: Runs, rows: StateRows, window: int) -> DecodePlaces:
@@ -92,12 +92,12 @@ def _places(runs: Runs, rows: StateRows, window: int) -> DecodePlaces:
     position_R1 = torch.tensor(positions, device=device)[:, None]
     held_RW = position_R1 - (position_R1 - torch.arange(window, device=device)) % window
     unread_RW = held_RW < first_R[:, None]
-    kept = [row for row, run in enumerate(chosen) if runs.slots[run] != PAD]
+    slot_rows = [row for row, run in enumerate(chosen) if runs.slots[run] != PAD]
     slots = [runs.slots[run] for run in chosen if runs.slots[run] != PAD]
     fresh = [runs.slots[run] for run in chosen if runs.slots[run] != PAD and runs.fresh[run]]
-    kept_R, slots_X, fresh_X = (torch.tensor(x, dtype=torch.int64, device=device)
-                                for x in (kept, slots, fresh))
-    return DecodePlaces(position_R1[:, 0] % window, unread_RW if bool(unread_RW.any()) else None, kept_R,
+    slot_rows_R, slots_X, fresh_X = (torch.tensor(x, dtype=torch.int64, device=device)
+                                for x in (slot_rows, slots, fresh))
+    return DecodePlaces(position_R1[:, 0] % window, unread_RW if bool(unread_RW.any()) else None, slot_rows_R,
                         slots_X, fresh_X)
 
 
@@ -153,7 +153,7 @@ def _attend(q_LHD: torch.Tensor, known_2HSD: torch.Tensor, start: int, window: i
         key_S = torch.arange(low, high, device=wide.device)
         query_L1 = torch.arange(lead + first, lead + last, device=wide.device)[:, None]
         seen = (key_S <= query_L1) & (key_S > query_L1 - window)
-        made = F.scaled_dot_product_attention(q_HGLD[:, :, first:last], k_HGSD, v_HGSD, attn_mask=seen,
+        attended = F.scaled_dot_product_attention(q_HGLD[:, :, first:last], k_HGSD, v_HGSD, attn_mask=seen,
                                               scale=scale)
-        out_LHD[first:last] = made.permute(2, 0, 1, 3).reshape(last - first, heads, dim).to(out_LHD.dtype)
+        out_LHD[first:last] = attended.permute(2, 0, 1, 3).reshape(last - first, heads, dim).to(out_LHD.dtype)
         first = last

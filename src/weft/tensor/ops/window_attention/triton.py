@@ -54,16 +54,16 @@ def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tens
              "FP8": fp8_kind(ring_S2HWD.dtype, q_THD.device)}
     common = (k_THD, k_THD.stride(0), k_THD.stride(1), v_THD, v_THD.stride(0), v_THD.stride(1), bits,
               native.slot_stride(ring_S2HWD), runs.starts_R, runs.slots_R, known.fresh_R)
-    asked = (q_THD, q_THD.stride(0), q_THD.stride(1), scale * math.log2(math.e), out_THD)
+    queries = (q_THD, q_THD.stride(0), q_THD.stride(1), scale * math.log2(math.e), out_THD)
     sizes = {"HEADS": heads, "GROUP": heads // kv_heads, "PRODUCT": product, "PRECISION": precision}
     if runs.decode_count:
-        _decode[(runs.decode_count, kv_heads)](*asked, *common, **shape, **sizes,
+        _decode[(runs.decode_count, kv_heads)](*queries, *common, **shape, **sizes,
                                                **decode_blocks(dim, ring_S2HWD.itemsize, heads // kv_heads))
     prefills = runs.run_count - runs.decode_count
     if prefills:
         blocks = attend_blocks(dim, ring_S2HWD.itemsize, heads // kv_heads, product)
         grid = (ceil_div(heads // kv_heads, blocks["TILE_HEADS"]), kv_heads, known.chunk_count)
-        _attend[grid](*asked, *common, known.offsets_R, known.chunk_run_C, known.chunk_first_C,
+        _attend[grid](*queries, *common, known.offsets_R, known.chunk_run_C, known.chunk_first_C,
                       known.chunk_tokens_C, **shape, **sizes, **blocks)
         _update[(prefills, 2 * kv_heads, ceil_div(window, UPDATE_BLOCK))](
             *common, known.offsets_R, known.chunk_begin_R, known.chunk_first_C,
@@ -86,10 +86,10 @@ def attend_blocks(dim: int, itemsize: int, group: int, product: tl.dtype) -> dic
 
 
 @triton.jit
-def _rows(x, at, taken, D: tl.constexpr, BLOCK_D: tl.constexpr):
+def _rows(x, at, row_mask, D: tl.constexpr, BLOCK_D: tl.constexpr):
     """[N, BLOCK_D]: rows of D that begin at ``x + at``."""
     d = tl.arange(0, BLOCK_D)
-    return tl.load(x + at[:, None] + d[None, :], mask=taken[:, None] & (d < D)[None, :], other=0)
+    return tl.load(x + at[:, None] + d[None, :], mask=row_mask[:, None] & (d < D)[None, :], other=0)
 
 
 @triton.jit(do_not_specialize_on_alignment=MOVING)
@@ -113,24 +113,24 @@ def _decode(q, q_token, q_head, qk_scale, out, k, k_token, k_head, v, v_token, v
     k_own = tl.load(k + row * k_token + kv_head * k_head + d, mask=d < D, other=0.0)
     v_own = tl.load(v + row * v_token + kv_head * v_head + d, mask=d < D, other=0.0)
     k_own, v_own = stored(k_own.to(tl.float32), ring, FP8 != 0), stored(v_own.to(tl.float32), ring, FP8 != 0)
-    asked = tl.load(q + row * q_token + head[:, None] * q_head + d[None, :],
+    q_tile = tl.load(q + row * q_token + head[:, None] * q_head + d[None, :],
                     mask=(m < GROUP)[:, None] & (d < D)[None, :], other=0.0).to(PRODUCT)
     last = tl.full((ROWS,), 0, tl.int32) + position
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
-    made = tl.zeros((ROWS, BLOCK_D), tl.float32)
+    acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
     for begin in range(0, WINDOW, PLACES):
         place = begin + tl.arange(0, PLACES)
         own = place == position % WINDOW
         held = position - (position - place + WINDOW) % WINDOW
-        there = (place < held_places) & (held >= 0) & (place != position % WINDOW)
-        key = tl.where(own[:, None], k_own[None, :], _rows(keys, place * D, there, D, BLOCK_D))
-        value = tl.where(own[:, None], v_own[None, :], _rows(values, place * D, there, D, BLOCK_D))
-        scores = tl.dot(asked, tl.trans(widen(key, FP8, PRODUCT)), input_precision=PRECISION)
-        top, total, made = softmax_step(scores, widen(value, FP8, PRODUCT), None, None, top, total, made,
-                                        tl.where(there | own, held, FAR), last, qk_scale, True, 0, PRODUCT,
-                                        PRECISION)
-    finish(made / total[:, None], token, head, m < GROUP, out, None, 0, None, 0, None, HEADS, GROUP, D,
+        place_mask = (place < held_places) & (held >= 0) & (place != position % WINDOW)
+        key = tl.where(own[:, None], k_own[None, :], _rows(keys, place * D, place_mask, D, BLOCK_D))
+        value = tl.where(own[:, None], v_own[None, :], _rows(values, place * D, place_mask, D, BLOCK_D))
+        scores = tl.dot(q_tile, tl.trans(widen(key, FP8, PRODUCT)), input_precision=PRECISION)
+        top, total, acc = softmax_step(scores, widen(value, FP8, PRODUCT), None, None, top, total, acc,
+                                        tl.where(place_mask | own, held, FAR), last, qk_scale, True, 0,
+                                        PRODUCT, PRECISION)
+    finish(acc / total[:, None], token, head, m < GROUP, out, None, 0, None, 0, None, HEADS, GROUP, D,
            BLOCK_D)
     if slot >= 0:
         if new:
@@ -160,14 +160,14 @@ def _attend(q, q_token, q_head, qk_scale, out, k, k_token, k_head, v, v_token, v
     in_group = tl.program_id(0) * TILE_HEADS + m // TOKENS
     place, head = m % TOKENS, kv_head * GROUP + in_group
     token = (first + place).to(tl.int64)
-    taken = (place < count) & (in_group < GROUP)
+    row_mask = (place < count) & (in_group < GROUP)
     at = start + first - offset
     last = at + tl.minimum(place, count - 1)
-    asked = tl.load(q + token[:, None] * q_token + head[:, None] * q_head + d[None, :],
-                    mask=taken[:, None] & (d < D)[None, :], other=0.0).to(PRODUCT)
+    q_tile = tl.load(q + token[:, None] * q_token + head[:, None] * q_head + d[None, :],
+                    mask=row_mask[:, None] & (d < D)[None, :], other=0.0).to(PRODUCT)
     top = tl.full((TILE_HEADS * TOKENS,), float("-inf"), tl.float32)
     total = tl.zeros((TILE_HEADS * TOKENS,), tl.float32)
-    made = tl.zeros((TILE_HEADS * TOKENS, BLOCK_D), tl.float32)
+    acc = tl.zeros((TILE_HEADS * TOKENS, BLOCK_D), tl.float32)
     known = tl.maximum(at - WINDOW + 1, 0)
     if (slot >= 0) & (tl.load(fresh + run) == 0):
         keys = ring + slot * slot_stride + kv_head * (WINDOW * D)
@@ -177,21 +177,21 @@ def _attend(q, q_token, q_head, qk_scale, out, k, k_token, k_head, v, v_token, v
             rows = position % WINDOW * D
             key = widen(_rows(keys, rows, position < start, D, BLOCK_D), FP8, PRODUCT)
             value = widen(_rows(values, rows, position < start, D, BLOCK_D), FP8, PRODUCT)
-            scores = tl.dot(asked, tl.trans(key), input_precision=PRECISION)
-            top, total, made = softmax_step(scores, value, None, None, top, total, made,
+            scores = tl.dot(q_tile, tl.trans(key), input_precision=PRECISION)
+            top, total, acc = softmax_step(scores, value, None, None, top, total, acc,
                                             tl.where(position < start, position, FAR), last, qk_scale, True,
                                             WINDOW, PRODUCT, PRECISION)
     for begin in range(tl.maximum(known, start), at + count, PLACES):
         position = begin + tl.arange(0, PLACES)
-        there = position < at + count
+        position_mask = position < at + count
         rows = (offset + position - start).to(tl.int64)
-        key = _rows(k, rows * k_token + kv_head * k_head, there, D, BLOCK_D).to(tl.float32)
-        value = _rows(v, rows * v_token + kv_head * v_head, there, D, BLOCK_D).to(tl.float32)
+        key = _rows(k, rows * k_token + kv_head * k_head, position_mask, D, BLOCK_D).to(tl.float32)
+        value = _rows(v, rows * v_token + kv_head * v_head, position_mask, D, BLOCK_D).to(tl.float32)
         key, value = stored(key, ring, FP8 != 0), stored(value, ring, FP8 != 0)
-        scores = tl.dot(asked, tl.trans(widen(key, FP8, PRODUCT)), input_precision=PRECISION)
-        top, total, made = softmax_step(scores, widen(value, FP8, PRODUCT), None, None, top, total, made,
+        scores = tl.dot(q_tile, tl.trans(widen(key, FP8, PRODUCT)), input_precision=PRECISION)
+        top, total, acc = softmax_step(scores, widen(value, FP8, PRODUCT), None, None, top, total, acc,
                                         position, last, qk_scale, True, WINDOW, PRODUCT, PRECISION)
-    finish(made / total[:, None], token, head, taken, out, None, 0, None, 0, None, HEADS, GROUP, D, BLOCK_D)
+    finish(acc / total[:, None], token, head, row_mask, out, None, 0, None, 0, None, HEADS, GROUP, D, BLOCK_D)
 
 
 @triton.jit(do_not_specialize=["decode_count"], do_not_specialize_on_alignment=MOVING)
@@ -229,28 +229,29 @@ def _update(k, k_token, k_head, v, v_token, v_head, ring, slot_stride, starts, s
 
 
 def compilations() -> list[Compilation]:
-    return [made for dtype, dim in ((torch.bfloat16, 128), (torch.bfloat16, 256)) for made in _of(dtype, dim)]
+    return [variant for dtype, dim in ((torch.bfloat16, 128), (torch.bfloat16, 256))
+            for variant in _of(dtype, dim)]
 
 
 def _of(dtype: torch.dtype, dim: int) -> list[Compilation]:
     product, precision = product_of(torch.bfloat16, dtype)
-    asked = {"q": "*bf16", "q_token": "i32", "q_head": "i32", "qk_scale": "fp32", "out": "*bf16"}
+    queries = {"q": "*bf16", "q_token": "i32", "q_head": "i32", "qk_scale": "fp32", "out": "*bf16"}
     common = {"k": "*bf16", "k_token": "i32", "k_head": "i32", "v": "*bf16", "v_token": "i32",
               "v_head": "i32", "ring": "*" + TRITON_TYPES[dtype], "slot_stride": "i64", "starts": "*i64",
               "slots": "*i64", "fresh": "*i32"}
     tables = dict.fromkeys(MOVING[3:], "*i32")
     shape: dict[str, Any] = {"KV_HEADS": 4, "WINDOW": 512, "D": dim, "BLOCK_D": dim, "FP8": 0}
     sizes = {"HEADS": 16, "GROUP": 4, "PRODUCT": product, "PRECISION": precision}
-    made = []
+    variants = []
     for name, kernel, signature, blocks in (
-            ("decode", _decode, {**asked, **common}, {**sizes, **decode_blocks(dim, dtype.itemsize, 4)}),
-            ("attend", _attend, {**asked, **common, **tables},
+            ("decode", _decode, {**queries, **common}, {**sizes, **decode_blocks(dim, dtype.itemsize, 4)}),
+            ("attend", _attend, {**queries, **common, **tables},
              {**sizes, **attend_blocks(dim, dtype.itemsize, 4, product)}),
             ("update", _update, {**common, **tables, "decode_count": "i32"},
              {"PLACES": UPDATE_BLOCK, "num_warps": 4, "num_stages": 2})):
         options = {key: blocks.pop(key) for key in ("num_warps", "num_stages")}
         constants = {**shape, **blocks}
         used = {key: value for key, value in signature.items() if key in kernel.arg_names}
-        made.append(Compilation(f"window_attention {name} {dim}", kernel,
+        variants.append(Compilation(f"window_attention {name} {dim}", kernel,
                                 used | dict.fromkeys(constants, "constexpr"), constants, **options))
-    return made
+    return variants

@@ -102,16 +102,16 @@ def tile_tokens(tile, chunk_run, chunk_first, chunk_tokens, decode_count, TOKENS
     run = tl.load(chunk_run + chunk, mask=in_chunk, other=0)
     decode = tile * TOKENS + lane
     token = tl.where(in_chunk, first + place, decode)
-    there = tl.where(in_chunk, place < count, decode < decode_count)
-    return token.to(tl.int64), tl.where(in_chunk, run, decode).to(tl.int64), there
+    token_mask = tl.where(in_chunk, place < count, decode < decode_count)
+    return token.to(tl.int64), tl.where(in_chunk, run, decode).to(tl.int64), token_mask
 
 
 @triton.jit
-def find_places(positions, table, table_stride, token, run, there):
+def find_places(positions, table, table_stride, token, run, token_mask):
     """(page int64 or PAD, place in it) of each token."""
-    position = tl.load(positions + token, mask=there, other=-1)
-    there = there & (position >= 0)
-    page = tl.load(table + run * table_stride + position // 16, mask=there, other=-1)
+    position = tl.load(positions + token, mask=token_mask, other=-1)
+    token_mask = token_mask & (position >= 0)
+    page = tl.load(table + run * table_stride + position // 16, mask=token_mask, other=-1)
     return page.to(tl.int64), (position % 16).to(tl.int32)
 
 
@@ -159,13 +159,13 @@ def _write(k, v, k_token, k_head, v_token, v_head, cache_k, cache_v, k_stride, v
            D: tl.constexpr, BLOCK_D: tl.constexpr, PACK: tl.constexpr, FP8: tl.constexpr,
            TOKENS: tl.constexpr):
     head = tl.program_id(1)
-    token, run, there = tile_tokens(tl.program_id(0), chunk_run, chunk_first, chunk_tokens, decode_count,
+    token, run, token_mask = tile_tokens(tl.program_id(0), chunk_run, chunk_first, chunk_tokens, decode_count,
                                     TOKENS)
-    page, place = find_places(positions, table, table_stride, token, run, there)
+    page, place = find_places(positions, table, table_stride, token, run, token_mask)
     d = tl.arange(0, BLOCK_D)
-    taken = (page >= 0)[:, None] & (d < D)[None, :]
-    x = tl.load(k + token[:, None] * k_token + head * k_head + d[None, :], mask=taken, other=0.0)
-    y = tl.load(v + token[:, None] * v_token + head * v_head + d[None, :], mask=taken, other=0.0)
+    tile_mask = (page >= 0)[:, None] & (d < D)[None, :]
+    x = tl.load(k + token[:, None] * k_token + head * k_head + d[None, :], mask=tile_mask, other=0.0)
+    y = tl.load(v + token[:, None] * v_token + head * v_head + d[None, :], mask=tile_mask, other=0.0)
     v_scales = None
     if scales is not None:
         v_scales = scales + scale_part
@@ -189,7 +189,7 @@ PLACE_SIGNATURE = {"positions": "*i64", "table": "*i32", "table_stride": "i32", 
 
 
 def compilations() -> list[Compilation]:
-    made = []
+    variants = []
     for dtype, dim in ((torch.bfloat16, 64), (torch.float8_e4m3fn, 128), (torch.int8, 256)):
         pages, constants = page_signature(dtype)
         strides = dict.fromkeys(("k_token", "k_head", "v_token", "v_head"), "i32")
@@ -197,5 +197,5 @@ def compilations() -> list[Compilation]:
                       "FP8": dtype == torch.float8_e4m3fn, "TOKENS": TILE_TOKENS}
         signature = {"k": "*bf16", "v": "*bf16", **strides, **pages, **PLACE_SIGNATURE}
         signature |= dict.fromkeys(constants, "constexpr")
-        made.append(Compilation(f"write_kv {dtype} {dim}", _write, signature, constants))
-    return made
+        variants.append(Compilation(f"write_kv {dtype} {dim}", _write, signature, constants))
+    return variants
