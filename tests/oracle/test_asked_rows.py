@@ -13,7 +13,7 @@ from tests.fixtures.checkpoints import CHECKPOINTS
 from tests.oracle.model_driver import ModelDriver
 from tests.oracle.test_models_against_transformers import loaded, prompt
 from weft.tensor import native
-from weft.tensor.inputs import Asked, LayerCache, StepInputs
+from weft.tensor.inputs import OutputRows, LayerCache, StepInputs
 
 
 @pytest.fixture(params=["auto", "torch"])
@@ -33,7 +33,7 @@ def mixed_step(name: str) -> tuple[ModelDriver, StepInputs]:
 def asked_for(inputs: StepInputs, runs: list[int]) -> StepInputs:
     lasts = [inputs.runs.offsets[run] + inputs.runs.lengths[run] - 1 for run in runs]
     fresh = replace(inputs.runs, memo={})
-    return replace(inputs, runs=fresh, asked=Asked(runs, torch.tensor(lasts, dtype=torch.int64)))
+    return replace(inputs, runs=fresh, asked=OutputRows(runs, torch.tensor(lasts, dtype=torch.int64)))
 
 
 @torch.inference_mode()

@@ -1,1 +1,1 @@
-"""``weft bench``: how fast kernels, the engine and a server are, on this machine, now. docs/bench.md."""
+"""``weft bench``: the speed of kernels, the engine and a server on this machine. docs/bench.md."""

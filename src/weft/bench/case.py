@@ -1,7 +1,7 @@
-"""One kernel at one size: how it is called, and what it must move and compute at least.
+"""One kernel at one size: its call, and the least that it must move and compute.
 
-    Bench(device, dtype)  makes tensors and runs where the kernels are
-    Case                  name, call, bytes, flops, and who else computes the same (``rivals``)
+    Bench(device, dtype)  creates tensors and runs on the kernels' device
+    Case                  name, call, bytes, flops, and other kernels for the same result (``rivals``)
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Case:
-    """``call`` runs the op once. ``bytes_moved`` and ``flops``: the least that one call can do with; what it
-    reads, writes and needs by its definition. ``rivals``: other libraries' kernels on the same numbers."""
+    """``call`` runs the op once. ``bytes_moved`` and ``flops``: the least that the op's definition reads,
+    writes and computes. ``rivals``: other libraries' kernels on the same numbers."""
 
     name: str
     call: Call
@@ -31,8 +31,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """``decode_rows``: sequences with one token each; ``prefill_tokens`` of one sequence; ``context``:
-    tokens that are there already when a decode comes."""
+    """``decode_rows``: sequences with one token each; ``prefill_tokens`` of one sequence; ``context``: tokens
+    of a decode's sequence, its own included."""
 
     device: torch.device
     dtype: torch.dtype
@@ -55,7 +55,7 @@ class Bench:
                 *((f"prefill 1 x {tokens}", 1, tokens, 0) for tokens in self.prefill_tokens)]
 
     def runs(self, rows: int, tokens: int, before: int) -> Runs:
-        """``rows`` sequences with ``tokens`` new ones each behind ``before``, in pages of no order."""
+        """``rows`` sequences with ``tokens`` new tokens each after ``before``, in pages of random order."""
         width = pages_for(before + tokens)
         pages = torch.randperm(rows * width).to(torch.int32).view(rows, width)
         return Runs(offsets=[row * tokens for row in range(rows)], starts=[before] * rows,

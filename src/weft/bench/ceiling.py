@@ -1,10 +1,10 @@
-"""What the machine can do at best, measured in the same run: the yardstick of ``kernels``.
+"""The best that the machine can do, measured in the same run: the yardstick of ``kernels``.
 
-    copy bandwidth   a tensor far larger than any cache, copied: bytes read and written per second
+    copy bandwidth   a copy of a tensor far larger than any cache: bytes read and written per second
     matrix rate      a square product in the dtype of the weights: two per multiply-and-add, per second
 
-The best of some tries, because a ceiling is what can be reached, not what is usual. Numbers of a data sheet
-were rejected: nobody reaches them, and this machine may share its memory with others.
+The best of some tries, because a ceiling is the best that can be reached, not the usual. Rejected: the
+numbers of a data sheet. No program reaches them, and this machine may share its memory with others.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Ceiling:
     matrix_flops_per_s: float
 
     def least_s(self, bytes_moved: int, flops: int) -> float:
-        """The time that moving and computing so much takes at least, each at its ceiling and both at once."""
+        """The least time of this transfer and this arithmetic, each at its ceiling and both at once."""
         return max(bytes_moved / self.copy_bytes_per_s, flops / self.matrix_flops_per_s)
 
 
 def measure_ceiling(device: torch.device, dtype: torch.dtype) -> Ceiling:
-    """A second or two."""
+    """Takes a second or two."""
     source = torch.zeros(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copy_s = min(seconds_of(lambda: target.copy_(source), 1, device) for _ in range(_TRIES))
@@ -44,7 +44,7 @@ def measure_ceiling(device: torch.device, dtype: torch.dtype) -> Ceiling:
 
 
 def seconds_of(call: Callable[[], object], times: int, device: torch.device | None = None) -> float:
-    """Mean of ``times`` calls one after another. On a GPU by the device's own clock, launches included."""
+    """Mean seconds of ``times`` consecutive calls; on a GPU by the device's clock, launches included."""
     if device is not None and device.type == "cuda":
         began, ended = (torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
                         for _ in range(2))

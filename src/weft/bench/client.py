@@ -1,11 +1,11 @@
-"""One request to an OpenAI-compatible server, and when each part of its answer came.
+"""One request to an OpenAI-compatible server, and the arrival time of each part of its answer.
 
-    Dialect   path, body, what a chunk brought      OPENAI: completions, OPENAI_CHAT: chat
-    Timing    sent | (when, tokens) of each chunk | ended        seconds on one clock, this process's
+    EndpointFormat   path, body, content of a chunk      OPENAI: completions, OPENAI_CHAT: chat
+    Timing           sent | (when, tokens) of each chunk | ended        seconds on this process's clock
 
-Streaming is always on: without it nobody can tell a first token from a last. A chunk may have several tokens;
-the gap before it is shared among them, so that a server that sends many at once is not rewarded for it. What
-goes wrong is in the timing and never raised: one failed request must not end a load.
+Streaming is always on: without it a client cannot tell a first token from a last. A chunk may have several
+tokens. They share the gap before it, so that a server that sends many at once is not rewarded. Errors go into
+the timing and are never raised: one failed request must not end a load.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import httpx
 
 @dataclass(slots=True)
 class Timing:
-    """``chunks`` are (when, tokens in it); ``ended`` 0 where nobody noted it, ``prompt_tokens`` and
-    ``completion_tokens`` what the server says, 0 where it says nothing."""
+    """``chunks``: (when, tokens in the chunk). ``ended``: 0 if not recorded. ``prompt_tokens`` and
+    ``completion_tokens``: the server's counts, 0 if it reports none."""
 
     sent: float
     chunks: list[tuple[float, int]] = field(default_factory=list)
@@ -44,15 +44,15 @@ class Timing:
 
     @property
     def gaps_s(self) -> list[float]:
-        """One for each token after the first chunk's."""
+        """One gap for each token after the first chunk."""
         return [(then - before) / count for (before, _), (then, count) in pairwise(self.chunks)
                 for _ in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointFormat:
-    """How a server is asked. ``body(model, prompt, output_tokens)``: greedy, streamed, exactly so many
-    tokens; ``note(timing, chunk)`` counts what a chunk brought."""
+    """The request and chunk format of an endpoint. ``body(model, prompt, output_tokens)``: greedy, streamed,
+    exactly ``output_tokens`` tokens; ``note(timing, chunk)`` records a chunk."""
 
     path: str
     body: Callable[[str, list[int] | str, int], dict[str, Any]]
@@ -61,7 +61,7 @@ class EndpointFormat:
 
 async def one_request(client: httpx.AsyncClient, body: dict[str, Any],
                       endpoint_format: EndpointFormat) -> Timing:
-    """Send it and time what comes back. What goes wrong is in the timing, not raised."""
+    """Send a request and time its answer. Errors go into the timing and are not raised."""
     timing = Timing(time.perf_counter())
     try:
         async with client.stream("POST", endpoint_format.path, json=body) as response:

@@ -1,12 +1,12 @@
-"""The kernels of a model, as cases: one group for each kind of layer that its configuration has.
+"""The kernels of a model, as cases: one group per kind of layer in its configuration.
 
     config.json's geometry --families--> Architecture --> each different mixer once --> cases
                                                      '--> experts, norms, rotary, silu x up, memory
 
-Sizes are those of the real layer, per group the decodes and prefills of ``Bench.sizes``. Ops are called by
-their public names, so whatever computes them on a device is what is measured. ``bytes_moved`` counts each
-input and output once, and states twice (read and written); ``flops`` two for each multiply-and-add of the
-definition, so that chunked forms, which compute more to be faster, get no credit for it.
+Sizes are those of the real layer; each group has the decodes and prefills of ``Bench.sizes``. Ops are called
+by their public names, so a measurement covers the implementation that the device uses. ``bytes_moved`` counts
+each input and output once, and states twice (read and written). ``flops`` counts two for each
+multiply-and-add of the definition. So chunked forms, which compute more to be faster, get no credit for it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ F32 = torch.float32
 
 
 def cases_of(architecture: Architecture, bench: Bench, groups: tuple[str, ...]) -> Iterator[Case]:
-    """Made one by one, and let go of one by one: all at once would not fit. ``groups``: of GROUPS."""
+    """Yields one case at a time, because all at once would not fit in memory. ``groups``: a subset of
+    GROUPS."""
     mixers = dict.fromkeys(part for mixer in architecture.mixers for part in _parts(mixer))
     for mixer in mixers:
         if isinstance(mixer, Attention) and "attention" in groups and not mixer.ring:
@@ -159,7 +160,7 @@ def _convolution(of: object, bench: Bench) -> Iterator[Case]:
 
 
 def _experts(of: Experts, hidden: int, bench: Bench) -> Iterator[Case]:
-    """Routed at random, which wakes more experts than text does."""
+    """Routed at random, which activates more experts than text does."""
     rows = (2 if of.gated else 1) * of.width
     gate_up, down = bench.noise(of.count, rows, hidden), bench.noise(of.count, hidden, of.width)
     for name, sequences, tokens, _ in bench.sizes():

@@ -1,13 +1,13 @@
 """Each kernel beside torch and beside the machine's own ceiling, in one run.
 
-    ceiling     copy bandwidth, matrix rate                                 (measured, not read)
-    round 1     own  torch  rivals        every side has had a call that is not counted; the order turns;
-    round 2     torch  rivals  own        a measurement is as many calls as fill some milliseconds;
+    ceiling     copy bandwidth, matrix rate                                 (measured)
+    round 1     own  torch  rivals        every side had one uncounted call; the order rotates;
+    round 2     torch  rivals  own        a sample is as many calls as fill some milliseconds;
     ...                                   medians over the rounds
     share       (the least time at the ceiling) / (own time)
 
 "Own" is Triton on a GPU and C++ on a CPU, "torch" the same op by the torch path on the same numbers. A share
-above 1 on a CPU means that what is moved lay in a cache, which the copy did not.
+above 1 on a CPU means that the data lay in a cache, unlike the copy's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CALLS_MAX = 1000
 
 @dataclass(slots=True)
 class Result:
-    """Seconds of one call by side; None where a side could not, and ``refusals`` says why."""
+    """Seconds of one call by side; None for a side that refused, and ``refusals`` has its reason."""
 
     geometry: str
     name: str
@@ -51,7 +51,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """``own``: its name; ``choose(side)``: makes the process compute with it, or with "torch"."""
+    """``own``: the name of our side; ``choose(side)``: makes the process compute with it, or with "torch"."""
 
     own: str
     choose: Callable[[str], None]
@@ -59,8 +59,7 @@ class Sides:
 
 def bench_of(device_name: str, dtype: str, decode_rows: tuple[int, ...], prefill_tokens: tuple[int, ...],
              context: int | None) -> Bench:
-    """Sizes that are not given are those that the device is meant for. Raises ConfigError for a device that
-    is not there."""
+    """Sizes that are not given default to the device's. Raises ConfigError for a missing device."""
     if device_name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device is cuda, and torch sees no CUDA device here; use --device cpu",
                           param="--device")
@@ -71,7 +70,7 @@ def bench_of(device_name: str, dtype: str, decode_rows: tuple[int, ...], prefill
 
 
 def sides_of(device: torch.device) -> Sides:
-    """Raises ConfigError where the device's own kernels are not there to be measured."""
+    """Raises ConfigError where the device's own kernels are not available."""
     if device.type == "cuda":
         gpu.choose("triton")
         return Sides("triton", lambda side: gpu.choose("torch" if side == "torch" else "triton"))
@@ -81,7 +80,7 @@ def sides_of(device: torch.device) -> Sides:
 
 def run(bench: Bench, sides: Sides, ceiling: Ceiling, geometries: Iterable[str], groups: tuple[str, ...],
         rounds: int) -> Iterator[Result]:
-    """Results as they come. Raises ConfigError for a geometry that nobody knows."""
+    """Yields each result when it is measured. Raises ConfigError for an unknown geometry."""
     known = {name: _architecture(name) for name in geometries}
     torch.manual_seed(0)
     with torch.inference_mode():
@@ -128,7 +127,7 @@ def measure(geometry: str, case: Case, bench: Bench, sides: Sides, ceiling: Ceil
 
 
 def facts_of(bench: Bench, sides: Sides, ceiling: Ceiling, rounds: int) -> dict[str, Any]:
-    """What a figure must be read with."""
+    """The circumstances of a figure."""
     on_gpu = bench.device.type == "cuda"
     return {"device": torch.cuda.get_device_name(bench.device) if on_gpu else processor(),
             "cores": usable_cores(), "threads": torch.get_num_threads(), "torch": torch.__version__,

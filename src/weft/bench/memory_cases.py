@@ -1,6 +1,6 @@
-"""What the memory asks of the device beside the layers, as cases: zeroing (law L6), copies, moves.
+"""The device work of the memory, as cases: zeroing (law L6), copies, moves.
 
-An arena of the model's own frames, a few of them. Zeroing writes a frame once; a copy reads and writes.
+The cases use an arena with a few of the model's frames. Zeroing writes a frame once; a copy reads and writes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from weft.runner.arena import DeviceArena
 
 ARENA_BYTES = 512 << 20
 ITEMS_MAX = 16
-"""Frames, states or pages that one call is about, if the arena has twice as many."""
+"""Frames, states or pages of one call, if the arena has twice as many."""
 
 
 def memory_cases(architecture: Architecture, bench: Bench) -> Iterator[Case]:
-    """In an arena of ARENA_BYTES, all of which have been touched."""
+    """The cases of an arena of ARENA_BYTES, all of them touched."""
     plan = plan_arena(architecture.spec(), ARENA_BYTES)
     arena = DeviceArena(plan, bench.device)
     arena.fill_frames(range(plan.frame_count), 0)

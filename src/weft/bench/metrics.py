@@ -1,12 +1,12 @@
-"""From timings to the field's figures.
+"""From timings to the standard metrics.
 
-    TTFT   from sending to the first token                     E2EL   from sending to the last
-    TPOT   (E2EL - TTFT) / (tokens - 1), where there are two or more
-    ITL    each gap between two tokens (those of one chunk share the gap before it)
+    TTFT   from sending to the first token                     E2EL   from sending to the last token
+    TPOT   (E2EL - TTFT) / (tokens - 1), for two tokens or more
+    ITL    each gap between two tokens (tokens of one chunk share the gap before it)
 
-    request_throughput        answers / duration               output_throughput        tokens made / duration
-    total_token_throughput    tokens read and made / duration
-    request_goodput           answers that kept every promise / duration
+    request_throughput        answers / duration               output_throughput        output tokens / duration
+    total_token_throughput    input and output tokens / duration
+    request_goodput           answers within every objective / duration
 
 Failed requests count in ``failed`` and nowhere else. Percentiles interpolate between neighbours.
 """
@@ -26,12 +26,12 @@ from weft.errors import ConfigError
 METRICS = {"ttft": "time to first token", "tpot": "time per output token", "itl": "inter-token latency",
            "e2el": "end-to-end latency"}
 PROMISED = ("ttft", "tpot", "e2el")
-"""What a promise can be about: figures that one request has."""
+"""Metrics of a single request, which objectives (--goodput) can limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Of one answer, seconds. ``tpot`` None for an answer of one token."""
+    """The metrics of one answer, in seconds. ``tpot``: None for an answer of one token."""
 
     ttft: float
     tpot: float | None
@@ -40,7 +40,7 @@ class Times:
 
 
 def times_of(timing: Timing) -> Times:
-    """Of a timing without an error that has chunks."""
+    """The metrics of a timing that has chunks and no error."""
     ttft, e2el = timing.first_token_s, timing.chunks[-1][0] - timing.sent
     later = timing.output_tokens - 1
     return Times(ttft, (e2el - ttft) / later if later > 0 else None, tuple(timing.gaps_s), e2el)
@@ -88,14 +88,14 @@ def parse_percentiles(text: str) -> tuple[float, ...]:
 
 
 def keeps(times: Times, promises: Mapping[str, float]) -> bool:
-    """Whether each promise, in milliseconds, is kept; one about TPOT by whoever has none."""
+    """Whether each objective, in milliseconds, is met. An answer without a TPOT meets an objective for it."""
     return all((getattr(times, name) or 0.0) * 1e3 <= limit for name, limit in promises.items())
 
 
 def figures(timings: Sequence[Timing], seconds: float, *, names: Sequence[str] = tuple(METRICS),
             percentiles: Sequence[float] = (99.0,), promises: Mapping[str, float] | None = None,
             ) -> dict[str, Any]:
-    """Results by the field's keys. ``seconds``: from the first sending to the last end, above 0."""
+    """Results by the standard keys. ``seconds``: from the first sending to the last end, above 0."""
     done = [timing for timing in timings if timing.error is None and timing.chunks]
     times = [times_of(timing) for timing in done]
     read, generated = (sum(timing.prompt_tokens for timing in done),
@@ -120,7 +120,7 @@ def _values(times: Times, name: str) -> tuple[float, ...]:
 
 
 def _spread(values: list[float], name: str, percentiles: Sequence[float]) -> dict[str, float | None]:
-    """None of nothing."""
+    """Mean, median, standard deviation and percentiles; None without values."""
     spread: dict[str, float | None] = dict.fromkeys(f"{kind}_{name}_ms" for kind in ("mean", "median", "std"))
     spread |= {f"p{percentile:g}_{name}_ms": None for percentile in percentiles}
     if values:
@@ -132,7 +132,7 @@ def _spread(values: list[float], name: str, percentiles: Sequence[float]) -> dic
 
 
 def busiest_second(timings: Sequence[Timing]) -> int:
-    """Most tokens that came in one second, seconds counted from the first sending."""
+    """Most tokens that arrived in one second, seconds counted from the first sending."""
     if not timings:
         return 0
     began = min(timing.sent for timing in timings)
@@ -145,7 +145,8 @@ def busiest_second(timings: Sequence[Timing]) -> int:
 
 
 def most_at_once(timings: Sequence[Timing]) -> int:
-    """Most requests that were open at the same moment; who ends as another begins does not meet it."""
+    """Most requests that were open at the same moment. A request that ends as another begins does not overlap
+    it."""
     moves = sorted([(timing.sent, 1) for timing in timings]
                    + [(max(timing.ended, timing.chunks[-1][0]), -1) for timing in timings if timing.chunks])
     now = most = 0

@@ -1,9 +1,9 @@
-"""The engine by itself, in this process: no HTTP, no other process, tokens in and out.
+"""The engine alone, in this process: no HTTP, no other process, tokens in and out.
 
     latency      a batch again and again     seconds of each, from the first prompt to the last token
     throughput   many prompts at once        requests and tokens per second
 
-Answers have exactly the length that is asked for, greedy.
+Answers are greedy and have exactly the requested length.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ def _tokens(engine: Engine, request: SampleRequest) -> int:
 
 def latency(engine: Engine, *, batch_size: int, input_len: int, output_len: int, n: int, warmups: int,
             iterations: int, on_done: Callable[[float], None], seed: int = 0) -> dict[str, Any]:
-    """Results by the field's keys, seconds. Each iteration has prompts of its own, so that no cache and no
-    repetition helps."""
+    """Results by the standard keys, in seconds. Each iteration has new prompts, so that no cache helps."""
     dice = random.Random(seed)
     vocab_size = engine.info.vocab_size
     low = min(ORDINARY_ID_MIN, vocab_size // 2)
@@ -65,7 +64,8 @@ def latency(engine: Engine, *, batch_size: int, input_len: int, output_len: int,
 
 def throughput(engine: Engine, requests: Sequence[SampleRequest], *, n: int = 1,
                warmups: int = 0) -> dict[str, Any]:
-    """Results by the field's keys; tokens of prompts and answers together where nothing else is said."""
+    """Results by the standard keys; token counts include prompts and answers unless the key says
+    otherwise."""
     check_lengths(engine, requests)
     sampling = [exactly(request.output_tokens, n) for request in requests]
     prompts = [request.prompt for request in requests]

@@ -1,12 +1,12 @@
-"""What is asked: prompts and how many tokens to make of each, from a seed or from a file.
+"""The requests of a benchmark: prompts and their output lengths, from a seed or from a file.
 
-    random              own tokens behind a prefix that all share             --random-prefix-len
-    prefix_repetition   so many prefixes, each shared by its part of the requests
-    sharegpt            JSON: first turn asked, as many tokens as the second turn has
+    random              own tokens after a prefix that all requests share     --random-prefix-len
+    prefix_repetition   some prefixes, each shared by an equal part of the requests
+    sharegpt            JSON: the first turn is the prompt, the second gives the output length
     custom              JSON lines: "prompt", and "output_tokens" where it differs
 
-The same seed gives the same requests to every server. Token ids are drawn from the upper part of the
-vocabulary, as most have special tokens and bytes below.
+The same seed gives the same requests to every server. Token ids come from the upper part of the vocabulary,
+because most vocabularies have special tokens and bytes below.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ ORDINARY_ID_MIN = 300
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
-    """``prompt``: token ids, or text. ``answer``: text with as many tokens as are to be made, where nobody
-    has counted them yet and ``output_tokens`` is 0."""
+    """``prompt``: token ids, or text. ``answer``: a text with the wanted number of output tokens, if they are
+    not counted yet; ``output_tokens`` is then 0."""
 
     prompt: list[int] | str
     output_tokens: int
@@ -36,8 +36,8 @@ class SampleRequest:
 
 def random_requests(count: int, *, input_len: int, output_len: int, range_ratio: float = 0.0,
                     prefix_len: int = 0, vocab_size: int, seed: int) -> list[SampleRequest]:
-    """Prompts of ``prefix_len`` shared tokens and ``input_len`` of their own. With a ``range_ratio`` of r,
-    below 1, both lengths are drawn from (1 - r) to (1 + r) times what is asked for, at least 1."""
+    """Prompts of ``prefix_len`` shared tokens and ``input_len`` of their own. A ``range_ratio`` of r, below
+    1, draws both lengths from (1 - r) to (1 + r) times the given ones, at least 1."""
     dice = random.Random(seed)
     shared = _tokens(dice, prefix_len, vocab_size)
 
@@ -50,7 +50,7 @@ def random_requests(count: int, *, input_len: int, output_len: int, range_ratio:
 
 def prefix_repetition_requests(count: int, *, prefix_len: int, suffix_len: int, prefixes: int,
                                output_len: int, vocab_size: int, seed: int) -> list[SampleRequest]:
-    """Each of ``prefixes`` is used by the same number of requests, or one more; in an order of chance."""
+    """Each of ``prefixes`` serves the same number of requests, or one more, in random order."""
     dice = random.Random(seed)
     shared = [_tokens(dice, prefix_len, vocab_size) for _ in range(prefixes)]
     requests = [SampleRequest(shared[at % prefixes] + _tokens(dice, suffix_len, vocab_size), output_len)
@@ -61,9 +61,8 @@ def prefix_repetition_requests(count: int, *, prefix_len: int, suffix_len: int, 
 
 def file_requests(kind: str, path: Path, count: int, *, output_len: int | None,
                   seed: int) -> list[SampleRequest]:
-    """At most ``count`` of what is in ``path`` ("sharegpt" or "custom"), in an order of the seed.
-    ``output_len`` None: as many tokens as the file says, or as its answer has. Raises ConfigError
-    naming file and line."""
+    """At most ``count`` requests from ``path`` ("sharegpt" or "custom"), shuffled by the seed. ``output_len``
+    None: the length in the file, or of its answer. Raises ConfigError naming file and line."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -130,7 +129,7 @@ def _tokens(dice: random.Random, count: int, vocab_size: int) -> list[int]:
 
 
 def rehearsal(request: SampleRequest, number: int) -> SampleRequest:
-    """A request as long as ``request`` that leaves nothing in a cache which ``request`` could find; text stays."""
+    """A request as long as ``request`` that caches no prefix of it; a text prompt is returned unchanged."""
     if isinstance(request.prompt, str):
         return request
     backwards, at = request.prompt[::-1], number % len(request.prompt)

@@ -1,4 +1,4 @@
-"""Results on the screen and in a file. What a figure must be read with goes into the file beside it."""
+"""Results on the screen and in a file. The file also has the circumstances of the figures."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Bar:
         self._task = task
 
     def step(self, words: str = "") -> None:
-        """One more is done."""
+        """One more item is done."""
         self._progress.update(self._task, advance=1, description=words)
 
 
 @contextmanager
 def bar(what: str, total: int) -> Iterator[Bar]:
-    """On stderr, and silent where that is no terminal."""
+    """A progress bar on stderr; silent if that is no terminal."""
     console = Console(stderr=True)
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
                TextColumn("{task.description}"))
@@ -41,14 +41,14 @@ def bar(what: str, total: int) -> Iterator[Bar]:
 
 
 def facts() -> dict[str, Any]:
-    """Of this machine and this moment."""
+    """Facts about this machine and this moment."""
     return {"date": datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"), "weft": metadata.version("weft"),
             "python": platform.python_version(), "machine": platform.machine(), "cores": usable_cores(),
             "load_average": list(os.getloadavg())}
 
 
 def check_writable(path: Path | None, flag: str) -> None:
-    """Before hours of measuring. Raises ConfigError."""
+    """Checked before hours of measuring. Raises ConfigError."""
     if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
         raise ConfigError(f"{flag} {path}: there is no folder {path.parent} that can be written", param=flag)
 
@@ -58,7 +58,7 @@ def write(path: Path, results: Mapping[str, Any]) -> None:
 
 
 def show(title: str, rows: Mapping[str, object]) -> None:
-    """Numbers with their names; None is a dash."""
+    """Print numbers with their names; None is a dash."""
     click.secho(title, bold=True)
     for name, value in rows.items():
         shown = "-" if value is None else f"{value:,.2f}" if isinstance(value, float) else (

@@ -1,7 +1,8 @@
-"""Other libraries' kernels on the same sizes, where installed and on a GPU: fla and FlashInfer.
+"""Other libraries' kernels on the same sizes, if installed and on a GPU: fla and FlashInfer.
 
-They are asked for what they do best: contiguous inputs, their own layouts, plans made before the clock runs.
-What is not installed, or refuses a size, has no column, and ``weft bench kernels`` says why. Never needed.
+They run under their best conditions: contiguous inputs, their own layouts, plans computed before the clock
+runs. A library that is not installed, or refuses a size, has no column, and ``weft bench kernels`` says why.
+No library is required.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def installed(name: str) -> bool:
 
 def delta_rivals(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
                  state: torch.Tensor, rows: int, tokens: int) -> dict[str, Call]:
-    """fla's gated delta rule: chunked for prefill, fused recurrent for decode. Its chunked form wants as many
+    """fla's gated delta rule: chunked for prefill, fused recurrent for decode. Its chunked form needs as many
     key heads as value heads; they are repeated before the clock runs."""
     if not (q.is_cuda and installed("fla")):
         return {}
@@ -44,7 +45,7 @@ def delta_rivals(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Ten
 
 
 def attention_rivals(bench: Bench, of: Attention, rows: int, tokens: int, before: int) -> dict[str, Call]:
-    """FlashInfer: paged decode over pages of 16 tokens, one prefill without pages."""
+    """FlashInfer: paged decode over pages of 16 tokens; prefill without pages."""
     if not (bench.device.type == "cuda" and installed("flashinfer")):
         return {}
     library: Any = importlib.import_module("flashinfer")

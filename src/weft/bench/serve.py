@@ -1,13 +1,13 @@
-"""A bounded load on a running server, whoever made it.
+"""A bounded load on a running server of any engine.
 
-    /v1/models   who is there, what fits        (not reachable, unknown model, too long: said before the load)
-    one request  that is not counted            (what is wrong with all of them is said once)
-    warm-ups     not counted either
-    the load     requests at their times, at most --max-concurrency open
+    /v1/models   models and context length     (unreachable, unknown model, too long: reported before the load)
+    one request  not counted                   (an error of every request is reported once)
+    warm-ups     not counted
+    the load     requests at their arrival times, at most --max-concurrency open
         '-> figures (``metrics``)
 
-It ends when the last request has ended; one that brings nothing for ``request_timeout_s`` has failed.
-Rejected: going through the ``openai`` package (it hides when a chunk came behind its own parsing).
+The load ends with its last request; a request without data for ``request_timeout_s`` has failed. Rejected:
+the ``openai`` package (its parsing hides when a chunk arrived).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from weft.errors import ConfigError, EngineUnavailableError, UserError
 
 BACKENDS: dict[str, EndpointFormat] = {"openai": OPENAI, "vllm": OPENAI, "openai-chat": OPENAI_CHAT}
 VOCAB_SIZE_UNKNOWN = 1024
-"""Ids below it are in every vocabulary that is not a toy's."""
+"""Every real vocabulary has the ids below it."""
 _CONNECT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
     """``request_rate`` per second, infinity for all at once; ``max_concurrency`` None for no limit;
-    ``extra_body`` goes over each request's own fields."""
+    ``extra_body`` overrides each request's own fields."""
 
     request_rate: float = math.inf
     burstiness: float = 1.0
@@ -49,7 +49,7 @@ class LoadConfig:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the server says of the model. 0 where it says nothing."""
+    """The server's facts about the model; 0 if it reports none."""
 
     name: str
     max_model_len: int
@@ -57,7 +57,7 @@ class Served:
 
 
 class Server:
-    """A server to put a load on. ``base_url`` with or without /v1."""
+    """A server under load. ``base_url`` with or without /v1."""
 
     def __init__(self, base_url: str, *, backend: str = "openai", endpoint: str | None = None,
                  api_key: str | None = None, request_timeout_s: float = 600.0,
@@ -75,7 +75,8 @@ class Server:
             raise ConfigError(f"--base-url is {base_url!r}: {error}", param="--base-url") from None
 
     async def served(self, model: str | None) -> Served:
-        """The model of that name, or the first. Raises ConfigError where nobody answers or there is none."""
+        """The model of that name, or the first. Raises ConfigError if no server answers or it has no such
+        model."""
         answer = await self._get("/v1/models")
         cards = answer.get("data") if isinstance(answer, dict) else None
         by_name = {card["id"]: card for card in cards or () if isinstance(card, dict) and "id" in card}
@@ -89,11 +90,11 @@ class Server:
         return Served(name, int(card.get("max_model_len") or 0), int(card.get("vocab_size") or 0))
 
     async def count_tokens(self, text: str) -> int:
-        """By the server's own tokenizer. Raises ConfigError where it has no /tokenize."""
+        """Tokens of ``text`` by the server's tokenizer. Raises ConfigError if it has no /tokenize."""
         return int((await self._post("/tokenize", {"prompt": text}))["count"])
 
     async def text_of(self, tokens: list[int]) -> str:
-        """By the server's own tokenizer. Raises ConfigError where it has no /detokenize."""
+        """Text of ``tokens`` by the server's tokenizer. Raises ConfigError if it has no /detokenize."""
         return str((await self._post("/detokenize", {"tokens": tokens}))["prompt"])
 
     async def _get(self, path: str) -> Any:
@@ -119,7 +120,7 @@ class Server:
 
 
 def check_lengths(requests: Sequence[SampleRequest], served: Served) -> None:
-    """Raises ConfigError where a prompt of tokens and its answer are longer than what the server takes."""
+    """Raises ConfigError if a prompt of tokens and its answer exceed the server's context."""
     longest = max((request for request in requests if isinstance(request.prompt, list)), default=None,
                   key=lambda request: len(request.prompt) + request.output_tokens)
     if longest is None or not served.max_model_len:
@@ -136,7 +137,7 @@ async def run_load(server: Server, served: Served, requests: Sequence[SampleRequ
                    on_done: Callable[[Timing], None] = lambda timing: None) -> tuple[list[Timing], float]:
     """Timings in the order of ``requests``, and the seconds from the first sending to the last end.
 
-    Raises UserError or EngineUnavailableError with the server's words where not even the first request works.
+    Raises UserError or EngineUnavailableError with the server's message if the first request fails.
     """
     def body_of(request: SampleRequest) -> dict[str, Any]:
         return server.endpoint_format.body(served.name, request.prompt,
@@ -172,7 +173,7 @@ async def run_load(server: Server, served: Served, requests: Sequence[SampleRequ
 
 
 def _words(text: str) -> str:
-    """The sentence in an OpenAI error object, with its status; else the text as it is."""
+    """The message of an OpenAI error object, with its status; else the text unchanged."""
     before, brace, _ = text.partition("{")
     try:
         message = json.loads(text[len(before):])["error"]["message"] if brace else text

@@ -1,4 +1,4 @@
-"""The activations of feed-forwards, by the name that an ``Architecture`` gives them."""
+"""The activation functions of feed-forward layers, by their name in an ``Architecture``."""
 
 from __future__ import annotations
 

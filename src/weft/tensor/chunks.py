@@ -1,9 +1,9 @@
 """How the prefill runs of a step are cut into chunks on the absolute grid, for every recurrent op.
 
-A chunk is CHUNK_TOKENS places; a token at position p sits at place p % 64 of its chunk, whatever run it
-came in. A run that starts or ends inside a chunk leaves places empty, and empty places are zeros, which
-change no state (k = 0, beta = 0, g = 0; x dt = 0, a = 0). So every chunk has the same shape and all of them
-go through the intra-chunk work in one batch:
+A chunk is CHUNK_TOKENS places. A token at position p sits at place p % 64 of its chunk, in whichever run it
+arrives. A run that starts or ends inside a chunk leaves places empty. Empty places are zeros, which change no
+state (k = 0, beta = 0, g = 0; x dt = 0, a = 0). So every chunk has the same shape, and all chunks go through
+the intra-chunk work in one batch:
 
     run A  positions 40..210        run B  positions 0..70
     chunks  A0 [......40-63]        B0 [0-63]           places ...... are empty
@@ -11,17 +11,17 @@ go through the intra-chunk work in one batch:
             A2 [128-191]
             A3 [192-210....]
 
-Only the pass over the states is sequential, and it takes chunk c of every run at once. For that the chunks
-are stored by (c, run), runs with most chunks first, so that the runs still alive at step c are a prefix of
-the state buffer and their chunks a slice of the batch; nothing is padded to the longest run:
+Only the pass over the states is sequential. It takes chunk c of every run at once, so chunks are stored by
+(c, run), and runs with most chunks come first. The runs still alive at step c are then a prefix of the state
+buffer, and their chunks are a slice of the batch. Nothing is padded to the longest run:
 
     order in memory   A0 B0 | A1 B1 | A2 | A3           steps = [(0, 2), (2, 2), (4, 1), (5, 1)]
 
-When no run reaches past one chunk, chunks are as small as the longest run needs (16, 32 or 64 places) and
-start at the run's own start: a batch of short prompts is not padded to 64 places each.
+When no run reaches past one chunk, chunks start at the run's own start and are only as large as the longest
+run needs (16, 32 or 64 places). A batch of short prompts is then not padded to 64 places each.
 
-Rejected: a loop over runs (launch-bound for many short prompts); a grid that starts at each run's start
-(then a prompt computed in two pieces would go through other chunks than in one).
+Rejected: a loop over runs (launch-bound for many short prompts). A grid that starts at each run's start: a
+prompt computed in two parts would then go through other chunks than in one.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from weft.tensor.inputs import Runs
 from weft.units import CHUNK_TOKENS, PAD, ceil_div
 
 LOG_DECAY_MIN = -80.0
-"""Log decays below this count as this: exp(-80) = 2e-35 is nothing beside anything, and further down lie
-the denormals, on which a CPU is some 20 times slower."""
+"""Smaller log decays are clamped to this. exp(-80) = 2e-35 adds nothing to any sum; smaller values are
+denormals, on which a CPU is some 20 times slower."""
 
 BLOCK_CHUNKS = 32
-"""Chunks whose intra-chunk work is done at once; bounds the buffers of a long step."""
+"""Chunks per batch of intra-chunk work; bounds the buffers of a long step."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkTap:
-    """State of row ``row`` of the step after ``places`` places of its chunk goes to ``slot``. ``whole``:
-    nothing of the run is behind it in this chunk, so it is the state after the chunk."""
+    """The state of row ``row`` of the step after ``places`` places of its chunk goes to ``slot``. ``whole``:
+    no token of the run follows in this chunk, so this is the state after the chunk."""
 
     row: int
     places: int
@@ -64,8 +64,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ChunkLayout:
-    """``size``: places of a chunk. ``order``: the prefill runs, most chunks first. ``place_T``: for each
-    prefill token, in the order of T, its index in [chunks * size]. ``token_begin``: where they begin in T."""
+    """``size``: places of a chunk. ``order``: the prefill runs, most chunks first. ``place_T``: the index in
+    [chunks * size] of each prefill token, in the order of T. ``token_begin``: the first prefill token in
+    T."""
 
     size: int
     chunk_count: int
@@ -75,7 +76,7 @@ class ChunkLayout:
     token_begin: int
 
     def blocks(self) -> Iterator[tuple[int, int, list[Step]]]:
-        """Consecutive steps of together about BLOCK_CHUNKS chunks: (first chunk, chunks, steps)."""
+        """Consecutive steps, grouped into about BLOCK_CHUNKS chunks: (first chunk, chunks, steps)."""
         held: list[Step] = []
         count = 0
         for step in self.steps:
@@ -101,20 +102,21 @@ class ChunkLayout:
 def pairwise_decay(sums: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """``out[..., i, j] = exp(sums_i - sums_j)`` for j <= i, else 0. ``sums`` float64 [..., C], not growing.
 
-    Clamped to 0 from above: for j > i the difference is positive and may not be exponentiated; those are
-    then replaced by zeros, not multiplied.
+    Clamped to 0 from above: for j > i the difference is positive and must not be exponentiated. Those entries
+    are then replaced by zeros, not multiplied.
     """
     torch.sub(sums[..., :, None], sums[..., None, :], out=out)
     return out.clamp_(LOG_DECAY_MIN, 0.0).exp_().tril_()
 
 
 def decay_of(log_decay: torch.Tensor) -> torch.Tensor:
-    """exp in float32, kept off the denormals."""
+    """exp in float32, clamped above the denormals."""
     return log_decay.clamp_min(LOG_DECAY_MIN).exp().float()
 
 
 def chunk_layout(runs: Runs) -> ChunkLayout:
-    """The layout of this step's prefill runs; worked out once per step. There must be one at least."""
+    """The layout of this step's prefill runs, computed once per step. There must be at least one prefill
+    run."""
     known = runs.memo.get("chunks")
     if known is None:
         known = runs.memo["chunks"] = _lay_out(runs)
@@ -125,7 +127,7 @@ def chunk_layout(runs: Runs) -> ChunkLayout:
 def _lay_out(runs: Runs) -> ChunkLayout:
     chosen = range(runs.decode_count, runs.run_count)
     assert chosen
-    # What a run leaves empty at the front of its first chunk; PAD starts count as 0.
+    # Empty places at the front of a run's first chunk; a PAD start counts as 0.
     lead = {run: max(runs.starts[run], 0) % CHUNK_TOKENS for run in chosen}
     size = CHUNK_TOKENS
     if all(lead[run] + runs.lengths[run] <= CHUNK_TOKENS for run in chosen):

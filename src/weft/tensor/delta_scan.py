@@ -1,16 +1,16 @@
-"""What the chunked delta rules share: solving a chunk's triangle, and the pass over the states.
+"""What the chunked delta rules share: the inverse of a chunk's triangle, and the pass over the states.
 
     S before ──► [ W | q̃ ] S ──► v' = U − W S      o = q̃ S + A v'      S ← decay · S + k̃ᵀ v' ──► next chunk
                                         │
                                         └── a tap inside the chunk: the same update, later tokens left out
 
-``gated_delta`` (one decay per head) and ``kimi_delta`` (one per key channel) differ in how W, U, A, q̃ and k̃
-come about, all of which is done for many chunks at once before the pass; the pass is the same. v' of a token
-depends only on tokens before it, so a tap computes nothing again.
+``gated_delta`` has one decay per head, ``kimi_delta`` one per key channel. They differ in how they compute W,
+U, A, q̃ and k̃, which happens for many chunks at once before the pass. The pass is the same. v' of a token
+depends only on tokens before it, so a tap repeats no computation.
 
-The triangle (1 + A)^-1 is inverted, not solved: 7 times faster here than triangular solves of the wide
-right-hand sides, and as exact, as the blocks are unit lower triangular with small entries: 16 at a time by
-substitution, then two halves of an inverse give the corner between them, -D^-1 B A^-1.
+The triangle (1 + A) is inverted, not solved: an inverse is 7 times faster here than triangular solves with a
+large right-hand side. It is as exact, because the blocks are unit lower triangular with small entries. Blocks
+of 16 are inverted by substitution; then two halves of an inverse give the corner between them, -D^-1 B A^-1.
 
 Source: Yang et al., "Parallelizing linear transformers with the delta rule" (2024).
 """
@@ -26,14 +26,14 @@ from weft.tensor.chunks import Step
 from weft.tensor.scratch import scratch
 
 BASE = 16
-"""Side of the blocks that are inverted by substitution."""
+"""Side of the blocks that substitution inverts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkWork:
-    """Of consecutive chunks, all float32: ``reads`` [chunks, H, 2, size, K] (W, then q̃), ``new_values``
-    [chunks, H, size, V] (U; v' when the pass is over), ``attention`` [chunks, H, size, size], ``k_left``
-    [chunks, H, size, K] (k̃), ``decay`` [chunks, H, 1 or K, 1]: of the state over the whole chunk.
+    """The inputs of the pass for consecutive chunks, all float32. ``reads`` [chunks, H, 2, size, K]: W, then
+    q̃. ``new_values`` [chunks, H, size, V]: U, and v' after the pass. ``attention`` [chunks, H, size, size].
+    ``k_left`` [chunks, H, size, K]: k̃. ``decay`` [chunks, H, 1 or K, 1]: of the state over the whole chunk.
     ``inside(state_HKV, chunk, places, added_HCV)``: the state after ``places`` places of a chunk."""
 
     reads: torch.Tensor
@@ -46,8 +46,8 @@ class ChunkWork:
 
 def scan(steps: list[Step], first: int, work: ChunkWork, state: torch.Tensor, state_SHKV: torch.Tensor,
          out: torch.Tensor) -> None:
-    """Chunk after chunk over ``state`` [rows, H, K, V], in place; taps into ``state_SHKV``. ``out`` is
-    [all chunks, size, H, V], of which ``work`` begins at chunk ``first``."""
+    """Advance ``state`` [rows, H, K, V] in place, chunk after chunk; taps go into ``state_SHKV``. ``out`` is
+    [all chunks, size, H, V]; ``work`` begins at its chunk ``first``."""
     _, heads, size, v_dim = work.new_values.shape
     k_dim = work.k_left.shape[-1]
     for step in steps:
@@ -71,8 +71,8 @@ def scan(steps: list[Step], first: int, work: ChunkWork, state: torch.Tensor, st
 
 
 def unit_lower_inverse(a_BCC: torch.Tensor) -> torch.Tensor:
-    """(1 + strictly lower part of a)^-1 for [B, C, C], C = 16 x a power of 2. In scratch memory; what
-    ``a`` holds on and above the diagonal is not read."""
+    """(1 + strictly lower part of a)^-1 for [B, C, C], C = 16 x a power of 2. The result is scratch memory.
+    The diagonal of ``a`` and what lies above it are not read."""
     batch, size, _ = a_BCC.shape
     blocks = size // BASE
     inverse = scratch.take("delta_scan.inverse", a_BCC.shape, torch.float32).zero_()

@@ -1,11 +1,11 @@
-"""Where the model runs: what ``--device`` means on this machine, and what torch says of it.
+"""Where the model runs: the meaning of ``--device`` on this machine, and what torch reports about the device.
 
     auto      cuda where torch has a GPU, the CPU elsewhere
     cpu       the CPU
     cuda      the GPU that torch calls current          cuda:N    the GPU with that number
 
-Asked once, where the engine is put together; everything below takes a ``torch.device`` and looks nothing up.
-The memory of a GPU is read here too, because its driver counts what other processes hold and torch does not.
+``assemble`` resolves the device once; everything below takes a ``torch.device`` and looks nothing up. This
+module also reads the memory of a GPU from its driver, which counts other processes' memory; torch does not.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from weft.errors import ConfigError
 from weft.tensor import gpu
 
 OLDEST = (8, 0)
-"""Compute capability of Ampere: the Triton kernels are compiled for it and for what came after."""
+"""Compute capability of Ampere: the oldest for which the Triton kernels are compiled."""
 
 
 def choose_device(asked: str) -> torch.device:
     """The device that ``asked`` (the value of ``--device``) names, with its number.
 
-    Raises ConfigError for a name that is none, a GPU that torch cannot use (with what torch says of it), and
-    a number that there is no GPU for.
+    Raises ConfigError for an unknown name, for a GPU that torch cannot use (with torch's reason), and for a
+    number beyond the last GPU.
     """
     if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
@@ -50,21 +50,21 @@ def choose_device(asked: str) -> torch.device:
 
 
 def use(device: torch.device) -> None:
-    """Make a GPU the current one of this thread, which is where Triton launches. Nothing for a CPU, or for a
-    GPU without a number, which is the current one."""
+    """Make a GPU the current device of this thread; Triton launches there. Does nothing for a CPU, and for a
+    GPU without a number, which is the current one already."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
 
 def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Inside, a GPU is the current one of this thread, and afterwards the one that was: for calls on somebody
-    else's thread. Operators of torch find the device of their tensors; Triton, graphs and pinned memory
-    go by the current one."""
+    """A context in which ``device`` is the current GPU of this thread; the previous one is restored on exit.
+    For calls on threads that weft did not start. Operators of torch take the device of their tensors; Triton,
+    graphs and pinned memory use the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def _why_not() -> str | None:
-    """What torch says when it is asked for a GPU; None where it has one."""
+    """Why torch has no usable GPU, in its own words; None where it has one."""
     cuda: Any = torch.cuda
     try:
         cuda.init()
@@ -79,16 +79,16 @@ def describe(device: torch.device) -> str:
 
 
 def kernels_in_words() -> str:
-    """Which kernels run on a GPU, for the start-up line."""
+    """The kernels that a GPU runs, for the start-up line."""
     if not gpu.in_use():
         return "torch" if gpu.INSTALLED else "torch (Triton is not installed)"
-    with contextlib.suppress(PackageNotFoundError):   # some builds come under another name
+    with contextlib.suppress(PackageNotFoundError):   # some builds have another package name
         return f"Triton {version('triton')}"
     return "Triton"
 
 
 def remarks(device: torch.device) -> list[str]:
-    """Sentences that a user should see about a GPU: what will be slow, or was never tried."""
+    """Warnings about a GPU for the user: what will be slow, or was never tested."""
     if device.type != "cuda":
         return []
     said = []
@@ -103,7 +103,7 @@ def remarks(device: torch.device) -> list[str]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory of a GPU that nobody holds, after torch gave back what it keeps for later."""
+    """Free memory of a GPU, after torch returned its cached blocks."""
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     return int(free)

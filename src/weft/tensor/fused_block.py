@@ -1,13 +1,13 @@
-"""A block's two products and what lies between them, in one crossing into the kernels.
+"""A block's two products and its core between them, in one call into the C++ kernels.
 
-    op by op     x -> product -> core -> product -> y        three crossings, three tensors made
-    a fused block      x -> [ product  core  product ] -> y        one, and the same kernels in the same order
+    op by op        x -> product -> core -> product -> y        three calls, three new tensors
+    a fused block   x -> [ product  core  product ] -> y        one call, the same kernels in the same order
 
-Worth it with few rows of x, where a product streams its weights through the caches and leaves nothing of the
-interpreter in them: what Python does between two products then takes longer than the core itself. With
-many it is nothing beside the arithmetic, and the room between the products would be large (csrc/fused_block.hpp).
+A fused block pays with few rows of x. A product then streams its weights through the caches and evicts the
+interpreter, so Python between two products takes longer than the core. With many rows that cost vanishes
+beside the arithmetic, and the buffer between the products would be large (csrc/fused_block.hpp).
 
-A fused block is bound to the addresses of its weights, and made anew where they have moved.
+A fused block is bound to the addresses of its weights, and is bound again when they move.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from weft.tensor.weights.quantized import QuantizedWeight
 from weft.tensor.weights.twelve_bit import InTiles
 
 MOST_ROWS = 64
-"""Rows of x that are taken: what decodes together, of ordinary servers on a CPU."""
+"""Most rows of x: the decode batch of an ordinary server on a CPU."""
 
 
 @dataclass(slots=True)
 class FusedBlock:
-    """Two products, each a weight in any form and its bias or None. Never changed once it has run."""
+    """Two products, each a weight in any form and its bias or None. Immutable once it has run."""
 
     first: Any
     first_bias: torch.Tensor | None
@@ -40,7 +40,7 @@ class FusedBlock:
     _biases: list[torch.Tensor | None] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def bound(self, x_TD: torch.Tensor) -> Any:
-        """The kernels' side of it, where they can take ``x_TD`` [T, D]; else None."""
+        """The C++ object of this block if it can take ``x_TD`` [T, D]; else None."""
         if not (0 < x_TD.shape[0] <= MOST_ROWS and native.fits(x_TD) and x_TD.stride(1) == 1):
             return None
         first, second = _address(self.first, x_TD), _address(self.second, x_TD)
@@ -56,7 +56,7 @@ class FusedBlock:
 
     @property
     def stays(self) -> bool:
-        """Whether its first weight lies where it did when it was bound."""
+        """Whether the first weight still has the address to which the block was bound."""
         weight = self.first
         held = weight.body if isinstance(weight, InTiles) else weight.codes
         return bool(held.data_ptr() == self._at[0])
@@ -67,8 +67,8 @@ class FusedBlock:
 
 @dataclass(frozen=True, slots=True)
 class FusedLayer:
-    """A fused block and its core, as a stack of layers takes them (csrc/fused_decoder.hpp): ``core`` is a number of
-    ``Core``, the rest as the op of that core hands it over."""
+    """A fused block and its core, as the fused decoder takes them (csrc/fused_decoder.hpp). ``core`` is a
+    number of ``Core``; the op of that core fills the other fields."""
 
     fused: FusedBlock
     core: int
@@ -81,7 +81,7 @@ class FusedLayer:
 
 
 def _address(weight: Any, x_TD: torch.Tensor) -> int:
-    """Of the weight, 0 where a fused block does not take it."""
+    """The weight's address; 0 for a weight that a fused block does not take."""
     if isinstance(weight, InTiles):
         return weight.body.data_ptr() if tiled.supported(x_TD, weight) else 0
     if isinstance(weight, QuantizedWeight):

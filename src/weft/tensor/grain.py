@@ -1,13 +1,12 @@
-"""How many tokens the recurrent kernels compute at once: the grid on which states are kept.
+"""The state grid: how many tokens the recurrent kernels compute at once.
 
-    in chunks (torch, Triton)    | 0 ........ 63 | 64 ....... 127 |    a state inside a chunk would be taken
-                                                                       up by other chunks: other sums
+    in chunks (torch, Triton)    | 0 ........ 63 | 64 ....... 127 |    resuming inside a chunk would cut other
+                                                                       chunks: other sums
     token by token (C++)         |0|1|2|3|4|5| ...                     the same sums from anywhere
 
-A prompt that is taken up at a kept state must be computed as it would have been from its beginning (promise
-1). With chunks that asks for a grid of chunks; without them any position will do, and a page is as fine as KV
-is shared. The finer grid saves each request that shares a prefix up to 48 tokens:
-docs/decisions/0017-grid.md.
+A prompt that resumes from a checkpoint must be computed as it would be from its beginning (promise 1). With
+chunks this needs a grid of chunks. Without them any position will do, and a page is the unit in which KV is
+shared. The finer grid saves each request that shares a prefix up to 48 tokens: docs/decisions/0017-grid.md.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 
 
 def grid_tokens(spec: ModelSpec, device: torch.device) -> int:
-    """PAGE_TOKENS where the C++ kernels take every state of ``spec``, CHUNK_TOKENS elsewhere. To be asked
-    once kernels are chosen."""
+    """PAGE_TOKENS where the C++ kernels take every state of ``spec``, else CHUNK_TOKENS. Call it after the
+    kernels are chosen."""
     parts = [part for layer in spec.layers for part in layer.state]
     sequential = (device.type == "cpu" and native.in_use() and spec.dtype in ("float32", "bfloat16")
                   and all(map(_sequential, parts)))
@@ -32,14 +31,14 @@ def grid_tokens(spec: ModelSpec, device: torch.device) -> int:
 
 
 def _sequential(part: StatePart) -> bool:
-    """As the kernels' own ``supported``, from shapes; a ring is the same wherever one begins."""
+    """The kernels' own ``supported``, from shapes alone; a ring does not depend on where a run begins."""
     if part.name == "window":
         return True
     if part.name == "conv":
         channels, window = part.shape
         return channels % native.LANES == 0 and 1 <= window < KERNEL_MAX
     *heads, lines, width = part.shape
-    if not heads:  # Mamba-1: lines are channels, taken at once
+    if not heads:  # Mamba-1: lines are channels
         return lines % native.LANES == 0 and width <= STATE_DIM_MAX
     return (lines % native.LANES == 0 and lines <= KEY_DIM_MAX
             and width % native.LANES == 0 and width <= STATE_DIM_MAX)

@@ -1,4 +1,4 @@
-"""What one forward pass sees besides weights: integers and views, nothing of memory or schedule.
+"""The inputs of one forward pass besides weights: integers and views, without types of memory or schedule.
 
 Shape letters used in the tensor plane:
 
@@ -6,9 +6,9 @@ Shape letters used in the tensor plane:
     H  heads   G  query heads per KV head           D  head dim   K, V  key / value dim of a state
     C  channels                                     S  slots      N  Mamba state dim   P  pages
 
-Runs are ordered decodes first (length 1). ``page_table_RP`` has PAD (-1) beyond a row's pages, and
-whole PAD rows (slot PAD, start 0, length 1 in T, context 0) may pad the decode part of a batch: kernels
-skip them (law L4) and their outputs are unspecified but finite.
+Runs are ordered decodes first (length 1). ``page_table_RP`` has PAD (-1) beyond a row's pages. Whole PAD rows
+(slot PAD, start 0, length 1 in T, context 0) may pad the decode part of a batch. Kernels skip them (law L4),
+and their outputs are unspecified but finite.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Runs:
     page_table_RP: torch.Tensor  # int32, PAD beyond the row's pages
     taps: tuple[TapPoint, ...] = ()
     memo: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """What ops worked out from the fields above once in this step, for their calls in further layers
-    (write indices, chunk layouts). Make a new ``Runs`` for other runs; never change one."""
+    """What ops derived from the fields above once per step, for their calls in further layers (write indices,
+    chunk layouts). Create a new ``Runs`` for other runs; never change one."""
 
     @property
     def run_count(self) -> int:
@@ -60,8 +60,8 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class OutputRows:
-    """The rows whose hidden state is wanted: the last token of some runs. ``runs`` [X], ascending, and
-    ``rows_X`` (int64, on the device), the index in T of each one's last token."""
+    """The rows of the hidden state that the head needs: the last token of some runs. ``runs`` [X], ascending;
+    ``rows_X`` (int64, on the device): the index in T of the last token of each."""
 
     runs: list[int]
     rows_X: torch.Tensor
@@ -69,8 +69,8 @@ class OutputRows:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """``asked``: None for all rows. Blocks see it in a model's last mixer alone, which still reads all rows
-    and writes all their KV and states, but makes its output for these."""
+    """``asked``: None for all rows. Only a model's last mixer uses it. That mixer still reads all rows and
+    writes all their KV and states, but returns output for these rows alone."""
 
     tokens_T: torch.Tensor      # int64; 0 for PAD rows
     positions_T: torch.Tensor   # int64; PAD for PAD rows
@@ -78,7 +78,7 @@ class StepInputs:
     asked: OutputRows | None = None
 
     def asked_of(self, x_TC: torch.Tensor) -> torch.Tensor:
-        """The asked rows of ``x_TC`` [T, C] -> [X, C]; all of them where nothing is said."""
+        """The rows of ``x_TC`` [T, C] named by ``asked`` -> [X, C]; all rows where it is None."""
         return x_TC if self.asked is None else x_TC.index_select(0, self.asked.rows_X)
 
 
@@ -87,9 +87,10 @@ class LayerCache:
     """Views into the arena for one layer. ``k``/``v`` are the packed pages (see tensor.layout), None for
     a layer without attention (``v`` alone: latent attention); ``state``: part name -> [S, *part shape].
 
-    ``token_scales`` bfloat16 [P, K and V, kv_heads, 16]: of int8 pages. ``head_scales`` [K and V, kv_heads],
-    powers of two in the model's dtype: of fp8, not in the arena; None counts as ones. See ``kv_numbers``.
-    ``layer``: the layer's number, from which a state in few bits draws how it is rounded."""
+    ``token_scales`` bfloat16 [P, K and V, kv_heads, 16]: the scales of int8 pages. ``head_scales`` [K and V,
+    kv_heads]: powers of two in the model's dtype, for fp8; they lie outside the arena, and None means ones.
+    See ``kv_numbers``. ``layer``: the layer's number, an input of the hash that rounds a state in few
+    bits."""
 
     k: torch.Tensor | None = None
     v: torch.Tensor | None = None

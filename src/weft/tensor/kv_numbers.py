@@ -1,4 +1,4 @@
-"""How a key or a value becomes the number that a page holds: the one rounding of KV, in whatever kernel.
+"""How keys and values are rounded to the numbers of a page: one rule for every kernel.
 
     page dtype     stored                                  read as            bytes per number (D = 128)
     float32        k                                       k                  4
@@ -7,19 +7,20 @@
     float8_e4m3    k / head scale, rounded, at most 448    x head scale       1
     int8           round(k / token scale)                  x token scale      1 + 2 / D
 
-A finite number is stored as a finite one, whatever its size; NaN stays NaN, so that a broken model is seen.
+A finite number is stored as a finite number, whatever its size. NaN stays NaN, so that a broken model is
+visible.
 
-**Head scales** (fp8) are powers of two, one for K and one for V of each KV head, for the life of the process.
-So nothing but the block that owns the head knows of them: it divides what it writes, multiplies the query and
-the output, and all three are exact. A finer scale would gain nothing: fp8 is a floating format, whose error
-is at most 1/16 of the number wherever the number lies between 2^-6 and 448.
+**Head scales** (fp8) are powers of two, one for K and one for V of each KV head, constant for the life of the
+process. Only the block that owns the head uses them: it divides what it writes, and multiplies the query and
+the output. All three are exact. A finer scale would gain nothing: fp8 is a floating format, whose error is at
+most 1/16 of a number between 2^-6 and 448.
 
-**Token scales** (int8) are bfloat16, largest / 127 of each token and head, in the page beside the numbers.
-They factor out of both sums: a score is multiplied by its token's K scale, a weight by its token's V scale. A
-token never depends on others, so neither do pages that are shared, copied or written again.
+**Token scales** (int8) are bfloat16, largest / 127 of each token and head, stored in the page beside the
+numbers. They factor out of both sums: a score is multiplied by its token's K scale, a weight by its token's V
+scale. A token never depends on others, so shared, copied and rewritten pages stay equal.
 
-Rejected: int8 with a scale per head for good (one token with a large channel then costs all others their
-digits), a scale per page (a page is written token by token, and what is written may not change).
+Rejected: int8 with a constant scale per head (one token with a large channel costs all others their digits).
+A scale per page: a page is written token by token, and written tokens may not change.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from __future__ import annotations
 import torch
 
 LARGEST: dict[torch.dtype, float] = {torch.float8_e4m3fn: 448.0, torch.float16: 65504.0}
-"""Dtypes that are narrower than a model's in range too: what is larger is stored as this."""
+"""Largest number of the dtypes with a smaller range than a model's; larger numbers saturate to it."""
 INT8_MAX = 127.0
 PER_INT8_MAX = 1.0 / 127.0
-"""Multiplied, not divided by: the same bits in every kernel."""
+"""A factor, not a divisor: every kernel gets the same bits."""
 
 
 def narrowed(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -42,8 +43,8 @@ def narrowed(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def quantized(x_THD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int8 [T, H, D] and bfloat16 scales [T, H], so that x is about their product. A token with a NaN or an
-    infinity gets a scale that is one."""
+    """int8 [T, H, D] and bfloat16 scales [T, H]; x is about their product. A token with a NaN or an infinity
+    gets that as its scale."""
     wide = x_THD.float()
     scale_TH = (wide.abs().amax(-1) * PER_INT8_MAX).bfloat16()
     over = torch.where(scale_TH == 0, 1.0, scale_TH.float())[..., None]
@@ -52,5 +53,5 @@ def quantized(x_THD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def as_bytes(x: torch.Tensor) -> torch.Tensor:
-    """``x`` for being moved: torch moves bytes where it does not move fp8."""
+    """``x`` as bytes, for copies: torch has no copy kernels for some fp8 moves."""
     return x.view(torch.uint8) if x.dtype == torch.float8_e4m3fn else x

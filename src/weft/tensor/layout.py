@@ -1,9 +1,9 @@
 """Where one number of K or V lies inside a KV page, and nothing else.
 
-A page holds ``PAGE_TOKENS`` (16) tokens of every attention layer. Inside it each layer has a K block
-and a V block. Values are packed so that a dot product over packed pairs needs no horizontal sum: the
-CPU's widening dot instructions (bf16 pairs, fp8 quads) take ``pack`` neighbours of the summed axis and
-add them into one fp32 lane; the lane then is a *token* for Q K^T and a *channel* for P V.
+A page holds ``PAGE_TOKENS`` (16) tokens of every attention layer. Inside it each layer has a K block and a V
+block. Values are packed so that a dot product over packed pairs needs no horizontal sum. The widening dot
+instructions of CPUs (bf16 pairs, fp8 quads) take ``pack`` neighbours of the summed axis and add them into one
+fp32 lane. The lane is then a *token* for Q K^T and a *channel* for P V.
 
     pack = 4 // itemsize          fp32 1, bf16/fp16 2, fp8/int8 4
 
@@ -18,11 +18,11 @@ add them into one fp32 lane; the lane then is a *token* for Q K^T and a *channel
         head h   t=0,1  | d0.0 d0.1  d1.0 d1.1  ...  (pair = tokens 0 and 1 of channel d) |
                  t=2,3  | ...
 
-In fp32 this is K^T and V as they are. The layout is a decision of the writer: every kernel that reads
-pages relies on it, so it is made once, here; ``tests/ops`` holds the inverse to it.
+In fp32 this is plain K^T and V. Every kernel that reads pages relies on this layout, so it is defined once,
+here; ``tests/ops`` checks the inverse.
 
-Rejected: K as [16, D] (each score then ends in a horizontal add, measured slower than an unpaged copy),
-and different layouts per kernel (pages are shared between requests and outlive any choice of kernel).
+Rejected: K as [16, D]. Each score then ends in a horizontal add, measured slower than an unpaged copy.
+Different layouts per kernel: requests share pages, and pages outlive any choice of kernel.
 """
 
 from __future__ import annotations

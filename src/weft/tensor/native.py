@@ -1,22 +1,21 @@
-"""The C++ kernels (``weft._native``): whether they are there, and how a tensor is handed to them.
+"""The C++ kernels (``weft._native``): whether they are available, and how a tensor is passed to them.
 
     op/__init__ -- supported(...)? --+--> op/native.py -- addresses, strides --> csrc/<op>.inl, own threads
                                      '--> op/cpu.py       (torch, always there; the same signature)
 
-The extension is optional: an install without a compiler goes on without it. ``choose("auto" | "native" |
-"torch")`` decides for the process; ``describe()`` is what the start-up line prints. One that was built from
-other sources than these (``INTERFACE`` differs) would read memory by rules that it does not know: it is not
-used, which a warning says with the command that builds it anew.
+The extension is optional: an install without a compiler works without it. ``choose("auto" | "native" |
+"torch")`` decides for the process; the start-up line prints ``describe()``. An extension built from other
+sources than these (``INTERFACE`` differs) would read memory by other rules. It is not used, and a warning
+names the command that rebuilds it.
 
-Tensors cross as integers (address, strides) and not by DLPack: a DLPack hand-over costs 2.6 microseconds per
-tensor, which for a decode step of 24 layers is 2 ms of nothing. The price is that nothing on the other side
-checks anything, so each op's ``native.py`` asserts dtypes, shapes and strides before it calls, and keeps its
-tensors alive while it does.
+Tensors cross as integers (address, strides), not by DLPack. A DLPack hand-over costs 2.6 microseconds per
+tensor, which is 2 ms for a decode step of 24 layers. The price: the other side checks nothing. So each op's
+``native.py`` asserts dtypes, shapes and strides before the call, and keeps its tensors alive during it.
 
-``Runs`` of the step are converted once and kept in ``runs.memo``.
+``Runs`` of the step are converted once and cached in ``runs.memo``.
 
-The kernels' threads are their own (``csrc/pool.hpp``), as many as torch's: ``set_threads`` is called where
-torch's are set.
+The kernels have a thread pool of their own (``csrc/pool.hpp``), as large as torch's: ``set_threads`` is
+called where torch's count is set.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from weft.tensor.inputs import Runs, StepInputs
 from weft.units import PAD
 
 INTERFACE = 5
-"""What is handed over and how: INTERFACE in csrc/module.cpp, whose number this is."""
+"""The version of the calling convention; equals INTERFACE in csrc/module.cpp."""
 REBUILD = "pip install --force-reinstall --no-deps -e ."
-"""Run in the checkout, builds the kernels anew."""
+"""Rebuilds the kernels, run in the checkout."""
 
 
 @dataclass(frozen=True, slots=True)
 class NativeModule:
-    """``extension`` is None where there is none to be used: ``missing`` says why, ``stale`` whether one is
-    there all the same."""
+    """``extension`` is None if it cannot be used: ``missing`` says why, and ``stale`` whether a build from
+    other sources is installed."""
 
     extension: Any
     missing: str | None = None
@@ -50,7 +49,7 @@ class NativeModule:
 
 
 def load(find: Callable[[], Any]) -> NativeModule:
-    """What ``find`` imports, where it was built for this ``INTERFACE``."""
+    """The module that ``find`` imports, if it was built for this ``INTERFACE``."""
     try:
         extension = find()
     except ImportError as error:
@@ -81,13 +80,13 @@ KV_DTYPES: dict[torch.dtype, int] = DTYPES | {torch.float16: 2, torch.float8_e4m
 STATE_DTYPES: dict[torch.dtype, int] = DTYPES | {torch.float16: 2}
 """Dtypes of recurrent states."""
 LANES = 16
-"""Channels that a kernel takes at once: dims must be multiples of it."""
+"""Channels of one vector: dims must be multiples of it."""
 
 _in_use = _extension is not None
 
 
 def choose(choice: Choice) -> None:
-    """For the whole process. Raises ConfigError for "native" where the extension was not built."""
+    """Choose for the whole process. Raises ConfigError for "native" where the extension was not built."""
     global _in_use
     if choice == "native" and _extension is None:
         what = (f"the C++ kernels cannot be used: {MISSING}" if STALE else
@@ -112,7 +111,7 @@ def describe() -> str:
 
 
 def set_threads(count: int) -> None:
-    """Threads that a kernel uses, the caller's included."""
+    """Set the threads of a kernel, the caller's included."""
     if _extension is not None:
         _extension.set_threads(count)
 
@@ -123,7 +122,7 @@ def extension() -> Any:
 
 
 def fits(first: torch.Tensor, *others: torch.Tensor) -> bool:
-    """Whether the kernels are in use and can read these: all of one served dtype, on the CPU."""
+    """Whether the kernels are in use and can read these tensors: all of one supported dtype, on the CPU."""
     if not (_in_use and first.dtype in DTYPES and first.is_cpu):
         return False
     return all(other.dtype == first.dtype for other in others) if others else True
@@ -186,7 +185,8 @@ def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def token_scales(scales: torch.Tensor | None) -> tuple[int, int, int]:
-    """bfloat16 [P, 2, H, 16]: the address, and the elements from one page and from K to V; zeros for none."""
+    """bfloat16 [P, 2, H, 16]: the address, the page stride and the stride from K to V, in elements; zeros for
+    None."""
     if scales is None:
         return 0, 0, 0
     assert scales.dtype == torch.bfloat16
@@ -194,8 +194,7 @@ def token_scales(scales: torch.Tensor | None) -> tuple[int, int, int]:
 
 
 def asked_runs_of(inputs: StepInputs) -> Any:
-    """The rows that are asked for, as runs of one token; the others as runs of none. All runs where nothing
-    is said."""
+    """The runs of ``inputs.asked`` with one token each, the others with none. All runs where it is None."""
     asked, runs = inputs.asked, inputs.runs
     if asked is None:
         return runs_of(runs)
@@ -212,7 +211,7 @@ def asked_runs_of(inputs: StepInputs) -> Any:
 
 
 def runs_of(runs: Runs) -> Any:
-    """The step's runs on the other side; made once per step."""
+    """The step's runs as a C++ object, built once per step."""
     known = runs.memo.get("native.runs")
     if known is None:
         taps = sorted((tap.run, tap.offset, tap.slot) for tap in runs.taps if tap.slot != PAD)

@@ -1,23 +1,23 @@
-"""How an accumulator becomes a recurrent state of fewer bits: up or down at random, by a rule.
+"""How a float32 accumulator is rounded to a recurrent state of fewer bits: stochastic, by a fixed rule.
 
     float32 S   = a stored number, and a remainder r in [0, 1) of the step to the next one (away from zero)
     stored      = the next one with probability r, else the one below            so its mean is S
 
-Rounding to nearest would lose every change that is smaller than half a step, and a state changes by little at
-each token: it would stop. Rounding at random keeps such changes on average (Gupta et al., 2015).
+Rounding to nearest would lose every change smaller than half a step. A state changes by little at each token,
+so it would stop changing. Stochastic rounding keeps such changes on average (Gupta et al., 2015).
 
-"At random" means: a hash of (layer, position, element of the layer's state) and nothing else.
+The random bits are a hash of (layer, position, element of the layer's state) and nothing else.
 
     bits = mix(element + mix(position x A + layer x B))        mix: Wellons' lowbias32
 
-Not of the slot, the row, the step, the request or its seed. And a state is rounded after *every* token, in
-prefills as in decodes: the state at p is what p + 1 sees, and a function of the tokens before it, whoever
-computed it in how many pieces. Rounding at the ends of runs alone would be cheaper and less noisy in long
-prompts, and would make another state of the same text in two pieces than in one, or in a prefill after a
-preemption than in the decodes before it: see docs/cache-dtypes.md for what it costs.
+They do not depend on the slot, the row, the step, the request or its seed. A state is rounded after *every*
+token, in prefills as in decodes. So the state at p is what p + 1 sees, and a function of the tokens before it
+alone, however the runs were cut. Rounding only at the ends of runs would be cheaper and less noisy in long
+prompts. But the same text in two parts, or in a prefill after a preemption, would then give another state.
+docs/cache-dtypes.md has the cost.
 
-Numbers beyond the dtype's largest are stored as that; NaN stays NaN. What leaves here is float32 that
-``dtype`` holds exactly. What a token's output reads is the state before it is rounded.
+Numbers beyond the dtype's largest saturate; NaN stays NaN. Results are float32 numbers that ``dtype`` holds
+exactly. A token's output reads the state before it is rounded.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _WORD = 0xFFFFFFFF
 _DROPPED_BITS = {torch.bfloat16: 16, torch.float16: 13}
 _LARGEST = {torch.bfloat16: float(torch.finfo(torch.bfloat16).max), torch.float16: 65504.0}
 _HALF_LEAST = 2.0**-14
-"""Below it float16 counts in steps of 2^-24, which are those of the numbers just above it."""
+"""Below it float16 has steps of 2^-24, the steps of the numbers just above it."""
 
 
 def state_key(position: int, layer: int) -> int:
-    """What the numbers of one layer's state at one position are rounded by: 32 bits."""
+    """The 32-bit hash key of one layer's state at one position."""
     x = (position * _POSITION + layer * _LAYER) & _WORD
     x = ((x ^ x >> 16) * _MULTIPLIERS[0]) & _WORD
     x = ((x ^ x >> 15) * _MULTIPLIERS[1]) & _WORD
@@ -48,8 +48,8 @@ def state_key(position: int, layer: int) -> int:
 
 
 def rounded(x: torch.Tensor, dtype: torch.dtype, positions: Sequence[int], layer: int) -> torch.Tensor:
-    """float32 ``[rows, ...]`` as ``dtype`` keeps it, row r being the state behind the token at
-    ``positions[r]``; ``x`` itself where that is float32."""
+    """float32 ``[rows, ...]`` rounded to what ``dtype`` holds, row r being the state after the token at
+    ``positions[r]``; ``x`` itself for float32."""
     if dtype == torch.float32:
         return x
     keys = [_signed(state_key(position, layer)) for position in positions]
@@ -68,7 +68,7 @@ def rounded(x: torch.Tensor, dtype: torch.dtype, positions: Sequence[int], layer
 
 
 def rounded_state(state: torch.Tensor, dtype: torch.dtype, position: int, layer: int) -> torch.Tensor:
-    """One state of the naive twins: float64 [...] in and out."""
+    """One state of the naive reference ops: float64 [...] in and out."""
     if dtype == torch.float32:
         return state
     return rounded(state.float()[None], dtype, [position], layer)[0].double()
@@ -87,13 +87,13 @@ def _signed(word: int) -> int:
 
 TokenStep = Callable[[tuple[torch.Tensor, ...], torch.Tensor, Runs], torch.Tensor]
 """(per-token tensors of some tokens, float32 states [rows, ...], runs of one token each) -> their outputs;
-moves the states on in place."""
+advances the states in place."""
 
 
 def by_token(step: TokenStep, inputs: tuple[torch.Tensor, ...], state: torch.Tensor, runs: Runs,
              layer: int) -> torch.Tensor:
-    """A recurrent op over states in few bits, by what the same op does for one token over float32 states:
-    token by token, all runs side by side, rounded behind each. ``inputs``: [T, ...] each."""
+    """A recurrent op over states in few bits, through the same op for one token over float32 states. It goes
+    token by token, all runs side by side, and rounds after each. ``inputs``: [T, ...] each."""
     block = max(1, STATE_BLOCK_BYTES // (4 * max(1, state[0].numel()))) if state.shape[0] else runs.run_count
     order = sorted(range(runs.run_count), key=lambda run: -runs.lengths[run])
     out: torch.Tensor | None = None

@@ -4,13 +4,13 @@
     fresh_R   [ - |  -  | x ]     ---------->  buffer [3, ...]  ---------->  slots 5 and 2
                                   rows 1 and 2 are zeros         row 1 is dropped
 
-PAD rows are never read and never written (L4). A fresh row is filled with zeros *instead of* what its slot
-holds (L6): the gather itself needs some index, so such rows are overwritten before anyone looks.
-The decode rows and the prefill rows of a step are two sets; each is worked out once per step.
+PAD rows are never read and never written (L4). A fresh row is filled with zeros *instead of* the content of
+its slot (L6). The gather itself needs some index, so such rows are overwritten before their first use. The
+decode rows and the prefill rows of a step are two sets, each computed once per step.
 
-Decode rows are taken in blocks of STATE_BLOCK_BYTES: reading a state, updating it and writing it back are
-several passes over it, and a block of that size stays in the L2 cache between them (40 % less time than
-all rows at once for states of 1 MB; small states are one block anyway).
+Decode rows go in blocks of STATE_BLOCK_BYTES. Reading a state, updating it and writing it back are several
+passes over it. A block of that size stays in the L2 cache between them: 40 % less time than all rows at once
+for states of 1 MB. Small states are one block anyway.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ STATE_BLOCK_BYTES = 2 << 20
 @dataclass(frozen=True, slots=True)
 class StateRows:
     span: slice
-    """Where these rows are among the rows they were chosen from."""
+    """The position of these rows among the rows of the step."""
     read_R: torch.Tensor
-    """int64 slot of each row, 0 for those that are not read."""
+    """int64 slot of each row, 0 for rows that are not read."""
     blank: torch.Tensor | None
-    """Rows that start from zeros (fresh or PAD); None when there are none."""
+    """Rows that start from zeros (fresh or PAD); None if there are none."""
     written_rows: torch.Tensor | None
-    """Rows that have a slot to be written to; None when all have."""
+    """Rows with a slot to write; None if all have one."""
     write: torch.Tensor
-    """int64 slots of the kept rows."""
+    """int64 slots of ``written_rows``."""
 
     def read(self, state: torch.Tensor, name: str) -> torch.Tensor:
         """float32-or-model-dtype ``[rows, *part]`` in a scratch buffer called ``name``."""
@@ -59,7 +59,7 @@ class StateRows:
 
 
 def prefill_rows(runs: Runs, chosen: Sequence[int], memo_key: str) -> StateRows:
-    """The rows for runs ``chosen``, in that order; remembered in ``runs.memo`` under ``memo_key``."""
+    """The rows for runs ``chosen``, in that order; cached in ``runs.memo`` under ``memo_key``."""
     known = runs.memo.get(memo_key)
     if known is None:
         known = runs.memo[memo_key] = _rows(runs, chosen, 0)

@@ -7,10 +7,10 @@
     k of layer l  = as_strided(arena as dtype, [pages, H, D/pack, 16, pack], stride P, offset k_offset)
     state part    = as_strided(arena as dtype, [slots, *shape],              stride S', offset)
 
-Because a frame is a whole number of both, one view per field covers every page (or slot) the arena can
-ever hold, whatever its frames hold now: a page id or a slot id is the index into dimension 0, and no
-view is made or moved while serving. Views alias: writing through a page that its frame does not own is
-a bug of the caller, which the ownership laws (L1, L5) and the NaN tests are there to catch.
+A frame is a whole number of both. So one view per field covers every page (or slot) that the arena can hold,
+whatever its frames hold now. A page id or a slot id is the index into dimension 0, and no view is created or
+moved while serving. Views alias: a write through a page that its frame does not own is a bug of the caller.
+The ownership laws (L1, L5) and the NaN tests catch it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from weft.units import PAGE_TOKENS
 
 
 class KvFieldLike(Protocol):
-    """What views need of ``memory.plan.KvField``; read by attribute so that no arrow points there."""
+    """The fields of ``memory.plan.KvField`` that views use, by attribute, so that tensor imports no
+    memory."""
 
     @property
     def layer(self) -> int: ...
@@ -43,7 +44,7 @@ class KvFieldLike(Protocol):
 
 
 class StateFieldLike(Protocol):
-    """What views need of ``memory.plan.StateField``. ``dtype`` is a name such as "float32"."""
+    """The fields of ``memory.plan.StateField`` that views use. ``dtype`` is a name such as "float32"."""
 
     @property
     def layer(self) -> int: ...
@@ -83,8 +84,8 @@ def strided_view(buffer: torch.Tensor, *, count: int, stride_bytes: int, offset_
 def kv_views(buffer: torch.Tensor, *, page_bytes: int, page_count: int, k_offset_bytes: int,
              v_offset_bytes: int | None, kv_heads: int, head_dim: int,
              dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """K ``[P, kv_heads, D/pack, 16, pack]`` and V ``[P, kv_heads, 16/pack, D, pack]`` of one layer; no V for
-    a layer that keeps none."""
+    """K ``[P, kv_heads, D/pack, 16, pack]`` and V ``[P, kv_heads, 16/pack, D, pack]`` of one layer; V is None
+    for a layer without values."""
     k = strided_view(buffer, count=page_count, stride_bytes=page_bytes, offset_bytes=k_offset_bytes,
                      shape=k_block_shape(kv_heads, head_dim, dtype), dtype=dtype)
     if v_offset_bytes is None:
@@ -105,7 +106,7 @@ def build_layer_caches(buffer: torch.Tensor, *, layer_count: int, page_bytes: in
                        slot_stride_bytes: int, slot_count: int, kv_dtype: str,
                        kv_fields: Iterable[KvFieldLike],
                        state_fields: Iterable[StateFieldLike]) -> list[LayerCache]:
-    """One ``LayerCache`` per layer, in depth order, empty for a layer that keeps nothing.
+    """One ``LayerCache`` per layer, in depth order, empty for a layer without KV and states.
 
     ``buffer``: uint8 ``[arena_bytes]``. The other arguments are the integers of an ``ArenaPlan``;
     ``kv_dtype`` and each state field's ``dtype`` are names of ``layout.DTYPES``.

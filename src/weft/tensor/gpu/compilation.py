@@ -1,7 +1,7 @@
-"""One way a Triton kernel is compiled, as plain data: what the ahead-of-time check goes through.
+"""One variant of a Triton kernel, as plain data: an input of the ahead-of-time check.
 
-Each ``ops/<op>/triton.py`` lists those that a GPU would ask for as ``compilations()``, from the same table of
-block sizes that its launches read. Nothing here imports Triton.
+Each ``ops/<op>/triton.py`` lists the variants that a GPU would compile as ``compilations()``, from the same
+table of block sizes as its launches. Nothing here imports Triton.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """``signature``: every argument's name -> its Triton type ("*bf16", "i32", "fp32"), "constexpr" for those
-    that ``constants`` has the values of. ``kernel``: the jit function itself."""
+    """``signature``: every argument's name -> its Triton type ("*bf16", "i32", "fp32"), or "constexpr" for a
+    name in ``constants``. ``kernel``: the jit function."""
 
     name: str
     kernel: Any
@@ -22,4 +22,4 @@ class Compilation:
     num_warps: int = 4
     num_stages: int = 2
     oldest: int = 80
-    """The compute capability (times ten) from which on it is asked for."""
+    """The lowest compute capability (times ten) that uses this variant."""

@@ -1,16 +1,16 @@
-"""Compiles every Triton kernel for GPUs that are not here: a check that a machine without one can make.
+"""Compiles every Triton kernel for GPUs ahead of time: a check for machines without a GPU.
 
     python -m weft.tensor.gpu.compile_gate          the largest shape of each kernel, for the two GPUs in turn
     python -m weft.tensor.gpu.compile_gate --all    every shape that a kernel file lists, for both
 
     src/weft/**/triton.py, *_kernels.py --compilations()--> signature, constants --> cubin for sm_80, sm_90
-                                                                              shared memory <= what an SM has
-                                                                              registers spilled: said
+                                                                              shared memory <= an SM's
+                                                                              registers spilled: reported
 
-It finds what Triton's interpreter cannot: types that do not fit, shapes that a tensor core does not take, and
-tiles that need more shared memory than there is (which on a GPU is an error at the first launch). It says
-nothing of results or of speed. Without TRITON_INTERPRET, and in a process of its own: whether a kernel is
-interpreted is decided when it is defined. Triton keeps what it compiled (TRITON_CACHE_DIR).
+It finds what Triton's interpreter cannot: types that do not match, and shapes that a tensor core does not
+take. It also finds tiles that need more shared memory than a GPU has, an error of the first launch there. It
+checks neither results nor speed. It runs without TRITON_INTERPRET and in a process of its own, because a
+kernel's definition decides whether it is interpreted. Triton caches what it compiled (TRITON_CACHE_DIR).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from types import ModuleType
 from weft.tensor.gpu.compilation import Compilation
 
 SHARED_MAX_BYTES = {80: 163 * 1024, 90: 227 * 1024}
-"""Compute capability -> shared memory that one program may take: A100, H100."""
+"""Compute capability -> shared memory of one program: A100, H100."""
 WARP_THREADS = 32
 _KERNEL_FILE = re.compile(r"(triton|\w+_kernels)\.py")
 _DEFINES = re.compile(r"^@triton\.jit", re.MULTILINE)
@@ -40,8 +40,8 @@ _DEFINES = re.compile(r"^@triton\.jit", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class CompileResult:
-    """``fault``: why it cannot run there, None where it can. ``spilled_bytes``: of a thread's registers that
-    had to go to memory; None where that is not known."""
+    """``fault``: why it cannot run on that GPU; None if it can. ``spilled_bytes``: registers of a thread that
+    spill to memory; None if unknown."""
 
     name: str
     capability: int
@@ -52,7 +52,7 @@ class CompileResult:
 
 
 def kernel_modules() -> list[ModuleType]:
-    """The modules of weft that launch kernels of their own."""
+    """The modules of weft that define Triton kernels."""
     root = Path(__file__).resolve().parents[2]
     files = [path for path in sorted(root.rglob("*.py")) if _KERNEL_FILE.fullmatch(path.name)
              and _DEFINES.search(path.read_text(encoding="utf-8"))]
@@ -61,14 +61,14 @@ def kernel_modules() -> list[ModuleType]:
 
 
 def compilations_of(module: ModuleType) -> list[Compilation]:
-    """Raises AttributeError for a kernel file that does not say how it is compiled."""
+    """Raises AttributeError for a kernel file without ``compilations``."""
     listed: list[Compilation] = module.compilations()
     assert listed, f"{module.__name__} lists no compilation"
     return listed
 
 
 def most_demanding(compilations: Sequence[Compilation]) -> list[Compilation]:
-    """Of each kernel function the shape with the largest tiles, and of equals the one with most stages."""
+    """For each kernel function the variant with the largest tiles; of equals the one with most stages."""
     def size(one: Compilation) -> tuple[int, int]:
         tiles = [value for value in one.constants.values() if type(value) is int and value > 1]
         return prod(tiles), one.num_stages
@@ -82,7 +82,7 @@ def most_demanding(compilations: Sequence[Compilation]) -> list[Compilation]:
 
 
 def compiled(one: Compilation, capability: int) -> CompileResult:
-    """``one`` for a GPU of ``capability``, to the end: machine code."""
+    """Compile ``one`` for a GPU of ``capability`` down to machine code."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -93,7 +93,7 @@ def compiled(one: Compilation, capability: int) -> CompileResult:
             ASTSource(one.kernel, one.signature, one.constants, _aligned(one)),
             target=GPUTarget("cuda", capability, WARP_THREADS),
             options={"num_warps": one.num_warps, "num_stages": one.num_stages})
-    except Exception as error:  # a compiler has many ways to refuse; each is the answer here
+    except Exception as error:  # a compiler has many ways to refuse; each is a fault
         fault = f"{type(error).__name__}: {error}".strip()
     else:
         shared, spilled = int(kernel.metadata.shared), _spilled_bytes(kernel.asm["cubin"])
@@ -103,7 +103,7 @@ def compiled(one: Compilation, capability: int) -> CompileResult:
 
 
 def _spilled_bytes(cubin: bytes) -> int | None:
-    """What the machine code sets aside for each thread, as the toolkit that comes with Triton reads it."""
+    """The stack bytes per thread of the machine code, read by the toolkit that ships with Triton."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -119,8 +119,8 @@ def _spilled_bytes(cubin: bytes) -> int | None:
 
 
 def _aligned(one: Compilation) -> dict[tuple[int], list[list[str | int]]]:
-    """What a launch finds out of its arguments: addresses and counts are multiples of 16, so loads are wide
-    and go through shared memory. Without it a kernel would seem to need a fraction of what it does."""
+    """The specialisation of a launch: addresses and counts are multiples of 16, so loads are vectorised and
+    go through shared memory. Without it a kernel would need a fraction of that memory."""
     return {(index,): [["tt.divisibility", 16]] for index, kind in enumerate(one.signature.values())
             if kind.startswith("*") or kind in ("i32", "i64")}
 

@@ -1,26 +1,27 @@
 """What the delta rules share on a GPU: the recurrence, and the pass over the states of chunks.
 
     recurrent   a program: (block of V, head, run)     token by token, the state [K, V block] in registers
-    prepare     a program: (chunk, head)               the op's own: W, U, P, and the factors of q and k
-    states      a program: (block of V, head, run)     S of each chunk to scratch, U becomes v', taps, the
-    slot outputs     a program: (block of V, head, chunk)   o = q~ S + P v'
+    prepare     a program: (chunk, head)               per op: W, U, P, and the factors of q and k
+    states      a program: (block of V, head, run)     S of each chunk to a buffer, U becomes v', taps, slot
+    outputs     a program: (block of V, head, chunk)   o = q~ S + P v'
 
-``recurrent`` is decode: a slot is read once and written once, in place, 128 bytes of a row at a time (32
-float32 of V: whole sectors, 16 bytes a thread), 16 KB a program at K = 128; at 32 heads and batch 1 there are
-128 programs, at batch 16 two thousand, which is what keeps copies busy. It is also the prefill of states in
-few bits, which are rounded after every token (``tensor.rounding``): there is no chunked form of that.
+``recurrent`` is decode: a slot is read once and written once, in place. A read is 128 bytes of a row (32
+float32 of V: whole sectors, 16 bytes a thread), 16 KB a program at K = 128. At 32 heads there are 128
+programs at batch 1 and two thousand at batch 16, enough to keep the copies busy. It is also the prefill of
+states in few bits, which are rounded after every token (``tensor.rounding``); that rounding has no chunked
+form.
 
-The chunked form has what is sequential in ``states`` alone, and there only the chain that needs S: two
-products a chunk. What a token gives out is made afterwards, from the states kept, by all SMs. Rejected:
-outputs inside the pass (no scratch for states, but its chain is then twice as long and there are but heads x
-V / 32 programs). Scratch of a step is float32: for each token and head K + V numbers and a row of P, for each
-chunk a state; 8192 tokens of 32 heads of 128 x 128 are 0.6 GB, used again by the next layer.
+In the chunked form only ``states`` is sequential, and in it only the chain that needs S: two products a
+chunk. ``outputs`` computes the tokens' outputs afterwards, on all SMs, from the stored states. Rejected:
+outputs inside the pass. It needs no buffer for states, but its chain is twice as long and has only heads x V
+/ 32 programs. The buffers of a step are float32: for each token and head K + V numbers and a row of P, for
+each chunk a state. 8192 tokens of 32 heads of 128 x 128 are 0.6 GB, reused by the next layer.
 
-Runs are chunks [chunk_begin[r], chunk_begin[r + 1]) of ``tensor.device_runs``; a chunk's tap is the state
-after it. A slot of PAD is not read and not written, a fresh one not read. Inside a slot the state is dense.
+Run r has the chunks [chunk_begin[r], chunk_begin[r + 1]) of ``tensor.gpu.runs``; a chunk's tap is the state
+after it. A PAD slot is neither read nor written, a fresh slot is not read. Inside a slot the state is dense.
 
-Numbers that change from step to step (the first prefill run, the layer) and the addresses of the step's small
-tables are kept out of Triton's specialisation: else every combination would be compiled while serving.
+Triton does not specialise on numbers that change from step to step (the first prefill run, the layer), nor on
+addresses of the step's small tables. Else every combination would be compiled while serving.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ RECURRENT = Blocks(32)
 
 
 def states_blocks(k_padded: int) -> Blocks:
-    """W (float32) and k of one chunk are K x 384 bytes in shared memory, twice with the next ones on their
-    way: 84 KB at 128. With 32 columns the products leave half a kilobyte of each thread's registers."""
+    """W (float32) and k of one chunk are K x 384 bytes in shared memory, twice with the next ones in flight:
+    84 KB at 128. With 32 columns the products take all but half a kilobyte of each thread's registers."""
     return Blocks(16, stages=2 if k_padded <= 128 else 1)
 
 
 def outputs_blocks(k_padded: int, by_line: bool, q_dtype: torch.dtype) -> Blocks:
-    """All of V = 128 in one program: q and P are read once, and eight warps hold the state. Where q is
-    float32 (as it was, or scaled by the decay of each line), Ampere's registers hold no more of its products
-    than 32 columns."""
+    """One program covers all of V = 128, so q and P are read once; eight warps hold the state. If q is
+    float32 (given so, or scaled by the decay of each line), Ampere's registers hold its products for 32
+    columns only."""
     if by_line:
         return Blocks(32, warps=8)
     if q_dtype == torch.float32:
@@ -64,7 +65,7 @@ def outputs_blocks(k_padded: int, by_line: bool, q_dtype: torch.dtype) -> Blocks
 def _token(s, q, k, v, g, beta, out, t, head, key, line, col, q_row, q_head, k_row, k_head, v_row, v_head,
            g_row, g_head, beta_row, beta_head, out_row, scale, K: tl.constexpr, V: tl.constexpr,
            BY_LINE: tl.constexpr):
-    """One token of one head: moves ``s`` [K, V block] on and stores what is read from it."""
+    """One token of one head: advances ``s`` [K, V block] and stores the token's output."""
     q_t = tl.load(q + t * q_row + key * q_head + line, mask=line < K, other=0.0).to(tl.float32)
     k_t = tl.load(k + t * k_row + key * k_head + line, mask=line < K, other=0.0).to(tl.float32)
     v_t = tl.load(v + t * v_row + head * v_head + col, mask=col < V, other=0.0).to(tl.float32)
@@ -77,7 +78,7 @@ def _token(s, q, k, v, g, beta, out, t, head, key, line, col, q_row, q_head, k_r
         decay = decay_of(tl.load(g + t * g_row + head * g_head))
     s = s * decay
     delta = beta_t * (v_t - tl.sum(s * k_t[:, None], axis=0))
-    # Both sums are over the state before the token, so that neither waits for the other.
+    # Both sums read the state before the token, so neither waits for the other.
     o_t = tl.sum(s * q_t[:, None], axis=0) + tl.sum(q_t * k_t) * delta
     tl.store(out + t * out_row + head * V + col, o_t.to(out.dtype.element_ty), mask=col < V)
     return s + k_t[:, None] * delta[None, :]
@@ -126,9 +127,9 @@ def recurrent(q, k, v, g, beta, out, state, slots, starts, fresh, chunk_begin, c
 def states(k, k_left, decay, w, u, chunk_states, state, slots, fresh, chunk_begin, chunk_first, chunk_tokens,
            chunk_tap, k_row, k_head, slot_stride, first_run, base, H: tl.constexpr, GROUP: tl.constexpr,
            K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, BV: tl.constexpr, BY_LINE: tl.constexpr):
-    """Grid: blocks of V, heads, prefill runs. Scratch has the tokens from ``base`` on. ``k_left``: what k is
-    scaled by [T', H], or with BY_LINE k itself, scaled [T', H, K]; ``decay``: of a chunk, [C, H] or [C, H,
-    K]. ``u`` becomes v'; ``chunk_states`` [C, H, K, V]: the state before each chunk."""
+    """Grid: blocks of V, heads, prefill runs. Buffers begin at token ``base``. ``k_left``: the factors of k
+    [T', H], or with BY_LINE the scaled k itself [T', H, K]. ``decay`` of a chunk: [C, H] or [C, H, K]. ``u``
+    becomes v'; ``chunk_states`` [C, H, K, V]: the state before each chunk."""
     head, run = tl.program_id(1), first_run + tl.program_id(2)
     line, col, place = tl.arange(0, KP), tl.program_id(0) * BV + tl.arange(0, BV), tl.arange(0, PLACES)
     inside = (line < K)[:, None] & (col < V)[None, :]
@@ -168,8 +169,8 @@ def states(k, k_left, decay, w, u, chunk_states, state, slots, fresh, chunk_begi
 def outputs(q, q_left, p, u, chunk_states, out, chunk_first, chunk_tokens, q_row, q_head, base,
             H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
             BV: tl.constexpr, BY_LINE: tl.constexpr):
-    """Grid: blocks of V, heads, chunks. ``q_left``: what q S is scaled by [T', H], or with BY_LINE q itself,
-    scaled [T', H, K]; ``p`` [T', H, 64]: a token's row of P; ``out`` [T, H, V]."""
+    """Grid: blocks of V, heads, chunks. ``q_left``: the factors of q S [T', H], or with BY_LINE the scaled q
+    itself [T', H, K]; ``p`` [T', H, 64]: a token's row of P; ``out`` [T, H, V]."""
     head, c = tl.program_id(1), tl.program_id(2)
     line, col, place = tl.arange(0, KP), tl.program_id(0) * BV + tl.arange(0, BV), tl.arange(0, PLACES)
     first, tokens = tl.load(chunk_first + c), tl.load(chunk_tokens + c)
@@ -193,7 +194,8 @@ def outputs(q, q_left, p, u, chunk_states, out, chunk_first, chunk_tokens, q_row
 
 @dataclass(frozen=True, slots=True)
 class ChunkBuffers:
-    """Of the chunked form, float32; T' tokens from the first prefill on. Shapes as the kernels above say."""
+    """The buffers of the chunked form, float32, for the T' tokens from the first prefill on. The kernels
+    above state the shapes."""
 
     base: int
     w: torch.Tensor
@@ -224,8 +226,8 @@ def chunk_buffers(step: DeviceRuns, runs: Runs, state_SHKV: torch.Tensor, tokens
 def run_by_token(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g: torch.Tensor,
                  beta_TH: torch.Tensor, out_THV: torch.Tensor, state_SHKV: torch.Tensor, runs: Runs,
                  step: DeviceRuns, *, scale: float, layer: int) -> bool:
-    """What goes token by token: decodes, and prefills with states that are rounded after each. Whether that
-    was all of the step."""
+    """The token-by-token part of a step: decodes, and prefills of states that are rounded after each token.
+    Returns whether this was the whole step."""
     inputs = (q_THK, k_THK, v_THV, g, beta_TH, out_THV, state_SHKV, runs, step)
     if step.decode_count:
         _run_recurrent(*inputs, prefill=False, scale=scale, layer=layer)
@@ -256,7 +258,7 @@ def _run_recurrent(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor
 
 def run_chunks(q_THK: torch.Tensor, k_THK: torch.Tensor, out_THV: torch.Tensor, state_SHKV: torch.Tensor,
                runs: Runs, step: DeviceRuns, buffers: ChunkBuffers, *, by_line: bool) -> None:
-    """What follows ``prepare``: states, then outputs."""
+    """The kernels after ``prepare``: states, then outputs."""
     heads, k_dim, v_dim = state_SHKV.shape[1:]
     sizes = {"H": heads, "GROUP": heads // k_THK.shape[1], "K": k_dim, "V": v_dim, "KP": padded(k_dim),
              "BY_LINE": by_line}

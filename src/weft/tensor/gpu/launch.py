@@ -1,7 +1,7 @@
-"""What the recurrent Triton ops share at a launch: block sizes, padded dims, and their list of compilations.
+"""The launches of recurrent Triton ops: block sizes, padded dims, and lists of compilations.
 
-Block sizes come from small tables, not from ``triton.autotune``: it calls the driver (so nothing of it runs
-in the interpreter), and it would time kernels on the states of a server that has just started.
+Block sizes come from small tables. Rejected: ``triton.autotune``. It calls the driver, so none of it runs in
+the interpreter, and it would time kernels on the states of a server that has just started.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _TABLES = {"slots": "*i64", "starts": "*i64"} | dict.fromkeys(
     ("fresh", "lengths", "offsets", "chunk_begin", "chunk_run", "chunk_first", "chunk_tokens", "chunk_tap"),
     "*i32")
 STEP_TABLES = list(_TABLES)
-"""Arguments that are pieces of the step's table: they begin anywhere, so kernels are not compiled anew for
-those that begin at a multiple of 16 bytes (``do_not_specialize_on_alignment``)."""
+"""Arguments that are views into the step's table. They begin anywhere, so kernels are not compiled again for
+views at a multiple of 16 bytes (``do_not_specialize_on_alignment``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Of a kernel: how much of the dim it is cut along a program takes, warps, stages of its pipeline."""
+    """Sizes of a kernel: ``width`` of the blocked dim in one program, warps, stages of its pipeline."""
 
     width: int
     warps: int = 4
@@ -36,7 +36,7 @@ class Blocks:
 
 
 def padded(size: int) -> int:
-    """The power of two that a dim is padded to; products want 16 at least."""
+    """The power of two to which a dim is padded; products need at least 16."""
     power: int = triton.next_power_of_2(size)
     return max(16, power)
 
@@ -48,8 +48,8 @@ def dense_rows(x: torch.Tensor) -> torch.Tensor:
 
 def compilation_of(name: str, kernel: Any, pointers: Mapping[str, str], constants: Mapping[str, Any],
                    blocks: Blocks, floats: tuple[str, ...] = ("scale",)) -> Compilation:
-    """``pointers``: types of the arguments that are tensors and no step tables; what is neither, nor
-    constant, nor one of ``floats``, is an int32, ``slot_stride`` an int64."""
+    """``pointers``: types of the tensor arguments that are not step tables. Any other argument is an int32,
+    unless it is a constant or one of ``floats``; ``slot_stride`` is an int64."""
     signature = {}
     for argument in kernel.arg_names:
         if argument in constants:

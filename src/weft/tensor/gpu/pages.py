@@ -1,23 +1,23 @@
-"""Tiles of keys and values between pages and registers: what every Triton kernel over pages is made of.
+"""Tiles of keys and values between pages and registers: shared by every Triton kernel over pages.
 
-A page keeps K and V of one head as one dense block each (``tensor.layout``), so a tile of several pages is
-loaded as it lies, whole blocks in 16-byte pieces, and put in order in registers, where order costs nothing:
+A page stores K and V of one head as one dense block each (``tensor.layout``). A tile of several pages is
+loaded in that order, whole blocks in 16-byte loads. Registers then reorder it at no cost:
 
     pages [n] --load--> [n, D/pack x 16 x pack] --view, permute--> K^T [D, n x 16]    scores: q [M, D] . K^T
               --load--> [n, 16/pack x D x pack] --view, permute--> V   [n x 16, D]    output: weights . V
 
-Addresses into the arena are 64-bit: a page id is widened before it is multiplied. PAD pages are not read and
-count as zeros. Numbers that no one wrote are the caller's business: scores of such places are *replaced* by
--inf and their values by 0 (L6), which only blocks at the end of a context pay for.
+Addresses into the arena are 64-bit: a page id is converted before it is multiplied. PAD pages are not read
+and count as zeros. Unwritten places are the caller's task: their scores are *replaced* by -inf and their
+values by 0 (L6). Only blocks at the end of a context pay for this.
 
-Narrow pages. int8 is exact in any dtype that products are taken in; it gets there by bits, because the
-conversion unit takes 16 numbers a clock, just what memory brings. fp8 is converted by hardware from compute
-capability 8.9 on, below it by bits (a float16 of the same bits is the number times 2^-8). What is rounded on
-the way in is rounded with integers, to the nearest even, on every device: a page has the same bytes whoever
-wrote it.
+8-bit pages. int8 is exact in any dtype of a product. It is converted by bit operations, because the
+conversion unit takes 16 numbers a clock, no faster than memory delivers. fp8 is converted by hardware from
+compute capability 8.9 on, below it by bits: a float16 with the same bits is the number times 2^-8. Writes
+round with integer operations, to the nearest even, on every device. So a page has the same bytes whichever
+kernel wrote it.
 
-Rejected: one pointer per number in the order of the product (2- or 4-byte loads for 16-bit pages); scores
-from even and odd lanes apart (two products of half the depth, and another kernel for pack 4).
+Rejected: one pointer per number in the order of the product (2- or 4-byte loads for 16-bit pages). Separate
+scores from even and odd lanes: two products of half the depth, and another kernel for pack 4.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FP8_NONE, FP8_HARDWARE, FP8_BITS = 0, 1, 2
 
 TRITON_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "i8",
                 torch.float8_e4m3fn: "u8"}
-"""What a kernel of pages is compiled for: fp8 is handed over as bytes."""
+"""Triton's types of pages; fp8 is passed as bytes."""
 
 
 def as_bits(cache: torch.Tensor) -> torch.Tensor:
@@ -42,14 +42,14 @@ def as_bits(cache: torch.Tensor) -> torch.Tensor:
 def fp8_kind(dtype: torch.dtype, device: torch.device) -> int:
     if dtype != torch.float8_e4m3fn:
         return FP8_NONE
-    # The interpreter's own conversion makes a number of what is NaN.
+    # The interpreter's conversion turns NaN into a number.
     hardware = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
     return FP8_HARDWARE if hardware else FP8_BITS
 
 
 def product_of(query: torch.dtype, page: torch.dtype) -> tuple[tl.dtype, str]:
-    """The dtype of a product's factors and its precision. Sums are float32 always. The interpreter has no
-    bfloat16 arithmetic; where no 16-bit dtype holds both factors, tf32 holds them exactly."""
+    """The dtype of a product's factors, and its precision. Sums are always float32. The interpreter has no
+    bfloat16 arithmetic. If no 16-bit dtype holds both factors exactly, tf32 does."""
     if gpu.INTERPRETED or torch.float32 in (query, page):
         return tl.float32, "ieee"
     if query == torch.bfloat16 and page != torch.float16:
@@ -60,7 +60,7 @@ def product_of(query: torch.dtype, page: torch.dtype) -> tuple[tl.dtype, str]:
 
 
 def block_dim(dim: int) -> int:
-    """A tile's width for heads of ``dim`` numbers; what is too much is masked."""
+    """A tile's width for heads of ``dim`` numbers; kernels mask the padding."""
     return max(16, 1 << (dim - 1).bit_length())
 
 
@@ -111,7 +111,7 @@ def load_token_scales(scales, page_stride, pages, PAGES: tl.constexpr):
 
 @triton.jit
 def widen(x, FP8: tl.constexpr, PRODUCT: tl.constexpr):
-    """A stored tile as a factor of a product."""
+    """A stored tile, converted to the dtype of a product."""
     if FP8 == 1:
         x = x.to(tl.float8e4nv, bitcast=True)
     elif FP8 == 2:
@@ -119,7 +119,7 @@ def widen(x, FP8: tl.constexpr, PRODUCT: tl.constexpr):
         wide = half.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
         x = tl.where((x & 0x7F) == 0x7F, float("nan"), wide)
     elif x.dtype == tl.int8:
-        # 2^23 + (x + 128), whose low bits x + 128 is.
+        # 2^23 + (x + 128), whose low bits are x + 128.
         bits = (x.to(tl.uint8, bitcast=True) ^ 0x80).to(tl.uint32) | 0x4B000000
         x = bits.to(tl.float32, bitcast=True) - 8388736.0
     return x.to(PRODUCT)
@@ -127,7 +127,7 @@ def widen(x, FP8: tl.constexpr, PRODUCT: tl.constexpr):
 
 @triton.jit
 def to_nearest_bf16(x):
-    """float32 that bfloat16 holds exactly, to the nearest even; NaN stays."""
+    """float32 rounded to what bfloat16 holds, to the nearest even; NaN stays."""
     bits = x.to(tl.uint32, bitcast=True)
     bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
     return tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
@@ -135,7 +135,7 @@ def to_nearest_bf16(x):
 
 @triton.jit
 def rounded(x, DTYPE: tl.constexpr):
-    """float32 that DTYPE holds exactly, to the nearest even."""
+    """float32 rounded to what DTYPE holds, to the nearest even."""
     if tl.bfloat16 == DTYPE:
         x = to_nearest_bf16(x)
     elif tl.float16 == DTYPE:
@@ -160,14 +160,14 @@ def fp8_bits(x):
 
 @triton.jit
 def quantized_rows(x, PER_MAX: tl.constexpr):
-    """float32 [N, D] -> whole numbers up to 127 (float32), and what they are multiples of, [N], as bfloat16
-    holds it. As ``kv_numbers.quantized``."""
+    """float32 [N, D] -> whole numbers up to 127 (float32), and their scales [N], rounded to bfloat16. As
+    ``kv_numbers.quantized``."""
     broken = tl.max((x != x).to(tl.int32), axis=1)
     most = tl.where(broken > 0, float("nan"), tl.max(tl.abs(x), axis=1))
     scale = to_nearest_bf16(most * PER_MAX)
     over = tl.where(scale == 0, 1.0, scale)
     exact = tl.div_rn(x, tl.broadcast_to(over[:, None], x.shape))
     exact = tl.where(exact > 127.0, 127.0, tl.where(exact < -127.0, -127.0, exact))
-    # Adding 1.5 x 2^23 leaves no place for a fraction: to the nearest even.
+    # Adding 1.5 x 2^23 leaves no bits for a fraction: this rounds to the nearest even.
     whole = (exact + 12582912.0) - 12582912.0
     return tl.where(whole == whole, whole, 0.0), scale

@@ -1,20 +1,19 @@
-"""Attention of prompts by FlashInfer, where it is asked for, installed, and fits.
+"""Prefill attention by FlashInfer, if requested, installed and applicable.
 
     --attention-backend weft         our own kernels: nothing to install, every shape         (the default)
-    --attention-backend flashinfer   by the table; what it does not list stays with ours
+    --attention-backend flashinfer   for the shapes of ``fits``; our kernels for the others
 
     pages of 16 bits --gather--> k, v [rows, kv_heads, D] --\\
     q of the prefill runs ----------------------------------+--> BatchPrefillWithRaggedKVCacheWrapper --> o
 
-Decodes stay with our kernels. Packed pages fit no layout that FlashInfer has (NHD or HND: keys lie transposed
-here, and values in pairs), so its paged wrapper could be given none of them; the ragged one takes what a copy
-makes of them (``gather_kernels``). Gates are applied to what comes back, which is rounded by then: once more
-than in our own kernels.
+Decodes always use our kernels. Packed pages match no layout of FlashInfer (NHD or HND): here keys are
+transposed, and values lie in pairs. So its paged wrapper cannot read them, and the ragged wrapper reads a
+copy (``gather_kernels``). Gates are applied to its rounded output, one rounding more than in our kernels.
 
-It is not the default, because it cuts a context into pieces by the batch: what a token's sums are, to the
-last bit, then depends on its company, and a prefix computed again need not be the one that was cached.
+It is not the default, because it splits a context by the batch. The bits of a token's sums then depend on the
+other sequences of the batch. A prefix that is computed again may differ from the cached one.
 
-A plan is made once a step for each shape of layer, from lists of the host. Nothing waits for the device.
+A plan is computed once per step and shape of layer, from host lists. Nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ def installed() -> bool:
 
 
 def choose(choice: Choice) -> None:
-    """For the whole process. Raises ConfigError for "flashinfer" where it is not installed or cannot be
-    imported."""
+    """Choose for the whole process. Raises ConfigError for "flashinfer" if it is not installed or fails to
+    import."""
     global _library
     _wrappers.clear()
     _library = None
@@ -57,19 +56,19 @@ def choose(choice: Choice) -> None:
                           "flashinfer-python, or use --attention-backend weft", param="--attention-backend")
     try:
         _library = importlib.import_module("flashinfer")
-    except Exception as error:  # of a library that finds no compiler, no driver, another torch
+    except Exception as error:  # the library finds no compiler, no driver, or another torch
         raise ConfigError(f"--attention-backend is flashinfer, which cannot be imported: {error}",
                           param="--attention-backend") from error
 
 
 def fits(q_dtype: torch.dtype, page_dtype: torch.dtype, head_dim: int) -> bool:
-    """The table: pages in the dtype of the queries, 16 bits, and the head dims that FlashInfer is built for.
-    Windows and gates fit; what is kept in 8 bits does not, as its scales are ours."""
+    """Whether FlashInfer takes this shape: 16-bit pages in the dtype of the queries, and its head dims.
+    Windows and gates fit; 8-bit pages do not, because their scales are weft's own."""
     return q_dtype in DTYPES and page_dtype == q_dtype and head_dim in HEAD_DIMS
 
 
 def takes(q_THD: torch.Tensor, cache_k: torch.Tensor, runs: Runs) -> bool:
-    """Whether the prefill runs of this step go to it."""
+    """Whether FlashInfer computes the prefill runs of this step."""
     if _library is None or PAD in runs.starts[runs.decode_count:]:
         return False
     return fits(q_THD.dtype, cache_k.dtype, q_THD.shape[2])
@@ -77,8 +76,8 @@ def takes(q_THD: torch.Tensor, cache_k: torch.Tensor, runs: Runs) -> bool:
 
 def attend(q_THD: torch.Tensor, k_CHD: torch.Tensor, v_CHD: torch.Tensor, runs: Runs, scale: float,
            window: int | None) -> torch.Tensor:
-    """[tokens of the prefill runs, heads, D]. ``k_CHD``, ``v_CHD``: the contexts of those runs, one behind
-    the other. A token sees what is not behind it, of the last ``window`` places."""
+    """[tokens of the prefill runs, heads, D]. ``k_CHD``, ``v_CHD``: the contexts of those runs, concatenated.
+    A token sees the tokens up to itself, at most the last ``window``."""
     key = (q_THD.device, q_THD.dtype, q_THD.shape[1], *k_CHD.shape[1:], scale, window)
     planned = runs.memo.setdefault(_MEMO, {})
     if key not in planned:
@@ -104,5 +103,5 @@ def _planned(q_THD: torch.Tensor, k_CHD: torch.Tensor, runs: Runs, scale: float,
 
 
 def _begins(counts: list[int]) -> torch.Tensor:
-    """int32 [N + 1], on the host, where its planner reads them."""
+    """int32 [N + 1], on the host, where FlashInfer's planner reads it."""
     return torch.tensor([0, *accumulate(counts)], dtype=torch.int32)

@@ -1,7 +1,7 @@
-"""Small things that several Triton kernels are made of: products of tiles, the inverse of a chunk's triangle.
+"""Building blocks of several Triton kernels: products of tiles, the inverse of a chunk's triangle.
 
-Precision. States are checkpoints: what a prefill leaves in a slot must be what decodes would have left there,
-so products with a float32 operand keep float32's digits. Tensor cores take 8 (bf16), 11 (fp16, tf32) bits:
+Precision. States are checkpoints: a prefill must leave in a slot what decodes would have left there. So
+products with a float32 operand keep float32's precision. Tensor cores take 8 (bf16), 11 (fp16, tf32) bits:
 
     16 bits x 16 bits (same dtype)   one product; exact, but for the sum
     bf16    x float32                three products: b = b1 + b2 + b3, bf16 each, which has all 24 bits of b.
@@ -9,10 +9,10 @@ so products with a float32 operand keep float32's digits. Tensor cores take 8 (b
                                      memory and may be transposed there, which Hopper's tf32 products cannot
     other   x float32                tf32x3: both halves of both, less the smallest of the four products
 
-Rejected: tf32 alone (11 bits: what a state is off by then is as much as its bf16 inputs are, and decodes
-would be off by nothing); "ieee" (no tensor cores: ten times slower).
+Rejected: tf32 alone. Its 11 bits give a state an error as large as that of its bf16 inputs; decodes have
+none. "ieee": no tensor cores, ten times slower.
 
-In Triton's interpreter 16-bit numbers are widened before every product: it has no bf16 arithmetic.
+In Triton's interpreter 16-bit numbers become float32 before every product: it has no bf16 arithmetic.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from weft.tensor import gpu
 
 INTERPRETED = tl.constexpr(gpu.INTERPRETED)
 LOG_DECAY_MIN = tl.constexpr(-80.0)
-"""As ``weft.tensor.chunks`` has it: what decays by more counts as decayed by this."""
+"""As in ``weft.tensor.chunks``: smaller log decays are clamped to this."""
 LOG_DECAY_FLOOR = tl.constexpr(-1e4)
-"""Log decays of single tokens below this count as this, so that a -inf does not make NaN of a difference."""
+"""Log decays of single tokens are clamped to this, so that a -inf does not turn a difference into NaN."""
 BASE = tl.constexpr(16)
-"""Side of the blocks that are inverted by substitution."""
+"""Side of the blocks that substitution inverts."""
 
 
 @triton.jit
 def only_if(condition, count):
-    """``count``, or 0: the bound of a mask. (A mask of a tile and a scalar condition would do, but the
-    interpreter makes integers of a condition that is spread over a tile.)"""
+    """``count``, or 0: the bound of a mask. A mask combined with a scalar condition would be simpler, but the
+    interpreter turns a broadcast condition into integers."""
     return tl.where(condition, count, 0)
 
 
@@ -49,7 +49,7 @@ def product(a, b):
 
 @triton.jit
 def thirds(x):
-    """float32 -> three of bfloat16 whose sum it is, the largest first."""
+    """float32 -> three bfloat16 numbers that add up to it, the largest first."""
     first = x.to(tl.bfloat16)
     rest = x - first.to(tl.float32)
     second = rest.to(tl.bfloat16)
@@ -58,7 +58,7 @@ def thirds(x):
 
 @triton.jit
 def product_left(a, b):
-    """a @ b, ``a`` as it was loaded, ``b`` float32."""
+    """a @ b, ``a`` in its stored dtype, ``b`` float32."""
     if INTERPRETED or a.dtype != tl.bfloat16:
         return product(a.to(tl.float32), b)
     else:
@@ -68,7 +68,7 @@ def product_left(a, b):
 
 @triton.jit
 def product_right(a, b):
-    """a @ b, ``b`` as it was loaded, ``a`` float32."""
+    """a @ b, ``b`` in its stored dtype, ``a`` float32."""
     if INTERPRETED or b.dtype != tl.bfloat16:
         return product(a, b.to(tl.float32))
     else:
@@ -78,34 +78,34 @@ def product_right(a, b):
 
 @triton.jit
 def decay_of(log_decay):
-    """exp in float32, kept off the denormals."""
+    """exp in float32, clamped above the denormals."""
     return tl.exp(tl.maximum(log_decay.to(tl.float32), LOG_DECAY_MIN))
 
 
 @triton.jit
 def decay_sums(log_decay):
-    """Sums along axis 0, float64: their differences are wanted to 1e-7 where they are in the hundreds."""
+    """Sums along axis 0, float64: differences need 1e-7 absolute precision where sums are in the hundreds."""
     return tl.cumsum(tl.maximum(log_decay.to(tl.float32), LOG_DECAY_FLOOR).to(tl.float64), axis=0)
 
 
 @triton.jit
 def pairwise_decay(sums, place):
-    """[i, j] = exp(sums_i - sums_j) for j <= i, else 0. Chosen before the exponential: for j > i the
-    difference is positive and may be anything."""
+    """[i, j] = exp(sums_i - sums_j) for j <= i, else 0. The select precedes the exponential: for j > i the
+    difference is positive and unbounded."""
     seen = place[:, None] >= place[None, :]
     return tl.where(seen, decay_of(tl.where(seen, sums[:, None] - sums[None, :], 0.0)), 0.0)
 
 
 @triton.jit
 def unit_scale(x):
-    """[rows]: what makes rows of a float32 tile unit vectors (eps 1e-6)."""
+    """[rows]: the factors that turn rows of a float32 tile into unit vectors (eps 1e-6)."""
     return tl.rsqrt(tl.sum(x * x, axis=1) + 1e-6)
 
 
 @triton.jit
 def softplus(x):
-    """log(1 + e^x), to 1e-7 of itself: with s = e / (2 + e), log(1 + e) = 2 atanh(s), and s <= 1/3. The
-    hardware's logarithm is good to 1e-7 absolutely, which is nothing of a step size of 1e-6."""
+    """log(1 + e^x), with relative error 1e-7. With s = e / (2 + e), log(1 + e) = 2 atanh(s), and s <= 1/3.
+    The hardware's logarithm has an absolute error of 1e-7, too large for a step size of 1e-6."""
     e = tl.exp(-tl.abs(x))
     s = e / (2.0 + e)
     t = s * s
@@ -117,9 +117,9 @@ def softplus(x):
 def unit_lower_inverse(a, SIZE: tl.constexpr):
     """(1 + strictly lower part of a)^-1, float32 [SIZE, SIZE], SIZE = 16 x a power of 2.
 
-    The blocks of 16 on the diagonal all at once, row after row, as [blocks, 16, 16]; then halves are put
-    together, D^-1 - D^-1 B D^-1 with D the blocks so far and B what lies between two of them: products of
-    whole tiles, most of which is zeros, and still less than anything that is not done by tensor cores.
+    Substitution inverts the diagonal blocks of 16 all at once, row after row, as [blocks, 16, 16]. Then
+    halves are combined: D^-1 - D^-1 B D^-1, with D the blocks so far and B the corner between two of them.
+    These are products of whole tiles, mostly zeros, and still cheaper than anything without tensor cores.
     Rejected: (1 - N)(1 + N^2)(1 + N^4)..., whose powers grow like binomials where keys repeat.
     """
     BLOCKS: tl.constexpr = SIZE // BASE

@@ -1,17 +1,17 @@
-"""Tiles of quantised weights between memory and registers: what the Triton kernels of int8 and int4 share.
+"""Tiles of quantised weights between memory and registers: shared by the int8 and int4 Triton kernels.
 
-Codes lie in the order that CPUs want (``tensor.quantized``): tiles of 16 rows, in each of them 4 columns of
-all rows at a time. A block of BN rows and BK columns is therefore BN / 16 dense pieces; they are loaded as
-they lie, in 16-byte loads, and put in order in registers, where order costs nothing:
+Codes lie in the CPU kernels' order (``tensor.weights.quantized``): tiles of 16 rows, and in each tile 4
+columns of all rows at a time. So a block of BN rows and BK columns is BN / 16 dense blocks. They are loaded
+in that order, in 16-byte loads, and registers reorder them at no cost:
 
     int8   [BN/16, BK/4 x 16 x 4] --view, permute--> W^T [BK, BN]
     int4   [BN/16, BK/8 x 16 x 4] --halves join----> [BN/16, BK/8, 16, 4, 2] --permute--> W^T [BK, BN]
 
-A code becomes a float by its bits (2^23 + code, less 2^23 and the zero), because the conversion unit takes
-16 numbers a clock. Code less zero is exact, times the scale is rounded to the dtype of the other factor once:
-the numbers that ``QuantizedWeight.dense`` gives.
+A code becomes a float by bit operations (2^23 + code, less 2^23 and the zero), because the conversion unit
+takes 16 numbers a clock. Code less zero is exact. Its product with the scale is rounded once, to the dtype of
+the other factor: these are the numbers of ``QuantizedWeight.dense``.
 
-Rejected: another layout on GPUs (a second set of bugs, and checkpoints rounded here could not be kept once).
+Rejected: another layout on GPUs (a second set of bugs, and one checkpoint file could not serve both).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ import triton.language as tl
 from weft.tensor.weights.quantized import LINE, TILE_ROWS, QuantizedWeight
 
 FORMS: dict[str, str] = {"codes": "*u8", "zeros": "*u8"}
-"""Types of pointers to a weight, but for its scales, which are float16 or float32."""
+"""Types of pointers to a weight, except its scales, which are float16 or float32."""
 
 
 def constants_of(weight: QuantizedWeight) -> dict[str, Any]:
-    """What a kernel is compiled for, of one matrix of ``weight``."""
+    """The compile-time constants of one matrix of ``weight``."""
     columns = weight.codes.shape[-3] * TILE_ROWS * 4 // (2 * weight.bits)
     return form(weight.bits, weight.codes.shape[-4] * TILE_ROWS, columns, weight.group,
                 zeros=weight.zeros is not None)
 
 
 def form(bits: int, rows: int, columns: int, group: int, *, zeros: bool = False) -> dict[str, Any]:
-    """``rows`` and ``columns`` as they are stored: whole tiles, whole lines."""
+    """``rows`` and ``columns`` as stored: whole tiles, whole lines."""
     return {"BITS": bits, "GROUP": group, "GROUPS": -(-columns // group), "TILES": rows // TILE_ROWS,
             "LINES": columns // LINE, "ZEROS": zeros}
 
@@ -45,8 +45,8 @@ def load_right(codes, scales, zeros, first, begin, BITS: tl.constexpr, GROUP: tl
                GROUPS: tl.constexpr, TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr,
                BN: tl.constexpr, BK: tl.constexpr):
     """W^T [BK, BN] float32 of one matrix: rows from ``first`` (a multiple of 16) on, columns from ``begin``
-    (a multiple of BK) on; 0 where there are none. A matrix has TILES of 16 rows and LINES of 32 columns."""
-    STEP: tl.constexpr = 2 * BITS              # bytes of a column of 16 rows
+    (a multiple of BK) on; zeros beyond its edges. A matrix has TILES of 16 rows and LINES of 32 columns."""
+    STEP: tl.constexpr = 2 * BITS              # bytes of one column of 16 rows
     tile = first // 16 + tl.arange(0, BN // 16)
     piece = tl.arange(0, BK * STEP)
     code_mask = (tile < TILES)[:, None] & (begin * STEP + piece < LINES * 32 * STEP)[None, :]

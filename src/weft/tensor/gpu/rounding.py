@@ -1,7 +1,7 @@
-"""How a Triton kernel rounds a state to fewer bits: ``tensor.rounding``, to the last bit.
+"""How a Triton kernel rounds a state to fewer bits: the same bits as ``tensor.rounding``.
 
-The rule is a hash of (layer, position, element of the layer's state); so a kernel needs no memory for it, and
-a state made here is the state that any other path makes of the same accumulator.
+The rule is a hash of (layer, position, element of the layer's state). A kernel needs no memory for it, and
+every path computes the same state from the same accumulator.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def _mixed(x):
 
 @triton.jit
 def rounded(x, dtype, element, position, layer):
-    """float32 ``x`` as ``dtype`` keeps it, still in float32: the state behind the token at ``position``.
-    ``element``: int32 index of each of its numbers in the layer's state."""
+    """float32 ``x`` rounded to what ``dtype`` holds, still float32: the state after the token at
+    ``position``. ``element``: int32 index of each number in the layer's state."""
     if dtype == tl.float32:
         return x
     else:

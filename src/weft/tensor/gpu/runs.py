@@ -1,20 +1,20 @@
-"""The runs of a step as one table of integers on the device, for kernels that take the whole step at once.
+"""The runs of a step as one table of integers on the device, for kernels over the whole step.
 
-A launch knows nothing of Python lists: each of its programs looks up its own piece of work. Two kinds:
+A launch cannot read Python lists: each of its programs looks up its own work. There are two kinds of rows:
 
     run    offsets, lengths, fresh, chunk_begin          by run r; decodes first, as everywhere
     chunk  chunk_run, chunk_first, chunk_tokens,         by chunk c; the prefill runs in their order, and
            chunk_tap                                     in each run from its first token to its last
 
 A chunk is the tokens of one run between two cuts. Cuts lie on the absolute grid of CHUNK_TOKENS positions, so
-that a prefix hit computes the same chunks as a cold run, and at every tap, so that a tap is always the state
-after a whole chunk (taps are asked for on the grid: such a cut is there anyway):
+that a prefix hit computes the same chunks as a cold run. Cuts also lie at every tap, so that a tap is always
+the state after a whole chunk. Taps are requested on the grid, so these cuts usually coincide:
 
     run of positions 40..210, tap at 128     [40..63] [64..127]* [128..191] [192..210]     * has chunk_tap
 
-The same chunks are the query tiles of attention. Everything is int32 in one flat array: ``pack`` makes it on
-the host, one copy brings it over, ``unpack`` cuts it into views. Rejected: cutting the grid of a launch from
-the longest run (most programs of a mixed step would have nothing to do).
+The same chunks are the query tiles of attention. All fields are int32 in one flat array: ``pack`` builds it
+on the host, one copy transfers it, ``unpack`` splits it into views. Rejected: a grid of launches as long as
+the longest run (most programs of a mixed step would be idle).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ CHUNK_FIELDS = 4
 
 @dataclass(frozen=True, slots=True)
 class DeviceRuns:
-    """All tensors int32 on the device of the step, contiguous. Runs [0, decode_count) are decodes.
+    """All tensors are int32 on the device of the step, contiguous. Runs [0, decode_count) are decodes.
 
-    ``chunk_begin_R`` [R + 1]: the chunks of run r are [chunk_begin_R[r], chunk_begin_R[r + 1]), none of a
-    decode. ``chunk_first_C``: index in T; ``chunk_tap_C``: the slot that the state after the chunk is also
-    written to, or PAD."""
+    ``chunk_begin_R`` [R + 1]: run r has the chunks [chunk_begin_R[r], chunk_begin_R[r + 1]); a decode has
+    none. ``chunk_first_C``: index in T. ``chunk_tap_C``: the slot that also receives the state after the
+    chunk, or PAD."""
 
     run_count: int
     decode_count: int
@@ -57,7 +57,7 @@ class DeviceRuns:
 
 
 def device_runs(runs: Runs) -> DeviceRuns:
-    """The step's table, made once per step; on the device that ``runs.slots_R`` is on."""
+    """The step's table, built once per step, on the device of ``runs.slots_R``."""
     known = runs.memo.get("device_runs")
     if known is None:
         flat, chunk_count = pack(runs)
@@ -73,23 +73,23 @@ def _sizes(run_count: int, chunk_count: int) -> list[int]:
 
 
 def _aligned(size: int) -> int:
-    """Every field begins on 16 bytes, wherever runs end: kernels are compiled for that."""
+    """Every field begins at a multiple of 16 bytes, wherever runs end: kernels are compiled for that."""
     return size + -size % 4
 
 
 def remember(runs: Runs, flat: torch.Tensor, chunk_count: int) -> None:
-    """``flat``, as ``pack`` made it of ``runs``, came to the device with the step's other inputs."""
+    """Cache ``flat``, the packed table of ``runs``, which reached the device with the step's other inputs."""
     runs.memo["device_runs"] = unpack(flat, runs.run_count, runs.decode_count, chunk_count)
 
 
 def pack(runs: Runs) -> tuple[Int32s, int]:
-    """The flat table and its count of chunks."""
+    """The flat table and the number of its chunks."""
     return pack_lists(runs.offsets, runs.starts, runs.lengths, runs.fresh, runs.decode_count, runs.taps)
 
 
 def pack_lists(offsets: list[int], starts: list[int], lengths: list[int], fresh: list[bool],
                decode_count: int, taps: Sequence[TapPoint]) -> tuple[Int32s, int]:
-    """``pack`` of runs whose tensors are not there yet."""
+    """``pack`` for runs without tensors."""
     cuts = _cuts(offsets, starts, lengths, decode_count, taps)
     chunk_begin = np.zeros(len(offsets) + 1, np.int32)
     for run, _, _, _ in cuts:
@@ -105,7 +105,7 @@ def pack_lists(offsets: list[int], starts: list[int], lengths: list[int], fresh:
 
 
 def unpack(flat: torch.Tensor, run_count: int, decode_count: int, chunk_count: int) -> DeviceRuns:
-    """Views into ``flat`` (int32, as ``pack`` made it, or longer)."""
+    """Views into ``flat`` (int32, from ``pack``, or longer)."""
     sizes = _sizes(run_count, chunk_count)
     room = [_aligned(size) for size in sizes]
     fields = torch.split(flat[: sum(room)], room)

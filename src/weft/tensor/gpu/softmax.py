@@ -1,12 +1,12 @@
-"""A softmax over keys that come in blocks, and how what it makes leaves a kernel.
+"""An online softmax over blocks of keys, and the epilogue that stores its output.
 
     softmax_step   a block of keys and values into (highest score, sum of weights, weighted values)
     finish         gates, scale of fp8 values, the one rounding, the store
-    combine        a kernel: the outputs of several programs that each saw a part of the keys, into one
+    combine        a kernel: merges the outputs of programs that each saw one split of the keys
 
-Scores are float32 in powers of two (``qk_scale`` has log2 e in it). Masks are selects: a score that is not
-seen is *replaced* by -inf, the value of a key that no query of the block sees by 0, so that whatever their
-memory holds, NaN too, is multiplied with nothing (L6).
+Scores are float32 in powers of two (``qk_scale`` has log2 e in it). Masks are selects: a masked score is
+*replaced* by -inf, and the value of a key that no query of the block sees by 0. So whatever unwritten memory
+holds, NaN too, is never multiplied (L6).
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018); Dao et al.,
 "FlashAttention" (2022) and "Flash-Decoding" (2023).
@@ -25,8 +25,8 @@ COMBINED_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """What an output is multiplied by: ``gate_TC`` [T, heads x D] and ``head_gate_TH`` [T, heads], both
-    through a sigmoid, ``value_scale_H`` [kv_heads]."""
+    """The factors of an output: ``gate_TC`` [T, heads x D] and ``head_gate_TH`` [T, heads], both through a
+    sigmoid, and ``value_scale_H`` [kv_heads]."""
 
     gate_TC: torch.Tensor | None = None
     head_gate_TH: torch.Tensor | None = None
@@ -46,9 +46,9 @@ def gates_of(gates: Gates | None) -> tuple[torch.Tensor | None, int, torch.Tenso
 @triton.jit
 def softmax_step(scores, values, k_scale, v_scale, top, total, out, position, last, qk_scale,
                  MASKED: tl.constexpr, WINDOW: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr):
-    """``scores`` [M, N]: products of queries and keys; the keys are at ``position`` [N], of which a query
-    sees those up to ``last`` [M] (and within its WINDOW), all of them unless MASKED; ``values`` [N, BLOCK_D];
-    ``k_scale``, ``v_scale`` [N] or None. Returns ``top`` [M], ``total`` [M], ``out`` [M, BLOCK_D]."""
+    """``scores`` [M, N]: products of queries and keys. The keys are at ``position`` [N]. A query sees those
+    up to ``last`` [M] and within its WINDOW, or all keys unless MASKED. ``values`` [N, BLOCK_D]; ``k_scale``,
+    ``v_scale`` [N] or None. Returns ``top`` [M], ``total`` [M], ``out`` [M, BLOCK_D]."""
     scores *= qk_scale
     if k_scale is not None:
         scores *= k_scale[None, :]
@@ -63,7 +63,7 @@ def softmax_step(scores, values, k_scale, v_scale, top, total, out, position, la
         if v_scale is not None:
             v_scale = tl.where(some, v_scale, 0.0)
     base = tl.maximum(top, tl.max(scores, 1))
-    # A query that has seen nothing yet has no highest score to count from.
+    # A query that has seen no key yet has no highest score.
     from_top = tl.where(base == float("-inf"), 0.0, base) if MASKED else base
     weights = tl.exp2(scores - from_top[:, None])
     rescale = tl.exp2(top - from_top)
@@ -77,7 +77,8 @@ def softmax_step(scores, values, k_scale, v_scale, top, total, out, position, la
 @triton.jit
 def finish(x, token, head, row_mask, out, gate, gate_stride, head_gate, head_gate_stride, value_scale,
            HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """float32 [M, BLOCK_D], rows of tokens ``token`` and heads ``head`` where ``row_mask``, gated and stored."""
+    """Gate and store float32 [M, BLOCK_D], the rows of tokens ``token`` and heads ``head`` in
+    ``row_mask``."""
     d = tl.arange(0, BLOCK_D)
     stored = row_mask[:, None] & (d < D)[None, :]
     if value_scale is not None:
@@ -94,7 +95,7 @@ def finish(x, token, head, row_mask, out, gate, gate_stride, head_gate, head_gat
 
 @triton.jit
 def kv_splits_of(seen, WINDOW: tl.constexpr, SPLITS_MAX: tl.constexpr, PAGES: tl.constexpr):
-    """(first page, page behind the last, pages of a split) of a row that sees ``seen`` tokens."""
+    """(first page, end page, pages of a split) of a row that sees ``seen`` tokens."""
     first = 0
     if WINDOW:
         first = tl.maximum(seen - WINDOW, 0) // 16

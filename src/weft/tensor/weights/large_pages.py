@@ -1,19 +1,19 @@
-"""Memory for weights in pages of 2 MiB, where the system has them to give.
+"""Memory for weights in pages of 2 MiB, where the system provides them.
 
-    slab   64 MiB or more of fresh memory, asked for large pages before anything is written
-           | weight | weight | weight |  not touched, so not there yet  |
+    slab   64 MiB or more of fresh memory, advised to use large pages before the first write
+           | weight | weight | weight |  not touched, so not yet backed by memory  |
 
-A decode step reads every weight once: with pages of 4 KiB that is an address translation for each 64 lines of
-the cache, and the hardware's prefetch ends at each page. Measured on two cores of an EPYC (Zen 4): one
-thread reads 20 to 23 GB/s by small pages and 28 to 31 by large ones, two threads that take 128 KiB in turn
-21 and 31.
+A decode step reads every weight once. With pages of 4 KiB each 64 cache lines need an address translation,
+and the hardware prefetch ends at each page. Measured on two cores of an EPYC (Zen 4): one thread reads 20 to
+23 GB/s through small pages and 28 to 31 through large ones. Two threads that alternate by 128 KiB read 21 and
+31.
 
-Linux gives them out where ``transparent_hugepage`` is ``always`` or ``madvise`` (the usual setting) and
-memory is not in pieces; anywhere else this is plain memory. A slab lives as long as a tensor in it. What the
-heap hands out cannot be used for it: it is rarely aligned to 2 MiB, and often touched before.
+Linux provides them where ``transparent_hugepage`` is ``always`` or ``madvise`` (the usual setting) and memory
+is not fragmented; elsewhere this is plain memory. A slab lives as long as a tensor in it. Memory from the
+heap does not serve: it is rarely aligned to 2 MiB, and often touched before.
 
-Rejected: ``hugetlbfs`` (an administrator reserves it); the heap's own switch (an environment variable of
-glibc's, for the whole process and from its start).
+Rejected: ``hugetlbfs`` (an administrator must reserve it). The heap's own switch: an environment variable of
+glibc, for the whole process and from its start.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ import threading
 import torch
 
 LARGE_PAGES_BYTES_MIN = 1 << 20
-"""Less than this stays in the heap."""
+"""Smaller tensors stay in the heap."""
 _PAGE_BYTES = 1 << 21
 _SLAB_BYTES = 1 << 26
 _ALIGNMENT = 4096
 
 
 class _Slabs:
-    """The slab that is being filled. Its tensors keep it, and those before it."""
+    """The slab that is being filled. Its tensors keep it alive, as older tensors keep older slabs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -60,7 +60,7 @@ def _fresh(size: int) -> mmap.mmap:
 
 
 def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> torch.Tensor:
-    """As ``torch.empty`` on the CPU, for what is kept and read whole again and again."""
+    """As ``torch.empty`` on the CPU, for tensors that live long and are read whole many times."""
     count = math.prod(shape)
     if count * dtype.itemsize < LARGE_PAGES_BYTES_MIN or sys.platform != "linux":
         return torch.empty(shape, dtype=dtype)
@@ -68,7 +68,7 @@ def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> torch.Tens
 
 
 def copied(x: torch.Tensor) -> torch.Tensor:
-    """``x`` of any strides, laid out densely here; on another device as ``contiguous`` would."""
+    """A dense copy of ``x``, of any strides; on another device than the CPU ``x.contiguous()``."""
     if x.device.type != "cpu":
         return x.contiguous()
     return empty(x.shape, x.dtype).copy_(x)

@@ -1,14 +1,14 @@
-"""A weight matrix in the matrix library's own order, laid out once instead of in every product.
+"""A weight matrix in oneDNN's own order, laid out once instead of in every product.
 
-torch's ``F.linear`` hands oneDNN plain rows, and oneDNN either orders them anew each time or works around it.
-Ordered once, a product of 1 to 32 rows takes half to two thirds of the time in bfloat16, and a fifth to a
-half in float32 (``python benchmarks/linear.py``); at 1,000 rows nothing is lost.
+torch's ``F.linear`` passes plain rows to oneDNN, which reorders them each time or works around them. With
+ordered weights a product of 1 to 32 rows takes half to two thirds of the time in bfloat16, and a fifth to a
+half in float32. At 1,000 rows nothing is lost (``python benchmarks/linear.py``).
 
-The ordered weight replaces the plain one: memory is not doubled, but nothing else can read it. Small
-matrices stay plain, where the 10 microseconds that a call of oneDNN costs are most of the product.
+The ordered weight replaces the plain one: memory is not doubled, but nothing else can read it. Small matrices
+stay plain, because the 10 microseconds of a call into oneDNN are most of their product.
 
-The two operators are internal to torch (its own compiler uses them). ``pack`` asks for them by name, and
-where they are missing, or refuse, the weight stays as it is.
+The two operators are internal to torch (its own compiler uses them). ``pack`` looks them up by name. Where
+they are missing, or refuse, the weight stays plain.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import torch
 
 PACKED_ELEMENTS_MIN: dict[torch.dtype, int] = {torch.bfloat16: 1 << 16, torch.float16: 1 << 16,
                                          torch.float32: 1 << 20}
-"""Elements from which on a matrix gains by it (measured with one thread)."""
+"""Smallest matrix, in elements, that gains (measured with one thread)."""
 _ROWS_EXPECTED = 16
-"""Rows of x that the order is chosen for; other numbers work as well."""
+"""Rows of x for which oneDNN chooses the order; other numbers work as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """``ordered``: opaque; it can be multiplied with, and turned into rows again by ``dense``."""
+    """``ordered`` is opaque: ``product`` multiplies by it, ``dense`` turns it into rows again."""
 
     ordered: torch.Tensor
     rows: int
@@ -36,7 +36,7 @@ class PackedWeight:
 
     @property
     def held_bytes(self) -> int:
-        """Without what oneDNN may add to fill its blocks, which it does not tell."""
+        """Excludes the padding of oneDNN's blocks, which it does not report."""
         return self.rows * self.columns * self.dtype.itemsize
 
     def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -50,7 +50,7 @@ class PackedWeight:
 
 
 def pack(weight: torch.Tensor) -> PackedWeight | None:
-    """``weight`` [rows, columns] ordered anew; None where that gains nothing or cannot be done."""
+    """``weight`` [rows, columns] in oneDNN's order; None where this gains nothing or is not possible."""
     if weight.device.type != "cpu" or weight.numel() < PACKED_ELEMENTS_MIN.get(weight.dtype, 1 << 62):
         return None
     if not _computes_in(weight.dtype):
@@ -60,7 +60,7 @@ def pack(weight: torch.Tensor) -> PackedWeight | None:
         packed = PackedWeight(ordered, weight.shape[0], weight.shape[1], weight.dtype)
         with torch.inference_mode():
             packed.product(weight.new_zeros(1, weight.shape[1]), None)
-    except (RuntimeError, AttributeError):  # another torch: no such operator, or with other arguments
+    except (RuntimeError, AttributeError):  # another version of torch: no such operator, or other arguments
         return None
     return packed
 
@@ -70,7 +70,8 @@ def _mkldnn() -> Any:
 
 
 def _computes_in(dtype: torch.dtype) -> bool:
-    """oneDNN without the instructions is slower than torch, or refuses."""
+    """Whether the CPU has oneDNN's instructions for ``dtype``; without them it is slower than torch, or
+    refuses."""
     checks = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
     try:
         return dtype not in checks or bool(getattr(_mkldnn(), checks[dtype])())

@@ -7,13 +7,14 @@
     scales  tile 0 | group 0 of rows 0..15 | group 1 of rows 0..15 | ...
 
 Sixteen rows are the sixteen lanes of a vector: nothing is added across lanes, and one load brings sixteen
-scales. Rows are padded to tiles, columns to lines of 32. Codes are unsigned, as the byte products of CPUs
-want their left side; without ``zeros`` the zero is in the middle (128, 8).
+scales. Rows are padded to tiles, columns to lines of 32. Codes are unsigned, because the byte products of
+CPUs take an unsigned left operand. Without ``zeros`` the zero point is the middle code (128, 8).
 
-``Codes`` is the same by plain rows: what a checkpoint stores, what rounding makes. Weights made here have
-groups of 128 (int8) and 32 (int4), symmetric: measured in docs/quantization.md.
+``Codes`` holds the same values by plain rows, as checkpoints store them and as rounding produces them.
+Weights that weft rounds have groups of 128 (int8) and 32 (int4), symmetric: docs/quantization.md has the
+measurements.
 
-A leading dim (experts) is allowed everywhere: codes [E, rows, columns] and so on.
+Every tensor may have a leading dim (experts): codes [E, rows, columns] and so on.
 
 Rejected: one layout for the kernels and one for torch. The torch path unpacks tiles with a view and a
 permute; two layouts would be two sets of bugs.
@@ -30,23 +31,23 @@ from weft.tensor.weights import large_pages
 
 TILE_ROWS = 16
 LINE = 32
-"""Columns that share a scale of the input: groups are multiples of it."""
+"""Columns that share a scale of the input; groups are multiples of it."""
 PART = 128
-"""Columns that share a scale of the input where inputs are always rounded (``byte_inputs``)."""
+"""Columns that share a scale of the input if inputs are always rounded (``byte_inputs``)."""
 GROUPS: dict[int, int] = {8: 128, 4: 32}
-"""Bits -> columns per scale, of weights that are rounded here."""
+"""Bits -> columns per scale, for weights that weft rounds."""
 ZERO_POINT: dict[int, int] = {8: 128, 4: 8}
 _HALF_MAX = 65504.0
 _REACHES = (7.5, 8.0, 8.5, 9.0, 10.0)
-"""Steps from zero to a group's largest weight that are tried in int4; beyond 8 it is cut off."""
+"""Candidates in int4 for the steps from zero to a group's largest weight; beyond 8 it saturates."""
 _ROUNDED_ELEMENTS = 1 << 18
-"""Rounded at a time: what it takes to do so stays in the cache."""
+"""Elements rounded at once, so that the temporaries stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
     """``codes`` uint8 [..., rows, columns]; ``scales`` float32 [..., rows, groups]; ``zeros`` uint8 of the
-    same shape, None for the middle. ``group``: columns per scale."""
+    same shape, None for the middle code. ``group``: columns per scale."""
 
     bits: int
     codes: torch.Tensor
@@ -66,7 +67,7 @@ class Codes:
                        zeros=None if self.zeros is None else order(self.zeros))
 
     def above(self, *others: Codes) -> Codes:
-        """With the rows of ``others``, of the same bits and groups, below."""
+        """These rows with the rows of ``others`` below; all have the same bits and groups."""
         parts = (self, *others)
         zeros = None
         if any(part.zeros is not None for part in parts):
@@ -84,9 +85,9 @@ def _per_column(of_groups: torch.Tensor, group: int, columns: int) -> torch.Tens
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
     """``codes`` uint8 [..., tiles, lines x 8 or 4, 16, 4]; ``scales`` float16 or float32 [..., tiles, groups,
-    16]; ``zeros`` uint8 of the same shape or None. ``exact``: inputs are not rounded to int8, whatever the
-    kernels could do. ``byte_inputs``: they are rounded to int8 everywhere, by parts of 128 columns, and the
-    product is the same to the bit on every machine."""
+    16]; ``zeros`` uint8 of the same shape or None. ``exact``: inputs are never rounded to int8, whatever the
+    kernels could do. ``byte_inputs``: inputs are rounded to int8 everywhere, by parts of 128 columns, and the
+    product has the same bits on every machine."""
 
     bits: int
     rows: int
@@ -113,7 +114,7 @@ class QuantizedWeight:
         return self.codes.device
 
     def of(self, index: int) -> QuantizedWeight:
-        """One of a stack."""
+        """Weight ``index`` of a stack."""
         return replace(self, codes=self.codes[index], scales=self.scales[index],
                        zeros=None if self.zeros is None else self.zeros[index])
 
@@ -124,7 +125,8 @@ class QuantizedWeight:
         return self.by_rows(first, last).dense()[..., :last - first, :self.columns].to(dtype)
 
     def by_rows(self, first: int, last: int) -> Codes:
-        """The tiles of rows [first, last) by plain rows, with what fills the last tile and the last line."""
+        """The tiles of rows [first, last) by plain rows, including the padding of the last tile and the last
+        line."""
         assert first % TILE_ROWS == 0, "tiles are taken whole"
         tiles = slice(first // TILE_ROWS, -(-last // TILE_ROWS))
         codes = self.codes[..., tiles, :, :, :]
@@ -143,9 +145,9 @@ def _by_row(of_tiles: torch.Tensor) -> torch.Tensor:
 
 
 def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) -> QuantizedWeight:
-    """The same values in the kernels' order. Scales become float16 where none of them is changed by it.
-    ``byte_inputs`` is for int8 without zeros, whose groups are parts of 128 columns or several: others stay
-    what they are."""
+    """The same values in the kernels' order. Scales become float16 if none of them changes by it.
+    ``byte_inputs`` is for int8 without zeros, with groups of one or more whole parts of 128 columns; other
+    weights ignore it."""
     rows, columns = codes.codes.shape[-2:]
     assert codes.group % LINE == 0, f"groups of {codes.group} columns are no whole lines of {LINE}"
     group = min(codes.group, _up(columns, LINE))
@@ -173,7 +175,7 @@ def _by_tile(of_rows: torch.Tensor) -> torch.Tensor:
 
 
 def _cut(x: torch.Tensor, dim: int, into: int) -> torch.Tensor:
-    """``dim`` as two: pieces, and the ``into`` elements of each."""
+    """Split ``dim`` in two: blocks, and the ``into`` elements of each."""
     dim %= x.ndim
     return x.reshape(*x.shape[:dim], -1, into, *x.shape[dim + 1:])
 
@@ -187,7 +189,7 @@ def _up(count: int, of: int) -> int:
 
 
 def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Weights of one shape as one, with a dim before the others; experts, whose kernels know no
+    """Weights of one shape stacked along a new first dim. For experts, whose kernels ignore
     ``byte_inputs``."""
     wide = any(weight.scales.dtype == torch.float32 for weight in weights)
     zeros = None
@@ -202,11 +204,11 @@ def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
 
 def rounded(weight: torch.Tensor, bits: int) -> Codes:
     """``weight`` [..., rows, columns] of any float dtype, rounded to ``bits``: symmetric, with scales that
-    float16 holds.
+    fit float16.
 
-    int8: a scale reaches the largest of its group. int4: the largest, with its sign, becomes -8; then of a
-    few smaller scales the one with the least squared error is taken (a group's largest weight is an outlier
-    more often than not)."""
+    int8: a scale maps the largest weight of its group to 127. int4: the largest, with its sign, becomes -8;
+    then the scale of least squared error is chosen among a few smaller ones. A group's largest weight is an
+    outlier more often than not."""
     group = GROUPS[bits]
     columns = weight.shape[-1]
     if weight.is_meta:
@@ -226,7 +228,7 @@ def rounded(weight: torch.Tensor, bits: int) -> Codes:
 
 
 def _scales(groups: torch.Tensor, bits: int) -> torch.Tensor:
-    """Of groups [n, columns]: float32 [n, 1], numbers that float16 holds."""
+    """The scales of groups [n, columns]: float32 [n, 1], each representable in float16."""
     if bits == 8:
         return _stored(groups.abs().amax(1, keepdim=True) / 127)
     most = groups.gather(1, groups.abs().argmax(1, keepdim=True))
@@ -242,11 +244,11 @@ def _scales(groups: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _stored(scales: torch.Tensor) -> torch.Tensor:
-    """As float16 holds them."""
+    """Rounded to float16."""
     return scales.clamp(-_HALF_MAX, _HALF_MAX).half().float()
 
 
 def _steps(groups: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
-    """How many scales from zero, as floats; 0 where the scale is."""
+    """Steps of the scale from zero, as floats; 0 where the scale is 0."""
     inverse = torch.where(scales == 0, 0.0, 1 / scales)
     return (groups * inverse).round_().clamp_(-8 if bits == 4 else -127, 7 if bits == 4 else 127)

@@ -1,16 +1,16 @@
-"""A float matrix in the order in which the C++ kernel reads it.
+"""A float matrix in the order of the C++ kernel.
 
     tile 0 | column 0 of rows 0..15 | column 1 of rows 0..15 | ...        64 bytes each
     tile 1 | ...                      (bfloat16: columns 0-1, columns 2-3, ...)
 
-Sixteen rows are the lanes of a vector, and one instruction multiplies a column of them (bfloat16: a pair of
-columns) with a number of x and adds: the weights are one stream from memory, nothing is added across lanes,
-and a row of x gives the same bits whatever rows are beside it. A few rows of x go at the speed of memory,
-many as fast as with the matrix library (``python -m benchmarks.linear``).
+Sixteen rows are the lanes of a vector. One instruction multiplies a column of them (bfloat16: a pair of
+columns) by a number of x and adds. The weights are one stream from memory, nothing is added across lanes, and
+a row of x gives the same bits whatever rows are beside it. Few rows of x run at the speed of memory, many as
+fast as with oneDNN (``python -m benchmarks.linear``).
 
-float32 is tiled wherever the kernels know the CPU's vectors; bfloat16 where it multiplies pairs (AVX512-BF16)
-and has no matrix unit (AMX), with which the library's order is the faster one for prompts. Tiles replace the
-rows. An embedding that is the head as well is kept in tiles too: a token's row is a gather.
+float32 is tiled wherever the kernels know the CPU's vectors. bfloat16 is tiled where the CPU multiplies pairs
+(AVX512-BF16) and has no matrix unit (AMX), with which oneDNN's order is faster for prompts. Tiles replace the
+rows. An embedding that is also the head is tiled too: a token's row is a gather.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from weft.tensor.weights import large_pages
 
 TILE_ROWS = 16
 _FORMS = {torch.bfloat16: 4, torch.float32: 5}
-"""Their numbers in csrc/kernels.hpp."""
+"""Dtype -> its number among the forms of csrc/kernels.hpp."""
 TILED_ELEMENTS_MIN = 1 << 14
-"""Elements of a weight from which on the order counts."""
+"""Smallest weight, in elements, whose order matters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +49,16 @@ class TiledWeight:
 
     @property
     def body(self) -> torch.Tensor:
-        """What is nearly all of it."""
+        """The tensor with nearly all of the bytes."""
         return self.tiles
 
     @property
     def held_bytes(self) -> int:
-        """Without what fills the last tile."""
+        """Excludes the padding of the last tile."""
         return self.rows * self.columns * self.tiles.itemsize
 
     def native(self) -> tuple[int, ...]:
-        """As the extension takes it."""
+        """The arguments of the extension."""
         assert self.tiles.is_contiguous()
         form = _FORMS[self.dtype]
         return self.tiles.data_ptr(), form, self.columns, self.rows, 0, False, 0, self.columns, 0
@@ -73,8 +73,8 @@ class TiledWeight:
 
 
 def tiled(weight: torch.Tensor, *, to_stay: bool = True) -> TiledWeight | None:
-    """``weight`` [rows, columns] in tiles; None where that is not the faster order. ``to_stay``: in memory
-    for what is kept."""
+    """``weight`` [rows, columns] in tiles; None where that order is not the faster one. ``to_stay``: allocate
+    memory for long-lived tensors."""
     if weight.device.type != "cpu" or weight.numel() < TILED_ELEMENTS_MIN or not serves(weight.dtype):
         return None
     rows, columns = weight.shape

@@ -1,21 +1,21 @@
-"""A bfloat16 matrix in 12 bits a weight, from which every bit comes back.
+"""A bfloat16 matrix in 12 bits per weight, lossless.
 
     bfloat16   s e e e e e e e | e m m m m m m m    sixteen upper bytes make up nearly all of a tile's weights
 
     unit       lower bytes, columns 0-3 | lower bytes, columns 4-7 | codes of the upper bytes
-               of 8 columns of 16 rows, 64 bytes each; those of two tiles take turns
-    odd        the weights whose upper byte is none of their tile's sixteen, whole
+               of 8 columns of 16 rows, 64 bytes each; units of two tiles alternate
+    odd        the weights with another upper byte than their tile's sixteen, whole
 
-A step of few rows takes as long as it takes to read the weights: three quarters of the bytes are three
-quarters of the time. The kernel (csrc/twelve_bit.inl) unpacks in registers what it multiplies, so its sums are
-those of the tiles (``tensor.tiled``) to the last bit, for any number of rows.
+The time of a step of few rows is the time to read the weights: three quarters of the bytes are three quarters
+of the time. The kernel (csrc/twelve_bit.inl) unpacks in registers right before it multiplies. So its sums
+have the bits of the tiles' sums (``tensor.weights.tiled``), for any number of rows.
 
-Weights of a tile are alike: those of a trained layer, as those of a normal distribution, lie within sixteen
-powers of two but for one in some ten thousand. A matrix of others (more than ``ODD_MOST`` odd) stays in
-tiles, and so does a small one, which is read out of the caches.
+Weights of a tile are alike. Those of a trained layer, like those of a normal distribution, lie within sixteen
+powers of two, except one in some ten thousand. A matrix with more odd weights than ``ODD_MOST`` stays in
+tiles. So does a small matrix, which is read from the caches.
 
-Rejected: an entropy code (11 bits, as DFloat11 has it, arXiv 2504.11651), whose weights come out one after
-the other, not 64 at a time; one table for a matrix (rows of an embedding differ by powers of two).
+Rejected: an entropy code (11 bits, DFloat11, arXiv 2504.11651), which decodes weights one after the other,
+not 64 at a time. One table per matrix: rows of an embedding differ by powers of two.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from weft.tensor.weights.tiled import TILE_ROWS, TiledWeight, tiled
 
 UNIT_COLUMNS = 8
 TWELVE_BIT_SIZE_MIN = 1 << 19
-"""Elements of a weight from which on it is read out of memory and not out of a cache."""
+"""Smallest weight, in elements, that is read from memory and not from a cache."""
 ODD_MOST = 1 / 256
-"""Of the weights of a matrix: each costs a write of its own."""
+"""Largest share of odd weights in a matrix: each costs a separate write."""
 _FORM = 7
-"""Its number in csrc/kernels.hpp."""
+"""The form's number in csrc/kernels.hpp."""
 
 
 @dataclass(frozen=True, slots=True)
 class TwelveBitWeight:
-    """``units`` uint8 [tiles / 2, columns / 8, 2, 3, 64], of an even number of tiles; ``highs`` uint8
-    [tiles, 16], the bytes that codes stand for; ``odd`` int64 [tiles + n]: for each tile where in ``odd`` its
-    weights begin, then those, place in the tile << 16 | bits by place, and one behind all places at the end
-    of each tile's."""
+    """``units`` uint8 [tiles / 2, columns / 8, 2, 3, 64], for an even number of tiles. ``highs`` uint8
+    [tiles, 16]: the upper bytes that codes stand for. ``odd`` int64 [tiles + n] begins with an index per
+    tile: where the tile's entries begin in ``odd``. The entries follow: place in the tile << 16 | bits,
+    ordered by place. A last entry beyond all places ends each tile."""
 
     units: torch.Tensor
     highs: torch.Tensor
@@ -77,12 +77,12 @@ class TwelveBitWeight:
                 self.columns, self.odd.data_ptr())
 
     def tiled(self) -> TiledWeight:
-        """The tiles that it was made of."""
+        """The tiles that were packed."""
         by_tile = self.units.transpose(1, 2).flatten(0, 1)
         tiles, units = by_tile.shape[:2]
         codes = torch.stack((by_tile[:, :, 2] & 15, by_tile[:, :, 2] >> 4), 2)
         highs = self.highs.gather(1, codes.view(tiles, -1).long()).view_as(codes)
-        # Of 64 bytes: 4 x 4 rows, each of both pairs of columns, 2 columns of a pair.
+        # 64 bytes are 4 x 4 rows, each with both pairs of columns, 2 columns per pair.
         words = torch.stack((by_tile[:, :, :2], highs), -1).view(tiles, units, 2, 4, 2, 4, 2, 2)
         plain = words.permute(0, 1, 2, 4, 3, 5, 6, 7).contiguous().view(torch.int16).view(tiles, -1)
         for tile, begin in enumerate(self.odd[:tiles].tolist()):
@@ -97,7 +97,7 @@ class TwelveBitWeight:
         return self.tiled().dense()
 
     def rows_at(self, rows_T: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """int64 [T] -> those rows, [T, columns]. Raises IndexError for one beyond the table."""
+        """int64 [T] -> those rows, [T, columns]. Raises IndexError for a row beyond the table."""
         if not native.in_use():
             return self.dense()[rows_T]
         rows_T = rows_T.contiguous()
@@ -114,7 +114,7 @@ InTiles = TiledWeight | TwelveBitWeight
 
 
 def in_best_tiles(weight: torch.Tensor, *, twelve_bit: bool = True) -> InTiles | None:
-    """``weight`` [rows, columns] in the order that the kernels read; None where another is faster."""
+    """``weight`` [rows, columns] in the kernels' order; None where another order is faster."""
     if not (twelve_bit and _gains_by_twelve_bits(weight)):
         return tiled(weight)
     tiles = tiled(weight, to_stay=False)
@@ -129,7 +129,7 @@ def _gains_by_twelve_bits(weight: torch.Tensor) -> bool:
 
 
 def to_twelve_bit(weight: TiledWeight) -> TwelveBitWeight | None:
-    """``weight`` of bfloat16 and whole units; None where it has too many odd ones."""
+    """``weight``, of bfloat16 and whole units, in 12 bits; None if it has too many odd weights."""
     assert weight.dtype == torch.bfloat16
     assert weight.columns % UNIT_COLUMNS == 0
     plain = weight.tiles.contiguous()

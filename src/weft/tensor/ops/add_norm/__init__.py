@@ -1,4 +1,4 @@
-"""What is added to the residual stream, and the norm of the sum."""
+"""Add to the residual stream, and normalise the sum."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from weft.tensor.ops.add_norm import native, unfused
 
 def add_norm(x_TD: torch.Tensor, y_TD: torch.Tensor, weight: torch.Tensor, eps: float, *, scale: float = 1.0,
              plus_one: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """``x + scale y`` and its ``rms_norm``, both [T, D] in the dtype of ``x_TD``. The sum takes the place of
-    ``y_TD``, which the caller gives up; ``x_TD`` is not changed.
+    """``x + scale y`` and its ``rms_norm``, both [T, D] in the dtype of ``x_TD``. The sum overwrites
+    ``y_TD``; ``x_TD`` is not changed.
 
-    Both inputs of one dtype; the product (for a ``scale`` that is not 1) and the sum are rounded to it.
+    Both inputs have one dtype; the product (for a ``scale`` other than 1) and the sum are rounded to it.
     ``weight``, ``eps``, ``plus_one`` as in ``rms_norm``.
     """
     if gpu.fits(x_TD, y_TD, weight):

@@ -1,4 +1,4 @@
-"""add_norm in Triton: a program is a row; the sum is stored, and normalised from the registers it is in."""
+"""add_norm in Triton: one program per row; it stores the sum and normalises it from registers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""add_norm as a sum and a norm: the meaning of the fused kernel, and what runs without it."""
+"""add_norm as a sum and a norm: the definition of the fused kernel, and its fallback."""
 
 from __future__ import annotations
 

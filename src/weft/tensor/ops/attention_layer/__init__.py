@@ -15,15 +15,14 @@ __all__ = ["AttentionCore", "CosSin", "attention_layer", "run_fused", "staged"]
 
 def attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
                     cos_sin: CosSin | None) -> torch.Tensor:
-    """``projected_TW`` [T, W], columns q, gate (when ``shape.gated``), k, v, head gates (when
-    ``shape.head_gated``): what the input projection made. Returns [T, heads * D], what the output projection
-    takes.
+    """``projected_TW`` [T, W]: output of the input projection, columns q, gate (if ``shape.gated``), k, v,
+    head gates (if ``shape.head_gated``). Returns the input [T, heads * D] of the output projection.
 
         q, k <- norms, per head or over all heads        q, k <- rotary(q, k)
         write_kv(k, v);   o = paged_attention(q)         or, for a ring, window_attention(q, k, v)
         o sigmoid(head gate) sigmoid(gate)
 
-    Writes the pages, or the ring, of ``cache``. What lies between the ops is rounded to the dtype of
+    Writes the pages, or the ring, of ``cache``. Values between the ops are rounded to the dtype of
     ``projected_TW``.
 
     Sources of the gates: transformers, ``Qwen3NextAttention`` and ``Lfm3Attention``.
@@ -39,11 +38,11 @@ def attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: Ste
 
 def run_fused(fused: FusedBlock, x_TD: torch.Tensor, core: AttentionCore, inputs: StepInputs,
               cache: LayerCache, cos_sin: CosSin | None) -> torch.Tensor | None:
-    """``fused.second(attention_layer(fused.first(x), ...))``, None where the kernels cannot do it in one."""
+    """``fused.second(attention_layer(fused.first(x), ...))``; None if the kernels cannot fuse it."""
     return native.run_fused(fused, x_TD, core, inputs, cache, cos_sin)
 
 
 def staged(fused: FusedBlock, x_TD: torch.Tensor, core: AttentionCore,
            cache: LayerCache) -> FusedLayer | None:
-    """The same as a part of a stack (``weft.models.fused_decoder``)."""
+    """The same layer for the fused decoder (``weft.models.fused_decoder``)."""
     return native.staged(fused, x_TD, core, cache)

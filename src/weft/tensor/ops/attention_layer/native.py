@@ -1,4 +1,4 @@
-"""attention_layer by ``csrc/layers.cpp``: up to seven kernels in one crossing."""
+"""attention_layer by ``csrc/layers.cpp``: up to seven kernels in one call."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run_fused(fused: FusedBlock, x_TD: torch.Tensor, core: AttentionCore, inputs
 
 
 def _around(core: AttentionCore, inputs: StepInputs, cache: LayerCache, cos_sin: CosSin | None) -> Any:
-    """What a layer reads and writes besides its input and output: rotary, pages, the table, scales."""
+    """The other arguments of a layer: rotary tables, pages, the page table, scales."""
     assert cache.k is not None
     assert cache.v is not None
     assert cache.k.dtype == cache.v.dtype, f"K pages of {cache.k.dtype}, V pages of {cache.v.dtype}"
@@ -60,7 +60,7 @@ def _around(core: AttentionCore, inputs: StepInputs, cache: LayerCache, cos_sin:
 
 
 def _bound(core: AttentionCore) -> Any:
-    """The kernels' side of the layer, made by its first step."""
+    """The layer's C++ object, built by its first step."""
     if core.bound is None:
         core.bound = _bind(core)
     return core.bound

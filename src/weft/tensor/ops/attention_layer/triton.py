@@ -3,12 +3,11 @@
     projected_TW   | q heads | gate | k heads | v heads | head gates |
                   |               |         |
       place       '-- norm, rotary --> q    '-- norm, rotary --> K pages;  v --> V pages      one launch
-      attend      q, pages --> softmax --> x value scale, gates --> out                       (see there)
+      attend      q, pages --> softmax --> x value scale, gates --> out             (``paged_attention``)
 
-A program of ``place`` is 16 tokens of one head; those of the query heads come first, behind them one per KV
-head for its key and its value. Norms over all heads at once (``norm_whole``) need the whole row, so they are
-launches of their own. Between norm, rotary and page numbers are rounded to the model's dtype, as
-``parts`` does.
+A program of ``place`` is 16 tokens of one head. Programs of the query heads come first, then one per KV head
+for its key and its value. Norms over all heads at once (``norm_whole``) need the whole row, so they are
+separate launches. Between norm, rotary and page, numbers are rounded to the model's dtype, as in ``unfused``.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ def attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: Ste
 def _place_all(q_TC: torch.Tensor, k_TC: torch.Tensor, v_TC: torch.Tensor, q_norm: torch.Tensor | None,
                k_norm: torch.Tensor | None, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
                cos_sin: CosSin | None) -> torch.Tensor:
-    """Keys and values into their pages; returns the queries [T, heads, D]."""
+    """Write keys and values into their pages; returns the queries [T, heads, D]."""
     shape, scales, runs = core.shape, cache.head_scales, inputs.runs
     assert cache.k is not None
     assert cache.v is not None
@@ -98,7 +97,7 @@ def _place_all(q_TC: torch.Tensor, k_TC: torch.Tensor, v_TC: torch.Tensor, q_nor
 @triton.jit
 def _head(x, row, norm, eps, cos, sin, angle_stride, token, token_mask, PLUS_ONE: tl.constexpr,
           ROTARY: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """float32 [N, BLOCK_D]: a head's rows, which begin at ``x`` + token x row, normed and rotated."""
+    """float32 [N, BLOCK_D]: a head's rows at ``x`` + token x row, normed and rotated."""
     d = tl.arange(0, BLOCK_D)
     tile_mask = token_mask[:, None] & (d < D)[None, :]
     rows = x + (token * row)[:, None]
@@ -108,7 +107,7 @@ def _head(x, row, norm, eps, cos, sin, angle_stride, token, token_mask, PLUS_ONE
     if ROTARY:
         partner = tl.load(rows + other[None, :], mask=tile_mask, other=0.0).to(tl.float32)
     if norm is not None:
-        # The mates of a row are the row: their sum of squares is the same.
+        # The partners of a row are the same row: their sum of squares is equal.
         factor = tl.load(norm + d, mask=d < D, other=0.0).to(tl.float32)
         wide = rounded(normed(wide, factor[None, :], eps, D, PLUS_ONE), x.dtype.element_ty)
         if ROTARY:
@@ -146,7 +145,7 @@ def _place(q, q_row, k, k_row, v, v_row, q_norm, k_norm, eps, cos, sin, angle_st
         y = tl.load(v + (token * v_row)[:, None] + (kv_head * D + d)[None, :],
                     mask=token_mask[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
         if key_scale is not None:
-            # Powers of two, so nothing is rounded here.
+            # Powers of two: the division is exact.
             x /= tl.load(key_scale + kv_head).to(tl.float32)
             y /= tl.load(value_scale + kv_head).to(tl.float32)
         v_scales = None

@@ -1,5 +1,4 @@
-"""attention_layer as its ops, one after the other: the meaning of the fused kernel, and what runs without
-it."""
+"""attention_layer as its ops, one after the other: the definition of the fused kernel, and its fallback."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ CosSin = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(slots=True)
 class AttentionCore:
-    """What a layer is besides its projections. Weights of the norms of q and k, both or neither: [D], or over
-    all heads when ``shape.norm_whole``. Never changed once a layer has run."""
+    """A layer without its projections. The weights of the norms of q and k come together or not at all: [D],
+    or over all heads if ``shape.norm_whole``. Immutable once a layer has run."""
 
     shape: Attention
     q_norm: torch.Tensor | None
@@ -30,7 +29,7 @@ class AttentionCore:
     norm_eps: float
     plus_one: bool
     bound: Any = field(default=None, repr=False, compare=False)
-    """What the kernels made of it, once they have run."""
+    """The C++ object, after the first step."""
 
 
 def attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
@@ -90,7 +89,6 @@ def _by_head(x_TC: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def by_kv_head(x_THD: torch.Tensor, scale_H: torch.Tensor) -> torch.Tensor:
-    """``x_THD`` [T, heads, D] times what its KV head's numbers are multiples of ([kv_heads], powers of
-    two)."""
+    """``x_THD`` [T, heads, D] times the scale of its KV head ([kv_heads], powers of two)."""
     tokens, heads, dim = x_THD.shape
     return (x_THD.view(tokens, len(scale_H), -1, dim) * scale_H[:, None, None]).view(tokens, heads, dim)

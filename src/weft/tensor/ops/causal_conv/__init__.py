@@ -16,11 +16,11 @@ def causal_conv(x_TC: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tenso
     """``y[t, c] = act(bias[c] + sum_k weight[c, k] * x[t - (K-1) + k, c])`` within each run.
 
     ``x_TC`` [T, C] any float dtype; ``weight_CK`` [C, K], K >= 2; ``window_SCW`` [S, C, K-1]: the last K-1
-    inputs of each slot, oldest first, read as what came before the run (zeros where ``fresh``) and updated
-    in place to the run's own last inputs. Returns [T, C] in the dtype of ``x_TC``; sums are float32.
+    inputs of each slot, oldest first. The window is the history before the run (zeros if ``fresh``), and is
+    updated in place to the run's own last inputs. Returns [T, C] in the dtype of ``x_TC``; sums are float32.
 
-    Runs with slot PAD start from zeros and write nothing. A tap writes the window as it is after
-    ``offset`` tokens of its run. [0, n) in one run equals [0, k) then [k, n).
+    Runs with slot PAD start from zeros and write nothing. A tap writes the window after ``offset`` tokens of
+    its run. [0, n) in one run equals [0, k) then [k, n).
 
     Source: the causal conv of Mamba (Gu and Dao, 2023), and of LFM2's short convolution.
     """

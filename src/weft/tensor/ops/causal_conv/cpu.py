@@ -2,14 +2,14 @@
 
 Decode: windows [n, C, W] gathered, shifted, written back; one fused row of arithmetic for all runs.
 
-Prefill: all prefill runs are laid one after the other, each behind its own window, so that one sliding
-sum of K shifted products serves them all. The rows where a run's window meets the end of the previous
-run are computed too and thrown away; they are as finite as the inputs. Tokens go in tiles, so that the K
-passes of the sum stay in cache.
+Prefill: all prefill runs lie one after the other, each behind its own window, so that one sliding sum of K
+shifted products serves all runs. Rows where a run's window meets the end of the previous run are computed too
+and discarded; they are as finite as the inputs. Tokens go in tiles, so that the K passes of the sum stay in
+cache.
 
     padded rows   [ w0 w0 w0 | x0 x0 x0 x0 x0 | w1 w1 w1 | x1 x1 ]      W = K-1 = 3
-    y row i       = sum_k weight[k] * padded[i + k]                     is of the token at padded row i + W
-    new window    = the last W rows of the run's part; a tap's the same, further in front
+    y row i       = sum_k weight[k] * padded[i + k]                     belongs to the token at row i + W
+    new window    = the last W rows of the run; of a tap, the W rows up to it
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from weft.tensor.state_rows import decode_blocks, prefill_rows
 from weft.units import PAD
 
 TILE_BYTES = 1 << 20
-"""Bytes of output that are made at once: the K passes over a tile then stay in the L2 cache."""
+"""Bytes of output per tile: the K passes over a tile then stay in the L2 cache."""
 
 
 @dataclass(frozen=True, slots=True)

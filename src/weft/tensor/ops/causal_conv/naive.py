@@ -1,4 +1,4 @@
-"""Twin of causal_conv: token by token in float64, shifting the window."""
+"""Reference of causal_conv: token by token in float64, shifting the window."""
 
 from __future__ import annotations
 

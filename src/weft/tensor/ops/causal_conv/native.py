@@ -20,7 +20,7 @@ def supported(x_TC: torch.Tensor, weight_CK: torch.Tensor, window_SCW: torch.Ten
 
 
 def weights_of(weight_CK: torch.Tensor, bias_C: torch.Tensor | None) -> Any:
-    """As the extension takes them: address of weight and bias, dtype, kernel."""
+    """The arguments of the extension: addresses of weight and bias, dtype, kernel size."""
     assert weight_CK.is_contiguous(), f"a conv weight of strides {weight_CK.stride()} is not dense"
     assert bias_C is None or (bias_C.dtype == weight_CK.dtype and bias_C.is_contiguous())
     return (weight_CK.data_ptr(), 0 if bias_C is None else bias_C.data_ptr(),

@@ -1,4 +1,4 @@
-"""causal_conv by Triton, and short_conv, whose two gates are done on the way in and out.
+"""causal_conv by Triton, and short_conv, whose two gates are fused into its loads and stores.
 
     tokens   a program: (block of channels, chunk)   outputs of prefills, and the windows of taps
     rows     a program: (block of channels, run)     decodes: the output, and the window moved on in its slot;
@@ -8,11 +8,12 @@
         i < W     window[i], ..., window[W-1], x[0], ..., x[i]
         else      x[i-W], ..., x[i]
 
-``rows`` comes second: a run's first tokens read the window that its last ones replace, and chunks of a run
-are programs in no order. Each input is loaded K times, from the cache all but once. Sums are float32.
+``rows`` runs second: a run's first tokens read the window that its last tokens replace, and chunks of a run
+are programs in no order. Each input is loaded K times, all but once from the cache. Sums are float32.
 
-A program reads all of its window before it writes any of it: a barrier lies between, as neighbouring threads
-may hold neighbouring entries of one channel. PAD slots are neither read nor written, fresh ones not read.
+A program reads all of its window before it writes any of it. A barrier lies between, because neighbouring
+threads may hold neighbouring entries of one channel. PAD slots are neither read nor written, fresh slots not
+read.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ ROWS = Blocks(256)
 
 @triton.jit
 def _input(x, gate, t, channel, mask, x_row, gate_row, GATED: tl.constexpr):
-    """What goes into the window, in its dtype: x, or gate x rounded to that of x."""
+    """The input that the window stores: x, or gate x rounded to the dtype of x."""
     seen = tl.load(x + t * x_row + channel, mask=mask, other=0.0)
     if GATED:
         factor = tl.load(gate + t * gate_row + channel, mask=mask, other=0.0)
@@ -48,7 +49,7 @@ def _input(x, gate, t, channel, mask, x_row, gate_row, GATED: tl.constexpr):
 @triton.jit
 def _output(out, y, after, bias, t, channel, within, mask, after_row, C: tl.constexpr, BIAS: tl.constexpr,
             SILU: tl.constexpr, GATED: tl.constexpr):
-    """``t`` and ``y`` of one token or of a column of them; ``within``: the mask of channels alone."""
+    """Store ``y`` of token ``t``, one token or a column of tokens; ``within``: the mask of channels alone."""
     if BIAS:
         y += tl.load(bias + channel, mask=within, other=0.0).to(tl.float32)
     if SILU:
@@ -70,12 +71,12 @@ def _tokens(x, gate, after, weight, bias, window, out, slots, fresh, chunk_begin
     run = tl.load(chunk_run + c)
     tokens, first = tl.load(chunk_tokens + c), tl.load(chunk_first + c).to(tl.int64)
     run_first = tl.load(chunk_first + tl.load(chunk_begin + run))
-    begin = (first - run_first).to(tl.int32)      # of the chunk in its run
+    begin = (first - run_first).to(tl.int32)      # the chunk's first token in its run
     slot = tl.load(slots + run)
     old = window + slot * slot_stride + channel * W
-    # How many inputs before the run are to be seen.
+    # How many inputs before the run are valid.
     behind = only_if((slot >= 0) & (tl.load(fresh + run) == 0), W)
-    # Where a place's inputs end, in tokens of this run: input k of it is that number - W + k.
+    # Input k of a place is token ``begin + place - W + k`` of this run.
     here = place < tokens
     y = tl.zeros((PLACES, BC), tl.float32)
     for k in tl.static_range(W + 1):
@@ -136,7 +137,7 @@ def _rows(x, gate, after, weight, bias, window, out, slots, fresh, offsets, leng
 def convolve(x_TC: torch.Tensor, gate_TC: torch.Tensor | None, after_TC: torch.Tensor | None,
              weight_CK: torch.Tensor, bias_C: torch.Tensor | None, window_SCW: torch.Tensor, runs: Runs, *,
              silu: bool) -> torch.Tensor:
-    """``after * act(conv(gate * x))``, with the gates or, where both are None, without."""
+    """``after * act(conv(gate * x))``; no gates if both are None."""
     tokens, channels = x_TC.shape
     x_TC, weight_CK = dense_rows(x_TC), weight_CK.contiguous()
     gate = x_TC if gate_TC is None else dense_rows(gate_TC)

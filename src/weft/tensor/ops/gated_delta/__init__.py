@@ -1,4 +1,4 @@
-"""The gated delta rule: linear attention whose state forgets, then corrects what it predicts."""
+"""The gated delta rule: linear attention whose state decays, then corrects its prediction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.tensor.ops.gated_delta import cpu, native
 from weft.tensor.rounding import by_token
 
 K_DIM_MAX = 256
-"""Keys that the Triton kernels hold in one tile."""
+"""Largest key dim of one tile in the Triton kernels."""
 
 
 def gated_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_TH: torch.Tensor,
@@ -24,13 +24,13 @@ def gated_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g
     ``beta_TH`` [T, v_heads]; value head h reads key head h // (v_heads / k_heads). ``scale``: usually
     K ** -0.5. Any float dtypes; computed in float32. Returns [T, v_heads, V] in the dtype of ``q_THK``.
 
-    ``state_SHKV`` [S, v_heads, K, V]: S of each run's slot before the run (zeros where ``fresh``),
-    and after it, in place. Runs with slot PAD start from zeros and write nothing. A tap writes the state
-    after ``offset`` tokens of its run. Decode runs use the recurrence, prefill runs the chunked form with
-    chunks cut on the absolute grid of CHUNK_TOKENS positions. A state that is not float32 is rounded after
-    every token as ``tensor.rounding`` says, where ``layer`` is the layer's number.
+    ``state_SHKV`` [S, v_heads, K, V]: S of each run's slot before the run (zeros if ``fresh``), updated in
+    place to S after it. Runs with slot PAD start from zeros and write nothing. A tap writes the state after
+    ``offset`` tokens of its run. Decode runs use the recurrence. Prefill runs use the chunked form, with
+    chunks on the absolute grid of CHUNK_TOKENS positions. A state that is not float32 is rounded after every
+    token as ``tensor.rounding`` says; ``layer`` is the layer's number.
 
-    Source: Yang et al., "Gated Delta Networks" (2024), eqs. 8-10; transformers' qwen3_5 for what is inside.
+    Source: Yang et al., "Gated Delta Networks" (2024), eqs. 8-10; transformers' qwen3_5 for the details.
     """
     if gpu.fits(q_THK, k_THK, v_THV, g_TH, beta_TH, state_SHKV) and q_THK.shape[2] <= K_DIM_MAX:
         from weft.tensor.ops.gated_delta import triton

@@ -5,15 +5,15 @@ Chunked form (per chunk of C places and value head; G_i = cumulative log decay, 
     A_ij   = beta_i exp(G_i - G_j) k_i.k_j          for j < i, else 0
     T      = (1 + A)^-1                              all chunks and heads at once, by block doubling
     U      = T (beta v)        W = T (beta exp(G) k)
-    v'     = U - W S                                 what each token really adds, given S
+    v'     = U - W S                                 what each token adds, given S
     o      = exp(G) q S + [exp(G_i - G_j) q_i.k_j, j <= i] v'
     S     <- exp(G_C) S + (exp(G_C - G) k)^T v'
 
-Only the last three lines are in the loop over chunks (see ``tensor.chunks``), and q S and W S are one
-product there. Sums of log decays are float64: their differences are wanted to 1e-7 where the sums are in
-the hundreds (see ``chunks.pairwise_decay``).
+Only the last three lines are in the loop over chunks (see ``tensor.chunks``), and q S and W S are one product
+there. Sums of log decays are float64: differences need 1e-7 where the sums are in the hundreds (see
+``chunks.pairwise_decay``).
 
-The inverse and the pass over the states are shared with ``kimi_delta``: see ``tensor.delta_scan``.
+``tensor.delta_scan`` has the inverse and the pass over the states, which ``kimi_delta`` shares.
 
 Source: Yang et al., "Parallelizing linear transformers with the delta rule" (2024) and "Gated Delta
 Networks" (2024).
@@ -145,7 +145,7 @@ def _block(x: dict[str, torch.Tensor], first: int, steps: list[Step], state: tor
 
 def _state_inside(state_HKV: torch.Tensor, k_HCK: torch.Tensor, sums_HC: torch.Tensor,
                   added_HCV: torch.Tensor, places: int) -> torch.Tensor:
-    """The state after ``places`` places of a chunk: the chunk's own update without what is behind."""
+    """The state after ``places`` places of a chunk: the chunk's update without the later tokens."""
     heads = state_HKV.shape[0]
     last_H1 = sums_HC[:, places - 1 : places]
     left_HC = decay_of(last_H1 - sums_HC[:, :places])

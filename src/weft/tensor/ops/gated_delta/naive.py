@@ -1,4 +1,4 @@
-"""Twin of gated_delta: the recurrence, token by token, in float64."""
+"""Reference of gated_delta: the recurrence, token by token, in float64."""
 
 from __future__ import annotations
 

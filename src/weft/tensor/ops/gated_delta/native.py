@@ -20,7 +20,7 @@ def supported(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor,
 def gated_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g: torch.Tensor,
                 beta_TH: torch.Tensor, state_SHKV: torch.Tensor, runs: Runs, *,
                 scale: float, layer: int = 0) -> torch.Tensor:
-    """``g`` [T, heads], or [T, heads, K] for a decay of its own for each line of the state (Kimi's)."""
+    """``g`` [T, heads], or [T, heads, K] with one decay per line of the state (Kimi)."""
     tokens, heads, v_dim = v_THV.shape
     k_heads, k_dim = k_THK.shape[1:]
     by_line = g.ndim == 3

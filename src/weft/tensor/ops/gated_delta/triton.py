@@ -1,11 +1,11 @@
 """gated_delta by Triton: the recurrence for decodes, the chunked form for prefills.
 
-The chunked form is the one of ``cpu`` (A, T, W, U, v' and o are explained there); which kernel does what, and
-why, is in ``tensor.device_delta``. ``_prepare`` is the part that is this op's own: a program takes one chunk
-of one value head, all of it in registers and shared memory, and leaves W, U, P and two factors per token.
+The chunked form is that of ``cpu``, which explains A, T, W, U, v' and o. ``tensor.gpu.delta`` has the kernels
+and their reasons. Only ``_prepare`` is specific to this op. A program takes one chunk of one value head, all
+of it in registers and shared memory. It stores W, U, P and two factors per token.
 
-Norms are not divided into q and k: raw products of 16-bit tensors are exact on tensor cores, and the norms
-are factors of rows and columns, as the decays are:
+q and k are not normalised: raw products of 16-bit tensors are exact on tensor cores. Their norms are factors
+of rows and columns, as the decays are:
 
     A_ij = beta_i |k_i|^-1 |k_j|^-1 exp(G_i - G_j) k_i.k_j          W = (T diag(beta exp(G) |k|^-1)) k
     P_ij = scale |q_i|^-1 |k_j|^-1 exp(G_i - G_j) q_i.k_j           U = (T diag(beta)) v
@@ -46,7 +46,7 @@ PREPARE = Blocks(32)
 def _prepare(q, k, v, g, beta, w, u, p, q_left, k_left, decay, chunk_first, chunk_tokens, q_row, q_head,
              k_row, k_head, v_row, v_head, g_row, g_head, beta_row, beta_head, base, scale, H: tl.constexpr,
              GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, BV: tl.constexpr):
-    """Grid: heads, chunks. Outputs as ``device_delta`` has them, for the tokens from ``base`` on."""
+    """Grid: heads, chunks. Outputs as in ``tensor.gpu.delta``, for the tokens from ``base`` on."""
     head, c = tl.program_id(0), tl.program_id(1)
     line, place = tl.arange(0, KP), tl.arange(0, PLACES)
     first, tokens = tl.load(chunk_first + c), tl.load(chunk_tokens + c)

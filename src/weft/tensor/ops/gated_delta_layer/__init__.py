@@ -14,15 +14,15 @@ __all__ = ["GatedDeltaWeights", "gated_delta_layer", "run_fused", "staged"]
 
 def gated_delta_layer(projected_TW: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
                       state_SHKV: torch.Tensor, runs: Runs, layer: int = 0) -> torch.Tensor:
-    """``projected_TW`` [T, W], columns q, k, v, z, b, a: what the input projection made. Returns [T, heads * V],
-    what the output projection takes.
+    """``projected_TW`` [T, W]: output of the input projection, columns q, k, v, z, b, a. Returns the input
+    [T, heads * V] of the output projection.
 
         q k v <- silu(conv(q k v))      beta = scale sigmoid(b)      g = decay softplus(a + dt_bias)
         o = gated_delta(q, k, v, g, beta)        norm(o, per head) silu(z)
 
-    ``window_SCW`` and ``state_SHKV`` as in ``causal_conv`` and ``gated_delta``: read before each run, written
-    after it and at taps; ``layer``: as there. Gates are float32; what lies between the ops is rounded to the
-    dtype of ``projected_TW``.
+    ``window_SCW``, ``state_SHKV`` and ``layer`` as in ``causal_conv`` and ``gated_delta``: read before each
+    run, written after it and at taps. Gates are float32; values between the ops are rounded to the dtype of
+    ``projected_TW``.
 
     Source: Gated Delta Networks (Yang et al., 2024), transformers ``Qwen3NextGatedDeltaNet``.
     """
@@ -33,12 +33,11 @@ def gated_delta_layer(projected_TW: torch.Tensor, weights: GatedDeltaWeights, wi
 
 def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
               state_SHKV: torch.Tensor, runs: Runs, layer: int = 0) -> torch.Tensor | None:
-    """``fused.second(gated_delta_layer(fused.first(x), ...))``, None where the kernels cannot do it in
-    one."""
+    """``fused.second(gated_delta_layer(fused.first(x), ...))``; None if the kernels cannot fuse it."""
     return native.run_fused(fused, x_TD, weights, window_SCW, state_SHKV, runs, layer)
 
 
 def staged(fused: FusedBlock, x_TD: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,
            state_SHKV: torch.Tensor, layer: int) -> FusedLayer | None:
-    """The same as a part of a stack (``weft.models.fused_decoder``)."""
+    """The same layer for the fused decoder (``weft.models.fused_decoder``)."""
     return native.staged(fused, x_TD, weights, window_SCW, state_SHKV, layer)

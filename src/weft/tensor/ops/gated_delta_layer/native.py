@@ -1,4 +1,4 @@
-"""gated_delta_layer by ``csrc/layers.cpp``: three kernels in one crossing."""
+"""gated_delta_layer by ``csrc/layers.cpp``: three kernels in one call."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weights: GatedDeltaWeights,
 
 
 def _bound(w: GatedDeltaWeights) -> Any:
-    """The kernels' side of the layer, made by its first step."""
+    """The layer's C++ object, built by its first step."""
     if w.bound is None:
         w.bound = _bind(w)
     return w.bound

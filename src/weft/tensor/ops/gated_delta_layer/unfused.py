@@ -1,5 +1,4 @@
-"""gated_delta_layer as its ops, one after the other: the meaning of the fused kernel, and what runs without
-it."""
+"""gated_delta_layer as its ops, one after the other: the definition of the fused kernel, and its fallback."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from weft.tensor.ops.rms_norm import rms_norm
 @dataclass(slots=True)
 class GatedDeltaWeights:
     """``conv_CK`` [channels, kernel]; ``decay_H`` (-exp(A_log)) and ``dt_bias_H``: float32 [heads];
-    ``norm_V``: [V], shared by the heads. Never changed once a layer has run."""
+    ``norm_V``: [V], shared by the heads. Immutable once a layer has run."""
 
     conv_CK: torch.Tensor
     decay_H: torch.Tensor
@@ -31,7 +30,7 @@ class GatedDeltaWeights:
     v_dim: int
     beta_scale: float = 1.0
     bound: Any = field(default=None, repr=False, compare=False)
-    """What the kernels made of them, once they have run."""
+    """The C++ object, after the first step."""
 
 
 def gated_delta_layer(projected_TW: torch.Tensor, weights: GatedDeltaWeights, window_SCW: torch.Tensor,

@@ -1,4 +1,4 @@
-"""Kimi delta attention: the gated delta rule, with a decay of its own for each key channel."""
+"""Kimi delta attention: the gated delta rule, with one decay per key channel."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ def kimi_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_
     ``beta_TH`` [T, heads]. ``scale``: usually K ** -0.5. Any float dtypes; computed in float32. Returns
     [T, heads, V] in the dtype of ``q_THK``.
 
-    ``state_SHKV`` [S, heads, K, V] and ``runs`` as in ``gated_delta``: read before each run (zeros
-    where ``fresh`` or without a slot), written after it and at taps; chunks on the absolute grid. A state
-    that is not float32 is rounded after every token, see ``tensor.rounding``.
+    ``state_SHKV`` [S, heads, K, V] and ``runs`` as in ``gated_delta``: read before each run (zeros if
+    ``fresh`` or without a slot), written after it and at taps; chunks on the absolute grid. A state that is
+    not float32 is rounded after every token, see ``tensor.rounding``.
 
-    Source: Kimi Team, "Kimi Linear" (2025), equations 1 and 7-9; transformers' kimi_linear for
-    what is inside.
+    Source: Kimi Team, "Kimi Linear" (2025), equations 1 and 7-9; transformers' kimi_linear for the details.
     """
     if gpu.fits(q_THK, k_THK, v_THV, g_THK, beta_TH, state_SHKV) and q_THK.shape[2] <= K_DIM_MAX:
         from weft.tensor.ops.kimi_delta import triton

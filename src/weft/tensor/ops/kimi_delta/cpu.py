@@ -10,14 +10,14 @@ Chunked form (per chunk of C places and head; G_i = cumulative log decay, a vect
     S      <- exp(G_C) S + (exp(G_C - G) k)^T v'
 
 With one decay per head M is a product times a matrix of decays. Here the decay is inside the sum, and the
-factors exp(G_i) and exp(-G_j) of a plain product would leave float32 within a few tokens. So M is made of
+factors exp(G_i) and exp(-G_j) of a plain product would overflow float32 within a few tokens. So M consists of
 blocks of 16 x 16 places. With s the place before a block's rows and e the last of its columns:
 
     below the diagonal   (x_i exp(G_i - G_s)) . exp(G_s - G_e) (k_j exp(G_e - G_j))     all factors at most 1
-    on the diagonal      a key is carried one place down at a time, k <- exp(g) k, and met by the x there
+    on the diagonal      a key moves down one place at a time, k <- exp(g) k, and multiplies the x there
 
-Sums of log decays are float64, their differences float32 (see ``chunks``). What follows M is shared with
-``gated_delta``: see ``tensor.delta_scan``.
+Sums of log decays are float64, their differences float32 (see ``chunks``). ``tensor.delta_scan`` has the
+steps after M, which ``gated_delta`` shares.
 
 Source: Kimi Team, "Kimi Linear" (2025), section 3; the blocks are the secondary chunking of Yang et al.,
 "Gated linear attention" (2024).
@@ -56,15 +56,15 @@ def _unit(x: torch.Tensor) -> torch.Tensor:
 
 
 def _decay(log_decay: torch.Tensor) -> torch.Tensor:
-    """exp in float32, kept off the denormals. Exponents are rounded to float32 first: there is one for each
+    """exp in float32, clamped above the denormals. Exponents are rounded to float32 first: there is one per
     channel here, and exp in float64 costs more than the products."""
     return log_decay.to(torch.float32, copy=True).clamp_min_(LOG_DECAY_MIN).exp_()
 
 
 def _decode(q_RHK: torch.Tensor, k_RHK: torch.Tensor, v_RHV: torch.Tensor, decay_RHK: torch.Tensor,
             beta_RH: torch.Tensor, state_SHKV: torch.Tensor, runs: Runs) -> torch.Tensor:
-    """One token per run. What k and q see of the decayed state is read in one product from the state before:
-    o = (e^g q).S + (q.k) d with d = beta (v - (e^g k).S)."""
+    """One token per run. One product with the state before reads the decayed state for k and q: o = (e^g q).S
+    + (q.k) d with d = beta (v - (e^g k).S)."""
     _, heads, k_dim, v_dim = state_SHKV.shape
     kq = torch.stack((k_RHK, q_RHK), dim=2) * decay_RHK[:, :, None]
     q_k_RH1 = (q_RHK * k_RHK).sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Twin of kimi_delta: the recurrence, token by token, in float64."""
+"""Reference of kimi_delta: the recurrence, token by token, in float64."""
 
 from __future__ import annotations
 

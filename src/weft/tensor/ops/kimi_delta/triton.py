@@ -1,18 +1,18 @@
-"""kimi_delta by Triton: what ``gated_delta`` is there, with a decay for each line of the state.
+"""kimi_delta by Triton: as ``gated_delta``, with one decay per line of the state.
 
-Decodes, and states in few bits, are the recurrence of ``tensor.device_delta``; so are the pass over the
-states and the outputs. ``_prepare`` is the part of the chunked form that is this op's own: M(k), M(q), W, U
-and the scaled q and k of a chunk of one head (see ``cpu`` for the letters). Blocks of 16 x 16 places of M:
+Decodes, and prefills of states in few bits, use the recurrence of ``tensor.gpu.delta``. The pass over the
+states and the outputs are shared too. Only ``_prepare`` is specific to this op: M(k), M(q), W, U and the
+scaled q and k of a chunk of one head (``cpu`` explains the letters). Blocks of 16 x 16 places of M:
 
     below the diagonal   for each block of rows, with s the place before it:
                          (x_i exp(G_i - G_s)) . (k_j exp(G_s - G_j))       both factors at most 1: one product
     on the diagonal      by distance d = i - j < 16: row i meets k_(i-d), decayed by the d numbers between;
-                         their sum is kept and grows by one a distance, so nothing cancels
+                         their running sum grows by one term per distance, so nothing cancels
 
-Both are sums over the lines of the state, taken 32 lines at a time: a tile of everything is then 64 x 32,
-which registers hold. Norms are factors of rows and columns of M, as in ``gated_delta``. Rows d places up are
-loaded again, from the cache: tiles have no way to shift rows. Sums of log decays from the chunk's begin are
-float64. Products keep float32's digits, as states are checkpoints.
+Both are sums over the lines of the state, 32 lines at a time: each tile is then 64 x 32 and fits in
+registers. Norms are factors of rows and columns of M, as in ``gated_delta``. Rows d places up are loaded
+again, from the cache, because a tile cannot shift its rows. Sums of log decays from the chunk's begin are
+float64. Products keep float32's precision, because states are checkpoints.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _rows(x, t, x_row, x_head, head, line, mask, K: tl.constexpr):
 @triton.jit
 def _add_diagonal(m_keys, m_queries, keys, queries, k, g, t, tokens, head, line, place, k_row, k_head, g_row,
                   g_head, K: tl.constexpr):
-    """To M(k) and M(q), the blocks on the diagonal: what some lines of the state add."""
+    """Add the contribution of some lines of the state to the diagonal blocks of M(k) and M(q)."""
     rows, cols = place[:, None], place[None, :]
     between = tl.zeros(keys.shape, tl.float32)
     for distance in range(BASE):
@@ -73,7 +73,7 @@ def _add_diagonal(m_keys, m_queries, keys, queries, k, g, t, tokens, head, line,
 
 @triton.jit
 def _add_below(m_keys, m_queries, keys, queries, sums, place):
-    """To M(k) and M(q), the blocks below the diagonal: what some lines of the state add."""
+    """Add the contribution of some lines of the state to the blocks of M(k) and M(q) below the diagonal."""
     block = place[:, None] // BASE
     for s in range(1, PLACES // BASE):
         behind = tl.sum(tl.where(place[:, None] == s * BASE - 1, sums, 0.0), axis=0)[None, :]
@@ -89,7 +89,7 @@ def _add_below(m_keys, m_queries, keys, queries, sums, place):
 def _prepare(q, k, v, g, beta, w, u, p, q_left, k_left, decay, chunk_first, chunk_tokens, q_row, q_head,
              k_row, k_head, v_row, v_head, g_row, g_head, beta_row, beta_head, base, scale, H: tl.constexpr,
              K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
-    """Grid: heads, chunks. Outputs as ``device_delta`` has them, for the tokens from ``base`` on."""
+    """Grid: heads, chunks. Outputs as in ``tensor.gpu.delta``, for the tokens from ``base`` on."""
     head, c = tl.program_id(0), tl.program_id(1)
     place = tl.arange(0, PLACES)
     tokens = tl.load(chunk_tokens + c)

@@ -1,13 +1,13 @@
 """latent_attention in torch.
 
-    decode   rows in groups of similar context (as ``paged_attention`` makes them):
-             gather pages once -> widen to fp32 [n, W, context] -> q.x -> mask -> softmax -> weights.x
-    prefill  per run: gather -> widen -> one fused attention call whose keys and values are the same tensor
+    decode   rows in groups of similar context (as in ``paged_attention``):
+             gather pages once -> to fp32 [n, W, context] -> q.x -> mask -> softmax -> weights.x
+    prefill  per run: gather -> to fp32 -> one fused attention call whose keys and values are the same tensor
 
-Every head reads the same rows, so the heads are the rows of one product; keys and values are gathered and
-widened once where ``paged_attention`` does it twice. Prefill uses the absorbed form too: it costs
-2 W / (key + value width of a head) times the arithmetic of expanded heads, but no expansion of the whole
-context per piece of a prompt, and a prompt's pieces and its decodes then agree.
+Every head reads the same rows, so the heads are the rows of one product. Keys and values are gathered and
+converted once; ``paged_attention`` does it twice. Prefill uses the absorbed form too. It costs 2 W / (key +
+value width of a head) times the arithmetic of expanded heads, but it avoids expanding the whole context for
+every chunk of a prompt. A prompt's chunks and its decodes then agree.
 """
 
 from __future__ import annotations

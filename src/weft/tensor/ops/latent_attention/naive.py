@@ -1,4 +1,4 @@
-"""Twin of latent_attention: one token at a time in float64, rows fetched one by one."""
+"""Reference of latent_attention: one token at a time in float64, rows fetched one by one."""
 
 from __future__ import annotations
 

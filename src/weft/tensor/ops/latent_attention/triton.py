@@ -1,17 +1,17 @@
-"""latent_attention in Triton: write the rows, then attention whose values are a part of its keys.
+"""latent_attention in Triton: write the rows, then attend with values that are a part of the keys.
 
     write     program = 16 tokens: their rows into the pages (as keys of one KV head)
     decode    program = (row, 32 heads, split): pages are read once for all 32; splits as in paged_attention
-    prefill   program = (part of a chunk, head): 32 queries of one head (16 where products are of float32
+    prefill   program = (part of a chunk, head): 32 queries of one head (16 if products are of float32
               numbers)
 
-A row of W = latent + shared numbers (512 + 64) is no power of two. It is read in two pieces, and scores are
+A row of W = latent + shared numbers (512 + 64) is no power of two. It is read in two parts, and scores are
 the sum of two products:
 
     K^T [W, n]     | MAIN rows (512) | REST rows (64, up to a power of two) |
                      '- transposed in registers: V [n, MAIN], of which ``value_dim`` columns are stored
 
-so nothing is read twice, and little is padded. Where values reach beyond MAIN, MAIN is all of W, padded.
+so nothing is read twice, and little is padded. If values reach beyond MAIN, MAIN is all of W, padded.
 
 A block is a page or two: the sums of 32 heads by 512 numbers are 64 registers of each thread of 8 warps.
 """
@@ -117,8 +117,8 @@ def blocks_of(main: int, product: tl.dtype) -> dict[str, int]:
 
 
 def queries_of(main: int, product: tl.dtype) -> int:
-    """Of a prefill program: so that they fit the shared memory beside a block of keys, and their sums the
-    registers."""
+    """Queries of a prefill program: few enough to fit shared memory beside a block of keys, and their sums
+    the registers."""
     if main > 512 or (main > 256 and product == tl.float32):
         return 16
     return 32 if main > 256 else CHUNK_TOKENS
@@ -152,7 +152,7 @@ def _piece(cache, stride, pages, FIRST: tl.constexpr, BLOCK: tl.constexpr, D: tl
 def _absorb(q, q_rest, top, total, out, pages, at, last, cache, stride, scales, scale_stride, qk_scale,
             D: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr, PACK: tl.constexpr, PAGES: tl.constexpr,
             FP8: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr):
-    """Some pages, the first token of which is at position ``at``, into a running softmax."""
+    """Add some pages, the first token of which has position ``at``, to a running softmax."""
     keys = widen(_piece(cache, stride, pages, 0, MAIN, D, PACK, PAGES), FP8, PRODUCT)
     scores = tl.dot(q, keys, input_precision=PRECISION)
     if REST:

@@ -21,10 +21,10 @@ def mamba1(x_TC: torch.Tensor, dt_TC: torch.Tensor, A_CN: torch.Tensor, B_TN: to
     (-exp(A_log)); ``B_TN``, ``C_TN`` [T, N], the same for all channels; ``D_C``, ``dt_bias_C`` [C]. Any float
     dtypes; computed in float32. Returns [T, C] in the dtype of ``x_TC``; the gate is the caller's.
 
-    ``state_SCN`` [S, C, N]: S of each run's slot before the run (zeros where ``fresh``), and after
-    it, in place. Runs with slot PAD start from zeros and write nothing. A tap writes the state after
-    ``offset`` tokens of its run. Decode runs use the recurrence, prefill runs the chunked form with chunks
-    cut on the absolute grid of CHUNK_TOKENS positions.
+    ``state_SCN`` [S, C, N]: S of each run's slot before the run (zeros if ``fresh``), updated in place to S
+    after it. Runs with slot PAD start from zeros and write nothing. A tap writes the state after ``offset``
+    tokens of its run. Decode runs use the recurrence. Prefill runs use the chunked form, with chunks on the
+    absolute grid of CHUNK_TOKENS positions.
 
     Source: Gu and Dao, "Mamba" (2023), section 3; transformers' mamba.
     """

@@ -1,24 +1,25 @@
 """mamba1 in torch: the recurrence for decodes, for prefills the recurrence of all chunks side by side.
 
 Every entry of the state decays at its own rate, so no form of this scan is a product of matrices (Mamba-2
-gave that freedom up for one). What can be done at once is the same place of all chunks: 64 steps over
-[chunks, C, N], whatever the length of the prompt. Only where a chunk begins must be known first:
+gave up that freedom to get one). But the same place of all chunks can be computed at once: 64 steps over
+[chunks, C, N], whatever the length of the prompt. Only the state at the begin of each chunk must be known
+first:
 
     1. ends     L = the state a chunk leaves if it begins at zero          place by place, all chunks at once
     2. begins   S_0 = the run's state;  S_(c+1) = exp(A sum d) S_c + L_c   chunk after chunk, one product each
     3. outputs  the recurrence again, each chunk from its own S_c          place by place, all chunks at once
 
-The state behind a whole chunk is always the one of line 2, wherever a run was cut: so a prompt in pieces, or
-behind a prefix that is not computed again, goes through the same numbers as in one. Taps inside a chunk and
-the state behind a run's last, partial chunk are those of line 3. Places are empty as in ``tensor.chunks``:
-d = 0 decays by 1 and adds nothing.
+The state after a whole chunk is always that of line 2, wherever a run was cut. So a prompt in several runs,
+or after a cached prefix, goes through the same numbers as in one run. Taps inside a chunk and the state after
+a run's last, partial chunk are those of line 3. Empty places are as in ``tensor.chunks``: d = 0 decays by 1
+and adds nothing.
 
-Rejected: the scan in log space (cumulative sums of d A and one exponential per pair): entries decay by e^-64
-and more within a chunk, so that the terms that matter are differences of huge numbers; an associative scan
-over places (log2 64 passes over 64 times the memory, for a loop of 64 that is bound by memory already).
+Rejected: the scan in log space (cumulative sums of d A and one exponential per pair). Entries decay by e^-64
+and more within a chunk, so the terms that matter are differences of huge numbers. An associative scan over
+places: log2 64 passes over 64 times the memory, for a loop of 64 that memory bounds already.
 
-Chunks are taken in groups of about STATE_BLOCK_BYTES of state, which then stay in the L2 cache for all of
-their places.
+Chunks go in groups of about STATE_BLOCK_BYTES of state, which then stay in the L2 cache for all of their
+places.
 
 Source: Gu and Dao, "Mamba" (2023), section 3.3; the split of line 1 to 3 as in Mamba-2's block decomposition.
 """
@@ -70,7 +71,7 @@ def _decode(pushed_RC: torch.Tensor, step_RC: torch.Tensor, a_CN: torch.Tensor, 
         state = rows.read(state_SCN, "mamba1.state")
         decay = scratch.take("mamba1.decay", state.shape, torch.float32)
         _advance(state, decay, step_RC[at], a_CN, pushed_RC[at], b_RN[at])
-        # A row times a transposed matrix: the other way round the same product is several times slower.
+        # A row times a transposed matrix: the reverse order of the same product is several times slower.
         torch.bmm(c_RN[at, None, :], state.transpose(1, 2), out=y_R1C[at])
         rows.write_back(state_SCN, state)
     return y_R1C[:, 0]
@@ -99,10 +100,10 @@ def _prefill(pushed_TC: torch.Tensor, step_TC: torch.Tensor, a_CN: torch.Tensor,
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What becomes of the chunks of a block, numbered from the block's first. ``links``: for each step its
-    chunks [begin, end) of rows 0, 1, ..., those rows that go on from a whole chunk (None: all), and the taps
-    behind one. ``inner``: by place, the taps that are read off there: (chunk, slot). ``last``: (chunk, row)
-    of chunks that are a run's last and not whole."""
+    """The work on the chunks of a block, numbered from the block's first. ``links``: for each step its chunks
+    [begin, end) of rows 0, 1, ..., the rows whose run continues from a whole chunk (None: all), and the taps
+    after one. ``inner``: by place, the taps inside a chunk: (chunk, slot). ``last``: (chunk, row) of chunks
+    that are a run's last and not whole."""
 
     links: tuple[tuple[int, int, list[int] | None, tuple[ChunkTap, ...]], ...]
     whole: tuple[int, ...]
@@ -111,10 +112,10 @@ class _Plan:
 
 
 def _whole_chunks(layout: ChunkLayout, runs: Runs) -> list[int]:
-    """For each row of ``layout.order``, how many of its chunks end where the grid's do."""
+    """For each row of ``layout.order``, the number of its chunks that end on the grid."""
     if layout.size < CHUNK_TOKENS:
         return [0] * len(layout.order)
-    if len(layout.steps) == 1:  # the layout then begins at the run's own start
+    if len(layout.steps) == 1:  # the layout begins at the run's own start
         return [runs.lengths[run] // CHUNK_TOKENS for run in layout.order]
     return [(max(runs.starts[run], 0) % CHUNK_TOKENS + runs.lengths[run]) // CHUNK_TOKENS
             for run in layout.order]
@@ -141,7 +142,7 @@ def _plan(first: int, done: int, steps: list[Step], whole_R: list[int]) -> _Plan
 
 def _block(x: dict[str, torch.Tensor], a_CN: torch.Tensor, plan: _Plan, state: torch.Tensor,
            state_SCN: torch.Tensor, out: torch.Tensor) -> None:
-    """Some consecutive steps of the scan. ``state``: [rows, C, N], moved on in place; ``out``: [chunks, size,
+    """Some consecutive steps of the scan. ``state``: [rows, C, N], advanced in place; ``out``: [chunks, size,
     C], written."""
     count, size, _ = x["step"].shape
     begins = scratch.take("mamba1.begins", (count, *a_CN.shape), torch.float32)
@@ -161,7 +162,7 @@ def _block(x: dict[str, torch.Tensor], a_CN: torch.Tensor, plan: _Plan, state: t
 
 
 def _ends(x: dict[str, torch.Tensor], a_CN: torch.Tensor, whole: Sequence[int]) -> torch.Tensor:
-    """[len(whole), C, N]: the states that chunks ``whole`` leave if they begin at zero."""
+    """[len(whole), C, N]: the states after the chunks ``whole`` if they begin at zero."""
     ends = scratch.take("mamba1.ends", (len(whole), *a_CN.shape), torch.float32).zero_()
     for group in _groups(range(len(whole)), a_CN):
         running = ends[group[0] : group[-1] + 1]
@@ -175,7 +176,7 @@ def _ends(x: dict[str, torch.Tensor], a_CN: torch.Tensor, whole: Sequence[int]) 
 
 def _link(plan: _Plan, begins: torch.Tensor, ends: torch.Tensor, sums_XC: torch.Tensor, a_CN: torch.Tensor,
           state: torch.Tensor, state_SCN: torch.Tensor) -> None:
-    """Chunk after chunk: where each begins, from the state and the ends of the chunks before it."""
+    """Chunk after chunk, the state at its begin, from the run's state and the ends of the chunks before."""
     ends_used = 0
     for begin, end, going, taps in plan.links:
         begins[begin:end] = state[: end - begin]

@@ -1,4 +1,4 @@
-"""Twin of mamba1: the recurrence, token by token, in float64."""
+"""Reference of mamba1: the recurrence, token by token, in float64."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
 """mamba1 by Triton: the recurrence for decodes, for prefills the recurrence of all chunks side by side.
 
     recurrent   a program: (block of channels, run)      token by token from the slot
-    scan ENDS   a program: (block of channels, chunk)    L: the state a chunk leaves if it begins at zero
+    scan ENDS   a program: (block of channels, chunk)    L: the state after a chunk that begins at zero
     link        a program: (block of channels, run)      S_(c+1) = exp(A sum d) S_c + L_c by chunk; taps
     scan        a program: (block of channels, chunk)    the recurrence again, from S_c: outputs
 
-The three lines of ``cpu``: no form of this scan is a product of matrices, so a long prompt goes as 64 steps
-for all of its chunks at once and not as thousands one after the other; the arithmetic is done twice for it.
-The state behind a chunk is always the one of ``link``, whatever pieces a run came in. S_c takes the place of
-L_c.
+These are the three lines of ``cpu``. No form of this scan is a product of matrices. So a long prompt takes 64
+steps for all of its chunks at once, not thousands one after the other, and computes the arithmetic twice. The
+state after a chunk is always that of ``link``, however the prompt was cut into runs. S_c overwrites L_c.
 
-Prefills of states in few bits take the recurrence: they are rounded after every token (``tensor.rounding``).
-PAD slots are neither read nor written, fresh ones not read; inside a slot the state is dense.
+Prefills of states in few bits use the recurrence: those states are rounded after every token
+(``tensor.rounding``). PAD slots are neither read nor written, fresh slots not read; inside a slot the state
+is dense.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from weft.tensor.gpu.runs import DeviceRuns, device_runs
 from weft.tensor.inputs import Runs
 
 CHANNELS = Blocks(64)
-"""Of every kernel here: 64 channels of N = 16 are 8 entries of the state a thread, as are of N = 8."""
+"""The blocks of every kernel here: 64 channels of N = 16 are 8 entries of the state a thread, as are those of
+N = 8."""
 
 
 @triton.jit
@@ -105,9 +106,9 @@ def _recurrent(x, dt, A, b, c, D, dt_bias, out, state, slots, starts, fresh, chu
 @triton.jit(do_not_specialize_on_alignment=STEP_TABLES)
 def _scan(x, dt, A, b, c, D, dt_bias, out, begins, steps, chunk_first, chunk_tokens, x_row, dt_row, b_row,
           c_row, C: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, BC: tl.constexpr, ENDS: tl.constexpr):
-    """Grid: blocks of channels, chunks. ENDS: makes ``begins`` [chunks, C, N] (what a chunk leaves that began
-    at zero) and ``steps`` [chunks, C] (its sum of step sizes); else reads ``begins`` (what it begins
-    with)."""
+    """Grid: blocks of channels, chunks. ENDS: writes ``begins`` [chunks, C, N], the state after a chunk that
+    began at zero, and ``steps`` [chunks, C], its sum of step sizes. Else reads ``begins``, the state before
+    the chunk."""
     chunk = tl.program_id(1).to(tl.int64)
     channel, col = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, NP)
     held = begins + chunk * (C * N) + channel[:, None] * N + col[None, :]
@@ -135,8 +136,8 @@ def _scan(x, dt, A, b, c, D, dt_bias, out, begins, steps, chunk_first, chunk_tok
 @triton.jit(do_not_specialize=["first_run"], do_not_specialize_on_alignment=STEP_TABLES)
 def _link(A, begins, steps, state, slots, fresh, chunk_begin, chunk_tap, slot_stride, first_run,
           C: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, BC: tl.constexpr):
-    """Grid: blocks of channels, prefill runs. ``begins``: in, what chunks leave that begin at zero; out, what
-    they begin with."""
+    """Grid: blocks of channels, prefill runs. ``begins``: in, the states after chunks that begin at zero;
+    out, the states before the chunks."""
     run = first_run + tl.program_id(1)
     channel, col = tl.program_id(0) * BC + tl.arange(0, BC), tl.arange(0, NP)
     element = channel[:, None] * N + col[None, :]

@@ -10,7 +10,7 @@ from weft.tensor.ops.mamba2 import cpu, native
 from weft.tensor.rounding import by_token
 
 STATE_DIM_MAX = 256
-"""Columns of a state that the Triton kernels hold in one tile."""
+"""Largest state dim of one tile in the Triton kernels."""
 
 
 def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: torch.Tensor,
@@ -26,11 +26,11 @@ def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: t
     h // (heads / groups); ``D_H``, ``dt_bias_H`` [heads]. Any float dtypes; computed in float32. Returns
     [T, heads, P] in the dtype of ``x_THP``.
 
-    ``state_SHPN`` [S, heads, P, N]: S of each run's slot before the run (zeros where ``fresh``),
-    and after it, in place. Runs with slot PAD start from zeros and write nothing. A tap writes the state
-    after ``offset`` tokens of its run. Decode runs use the recurrence, prefill runs the chunked form with
-    chunks cut on the absolute grid of CHUNK_TOKENS positions. A state that is not float32 is rounded after
-    every token as ``tensor.rounding`` says, where ``layer`` is the layer's number.
+    ``state_SHPN`` [S, heads, P, N]: S of each run's slot before the run (zeros if ``fresh``), updated in
+    place to S after it. Runs with slot PAD start from zeros and write nothing. A tap writes the state after
+    ``offset`` tokens of its run. Decode runs use the recurrence. Prefill runs use the chunked form, with
+    chunks on the absolute grid of CHUNK_TOKENS positions. A state that is not float32 is rounded after every
+    token as ``tensor.rounding`` says; ``layer`` is the layer's number.
 
     Source: Dao and Gu, "Transformers are SSMs" (2024), section 6; transformers' granitemoehybrid.
     """

@@ -5,12 +5,12 @@ Chunked form (per chunk of C places and head; d_t the step, L_i = cumulative d A
     y     = [exp(L_i - L_j) C_i.B_j, j <= i] (d x) + exp(L) C S^T + D x
     S    <- exp(L_C) S + (exp(L_C - L) d x)^T B
 
-The first product of y is done for all chunks at once; the second and the update of S are the loop over
-chunks (see ``tensor.chunks``). B and C belong to groups of heads, so C.B, C S^T and (d x)^T B are products
+The first product of y is computed for all chunks at once; the second and the update of S are the loop over
+chunks (see ``tensor.chunks``). B and C belong to groups of heads. So C.B, C S^T and (d x)^T B are products
 per group with the group's heads side by side: few large matmuls instead of many small ones.
 
-Sums of log decays are float64 (see ``chunks.pairwise_decay``). A tap inside a chunk is the same
-update with the tokens behind it left out.
+Sums of log decays are float64 (see ``chunks.pairwise_decay``). A tap inside a chunk is the same update
+without the later tokens.
 
 Source: Dao and Gu, "Transformers are SSMs" (2024), section 6 (the block decomposition).
 """
@@ -54,7 +54,7 @@ def _decode(pushed_RHP: torch.Tensor, log_decay_RH: torch.Tensor, B_RGN: torch.T
         state = rows.read(state_SHPN, "mamba2.state")
         grouped = state.mul_(decay_RH11[at]).view(-1, groups, pushed_RGE1.shape[2], width)
         grouped.addcmul_(pushed_RGE1[at], B_RG1N[at])
-        # A row times a transposed matrix: the other way round the same product is 8 times slower.
+        # A row times a transposed matrix: the reverse order of the same product is 8 times slower.
         torch.bmm(C_RGN[at].reshape(-1, 1, width), grouped.flatten(0, 1).transpose(1, 2),
                   out=y_RG1E[at].flatten(0, 1))
         rows.write_back(state_SHPN, state)
@@ -134,7 +134,7 @@ def _scan(steps: list[Step], first: int, state: torch.Tensor, state_SHPN: torch.
 
 def _state_inside(state_HPN: torch.Tensor, x_HCP: torch.Tensor, b_GCN: torch.Tensor, sums_HC: torch.Tensor,
                   places: int) -> torch.Tensor:
-    """The state after ``places`` places of a chunk: the chunk's own update without what is behind."""
+    """The state after ``places`` places of a chunk: the chunk's update without the later tokens."""
     heads = state_HPN.shape[0]
     last_H1 = sums_HC[:, places - 1 : places]
     left_HC = decay_of(last_H1 - sums_HC[:, :places])

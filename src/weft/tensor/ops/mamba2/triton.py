@@ -4,17 +4,17 @@
     chunks      a program: (block of P, head, run)    chunk by chunk: outputs and the next state
 
 A decode reads its slot once and writes it once, in place, rows of N in 16 bytes a thread. Prefills of states
-in few bits take the recurrence too: those are rounded after every token (``tensor.rounding``).
+in few bits use the recurrence too: those states are rounded after every token (``tensor.rounding``).
 
-Chunks of a run are taken one after the other by one program, outputs included. The chain from chunk to chunk
-is a single multiply-add, and all four products of a chunk hang off it, so they overlap; a state per chunk
-need not be kept (537 MB for 8192 tokens of 128 heads of 64 x 128), and models have 48 to 256 programs a run.
-Rejected: the three passes of the paper's kernels (states by chunk, their sum, outputs), made for chunks of
-256 and a batch of one. P = 64 is cut in two: C.B, a ninth of a chunk's work, is made by both, and in return
-registers hold the rest, the chain is shorter, and a single prompt finds work for twice as many SMs.
+One program takes all chunks of a run in order, outputs included. The chain from chunk to chunk is a single
+multiply-add, and all four products of a chunk hang off it, so they overlap. No state per chunk is stored (537
+MB for 8192 tokens of 128 heads of 64 x 128), and models have 48 to 256 programs a run. Rejected: the three
+passes of the paper's kernels (states by chunk, their sum, outputs), designed for chunks of 256 and a batch of
+one. P = 64 is cut in two. Both halves compute C.B, a ninth of a chunk's work. In return registers hold the
+rest, the chain is shorter, and a single prompt occupies twice as many SMs.
 
-Products with the state, or with decays, keep float32's digits (``device_products``): states are checkpoints.
-PAD slots are neither read nor written, fresh ones not read; inside a slot the state is dense.
+Products with the state, or with decays, keep float32's precision (``tensor.gpu.products``): states are
+checkpoints. PAD slots are neither read nor written, fresh slots not read; inside a slot the state is dense.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _step_size(dt, bias, low, high):
 @triton.jit
 def _token(s, x, dt, b, c, out, t, head, group, line, col, a, d, bias, low, high, x_row, x_head, dt_row,
            dt_head, b_row, b_head, c_row, c_head, out_row, P: tl.constexpr, N: tl.constexpr):
-    """One token of one head: moves ``s`` [P block, N] on and stores what is read from it."""
+    """One token of one head: advances ``s`` [P block, N] and stores the token's output."""
     x_t = tl.load(x + t * x_row + head * x_head + line, mask=line < P, other=0.0).to(tl.float32)
     b_t = tl.load(b + t * b_row + group * b_head + col, mask=col < N, other=0.0).to(tl.float32)
     c_t = tl.load(c + t * c_row + group * c_head + col, mask=col < N, other=0.0).to(tl.float32)

@@ -15,15 +15,14 @@ __all__ = ["Mamba2Weights", "mamba2_layer", "run_fused", "staged"]
 def mamba2_layer(projected_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
                  state_SHPN: torch.Tensor, runs: Runs,
                  layer: int = 0) -> torch.Tensor:
-    """``projected_TW`` [T, W], columns gate, x, B, C, dt: what the input projection made. Returns [T, heads * P],
-    what the output projection takes.
+    """``projected_TW`` [T, W]: output of the input projection, columns gate, x, B, C, dt. Returns the input
+    [T, heads * P] of the output projection.
 
         x B C <- silu(conv(x B C))      y = mamba2(x, dt, A, B, C, D)
         norm(y silu(gate)) or norm(y) silu(gate), over groups; without a norm y silu(gate)
 
-    ``window_SCW`` and ``state_SHPN`` as in ``causal_conv`` and ``mamba2``: read before each run, written
-    after it and at taps; ``layer``: as there. What lies between the ops is rounded to the dtype of
-    ``projected_TW``.
+    ``window_SCW``, ``state_SHPN`` and ``layer`` as in ``causal_conv`` and ``mamba2``: read before each run,
+    written after it and at taps. Values between the ops are rounded to the dtype of ``projected_TW``.
 
     Source: Mamba-2 (Dao and Gu, 2024), transformers ``GraniteMoeHybridMambaLayer``.
     """
@@ -34,11 +33,11 @@ def mamba2_layer(projected_TW: torch.Tensor, weights: Mamba2Weights, window_SCW:
 
 def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
               state_SHPN: torch.Tensor, runs: Runs, layer: int = 0) -> torch.Tensor | None:
-    """``fused.second(mamba2_layer(fused.first(x), ...))``, None where the kernels cannot do it in one."""
+    """``fused.second(mamba2_layer(fused.first(x), ...))``; None if the kernels cannot fuse it."""
     return native.run_fused(fused, x_TD, weights, window_SCW, state_SHPN, runs, layer)
 
 
 def staged(fused: FusedBlock, x_TD: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,
            state_SHPN: torch.Tensor, layer: int) -> FusedLayer | None:
-    """The same as a part of a stack (``weft.models.fused_decoder``)."""
+    """The same layer for the fused decoder (``weft.models.fused_decoder``)."""
     return native.staged(fused, x_TD, weights, window_SCW, state_SHPN, layer)

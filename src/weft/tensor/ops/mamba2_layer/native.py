@@ -1,4 +1,4 @@
-"""mamba2_layer by ``csrc/layers.cpp``: three kernels in one crossing."""
+"""mamba2_layer by ``csrc/layers.cpp``: three kernels in one call."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weights: Mamba2Weights, win
 
 
 def _bound(w: Mamba2Weights) -> Any:
-    """The kernels' side of the layer, made by its first step."""
+    """The layer's C++ object, built by its first step."""
     if w.bound is None:
         w.bound = _bind(w)
     return w.bound

@@ -1,4 +1,4 @@
-"""mamba2_layer as its ops, one after the other: the meaning of the fused kernel, and what runs without it."""
+"""mamba2_layer as its ops, one after the other: the definition of the fused kernel, and its fallback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.tensor.ops.rms_norm import rms_norm
 @dataclass(slots=True)
 class Mamba2Weights:
     """``conv_CK`` [channels, kernel]; ``conv_bias_C`` [channels] or None; ``a_H`` (-exp(A_log)), ``d_H``,
-    ``dt_bias_H``: float32 [heads]; ``norm_C``: [heads * head_dim], None for a layer without. Never changed
+    ``dt_bias_H``: float32 [heads]; ``norm_C``: [heads * head_dim], None for a layer without a norm. Immutable
     once a layer has run."""
 
     conv_CK: torch.Tensor
@@ -34,7 +34,7 @@ class Mamba2Weights:
     state_dim: int
     dt_limit: tuple[float, float]
     bound: Any = field(default=None, repr=False, compare=False)
-    """What the kernels made of them, once they have run."""
+    """The C++ object, after the first step."""
 
 
 def mamba2_layer(projected_TW: torch.Tensor, weights: Mamba2Weights, window_SCW: torch.Tensor,

@@ -1,4 +1,4 @@
-"""Mixture of experts: each token through the experts it was routed to."""
+"""Mixture of experts: each token goes through the experts chosen by the router."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ __all__ = ["ExpertWeights", "moe"]
 def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torch.Tensor,
         gate_up_EJD: ExpertWeights, down_EDI: ExpertWeights, *, activation: Activation = "silu",
         gated: bool = True) -> torch.Tensor:
-    """``y_t = sum_x weight[t, x] * down_e(silu(gate_e(x_t)) * up_e(x_t))`` with e = ids[t, x], silu
-    being the ``activation``; ``down_e(act(up_e(x_t)))`` for experts that are not ``gated``.
+    """``y_t = sum_x weight[t, x] * down_e(silu(gate_e(x_t)) * up_e(x_t))`` with e = ids[t, x] and
+    ``activation`` in the place of silu; ``down_e(act(up_e(x_t)))`` for experts that are not ``gated``.
 
-    ``x_TD`` [T, D]; ``expert_ids_TX`` int64 [T, X] (PAD: that choice is skipped) and
-    ``expert_weights_TX`` [T, X], both from the router; ``gate_up_EJD`` [E, 2 I, D], the gate's rows first
-    ([E, I, D] without gates); ``down_EDI`` [E, D, I]; either may be quantised. Returns [T, D] in the
-    dtype of ``x_TD``; the choices of a token are added in float32. Only experts that some token chose are
-    computed.
+    ``x_TD`` [T, D]; ``expert_ids_TX`` int64 [T, X] (PAD: that choice is skipped) and ``expert_weights_TX``
+    [T, X], both from the router; ``gate_up_EJD`` [E, 2 I, D], the gate's rows first ([E, I, D] without
+    gates); ``down_EDI`` [E, D, I]; either may be quantised. Returns [T, D] in the dtype of ``x_TD``; the
+    choices of a token are added in float32. Experts without a token are not computed.
 
     Source: Shazeer et al., 2017; the stacked weights of transformers' granitemoehybrid and qwen3_next.
     """

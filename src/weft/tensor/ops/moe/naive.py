@@ -1,4 +1,4 @@
-"""Twin of moe: one token, one choice at a time, in float64."""
+"""Reference of moe: one token, one choice at a time, in float64."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """moe by the C++ kernel (csrc/moe.inl): few tokens for each expert, no loop over experts here.
 
-With many tokens for each expert the loop of ``cpu`` costs nothing beside its products, which the matrix
-library does faster for weights in float; quantised ones stay with the kernel.
+With many tokens per expert the loop of ``cpu`` costs nothing beside its products, and oneDNN computes them
+faster for float weights. Quantised weights always use the kernel.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "relu2": 2}
 _FLOAT_FORMS: dict[torch.dtype, int] = {torch.float32: 0, torch.bfloat16: 1}
 """Dtype -> its number among the forms of weights in csrc/kernels.hpp."""
 _FEW_ROWS = 8
-"""Rows for each expert, on average, up to which the kernel is faster with float weights."""
+"""Most rows per expert, on average, for which the kernel is faster with float weights."""
 
 
 def supported(x_TD: torch.Tensor, ids_TX: torch.Tensor, gate_up: ExpertWeights, down: ExpertWeights) -> bool:

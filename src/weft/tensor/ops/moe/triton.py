@@ -1,22 +1,21 @@
 """moe by Triton: (token, choice) pairs sorted by expert, then two products over tiles of pairs of one expert.
 
     pairs by expert   [ . e0 e0 e0 | e3 | e7 e7 e7 e7 e7 ]      . PAD: sorted to the front, in no tile
-    tiles of 2 rows     [e0 e0][e0][e3][e7 e7][e7 e7][e7]  -  -     as many as there may be at most
+    tiles of 2 rows     [e0 e0][e0][e3][e7 e7][e7 e7][e7]  -  -     the most tiles that the pairs can need
 
-    _tiles     a program: a tile                      its expert, first pair and rows: 0 where there is none
+    _tiles     a program: a tile                      its expert, first pair and rows: 0 if it is empty
     _product   a program: (tile, block of columns)    act(gate) x up, to the pair's row; then down, to the
                                                       pair's own place
     _combine   a program: (token, block of columns)   its choices weighted, in the router's order, in float32
 
-Nothing comes back to the host: what experts were hit, and how often, is known to the device alone, so the
-grid is the most tiles that there could be, and a program whose tile has no rows ends at once. No atomics and
-no order of arrival: the same tokens make the same sums whatever else is in the batch.
+The host reads nothing back: only the device knows which experts have pairs, and how many. So the grid has as
+many tiles as the pairs could need at most, and a program of an empty tile ends at once. No atomics and no
+order of arrival: the same tokens get the same sums whatever else is in the batch.
 
-Rows of a tile follow the tokens that an expert can expect: 16 in decodes, where each expert's matrix is read
-once and that is the time; 64 to 128 in prefills. Tiles are the fast axis of the grid, so that the tiles of an
-expert take the same columns of its matrix from the cache. Rejected: a tile table made on the host (a
-synchronisation a layer); sorting by our own counting kernel (torch.sort is capturable, and little beside the
-matrices).
+Rows of a tile follow the expected tokens per expert: 16 in decodes, which are bound by reading each expert's
+matrix once; 64 to 128 in prefills. Tiles are the fast axis of the grid, so that the tiles of an expert share
+the same columns of its matrix in the cache. Rejected: a tile table computed on the host (a synchronisation
+per layer). Sorting by our own counting kernel: torch.sort is capturable, and cheap beside the matrices.
 """
 
 from __future__ import annotations
@@ -36,24 +35,24 @@ from weft.tensor.ops.moe.weights import ExpertWeights, count_of, inner_of
 
 COMBINE = Blocks(512)
 VALUES = {"BITS": 0, "GROUP": 1, "GROUPS": 1, "TILES": 1, "LINES": 1, "ZEROS": False}
-"""Of weights that are not quantised."""
+"""The constants of weights that are not quantised."""
 
 
 def product_blocks(rows: int, down: bool) -> Blocks:
-    """``width``: columns of a product, by rows of a tile. With few rows, many stages: loads are the time. The
-    first product has two matrices; all of it fits into the 99 KB of the smaller GPUs."""
+    """``width``: columns of a product, by rows of a tile. With few rows loads dominate, so there are many
+    stages. The first product has two matrices; all of it fits the 99 KB of smaller GPUs."""
     if rows <= 32:
         return Blocks(64, warps=4, stages=4)
     return Blocks(128 if down and rows > 64 else 64, warps=4 if rows <= 64 else 8, stages=3)
 
 
 def depth_of(itemsize: int) -> int:
-    """Columns of x, or of what lies between the products, that are multiplied at once: 128 bytes."""
+    """Columns of a product's left operand that are multiplied at once: 128 bytes."""
     return 128 // itemsize
 
 
 def tile_rows(pairs: int, experts: int) -> int:
-    """Rows of a tile for so many pairs: about those that an expert gets."""
+    """Rows of a tile for ``pairs``: about the mean per expert."""
     return min(128, padded(-(-pairs // experts)))
 
 
@@ -76,7 +75,7 @@ def _tiles(begins, tiles, EXPERTS: tl.constexpr, EP: tl.constexpr, BM: tl.conste
     count = tl.load(begins + expert + 1, mask=expert < EXPERTS, other=0).to(tl.int32) - begin
     count = tl.where(expert < EXPERTS, count, 0)
     ends = tl.cumsum((count + (BM - 1)) // BM, axis=0)
-    mine = tl.sum(tl.where(ends <= tile, 1, 0))      # experts whose tiles are all before this one
+    mine = tl.sum(tl.where(ends <= tile, 1, 0))      # experts with all tiles before this one
     here = expert == mine
     done = (tile - tl.sum(tl.where(here, ends - (count + (BM - 1)) // BM, 0))) * BM
     rows = tl.sum(tl.where(here, count, 0)) - done
@@ -92,9 +91,9 @@ def _product(x, weight, scales, zeros, out, order, tiles, x_row, out_row, COLUMN
              TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr, BM: tl.constexpr,
              BN: tl.constexpr, BK: tl.constexpr):
     """``out[pair] = x[pair] @ weight[expert].T``: [.., COLUMNS] from [.., DEPTH]. Up: rows of x are tokens
-    (pair // CHOICES), rows of ``out`` pairs in order, activated, weights [(2) COLUMNS, DEPTH]. DOWN: rows of
-    x are pairs in order, rows of ``out`` pairs as the router had them. BITS 0: weights are values; else codes
-    (``device_quantized``)."""
+    (pair // CHOICES), rows of ``out`` are sorted pairs, activated, weights [(2) COLUMNS, DEPTH]. DOWN: rows
+    of x are sorted pairs, rows of ``out`` are pairs in the router's order. BITS 0: weights are values; else
+    codes (``tensor.gpu.quantized``)."""
     tile, block = tl.program_id(0), tl.program_id(1)
     rows = tl.load(tiles + tile * 3 + 2)
     if rows == 0:
@@ -143,7 +142,7 @@ def _product(x, weight, scales, zeros, out, order, tiles, x_row, out_row, COLUMN
 
 @triton.jit
 def _combine(pair_out, ids, weights, out, COLUMNS: tl.constexpr, CHOICES: tl.constexpr, BN: tl.constexpr):
-    """Grid: blocks of columns, tokens. Choices of PAD are not read: nothing was made for them."""
+    """Grid: blocks of columns, tokens. Choices of PAD are not read: they have no row."""
     token = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BN + tl.arange(0, BN)
     total = tl.zeros((BN,), tl.float32)
@@ -191,7 +190,7 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
 
 
 def _parts(weight: ExpertWeights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
-    """Values or codes, scales, zeros (anything where there are none), and what a kernel is compiled for."""
+    """Values or codes, scales, zeros (any tensor if unused), and the compile-time constants."""
     if isinstance(weight, torch.Tensor):
         values = weight.contiguous()
         return values, values, values, VALUES

@@ -1,4 +1,4 @@
-"""What experts' matrices may be: values [experts, rows, columns], or quantised, stacked the same way."""
+"""The matrices of experts: values [experts, rows, columns], or quantised, stacked the same way."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def inner_of(down: ExpertWeights) -> int:
 
 
 def held_in(weights: ExpertWeights) -> torch.Tensor:
-    """The values, or the codes of what is quantised."""
+    """The values, or the codes of a quantised weight."""
     return weights if isinstance(weights, torch.Tensor) else weights.codes
 
 
 def in_tiles(gate_up: ExpertWeights, down: ExpertWeights) -> bool:
-    """Whether what is quantised begins each part (the gate's rows, the others) with a whole tile of rows."""
+    """Whether each part of a quantised weight (the gate's rows, the others) begins with a whole tile."""
     return isinstance(gate_up, torch.Tensor) or inner_of(down) % TILE_ROWS == 0
 
 

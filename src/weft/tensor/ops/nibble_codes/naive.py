@@ -1,4 +1,4 @@
-"""nibble_codes as it is written, a number at a time: the twin."""
+"""Reference of nibble_codes: one number at a time."""
 
 from __future__ import annotations
 

@@ -12,17 +12,17 @@ from weft.tensor.ops.paged_attention import cpu, native
 def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs,
                     scale: float, window: int | None = None,
                     scales: torch.Tensor | None = None) -> torch.Tensor:
-    """softmax(scale * Q K^T) V; the token at position p sees positions [0, p] of its own sequence, or with a
-    ``window`` the last so many of them, itself included.
+    """softmax(scale * Q K^T) V; the token at position p sees positions [0, p] of its own sequence. With a
+    ``window`` it sees the last ``window`` of them, itself included.
 
-    ``q_THD`` [T, heads, D] with heads = G x kv_heads, query head h reading KV head h // G; caches as in
-    ``tensor.layout``, of int8 with ``scales`` bfloat16 [P, 2, kv_heads, 16]; the step's own keys and values
-    must already be written (``write_kv``). Returns
-    [T, heads, D] in the dtype of ``q_THD``. Softmax and sums are float32.
+    ``q_THD`` [T, heads, D] with heads = G x kv_heads, query head h reading KV head h // G. Caches as in
+    ``tensor.layout``; int8 caches have ``scales`` bfloat16 [P, 2, kv_heads, 16]. ``write_kv`` must have
+    written the step's own keys and values. Returns [T, heads, D] in the dtype of ``q_THD``. Softmax and sums
+    are float32.
 
-    Only pages [0, ceil(context / 16)) of a row of ``page_table_RP`` are used, and of the last one only the
-    written places: whatever unwritten memory holds, NaN too, does not reach the output (L6). PAD rows
-    (start PAD) read nothing and get zeros.
+    Only pages [0, ceil(context / 16)) of a row of ``page_table_RP`` are used, and of the last page only the
+    written places. Unwritten memory, NaN included, does not reach the output (L6). PAD rows (start PAD) read
+    nothing and return zeros.
     """
     if gpu.fits(q_THD, cache_k):
         from weft.tensor.ops.paged_attention import triton

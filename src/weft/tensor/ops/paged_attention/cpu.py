@@ -1,19 +1,19 @@
 """paged_attention in torch.
 
     decode   rows sorted by context, cut into groups of similar length whose K fits a cache
-             per group:  gather pages -> widen to fp32, [n x kv_heads, D, ctx] -> bmm -> mask -> softmax
-                         gather pages -> widen to fp32, [n x kv_heads, ctx, D] -> bmm
-    prefill  per run:    gather its pages -> widen -> one fused attention call with a causal mask
+             per group:  gather pages -> to fp32, [n x kv_heads, D, ctx] -> bmm -> mask -> softmax
+                         gather pages -> to fp32, [n x kv_heads, ctx, D] -> bmm
+    prefill  per run:    gather its pages -> to fp32 -> one fused attention call with a causal mask
 
-The groups are the point: a gather of the whole batch streams K and V through memory three times, while a
-group of GATHER_BYTES is widened and multiplied out of the L2 cache (2 MiB was the best of 2, 8, 32 and
-200 MB, by a factor of 2). A row whose K alone is larger goes in segments of pages. Long rows thus end in
-groups of one, short rows in groups of many: the loop is over bytes, never over runs.
+The groups are the point. A gather of the whole batch streams K and V through memory three times; a group of
+GATHER_BYTES is converted and multiplied in the L2 cache. 2 MiB was the best of 2, 8, 32 and 200 MB, by a
+factor of 2. A row whose K alone is larger goes in segments of pages. So long rows end in groups of one, short
+rows in groups of many: the loop is over bytes, never over runs.
 
-What a group reads beyond a row's context (the tail of its last page, the pages of longer rows, page 0 for
-PAD) may hold anything. Scores there are replaced, not added to, by -inf, and V there is replaced by 0,
-because 0 x NaN is NaN (L6). Everything is float32; bf16 is widened by a shift of 32-bit lanes, which
-splits a packed pair without touching single elements.
+A group also reads memory beyond a row's context: the tail of its last page, the pages of longer rows, page 0
+for PAD. That memory may hold anything. Scores there are replaced by -inf, not added to, and V there is
+replaced by 0, because 0 x NaN is NaN (L6). Everything is float32. bf16 is converted by a shift of 32-bit
+lanes, which splits a packed pair without touching single elements.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from weft.tensor.scratch import scratch
 from weft.units import PAD, PAGE_TOKENS, pages_for
 
 GATHER_BYTES = 2 << 20
-"""K bytes of one layer that a group gathers at once."""
+"""K bytes of one layer per group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Decode rows that are computed together. ``pages_NP``: page ids, 0 where there is none;
-    ``read_min``: every row reads [0, read_min); ``unread_NS``: places from read_min on that a row must
-    not read; ``segment``: pages gathered at once. ``left_NS``: with a window, places of the first page that
-    a row has left behind. Places count from a row's first page, which a window moves."""
+    """Decode rows that are computed together. ``pages_NP``: page ids, 0 for PAD. ``read_min``: every row
+    reads [0, read_min). ``unread_NS``: places from read_min on that a row must not read. ``segment``: pages
+    gathered at once. ``left_NS``: with a window, the masked places of a row's first page. Places count from a
+    row's first page, which depends on the window."""
 
     rows_N: torch.Tensor
     pages_NP: torch.Tensor
@@ -79,7 +79,7 @@ def first_page(position: int, window: int | None) -> int:
 
 def group_decodes(runs: Runs, page_bytes: int,
                   window: int | None = None) -> tuple[list[Group], torch.Tensor | None]:
-    """Cut the decode rows into groups, longest first; also the rows that read nothing (PAD)."""
+    """Cut the decode rows into groups, longest first. Also returns the rows that read nothing (PAD)."""
     device = runs.page_table_RP.device
     live = [run for run in range(runs.decode_count) if runs.starts[run] != PAD]
     empty = [run for run in range(runs.decode_count) if runs.starts[run] == PAD]
@@ -162,7 +162,7 @@ def _attend_group(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Ten
 
 
 def _lane_order(q_NHD: torch.Tensor, pack: int) -> torch.Tensor:
-    """D reordered as the widened keys have it: all first elements of the packed lanes, then all second."""
+    """D in the order of ``_wide_keys``: all first elements of the packed lanes, then all second."""
     if pack == 1:
         return q_NHD
     rows, heads, dim = q_NHD.shape
@@ -221,10 +221,10 @@ def _attend_run(q_LHD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tenso
                 scales: torch.Tensor | None, pages: torch.Tensor, context: int, scale: float,
                 window: int | None) -> torch.Tensor:
     """All queries of one prefill run over its context: [L, heads, D] float32. ``pages`` and ``context`` begin
-    with the first page that a query reads.
+    with the first page that any query reads.
 
-    KV heads are the batch and the G query heads of each share its keys by a stride of 0. Slicing to
-    ``context`` is the mask against unwritten memory.
+    KV heads are the batch, and the G query heads of each share its keys by a stride of 0. The slice to
+    ``context`` masks unwritten memory.
     """
     length, q_heads, dim = q_LHD.shape
     _, kv_heads, lanes, tokens, pack = cache_k.shape

@@ -1,11 +1,11 @@
-"""Pages of prompts as plain rows, for attention of other libraries: one launch for keys and values.
+"""Pages of prompts as plain rows, for the attention of other libraries: one launch for keys and values.
 
     pages (packed, in no order)   --program: (4 pages, KV head, run)-->   k, v [rows, kv_heads, D]
                                                                           runs one after the other, no gaps
 
-Packed pages (``tensor.layout``) are no layout that another library reads: keys lie transposed, and two
-neighbours of a 16-bit value share a lane. The copy reads and writes a context once, where attention over a
-prompt of n tokens multiplies n times as much.
+No other library reads packed pages (``tensor.layout``): keys lie transposed, and two neighbours of a 16-bit
+value share a lane. The copy reads and writes a context once; attention over a prompt of n tokens multiplies n
+times as much.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAGES = 4
 def _gather(cache_k, cache_v, k_stride, v_stride, table, table_stride, context, begins, k_out, v_out,
             first_run, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PACK: tl.constexpr,
             AT_ONCE: tl.constexpr):
-    """``context`` int64 [runs]; ``begins`` int64: where the rows of each run from ``first_run`` on begin."""
+    """``context`` int64 [runs]; ``begins`` int64: the first output row of each run from ``first_run`` on."""
     head, number = tl.program_id(1), tl.program_id(2)
     run = (first_run + number).to(tl.int64)
     seen = tl.load(context + run).to(tl.int32)
@@ -46,7 +46,7 @@ def _gather(cache_k, cache_v, k_stride, v_stride, table, table_stride, context, 
 
 def rows_of_prefills(cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs,
                      ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of all that the prefill runs see, [rows, kv_heads, D] each, in the pages' dtype."""
+    """Keys and values of the contexts of the prefill runs, [rows, kv_heads, D] each, in the pages' dtype."""
     first, kv_heads, pack = runs.decode_count, cache_k.shape[1], cache_k.shape[-1]
     dim = cache_k.shape[2] * pack
     contexts = [start + length

@@ -1,4 +1,4 @@
-"""Twin of paged_attention: one query at a time in float64, keys fetched one token at a time."""
+"""Reference of paged_attention: one query at a time in float64, keys fetched one token at a time."""
 
 from __future__ import annotations
 

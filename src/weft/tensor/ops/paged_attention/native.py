@@ -1,4 +1,4 @@
-"""paged_attention by ``csrc/attention.inl``: pages are read where they are, in one pass."""
+"""paged_attention by ``csrc/attention.inl``: reads pages in place, in one pass."""
 
 from __future__ import annotations
 

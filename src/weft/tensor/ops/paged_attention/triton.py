@@ -1,31 +1,32 @@
-"""paged_attention in Triton: two launches for decodes, one for prefills; none asks the device anything.
+"""paged_attention in Triton: two launches for decodes, one for prefills; the host reads nothing back.
 
     decode    program = (row, KV head, split): the G query heads of a KV head share what it reads
                   |        256 tokens or more      |                       |        |   <- splits of a row
                   '- softmax over its own pages -> partial output, log of its sum
               combine = (row, head): partial outputs, weighted by their sums; gates; rounding
     prefill   program = (chunk, KV head, some of its query heads): 64 queries of each against all pages up to
-              the chunk's last token; chunks are those of ``device_runs``, last ones (the longest) first
+              the chunk's last token; chunks are those of ``gpu.runs``, the last (the longest) first
 
-Splits. Where a row is cut depends on its own context and the model alone: pieces of SPLIT_TOKENS, longer ones
-where that would be more than ``splits_max``. So a token's sum is added up in the same order whatever the
-batch beside it. A launch has as many splits as the page table is wide; those beyond a row's context return at
-once, as do PAD rows. A table so narrow that there is one split needs no second launch.
+KV splits. The cuts of a row depend on its own context and the model alone: splits of SPLIT_TOKENS, or longer
+ones if those would exceed ``splits_max``. So a token's sum is added up in the same order whatever the batch
+beside it. A launch has as many splits as the width of the page table allows. Splits beyond a row's context
+return at once, as do PAD rows. A narrow table with one split needs no second launch.
 
-Blocks are 16 KB of K and 16 KB of V (64 tokens of 128 bf16 numbers), the next ones on their way while one is
-multiplied: 55 KB of shared memory and 128 registers a thread, so four programs fit an SM of an H100. Query
-heads are padded to the 16 rows of a tensor-core product: a tenth of what an H100 could multiply while it
-reads a page. Prefill takes 64 tokens x 2 heads as the 128 rows of two warp groups' products, one program to
-an SM.
+Blocks are 16 KB of K and 16 KB of V (64 tokens of 128 bf16 numbers), and the next ones load while one is
+multiplied. That is 55 KB of shared memory and 128 registers a thread, so four programs fit an SM of an H100.
+Query heads are padded to the 16 rows of a tensor-core product: a tenth of what an H100 could multiply while
+it reads a page. Prefill takes 64 tokens x 2 heads as the 128 rows of two warp groups' products, one program
+per SM.
 
-Masks. Blocks that every query sees whole take none but "is there a page"; in the blocks at the end of a
-context (and in all of a window, which is short) scores are replaced by -inf and values by 0: what unwritten
-memory holds, NaN too, meets no number. Scores and sums are float32, in powers of two.
+Masks. Blocks that every query sees whole need only the test for PAD pages. In the blocks at the end of a
+context, and in all blocks of a window, scores are replaced by -inf and values by 0. So unwritten memory, NaN
+included, is never multiplied. Scores and sums are float32, in powers of two.
 
 The gates of an attention layer and the scale of fp8 values are applied in float32, before the one rounding.
 
-Rejected: splits counted from the batch (more even, but a token's bits would depend on its company); one
-program per query head (reads the context G times); ``@triton.autotune`` (times kernels in a user's request).
+Rejected: splits that depend on the batch (more even, but then a token's bits would depend on the other rows).
+One program per query head: it reads the context G times. ``@triton.autotune``: it times kernels in a user's
+request.
 """
 
 from __future__ import annotations
@@ -69,10 +70,10 @@ from weft.units import CHUNK_TOKENS, PAGE_TOKENS, ceil_div
 SPLIT_TOKENS = 256
 BLOCK_BYTES = 16 << 10
 ROWS_MIN = 16
-"""Of a tensor-core product."""
+"""The least rows of a tensor-core product."""
 DIM_MAX = 512
 CHUNKS = ["starts", "offsets", "chunk_run", "chunk_first", "chunk_tokens"]
-"""Pieces of the step's integers, which begin anywhere in one copy of them."""
+"""Views into the step's table of integers, which begin anywhere in it."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -111,7 +112,7 @@ def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.T
 
 
 def _gated(attended_NHD: torch.Tensor, gates: Gates | None) -> torch.Tensor:
-    """What came of another library, by the gates of the last N tokens (and no value scale: of fp8 alone)."""
+    """Another library's output times the gates of the last N tokens; value scales are for fp8 alone."""
     if gates is None:
         return attended_NHD
     wide = attended_NHD.float()
@@ -146,7 +147,7 @@ def _launch_decode(common: tuple[Any, ...], runs: Runs, constants: dict[str, Any
 
 
 def splits_max(kv_heads: int) -> int:
-    """Pieces that a row is cut into at most: enough that one row alone keeps a GPU busy."""
+    """Most splits of a row: enough that one row alone keeps a GPU busy."""
     return min(64, max(8, 1 << (128 // kv_heads).bit_length() - 1)) if kv_heads < 128 else 8
 
 
@@ -157,7 +158,7 @@ def decode_blocks(dim: int, itemsize: int, group: int) -> dict[str, Any]:
 
 
 def prefill_blocks(dim: int, itemsize: int, group: int, product: tl.dtype) -> dict[str, Any]:
-    """Sizes of the prefill kernel. 128 rows of wide heads or of float32 would not fit the shared memory."""
+    """Sizes of the prefill kernel. 128 rows of wide heads, or of float32, would not fit shared memory."""
     itemsize = 4 if product == tl.float32 else itemsize
     wide = block_dim(dim) * itemsize > 512
     tile_heads = 1 if group == 1 or wide else 2
@@ -174,7 +175,7 @@ def absorb(q, top, total, out, pages, at, last, k, v, k_stride, v_stride, k_scal
            qk_scale, MASKED: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
            PACK: tl.constexpr, PAGES: tl.constexpr, FP8: tl.constexpr, PRODUCT: tl.constexpr,
            PRECISION: tl.constexpr):
-    """Some pages, the first token of which is at position ``at``, into a running softmax."""
+    """Add some pages, the first token of which has position ``at``, to a running softmax."""
     keys = widen(load_keys(k, k_stride, pages, D, BLOCK_D, PACK, PAGES), FP8, PRODUCT)
     values = widen(load_values(v, v_stride, pages, D, BLOCK_D, PACK, PAGES), FP8, PRODUCT)
     k_scale, v_scale = None, None
@@ -294,7 +295,7 @@ def _prefill(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, s
 
 
 def compilations() -> list[Compilation]:
-    # Windows of all sizes are compiled alike.
+    # All window sizes compile alike.
     variants = [_of_shape(torch.bfloat16, 0, dim, window) for dim, window in ((64, 2), (128, 0), (256, 0))]
     variants += [_of_shape(torch.float8_e4m3fn, FP8_BITS, 128, 0), _of_shape(torch.int8, 0, 80, 0)]
     return list(itertools.chain(*variants))

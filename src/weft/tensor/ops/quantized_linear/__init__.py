@@ -13,10 +13,10 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
                      ) -> torch.Tensor:
     """``x`` [..., columns] -> [..., rows] in the dtype of ``x``; ``bias`` float32 [rows].
 
-    The C++ kernels round x to int8 on the way, with a scale for each 32 columns, unless ``weight.exact`` (or
-    the CPU has no byte products); torch and Triton never do. A row of x gives the same bits whatever rows are
-    beside it where x is rounded. With ``weight.byte_inputs`` it is rounded everywhere, by parts of 128
-    columns, and the bits are the same on every machine.
+    The C++ kernels round x to int8, with a scale per 32 columns, unless ``weight.exact`` is set or the CPU
+    has no byte products. torch and Triton never round x. Where x is rounded, a row of x gives the same bits
+    whatever rows are beside it. With ``weight.byte_inputs`` x is rounded everywhere, by parts of 128 columns,
+    and the bits are the same on every machine.
 
     Source: Dettmers et al., 2022 (products of rounded rows); the groups of 32 are those of ggml's q8_0.
     """

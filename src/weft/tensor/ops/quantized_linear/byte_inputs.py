@@ -1,11 +1,11 @@
-"""quantized_linear of weights with ``byte_inputs``, in torch: int8 meets int8 on every machine.
+"""quantized_linear of weights with ``byte_inputs``, in torch: int8 times int8 on every machine.
 
     x      each row in parts of 128 columns: codes -127..127, to nearest even, and a scale, largest / 127
     sum    of a part: a whole number below 2^24, so float32 makes it exactly, in whatever order
     y      sum * (scale of the weight * scale of x), part after part, then the bias: each step rounded
 
-The C++ kernel (csrc/w8a8.inl) does the same steps and gives the same bits. This one serves where there is
-none: kernels switched off or not built, a GPU.
+The C++ kernel (csrc/w8a8.inl) computes the same steps and gives the same bits. This path serves where that
+kernel is off or not built, and on GPUs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from weft.tensor.weights.quantized import PART, TILE_ROWS, ZERO_POINT, QuantizedWeight
 
 LEAST = 1e-30
-"""A part whose largest number is below it counts as zeros: its scale would leave float32."""
+"""A part with a smaller largest number counts as zeros: its scale would underflow float32."""
 _BLOCK_ELEMENTS = 1 << 20
 
 
@@ -38,13 +38,13 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
 
 
 def rounded_inputs(x_RI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes [parts, R, 128] and scales [parts, R], both float32. A part with a number that is not finite has
-    codes 0 and a scale of NaN."""
+    """Codes [parts, R, 128] and scales [parts, R], both float32. A part with a non-finite number has codes 0
+    and a scale of NaN."""
     x_PRK = in_parts(x_RI.float()).transpose(0, 1)
     reach = x_PRK.abs().amax(-1, keepdim=True)
-    finite = reach.isfinite()      # the largest of numbers among which there is NaN is NaN
+    finite = reach.isfinite()      # the maximum of numbers with a NaN is NaN
     some = finite & (reach >= LEAST)
-    up = torch.full_like(reach, 127).div_(reach)       # not 127 / reach, which torch makes of the inverse
+    up = torch.full_like(reach, 127).div_(reach)       # 127 / reach is computed by torch from the inverse
     codes = torch.where(some, (x_PRK * up).round_(), 0)
     scales = torch.where(some, reach / 127, torch.where(finite, 0.0, torch.nan))
     return codes, scales.squeeze(-1)

@@ -1,7 +1,7 @@
-"""quantized_linear in torch: a block of weight rows is widened, then multiplied, then the next.
+"""quantized_linear in torch: one block of weight rows after the other is dequantised and multiplied.
 
-The block is small enough to stay in the cache between the two (fresh tensors of a whole matrix would cost
-more than the product).
+A block is small enough to stay in the cache between the two steps. Fresh tensors of a whole matrix would cost
+more than the product.
 """
 
 from __future__ import annotations

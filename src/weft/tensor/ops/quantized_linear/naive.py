@@ -1,4 +1,4 @@
-"""Twin of quantized_linear: one row of x and one line of columns at a time, in float64."""
+"""Reference of quantized_linear: one row of x and one line of columns at a time, in float64."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
 
 
 def byte_product(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Of a weight with ``byte_inputs``: one part of one row at a time, rounded by Python, summed as whole
-    numbers of 64 bits, and then float32 step by step."""
+    """The product of a weight with ``byte_inputs``: one part of one row at a time, rounded by Python, summed
+    as 64-bit integers, then float32 step by step."""
     plain = weight.by_rows(0, weight.rows)
     codes = plain.codes[:weight.rows, :weight.columns].long() - ZERO_POINT[8]
     rows = x.reshape(-1, weight.columns).float()

@@ -1,9 +1,9 @@
-"""quantized_linear by the C++ kernel (csrc/linear.inl), and by the matrix library where that is faster.
+"""quantized_linear by the C++ kernel (csrc/linear.inl), and by oneDNN where that is faster.
 
     few rows of x     the kernel, bound by the bytes of the weights
-    many rows         with byte products: the kernel, which then is bound by them
-                      without: blocks of weights widened (and transposed) to the dtype of x, then torch
-    byte_inputs       the kernel (csrc/w8a8.inl) for any number: the form decides the arithmetic
+    many rows         with byte products: the kernel, bound by those products
+                      without: blocks of weights dequantised (and transposed) to the dtype of x, then torch
+    byte_inputs       the kernel (csrc/w8a8.inl) for any number of rows: the form defines the arithmetic
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from weft.tensor.weights.quantized import QuantizedWeight
 FORMS: dict[int, int] = {8: 2, 4: 3}
 """Bits -> their number in csrc/kernels.hpp."""
 _BOTH = 6
-"""That of int8 with ``byte_inputs``."""
+"""The number of int8 with ``byte_inputs``."""
 _WIDENED_ROWS = 16
-"""Rows of x from which on widening pays where there are no byte products."""
+"""Least rows of x for which dequantising pays without byte products."""
 _MATRIX_UNIT_ROWS = 64
-"""Rows of x from which on a matrix unit (AMX) is faster with bfloat16 than byte products of vectors are."""
+"""Least rows of x for which a matrix unit (AMX) with bfloat16 is faster than byte products of vectors."""
 _BLOCK_ROWS = 512
 
 
@@ -33,7 +33,7 @@ def supported(x: torch.Tensor, weight: QuantizedWeight) -> bool:
 
 def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None,
                      ) -> torch.Tensor:
-    if x.dtype == torch.float16:  # no kernel computes in it
+    if x.dtype == torch.float16:  # no kernel computes in float16
         return quantized_linear(x.float(), weight, bias).half()
     x_RI = x.reshape(-1, weight.columns)
     if x_RI.stride(1) != 1:
@@ -51,7 +51,7 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
 
 
 def weight_of(weight: QuantizedWeight) -> Any:
-    """As the extension takes it. A stack: its first; the others lie one after the other."""
+    """The arguments of the extension. Of a stack, its first weight; the others follow it in memory."""
     assert weight.codes.is_contiguous()
     assert weight.scales.is_contiguous()
     form = _BOTH if weight.byte_inputs else FORMS[weight.bits]
@@ -61,12 +61,12 @@ def weight_of(weight: QuantizedWeight) -> Any:
 
 
 def widened(rows: int, weight: QuantizedWeight) -> bool:
-    """Whether so many rows of x are the matrix library's, over widened blocks."""
+    """Whether oneDNN multiplies ``rows`` rows of x by dequantised blocks."""
     return rows >= _WIDENED_ROWS and not weight.byte_inputs and rows >= _widened_from(weight.exact)
 
 
 def _widened_from(exact: bool) -> int:
-    """Rows of x from which on the matrix library is faster."""
+    """Least rows of x for which oneDNN is faster."""
     if exact or not native.extension().has_byte_products():
         return _WIDENED_ROWS
     return _MATRIX_UNIT_ROWS if torch.cpu._is_amx_tile_supported() else 1 << 62

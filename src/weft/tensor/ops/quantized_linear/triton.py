@@ -1,13 +1,13 @@
-"""quantized_linear by Triton: blocks of weights are widened in registers, on their way to the product.
+"""quantized_linear by Triton: blocks of weights are dequantised in registers, right before the product.
 
     a program: (BM rows of x, BN rows of the weight)      BK columns of both at a time
-    codes, scales --load, widen--> W^T [BK, BN]            x [BM, BK] @ W^T, float32; bias; one rounding
+    codes, scales --load, convert--> W^T [BK, BN]          x [BM, BK] @ W^T, float32; bias; one rounding
 
-A decode reads every code once, and that is its time: 16 rows of x, many small programs, many stages. A
-prefill takes tiles large enough that widening is little beside the product. x is never rounded to int8.
+A decode is bound by reading every code once: 16 rows of x, many small programs, many stages. A prefill takes
+tiles large enough that dequantising is cheap beside the product. x is never rounded to int8.
 
-Rejected: widening the whole matrix first, then the matrix library (in a decode that moves nine bytes for each
-one of int8; what torch's path does).
+Rejected: dequantising the whole matrix first, then cuBLAS, as torch's path does. In a decode that moves nine
+bytes for each byte of int8.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SOME_ROWS = 256
 
 
 def blocks_of(rows: int) -> tuple[int, Blocks, int]:
-    """(BM, BN in Blocks, BK) for so many rows of x."""
+    """(BM, BN in Blocks, BK) for ``rows`` rows of x."""
     if rows <= _FEW_ROWS:
         return 16, Blocks(32, warps=4, stages=4), 128
     if rows <= _SOME_ROWS:

@@ -14,10 +14,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: boo
     """Normalise the last dim: ``x / sqrt(mean(x^2) + eps) * weight``.
 
     ``x``: [..., D] of any float dtype; ``weight``: [D]; returns the shape and dtype of ``x``. Sums are
-    float32. ``plus_one``: the factor is ``1 + weight`` and is applied before rounding (Qwen3.5). ``gate``
-    [..., D]: multiplied in as ``silu(gate)``, after the norm (Qwen3.5's gated norm) or, with
-    ``gate_first``, before it (Mamba-2's, Granite-4-H). ``group_size``: the mean is taken over groups of so
-    many neighbours of the last dim instead of all of it; must divide D.
+    float32. ``plus_one``: the factor is ``1 + weight``, applied before rounding (Qwen3.5). ``gate`` [..., D]:
+    a factor ``silu(gate)``, after the norm (Qwen3.5's gated norm) or, with ``gate_first``, before it
+    (Mamba-2, Granite-4-H). ``group_size``: the mean is over groups of ``group_size`` neighbours of the last
+    dim instead of all of it; must divide D.
 
     Source: Zhang and Sennrich, 2019; the norms of transformers' qwen3_5 and granitemoehybrid.
     """

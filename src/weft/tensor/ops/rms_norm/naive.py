@@ -1,4 +1,4 @@
-"""Twin of rms_norm: the formula, in float64."""
+"""Reference of rms_norm: the formula, in float64."""
 
 from __future__ import annotations
 

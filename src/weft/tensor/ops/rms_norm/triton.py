@@ -1,10 +1,10 @@
-"""rms_norm in Triton: a program is some groups of numbers that are normalised together, each read once.
+"""rms_norm in Triton: a program normalises some groups of numbers and reads each number once.
 
     x [rows, heads, D], any strides        groups of D, or of ``group_size``
-    program = ROWS x BLOCK numbers         BLOCK: a group, up to a power of two; together about 4096
+    program = ROWS x BLOCK numbers         BLOCK: a group, padded to a power of two; about 4096 in all
 
-The groups stay in registers between the sum and the product; a row of 8192 numbers is 32 of them per thread
-of 8 warps. Everything is float32 until the one rounding of the result. ``normed`` is the formula, for others
+The groups stay in registers between the sum and the product; a row of 8192 numbers is 32 per thread of 8
+warps. Everything is float32 until the one rounding of the result. Other kernels use ``normed``, the formula,
 too.
 """
 
@@ -21,7 +21,7 @@ from weft.tensor.ops.write_kv.triton import dense_rows
 from weft.units import ceil_div
 
 AT_ONCE = 4096
-"""Numbers of a program, where one group is not more."""
+"""Numbers of a program, unless one group is larger."""
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: bool,
@@ -58,7 +58,7 @@ def _three(x: torch.Tensor) -> torch.Tensor:
 
 @triton.jit
 def normed(x, weight, eps, GROUP: tl.constexpr, PLUS_ONE: tl.constexpr):
-    """float32 [N, BLOCK], zeros behind GROUP; ``weight`` [BLOCK] or [N, BLOCK]."""
+    """float32 [N, BLOCK], zeros beyond GROUP; ``weight`` [BLOCK] or [N, BLOCK]."""
     inverse = tl.rsqrt(tl.sum(x * x, 1) / GROUP + eps)
     if PLUS_ONE:
         weight += 1.0

@@ -1,4 +1,4 @@
-"""rotary in torch: the two halves are written straight into the output, nothing is concatenated."""
+"""rotary in torch: writes the two halves straight into the output, without concatenation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Twin of rotary: one head, one pair of dims at a time."""
+"""Reference of rotary: one head, one pair of dims at a time."""
 
 from __future__ import annotations
 

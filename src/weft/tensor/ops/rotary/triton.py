@@ -1,12 +1,12 @@
-"""rotary in Triton: one launch for queries and keys, a program being 16 tokens of one head.
+"""rotary in Triton: one launch for queries and keys; a program is 16 tokens of one head.
 
-Each number is paired with the one half a rotary width away, so a tile is loaded twice, the second time with
-its halves exchanged (from the L1 cache), and no tile is ever cut in two:
+Each number has a partner half a rotary width away. So a tile is loaded twice, the second time with its halves
+exchanged (from the L1 cache), and no tile is ever cut in two:
 
-    x       a b | c d | rest         cos  1 2 | 1 2 | 1         x cos + partner sin, dims behind the rotary
-    partner    c d | a b | rest         sin -1-2 | 1 2 | 0         width being left as they are
+    x          a b | c d | rest         cos  1 2 | 1 2 | 1      x cos + partner sin; dims beyond the rotary
+    partner    c d | a b | rest         sin -1-2 | 1 2 | 0      width stay unchanged
 
-``turned`` is that formula; the attention layer has it between its norms and its pages.
+``rotated`` is this formula; the attention layer applies it between its norms and its pages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def rotary(q_THD: torch.Tensor, k_THD: torch.Tensor, cos_TD: torch.Tensor,
 
 
 def tables_of(cos_TD: torch.Tensor, sin_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """cos, sin and their row stride, as kernels take them."""
+    """cos, sin and their row stride, the arguments of kernels."""
     cos_TD, sin_TD = dense_rows(cos_TD), dense_rows(sin_TD)
     assert cos_TD.stride(0) == sin_TD.stride(0)
     return cos_TD, sin_TD, cos_TD.stride(0)
@@ -45,14 +45,14 @@ def tables_of(cos_TD: torch.Tensor, sin_TD: torch.Tensor) -> tuple[torch.Tensor,
 
 @triton.jit
 def partner_of(d, ROTARY: tl.constexpr):
-    """The dim that each of ``d`` is paired with: itself behind the rotary width."""
+    """The partner of each dim of ``d``; beyond the rotary width the dim itself."""
     half: tl.constexpr = ROTARY // 2
     return tl.where(d < half, d + half, tl.where(d < ROTARY, d - half, d))
 
 
 @triton.jit
 def rotated(x, partner, cos, sin, table_stride, token, token_mask, d, ROTARY: tl.constexpr):
-    """float32 [N, BLOCK_D] of tokens ``token``, turned by their angles."""
+    """float32 [N, BLOCK_D] of tokens ``token``, rotated by their angles."""
     at = token[:, None] * table_stride + d[None, :]
     angle_mask = token_mask[:, None] & (d < ROTARY)[None, :]
     by_cos = tl.load(cos + at, mask=angle_mask, other=1.0).to(tl.float32)

@@ -31,11 +31,11 @@ def short_conv(projected_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torc
 
 def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
               window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor | None:
-    """``fused.second(short_conv(fused.first(x), ...))``, None where the kernels cannot do it in one."""
+    """``fused.second(short_conv(fused.first(x), ...))``; None if the kernels cannot fuse it."""
     return native.run_fused(fused, x_TD, weight_CK, bias_C, window_SCW, runs)
 
 
 def staged(fused: FusedBlock, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
            window_SCW: torch.Tensor) -> FusedLayer | None:
-    """The same as a part of a stack (``weft.models.fused_decoder``)."""
+    """The same layer for the fused decoder (``weft.models.fused_decoder``)."""
     return native.staged(fused, x_TD, weight_CK, bias_C, window_SCW)

@@ -1,4 +1,4 @@
-"""short_conv by ``csrc/conv.inl``, whose gates it is."""
+"""short_conv by ``csrc/conv.inl``, with its gates."""
 
 from __future__ import annotations
 

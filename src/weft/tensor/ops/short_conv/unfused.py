@@ -1,4 +1,4 @@
-"""short_conv as a convolution and two products: the meaning of the fused kernel, and what runs without it."""
+"""short_conv as a convolution and two products: the definition of the fused kernel, and its fallback."""
 
 from __future__ import annotations
 

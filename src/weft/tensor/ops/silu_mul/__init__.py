@@ -24,10 +24,10 @@ def silu_mul(gate_up_TJ: torch.Tensor) -> torch.Tensor:
 
 
 def run_fused(fused: FusedBlock, x_TD: torch.Tensor) -> torch.Tensor | None:
-    """``fused.second(silu_mul(fused.first(x)))``, None where the kernels cannot do it in one."""
+    """``fused.second(silu_mul(fused.first(x)))``; None if the kernels cannot fuse it."""
     return native.run_fused(fused, x_TD)
 
 
 def staged(fused: FusedBlock, x_TD: torch.Tensor) -> FusedLayer | None:
-    """The same as a part of a stack (``weft.models.fused_decoder``)."""
+    """The same layer for the fused decoder (``weft.models.fused_decoder``)."""
     return native.staged(fused, x_TD)

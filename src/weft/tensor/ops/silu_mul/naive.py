@@ -1,4 +1,4 @@
-"""silu_mul as it is written: the twin."""
+"""Reference of silu_mul: the formula, in float64."""
 
 from __future__ import annotations
 

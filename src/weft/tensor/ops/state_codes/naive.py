@@ -1,4 +1,4 @@
-"""state_codes as it is written, a number at a time: the twin."""
+"""Reference of state_codes: one number at a time."""
 
 from __future__ import annotations
 

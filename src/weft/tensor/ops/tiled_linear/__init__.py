@@ -12,10 +12,10 @@ from weft.tensor.weights.twelve_bit import InTiles
 def tiled_linear(x: torch.Tensor, weight: InTiles, bias: torch.Tensor | None = None,
                  out: torch.Tensor | None = None) -> torch.Tensor:
     """``x`` [..., columns] -> [..., rows] in the dtype of ``x``; ``bias`` [rows]. Sums are float32. ``out``:
-    dense, where the kernel may write it.
+    a dense tensor that the kernel may write.
 
-    Without the kernel (another dtype of x, kernels switched off since the weight was made) the rows are laid
-    out anew for the one product, which is slow and only there so that nothing fails.
+    Without the kernel (another dtype of x, or kernels switched off after loading) the rows are laid out again
+    for each product. That is slow, and exists only so that nothing fails.
     """
     if native.supported(x, weight):
         return native.tiled_linear(x, weight, bias, out)

@@ -1,4 +1,4 @@
-"""Causal attention over the last tokens of each sequence, which live in a ring in its state slot."""
+"""Causal attention over the last tokens of each sequence, stored as a ring in its state slot."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tens
     then softmax and sums are float32. Returns [T, heads, D] in the dtype of ``q_THD``.
 
     ``ring_S2HWD`` [S, 2, kv_heads, W, D]: keys in [:, 0], values in [:, 1]; position p is at place p mod W.
-    Read as what came before each run and updated in place. A fresh run sees nothing before its start and
-    leaves zeros at places that it did not write; otherwise positions from 0 on are there. Runs with slot PAD
-    see only themselves and write nothing. A tap writes the ring as it is after ``offset`` tokens of its run.
+    The ring is the history before each run, and is updated in place. A fresh run sees nothing before its
+    start and leaves zeros at unwritten places; any other run finds all positions from 0 on. Runs with slot
+    PAD see only themselves and write nothing. A tap writes the ring after ``offset`` tokens of its run.
 
     Source: Beltagy et al., "Longformer" (2020), the causal window of Mistral 7B (2023).
     """

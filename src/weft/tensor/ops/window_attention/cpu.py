@@ -1,17 +1,17 @@
 """window_attention in torch.
 
     ring of W = 8, next position 11      place   0  1  2  3  4  5  6  7
-                                         holds   8  9 10  3  4  5  6  7      3 is the one to be overwritten
+                                         holds   8  9 10  3  4  5  6  7      3 is overwritten next
 
     decode   the rings of a block of rows -> a buffer, the new token in its place -> two batched products over
              all W places (order does not matter to a softmax) -> only the new token is written back
-    prefill  per run:  [ what the ring holds, oldest first | the run's own tokens ], queries in blocks of
-             QUERY_BLOCK against the W - 1 + QUERY_BLOCK keys that some of them sees
+    prefill  per run:  [ the ring's tokens, oldest first | the run's own tokens ], queries in blocks of
+             QUERY_BLOCK against the W - 1 + QUERY_BLOCK keys that any of them sees
 
 Prefill work is linear in the run's length, and nothing is padded to W: a prompt shorter than the window
-computes what full attention would. Blocks are cut at absolute positions, so that a resumed prompt is cut
-where a whole one would be. Places that hold nothing yet are replaced by select in scores and values (L6). A
-ring of fp8 is moved as bytes and widened where it is multiplied.
+computes what full attention would. Blocks are cut at absolute positions, so that a resumed prompt has the
+cuts of a whole one. Unwritten places are replaced by select in scores and values (L6). A ring of fp8 is moved
+as bytes and converted where it is multiplied.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from weft.tensor.state_rows import StateRows, decode_blocks, prefill_rows
 from weft.units import PAD
 
 QUERY_BLOCK = 256
-"""Queries of a prefill that share one product: more of them read more keys that none of them sees."""
+"""Queries of a prefill that share one product; more queries read more keys that none of them sees."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlaces:
-    """For one block of decode rows: ``place_R``: where each row's new token goes; ``unread_RW``: places that
-    hold nothing for a row, None when all hold something; ``slot_rows_R``, ``slots``: rows that have a slot, and
-    it; ``fresh_slots``: those among them that start from zeros."""
+    """For one block of decode rows. ``place_R``: the place of each row's new token. ``unread_RW``: the
+    unwritten places of each row; None if there are none. ``slot_rows_R``, ``slots``: the rows with a slot,
+    and their slots. ``fresh_slots``: the slots among them that start from zeros."""
 
     place_R: torch.Tensor
     unread_RW: torch.Tensor | None

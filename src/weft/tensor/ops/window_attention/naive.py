@@ -1,4 +1,4 @@
-"""Twin of window_attention: one query at a time in float64, keys fetched from the ring one by one."""
+"""Reference of window_attention: one query at a time in float64, keys fetched from the ring one by one."""
 
 from __future__ import annotations
 

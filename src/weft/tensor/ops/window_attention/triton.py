@@ -1,18 +1,18 @@
-"""window_attention in Triton: rings read where they are, decodes written back in the same launch.
+"""window_attention in Triton: reads rings in place; the launch of decodes also writes them back.
 
     ring of W = 8, next position 11      place   0  1  2  3  4  5  6  7
-                                         holds   8  9 10  3  4  5  6  7      3 is the one to be overwritten
+                                         holds   8  9 10  3  4  5  6  7      3 is overwritten next
 
-    decode    program = (row, KV head): all places of the ring in blocks, the step's own key and value in
-              the place of the one that leaves (by select, in registers); then only that place is written
+    decode    program = (row, KV head): all places of the ring in blocks, the step's own key and value at
+              the place of the oldest (by select, in registers); then only that place is written
     attend    program = (chunk, KV head, heads): the ring's places up to the run's start, by position; then
               the run's own rows from the projections
     update    program = (prefill run, K or V of a KV head, block of places): the old number of each place,
-              then for each tap and for the end what its last token left there; a launch behind all that read
+              then the newest token's number for each tap and for the run's end; launched after all readers
 
-A ring has RING_TOKENS_MAX places at most, so no row is split. Rings are rows of D; a place that holds nothing
-for a query (not written yet, a fresh run, a run without a slot) is not read at all. A ring of fp8 is bytes
-that are widened where they are multiplied.
+A ring has RING_TOKENS_MAX places at most, so no row is split. Rings are rows of D. A place without a token
+for a query (unwritten, a fresh run, a run without a slot) is not read at all. A ring of fp8 is bytes,
+converted where they are multiplied.
 """
 
 from __future__ import annotations

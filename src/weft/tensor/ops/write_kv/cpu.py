@@ -1,8 +1,8 @@
 """write_kv in torch: one scatter for K and one for V, over the whole step.
 
-K is scattered as 32-bit lanes (``pack`` neighbours of D at once), which the layout keeps together; V's
-pairs are two tokens, so its elements go one by one. Where each token goes is the same for every layer and
-is worked out once per step.
+K is scattered as 32-bit lanes (``pack`` neighbours of D at once), which the layout stores together. V's pairs
+are two tokens, so its elements go one by one. The destination of each token is the same for every layer and
+is computed once per step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weft.units import PAGE_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """``tokens``: None when every token is written, else the indices into T of those that are."""
+    """``tokens``: indices into T of the written tokens; None if every token is written."""
 
     tokens: torch.Tensor | None
     pages: torch.Tensor

@@ -1,4 +1,4 @@
-"""Twin of write_kv: one token, one head, one element at a time, by the definition of the layout."""
+"""Reference of write_kv: one token, one head, one element at a time, by the definition of the layout."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write_kv(k_THD: torch.Tensor, v_THD: torch.Tensor, cache_k: torch.Tensor, ca
 
 
 def _whole(x_D: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whole numbers up to 127, and what they are multiples of."""
+    """Whole numbers up to 127, and their scale."""
     scale = (x_D.float().abs().max() * (1 / 127)).bfloat16()
     if scale == 0:
         return torch.zeros_like(x_D), scale

@@ -2,14 +2,14 @@
 
     tiles of the step     | decodes 0..15 | decodes 16..31 | chunk 0: 4 tiles | chunk 1: 4 tiles | ...
 
-A decode's token is its own run; a chunk's tokens (``device_runs``) are of one. Where a token goes is looked
-up per token, by its position in its run's row of the page table, so pages may lie anywhere; PAD positions and
-PAD pages write nothing (L4). ``tile_tokens``, ``write_keys`` and ``write_values`` are also what the attention
-layer puts behind rotary in its one launch.
+A decode's token is its own run; a chunk's tokens (``gpu.runs``) belong to one run. Each token looks up its
+page by its position in its run's row of the page table, so pages may lie anywhere. PAD positions and PAD
+pages write nothing (L4). The attention layer uses ``tile_tokens``, ``write_keys`` and ``write_values`` after
+rotary in its one launch.
 
-K goes out in 32-bit lanes, V in single numbers of neighbouring lanes: a page's bytes meet in the L2 cache,
-and what is written here is a hundredth of what attention reads. Rejected: whole pages through registers (only
-chunks that fill their pages have them, and a decode has one token).
+K is stored in 32-bit lanes, V in single numbers of neighbouring lanes. A page's bytes meet in the L2 cache,
+and these writes are a hundredth of what attention reads. Rejected: whole pages through registers (only chunks
+that fill their pages have them, and a decode has one token).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from weft.units import CHUNK_TOKENS, ceil_div
 TILE_TOKENS = 16
 TILES_PER_CHUNK = CHUNK_TOKENS // TILE_TOKENS
 VARYING = ["table_stride", "decode_count"]
-"""Integers that change from step to step: no kernel is compiled for some of their values."""
+"""Integers that change from step to step: kernels do not specialise on their values."""
 MOVING = ["positions", "chunk_run", "chunk_first", "chunk_tokens"]
-"""Pieces of the step's one table of integers, which begin anywhere in it."""
+"""Views into the step's table of integers, which begin anywhere in it."""
 PER_MAX = tl.constexpr(PER_INT8_MAX)
 
 
@@ -67,7 +67,7 @@ def tile_count(runs: Runs) -> int:
 
 def pages_of(cache_k: torch.Tensor, cache_v: torch.Tensor, scales: torch.Tensor | None) -> tuple[
         torch.Tensor, torch.Tensor, int, int, torch.Tensor | None, int, int]:
-    """k, v, their page strides; scales, their page stride and the stride from K to V; for a kernel."""
+    """Kernel arguments: k, v, their page strides; scales, their page stride and the stride from K to V."""
     assert cache_k.dtype == cache_v.dtype, f"K pages of {cache_k.dtype}, V pages of {cache_v.dtype}"
     k_stride, v_stride = native.slot_stride(cache_k), native.slot_stride(cache_v)
     if scales is None:
@@ -79,7 +79,7 @@ def pages_of(cache_k: torch.Tensor, cache_v: torch.Tensor, scales: torch.Tensor 
 
 
 def places_of(runs: Runs) -> tuple[torch.Tensor, int, torch.Tensor, torch.Tensor, torch.Tensor, int]:
-    """table, its row stride, chunk_run, chunk_first, chunk_tokens, decodes, as kernels take them."""
+    """Kernel arguments: table, its row stride, chunk_run, chunk_first, chunk_tokens, decodes."""
     table = runs.page_table_RP
     assert table.stride(1) == 1 or table.shape[1] == 1
     if runs.decode_count == runs.run_count:  # no chunks: never read
@@ -91,7 +91,7 @@ def places_of(runs: Runs) -> tuple[torch.Tensor, int, torch.Tensor, torch.Tensor
 
 @triton.jit
 def tile_tokens(tile, chunk_run, chunk_first, chunk_tokens, decode_count, TOKENS: tl.constexpr):
-    """(index in T int64, run int64, whether there is one), [TOKENS] each."""
+    """(index in T int64, run int64, mask of valid tokens), [TOKENS] each."""
     lane = tl.arange(0, TOKENS)
     decode_tiles = tl.cdiv(decode_count, TOKENS)
     in_chunk = tile >= decode_tiles
@@ -108,7 +108,7 @@ def tile_tokens(tile, chunk_run, chunk_first, chunk_tokens, decode_count, TOKENS
 
 @triton.jit
 def find_places(positions, table, table_stride, token, run, token_mask):
-    """(page int64 or PAD, place in it) of each token."""
+    """(page int64 or PAD, place in the page) of each token."""
     position = tl.load(positions + token, mask=token_mask, other=-1)
     token_mask = token_mask & (position >= 0)
     page = tl.load(table + run * table_stride + position // 16, mask=token_mask, other=-1)
@@ -117,7 +117,7 @@ def find_places(positions, table, table_stride, token, run, token_mask):
 
 @triton.jit
 def stored(x, cache, FP8: tl.constexpr):
-    """float32 as the numbers of a page."""
+    """float32 converted to the numbers of a page."""
     if FP8:
         return fp8_bits(x)
     if cache.dtype.element_ty == tl.bfloat16:
@@ -130,7 +130,7 @@ def stored(x, cache, FP8: tl.constexpr):
 @triton.jit
 def write_keys(x, cache, page_stride, scales, scale_stride, page, place, head, D: tl.constexpr,
                BLOCK_D: tl.constexpr, PACK: tl.constexpr, FP8: tl.constexpr):
-    """float32 [N, BLOCK_D] into the K blocks of ``head``; 0 beyond D."""
+    """Write float32 [N, BLOCK_D], zeros beyond D, into the K blocks of ``head``."""
     d = tl.arange(0, BLOCK_D)
     if scales is not None:
         x, scale = quantized_rows(x, PER_MAX)
@@ -143,7 +143,7 @@ def write_keys(x, cache, page_stride, scales, scale_stride, page, place, head, D
 @triton.jit
 def write_values(x, cache, page_stride, scales, scale_stride, page, place, head, D: tl.constexpr,
                  BLOCK_D: tl.constexpr, PACK: tl.constexpr, FP8: tl.constexpr):
-    """float32 [N, BLOCK_D] into the V blocks of ``head``."""
+    """Write float32 [N, BLOCK_D] into the V blocks of ``head``."""
     d = tl.arange(0, BLOCK_D)
     if scales is not None:
         x, scale = quantized_rows(x, PER_MAX)
