@@ -4,7 +4,7 @@
     TPOT   (E2EL - TTFT) / (tokens - 1), for two tokens or more
     ITL    each gap between two tokens (tokens of one chunk share the gap before it)
 
-    request_throughput        answers / duration               output_throughput        output tokens / duration
+    request_throughput        answers / duration            output_throughput        output tokens / duration
     total_token_throughput    input and output tokens / duration
     request_goodput           answers within every objective / duration
 

@@ -1,7 +1,7 @@
 """A bounded load on a running server of any engine.
 
-    /v1/models   models and context length     (unreachable, unknown model, too long: reported before the load)
-    one request  not counted                   (an error of every request is reported once)
+    /v1/models   models and context length  (unreachable, unknown model, too long: reported before the load)
+    one request  not counted                (an error of every request is reported once)
     warm-ups     not counted
     the load     requests at their arrival times, at most --max-concurrency open
         '-> figures (``metrics``)

@@ -17,8 +17,8 @@ buffer, and their chunks are a slice of the batch. Nothing is padded to the long
 
     order in memory   A0 B0 | A1 B1 | A2 | A3           steps = [(0, 2), (2, 2), (4, 1), (5, 1)]
 
-When no run reaches past one chunk, chunks start at the run's own start and are only as large as the longest
-run needs (16, 32 or 64 places). A batch of short prompts is then not padded to 64 places each.
+When no run reaches past one chunk, chunks start at the run's own start. They are only as large as the longest
+run needs: 16, 32 or 64 places. A batch of short prompts is then not padded to 64 places each.
 
 Rejected: a loop over runs (launch-bound for many short prompts). A grid that starts at each run's start: a
 prompt computed in two parts would then go through other chunks than in one.

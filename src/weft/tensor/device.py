@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -82,7 +82,7 @@ def kernels_in_words() -> str:
     """The kernels that a GPU runs, for the start-up line."""
     if not gpu.in_use():
         return "torch" if gpu.INSTALLED else "torch (Triton is not installed)"
-    with contextlib.suppress(PackageNotFoundError):   # some builds have another package name
+    with contextlib.suppress(ImportError):   # no such distribution: some builds have another package name
         return f"Triton {version('triton')}"
     return "Triton"
 

@@ -20,7 +20,7 @@ each chunk a state. 8192 tokens of 32 heads of 128 x 128 are 0.6 GB, reused by t
 Run r has the chunks [chunk_begin[r], chunk_begin[r + 1]) of ``tensor.gpu.runs``; a chunk's tap is the state
 after it. A PAD slot is neither read nor written, a fresh slot is not read. Inside a slot the state is dense.
 
-Triton does not specialise on numbers that change from step to step (the first prefill run, the layer), nor on
+Triton does not specialise on numbers that change from step to step: the first prefill run, the layer,
 addresses of the step's small tables. Else every combination would be compiled while serving.
 """
 

@@ -1,7 +1,7 @@
 """The launches of recurrent Triton ops: block sizes, padded dims, and lists of compilations.
 
 Block sizes come from small tables. Rejected: ``triton.autotune``. It calls the driver, so none of it runs in
-the interpreter, and it would time kernels on the states of a server that has just started.
+the interpreter. It would also time kernels on the states of a server that has just started.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A weight matrix in oneDNN's own order, laid out once instead of in every product.
 
 torch's ``F.linear`` passes plain rows to oneDNN, which reorders them each time or works around them. With
-ordered weights a product of 1 to 32 rows takes half to two thirds of the time in bfloat16, and a fifth to a
-half in float32. At 1,000 rows nothing is lost (``python benchmarks/linear.py``).
+ordered weights a product of 1 to 32 rows takes half to two thirds of the time in bfloat16. In float32 it
+takes a fifth to a half. At 1,000 rows nothing is lost (``python benchmarks/linear.py``).
 
 The ordered weight replaces the plain one: memory is not doubled, but nothing else can read it. Small matrices
 stay plain, because the 10 microseconds of a call into oneDNN are most of their product.

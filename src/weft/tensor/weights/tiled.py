@@ -4,7 +4,7 @@
     tile 1 | ...                      (bfloat16: columns 0-1, columns 2-3, ...)
 
 Sixteen rows are the lanes of a vector. One instruction multiplies a column of them (bfloat16: a pair of
-columns) by a number of x and adds. The weights are one stream from memory, nothing is added across lanes, and
+columns) by a number of x and adds. The weights are one stream from memory. Nothing is added across lanes, and
 a row of x gives the same bits whatever rows are beside it. Few rows of x run at the speed of memory, many as
 fast as with oneDNN (``python -m benchmarks.linear``).
 

@@ -6,7 +6,7 @@
 
 Every head reads the same rows, so the heads are the rows of one product. Keys and values are gathered and
 converted once; ``paged_attention`` does it twice. Prefill uses the absorbed form too. It costs 2 W / (key +
-value width of a head) times the arithmetic of expanded heads, but it avoids expanding the whole context for
+value width of a head) times the arithmetic of expanded heads. But it avoids expanding the whole context for
 every chunk of a prompt. A prompt's chunks and its decodes then agree.
 """
 

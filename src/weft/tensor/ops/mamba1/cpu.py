@@ -1,7 +1,7 @@
 """mamba1 in torch: the recurrence for decodes, for prefills the recurrence of all chunks side by side.
 
-Every entry of the state decays at its own rate, so no form of this scan is a product of matrices (Mamba-2
-gave up that freedom to get one). But the same place of all chunks can be computed at once: 64 steps over
+Every entry of the state decays at its own rate, so no form of this scan is a product of matrices. Mamba-2
+gave up that freedom to get one. But the same place of all chunks can be computed at once: 64 steps over
 [chunks, C, N], whatever the length of the prompt. Only the state at the begin of each chunk must be known
 first:
 

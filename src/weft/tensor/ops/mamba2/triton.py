@@ -7,11 +7,11 @@ A decode reads its slot once and writes it once, in place, rows of N in 16 bytes
 in few bits use the recurrence too: those states are rounded after every token (``tensor.rounding``).
 
 One program takes all chunks of a run in order, outputs included. The chain from chunk to chunk is a single
-multiply-add, and all four products of a chunk hang off it, so they overlap. No state per chunk is stored (537
-MB for 8192 tokens of 128 heads of 64 x 128), and models have 48 to 256 programs a run. Rejected: the three
-passes of the paper's kernels (states by chunk, their sum, outputs), designed for chunks of 256 and a batch of
-one. P = 64 is cut in two. Both halves compute C.B, a ninth of a chunk's work. In return registers hold the
-rest, the chain is shorter, and a single prompt occupies twice as many SMs.
+multiply-add, and all four products of a chunk hang off it, so they overlap. No state per chunk is stored: 537
+MB for 8192 tokens of 128 heads of 64 x 128. Models have 48 to 256 programs a run. Rejected: the three passes
+of the paper's kernels (states by chunk, their sum, outputs), designed for chunks of 256 and a batch of one. P
+= 64 is cut in two. Both halves compute C.B, a ninth of a chunk's work. In return registers hold the rest, the
+chain is shorter, and a single prompt occupies twice as many SMs.
 
 Products with the state, or with decays, keep float32's precision (``tensor.gpu.products``): states are
 checkpoints. PAD slots are neither read nor written, fresh slots not read; inside a slot the state is dense.

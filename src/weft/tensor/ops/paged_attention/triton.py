@@ -12,7 +12,7 @@ ones if those would exceed ``splits_max``. So a token's sum is added up in the s
 beside it. A launch has as many splits as the width of the page table allows. Splits beyond a row's context
 return at once, as do PAD rows. A narrow table with one split needs no second launch.
 
-Blocks are 16 KB of K and 16 KB of V (64 tokens of 128 bf16 numbers), and the next ones load while one is
+Blocks are 16 KB of K and 16 KB of V (64 tokens of 128 bf16 numbers). The next ones load while one is
 multiplied. That is 55 KB of shared memory and 128 registers a thread, so four programs fit an SM of an H100.
 Query heads are padded to the 16 rows of a tensor-core product: a tenth of what an H100 could multiply while
 it reads a page. Prefill takes 64 tokens x 2 heads as the 128 rows of two warp groups' products, one program

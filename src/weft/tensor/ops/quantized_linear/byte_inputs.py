@@ -44,7 +44,7 @@ def rounded_inputs(x_RI: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     reach = x_PRK.abs().amax(-1, keepdim=True)
     finite = reach.isfinite()      # the maximum of numbers with a NaN is NaN
     some = finite & (reach >= LEAST)
-    up = torch.full_like(reach, 127).div_(reach)       # 127 / reach is computed by torch from the inverse
+    up = torch.full_like(reach, 127).div_(reach)       # torch computes 127 / reach through 1 / reach
     codes = torch.where(some, (x_PRK * up).round_(), 0)
     scales = torch.where(some, reach / 127, torch.where(finite, 0.0, torch.nan))
     return codes, scales.squeeze(-1)
