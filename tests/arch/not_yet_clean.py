@@ -42,6 +42,7 @@ NOT_YET_CLEAN: dict[str, set[str]] = {
         "src/weft/runner",
         "src/weft/server",
         "src/weft/sim",
+        "src/weft/text",
     },
     "prose": {
         "README.md",
