@@ -16,7 +16,7 @@ from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
 from weft.request import Request, SamplingParams, TokenEvent
 from weft.server.engine_process import EngineLoop, read_launch
-from weft.server.messages import Cancel, Command, Launch, StepReport, Stop, Submit
+from weft.server.messages import Cancel, Command, Launch, Refusal, StepReport, Stop, Submit
 from weft.server.recorder import Recorder
 
 PROMPT = [104, 105]
@@ -28,6 +28,7 @@ class Loop:
     def __init__(self, core: EngineCore, recorder: Recorder | None = None) -> None:
         self.core = core
         self._recorder = recorder
+        self._submitted: list[str] = []
         self.audits = 0
         self.audited = threading.Event()
         self.error: Exception | None = None
@@ -66,15 +67,27 @@ class Loop:
 
     def submit(self, request_id: str, prompt: list[int], max_tokens: int) -> None:
         sampling = SamplingParams(temperature=0, max_tokens=max_tokens)
-        self.tell(Submit(Request(request_id=request_id, prompt_tokens=prompt, sampling=sampling)))
+        self.send(Request(request_id=request_id, prompt_tokens=prompt, sampling=sampling))
+
+    def send(self, request: Request) -> None:
+        self.tell(Submit(len(self._submitted), request))
+        self._submitted.append(request.request_id)
+
+    def accepted(self, report: StepReport) -> list[str]:
+        """Requests that ``report`` accepts."""
+        return [self._submitted[reply.number] for reply in report.replies if reply.refusal is None]
+
+    def refused(self, report: StepReport) -> dict[str, Refusal]:
+        return {self._submitted[reply.number]: reply.refusal for reply in report.replies
+                if reply.refusal is not None}
 
     def reports(self, until: str) -> list[StepReport]:
         """Up to the one that ends the request ``until``."""
-        taken: list[StepReport] = []
+        reports: list[StepReport] = []
         while True:
-            taken.append(self.next_report())
-            if any(event.finish_reason and event.request_id == until for event in taken[-1].events):
-                return taken
+            reports.append(self.next_report())
+            if any(event.finish_reason and event.request_id == until for event in reports[-1].events):
+                return reports
 
     def next_report(self) -> StepReport:
         assert self._events.poll(5000)
@@ -108,7 +121,8 @@ def test_a_request_is_accepted_before_its_first_token_and_a_step_is_one_message(
     loop.submit("a", PROMPT, 40)
     loop.submit("b", PROMPT, 40)
     reports = loop.reports(until="b")
-    news = [name for report in reports for name in (*report.accepted, *(e.request_id for e in report.events))]
+    news = [name for report in reports
+            for name in (*loop.accepted(report), *(event.request_id for event in report.events))]
     assert news.index("a") == 0
     assert sum(len(report.events) for report in reports) == 80
     assert max(len(report.events) for report in reports) == 2
@@ -119,7 +133,7 @@ def test_a_request_is_accepted_before_its_first_token_and_a_step_is_one_message(
 def test_a_rejection_names_the_request_and_the_field_and_needs_no_step(loop: Loop) -> None:
     loop.submit("bad", [], 4)
     report = loop.next_report()
-    ((name, refusal),) = report.rejected
+    [(name, refusal)] = loop.refused(report).items()
     assert (name, refusal.status, refusal.param) == ("bad", 400, "prompt")
     assert report.events == []
 

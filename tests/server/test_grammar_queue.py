@@ -15,7 +15,7 @@ from weft.engine.grammars import GrammarCompiler, TokenGrammar
 from weft.errors import QueueFullError
 from weft.request import Grammar, Request, SamplingParams
 from weft.server.grammar_queue import GrammarQueue
-from weft.server.messages import Cancel, Submit
+from weft.server.messages import Cancel
 from weft.text.grammars import regex_grammar
 
 
@@ -50,13 +50,13 @@ def slow(tmp_path: Path) -> Iterator[tuple[Loop, SlowCompiler]]:
 
 def test_others_run_while_a_grammar_is_compiled(slow: tuple[Loop, SlowCompiler]) -> None:
     loop, compiler = slow
-    loop.tell(Submit(constrained("held", regex_grammar("a+", field="f"))))
+    loop.send(constrained("held", regex_grammar("a+", field="f")))
     assert compiler.started.wait(10)
     loop.submit("free", PROMPT, 20)
     reports = loop.reports(until="free")
-    assert [name for report in reports for name in report.accepted] == ["free"]
+    assert [name for report in reports for name in loop.accepted(report)] == ["free"]
     compiler.go.set()
-    accepted = [name for report in loop.reports(until="held") for name in report.accepted]
+    accepted = [name for report in loop.reports(until="held") for name in loop.accepted(report)]
     assert accepted == ["held"]
 
 
@@ -64,8 +64,8 @@ def test_a_bad_grammar_is_rejected_in_the_compilers_words_and_needs_no_step(
         slow: tuple[Loop, SlowCompiler]) -> None:
     loop, compiler = slow
     compiler.go.set()
-    loop.tell(Submit(constrained("bad", regex_grammar("(a", field="guided_regex"))))
-    ((name, refusal),) = loop.next_report().rejected
+    loop.send(constrained("bad", regex_grammar("(a", field="guided_regex")))
+    [(name, refusal)] = loop.refused(loop.next_report()).items()
     assert (name, refusal.status, refusal.param) == ("bad", 400, "guided_regex")
     assert "unclosed" in refusal.message
 
@@ -73,7 +73,7 @@ def test_a_bad_grammar_is_rejected_in_the_compilers_words_and_needs_no_step(
 def test_a_request_that_is_cancelled_while_its_grammar_is_compiled_never_runs(
         slow: tuple[Loop, SlowCompiler]) -> None:
     loop, compiler = slow
-    loop.tell(Submit(constrained("gone", regex_grammar("a+", field="f"))))
+    loop.send(constrained("gone", regex_grammar("a+", field="f")))
     assert compiler.started.wait(10)
     loop.tell(Cancel("gone"))
     loop.submit("free", PROMPT, 4)
@@ -81,7 +81,7 @@ def test_a_request_that_is_cancelled_while_its_grammar_is_compiled_never_runs(
     compiler.go.set()
     loop.submit("last", PROMPT, 4)
     reports += loop.reports(until="last")
-    news = {*(name for report in reports for name in report.accepted),
+    news = {*(name for report in reports for name in loop.accepted(report)),
             *(event.request_id for report in reports for event in report.events)}
     assert news == {"free", "last"}
 

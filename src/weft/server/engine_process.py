@@ -1,25 +1,24 @@
-"""The engine's own process: ``python -m weft.server.engine_process``, started by ``weft.server.client``.
+"""The engine's own process: ``python -m weft.server.engine_process``, started by ``weft.server.engine_link``.
 
     stdin:     one Launch message, then nothing; its end means that the parent is gone
     commands:  zmq PULL, read between two steps without waiting; waited for when there is no work
-    events:    zmq PUSH, at most one StepReport per step
+    events:    zmq PUSH, at most one StepReport per step; a second PUSH for the heartbeat's thread
 
-        take_commands -> core.step() -> report      while there is work
+        take commands -> core.step() -> report      while there is work
         (short wait) -> audit -> (wait)             when there is none: no busy loop
 
-Tokenizing, JSON and slow clients live in the other process and never delay a step. Signals of the
-terminal do not reach this one (it has a session of its own): the parent decides about Ctrl-C.
+Tokenizing, JSON and slow clients live in the other process and never delay a step. This process has a session
+of its own, so signals of the terminal do not reach it: the parent decides about Ctrl-C.
 
 It never outlives its parent: a thread waits for the end of stdin, which the kernel delivers however the
-parent ended, and leaves at once. It never ends silently: what stops it is sent as Fatal first.
+parent ended, and leaves at once. It never ends silently: a Fatal report says why first.
 
-The audit (law L1: recount the memory from its owners) runs once after each busy spell, when the engine
-has had nothing to do for a moment; a failed audit is fatal, because memory that does not add up gives
-wrong answers.
+The audit (law L1: recount the memory from its owners) runs once after each busy spell, when the engine has
+had nothing to do for a moment. A failed audit is fatal, because memory that does not add up gives wrong
+answers.
 
-Rejected: ``multiprocessing`` (its spawn imports the caller's ``__main__`` again, and its children share
-the parent's signals); a thread in the HTTP process (the interpreter lock would make each step wait for
-JSON).
+Rejected: ``multiprocessing`` (its spawn imports the caller's ``__main__`` again, and its children share the
+parent's signals); a thread in the HTTP process (the interpreter lock would make each step wait for JSON).
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ import zmq
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
 from weft.errors import RequestError, UserError, WeftError
-from weft.memory.prefix.shape import CacheShape
 from weft.request import Request, TokenEvent
 from weft.server.grammar_queue import GrammarQueue
+from weft.server.heartbeat import StepClock, start_beating
 from weft.server.messages import (
     Cancel,
     Command,
@@ -55,6 +54,7 @@ from weft.server.messages import (
     Progress,
     Ready,
     Refusal,
+    Reply,
     Report,
     Sleep,
     StepReport,
@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 _AUDIT_AFTER_MS = 100
 _GRAMMAR_LOOK_MS = 2
-"""While a grammar is compiled and nothing else is to do, its thread is looked after so often."""
+"""While the engine waits only for a grammar, it looks at the compiling thread this often."""
 _STATS_EVERY_S = 0.1
 _LINGER_MS = 2000
 _encoder = msgspec.msgpack.Encoder()
@@ -76,44 +76,40 @@ _commands = msgspec.msgpack.Decoder(Command)
 
 
 class EngineLoop:
-    """Steps a core until a Stop command. ``commands`` and ``events`` are connected sockets."""
+    """Steps a core until a Stop command. ``commands`` and ``events`` are connected sockets; ``step_clock``
+    says when the running step began."""
 
     def __init__(self, core: EngineCore, commands: zmq.Socket[bytes], events: zmq.Socket[bytes],
                  recorder: Recorder | None = None) -> None:
+        self.step_clock = StepClock()
         self._core = core
         self._recorder = recorder
         self._commands = commands
         self._events = events
         self._stopping = False
-        self._queue = GrammarQueue(core.grammars, core.sizes.queue_max)
+        self._grammar_queue = GrammarQueue(core.grammars, core.sizes.queue_max)
+        self._submit_numbers: dict[str, int] = {}
+        """Numbers of the submits that wait for a grammar, by request."""
         self._sleep_queue = SleepQueue(core)
-        self._accepted: list[str] = []
-        self._rejected: list[tuple[str, Refusal]] = []
-        self._flushed: list[int] = []
-        self._shapes: list[tuple[int, CacheShape]] = []
+        self._replies: list[Reply] = []
         self._step_tokens: list[int] = []
         self._stats_due_s = 0.0
 
     def run(self) -> None:
-        """Raises what ended the engine: a failure of the executor, or a failed audit."""
+        """Raises the error that ended the engine: a failure of the executor, or a failed audit."""
         audited = True
         while not self._stopping:
-            self._sleep_queue.look()
-            if self._sleep_queue.news and not self._core.has_work:
+            self._replies += self._sleep_queue.look()
+            if self._replies and not self._core.has_work:
                 self._report([])
             if self._core.has_work:
                 self._take_commands()
-                computed_before = self._core.computed_tokens
-                events = self._core.step()
-                computed = self._core.computed_tokens - computed_before
-                if computed:  # else the step only gave memory back
-                    self._step_tokens.append(computed)
-                self._report(events)
+                self._report(self._step())
                 if self._core.failure is not None:
                     raise self._core.failure
                 audited = False
                 continue
-            if self._queue.busy:
+            if self._grammar_queue.busy:
                 self._commands.poll(_GRAMMAR_LOOK_MS)
             else:
                 if not audited and not self._commands.poll(_AUDIT_AFTER_MS):
@@ -121,84 +117,90 @@ class EngineLoop:
                     audited = True
                 self._commands.poll()
             self._take_commands()
-            if not self._core.has_work and self._has_answers:
+            if self._replies and not self._core.has_work:
                 self._report([])
-        self._queue.close()
+        self._grammar_queue.close()
 
-    @property
-    def _has_answers(self) -> bool:
-        return bool(self._accepted or self._rejected or self._flushed or self._shapes
-                    or self._sleep_queue.news)
+    def _step(self) -> list[TokenEvent]:
+        computed_before = self._core.computed_tokens
+        self.step_clock.begin()
+        events = self._core.step()
+        self.step_clock.end()
+        computed = self._core.computed_tokens - computed_before
+        if computed:  # else the step only freed memory
+            self._step_tokens.append(computed)
+        return events
 
     def _take_commands(self) -> None:
-        for request, refused in self._queue.ready():
-            self._submit(request, refused)
+        for request, refusal in self._grammar_queue.ready():
+            self._submit(self._submit_numbers.pop(request.request_id), request, refusal)
         while True:
             try:
                 raw = self._commands.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            command = _commands.decode(raw)
-            if isinstance(command, Submit):
-                self._submit(command.request)
-            elif isinstance(command, Cancel):
-                if self._recorder is not None:
-                    self._recorder.cancelled(command.request_id, command.index)
-                self._queue.cancel(command.request_id)
-                self._core.cancel(command.request_id, command.index)
-            elif isinstance(command, Flush):
-                self._core.flush_cache()
-                self._flushed.append(command.number)
-            elif isinstance(command, Look):
-                self._shapes.append((command.number, self._core.cache_shape()))
-            elif isinstance(command, Sleep | Wake):
-                self._sleep_queue.take(command)
-            else:
-                self._stopping = True
+            self._obey(_commands.decode(raw))
 
-    def _submit(self, request: Request, refused: WeftError | None = None) -> None:
-        """``refused``: what was wrong with its grammar."""
+    def _obey(self, command: Command) -> None:
+        if isinstance(command, Submit):
+            self._submit(command.number, command.request)
+        elif isinstance(command, Cancel):
+            if self._recorder is not None:
+                self._recorder.cancelled(command.request_id, command.index)
+            self._grammar_queue.cancel(command.request_id)
+            self._submit_numbers.pop(command.request_id, None)
+            self._core.cancel(command.request_id, command.index)
+        elif isinstance(command, Flush):
+            self._core.flush_cache()
+            self._replies.append(Reply.of(command.number))
+        elif isinstance(command, Look):
+            self._replies.append(Reply.of(command.number, self._core.cache_shape()))
+        elif isinstance(command, Sleep | Wake):
+            self._replies += self._sleep_queue.take(command)
+        else:
+            self._stopping = True
+
+    def _submit(self, number: int, request: Request, refusal: WeftError | None = None) -> None:
+        """``refusal``: the error of its grammar."""
         try:
-            if refused is not None:
-                raise refused
+            if refusal is not None:
+                raise refusal
             self._sleep_queue.check_open()
-            if self._queue.take(request):
+            if self._grammar_queue.take(request):
+                self._submit_numbers[request.request_id] = number
                 return
             self._core.submit(request)
         except WeftError as error:
-            self._rejected.append((request.request_id, Refusal.of(error)))
+            self._replies.append(Reply.refused(number, error))
         else:
-            self._accepted.append(request.request_id)
+            self._replies.append(Reply.of(number))
             if self._recorder is not None:
                 self._recorder.accepted(request)
 
     def _report(self, events: list[TokenEvent]) -> None:
         if self._recorder is not None:
             self._recorder.events(events)
-        now = time.monotonic()
+        now_s = time.monotonic()
         stats = None
-        # Whoever saw a request come or end finds it counted: its news and the counters travel together.
-        news = bool(self._accepted) or any(event.finish_reason is not None for event in events)
-        slept = self._sleep_queue.news
-        if news or now >= self._stats_due_s or self._flushed or slept or not self._core.has_work:
+        # A client that saw a request begin or end must see it counted: replies, ends and counters travel together.
+        news = bool(self._replies) or any(event.finish_reason is not None for event in events)
+        if news or now_s >= self._stats_due_s or not self._core.has_work:
             stats = self._core.stats()
-            self._stats_due_s = now + _STATS_EVERY_S
-        if events or stats is not None or self._has_answers:
-            send(self._events, StepReport(accepted=self._accepted, rejected=self._rejected, events=events,
-                                          flushed=self._flushed, shapes=self._shapes, sleep=slept,
-                                          step_tokens=self._step_tokens, stats=stats))
-            self._accepted, self._rejected, self._flushed, self._step_tokens = [], [], [], []
-            self._shapes, self._sleep_queue.news = [], []
+            self._stats_due_s = now_s + _STATS_EVERY_S
+        if events or stats is not None:
+            send(self._events, StepReport(replies=self._replies, events=events, step_tokens=self._step_tokens,
+                                          stats=stats))
+            self._replies, self._step_tokens = [], []
 
 
-def start_recording(launch: Launch, made: Any) -> Recorder | None:
-    """Raises ConfigError where the file cannot be made."""
+def start_recording(launch: Launch, assembled: Any) -> Recorder | None:
+    """Raises ConfigError where the file cannot be created."""
     if launch.record is None:
         return None
     from weft.server.recorder import Recorder
 
     file, limit_bytes = launch.record
-    return Recorder(Path(file), made.core, model=made.info.name, clock=time.monotonic,
+    return Recorder(Path(file), assembled.core, model=assembled.info.name, clock=time.monotonic,
                     checkpoints=str(launch.config.get("checkpoints", "auto")), limit_bytes=limit_bytes)
 
 
@@ -207,14 +209,14 @@ def send(socket: zmq.Socket[bytes], report: Report) -> None:
 
 
 def build(launch: Launch, events: zmq.Socket[bytes]) -> Any:
-    """What the factory makes: an object with ``core`` (EngineCore) and ``info`` (ModelInfo)."""
+    """The factory's result: an object with ``core`` (EngineCore) and ``info`` (ModelInfo)."""
     module, _, function = launch.factory.partition(":")
     factory = getattr(importlib.import_module(module), function)
     return factory(EngineConfig(**launch.config), on_progress=lambda text: send(events, Progress(str(text))))
 
 
 def read_launch(stream: BinaryIO) -> Launch:
-    """Eight bytes of length, then msgpack. Raises EOFError when the parent went away before."""
+    """Eight bytes of length, then msgpack. Raises EOFError when the parent ended before."""
     size = stream.read(8)
     body = stream.read(int.from_bytes(size, "little"))
     if len(size) < 8 or len(body) < int.from_bytes(size, "little"):
@@ -223,8 +225,8 @@ def read_launch(stream: BinaryIO) -> Launch:
 
 
 def die_with_parent(descriptor: int, folder: str) -> None:
-    """Leaves the process when the other end of this pipe is closed, whatever else is going on; first the
-    folder that the parent can no longer remove."""
+    """Ends this process when the other end of the pipe closes, whatever else runs. It removes the folder
+    first, since the parent no longer can."""
 
     def wait() -> None:
         os.read(descriptor, 1)
@@ -243,15 +245,18 @@ def main() -> int:
     commands.connect(launch.commands_address)
     events.connect(launch.events_address)
     try:
-        made = build(launch, events)
-        with contextlib.suppress(RequestError):  # a model that no grammar can follow refuses them by request
-            made.core.grammars.warm()
-        recorder = start_recording(launch, made)
-        send(events, Ready(made.info, made.core.stats()))
+        assembled = build(launch, events)
+        with contextlib.suppress(RequestError):  # a model without grammars refuses them per request
+            assembled.core.grammars.warm()
+        recorder = start_recording(launch, assembled)
+        send(events, Ready(assembled.info, assembled.core.stats()))
+        loop = EngineLoop(assembled.core, commands, events, recorder)
+        stop_beating = start_beating(context, launch.events_address, loop.step_clock, launch.beat_s)
         try:
-            EngineLoop(made.core, commands, events, recorder).run()
+            loop.run()
         finally:
-            last = made.core.close()
+            stop_beating()
+            last = assembled.core.close()
             if recorder is not None:
                 recorder.events(last)
                 recorder.close()
@@ -271,4 +276,4 @@ def main() -> int:
 if __name__ == "__main__":
     _code = main()
     sys.stderr.flush()
-    os._exit(_code)  # taking torch apart module by module takes a second or two, and stopping waits for it
+    os._exit(_code)  # unloading torch module by module takes a second or two

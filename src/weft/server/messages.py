@@ -4,17 +4,21 @@
     ------------                                             --------------
     Launch    (stdin, once)      ------------------------->  which engine to build
               <-------------------------------------------   Progress*, then Ready or Fatal
-    Submit, Cancel, Flush,
-    Look, Sleep, Wake, Stop      ------------------------->  read between two steps
+    Submit, Flush, Look,
+    Sleep, Wake                  ------------------------->  questions: each has a number ...
+              <-------------------------------------------   ... and a Reply in a StepReport
+    Cancel, Stop                 ------------------------->  commands without a reply
               <-------------------------------------------   StepReport: all that a step brought, at most
                                                              one message per step
+              <-------------------------------------------   Beat: a sign of life, from a thread of its own
               <-------------------------------------------   Fatal: the last message of a dying engine
 
-One StepReport carries the answers to submits as well as tokens, so that the order in which a request's
-news arrive is the order in which they happened: accepted (or rejected), then its events.
+The engine reads questions and commands between two steps. A StepReport carries the replies to submits as well
+as tokens, so the news of a request arrives in the order of events: accepted or refused, then tokens.
 
-Rejected: pickle (ten times slower for these shapes, and it runs code), and one message per token
-event (256 wake-ups of the event loop per step instead of one).
+Rejected: pickle (ten times slower for these shapes, and it runs code); one message per token event (256
+wake-ups of the event loop per step instead of one); a list of replies for each kind of question (a new
+question then changes five places).
 """
 
 from __future__ import annotations
@@ -27,19 +31,21 @@ from weft.engine.sleep_state import Flushed, Part, SleepState
 from weft.engine.stats import EngineStats
 from weft.errors import UserError, WeftError
 from weft.info import ModelInfo
-from weft.memory.prefix.shape import CacheShape
 from weft.request import Request, TokenEvent
+
+_encoder = msgspec.msgpack.Encoder()
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """``factory`` is "module:function"; called with an EngineConfig of ``config`` and ``on_progress``.
-    ``folder`` has the sockets; whoever goes last removes it. ``record``: file and most bytes of a
-    recording."""
+    """``factory`` is "module:function"; the engine process calls it with an EngineConfig of ``config`` and
+    ``on_progress``. ``folder`` has the sockets; the process that ends last removes it. ``record``: file and
+    most bytes of a recording. ``beat_s``: seconds between two beats."""
 
     factory: str
     config: dict[str, Any]
     folder: str
     record: tuple[str, int] | None = None
+    beat_s: float = 1.0
 
     @property
     def commands_address(self) -> str:
@@ -51,7 +57,42 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
+    """A question. Its reply has no value: the request is accepted."""
+
+    number: int
     request: Request
+
+
+class Flush(msgspec.Struct, frozen=True, tag=True):
+    """A question: drop what the prefix cache holds. Its reply has no value."""
+
+    number: int
+
+
+class Look(msgspec.Struct, frozen=True, tag=True):
+    """A question: what does the prefix cache hold? The reply is a ``CacheShape``."""
+
+    number: int
+
+
+SleepMode = Literal["wait", "abort"]
+
+
+class Sleep(msgspec.Struct, frozen=True, tag=True):
+    """A question; the reply is a ``SleepOutcome``. ``mode``: what happens while sequences run, None to
+    refuse; ``timeout_s``: how long to wait for them."""
+
+    number: int
+    level: int
+    mode: SleepMode | None
+    timeout_s: float
+
+
+class Wake(msgspec.Struct, frozen=True, tag=True):
+    """A question; the reply is a ``SleepOutcome``. ``tags`` None brings everything back."""
+
+    number: int
+    tags: list[Part] | None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -61,47 +102,15 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     index: int | None = None
 
 
-class Flush(msgspec.Struct, frozen=True, tag=True):
-    """Drop what the prefix cache holds; ``number`` comes back in ``StepReport.flushed``."""
-
-    number: int
-
-
-class Look(msgspec.Struct, frozen=True, tag=True):
-    """What is the shape of the prefix cache? Answered in ``StepReport.shapes``, with ``number``."""
-
-    number: int
-
-
-SleepMode = Literal["wait", "abort"]
-
-
-class Sleep(msgspec.Struct, frozen=True, tag=True):
-    """Answered in ``StepReport.sleep``, with ``number``. ``mode``: what to do while something runs, None to
-    refuse; ``timeout_s``: how long to wait."""
-
-    number: int
-    level: int
-    mode: SleepMode | None
-    timeout_s: float
-
-
-class Wake(msgspec.Struct, frozen=True, tag=True):
-    """Answered in ``StepReport.sleep``. ``tags`` None brings everything back."""
-
-    number: int
-    tags: list[Part] | None
-
-
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """End after the step that is running."""
 
 
-Command = Submit | Cancel | Flush | Look | Sleep | Wake | Stop
+Command = Submit | Flush | Look | Sleep | Wake | Cancel | Stop
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """An error of ``weft.errors`` on the wire, by what HTTP says of it."""
+    """An error of ``weft.errors`` on the wire, in the terms of HTTP."""
 
     message: str
     status: int
@@ -121,13 +130,28 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
         return error
 
 
-class SleepNews(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a call to sleep or wake up left the engine. ``flushed``: what the cache lost by it."""
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to the question ``number``: a value in msgpack, whose type the asking side knows, or a
+    refusal."""
 
     number: int
+    value: msgspec.Raw
+    refusal: Refusal | None = None
+
+    @classmethod
+    def of(cls, number: int, value: Any = None) -> Reply:
+        return cls(number=number, value=msgspec.Raw(_encoder.encode(value)))
+
+    @classmethod
+    def refused(cls, number: int, error: WeftError) -> Reply:
+        return cls(number=number, value=msgspec.Raw(_encoder.encode(None)), refusal=Refusal.of(error))
+
+
+class SleepOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The state after a call to sleep or wake up. ``flushed``: what the prefix cache lost."""
+
     state: SleepState
     flushed: Flushed | None = None
-    refusal: Refusal | None = None
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
@@ -137,7 +161,7 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """``stats`` as they are before the first step, so that /metrics has every gauge from the start."""
+    """``stats`` from before the first step, so that /metrics has every gauge from the start."""
 
     info: ModelInfo
     stats: EngineStats
@@ -147,14 +171,16 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defau
     """``step_tokens``: tokens computed by each step since the last report (the histogram of iteration
     sizes). ``stats``: the engine's counters, not on every report."""
 
-    accepted: list[str] = []
-    rejected: list[tuple[str, Refusal]] = []
-    flushed: list[int] = []
-    shapes: list[tuple[int, CacheShape]] = []
-    sleep: list[SleepNews] = []
+    replies: list[Reply] = []
     events: list[TokenEvent] = []
     step_tokens: list[int] = []
     stats: EngineStats | None = None
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """The process runs. ``step_s``: seconds in the running step; 0 between steps."""
+
+    step_s: float = 0.0
 
 
 class Fatal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -165,4 +191,4 @@ class Fatal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     refusal: Refusal | None = None
 
 
-Report = Progress | Ready | StepReport | Fatal
+Report = Progress | Ready | StepReport | Beat | Fatal

@@ -1,11 +1,11 @@
 """POST /sleep, POST /wake_up, GET /is_sleeping: to give the memory back and take it again.
 
-    /sleep    level 1 or 2, mode (none), wait or abort, timeout in seconds      in the query or a JSON body
-    /wake_up  tags: weights, kv_cache; several; none is all
+    /sleep    level 1 or 2; mode wait, abort or none; timeout in seconds      in the query or a JSON body
+    /wake_up  tags: weights, kv_cache, several, or none for all
 
-The names are the field's. What is different: without a ``mode``, a busy engine is not put to sleep (409, with
-how many run) where others abort; the answer says what the prefix cache lost. What the words mean is at
-``weft.engine.sleep``, when a call waits at ``sleep_desk``.
+The names are those that other servers use. One thing differs: without a ``mode``, a busy engine is not put to
+sleep (409, with the number of live sequences), where others abort. The answer says what the prefix cache
+lost. ``weft.engine.sleep_state`` defines the levels, ``weft.server.sleep_queue`` the waiting.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from starlette.datastructures import Headers, QueryParams
 
 from weft.engine.sleep_state import Part, SleepState, check_level, check_parts
 from weft.errors import ForbiddenError, RequestError
-from weft.server.messages import SleepMode, SleepNews
+from weft.server.messages import SleepMode, SleepOutcome
 from weft.server.protocol import parse_body
 
 STATES = ("awake", "weights_offloaded", "discard_all")
-"""As the field's gauge calls them: awake, level 1, level 2."""
+"""Values of the metric: awake, level 1, level 2."""
 WAIT_S = 30.0
 WAIT_MAX_S = 24 * 3600.0
 _MODES = ("wait", "abort")
@@ -38,8 +38,8 @@ class WakeBody(msgspec.Struct, frozen=True):
     tags: list[str] | str | None = None
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """A call to sleep that has been checked."""
+class SleepRequest(msgspec.Struct, frozen=True):
+    """A call to sleep that passed the checks."""
 
     level: int
     mode: SleepMode | None
@@ -47,15 +47,15 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def check_origin(headers: Headers) -> None:
-    """Raises ForbiddenError for a browser that acts for another site. A page that somebody visits can make
-    it send a POST without asking; it says then where the page is from. Programs send no such header."""
+    """Raises ForbiddenError for a browser that acts for another site. A page can make its visitor's browser
+    send a POST without asking; the Origin header then names the page. Programs send no Origin."""
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2] != headers.get("host"):
         raise ForbiddenError(f"a page of {origin} may not put this server to sleep, wake it or flush its "
                              "cache", param="Origin")
 
 
-def read_sleep(query: QueryParams, raw: bytes) -> Asked:
+def read_sleep(query: QueryParams, raw: bytes) -> SleepRequest:
     """The query wins over the body. Raises RequestError naming the field."""
     body = parse_body(raw, SleepBody) if raw.strip() else SleepBody()
     level = _number(query, "level", int, body.level)
@@ -66,7 +66,7 @@ def read_sleep(query: QueryParams, raw: bytes) -> Asked:
         raise RequestError(f"mode is {mode!r}; it may be wait (for what runs to end) or abort", param="mode")
     if not 0 <= timeout_s <= WAIT_MAX_S:  # also NaN
         raise RequestError(f"timeout is {timeout_s:g} s; it may be 0 to {WAIT_MAX_S:g}", param="timeout")
-    return Asked(level, mode, timeout_s)  # type: ignore[arg-type]  # membership was checked above
+    return SleepRequest(level, mode, timeout_s)  # type: ignore[arg-type]  # membership was checked above
 
 
 def read_tags(query: QueryParams, raw: bytes) -> list[Part] | None:
@@ -78,15 +78,15 @@ def read_tags(query: QueryParams, raw: bytes) -> list[Part] | None:
     return tags or None  # type: ignore[return-value]  # membership was checked above
 
 
-def sleep_answer(news: SleepNews) -> dict[str, Any]:
-    assert news.flushed is not None
-    return {"status": "sleeping", "level": news.state.level,
-            "flushed": {"bytes": news.flushed.bytes, "tokens": news.flushed.tokens}}
+def sleep_answer(outcome: SleepOutcome) -> dict[str, Any]:
+    assert outcome.flushed is not None
+    return {"status": "sleeping", "level": outcome.state.level,
+            "flushed": {"bytes": outcome.flushed.bytes, "tokens": outcome.flushed.tokens}}
 
 
-def wake_answer(news: SleepNews, tags: list[Part] | None) -> dict[str, Any]:
-    return {"status": "sleeping" if news.state.level else "awake", "tags": tags,
-            "missing": list(news.state.missing)}
+def wake_answer(outcome: SleepOutcome, tags: list[Part] | None) -> dict[str, Any]:
+    return {"status": "sleeping" if outcome.state.level else "awake", "tags": tags,
+            "missing": list(outcome.state.missing)}
 
 
 def state_answer(state: SleepState) -> dict[str, Any]:

@@ -1,13 +1,14 @@
 """Calls to sleep and to wake up, in the engine's process: done between two steps, or waited for.
 
-    Sleep  nothing runs, or mode "abort"  -> at once
-           something runs, no mode        -> refused: how many run, and what can be asked for
-           something runs, mode "wait"    -> new requests are refused, steps go on
-                                                '-> the last one ended: sleep      too late: refused, and
-                                                                                   requests are taken again
-    Wake   at once, also while a sleep waits (which is then refused)
+    Sleep  no live sequences, or mode "abort"  -> at once
+           live sequences, no mode             -> refused, with their count and the modes
+           live sequences, mode "wait"         -> new requests are refused, steps go on
+                                                     '-> the last one ended: sleep      too late: refused, and
+                                                                                        requests are accepted
+    Wake   at once; a sleep that waits is refused then
 
-While it sleeps or wakes, the process does nothing else: requests that come during a wake-up wait for its end.
+While the engine sleeps or wakes, the process does nothing else: requests that come during a wake-up wait for
+its end.
 """
 
 from __future__ import annotations
@@ -19,69 +20,74 @@ from weft.engine.engine import EngineCore
 from weft.engine.sleep_state import Flushed, check_level, check_parts
 from weft.engine.sleeper import Sleeper, busy
 from weft.errors import AsleepError, BusyError, WeftError
-from weft.server.messages import Refusal, Sleep, SleepNews, Wake
+from weft.server.messages import Reply, Sleep, SleepOutcome, Wake
 
 
 class SleepQueue:
-    """``clock`` gives seconds. ``news`` is taken by whoever sends it."""
+    """``clock`` gives seconds. ``take`` and ``look`` return the replies that are ready."""
 
     def __init__(self, core: EngineCore, clock: Callable[[], float] = time.monotonic) -> None:
         self._core = core
         self._sleeper = Sleeper(core)
         self._clock = clock
         self._waiting: tuple[Sleep, float] | None = None
-        self.news: list[SleepNews] = []
 
     def check_open(self) -> None:
-        """Raises AsleepError while a sleep waits for what runs. (Asleep, the engine itself refuses.)"""
+        """Raises AsleepError while a sleep waits for live sequences. (Asleep, the engine itself refuses.)"""
         if self._waiting is not None:
             raise AsleepError("the engine goes to sleep once what runs has ended, and takes no new requests",
                               code="asleep")
 
-    def take(self, command: Sleep | Wake) -> None:
+    def take(self, command: Sleep | Wake) -> list[Reply]:
         try:
             if isinstance(command, Wake):
                 check_parts(command.tags)
-                self._give_up(BusyError("a call to wake up came before what ran had ended", code="busy"))
-                self._sleeper.wake_up(command.tags)
-                self._tell(command.number)
-                return
+                refused = self._refuse_waiting(BusyError("a call to wake up came before what ran had ended",
+                                                         code="busy"))
+                return [*refused, self._wake(command)]
             check_level(command.level)
             if self._waiting is not None:
                 raise BusyError("another call waits for what runs to end, so that the engine can sleep",
                                 code="busy")
             if command.mode == "wait" and self._core.live_count:
                 self._waiting = command, self._clock() + command.timeout_s
-            else:
-                self._sleep(command)
+                return []
+            return [self._sleep(command)]
         except WeftError as error:
-            self._refuse(command.number, error)
+            return [Reply.refused(command.number, error)]
 
-    def look(self) -> None:
-        """Between two steps: has what runs ended, or is it too late?"""
+    def look(self) -> list[Reply]:
+        """Between two steps: have the live sequences ended, or is it too late?"""
         if self._waiting is None:
-            return
+            return []
         command, deadline_s = self._waiting
         if not self._core.live_count:
             self._waiting = None
-            try:
-                self._sleep(command)
-            except WeftError as error:
-                self._refuse(command.number, error)
-        elif self._clock() >= deadline_s:
-            self._give_up(busy(self._core.live_count, command.timeout_s))
+            return [self._sleep(command)]
+        if self._clock() >= deadline_s:
+            return self._refuse_waiting(busy(self._core.live_count, command.timeout_s))
+        return []
 
-    def _sleep(self, command: Sleep) -> None:
-        self._tell(command.number, self._sleeper.sleep(command.level, abort=command.mode == "abort"))
+    def _sleep(self, command: Sleep) -> Reply:
+        try:
+            flushed = self._sleeper.sleep(command.level, abort=command.mode == "abort")
+        except WeftError as error:
+            return Reply.refused(command.number, error)
+        return self._outcome(command.number, flushed)
 
-    def _tell(self, number: int, flushed: Flushed | None = None) -> None:
-        self.news.append(SleepNews(number=number, state=self._sleeper.state, flushed=flushed))
+    def _wake(self, command: Wake) -> Reply:
+        try:
+            self._sleeper.wake_up(command.tags)
+        except WeftError as error:
+            return Reply.refused(command.number, error)
+        return self._outcome(command.number)
 
-    def _refuse(self, number: int, error: WeftError) -> None:
-        self.news.append(SleepNews(number=number, state=self._sleeper.state, refusal=Refusal.of(error)))
+    def _outcome(self, number: int, flushed: Flushed | None = None) -> Reply:
+        return Reply.of(number, SleepOutcome(state=self._sleeper.state, flushed=flushed))
 
-    def _give_up(self, why: WeftError) -> None:
-        if self._waiting is not None:
-            command, _ = self._waiting
-            self._waiting = None
-            self._refuse(command.number, why)
+    def _refuse_waiting(self, error: WeftError) -> list[Reply]:
+        if self._waiting is None:
+            return []
+        command, _ = self._waiting
+        self._waiting = None
+        return [Reply.refused(command.number, error)]
