@@ -166,6 +166,10 @@ def build_slow(config: EngineConfig, *, on_progress: Callable[[str], None]) -> A
     return build(config, on_progress=on_progress, step_s=0.005)
 
 
+def build_long_steps(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
+    return build(config, on_progress=on_progress, step_s=1.5)
+
+
 def build_never(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
     on_progress("loading for ever")
     while True:

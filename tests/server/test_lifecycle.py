@@ -156,6 +156,46 @@ def test_the_death_of_the_engine_may_end_the_server(model_directory: Path) -> No
         assert "SIGKILL" in server.rest_of_output()
 
 
+def test_an_engine_process_that_is_stopped_counts_as_stalled_until_it_goes_on(model_directory: Path) -> None:
+    with slow_server(model_directory, stall_after=1.0) as server:
+        running = Background(server, max_tokens=400)
+        assert started(server)
+        pid = server.engine_pid()
+        os.kill(pid, signal.SIGSTOP)
+        assert eventually(lambda: server.get("/health").json()["status"] == "stalled")
+        health = server.get("/health")
+        assert health.status_code == 503
+        assert "--stall-after" in health.json()["reason"]
+        os.kill(pid, signal.SIGCONT)
+        assert eventually(lambda: server.get("/health").json() == {"status": "ok"})
+        assert running.result().json()["usage"]["completion_tokens"] == 400
+
+
+def test_a_stalled_engine_may_end_the_server(model_directory: Path) -> None:
+    with slow_server(model_directory, stall_after=1.0, exit_on_stall=True) as server:
+        running = Background(server)
+        assert started(server)
+        pid = server.engine_pid()
+        os.kill(pid, signal.SIGSTOP)
+        assert running.result().status_code == 503
+        assert server.exit_code() == 3
+        assert "silent for" in server.rest_of_output()
+        assert not psutil.pid_exists(pid)
+
+
+def test_a_long_step_is_no_stall(model_directory: Path) -> None:
+    engine = {"model": str(model_directory)}
+    with running_server("build_long_steps", engine=engine, server={"stall_after": 0.5}) as server:
+        running = Background(server, max_tokens=2)
+        assert started(server)
+        seen = set()
+        while running.response is None and running.error is None:
+            seen.add(server.get("/health").json()["status"])
+            time.sleep(0.05)
+        assert running.result().status_code == 200
+        assert seen == {"ok"}
+
+
 def test_the_engine_dies_with_its_server_and_leaves_no_files(model_directory: Path) -> None:
     with slow_server(model_directory) as server:
         pid = server.engine_pid()
@@ -194,7 +234,8 @@ def test_a_checkpoint_that_cannot_be_read_is_said_without_a_traceback(model_dire
 
 @pytest.mark.parametrize(("flags", "flag"), [
     ({"metrics_prefix": "a:b"}, "--metrics-prefix"), ({"port": 99999}, "--port"), ({"port": -1}, "--port"),
-    ({"drain_timeout": -1.0}, "--drain-timeout"), ({"api_key": ("",)}, "--api-key"),
+    ({"drain_timeout": -1.0}, "--drain-timeout"), ({"stall_after": -1.0}, "--stall-after"),
+    ({"stall_after": 0.0, "exit_on_stall": True}, "--exit-on-stall"), ({"api_key": ("",)}, "--api-key"),
     ({"max_body_mb": 0}, "--max-body-mb"), ({"sse_keep_alive": float("nan")}, "--sse-keep-alive"),
     ({"served_model_name": (" ",)}, "--served-model-name"),
     ({"chat_template": "/no/file"}, "--chat-template")])

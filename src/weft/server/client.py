@@ -8,8 +8,8 @@ One task reads reports and sorts their events into streams. One task waits for t
 watches the heartbeat (``weft.server.heartbeat``). Death has one path: ``_die(reason)`` fails every open
 stream, every question and every later submit with EngineUnavailableError, which is a 503 with the reason.
 
-A stream buffers at most the tokens of its answer, so a slow client costs memory in proportion to its answer
-(law L11), and never the engine's time.
+A stream buffers at most the tokens of its answer (law L11). A slow client costs that memory, and never the
+engine's time.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ Tuples are flags that may be given several times.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,9 @@ class ServerConfig:
                                        "0: never.")
     exit_on_engine_death: bool = _flag(False, "End the server with code 1 when its engine process dies, "
                                               "instead of answering 503 until it is stopped.")
+    stall_after: float = _flag(10.0, "Seconds of silence of the engine process after which /health says "
+                                     "stalled; 0: never. A step that computes may take 30 times as long.")
+    exit_on_stall: bool = _flag(False, "End the server with code 3 when its engine process stalls.")
     record: str | None = _flag(None, "File for a recording of the traffic, to replay with `weft simulate`: "
                                      "arrival times, lengths and keyed hashes, never text.")
     record_limit: str = _flag("1GB", "Size at which the recording ends.")
@@ -77,6 +81,12 @@ class ServerConfig:
         if not self.drain_timeout >= 0:
             raise ConfigError(f"--drain-timeout {self.drain_timeout}: it must be 0 or more",
                               param="--drain-timeout")
+        if not 0 <= self.stall_after < math.inf:
+            raise ConfigError(f"--stall-after {self.stall_after}: it must be 0 or more",
+                              param="--stall-after")
+        if self.exit_on_stall and not self.stall_after:
+            raise ConfigError("--exit-on-stall needs a bound: --stall-after is 0, which means never",
+                              param="--exit-on-stall")
         if not self.sse_keep_alive >= 0:
             raise ConfigError(f"--sse-keep-alive {self.sse_keep_alive}: it must be 0 or more",
                               param="--sse-keep-alive")

@@ -84,8 +84,8 @@ class EngineLink:
         self._folder = _socket_folder()
         context = self._context = zmq.asyncio.Context()
         self._commands, self._events = context.socket(zmq.PUSH), context.socket(zmq.PULL)
-        launch = Launch(factory=factory, config=dataclasses.asdict(config), folder=self._folder, record=record,
-                        beat_s=beat_s)
+        launch = Launch(factory=factory, config=dataclasses.asdict(config), folder=self._folder,
+                        record=record, beat_s=beat_s)
         self._commands.bind(launch.commands_address)
         self._events.bind(launch.events_address)
         self._process = await asyncio.create_subprocess_exec(

@@ -182,7 +182,7 @@ class EngineLoop:
             self._recorder.events(events)
         now_s = time.monotonic()
         stats = None
-        # A client that saw a request begin or end must see it counted: replies, ends and counters travel together.
+        # Counters travel with replies and ends: a client that saw a request begin or end must see it counted.
         news = bool(self._replies) or any(event.finish_reason is not None for event in events)
         if news or now_s >= self._stats_due_s or not self._core.has_work:
             stats = self._core.stats()

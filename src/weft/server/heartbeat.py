@@ -14,7 +14,7 @@ A step that computes for a minute is no stall. Loading, sleeping and waking may 
 a bound, and the monitor begins with the first report after the start.
 
 The monitor counts silence in ticks of its own event loop. If that loop is held up, or the whole machine
-sleeps, the beats wait in the socket, and one late tick counts as two beats at most.
+sleeps, the beats wait in the socket. One late tick then counts as two beats at most.
 
 Rejected: beats from the loop between two steps (a long prefill chunk is silent); a question with a deadline
 (the loop answers between steps only); the age of the last message by the clock alone (a busy HTTP process

@@ -10,9 +10,9 @@
 The port is bound first, so that a busy one is said before a model is loaded; without --port the next
 free one is taken and the banner says which.
 
-Exit codes: 0 after a drain (even one that its time limit cut short: that is the operator's choice), 130
-after the second Ctrl-C, 2 when the flags or the checkpoint cannot work, 1 when the engine died. A server
-whose engine died stays up and answers 503 with the reason, so that whoever looks learns why, until it is
+Exit codes: 0 after a drain (even one that its time limit cut short: that is the operator's choice), 130 after
+the second Ctrl-C, 2 when the flags or the checkpoint cannot work, 1 when the engine died, 3 when it stalled
+and --exit-on-stall is set. A server whose engine died stays up and answers 503 with the reason until it is
 stopped; --exit-on-engine-death ends it at once, for supervisors that restart on exit.
 """
 
@@ -39,7 +39,7 @@ from weft.server.client import ASSEMBLE, EngineClient
 from weft.server.config import DEFAULT_PORT, PORTS_TRIED, ServerConfig
 from weft.server.service import Service, load_served_model
 
-EXIT_OK, EXIT_ENGINE_DIED, EXIT_CONFIG, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_OK, EXIT_ENGINE_DIED, EXIT_CONFIG, EXIT_STALLED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 60
 _LAST_ANSWERS_S = 3
@@ -60,6 +60,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: 
         listener = bind(server_config)
         progress = StartProgress(console)
         engine = EngineClient(engine_config, factory=factory, record=server_config.recording(),
+                              stall_after_s=server_config.stall_after,
                               on_progress=progress.show)
         service = Service(server_config, engine)
     except UserError as error:
@@ -128,7 +129,11 @@ class Serving:
             self._progress.end()
         assert self._service.model is not None
         print_banner(self._console, self._service.model, self._url, self._config)
-        alive = not await _first_of(self._engine.died(), self._first_stop.wait())
+        alive = not await _first_of(self._engine_lost(), self._first_stop.wait())
+        if not alive and self._engine.death is None:
+            print(f"error: {self._engine.heart.stall or 'the engine process stalled'}", file=sys.stderr,
+                  flush=True)
+            return EXIT_STALLED
         if not alive:
             assert self._engine.death is not None
             _complain(self._engine.death)
@@ -137,6 +142,13 @@ class Serving:
             self._say("every request is answered with 503 until this server is stopped (Ctrl-C)")
             await self._first_stop.wait()
         return await self._drain() if alive else EXIT_ENGINE_DIED
+
+    async def _engine_lost(self) -> None:
+        """Waits for the engine's death, or with --exit-on-stall for a stall too."""
+        if self._config.exit_on_stall:
+            await _first_of(self._engine.died(), self._engine.heart.stalled())
+        else:
+            await self._engine.died()
 
     async def _open(self) -> None:
         """Waits for the engine, then reads the model's tokenizer and template."""

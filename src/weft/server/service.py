@@ -187,6 +187,8 @@ class Service:
     def health(self) -> tuple[int, Mapping[str, Any]]:
         if self.engine.death is not None:
             return 503, {"status": "dead", "reason": self.engine.death.message}
+        if (stall := self.engine.heart.stall) is not None:
+            return 503, {"status": "stalled", "reason": stall}
         if self.model is None:
             return 503, {"status": "starting", "reason": self.engine.progress}
         if self.draining:
