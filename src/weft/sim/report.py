@@ -133,8 +133,10 @@ class Report:
 
     @property
     def digest(self) -> str:
-        """Equal for equal runs: of all numbers, and of every request's cached tokens and times."""
-        hashed = blake2b(json.dumps(self._numbers(), sort_keys=True).encode(), digest_size=16)
+        """Equal for equal runs: a hash of all numbers, and of every request's cached tokens and times. Names are
+        not part of it, so renaming a field or a policy changes no hash."""
+        numbers = [value for name, value in self._numbers().items() if name != "arm"]
+        hashed = blake2b(json.dumps(_without_names(numbers)).encode(), digest_size=16)
         for column in (self.timeline.cached_tokens, self.timeline.began_s, self.timeline.first_s,
                        self.timeline.ended_s):
             hashed.update(np.ascontiguousarray(column).tobytes())
@@ -143,3 +145,9 @@ class Report:
     def _numbers(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name not in ("timeline", "mean_bytes")}
 
+
+def _without_names(value: Any) -> Any:
+    """``value`` with dicts as lists of their values, in order."""
+    if isinstance(value, dict):
+        return [_without_names(one) for one in value.values()]
+    return [_without_names(one) for one in value] if isinstance(value, list | tuple) else value
