@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from tests.unit.runner import plans
+from weft.memory.arena_work import CompressState, RestoreState
 from weft.memory.frames.plan import plan_arena
+from weft.memory.values import NO_NODE
 from weft.runner.arena import NAN_BYTE, DeviceArena
 from weft.runner.batch import BatchBuilder
 from weft.runner.sampler import Sampler
 from weft.schedule.plan import Tap
 from weft.spec import ModelSpec, attention, short_conv
-from weft.units import PAD, SlotId
+from weft.units import PAD, PageId, SlotId
 
 CPU = torch.device("cpu")
 
@@ -197,6 +201,18 @@ def test_a_page_is_copied_into_a_frame_after_the_frame_was_zeroed(arena):
     builder().apply(plans.plan(zero_frames=[1], page_copies=[(2, per_frame)]), sampler(), arena)
     assert (items[per_frame] == 2).all()
     assert not items[per_frame + 1 : 2 * per_frame].any()
+
+
+def test_arena_work_is_performed_in_its_one_order(arena, monkeypatch):
+    performed = []
+    monkeypatch.setattr(DeviceArena, "perform", lambda _, kind, ids: performed.append(kind))
+    step = plans.plan(zero_frames=[1], slot_copies=[(0, 1)], page_copies=[(0, 1)])
+    step = replace(step, arena_work=replace(
+        step.arena_work, state_restores=(RestoreState((PageId(2),), SlotId(2)),),
+        state_compressions=(CompressState(NO_NODE, SlotId(3), (PageId(3),)),)))
+    builder().apply(step, sampler(), arena)
+    assert performed == [kind for kind, _ in step.arena_work.ordered()]
+    assert len(performed) == 5
 
 
 def test_a_copy_that_names_nothing_is_refused(arena):

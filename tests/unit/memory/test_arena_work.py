@@ -1,0 +1,60 @@
+"""Arena work: one order, and ids in the form that a device takes."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from weft.memory.arena_work import (
+    NO_WORK,
+    ArenaWork,
+    CompressKv,
+    CompressState,
+    KvForm,
+    PageCopy,
+    RestoreKv,
+    RestoreState,
+    SlotCopy,
+    WorkKind,
+)
+from weft.memory.values import NO_NODE
+from weft.units import FrameId, PageId, SlotId
+
+PAGES = tuple(map(PageId, range(10, 16)))
+FORM = KvForm(page_bytes=256, record_bytes=128)
+EVERY_KIND = ArenaWork(
+    zero_frames=(FrameId(3),),
+    state_restores=(RestoreState(PAGES[:2], SlotId(1)),),
+    kv_restores=(RestoreKv(NO_NODE, PAGES[:1], 0, PAGES[:2], FORM),),
+    state_compressions=(CompressState(NO_NODE, SlotId(2), PAGES[2:4]),),
+    kv_compressions=(CompressKv(NO_NODE, PAGES[4:], 1, FORM),),
+    slot_copies=(SlotCopy(SlotId(1), SlotId(4)), SlotCopy(SlotId(2), SlotId(5))),
+    page_copies=(PageCopy(PAGES[0], PAGES[5]),))
+
+
+def test_every_kind_comes_once_and_in_the_order_of_the_fields() -> None:
+    kinds = [kind.value for kind, _ in EVERY_KIND.ordered()]
+    assert kinds == [field.name for field in fields(ArenaWork)]
+    assert sorted(kinds) == sorted(kind.value for kind in WorkKind)
+
+
+def test_a_kind_without_work_is_left_out() -> None:
+    assert list(NO_WORK.ordered()) == []
+    [(kind, _)] = ArenaWork(page_copies=EVERY_KIND.page_copies).ordered()
+    assert kind is WorkKind.COPY_PAGES
+
+
+def test_ids_have_the_form_of_their_kind() -> None:
+    assert {kind.value: ids.tolist() for kind, ids in EVERY_KIND.ordered()} == {
+        "zero_frames": [3],
+        "state_restores": [[1, 10, 11]],
+        "kv_restores": [[11, 10, 10, 128], [10, 10, 10, 0]],
+        "state_compressions": [[2, 12, 13]],
+        "kv_compressions": [[14, 14, 14, 0], [15, 14, 14, 128]],
+        "slot_copies": [[1, 2], [4, 5]],
+        "page_copies": [[10], [15]],
+    }
+
+
+def test_what_is_written_is_every_destination() -> None:
+    assert EVERY_KIND.pages_written() == {10, 11, 12, 13, 14, 15}
+    assert EVERY_KIND.slots_written() == {1, 4, 5}
