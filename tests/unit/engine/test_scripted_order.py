@@ -3,7 +3,7 @@ another order is caught."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -75,8 +75,12 @@ def test_zeroing_last_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         run()
 
 
+def simulate(seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        Simulation(sharing_scenario(seed)).run()
+
+
 def test_an_engine_whose_executor_reverses_the_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ArenaWork, "ordered", lambda work: reversed(list(ORDERED(work))))
-    simulation = Simulation(sharing_scenario(1))
     with pytest.raises(SimulationFailed, match=r"L6|holds no|does not hold"):
-        simulation.run()
+        simulate(range(12))
