@@ -101,7 +101,7 @@ def test_prompts_go_to_it_and_decodes_do_not(flashinfer: type[Ragged], device: t
     gates = Gates(noise(len(q), 6 * dim, seed=4, dtype=dtype).to(device),
                   noise(len(q), 6, seed=5, dtype=dtype).to(device)) if gated else None
     there, ours = pages_on(pages, device), on_device(runs, device)
-    for _ in range(2):   # a plan is for all layers of a step
+    for _ in range(2):   # one plan for all layers of a step
         got = triton.paged_attention(q.to(device), there.k, there.v, ours, SCALE, window, gates=gates).cpu()
     assert flashinfer.plans == 1
     want = naive.paged_attention(q, pages.k, pages.v, runs, SCALE, window)
@@ -142,3 +142,34 @@ def test_it_is_an_error_to_ask_for_what_is_not_installed(monkeypatch: pytest.Mon
     with pytest.raises(ConfigError, match="--attention-backend is flashinfer, which is not installed"):
         prefill_backend.choose("flashinfer")
     prefill_backend.choose("weft")
+
+
+class LateCopies:
+    """Events and copies of a device that lags behind: a plan is read from its wrapper's pinned buffer when
+    the host waits for the event behind the copy, and not before."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.under_way: dict[int, list[int]] = {}
+        monkeypatch.setattr(prefill_backend, "_event", lambda device: self.last)
+        monkeypatch.setattr(prefill_backend, "wait_for", self.under_way.pop)
+        plan = Ragged.plan
+
+        def planned(wrapper: Ragged, qo_indptr: torch.Tensor, **shapes: Any) -> None:
+            self.last = id(wrapper)
+            assert self.last not in self.under_way, "this buffer is still being copied"
+            self.under_way[self.last] = qo_indptr.tolist()
+            plan(wrapper, qo_indptr=qo_indptr, **shapes)
+
+        monkeypatch.setattr(Ragged, "plan", planned)
+
+
+def test_a_plan_does_not_overwrite_the_one_that_is_on_its_way(
+        flashinfer: type[Ragged], device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = LateCopies(monkeypatch)
+    for length in (30, 20, 10, 5):
+        runs = make_runs([], [Run(0, length)], pages=4)
+        pages, q = filled_pages(runs, 4, 2, 64, torch.bfloat16), noise(length, 4, 64)
+        on_it = pages_on(pages, device)
+        triton.paged_attention(q.to(device), on_it.k, on_it.v, on_device(runs, device), SCALE)
+    assert flashinfer.plans == 4
+    assert sorted(late.under_way.values()) == [[0, 5], [0, 10]], "two are under way, and two were waited for"

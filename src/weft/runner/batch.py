@@ -44,7 +44,7 @@ from weft.runner.arena import DeviceArena, Items
 from weft.runner.decodes import SteadyDecodes
 from weft.runner.graphs import DecodeBlock, known_tokens, stride_of
 from weft.runner.sampler import Choice, Sampler, as_tensor
-from weft.runner.staging import Staged, Staging
+from weft.runner.staging import Staged, Staging, step_bytes
 from weft.schedule.plan import StepPlan
 from weft.tensor import gpu
 from weft.tensor.gpu import runs as device_runs
@@ -144,7 +144,7 @@ class BatchBuilder:
         self._host_chosen = None if by_copies else self.chosen.numpy()
         self._steady: SteadyDecodes | None = None
         self._prompts: dict[int, tuple[Int64s, int]] = {}
-        self.staging = Staging(device, copies=by_copies)
+        self.staging = Staging(device, step_bytes(self._tokens_max, rows_max, pages_max), copies=by_copies)
         self._places = np.arange(self._tokens_max, dtype=np.int64)
         self._sent: _Sent | None = None
 

@@ -27,6 +27,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft.tensor.waits import wait_for
+
 Words = npt.NDArray[np.int64]
 
 
@@ -53,7 +55,7 @@ class PendingReadback:
         """The pieces in the order in which they were sent: int64, or float64 where they were floats."""
         if self._pieces is None:
             if self._event is not None:
-                self._event.synchronize()
+                wait_for(self._event)
             assert self._words is not None
             words, begin, found = self._words.copy(), 0, []
             for shape, floats in self._shapes:

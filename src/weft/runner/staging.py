@@ -16,9 +16,11 @@ buffer is enough: copies and kernels are in the order of one stream.
 On a CPU ``send`` copies nothing: the device's view is the host's memory, and the next ``begin`` gives it away
 again, as it does on a GPU.
 
-A step that needs more than the buffer holds is served all the same, the rest by copies of their own, and the
-next one finds a larger buffer: that is bounded by the largest step (law L11). Rejected: a buffer for the
-largest step that could be (every row getting all its pages at once, megabytes for a case that is never seen).
+The buffer has the size of the largest usual step (``step_bytes``): a whole token budget of one prompt, with a
+prefix hit of the longest context. Otherwise the first long prompt would go by copies of pageable memory, and
+the host would wait for each. A step that needs more (many long hits at once) gets the rest by copies of their
+own, and the next step finds a larger buffer. That is bounded by the largest step (law L11). Rejected: a
+buffer for every row's whole table at once (hundreds of megabytes for a case that is never seen).
 """
 
 from __future__ import annotations
@@ -30,12 +32,25 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weft.tensor.waits import wait_for
+from weft.units import CHUNK_TOKENS, PAGE_TOKENS
+
 ALIGN = 16
 """Bytes: every piece starts on a multiple of it."""
 
 _ELSEWHERE = -1
 """Where a piece begins that did not fit."""
 _BEFORE_SEND = "a staged piece is read before it was sent"
+
+
+def step_bytes(tokens: int, rows: int, pages: int) -> int:
+    """Bytes of a step with ``tokens`` tokens in up to ``rows`` rows, one of them new with ``pages`` pages:
+    for the batch, the table of runs and the sampler. A power of two."""
+    by_token = 3 * tokens                                    # tokens, positions, those that prompts score
+    by_row = 24 * rows                                       # of runs, sampling and its numbers
+    table_writes = 3 * (pages + tokens // PAGE_TOKENS + 2 * rows)
+    chunks = 2 * (tokens // CHUNK_TOKENS + 2 * rows) + 2 * rows   # int32s in pairs
+    return 1 << (8 * (by_token + by_row + table_writes + chunks) - 1).bit_length()
 
 
 class Staged:
@@ -87,7 +102,7 @@ class Staging:
         self._turn = (self._turn + 1) % len(self._hosts)
         busy = self._events[self._turn]
         if busy is not None:
-            busy.synchronize()
+            wait_for(busy)
         self._used = self._asked = 0
         self._pieces.clear()
 
@@ -141,7 +156,7 @@ class Staging:
     def _grow(self) -> None:
         for event in self._events:
             if event is not None:
-                event.synchronize()
+                wait_for(event)
         self._make(1 << (self._asked - 1).bit_length())
 
     def _make(self, capacity_bytes: int) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from tests.unit.runner import plans
 from weft.memory.arena_work import CompressState, RestoreState
@@ -15,6 +16,7 @@ from weft.memory.values import NO_NODE
 from weft.runner.arena import NAN_BYTE, DeviceArena
 from weft.runner.batch import BatchBuilder
 from weft.runner.sampler import Sampler
+from weft.runner.staging import Staging
 from weft.schedule.plan import Tap
 from weft.spec import ModelSpec, attention, short_conv
 from weft.units import PAD, PageId, SlotId
@@ -38,6 +40,31 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 def builder(pad_decode_to: int = 0) -> BatchBuilder:
     return BatchBuilder(rows_max=6, pages_max=8, step_tokens_max=64, device=CPU, pad_decode_to=pad_decode_to)
+
+
+@pytest.mark.parametrize("tokens", [8192, 512])
+def test_the_first_long_prompts_fit_into_the_staging_buffer(
+        arena: DeviceArena, monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    """What does not fit goes by a copy of pageable memory, and the host waits for each. One row has a hit of
+    the longest context; all rows draw, and ask for logprobs."""
+    batches = BatchBuilder(rows_max=64, pages_max=4096, step_tokens_max=tokens, device=CPU)
+    capacity = batches.staging.capacity_bytes
+    chosen = Sampler(64, 32, remote=True)
+    long = tokens - 63
+    runs = [(row, 70, [row], row % 3, True) for row in range(63)] + [(63, 64, list(range(long)), 5, True)]
+    admissions = [plans.admission(row, list(range(65)), logprobs=3) for row in range(63)]
+    admissions.append(plans.admission(63, list(range(long + 64)), prompt_logprobs=2))
+    admissions = [replace(one, sampling=structs.replace(one.sampling, temperature=0.8)) for one in admissions]
+    step = plans.plan(runs, decode_count=63, admissions=admissions, prompt_logprob_runs=[63], zero_frames=[0],
+                      table_writes=[(63, column, 1) for column in range(4096)]
+                      + [(row, 4, 2) for row in range(63)])
+    elsewhere: list[int] = []
+    send = Staging.send
+    monkeypatch.setattr(Staging, "send", lambda self: (elsewhere.append(self._asked), send(self))[1])
+    monkeypatch.setattr(arena, "zero_frames", lambda frames: None)
+    batches.apply(step, chosen, arena)
+    assert max(elsewhere) <= capacity
+    assert capacity < 1 << 20
 
 
 def sampler() -> Sampler:

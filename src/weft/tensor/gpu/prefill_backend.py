@@ -13,7 +13,14 @@ copy (``gather_kernels``). Gates are applied to its rounded output, one rounding
 It is not the default, because it splits a context by the batch. The bits of a token's sums then depend on the
 other sequences of the batch. A prefix that is computed again may differ from the cached one.
 
-A plan is computed once per step and shape of layer, from host lists. Nothing waits for the device.
+A shape of layer is planned once a step, from lists of the host. The plan lies in a pinned buffer of its
+wrapper and is copied asynchronously: planning again while that copy is under way would overwrite its source.
+So each shape has two wrappers in turn, each with an event behind its copy. The host waits for the event of
+the step before the last, which is practically always over:
+
+    step k     wrapper 0: plan, copy, event 0     wrapper 1
+    step k+1   wrapper 0                          wrapper 1: plan, copy, event 1
+    step k+2   wait for event 0, plan, ...
 """
 
 from __future__ import annotations
@@ -27,6 +34,7 @@ import torch
 
 from weft.errors import ConfigError
 from weft.tensor.inputs import Runs
+from weft.tensor.waits import wait_for
 from weft.units import PAD
 
 Choice = Literal["weft", "flashinfer"]
@@ -36,7 +44,7 @@ WORKSPACE_BYTES = 256 << 20
 _MEMO = "prefill_backend"
 
 _library: Any = None
-_wrappers: dict[tuple[object, ...], Any] = {}
+_planners: dict[tuple[object, ...], _Planner] = {}
 
 
 def installed() -> bool:
@@ -47,7 +55,7 @@ def choose(choice: Choice) -> None:
     """Choose for the whole process. Raises ConfigError for "flashinfer" if it is not installed or fails to
     import."""
     global _library
-    _wrappers.clear()
+    _planners.clear()
     _library = None
     if choice == "weft":
         return
@@ -87,19 +95,48 @@ def attend(q_THD: torch.Tensor, k_CHD: torch.Tensor, v_CHD: torch.Tensor, runs: 
     return attended
 
 
+class _Planner:
+    """Two wrappers in turn, for layers of one shape. They share a workspace: runs are in the order of one
+    stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._wrappers = [_library.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD") for _ in range(2)]
+        self._copied: list[Any] = [None, None]
+        self._turn = 0
+
+    def plan(self, **shapes: Any) -> Any:
+        """The wrapper of this step, planned."""
+        self._turn = turn = 1 - self._turn
+        if self._copied[turn] is not None:
+            wait_for(self._copied[turn])
+        self._wrappers[turn].plan(**shapes)
+        self._copied[turn] = _event(self._device)
+        return self._wrappers[turn]
+
+
+def _event(device: torch.device) -> Any:
+    """Recorded on the current stream; None without a GPU."""
+    if device.type != "cuda":
+        return None
+    cuda: Any = torch.cuda
+    event = cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
 def _planned(q_THD: torch.Tensor, k_CHD: torch.Tensor, runs: Runs, scale: float, window: int | None,
              key: tuple[object, ...]) -> Any:
-    if key not in _wrappers:
-        workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=q_THD.device)
-        _wrappers[key] = _library.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD")
+    if key not in _planners:
+        _planners[key] = _Planner(q_THD.device)
     lengths, starts = runs.lengths[runs.decode_count:], runs.starts[runs.decode_count:]
     contexts = [start + length for start, length in zip(starts, lengths, strict=True)]
-    _wrappers[key].plan(
+    return _planners[key].plan(
         qo_indptr=_begins(lengths), kv_indptr=_begins(contexts), num_qo_heads=q_THD.shape[1],
         num_kv_heads=k_CHD.shape[1], head_dim_qk=q_THD.shape[2], causal=True,
         window_left=-1 if window is None else window - 1, sm_scale=scale, q_data_type=q_THD.dtype,
         kv_data_type=k_CHD.dtype)
-    return _wrappers[key]
 
 
 def _begins(counts: list[int]) -> torch.Tensor:
