@@ -2,9 +2,9 @@
 
     event recorded behind work --query, pause, query, ...--> done, or DeviceTimeoutError after WAIT_MAX_S
 
-``event.synchronize()`` has no deadline: a kernel that never ends, or a card that fell off the bus, would hang
-the server, health checks and all, until an operator kills it. With a deadline the step fails, the engine ends
-with a reason, and a supervisor can start it again.
+``event.synchronize()`` has no deadline. A kernel that never ends, or a card that fell off the bus, would hang
+the engine until an operator kills it. With a deadline the step fails, the engine ends with a reason, and a
+supervisor can start it again.
 
 The pause between two looks grows with the time already waited, to 1 ms. So a wait is at most some 2 % too
 long, or about the 0.1 ms that the system takes to wake a thread.
