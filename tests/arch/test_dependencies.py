@@ -10,7 +10,7 @@ from tests.arch.rules import ROOT, Source, imported_modules, weft_sources
 
 IMPORT_NAMES = {"pyzmq": "zmq"}
 """Distributions whose package has another name."""
-FOR_OTHERS = {"httptools": "uvicorn parses HTTP with it when it is there"}
+FOR_OTHERS: dict[str, str] = {}
 """Declared for what they do to another dependency, not imported here."""
 
 

@@ -27,7 +27,7 @@ def test_a_server_that_stands_still_is_seen(server: RunningServer) -> None:
         os.kill(server.process.pid, signal.SIGCONT)
         time.sleep(0.2)
     assert other.slowest_ms > 500
-    other.stall_ms = 0.0
+    other.stall_ms = other.undisturbed_ms = 0.0  # allow for nothing
     with pytest.raises(AssertionError):
         other.check()
 

@@ -25,7 +25,7 @@ from weft.server.anthropic.turns import conversation
 from weft.server.cache import Looks, cache_report
 from weft.server.chat import prepare_chat
 from weft.server.completions import prepare_completion
-from weft.server.errors import BodyTooLargeError, WrongMediaTypeError, on_bug, on_http_error, on_weft_error
+from weft.server.errors import WrongMediaTypeError, on_bug, on_http_error, on_weft_error
 from weft.server.gate import Gate
 from weft.server.generation import Generation
 from weft.server.metrics import CONTENT_TYPE
@@ -44,7 +44,6 @@ from weft.server.service import ServedModel, Service
 from weft.server.sleep import check_origin, read_sleep, read_tags, sleep_answer, state_answer, wake_answer
 from weft.server.sse import ClientGoneError, EventStream, unless_gone
 
-_MB = 1_000_000
 _CLIENT_CLOSED_REQUEST = 499
 """Nobody reads it; it is for the access log."""
 
@@ -212,33 +211,19 @@ class _Handlers:
             job.generation.close()
 
     async def _body(self, request: Request) -> bytes:
-        """Raises WrongMediaTypeError, BodyTooLargeError; ClientGoneError when the client left midway."""
+        """Raises WrongMediaTypeError; ClientGoneError if the client left. ``connection`` bounds the size."""
         media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if media_type != "application/json" and not media_type.endswith("+json"):
             raise WrongMediaTypeError(f"the body is {media_type}; send JSON with the header "
                                       "'Content-Type: application/json'", param="Content-Type")
-        limit = self._service.config.max_body_mb * _MB
-        declared = request.headers.get("content-length", "")
-        if declared.isdigit() and int(declared) > limit:
-            raise _too_large(int(declared), limit)
         parts: list[bytes] = []
-        total = 0
         while True:
             message = await request.receive()
             if message["type"] == "http.disconnect":
                 raise ClientGoneError
-            part = message.get("body", b"")
-            total += len(part)
-            if total > limit:
-                raise _too_large(total, limit)
-            parts.append(part)
+            parts.append(message.get("body", b""))
             if not message.get("more_body", False):
                 return b"".join(parts)
-
-
-def _too_large(size: int, limit: int) -> BodyTooLargeError:
-    return BodyTooLargeError(f"the body has {size} bytes or more; the limit is {limit} bytes (--max-body-mb)",
-                             param="--max-body-mb")
 
 
 def _has_messages(raw: bytes) -> bool:

@@ -59,12 +59,11 @@ def memory_bytes(usage: MemoryUsage) -> dict[str, int]:
 
 
 def cache_report(usage: MemoryUsage, shape: CacheShape) -> dict[str, Any]:
-    """``states`` are checkpoints, ``states_compressed`` of them in 8 bits in ``compressed_bytes`` of pages; ``pages``
-    of 16 tokens; ``read_now``: pages that running requests read; ``pages_compressed``: of KV, in
-    ``compressed_kv_dtype`` and in ``compressed_kv_bytes`` of the pages. ``inexact`` nodes have KV or a state that was
-    compressed once, or was computed behind such.
-    ``counts`` are since the start (``weft.memory.prefix.cache.CacheCounts``); ``tree`` is at
-    ``weft.memory.prefix.shape``."""
+    """``states`` are checkpoints, ``states_compressed`` of them in 8 bits in ``compressed_bytes`` of pages;
+    ``pages`` of 16 tokens; ``read_now``: pages that running requests read; ``pages_compressed``: of KV, in
+    ``compressed_kv_dtype`` and in ``compressed_kv_bytes`` of the pages. ``inexact`` nodes have KV or a
+    state that was compressed once, or was computed behind such. ``counts`` are since the start
+    (``weft.memory.prefix.cache.CacheCounts``); ``tree`` is at ``weft.memory.prefix.shape``."""
     counts = dataclasses.asdict(usage.cache)
     if not counts["lost_salt"]:  # not looked for without --count-salt, and 0 would say that there is none
         del counts["lost_salt"]

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from weft.errors import ConfigError
+from weft.server.edge import EdgeLimits
 from weft.text.reasoning import check_reasoning_parser
 from weft.text.tools.formats import check_tool_parser
 from weft.units import parse_bytes
@@ -20,6 +21,7 @@ DEFAULT_PORT = 8000
 PORTS_TRIED = 20
 """Without --port, this many ports from DEFAULT_PORT on are tried."""
 PORT_MAX = 65535
+_MB = 1_000_000
 
 
 def _flag(default: Any, help: str, **more: Any) -> Any:
@@ -46,14 +48,31 @@ class ServerConfig:
                                      "refuses tools.")
     metrics_prefix: str = _flag("weft", "Prefix of metric names; with 'vllm', published dashboards load as "
                                         "they are.")
-    drain_timeout: float = _flag(30.0, "Seconds that running requests get to finish after the first Ctrl-C.")
-    max_body_mb: int = _flag(64, "Largest request body in MB.")
+    drain_timeout: float = _flag(30.0, "Seconds that running requests get to finish after the first Ctrl-C.",
+                                 least=0)
+    max_body_mb: int = _flag(64, "Largest request body in MB (413).", least=1)
+    max_buffered_mb: int = _flag(256, "MB that the bodies of all unfinished requests may hold together; the "
+                                      "first 64 KB of each are free (503).", least=1)
+    max_request_line: int = _flag(8192, "Bytes of the longest request line (414).", least=64)
+    max_header_bytes: int = _flag(32768, "Bytes of all headers of a request (431).", least=256)
+    max_headers: int = _flag(100, "Headers of a request (431).", least=8)
+    max_connections: int = _flag(4096, "Open connections (503).", least=1)
+    max_connections_per_address: int = _flag(1024, "Open connections of one address (429); 0: no limit. "
+                                                   "Behind a proxy all clients have its address.", least=0)
+    header_timeout: float = _flag(10.0, "Seconds that the headers of a request may take (408).", least=0.1)
+    body_timeout: float = _flag(300.0, "Seconds that the body of a request may take (408).", least=0.1)
+    min_body_rate: int = _flag(10_000, "Bytes a second that a body must bring, after its first 5 s (408); "
+                                       "0: no limit.", least=0)
+    idle_timeout: float = _flag(60.0, "Seconds after which a connection without a request is closed.",
+                                least=0.1)
+    write_timeout: float = _flag(60.0, "Seconds after which a client that reads nothing is cut.", least=0.1)
     sse_keep_alive: float = _flag(0.0, "Seconds of silence after which a stream gets a comment line; "
-                                       "0: never.")
+                                       "0: never.", least=0)
     exit_on_engine_death: bool = _flag(False, "End the server with code 1 when its engine process dies, "
                                               "instead of answering 503 until it is stopped.")
     stall_after: float = _flag(10.0, "Seconds of silence of the engine process after which /health says "
-                                     "stalled; 0: never. A step that computes may take 30 times as long.")
+                                     "stalled; 0: never. A step that computes may take 30 times as long.",
+                               least=0)
     exit_on_stall: bool = _flag(False, "End the server with code 3 when its engine process stalls.")
     record: str | None = _flag(None, "File for a recording of the traffic, to replay with `weft simulate`: "
                                      "arrival times, lengths and keyed hashes, never text.")
@@ -74,25 +93,28 @@ class ServerConfig:
                               "new one: name another, or remove it", param="--record")
         return str(file), limit
 
+    def edge_limits(self) -> EdgeLimits:
+        return EdgeLimits(
+            request_line_bytes=self.max_request_line, header_bytes=self.max_header_bytes,
+            header_count=self.max_headers, header_s=self.header_timeout, body_bytes=self.max_body_mb * _MB,
+            body_s=self.body_timeout, body_rate_min=self.min_body_rate, idle_s=self.idle_timeout,
+            write_s=self.write_timeout, connections=self.max_connections,
+            connections_per_address=self.max_connections_per_address,
+            buffered_bytes=self.max_buffered_mb * _MB)
+
     def check(self) -> None:
         """Raises ConfigError that names the flag. (Whether the address can be bound shows when it is.)"""
         if self.port is not None and not 0 <= self.port <= PORT_MAX:
             raise ConfigError(f"--port {self.port}: ports are 0 to {PORT_MAX}", param="--port")
-        if not self.drain_timeout >= 0:
-            raise ConfigError(f"--drain-timeout {self.drain_timeout}: it must be 0 or more",
-                              param="--drain-timeout")
-        if not 0 <= self.stall_after < math.inf:
-            raise ConfigError(f"--stall-after {self.stall_after}: it must be 0 or more",
-                              param="--stall-after")
+        for one in fields(self):
+            least = one.metadata.get("least")
+            value = getattr(self, one.name)
+            if least is not None and value is not None and not least <= value < math.inf:
+                flag = "--" + one.name.replace("_", "-")
+                raise ConfigError(f"{flag} {value}: it must be at least {least}", param=flag)
         if self.exit_on_stall and not self.stall_after:
             raise ConfigError("--exit-on-stall needs a bound: --stall-after is 0, which means never",
                               param="--exit-on-stall")
-        if not self.sse_keep_alive >= 0:
-            raise ConfigError(f"--sse-keep-alive {self.sse_keep_alive}: it must be 0 or more",
-                              param="--sse-keep-alive")
-        if self.max_body_mb < 1:
-            raise ConfigError(f"--max-body-mb {self.max_body_mb}: it must be at least 1",
-                              param="--max-body-mb")
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("--api-key is empty: leave it out to serve without a key", param="--api-key")
         if any(not key.strip() for key in self.operator_key):

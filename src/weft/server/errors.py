@@ -15,20 +15,27 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weft.errors import EngineUnavailableError, QueueFullError, UserError, WeftError
+from weft.errors import UserError, WeftError
 from weft.server.anthropic.protocol import error_json
 
 RETRY_AFTER_S = 1
+_KINDS = {403: "permission_error", 421: "permission_error", 429: "rate_limit_error",
+          503: "service_unavailable"}
 
 
-class BodyTooLargeError(UserError):
-    """The body is over --max-body-mb."""
+class EdgeError(UserError):
+    """A limit of the HTTP edge was passed; ``status`` is the HTTP status and ``param`` the flag."""
 
-    status = 413
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None,
+                 retry_after_s: int = RETRY_AFTER_S) -> None:
+        super().__init__(message, param=param, code=code)
+        self.status = status
+        self.kind = _KINDS.get(status, self.kind)
+        self.retry_after_s = retry_after_s
 
 
 class WrongMediaTypeError(UserError):
-    """The body says that it is something else than JSON."""
+    """The body is not declared as JSON."""
 
     status = 415
 
@@ -44,7 +51,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
-_DEFAULT_CODES = {401: "invalid_api_key", 404: "model_not_found", 413: "body_too_large"}
+_DEFAULT_CODES = {401: "invalid_api_key", 404: "model_not_found"}
 
 
 def error_body(error: WeftError) -> bytes:
@@ -52,15 +59,15 @@ def error_body(error: WeftError) -> bytes:
     return msgspec.json.encode(ErrorBody(ErrorDetail(error.message, error.kind, error.param, code)))
 
 
+def error_headers(error: WeftError) -> dict[str, str]:
+    if error.status in (429, 503):
+        retry_after_s = error.retry_after_s if isinstance(error, EdgeError) else RETRY_AFTER_S
+        return {"retry-after": str(retry_after_s)}
+    return {"www-authenticate": "Bearer"} if error.status == 401 else {}
+
+
 def error_response(error: WeftError) -> Response:
-    headers = {}
-    if isinstance(error, (QueueFullError, EngineUnavailableError)) or error.status == 503:
-        headers["retry-after"] = str(RETRY_AFTER_S)
-    if error.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    if error.status == 413:
-        headers["connection"] = "close"  # the rest of the body is not read
-    return Response(error_body(error), error.status, headers, media_type="application/json")
+    return Response(error_body(error), error.status, error_headers(error), media_type="application/json")
 
 
 async def on_weft_error(request: Request, error: Exception) -> Response:
@@ -98,5 +105,5 @@ async def on_bug(request: Request, error: Exception) -> Response:
 
 
 def bug(error: Exception) -> WeftError:
-    """What a client is told of an exception that nobody meant to raise."""
+    """What a client is told of an exception that is a bug."""
     return WeftError(f"the server failed on this request ({type(error).__name__}); its log has the details")

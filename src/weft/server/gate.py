@@ -50,7 +50,8 @@ class Gate:
         request_id = headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
             request_id = uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
         is_gone = False
 
         async def send_with_id(message: Message) -> None:
@@ -74,8 +75,11 @@ class Gate:
         try:
             await answer(scope, receive, send_with_id)
         except Exception:
-            if not is_gone:  # else nobody is there to be answered
+            if not is_gone:  # else there is no client to answer
                 raise
+        finally:
+            if "body_lease" in state:
+                state["body_lease"].release()
 
     def _refusal(self, path: str, authorization: str) -> AuthenticationError | None:
         for_operators = bool(self._operators) and path.startswith(_OPERATOR_PATHS)

@@ -21,11 +21,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Awaitable, Generator
+from typing import Any
 
 import uvicorn
 import uvloop
@@ -37,12 +40,14 @@ from weft.server.app import build_app
 from weft.server.banner import StartProgress, base_url, print_banner
 from weft.server.client import ASSEMBLE, EngineClient
 from weft.server.config import DEFAULT_PORT, PORTS_TRIED, ServerConfig
+from weft.server.connection import BoundedProtocol
 from weft.server.service import Service, load_served_model
 
 EXIT_OK, EXIT_ENGINE_DIED, EXIT_CONFIG, EXIT_STALLED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 _BACKLOG = 2048
-_KEEP_ALIVE_S = 60
-_LAST_ANSWERS_S = 3
+_OTHER_FILES = 256
+"""File descriptors that the server needs besides its connections."""
+_LAST_ANSWERS_S = 1.0
 """How long responses that are already decided (errors, last chunks) may take to leave."""
 _log = logging.getLogger("weft.server")
 _LOOKS = frozenset({"/health", "/metrics", "/v1/cache", "/load"})
@@ -104,6 +109,9 @@ class Serving:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
+        _raise_file_limit(self._config.max_connections)
+        edge = self._service.edge
+        sweeping = asyncio.create_task(edge.sweep_forever())
         http = _http_server(self._service)
         serving = asyncio.create_task(http.serve(sockets=[self._listener]))
         self._say(f"listening on {self._url}; answers 503 until the model is ready")
@@ -114,6 +122,8 @@ class Serving:
             await self._engine.stop("the server was stopped")
             http.should_exit = True
             await _within(serving, _LAST_ANSWERS_S)
+            edge.abort_all()
+            sweeping.cancel()
             http.force_exit = True
             await serving
 
@@ -193,11 +203,23 @@ class _HttpServer(uvicorn.Server):
 
 
 def _http_server(service: Service) -> _HttpServer:
-    level = service.config.log_level
+    config = service.config
+    protocol: Any = functools.partial(BoundedProtocol, edge=service.edge)  # called as a class is called
     return _HttpServer(uvicorn.Config(
-        build_app(service), lifespan="off", ws="none", log_config=None, access_log=level in ("debug", "info"),
-        server_header=False, backlog=_BACKLOG, timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_LAST_ANSWERS_S))
+        build_app(service), http=protocol, lifespan="off", ws="none", log_config=None,
+        access_log=config.log_level in ("debug", "info"), server_header=False, backlog=_BACKLOG,
+        timeout_keep_alive=config.idle_timeout,  # type: ignore[arg-type]  # it is only added to a time
+        timeout_graceful_shutdown=1))
+
+
+def _raise_file_limit(connections: int) -> None:
+    """A connection is a file descriptor, and the usual limit is 1,024 of them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Twice: a refused connection lingers.
+    wanted = 2 * connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        enough = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -25,6 +25,7 @@ from weft.engine.stats import EngineStats
 from weft.memory.memory import MemoryUsage
 from weft.request import SamplingParams, TokenEvent
 from weft.server.cache import memory_bytes
+from weft.server.edge import Edge
 from weft.server.sleep import STATES, state_name
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
@@ -76,9 +77,10 @@ class SequenceTimes:
 class Metrics:
     """``prefix`` has been checked by ``ServerConfig.check``."""
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, edge: Edge) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self._prefix = prefix
+        self._edge = edge
         self._registry = CollectorRegistry()
         self._families = {
             name: Histogram(f"{prefix}:{name}", text, _LABELS, buckets=buckets, registry=self._registry)
@@ -158,6 +160,12 @@ class Metrics:
         yield self._gauge("engine_up", "1 while the engine process is alive and ready.", float(self._alive))
         yield self._by("request_success", "Sequences that ended, by reason.", "finished_reason",
                        self._finished)
+        edge = self._edge
+        yield self._gauge("http_connections", "Open connections.", edge.connection_count)
+        yield self._gauge("http_buffered_bytes", "Bytes of bodies of unfinished requests.",
+                          edge.buffered_bytes)
+        yield self._by("http_refusals", "Requests refused by a limit of the HTTP edge.", "code",
+                       dict(edge.refusals))
         stats = self._stats
         if stats is None:
             return
@@ -192,12 +200,14 @@ class Metrics:
         used = {use: size if has_arena else 0 for use, size in memory_bytes(memory).items()}
         yield self._gauge("prefix_cache_bytes", "Bytes of cached pages and states.", memory.cached_bytes)
         yield self._gauge("prefix_cache_state_bytes", "Of them, states.", used["cached_states"])
-        yield self._gauge("prefix_cache_states", "States kept.", memory.slots_cached + memory.states_compressed)
+        yield self._gauge("prefix_cache_states", "States cached.",
+                          memory.slots_cached + memory.states_compressed)
         yield self._gauge("prefix_cache_compressed_states", "Of them, in 8 bits.", memory.states_compressed)
         yield self._counter("prefix_cache_compresses", "States that went into 8 bits.", counts.compressed)
         yield self._counter("prefix_cache_restores", "Requests that began on one of those.", counts.restored)
         yield self._gauge("prefix_cache_compressed_pages", "Compressed KV, pages.", memory.pages_compressed)
-        yield self._counter("prefix_cache_page_compresses", "Pages that were compressed.", counts.compressed_pages)
+        yield self._counter("prefix_cache_page_compresses", "Pages that were compressed.",
+                            counts.compressed_pages)
         yield self._counter("prefix_cache_page_restores", "Of them, those read again.", counts.restored_pages)
         yield self._counter("prefix_cache_inexact_hits", "Requests that began on what was in 8 bits once, "
                             "or was computed behind it.", counts.hits_inexact)

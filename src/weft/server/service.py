@@ -19,6 +19,7 @@ from weft.errors import ContextLengthError, EngineUnavailableError, RequestError
 from weft.info import ModelInfo
 from weft.server.client import EngineClient
 from weft.server.config import ServerConfig
+from weft.server.edge import Edge
 from weft.server.metrics import Metrics
 from weft.server.protocol import ChatBody, TokenizeChatBody
 from weft.text.cache_marks import marked_characters, without_marks
@@ -141,7 +142,8 @@ class Service:
     def __init__(self, config: ServerConfig, engine: EngineClient) -> None:
         self.config = config
         self.engine = engine
-        self.metrics = Metrics(config.metrics_prefix)
+        self.edge = Edge(config.edge_limits())
+        self.metrics = Metrics(config.metrics_prefix, self.edge)
         engine.on_step_tokens = self.metrics.steps_ran
         self.model: ServedModel | None = None
         self.draining = False

@@ -1,0 +1,275 @@
+"""One HTTP connection: uvicorn's httptools protocol, with a bound on everything that a client controls.
+
+    IDLE --first byte--> HEAD --blank line--> BODY --last byte--> IDLE          (what the client sends)
+      |                    |                    |
+    idle_s              header_s        body_s, body_rate_min                   (how long it may take)
+      |                    |                    |
+    closed               408                  408
+
+uvicorn's parser has no bound on a request line, a header or their number, keeps a connection that never
+finishes a head or body, and starts pipelined requests of a client that has left. This subclass adds:
+
+* sizes: request line (414), headers in bytes and number (431), body (413), the bytes of all bodies (503);
+* clocks: ``sweep`` compares the current phase with its limit; a client that reads nothing is cut after
+  ``write_s``;
+* pipelining: at most ``pipelined`` requests wait; when the client leaves, the running one is cancelled and
+  the waiting ones never start;
+* refusals in OpenAI's shape. The refused client may go on sending for LINGER_S, so that it reads the
+  answer.
+
+A value in flight is invisible until the parser has all of it. Hence ``_unparsed_bytes``: the bytes fed
+since the parser last reported progress. One read (at most 256 KB with uvloop) can pass before the check.
+
+A refusal never breaks into an answer that is under way: the connection then takes no more input, and closes
+after the answers to the earlier requests.
+
+Rejected: h11 (bounds its heads, but its Python parser costs several times as much per request); a proxy in
+front (see ``edge``); a parser of our own (request smuggling lives in hand-written parsers).
+docs/decisions/0020 has the figures. """
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import uuid
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from weft.server.edge import LINGER_S, Edge
+from weft.server.errors import EdgeError, error_body, error_headers
+
+_BODY_GRACE_S = 5.0
+"""Before ``body_rate_min`` counts."""
+
+
+class _Phase(enum.Enum):
+    IDLE, HEAD, BODY = range(3)
+
+
+class _StopParsingError(Exception):
+    """Raised through the parser, which then takes no more bytes."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any],
+                 _loop: asyncio.AbstractEventLoop | None = None, *, edge: Edge) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._edge = edge
+        self._limits = edge.limits
+        self._phase = _Phase.IDLE
+        self._phase_s = 0.0
+        self._unparsed_bytes = 0
+        self._header_bytes = 0
+        self._body_bytes = 0
+        self._refusal: EdgeError | None = None
+        self._takes_input = True
+        self._linger_end_s: float | None = None
+        self._unsent_bytes = 0
+        self._unsent_s = 0.0
+        self._active: RequestResponseCycle | None = None
+
+    # ------------------------------------------------------------------ the connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        refusal = self._edge.enter(self, self.client[0] if self.client else "")
+        if refusal is None:
+            self.timeout_keep_alive_task = self.loop.call_later(self._limits.idle_s, transport.close)
+        elif self._edge.is_crowded():
+            self.abort()
+        else:
+            self._refuse(refusal)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._edge.leave(self)
+        for cycle, _ in self.pipeline:
+            cycle.scope["state"]["body_lease"].release()
+        self.pipeline.clear()
+        if self._active is not None and not self._active.response_complete:
+            self._active.disconnected = True  # uvicorn tells the youngest request only
+            self._active.message_event.set()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._takes_input:
+            return
+        self._unset_keepalive_if_required()
+        if self._phase is _Phase.IDLE:
+            self._enter(_Phase.HEAD)
+        self._unparsed_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._end_input()  # no other protocol is spoken here: the answer is the last one
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or EdgeError(400, "the bytes received are not an HTTP/1.1 request",
+                                                    code="invalid_http"))
+        else:
+            if self._unparsed_bytes > self._limits.header_bytes:
+                self._refuse(self._headers_too_large())
+
+    def sweep(self, now_s: float) -> None:
+        """Twice a second: ends what has taken too long."""
+        if self._is_write_stalled(now_s) or (self._linger_end_s is not None and now_s > self._linger_end_s):
+            self.abort()
+            return
+        if not self._takes_input or self._phase is _Phase.IDLE or self.transport.is_closing():
+            return
+        if self.flow.read_paused:
+            self._phase_s = now_s  # the server keeps the client waiting
+            return
+        elapsed_s = now_s - self._phase_s
+        limits = self._limits
+        if self._phase is _Phase.HEAD:
+            if elapsed_s > limits.header_s:
+                self._refuse(EdgeError(408, f"no complete request header came in {limits.header_s:g} s "
+                                            "(--header-timeout)", param="--header-timeout",
+                                       code="request_timeout"))
+            return
+        least_bytes = (elapsed_s - _BODY_GRACE_S) * limits.body_rate_min
+        if elapsed_s > limits.body_s or self._body_bytes < least_bytes:
+            self._refuse(EdgeError(
+                408, f"the body has {self._body_bytes} bytes after {elapsed_s:.0f} s; it must be complete in "
+                     f"{limits.body_s:g} s (--body-timeout) and bring {limits.body_rate_min} bytes a second "
+                     "(--min-body-rate)", param="--body-timeout", code="request_timeout"))
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    # ------------------------------------------------------------------ what the parser reports
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._enter(_Phase.HEAD)
+        self._header_bytes = self._body_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > self._limits.request_line_bytes:
+            self._stop(EdgeError(
+                414, f"the request line has more than {self._limits.request_line_bytes} bytes "
+                     "(--max-request-line)", param="--max-request-line", code="request_line_too_long"))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Trailers come here as well, behind the body."""
+        self._header_bytes += len(name) + len(value) + 4
+        if self._header_bytes > self._limits.header_bytes or len(self.headers) >= self._limits.header_count:
+            self._stop(self._headers_too_large())
+        if self._phase is _Phase.HEAD:  # uvicorn appends a trailer to the headers of the running request
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._active is not None and not self._active.response_complete \
+                and len(self.pipeline) >= self._limits.pipelined:
+            self._stop(EdgeError(429, "too many requests are pipelined", code="too_many_pipelined"))
+        for name, value in self.headers:
+            if name == b"content-length" and value.isdigit() and int(value) > self._limits.body_bytes:
+                self._stop(self._body_too_large(int(value)))
+        self.scope["state"]["body_lease"] = self._edge.lease()
+        super().on_headers_complete()
+        self._enter(_Phase.BODY)
+
+    def on_body(self, body: bytes) -> None:
+        self._unparsed_bytes = 0
+        self._body_bytes += len(body)
+        if self._body_bytes > self._limits.body_bytes:
+            self._stop(self._body_too_large(self._body_bytes))
+        if not self.cycle.response_complete:
+            refusal = self.cycle.scope["state"]["body_lease"].grow(len(body))
+            if refusal is not None:
+                self._stop(refusal)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._enter(_Phase.IDLE)
+
+    # ------------------------------------------------------------------ uvicorn's side
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._active = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """No line in the log for what any client can send."""
+
+    # ------------------------------------------------------------------ refusals
+
+    def _enter(self, phase: _Phase) -> None:
+        self._phase = phase
+        self._phase_s = self.loop.time()
+        self._unparsed_bytes = 0
+
+    def _stop(self, refusal: EdgeError) -> None:
+        self._refusal = refusal
+        raise _StopParsingError
+
+    def _refuse(self, refusal: EdgeError) -> None:
+        """Takes no more input. Answers if that breaks into no other answer."""
+        self._edge.refusals[refusal.code or ""] += 1
+        active = self._active
+        answer = _raw_answer(refusal)
+        if active is not None and self._phase is _Phase.BODY and self.cycle is active:
+            if active.response_complete:
+                answer = b""  # it was answered before its body was complete
+            elif active.response_started:
+                self.abort()
+                return
+            active.disconnected = True
+            active.message_event.set()
+        elif active is not None and not active.response_complete:
+            self._end_input()
+            return
+        self._takes_input = False
+        self._linger_end_s = self.loop.time() + LINGER_S
+        self.transport.write(answer)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+
+    def _end_input(self) -> None:
+        """The requests that are complete get their answers, the last one with ``Connection: close``."""
+        self._takes_input = False
+        if self._phase is _Phase.BODY and self.pipeline and self.pipeline[0][0] is self.cycle:
+            self.pipeline.popleft()[0].scope["state"]["body_lease"].release()
+        last = self.pipeline[0][0] if self.pipeline else self._active
+        if last is None or last.response_complete:
+            self.transport.close()
+        else:
+            last.keep_alive = False
+
+    def _is_write_stalled(self, now_s: float) -> bool:
+        """Whether nothing has left for ``write_s`` although there is something to send."""
+        unsent_bytes = self.transport.get_write_buffer_size()
+        if not unsent_bytes or unsent_bytes < self._unsent_bytes or not self._unsent_bytes:
+            self._unsent_s = now_s
+        self._unsent_bytes = unsent_bytes
+        return unsent_bytes > 0 and now_s - self._unsent_s > self._limits.write_s
+
+    def _headers_too_large(self) -> EdgeError:
+        limits = self._limits
+        return EdgeError(
+            431, f"the headers have more than {limits.header_bytes} bytes (--max-header-bytes) or "
+                 f"{limits.header_count} fields (--max-headers)", param="--max-header-bytes",
+            code="headers_too_large")
+
+    def _body_too_large(self, size_bytes: int) -> EdgeError:
+        return EdgeError(413, f"the body has {size_bytes} bytes or more; the limit is "
+                              f"{self._limits.body_bytes} bytes (--max-body-mb)", param="--max-body-mb",
+                         code="body_too_large")
+
+
+def _raw_answer(refusal: EdgeError) -> bytes:
+    body = error_body(refusal)
+    headers = {**error_headers(refusal), "content-type": "application/json",
+               "content-length": str(len(body)), "connection": "close",
+               "x-content-type-options": "nosniff", "x-request-id": uuid.uuid4().hex}
+    lines = [f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}",
+             *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

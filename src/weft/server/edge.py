@@ -1,0 +1,160 @@
+"""What all connections share: the limits, the counters, and the sweep that ends what takes too long.
+
+    socket ---> BoundedProtocol (connection.py) ---> Gate ---> routes
+                     |      |
+              enter, leave  BodyLease.grow, release
+                     v      v
+                   Edge: connections by address, buffered bytes, refusals by code
+                     |
+                   sweep, twice a second: every connection checks its own clock
+
+The edge refuses before a key is checked and before memory grows. Each limit is a flag of ``ServerConfig``,
+and each refusal is an OpenAI error object that names its flag.
+
+Buffered bytes are those of bodies from their arrival until the request has ended. The first FREE_BYTES of
+each body are not counted: a small request always fits, even while an attack holds the whole budget. The
+connection limit bounds that remainder.
+
+One sweep for all connections replaces a timer per connection and phase: a request sets two fields and
+starts no timer.
+
+Laws: L11 (connections, bytes and time are bounded; the error names the flag).
+
+Rejected: the limits of a proxy in front (a server on a laptop has none, and a proxy buffers on its own
+terms); a reservation of the declared Content-Length (four idle connections could claim the whole budget);
+eviction of the largest unfinished body in favour of a newcomer (a slow honest upload would lose to a fast
+attacker). """
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+from typing import Protocol
+
+from weft.server.errors import EdgeError
+
+FREE_BYTES = 65536
+"""Of each body; not counted against the shared budget."""
+SWEEP_S = 0.5
+_SWEPT_AT_ONCE = 32
+"""Between two other turns of the loop: a thousand refusals at once would hold up every client."""
+LINGER_S = 1.0
+"""How long a refused client may go on sending, so that it reads the refusal instead of a reset."""
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeLimits:
+    """Sizes in bytes, times in seconds. 0 is no limit for ``connections_per_address`` and
+    ``body_rate_min``."""
+
+    request_line_bytes: int = 8192
+    header_bytes: int = 32768
+    header_count: int = 100
+    header_s: float = 10.0
+    body_bytes: int = 64_000_000
+    body_s: float = 300.0
+    body_rate_min: int = 10_000
+    idle_s: float = 60.0
+    write_s: float = 60.0
+    connections: int = 4096
+    connections_per_address: int = 1024
+    pipelined: int = 16
+    buffered_bytes: int = 256_000_000
+
+
+class Connection(Protocol):
+    def sweep(self, now_s: float) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class Edge:
+    """Shared by all connections of one server; lives on the event loop's thread."""
+
+    def __init__(self, limits: EdgeLimits) -> None:
+        self.limits = limits
+        self.buffered_bytes = 0
+        self.refusals: Counter[str] = Counter()
+        self._connections: dict[Connection, str] = {}
+        self._by_address: Counter[str] = Counter()
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
+    def enter(self, connection: Connection, address: str) -> EdgeError | None:
+        """Counts the connection, refused or not; ``leave`` must follow. Returns the refusal."""
+        self._connections[connection] = address
+        self._by_address[address] += 1
+        limits = self.limits
+        if len(self._connections) > limits.connections:
+            return EdgeError(
+                503, f"this server has {limits.connections} open connections (--max-connections)",
+                param="--max-connections", code="too_many_connections")
+        if 0 < limits.connections_per_address < self._by_address[address]:
+            return EdgeError(429, f"your address has {limits.connections_per_address} open connections "
+                                  "(--max-connections-per-address)",
+                             param="--max-connections-per-address", code="too_many_connections")
+        return None
+
+    def leave(self, connection: Connection) -> None:
+        address = self._connections.pop(connection, None)
+        if address is None:
+            return
+        self._by_address[address] -= 1
+        if not self._by_address[address]:
+            del self._by_address[address]
+
+    def is_crowded(self) -> bool:
+        """Whether even refusals have become too many to be written."""
+        return len(self._connections) > 2 * self.limits.connections
+
+    def lease(self) -> BodyLease:
+        return BodyLease(self)
+
+    async def sweep_forever(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            for number, connection in enumerate(list(self._connections)):
+                if number % _SWEPT_AT_ONCE == _SWEPT_AT_ONCE - 1:
+                    await asyncio.sleep(0)
+                if connection in self._connections:
+                    connection.sweep(loop.time())
+
+    def abort_all(self) -> None:
+        """At the end of the server: a client that never reads cannot hold it up."""
+        for connection in list(self._connections):
+            connection.abort()
+
+
+class BodyLease:
+    """The buffered bytes of one request."""
+
+    __slots__ = ("_counted_bytes", "_edge", "_size_bytes")
+
+    def __init__(self, edge: Edge) -> None:
+        self._edge = edge
+        self._size_bytes = 0
+        self._counted_bytes = 0
+
+    def grow(self, size_bytes: int) -> EdgeError | None:
+        """Returns the refusal if the shared budget is spent."""
+        self._size_bytes += size_bytes
+        more_bytes = max(self._size_bytes - FREE_BYTES, 0) - self._counted_bytes
+        limit = self._edge.limits.buffered_bytes
+        if more_bytes and self._edge.buffered_bytes + more_bytes > limit:
+            return EdgeError(
+                503, f"the bodies of unfinished requests hold {self._edge.buffered_bytes} bytes; the limit "
+                     f"is {limit} bytes (--max-buffered-mb)", param="--max-buffered-mb",
+                code="server_buffers_full")
+        self._counted_bytes += more_bytes
+        self._edge.buffered_bytes += more_bytes
+        return None
+
+    def release(self) -> None:
+        """Idempotent."""
+        self._edge.buffered_bytes -= self._counted_bytes
+        self._counted_bytes = 0
+        self._size_bytes = 0

@@ -1,0 +1,113 @@
+"""What takes too long ends: idle connections, half a header, half a body, a client that never reads."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import time
+
+import pytest
+
+from tests.hostile.bystander import bystander, rss_of, rss_returns
+from tests.hostile.raw import HEAD, RawClient
+from tests.server.running import RunningServer, eventually, running_server
+
+LIMIT_S = 1.0
+SERVER = {"header_timeout": LIMIT_S, "body_timeout": LIMIT_S, "idle_timeout": LIMIT_S,
+          "write_timeout": LIMIT_S, "max_connections": 1500, "max_connections_per_address": 1100}
+HALF_HEAD = b"GET /health HTTP/1.1\r\nHost: local"
+HALF_BODY = b"POST /tokenize HTTP/1.1\r\n%sContent-Length: 100\r\n\r\n{" % HEAD
+ENDLESS = {"prompt": "a", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+
+
+@pytest.mark.parametrize("start", [HALF_HEAD, HALF_BODY, b"\r\n\r\n", b"G"])
+def test_half_a_request_gets_a_408(server: RunningServer, start: bytes) -> None:
+    with RawClient(server.url) as client:
+        client.send(start)
+        answer = client.answer()
+        assert answer is not None
+        assert (answer.status, answer.error["code"]) == (408, "request_timeout")
+        assert answer.error["param"] in ("--header-timeout", "--body-timeout")
+
+
+def test_a_byte_now_and_then_does_not_stop_the_clock(server: RunningServer) -> None:
+    with RawClient(server.url) as client:
+        began_s = time.monotonic()
+        client.send(HALF_HEAD)
+        while client.send(b"a"):
+            assert time.monotonic() - began_s < 8
+            time.sleep(0.1)
+
+
+def test_an_idle_connection_is_closed_without_words(server: RunningServer) -> None:
+    with RawClient(server.url) as fresh, RawClient(server.url) as used:
+        used.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = used.answer()
+        assert answer is not None
+        assert answer.status == 200
+        for client in (fresh, used):
+            assert client.answer() is None
+            assert client.is_closed()
+
+
+def _thousand_connections(server: RunningServer, start: bytes) -> None:
+    with contextlib.ExitStack() as stack:
+        clients = []
+        for number in range(1000):
+            clients.append(stack.enter_context(RawClient(server.url)))
+            clients[-1].send(start)
+            if number % 50 == 49:
+                time.sleep(0.02)
+        for client in clients:
+            assert client.is_closed(8)
+
+
+@pytest.mark.parametrize("start", [b"", HALF_HEAD, HALF_BODY])
+def test_a_thousand_unfinished_connections_harm_no_other_client(server: RunningServer, start: bytes) -> None:
+    """The first thousand grow the heap of a fresh process once; the second must not."""
+    _thousand_connections(server, start)
+    before = rss_of(server.process.pid)
+    with bystander(server.url) as other:
+        _thousand_connections(server, start)
+    other.check()
+    assert rss_returns(server.process.pid, before)
+
+
+def test_connections_are_bounded_by_address_and_in_all(server: RunningServer) -> None:
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(RawClient(server.url)) for _ in range(1110)]
+        answer = clients[-1].answer()
+        assert answer is not None
+        assert (answer.status, answer.error["code"]) == (429, "too_many_connections")
+        assert answer.headers["retry-after"] == "1"
+        clients += [stack.enter_context(RawClient(server.url, address="127.0.0.3")) for _ in range(400)]
+        answer = clients[-1].answer()
+        assert answer is not None
+        assert (answer.status, answer.error["param"]) == (503, "--max-connections")
+    assert eventually(lambda: server.get("/health").status_code == 200)
+
+
+def test_a_client_that_never_reads_is_cut(server: RunningServer) -> None:
+    """Its socket holds a few KB, so the answer does not fit."""
+    with RawClient(server.url, receive_bytes=1024) as client:
+        client.post("/v1/completions", json.dumps({**ENDLESS, "n": 4, "logprobs": 20}).encode())
+        assert eventually(lambda: server.running() > 0)
+        assert eventually(lambda: server.running() == 0, 30)
+        assert eventually(lambda: 'http_connections{engine="0",model_name="scripted"} 1.0'
+                          in server.get("/metrics").text, 10)
+
+
+def test_a_drain_waits_no_longer_for_a_client_that_never_reads(model_directory: object) -> None:
+    settings = {"drain_timeout": 2.0}
+    with running_server("build_slow", engine={"model": str(model_directory)}, server=settings) as own:
+        clients = [RawClient(own.url, receive_bytes=1024) for _ in range(4)]
+        for client in clients:
+            client.post("/v1/completions", json.dumps(ENDLESS).encode())
+        assert eventually(lambda: own.running() == 4)
+        began_s = time.monotonic()
+        own.process.send_signal(signal.SIGTERM)
+        assert own.exit_code() == 0
+        assert time.monotonic() - began_s < 2.0 + 2.5
+        for client in clients:
+            client.socket.close()
