@@ -37,7 +37,8 @@ from weft.engine.grammars import GrammarCompiler
 from weft.errors import ConfigError
 from weft.host import free_ram_bytes, usable_cores
 from weft.info import MemoryRow, ModelInfo
-from weft.memory.frames.plan import KEPT_SHARE, ArenaPlan, default_memory_bytes, fit_sizes, plan_arena
+from weft.memory.frames.plan import ArenaPlan, plan_arena
+from weft.memory.frames.sizes import WORKSPACE_SHARE, default_memory_bytes, fit_sizes
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import check_policy, make_policy
 from weft.memory.prefix.policy import Policy, PrefillCost, geometric_cost
@@ -286,7 +287,7 @@ class _Room:
 
 def _ram_room(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName) -> _Room:
     available = free_ram_bytes()
-    return _Room(int(available * (1 - KEPT_SHARE)), default_memory_bytes(available, spec, config, kv_dtype),
+    return _Room(int(available * (1 - WORKSPACE_SHARE)), default_memory_bytes(available, spec, config, kv_dtype),
                  f"{format_bytes(available)} of RAM are free now.")
 
 

@@ -4,7 +4,7 @@
 
 Every field carries its help text, so that the CLI makes its flags from this one class, the Python API
 takes the same names as keywords, and an error can name the flag. ``Sizes`` is made by
-``weft.memory.frames.plan.fit_sizes``: what does not fit is shrunk, and ``Sizes.notes`` says so in words.
+``weft.memory.frames.sizes.fit_sizes``: what does not fit is shrunk, and ``Sizes.notes`` says so in words.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ from tests.fixtures.checkpoints import FAMILIES, checkpoint, load_reference, mak
 from weft.assemble import cache_dtypes
 from weft.config import EngineConfig, KvDTypeChoice, StateDTypeChoice
 from weft.engine.engine import EngineCore
-from weft.memory.frames.plan import ArenaPlan, fit_sizes, plan_arena, with_compressed_kv, with_compression
+from weft.memory.frames.plan import ArenaPlan, plan_arena, with_compressed_kv, with_compression
+from weft.memory.frames.sizes import fit_sizes
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import make_policy
 from weft.memory.prefix.policy import PrefillCost

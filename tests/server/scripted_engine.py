@@ -28,7 +28,8 @@ from weft.engine.grammars import GrammarCompiler
 from weft.engine.scripted import made_up_logprobs
 from weft.errors import CheckpointError
 from weft.info import MemoryRow, ModelInfo
-from weft.memory.frames.plan import fit_sizes, plan_arena
+from weft.memory.frames.plan import plan_arena
+from weft.memory.frames.sizes import fit_sizes
 from weft.memory.memory import Memory
 from weft.schedule.plan import Admission, StepPlan, StepResult
 from weft.spec import ModelSpec, attention, gated_delta

@@ -1,7 +1,7 @@
 """A plan: what a model takes of a device's memory, and what is left holds.
 
     memory of a device  = weights | kept free for the step | arena
-                                    KEPT_SHARE of the rest   frames: KV pages or states
+                                    WORKSPACE_SHARE of it    frames: KV pages or states
 
 The arena's geometry and the count of what fits are ``memory.plan``'s own (``plan_arena``, ``frames_for``), so
 that they are what the engine allocates with ``--memory`` set to the arena's bytes. With ``arena_bytes`` given
@@ -21,13 +21,12 @@ from weft.errors import ConfigError
 from weft.families import read_architecture
 from weft.families.architecture import Architecture
 from weft.memory.frames.plan import (
-    KEPT_SHARE,
     ArenaPlan,
-    fit_sizes,
     memory_for,
     plan_arena,
     with_compressed_kv,
 )
+from weft.memory.frames.sizes import WORKSPACE_SHARE, fit_sizes
 from weft.planning.layouts import Frames, Layout, Load, all_layouts, draft_log_bytes
 from weft.planning.ranks import possible_tps, rank_architecture
 from weft.planning.weights import Weights, count_weights, form_of
@@ -173,14 +172,14 @@ def _available_bytes(asked: Asked, weights: Weights) -> int:
         return asked.arena_bytes
     assert asked.memory_bytes is not None
     left = asked.memory_bytes - weights.rank_bytes
-    return left - max(0, int(left * KEPT_SHARE))
+    return left - max(0, int(left * WORKSPACE_SHARE))
 
 
 def _need_bytes(asked: Asked, spec: ModelSpec, weights: Weights, tokens: int) -> int:
     arena, _ = memory_for(spec, asked.kv_dtype or spec.dtype, 1, tokens)
     if asked.arena_bytes is not None:
         return arena
-    return weights.rank_bytes + int(arena / (1 - KEPT_SHARE)) + 1
+    return weights.rank_bytes + int(arena / (1 - WORKSPACE_SHARE)) + 1
 
 
 def _tp_that_fits(config: Mapping[str, Any], whole: Architecture, asked: Asked, tokens: int) -> int | None:

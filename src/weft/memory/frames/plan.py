@@ -30,8 +30,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import gcd
 
-from weft.config import EngineConfig, Sizes, flag_name
-from weft.errors import ConfigError
 from weft.spec import (
     ITEM_BYTES,
     TOKEN_SCALE_BYTES,
@@ -40,7 +38,7 @@ from weft.spec import (
     DTypeName,
     ModelSpec,
 )
-from weft.units import ALIGN_BYTES, CHUNK_TOKENS, PAGE_TOKENS, align_up, ceil_div, format_bytes, pages_for
+from weft.units import ALIGN_BYTES, PAGE_TOKENS, align_up, ceil_div, pages_for
 
 FRAMES_WANTED = 50
 """An arena of fewer frames than this is coarse: padding is then traded against frame size."""
@@ -49,13 +47,6 @@ COMPRESSED_KV_ALIGN = 64
 """Records of compressed KV follow one another at multiples of it."""
 COMPRESSED_SCALE_BYTES = 4
 """Of each row of compressed numbers: a float32 or two bfloat16."""
-
-DEFAULT_MEMORY_SHARE = 0.4
-"""Share of the free RAM taken when ``--memory`` is not given."""
-
-KEPT_SHARE = 0.1
-"""Share of what the weights leave that no arena takes: the step's own tensors live there."""
-
 
 @dataclass(frozen=True, slots=True)
 class StateField:
@@ -306,15 +297,6 @@ def with_compressed_kv(arena: ArenaPlan, dtype: CompressedKvName = "int8") -> Ar
     return replace(arena, compressed_kv_bytes=record_bytes, compressed_kv_fields=fields, compressed_kv_dtype=dtype)
 
 
-def default_memory_bytes(available_ram: int, spec: ModelSpec, config: EngineConfig,
-                         kv_dtype: CacheDTypeName | None = None) -> int:
-    """What ``--memory`` is when not given: 40 % of ``available_ram``, but no more than
-    ``max_num_seqs`` sequences of full length could ever use."""
-    share = int(available_ram * DEFAULT_MEMORY_SHARE)
-    length = min(config.max_model_len or spec.max_positions, spec.max_positions)
-    return min(share, memory_for(spec, kv_dtype or spec.dtype, config.max_num_seqs, length)[0])
-
-
 def memory_for(spec: ModelSpec, kv_dtype: CacheDTypeName, sequences: int,
                tokens_each: int) -> tuple[int, str]:
     """Bytes that surely hold so many sequences of so many tokens, and how to type them.
@@ -338,76 +320,3 @@ def _typed(count: int) -> tuple[int, str]:
         if count > 100 * scale:
             return ceil_div(count, scale) * scale, f"--memory {ceil_div(count, scale)}{suffix}"
     return count, f"--memory {count}"
-
-
-def fit_sizes(config: EngineConfig, spec: ModelSpec, arena: ArenaPlan) -> Sizes:
-    """EngineConfig meets the model and the arena: what does not fit is shrunk, and ``notes`` says so.
-
-    ``max_model_len``: one sequence alone surely fits, one frame for its slot and the rest for its pages.
-    ``rows_max``: as many sequences as can hold a slot and a page each, and as leave the step's budget
-    room for one chunk of prefill beside all decodes, so that decodes never starve a prompt.
-
-    Raises ConfigError where a field is not positive, and where ``--memory`` cannot hold one frame of
-    each kind; that one names the exact flag that would do.
-    """
-    for name in ("max_num_seqs", "max_num_batched_tokens", "max_queued_requests", "max_model_len"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            flag = flag_name(name)
-            raise ConfigError(f"{flag} is {value}; it must be at least 1", param=flag)
-    if arena.frame_count < arena.frames_min:
-        need, flag = memory_for(spec, arena.kv_dtype, 1, 1)
-        raise ConfigError(
-            f"--memory is too small for one sequence of this {spec.family} model, which takes "
-            f"{format_bytes(need)} at least: use {flag}", param="--memory")
-    notes: list[str] = []
-    max_model_len = _fit_length(config, spec, arena, notes)
-    rows_max, step_tokens_max = _fit_rows(config, arena, notes)
-    return Sizes(max_model_len=max_model_len, rows_max=rows_max, step_tokens_max=step_tokens_max,
-                 queue_max=config.max_queued_requests, memory_bytes=arena.arena_bytes, notes=tuple(notes))
-
-
-def _fit_length(config: EngineConfig, spec: ModelSpec, arena: ArenaPlan, notes: list[str]) -> int:
-    asked = config.max_model_len or spec.max_positions
-    length = min(asked, spec.max_positions)
-    if length < asked:
-        notes.append(f"--max-model-len {asked} shrunk to {length}: the model has no more positions.")
-    if not arena.pages_per_frame:
-        return length
-    slot_frames = int(arena.slots_per_frame > 0)
-    holds = (arena.frame_count - slot_frames) * arena.pages_per_frame * PAGE_TOKENS
-    if holds < length:
-        _, flag = memory_for(spec, arena.kv_dtype, 1, length)
-        notes.append(f"--max-model-len {length} shrunk to {holds}: one sequence of {holds} tokens fills "
-                     f"the arena of {format_bytes(arena.arena_bytes)}; {flag} would hold {length}.")
-    return min(length, holds)
-
-
-def _fit_rows(config: EngineConfig, arena: ArenaPlan, notes: list[str]) -> tuple[int, int]:
-    tokens = max(config.max_num_batched_tokens, CHUNK_TOKENS + 1)
-    if tokens > config.max_num_batched_tokens:
-        notes.append(f"--max-num-batched-tokens {config.max_num_batched_tokens} raised to {tokens}: a step "
-                     f"must hold one prefill chunk of {CHUNK_TOKENS} tokens and a decode.")
-    rows = config.max_num_seqs
-    held = _sequences_held(arena)
-    if held is not None and held < rows:
-        notes.append(f"--max-num-seqs {rows} shrunk to {held}: the arena of "
-                     f"{format_bytes(arena.arena_bytes)} holds no more at once; more wait in the queue.")
-        rows = held
-    if rows > tokens - CHUNK_TOKENS:
-        notes.append(f"--max-num-seqs {rows} shrunk to {tokens - CHUNK_TOKENS}: a step of "
-                     f"--max-num-batched-tokens {tokens} must hold every decode and a prefill chunk of "
-                     f"{CHUNK_TOKENS} tokens.")
-        rows = tokens - CHUNK_TOKENS
-    return rows, tokens
-
-
-def _sequences_held(arena: ArenaPlan) -> int | None:
-    """Most sequences of one page each: max over k slot frames of min(k m, (N - k) n). None: no bound."""
-    n, m, frames = arena.pages_per_frame, arena.slots_per_frame, arena.frame_count
-    if not m:
-        return frames * n if n else None
-    if not n:
-        return frames * m
-    balanced = frames * n // (m + n)
-    return max(min(k * m, (frames - k) * n) for k in (balanced, balanced + 1))
