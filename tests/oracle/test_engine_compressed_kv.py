@@ -40,7 +40,7 @@ def all_kv_is_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
         chosen, moves = relief(draft)
         if chosen or moves or draft._flushed:
             return chosen, moves
-        kept, read = draft._books.cache.packed_kv, draft._read()
+        kept, read = draft._books.cache.compressed_kv, draft._read()
         return [Eviction(name, "pages") for name, node in kept.idle.items()
                 if name not in read and kept.gain(node) and not node.bare], moves
     monkeypatch.setattr(Draft, "_relief", relieving)

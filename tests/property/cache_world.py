@@ -27,9 +27,9 @@ from tests.property.rounding import Rounded, Share, compress_kv, records_in, res
 from tests.property.test_tree_model import tokens_to
 from tests.unit.memory.geometry import picture, small_memory
 from weft.memory.draft import Draft
+from weft.memory.prefix.edge import COMPRESSED, Node
 from weft.memory.prefix.eviction import EVICTIONS_PER_STEP
 from weft.memory.prefix.policies import POLICIES
-from weft.memory.prefix.tree import COMPRESSED, Node
 from weft.memory.reservation import Reservation
 from weft.memory.values import NO_SLOT, FrameKind, Match
 from weft.units import PAD, PAGE_TOKENS, PageId, SeqId, SlotId
@@ -227,7 +227,7 @@ class World:
         assert flush or len(reservation.evicted) <= EVICTIONS_PER_STEP
         evicted = [(eviction, *self.place(self.memory._books.cache.tree.by_id[eviction.node]))
                    for eviction in reservation.evicted]
-        compressed = set(self.memory._books.cache.compressed.pages)
+        compressed = set(self.memory._books.cache.compressed_states.pages)
         self.memory.commit(reservation)
         self.draft = None
         self.execute(reservation)
@@ -319,8 +319,8 @@ class World:
             before = running.salt, running.tokens[:start]
             assert self.states[running.slot] == before, "the state to go on from"
         read_only = {page for node in self.memory._books.cache.tree.nodes() for page in node.pages}
-        read_only |= {page for pages in self.memory._books.cache.compressed.pages.values() for page in pages}
-        read_only |= {page for one in self.memory._books.cache.packed_kv.by_node.values() for page in one.pages}
+        read_only |= {page for pages in self.memory._books.cache.compressed_states.pages.values() for page in pages}
+        read_only |= {page for one in self.memory._books.cache.compressed_kv.by_node.values() for page in one.pages}
         for position in range(start, end):
             if self.n:
                 page = running.table[position // PAGE_TOKENS]
@@ -409,7 +409,7 @@ class World:
             self.holds_node(node, start, salt, tokens)
             if node.slot != PAD:
                 state = (self.states[node.slot] if node.slot != COMPRESSED
-                         else self.compressed_in(memory._books.cache.compressed.pages[node.id]))
+                         else self.compressed_in(memory._books.cache.compressed_states.pages[node.id]))
                 assert state == (salt, tokens), "a checkpoint is the state of its path"
                 states.add((salt, tokens))
             if self.n and not node.is_tail:
@@ -425,7 +425,7 @@ class World:
         assert usage.slots_held == len(self.seqs) * (self.m > 0) + taps + usage.slots_cached
 
     def holds_node(self, node: Node, start: int, salt: str, tokens: Tokens) -> None:
-        packed = self.memory._books.cache.packed_kv.by_node.get(node.id)
+        packed = self.memory._books.cache.compressed_kv.by_node.get(node.id)
         if packed is None:
             self.holds(node.pages, start, salt, tokens)
             assert node.kv_inexact or self.rounded.pages.isdisjoint(node.pages), "inexact KV, not marked"

@@ -36,12 +36,13 @@ from weft.memory.compaction import Compaction, Fixed
 from weft.memory.draft import Draft
 from weft.memory.lease import Lease
 from weft.memory.prefix.cache import Freed, PrefixCache
-from weft.memory.prefix.compressed_kv import PackedKv
+from weft.memory.prefix.compressed_kv import CompressedKv
 from weft.memory.prefix.compressed_state import CompressedStates
+from weft.memory.prefix.edge import Node
 from weft.memory.prefix.eviction import Recency
 from weft.memory.prefix.policies import POLICIES
 from weft.memory.prefix.sharing import Sharing
-from weft.memory.prefix.tree import Node, PrefixTree
+from weft.memory.prefix.tree import PrefixTree
 from weft.memory.reservation import Moves, Reservation
 from weft.memory.values import Match
 from weft.units import PAGE_TOKENS, PageId
@@ -199,12 +200,12 @@ def pages_of_compressed_states_leak(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_slot_of_a_compressed_state_leaks(patch: pytest.MonkeyPatch) -> None:
-    compress = PrefixCache.compress
+    compress = PrefixCache.compress_state
 
     def compression(self: PrefixCache, *args: Any) -> Freed:
         compress(self, *args)
         return Freed()
-    patch.setattr(PrefixCache, "compress", compression)
+    patch.setattr(PrefixCache, "compress_state", compression)
 
 
 def compressed_kv_is_not_restored(patch: pytest.MonkeyPatch) -> None:
@@ -227,12 +228,12 @@ def kv_is_compressed_under_who_opens_on_it(patch: pytest.MonkeyPatch) -> None:
 
 
 def pages_of_compressed_kv_leak(patch: pytest.MonkeyPatch) -> None:
-    cut_front = PackedKv.cut_front
+    cut_front = CompressedKv.cut_front
 
-    def cutting(self: PackedKv, *args: Any) -> list[PageId]:
+    def cutting(self: CompressedKv, *args: Any) -> list[PageId]:
         cut_front(self, *args)
         return []
-    patch.setattr(PackedKv, "cut_front", cutting)
+    patch.setattr(CompressedKv, "cut_front", cutting)
 
 
 def what_compressed_kv_leaves_is_taken_for_exact(patch: pytest.MonkeyPatch) -> None:
@@ -240,8 +241,8 @@ def what_compressed_kv_leaves_is_taken_for_exact(patch: pytest.MonkeyPatch) -> N
 
 
 def a_state_behind_compressed_kv_is_taken_for_exact(patch: pytest.MonkeyPatch) -> None:
-    keep = PrefixCache._keep
-    patch.setattr(PrefixCache, "_keep", lambda *args, inexact: keep(*args, inexact=False))
+    save = PrefixCache._save
+    patch.setattr(PrefixCache, "_save", lambda *args, inexact: save(*args, inexact=False))
 
 
 def a_page_that_moves_is_not_copied(patch: pytest.MonkeyPatch) -> None:
@@ -332,7 +333,7 @@ def nothing_is_filed_for_eviction(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_tail_outlives_its_checkpoint(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PrefixCache, "_settle",
+    patch.setattr(PrefixCache, "_refile",
                   lambda self, node, freed, newest: self.order.refresh(node, newest=newest))
 
 

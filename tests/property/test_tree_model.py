@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.memory.prefix import edge as edge_module
-from weft.memory.prefix import tree as tree_module
-from weft.memory.prefix.edge import PAGE_KEY_BYTES
-from weft.memory.prefix.tree import Node, PrefixTree
+from weft.memory.prefix import lookup
+from weft.memory.prefix.edge import PAGE_KEY_BYTES, Node
+from weft.memory.prefix.lookup import path_pages
+from weft.memory.prefix.tree import PrefixTree
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
 
 Tokens = tuple[int, ...]
@@ -96,7 +97,7 @@ class Beside:
             assert found.anchor.slot == self.slots[salt, tokens[:hit]]
             whole = hit // PAGE_TOKENS * PAGE_TOKENS
             expected = [self.pages[salt, tokens[:end]] for end in range(PAGE_TOKENS, whole + 1, PAGE_TOKENS)]
-            assert self.tree.path_pages(found.anchor, 0, whole) == expected
+            assert path_pages(found.anchor, 0, whole) == expected
 
     def some_node(self, number: int, choose: Callable[[Node], bool]) -> Node | None:
         nodes = sorted((node for node in self.tree.nodes() if node.parent and choose(node)),
@@ -218,17 +219,17 @@ def salts_share_a_root(patch: pytest.MonkeyPatch) -> None:
 
 
 def tails_are_not_looked_for(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PrefixTree, "_tail", lambda self, node, data: None)
+    patch.setattr(lookup, "_tail_along", lambda node, data: None)
 
 
 def the_hit_is_the_kv(patch: pytest.MonkeyPatch) -> None:
     find = PrefixTree.find
 
-    def finding(self: PrefixTree, salt: str, data: bytes) -> tree_module.Found | None:
-        found = find(self, salt, data)
-        if found is None:
+    def finding(self: PrefixTree, salt: str, data: bytes) -> lookup.PrefixMatch | None:
+        match = find(self, salt, data)
+        if match is None:
             return None
-        return tree_module.Found(found.node, None, found.kv_tokens, found.partly or found.node, 0, 0)
+        return lookup.PrefixMatch(match.node, None, match.kv_tokens, match.partly or match.node, 0, 0)
     patch.setattr(PrefixTree, "find", finding)
 
 

@@ -20,12 +20,13 @@ from collections.abc import Mapping, Sequence
 
 from weft.memory.books import Books
 from weft.memory.frames.arena import Arena
-from weft.memory.frames.owners import NOBODY, of_compressed, of_lease, of_packed, of_tree
+from weft.memory.frames.owners import FREE, of_compressed_kv, of_compressed_state, of_lease, of_tree
 from weft.memory.frames.packing import Item, Packing
 from weft.memory.lease import Lease
 from weft.memory.prefix.cache import PrefixCache
-from weft.memory.prefix.edge import TOKEN_BYTES
-from weft.memory.prefix.tree import COMPRESSED, Node, PrefixTree
+from weft.memory.prefix.edge import COMPRESSED, TOKEN_BYTES, Node
+from weft.memory.prefix.lookup import path_pages
+from weft.memory.prefix.tree import PrefixTree
 from weft.memory.values import NodeId
 from weft.units import PAD, PAGE_TOKENS, FrameId, PageId, SeqId, SlotId, ceil_div
 
@@ -47,16 +48,16 @@ def audit(books: Books) -> None:
             books.slots.check(tap.slot, tap.epoch)
             slot_owners.add(tap.slot, of_lease(seq))
     for node in books.cache.tree.nodes():
-        packed = books.cache.packed_kv.by_node.get(node.id)
+        packed = books.cache.compressed_kv.by_node.get(node.id)
         for index, page in enumerate(node.pages, start=node.start // PAGE_TOKENS):
             if packed is None:
                 page_owners.add(page, of_tree(node.edge.id), index, books.pages.indexes)
         for index, page in enumerate(packed.pages if packed is not None else (),
                                      start=packed.cut if packed is not None else 0):
-            page_owners.add(page, of_packed(node.id), index, books.pages.indexes)
+            page_owners.add(page, of_compressed_kv(node.id), index, books.pages.indexes)
         if node.slot == COMPRESSED:
-            for index, page in enumerate(books.cache.compressed.pages.get(node.id, ())):
-                page_owners.add(page, of_compressed(node.id), index, books.pages.indexes)
+            for index, page in enumerate(books.cache.compressed_states.pages.get(node.id, ())):
+                page_owners.add(page, of_compressed_state(node.id), index, books.pages.indexes)
         elif node.slot != PAD:
             books.slots.check(node.slot, node.epoch)
             slot_owners.add(node.slot, of_tree(node.id))
@@ -86,7 +87,7 @@ class _Recount:
 
     def compare(self) -> None:
         for item, owner in enumerate(self.recorded):
-            named = self.found.get(item, NOBODY)
+            named = self.found.get(item, FREE)
             assert owner == named, f"{self.what} {item} is recorded as of {owner}, its owner is {named}"
 
 
@@ -152,7 +153,7 @@ def _audit_tree(cache: PrefixCache) -> None:
     assert tree.slot_count == len(in_slots), f"the tree has {len(in_slots)} slots, counted {tree.slot_count}"
     assert set(order.in_slots) == in_slots, "the order of checkpoints in slots is not that of the tree"
     _audit_compressed(cache, compressed)
-    _audit_packed_kv(cache, nodes)
+    _audit_compressed_kv(cache, nodes)
     assert set(order.states) == states, "the order of checkpoints is not that of the tree"
     bare = {node.id for node in nodes.values() if node.bare and node.parent is not None}
     assert set(order.bare) == bare, "the order of bare KV is not that of the tree"
@@ -161,7 +162,7 @@ def _audit_tree(cache: PrefixCache) -> None:
 
 
 def _audit_compressed(cache: PrefixCache, nodes: set[NodeId]) -> None:
-    compressed, each = cache.compressed, cache.plan.compressed_pages
+    compressed, each = cache.compressed_states, cache.plan.compressed_pages
     assert set(compressed.pages) == nodes, "what is compressed is not what the tree says"
     for node, pages in compressed.pages.items():
         assert len(pages) == each, f"node {node} is compressed in {len(pages)} pages and not {each}"
@@ -169,26 +170,26 @@ def _audit_compressed(cache: PrefixCache, nodes: set[NodeId]) -> None:
     assert compressed.page_count == count, f"compressed states have {count} pages, counted {compressed.page_count}"
 
 
-def _audit_packed_kv(cache: PrefixCache, nodes: Mapping[NodeId, Node]) -> None:
-    packed_kv = cache.packed_kv
-    assert set(packed_kv.by_node) <= set(nodes), "the KV of a node is compressed that is not in the tree"
-    for node_id, packed in packed_kv.by_node.items():
-        node, name = nodes[node_id], f"the packed of node {node_id}"
-        names = [packed.name - at for at in range(packed.count)]
-        assert node.pages == names, f"{name} has other records than the node"
+def _audit_compressed_kv(cache: PrefixCache, nodes: Mapping[NodeId, Node]) -> None:
+    kv = cache.compressed_kv
+    assert set(kv.by_node) <= set(nodes), "the KV of a node is compressed that is not in the tree"
+    for node_id, packed in kv.by_node.items():
+        node, name = nodes[node_id], f"the compressed KV of node {node_id}"
+        ids = [packed.first_id - at for at in range(packed.count)]
+        assert node.pages == ids, f"{name} has other records than the node"
         assert not node.holds, f"{name} is read"
         assert node.kv_inexact, f"{name} is taken for exact"
-        size = packed.skip_bytes + packed.count * packed_kv.record_bytes
-        pages = ceil_div(size, packed_kv.page_bytes)
-        assert packed.skip_bytes < packed_kv.page_bytes, f"{name} has a page with nothing in it"
+        size = packed.skip_bytes + packed.count * kv.record_bytes
+        pages = ceil_div(size, kv.page_bytes)
+        assert packed.skip_bytes < kv.page_bytes, f"{name} has a page with nothing in it"
         assert len(packed.pages) == pages, f"{name} is in {len(packed.pages)} pages and not {pages}"
-    count = sum(len(packed.pages) for packed in packed_kv.by_node.values())
-    assert packed_kv.page_count == count, f"packed_kv have {count} pages, counted {packed_kv.page_count}"
-    count = sum(packed.count for packed in packed_kv.by_node.values())
-    assert packed_kv.record_count == count, f"packed_kv have {count} records, counted {packed_kv.record_count}"
+    count = sum(len(packed.pages) for packed in kv.by_node.values())
+    assert kv.page_count == count, f"compressed KV has {count} pages, counted {kv.page_count}"
+    count = sum(packed.count for packed in kv.by_node.values())
+    assert kv.record_count == count, f"compressed KV has {count} records, counted {kv.record_count}"
     idle = {node.id for node in nodes.values() if node.parent and not node.holds and not node.is_tail}
-    expected = idle - set(packed_kv.by_node) if packed_kv.record_bytes else set()
-    assert set(packed_kv.idle) == expected, "the order of what nobody reads is not that of the tree"
+    expected = idle - set(kv.by_node) if kv.record_bytes else set()
+    assert set(kv.idle) == expected, "the order of KV without readers is not that of the tree"
 
 
 def _audit_edges(tree: PrefixTree) -> None:
@@ -232,7 +233,7 @@ def _audit_holds(cache: PrefixCache, leases: Mapping[SeqId, Lease]) -> None:
             assert lease.shared_tokens == 0, f"sequence {seq} reads {lease.shared_tokens} tokens of no node"
             continue
         assert held.end == lease.shared_tokens, f"sequence {seq} holds a node that ends at {held.end}"
-        way = cache.tree.path_pages(held, 0, held.end)
+        way = path_pages(held, 0, held.end)
         assert lease.pages[:len(way)] == way, f"sequence {seq} reads other pages than those of its node"
         at: Node | None = held
         while at is not None:

@@ -36,15 +36,15 @@ from typing import Generic
 from weft.memory.arena_work import PageCopy, SlotCopy
 from weft.memory.books import Books
 from weft.memory.frames.owners import (
-    NOBODY,
-    compressed_named,
+    FREE,
     is_compressed,
-    lease_named,
-    name_in_tree,
-    packed_named,
+    kv_node_of,
+    lease_of,
+    state_node_of,
+    tree_id_of,
 )
 from weft.memory.frames.packing import Item, Packing, Walk
-from weft.memory.prefix.tree import Node
+from weft.memory.prefix.edge import Node
 from weft.memory.reservation import Moves, SlotPatch, TablePatch
 from weft.memory.values import NodeId
 from weft.units import PAGE_TOKENS, FrameId, PageId, SeqId, SlotId
@@ -67,7 +67,7 @@ class Fixed:
 
     def leaves(self, owner: int) -> bool:
         """What it owns falls free with this draft."""
-        seq = lease_named(owner)
+        seq = lease_of(owner)
         return seq in self.closed and seq not in self.published
 
 
@@ -154,10 +154,10 @@ class Compaction:
         self._readers: dict[NodeId, list[SeqId]] = {}
         pages, slots, plan = books.pages, books.slots, books.plan
         self._pages = _Emptying(pages.packing, page_walk, plan.page_bytes, self._page_cost,
-                                lambda page: (pages.owners[page] == NOBODY
+                                lambda page: (pages.owners[page] == FREE
                                               or fixed.leaves(pages.owners[page])))
         self._slots = _Emptying(slots.packing, slot_walk, plan.slot_stride_bytes, self._slot_cost,
-                                lambda slot: (slots.owners[slot] == NOBODY
+                                lambda slot: (slots.owners[slot] == FREE
                                               or fixed.leaves(slots.owners[slot])))
 
     def moves(self, frames_of_pages: int, frames_of_slots: int) -> Moves:
@@ -173,10 +173,10 @@ class Compaction:
 
     def _page_cost(self, page: PageId) -> int | None:
         owner = self._books.pages.owners[page]
-        seq = lease_named(owner)
+        seq = lease_of(owner)
         if seq is not None:
             return None if seq in self._fixed.published else 1
-        for kept_for in (compressed_named(owner), packed_named(owner)):
+        for kept_for in (state_node_of(owner), kv_node_of(owner)):
             if kept_for is not None:
                 return None if NodeId(kept_for) in self._fixed.nodes else 0
         node = self._node_of(page)
@@ -184,10 +184,10 @@ class Compaction:
 
     def _slot_cost(self, slot: SlotId) -> int | None:
         owner = self._books.slots.owners[slot]
-        seq = lease_named(owner)
+        seq = lease_of(owner)
         if seq is not None:
             return None if seq in self._fixed.published else 0
-        return None if NodeId(name_in_tree(owner)) in self._fixed.nodes else 0
+        return None if NodeId(tree_id_of(owner)) in self._fixed.nodes else 0
 
     def _node_of(self, page: PageId) -> Node:
         pages = self._books.pages
@@ -212,7 +212,7 @@ class Compaction:
         pages = self._books.pages
         by_seq: dict[SeqId, dict[int, PageId]] = {}
         for src, dst in self._pages.moved:
-            seq = lease_named(pages.owners[src])
+            seq = lease_of(pages.owners[src])
             if is_compressed(pages.owners[src]):
                 continue
             for reader in self._readers_of(self._node_of(src)) if seq is None else [seq]:
@@ -231,6 +231,6 @@ class Compaction:
 
     def _slot_patches(self) -> Iterator[SlotPatch]:
         for src, dst in self._slots.moved:
-            seq = lease_named(self._books.slots.owners[src])
+            seq = lease_of(self._books.slots.owners[src])
             if seq is not None and self._books.leases[seq].slot == src:
                 yield SlotPatch(seq, dst)

@@ -34,9 +34,10 @@ from weft.memory.frames.pressure import UNMEETABLE, Demand, Room
 from weft.memory.lease import Lease
 from weft.memory.prefix.compressed_kv import KvCompression, Unpacking
 from weft.memory.prefix.compressed_state import COMPRESS_BYTES_PER_STEP, CompressionRoom, pages_beyond
+from weft.memory.prefix.edge import COMPRESSED, Node
 from weft.memory.prefix.eviction import EVICTIONS_PER_STEP, choose
+from weft.memory.prefix.lookup import path_pages
 from weft.memory.prefix.sharing import Sharing
-from weft.memory.prefix.tree import COMPRESSED, Node
 from weft.memory.reservation import Extension, Moves, Opening, Reservation, Saving
 from weft.memory.values import NO_NODE, NO_SLOT, Checkpoint, Eviction, FrameClaim, Match, NodeId
 from weft.units import PAGE_TOKENS, FrameId, PageId, SeqId, SlotId, pages_for
@@ -82,7 +83,7 @@ class Draft:
         self._closed: dict[SeqId, None] = {}
         self._saved: list[Saving] = []
         self._published: dict[SeqId, list[Checkpoint]] = {}
-        self._unpacking = Unpacking(books.cache.packed_kv)
+        self._unpacking = Unpacking(books.cache.compressed_kv)
         self._sharing = Sharing(books.cache.tree, self._unpacking)
         self._page_copies: list[PageCopy] = []
         self._slot_copies: list[SlotCopy] = []
@@ -129,12 +130,12 @@ class Draft:
 
     def _open_on(self, anchor: Node, lease: Lease, shared_tokens: int, gained: list[PageId]) -> None:
         self._unpacking.restore(anchor, self._page_walk.take)
-        lease.pages = self._unpacking.wide(self._books.cache.tree.path_pages(anchor, 0, shared_tokens))
+        lease.pages = self._unpacking.resolve(path_pages(anchor, 0, shared_tokens))
         lease.shared_tokens = shared_tokens
         if anchor.is_tail and anchor.pages:
             self._page_copies.append(PageCopy(anchor.pages[0], gained[0]))
         if anchor.slot == COMPRESSED:
-            compressed = self._books.cache.compressed.pages[anchor.id]
+            compressed = self._books.cache.compressed_states.pages[anchor.id]
             self._restored.append(RestoreState(tuple(compressed), lease.slot))
         elif lease.slot != NO_SLOT:
             self._slot_copies.append(SlotCopy(anchor.slot, lease.slot))
@@ -233,7 +234,7 @@ class Draft:
         if not any(self._room().short(*wanted)):
             return False
         demand = self._demand(*wanted)
-        if not demand.met(*self._books.cache.evictable_but(sparing)):
+        if not demand.met(*self._books.cache.evictable_except(sparing)):
             return False
         if not demand.met() and not self._choose(demand):
             return False
@@ -281,7 +282,7 @@ class Draft:
             return Reservation(self._version, frames, tuple(self._page_walk.taken), (), (), extended, (),
                                arena_work=ArenaWork(_to_zero(frames)) if frames else NO_WORK)
         compressed, pages_compressed_in, frames_compressed_in = self._compress(chosen)
-        tree, packed_kv = self._books.cache.tree, self._books.cache.packed_kv
+        tree, compressed_kv = self._books.cache.tree, self._books.cache.compressed_kv
         frames = (*self._frames.claims, *frames_compressed_in)
         patches = tuple(patch for patch in self._sharing.patches if patch.seq not in self._closed)
         return Reservation(
@@ -302,7 +303,7 @@ class Draft:
                 state_restores=tuple(self._restored),
                 kv_restores=tuple(self._unpacking.restored),
                 state_compressions=compressed,
-                kv_compressions=packed_kv.state_compressions(
+                kv_compressions=compressed_kv.compressions(
                     tree.by_id[one.node] for one in chosen if one.what == "pages"),
                 slot_copies=(*self._slot_copies, *moves.slots),
                 page_copies=(*self._page_copies, *moves.pages)),
@@ -325,7 +326,7 @@ class Draft:
 
     def _freed(self) -> tuple[int, int]:
         """Pages and slots that what is closed and published here gives back, besides evictions; at least."""
-        pages, slots = self._sharing.given_up, 0
+        pages, slots = self._sharing.freed_count, 0
         kept = {published.seq: published for published in self._sharing.publications}
         for seq in self._closed:
             lease = self._lease_of(seq)
@@ -377,7 +378,7 @@ class Draft:
             return pages, slots
         reserve, ahead = max(pages, self._reserve_pages()), self._books.slots_ahead
         to_compress_in = self._books.plan.compressed_pages if cache.order.in_slots else 0
-        evictable = cache.evictable_but(self._last)
+        evictable = cache.evictable_except(self._last)
         for wanted in ((reserve + to_compress_in, slots + ahead), (reserve, slots + ahead), (reserve, slots)):
             if not any(self._room().short(*wanted)) or self._demand(*wanted).met(*evictable):
                 return wanted
@@ -408,7 +409,7 @@ class Draft:
                       spared=self._read(), last=self._last,
                       limit=len(cache.tree.by_id) * 2 if self._flushed else EVICTIONS_PER_STEP,
                       compression=CompressionRoom(plan.compressed_pages, at_once),
-                      packed_kv=KvCompression(cache.packed_kv, state_compressions=not self._flushed))
+                      kv_compression=KvCompression(cache.compressed_kv, enabled=not self._flushed))
 
     def _compress(self, chosen: list[Eviction]) -> tuple[tuple[CompressState, ...], list[PageId], list[FrameClaim]]:
         """What goes from its slot into pages, those pages, and frames to claim for them."""

@@ -194,8 +194,8 @@ class Memory:
         return lease
 
     def usage(self) -> MemoryUsage:
-        plan, books, tree, compressed = self.plan, self._books, self._books.cache.tree, self._books.cache.compressed
-        pages_cached, packed_kv = books.cache.page_count, books.cache.packed_kv
+        plan, books, tree, compressed = self.plan, self._books, self._books.cache.tree, self._books.cache.compressed_states
+        pages_cached, compressed_kv = books.cache.page_count, books.cache.compressed_kv
         pages, slots = books.pages.packing, books.slots.packing
         free = books.arena.free_count
         page_bytes = pages.held_count * plan.page_bytes
@@ -223,8 +223,8 @@ class Memory:
             slots_cached=tree.slot_count,
             states_compressed=len(compressed),
             compressed_bytes=compressed.page_count * plan.page_bytes,
-            pages_compressed=packed_kv.record_count,
-            compressed_kv_bytes=packed_kv.page_count * plan.page_bytes,
+            pages_compressed=compressed_kv.record_count,
+            compressed_kv_bytes=compressed_kv.page_count * plan.page_bytes,
             compressed_kv_dtype=plan.compressed_kv_dtype if plan.compressed_kv_bytes else None,
             cached_bytes=pages_cached * plan.page_bytes + tree.slot_count * plan.slot_stride_bytes,
             evictable_bytes=books.cache.evictable_bytes,

@@ -30,13 +30,13 @@ from collections.abc import Sequence
 from weft.memory.books import Books
 from weft.memory.frames.arena import Arena
 from weft.memory.frames.owners import (
-    compressed_named,
-    lease_named,
-    of_compressed,
+    kv_node_of,
+    lease_of,
+    of_compressed_kv,
+    of_compressed_state,
     of_lease,
-    of_packed,
     of_tree,
-    packed_named,
+    state_node_of,
 )
 from weft.memory.lease import Lease
 from weft.memory.prefix.cache import Freed
@@ -78,10 +78,10 @@ def apply(books: Books, reservation: Reservation) -> None:
     for seq in reservation.closed:
         _close(books, books.leases.pop(seq))
     for compress in work.state_compressions:
-        books.pages.give(compress.pages, of_compressed(compress.node), 0)
-        _give_back(books, books.cache.compress(compress.node, compress.pages))
+        books.pages.give(compress.pages, of_compressed_state(compress.node), 0)
+        _give_back(books, books.cache.compress_state(compress.node, compress.pages))
     for kv_compress in work.kv_compressions:
-        books.pages.give(kv_compress.packed, of_packed(kv_compress.node), 0)
+        books.pages.give(kv_compress.packed, of_compressed_kv(kv_compress.node), 0)
         _give_back(books, books.cache.compress_kv(kv_compress))
     for eviction in reservation.evicted:
         _give_back(books, books.cache.evict(eviction))
@@ -94,13 +94,13 @@ def _move(books: Books, moves: Moves) -> None:
     left = Freed([copy.src for copy in moves.pages])
     for page in moves.pages:
         owner, index = pages.owners[page.src], pages.indexes[page.src]
-        seq, compressed, packed = lease_named(owner), compressed_named(owner), packed_named(owner)
+        seq, compressed, packed = lease_of(owner), state_node_of(owner), kv_node_of(owner)
         if seq is not None:
             books.leases[seq].pages[index] = page.dst
         elif compressed is not None:
-            books.cache.compressed.pages[NodeId(compressed)][index] = page.dst
+            books.cache.compressed_states.pages[NodeId(compressed)][index] = page.dst
         elif packed is not None:
-            books.cache.packed_kv.by_node[NodeId(packed)].move(index, page.dst)
+            books.cache.compressed_kv.by_node[NodeId(packed)].move(index, page.dst)
         else:
             tree.replace_page(owner, index, page.dst)
         pages.give([page.dst], owner, index)
@@ -108,7 +108,7 @@ def _move(books: Books, moves: Moves) -> None:
         books.leases[patch.seq].pages[patch.first_index:patch.first_index + len(patch.pages)] = patch.pages
     for slot in moves.slots:
         owner, epoch = slots.owners[slot.src], slots.epochs[slot.dst]
-        seq = lease_named(owner)
+        seq = lease_of(owner)
         if seq is not None:
             books.leases[seq].move_slot(slot.src, slot.dst, epoch)
         else:

@@ -86,10 +86,10 @@ def picture(memory: Memory) -> dict[str, Any]:
                  for node in books.cache.tree.nodes()],
         "orders": (list(books.cache.order.states), list(books.cache.order.bare),
                    list(books.cache.order.in_slots)),
-        "compressed": {node: list(pages) for node, pages in books.cache.compressed.pages.items()},
-        "packed_kv": {node: (list(one.pages), one.cut, one.skip_bytes, one.name, one.count)
-                    for node, one in books.cache.packed_kv.by_node.items()},
-        "idle": list(books.cache.packed_kv.idle),
+        "compressed": {node: list(pages) for node, pages in books.cache.compressed_states.pages.items()},
+        "compressed_kv": {node: (list(one.pages), one.cut, one.skip_bytes, one.first_id, one.count)
+                    for node, one in books.cache.compressed_kv.by_node.items()},
+        "idle": list(books.cache.compressed_kv.idle),
         "usage": memory.usage(),
     }
 

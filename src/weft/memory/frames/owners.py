@@ -1,6 +1,6 @@
 """Who holds a page or a slot, as one number beside it.
 
-    NOBODY = 0          free
+    FREE = 0          free
     seq + 1             the lease of a sequence
     -1 - id             the prefix tree: a edge for a page, a node for a slot
     PACKED_KV - id        the prefix tree: a node, for a page with some of its compressed KV
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from weft.units import SeqId
 
-NOBODY = 0
+FREE = 0
 PACKED_KV = -1 << 61
 COMPRESSED = -1 << 62
 
@@ -35,22 +35,22 @@ def of_tree(name: int) -> int:
     return -1 - name
 
 
-def of_compressed(name: int) -> int:
+def of_compressed_state(name: int) -> int:
     """``name``: the id of the node whose state is compressed there."""
     return COMPRESSED - name
 
 
-def of_packed(name: int) -> int:
+def of_compressed_kv(name: int) -> int:
     """``name``: the id of the node whose KV is compressed there."""
     return PACKED_KV - name
 
 
-def packed_named(owner: int) -> int | None:
+def kv_node_of(owner: int) -> int | None:
     """The node whose compressed KV a page has some of, None where it has something else."""
     return PACKED_KV - owner if COMPRESSED < owner <= PACKED_KV else None
 
 
-def compressed_named(owner: int) -> int | None:
+def state_node_of(owner: int) -> int | None:
     """The node whose compressed state a page has a piece of, None where it has KV."""
     return COMPRESSED - owner if owner <= COMPRESSED else None
 
@@ -60,12 +60,12 @@ def is_compressed(owner: int) -> bool:
     return owner <= PACKED_KV
 
 
-def lease_named(owner: int) -> SeqId | None:
+def lease_of(owner: int) -> SeqId | None:
     """The sequence that ``owner`` means, None where it is the tree."""
-    assert owner != NOBODY
+    assert owner != FREE
     return SeqId(owner - 1) if owner > 0 else None
 
 
-def name_in_tree(owner: int) -> int:
+def tree_id_of(owner: int) -> int:
     assert PACKED_KV < owner < 0, "it belongs to a lease, to nobody, or to something compressed"
     return -1 - owner

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.memory.frames.owners import NOBODY
+from weft.memory.frames.owners import FREE
 from weft.memory.frames.packing import Packing
 from weft.memory.values import FrameKind
 from weft.units import FrameId, PageId
@@ -21,14 +21,14 @@ class Pages:
 
     def __init__(self, pages_per_frame: int, frame_count: int) -> None:
         self.packing: Packing[PageId] = Packing(FrameKind.PAGES, pages_per_frame)
-        self.owners = [NOBODY] * (pages_per_frame * frame_count)
+        self.owners = [FREE] * (pages_per_frame * frame_count)
         self.indexes = [0] * (pages_per_frame * frame_count)
 
     def take(self, pages: Sequence[PageId]) -> None:
         """Free pages leave the pool; ``give`` says to whom."""
         self.packing.pop(pages)
         for page in pages:
-            assert self.owners[page] == NOBODY, f"page {page} is held and was drafted as free"
+            assert self.owners[page] == FREE, f"page {page} is held and was drafted as free"
 
     def give(self, pages: Sequence[PageId], owner: int, first_index: int) -> None:
         """Taken pages are ``owner``'s: its pages number ``first_index``, ``first_index + 1``, ..."""
@@ -39,6 +39,6 @@ class Pages:
     def drop(self, pages: Sequence[PageId]) -> list[FrameId]:
         """The owner lets go of ``pages``. Returns emptied frames."""
         for page in pages:
-            assert self.owners[page] != NOBODY, f"page {page} is free and was given back"
-            self.owners[page] = NOBODY
+            assert self.owners[page] != FREE, f"page {page} is free and was given back"
+            self.owners[page] = FREE
         return self.packing.push(pages)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.memory.frames.owners import NOBODY
+from weft.memory.frames.owners import FREE
 from weft.memory.frames.packing import Packing
 from weft.memory.values import FrameKind
 from weft.units import FrameId, SlotId
@@ -21,14 +21,14 @@ class Slots:
 
     def __init__(self, slots_per_frame: int, frame_count: int) -> None:
         self.packing: Packing[SlotId] = Packing(FrameKind.SLOTS, slots_per_frame)
-        self.owners = [NOBODY] * (slots_per_frame * frame_count)
+        self.owners = [FREE] * (slots_per_frame * frame_count)
         self.epochs = [0] * (slots_per_frame * frame_count)
 
     def take(self, slots: Sequence[SlotId]) -> None:
         """Free slots leave the pool; ``give`` says to whom."""
         self.packing.pop(slots)
         for slot in slots:
-            assert self.owners[slot] == NOBODY, f"slot {slot} is held and was drafted as free"
+            assert self.owners[slot] == FREE, f"slot {slot} is held and was drafted as free"
 
     def give(self, slot: SlotId, owner: int) -> None:
         self.owners[slot] = owner
@@ -36,12 +36,12 @@ class Slots:
     def drop(self, slot: SlotId, epoch: int) -> list[FrameId]:
         """Give a claim back. Returns the frame if it is empty now."""
         self.check(slot, epoch)
-        self.owners[slot] = NOBODY
+        self.owners[slot] = FREE
         self.epochs[slot] += 1
         return self.packing.push([slot])
 
     def check(self, slot: SlotId, epoch: int) -> None:
         """The claim (slot, epoch) is alive; anything else is a bug (law L5)."""
-        assert self.owners[slot] != NOBODY, f"stale claim on slot {slot}: it is free"
+        assert self.owners[slot] != FREE, f"stale claim on slot {slot}: it is free"
         assert self.epochs[slot] == epoch, (
             f"stale claim on slot {slot}: of epoch {epoch}, and the slot is at {self.epochs[slot]}")

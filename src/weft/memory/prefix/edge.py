@@ -1,23 +1,24 @@
-"""A edge: the tokens and pages of one edge of the prefix tree as it came, however it was cut since.
+"""Edges and nodes of the prefix tree: the tokens and pages that one publication added, and its cuts.
 
     edge   tokens  [ t0 ........................................ ]    int32 bytes, one piece
-             pages   [ p0 p1 p2 p3 p4 p5 p6 p7 ]
-             nodes   |-- a --|---- b ----|- c --|                       each the parent of the next
+           pages   [ p0 p1 p2 p3 p4 p5 p6 p7 ]
+           nodes   |-- a --|---- b ----|- c --|                       each the parent of the next
 
-A checkpoint inside an edge cuts it: the edge becomes two nodes. A long prompt that keeps its state every 64
-tokens is cut a thousand times, and looking it up node by node would cost a thousand dictionary lookups. So
-nodes are positions on a edge: cutting copies nothing, the pages of a way down it are one slice, and one
-comparison of bytes goes past all of its nodes at once.
+A *node* is a span [start, end) of an edge and what lies at its end: children, a checkpoint, readers. A
+checkpoint in the middle of a node cuts it in two. A long prompt with a checkpoint every 64 tokens is cut a
+thousand times, and a lookup node by node would cost a thousand dictionary lookups. So nodes only mark
+positions: a cut copies nothing, the pages of a path down an edge are one slice, and one comparison of bytes
+passes all of its nodes at once.
 
-A edge is also what a page remembers as its owner: cuts do not change it, so finding the node of a page is
-a bisection and never a scan (compaction asks).
+A page records its edge as its owner. Cuts do not change that owner, so finding the node of a page is a
+bisection and never a scan (compaction needs it).
 
-A edge loses nodes only from its end, as only leaves go. ``tokens`` may be longer than the nodes: it is cut
-when less than half of it is in use, so that a chain which is evicted node by node is not copied each time.
+An edge loses nodes only at its end, because only leaves are removed. ``tokens`` may be longer than the nodes.
+It is cut once less than half of it is in use, so evicting an edge node by node does not copy it each time.
 
-Rejected: merging nodes that have no checkpoint any more (a second place that changes edges, for dead weight
-that eviction removes anyway); comparing through to the end of a edge at once (a walk that leaves each of
-many edges early would pay for all of them: windows grow with what has matched).
+Rejected: merging nodes whose checkpoint was evicted (a second place that changes edges, for dead weight that
+eviction removes anyway); comparing an edge to its end in one step (a walk that leaves each of many edges
+early would pay for all of them: windows grow with what has matched).
 """
 
 from __future__ import annotations
@@ -26,20 +27,23 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, NewType
+from typing import NewType
 
 import numpy as np
 
-from weft.units import PAD, PAGE_TOKENS, PageId
-
-if TYPE_CHECKING:
-    from weft.memory.prefix.tree import Node
+from weft.memory.values import NO_SLOT, NodeId
+from weft.units import PAD, PAGE_TOKENS, PageId, SlotId, ceil_div
 
 EdgeId = NewType("EdgeId", int)
 
+NO_EDGE = EdgeId(PAD)
+COMPRESSED = SlotId(PAD - 1)
+"""In place of a slot: the checkpoint is compressed (compressed_state.py)."""
 TOKEN_BYTES = 4
 PAGE_KEY_BYTES = PAGE_TOKENS * TOKEN_BYTES
 _WINDOW_BYTES = 64 * PAGE_KEY_BYTES
+_GHOSTS_MAX = 8
+"""Evicted children that a node remembers (law L11)."""
 
 _end_of = attrgetter("end")
 _start_of = attrgetter("start")
@@ -48,7 +52,7 @@ _start_of = attrgetter("start")
 @dataclass(eq=False, slots=True)
 class Edge:
     """``start``: the token position where it begins, a multiple of a page. ``pages`` is empty in a model
-    without attention; what is compressed has names in place of pages (packed_kv.py)."""
+    without attention. Compressed KV has record ids in place of pages (compressed_kv.py)."""
 
     id: EdgeId
     start: int
@@ -60,13 +64,13 @@ class Edge:
         return self.tokens[(start - self.start) * TOKEN_BYTES:(end - self.start) * TOKEN_BYTES]
 
     def pages_between(self, start: int, end: int) -> list[PageId]:
-        """Pages of the tokens [start, end): the last one may be filled in part only."""
+        """Pages of the tokens [start, end); the last one may be partly filled."""
         if not self.pages:
             return []
         return self.pages[(start - self.start) // PAGE_TOKENS:-((self.start - end) // PAGE_TOKENS)]
 
-    def put(self, start: int, pages: Sequence[PageId]) -> None:
-        """The tokens from ``start`` on, a multiple of a page, are on ``pages`` from now on."""
+    def set_pages(self, start: int, pages: Sequence[PageId]) -> None:
+        """From now on ``pages`` hold the tokens from ``start`` on, a multiple of a page."""
         first = (start - self.start) // PAGE_TOKENS
         assert first + len(pages) <= len(self.pages)
         self.pages[first:first + len(pages)] = pages
@@ -75,16 +79,16 @@ class Edge:
         return bisect_left(self.nodes, node.start, key=_start_of)
 
     def node_at(self, position: int) -> Node:
-        """The node whose edge has the token at ``position``."""
+        """The node whose span has the token at ``position``."""
         return self.nodes[bisect_right(self.nodes, position, key=_end_of)]
 
     def nodes_passed(self, first: int, position: int) -> list[Node]:
-        """Those from number ``first`` on that end at ``position`` or before."""
+        """Nodes from index ``first`` on that end at ``position`` or before."""
         return self.nodes[first:bisect_right(self.nodes, position, first, key=_end_of)]
 
     def matches_until(self, position: int, data: bytes, at: int) -> int:
-        """How far the edge from ``position`` on has the tokens of ``data`` from byte ``at`` on: a position,
-        whole pages only."""
+        """The position up to which the edge, from ``position`` on, has the tokens of ``data`` from byte
+        ``at`` on; whole pages only."""
         offset = (position - self.start) * TOKEN_BYTES
         length = min((self.nodes[-1].end - position) * TOKEN_BYTES, len(data) - at)
         length -= length % PAGE_KEY_BYTES
@@ -99,21 +103,89 @@ class Edge:
         return position + done // TOKEN_BYTES
 
     def cut_to(self, end: int) -> list[PageId]:
-        """What lies beyond ``end`` goes, once its nodes have gone or were shortened; returns the pages."""
-        kept = -((self.start - end) // PAGE_TOKENS)
-        gone = self.pages[kept:]
-        del self.pages[kept:]
+        """Drop everything past ``end``; the caller has removed or cut its nodes. Returns the pages."""
+        page_count = -((self.start - end) // PAGE_TOKENS)
+        dropped = self.pages[page_count:]
+        del self.pages[page_count:]
         used = (end - self.start) * TOKEN_BYTES
         if 2 * used <= len(self.tokens):
             self.tokens = self.tokens[:used]
-        return gone
+        return dropped
 
 
-NO_EDGE = EdgeId(PAD)
+@dataclass(eq=False, slots=True)
+class Node:
+    """The span [start, end) of an edge, and what lies at its end. ``parent`` is None for a root."""
+
+    id: NodeId
+    parent: Node | None = field(repr=False)
+    edge: Edge = field(repr=False)
+    start: int
+    end: int
+    children: dict[bytes, Node] = field(default_factory=dict, repr=False)
+    tail_count: int = 0
+    """Children that are tails."""
+    slot: SlotId = NO_SLOT
+    """Checkpoint at ``end``: PAD without one, COMPRESSED if it lies in pages."""
+    epoch: int = 0
+    holds: int = 0
+    """Leases that read this node's pages."""
+    state_lost: bool = False
+    """A checkpoint at ``end``, or of a tail below, was evicted: a miss here is an evicted state."""
+    ghosts: dict[bytes, int] = field(default_factory=dict, repr=False)
+    """Tokens evicted below this node, by the key of their first page."""
+    hits: int = 0
+    """Leases that opened at its end."""
+    used_at: int = 0
+    """Version of the books at its creation or its last opening."""
+    kv_inexact: bool = False
+    """Its KV was compressed once, or computed from compressed data. ``state_inexact``: its checkpoint was."""
+    state_inexact: bool = False
+
+    @property
+    def tokens(self) -> bytes:
+        """int32 bytes of the span; a copy."""
+        return self.edge.tokens_between(self.start, self.end)
+
+    @property
+    def key(self) -> bytes:
+        """The key in its parent's children: the first page of tokens, or all tokens of a tail."""
+        return self.edge.tokens_between(self.start, min(self.end, self.start + PAGE_TOKENS))
+
+    @property
+    def pages(self) -> list[PageId]:
+        """Pages of the span; empty in a model without attention. A copy."""
+        return self.edge.pages_between(self.start, self.end)
+
+    @property
+    def page_count(self) -> int:
+        return ceil_div(self.end - self.start, PAGE_TOKENS) if self.edge.pages else 0
+
+    @property
+    def is_tail(self) -> bool:
+        return 0 < self.end - self.start < PAGE_TOKENS
+
+    @property
+    def bare(self) -> bool:
+        """No lease reads its KV and no checkpoint needs it."""
+        return not self.children and self.slot == PAD and not self.holds
+
+    def lose_state(self) -> None:
+        """The checkpoint is evicted."""
+        self.slot = NO_SLOT
+        lost_at = self.parent if self.is_tail else self
+        assert lost_at is not None
+        lost_at.state_lost = True
+
+    def remember_evicted(self, tokens: bytes, below: int) -> None:
+        """``tokens`` that began at its end were evicted, and ``below`` tokens that followed them."""
+        while len(self.ghosts) >= _GHOSTS_MAX:
+            del self.ghosts[next(iter(self.ghosts))]
+        self.ghosts[tokens[:PAGE_KEY_BYTES]] = len(tokens) // TOKEN_BYTES + below
 
 
 def common_pages(left: bytes, right: bytes) -> int:
-    """Whole pages of tokens at the front of both that are equal."""
+    """How many whole pages of tokens are equal at the front of both."""
     length = min(len(left), len(right)) // PAGE_KEY_BYTES * PAGE_KEY_BYTES
     differ = np.frombuffer(left, np.int32, length // TOKEN_BYTES) != np.frombuffer(
         right, np.int32, length // TOKEN_BYTES)

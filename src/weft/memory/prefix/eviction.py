@@ -1,37 +1,36 @@
 """What leaves the prefix cache first: two orders, and a choice that is a pure function of them.
 
     class 0   bare KV         leaves that no checkpoint and no lease needs         oldest first
-    class 1   checkpoints     any of them, also inside the tree and on the path    as the policy ranks
-                              of a lease: its KV stays, the state alone goes      them (policy.py)
+    class 1   checkpoints     all of them, inside the tree and on the path of      as the policy ranks
+                              a lease too: the state alone goes, its KV stays      them (policy.py)
 
-    demand --choose--> [trim a bare leaf] ... [take a checkpoint, then the KV that it leaves bare] ...
+    demand --choose--> [trim a bare leaf] ... [evict a checkpoint, then the KV that becomes bare] ...
 
-Where KV may be compressed (packed_kv.py) and states (compression.py), that comes between the two, and states are
-evicted for what is still missing.
+If KV or states may be compressed (compressed_kv.py, compressed_state.py), that comes between the two classes.
+States are evicted for what is still missing.
 
-A lease holds KV, never a checkpoint: it copied the state when it opened. So every checkpoint can go at
-any moment, and a sequence that is alone can have the whole arena but what it reads itself (law L3).
+A lease holds KV, never a checkpoint: it copied the state when it opened. So any checkpoint can go at any moment.
+A sequence that runs alone can have the whole arena except the KV that it reads itself (law L3).
 
-What is enough is said by ``pressure.Demand``: in pages, slots and whole frames, wherever they lie, as what
-stays is moved together (compaction.py). Bare KV goes first whatever is short: in a model with states nothing
-can be resumed from it. A leaf is cut from its end, so that no more is lost than is wanted. In a model
-without states KV is all there is, and class 0 is plain LRU.
+``pressure.Demand`` says what is enough: pages, slots and whole frames, wherever they lie, because compaction
+moves the rest together (compaction.py). Bare KV goes first, whatever is short: in a model with states nothing
+resumes from it. A leaf is cut from its end, so no more is lost than necessary. In a model without states all
+cached data is KV, and class 0 is plain LRU.
 
-Where several slots share a frame, one state that goes alone empties none. Of the states next in turn that
-together would, one at a leaf goes first: its KV goes with it, and that may be all it takes.
+If several slots share a frame, evicting one of them frees no frame. Among the next states that together would
+free one, a state at a leaf goes first: its KV goes with it, and that may be enough.
 
-What somebody is sure to come for (a preempted sequence, the head of the queue that room is made for) is named
-by ``last`` and goes when nothing else is left: it is put off, never held, so nobody can wait for ever because
-of it. Nor is its KV compressed.
+``last`` names what will surely be used: by a preempted sequence, or by the head of the queue for which room is
+made. It goes when nothing else is left, and its KV is not compressed. It is deferred, never held, so no request
+waits for ever because of it.
 
-``choose`` changes nothing. It follows its own choices (a parent that becomes bare, KV whose checkpoint was
-chosen) in an overlay, looks at no more nodes than it chooses, is told to leave alone, and are slots in a
-frame, and stops at ``EVICTIONS_PER_STEP`` (law L11). Whoever wants a better policy writes another
-``choose``.
+``choose`` changes nothing. It follows its own choices (a parent that becomes bare, KV of a chosen checkpoint) in
+an overlay. It looks at no more nodes than it chooses, is told to spare, and are slots in a frame. It stops at
+``EVICTIONS_PER_STEP`` (law L11).
 
-Rejected: leases that hold checkpoints (a second slot for each running sequence, and a sequence that fits
-alone might not); evicting whole edges (a cached prompt of 100,000 tokens for one page); a clock over all
-nodes (work that grows with the tree).
+Rejected: leases that hold checkpoints (a second slot for each running sequence, and a sequence that fits alone
+might not); evicting whole nodes (a cached prompt of 100,000 tokens for one page); a clock over all nodes (work
+that grows with the tree).
 """
 
 from __future__ import annotations
@@ -44,21 +43,19 @@ from itertools import chain
 from weft.memory.frames.pressure import Demand
 from weft.memory.prefix.compressed_kv import KvCompression
 from weft.memory.prefix.compressed_state import CompressionRoom
-from weft.memory.prefix.tree import COMPRESSED, Node
+from weft.memory.prefix.edge import COMPRESSED, Node
 from weft.memory.values import Eviction, NodeId
 from weft.units import PAD
 
 EVICTIONS_PER_STEP = 64
-"""Nodes that one reservation may cut, remove or rob of their checkpoint."""
+"""Nodes that one reservation may cut or remove, or whose checkpoint it may evict."""
 NO_COMPRESSION = CompressionRoom(0, 0)
 NO_KV_COMPRESSION = KvCompression(None)
 
 
-
-
 class Recency:
-    """The two classes, oldest first; O(1) for every change. Only a commit changes them. ``in_slots``: of the
-    checkpoints those that are not compressed."""
+    """The two classes, oldest first; every change is O(1). Only a commit changes them. ``in_slots``: the
+    checkpoints that are not compressed."""
 
     __slots__ = ("bare", "in_slots", "states")
 
@@ -68,8 +65,8 @@ class Recency:
         self.in_slots: OrderedDict[NodeId, Node] = OrderedDict()
 
     def refresh(self, node: Node, *, newest: bool) -> None:
-        """Put ``node`` into the classes it belongs to now. A bare node that is new in its class is the
-        ``newest`` there, or the oldest: KV whose checkpoint or children were evicted."""
+        """Put ``node`` into the classes it belongs to now. A node that just became bare enters as the
+        ``newest``; as the oldest if its checkpoint or children were evicted."""
         if node.slot == PAD:
             self.states.pop(node.id, None)
         elif node.id not in self.states:
@@ -91,7 +88,7 @@ class Recency:
             self.in_slots.move_to_end(node.id)
 
     def forget(self, node: Node) -> None:
-        """``node`` is gone."""
+        """``node`` was removed."""
         for nodes in (self.bare, self.states, self.in_slots):
             nodes.pop(node.id, None)
 
@@ -99,63 +96,65 @@ class Recency:
 class _Overlay:
     """The tree as it would be after the evictions chosen so far."""
 
-    __slots__ = ("_gone_children", "_stateless")
+    __slots__ = ("_removed_children", "_stateless")
 
     def __init__(self) -> None:
-        self._gone_children: dict[NodeId, int] = {}
+        self._removed_children: dict[NodeId, int] = {}
         self._stateless: set[NodeId] = set()
 
     def lose_state(self, node: Node) -> None:
         self._stateless.add(node.id)
 
     def remove(self, node: Node) -> Node:
-        """``node`` goes; returns its parent."""
+        """``node`` is removed; returns its parent."""
         assert node.parent is not None
-        self._gone_children[node.parent.id] = self._gone_children.get(node.parent.id, 0) + 1
+        self._removed_children[node.parent.id] = self._removed_children.get(node.parent.id, 0) + 1
         return node.parent
 
     def bare(self, node: Node) -> bool:
         return (node.slot == PAD or node.id in self._stateless) and self.leaf(node)
 
     def leaf(self, node: Node) -> bool:
-        """Nothing but its own checkpoint needs the KV of ``node``."""
+        """Only its own checkpoint needs the KV of ``node``."""
         return (node.parent is not None and not node.holds
-                and len(node.children) == self._gone_children.get(node.id, 0))
+                and len(node.children) == self._removed_children.get(node.id, 0))
 
 
 def choose(order: Recency, demand: Demand, *, ranked: Iterable[Node] = (), spared: Container[NodeId] = (),
            last: Sequence[NodeId] = (), limit: int = EVICTIONS_PER_STEP,
-           compression: CompressionRoom = NO_COMPRESSION, packed_kv: KvCompression = NO_KV_COMPRESSION) -> list[Eviction]:
-    """Evictions after which ``demand`` is met, in the order in which to carry them out, or as many as there
-    are up to ``limit``. Checkpoints go as ``ranked``, and what it leaves out by recency. Nodes in ``spared``
-    are left alone; those of ``last`` go after all others, its first one at the very end. In a model without
-    attention edges go by themselves with their checkpoints."""
+           compression: CompressionRoom = NO_COMPRESSION,
+           kv_compression: KvCompression = NO_KV_COMPRESSION) -> list[Eviction]:
+    """Evictions that meet ``demand``, in the order in which to carry them out; fewer if ``limit`` ends them.
+    Checkpoints go in the order ``ranked``, and those it leaves out by recency. Nodes in ``spared`` stay. Those
+    of ``last`` go after all others, the first of them at the very end. In a model without attention, nodes go
+    with their checkpoints."""
     chosen: list[Eviction] = []
     overlay = _Overlay()
-    left_bare: list[Node] = []
+    newly_bare: list[Node] = []
     compressed: set[NodeId] = set()
-    late = {name: None for name in reversed(last) if name not in spared}
-    bare = chain(_others(order.bare, spared, late), _named(list(late), order.bare))
+    late = {node_id: None for node_id in reversed(last) if node_id not in spared}
+    bare = chain(_others(order.bare, spared, late), _by_id(list(late), order.bare))
     states = _States(_in_turn(ranked, order.states, spared, late), overlay.leaf)
-    late_states = _named(list(late), order.states)
+    late_states = _by_id(list(late), order.states)
     pages = slots = 0
 
-    def now_bare(node: Node) -> None:
-        stays = node.id in spared or node.id in late or packed_kv.is_chosen(node)
+    def add_if_bare(node: Node) -> None:
+        stays = node.id in spared or node.id in late or kv_compression.is_chosen(node)
         if node.page_count and overlay.bare(node) and not stays:
-            left_bare.append(node)
+            newly_bare.append(node)
 
     while len(chosen) < limit and not demand.met(pages, slots):
-        node = left_bare.pop() if left_bare else next(bare, None)
+        node = newly_bare.pop() if newly_bare else next(bare, None)
         if node is not None:
-            held = packed_kv.pages_of(node)
-            dropped = held if packed_kv.is_compressed(node) else min(held, demand.pages_missing(pages, slots))
+            page_count = kv_compression.pages_of(node)
+            dropped = (page_count if kv_compression.is_compressed(node)
+                       else min(page_count, demand.pages_missing(pages, slots)))
             pages += dropped
-            chosen.append(Eviction(node.id, "kv", held - dropped))
-            if dropped == held:
-                now_bare(overlay.remove(node))
+            chosen.append(Eviction(node.id, "kv", page_count - dropped))
+            if dropped == page_count:
+                add_if_bare(overlay.remove(node))
             continue
-        gain = packed_kv.compress_next(spared, late)
+        gain = kv_compression.compress_next(spared, late)
         if gain is not None:
             chosen.append(Eviction(gain.node, "pages"))
             pages += gain.pages
@@ -181,14 +180,14 @@ def choose(order: Recency, demand: Demand, *, ranked: Iterable[Node] = (), spare
         overlay.lose_state(node)
         if node.is_tail:
             pages += node.page_count
-            now_bare(overlay.remove(node))
+            add_if_bare(overlay.remove(node))
         else:
-            now_bare(node)
+            add_if_bare(node)
     return chosen
 
 
 class _States:
-    """Checkpoints in turn; but of the next few, a leaf before the others."""
+    """Checkpoints in order, except that a leaf precedes the others among the next few."""
 
     __slots__ = ("_is_leaf", "_nodes", "_seen")
 
@@ -209,21 +208,21 @@ class _States:
 
 def _in_turn(ranked: Iterable[Node], states: OrderedDict[NodeId, Node],
              *left_out: Container[NodeId]) -> Iterator[Node]:
-    """Every checkpoint once; what is ranked and is none is passed over."""
-    named: set[NodeId] = set()
+    """Every checkpoint once, the ranked ones first. A ranked node without a checkpoint is skipped."""
+    seen: set[NodeId] = set()
     for node in ranked:
-        if node.id not in named and states.get(node.id) is node:
-            named.add(node.id)
-            if not any(node.id in names for names in left_out):
+        if node.id not in seen and states.get(node.id) is node:
+            seen.add(node.id)
+            if not any(node.id in ids for ids in left_out):
                 yield node
     for node in _others(states, *left_out):
-        if node.id not in named:
+        if node.id not in seen:
             yield node
 
 
-def _named(names: Iterable[NodeId], nodes: OrderedDict[NodeId, Node]) -> Iterator[Node]:
-    return (nodes[name] for name in names if name in nodes)
+def _by_id(ids: Iterable[NodeId], nodes: OrderedDict[NodeId, Node]) -> Iterator[Node]:
+    return (nodes[node_id] for node_id in ids if node_id in nodes)
 
 
 def _others(nodes: OrderedDict[NodeId, Node], *left_out: Container[NodeId]) -> Iterator[Node]:
-    return (node for name, node in nodes.items() if not any(name in names for names in left_out))
+    return (node for node_id, node in nodes.items() if not any(node_id in ids for ids in left_out))

@@ -1,28 +1,26 @@
-"""What a checkpoint of the prefix tree holds and saves: the bytes that only it makes useful, and where one
-would begin without it. Pure readings of a few nodes.
+"""What a checkpoint holds and saves: the bytes that only it needs, and where a sequence would resume without it.
 
-    root --[ 0..512 )--+--[ 512..2048 )  state A     A alone holds its own edge: 96 pages; [0..512) is B's too
+    root --[ 0..512 )--+--[ 512..2048 )  state A     A alone holds its own node: 96 pages; [0..512) is B's too
                        '--[ 512..1024 )--[ 1024..4096 )  state B
 
-Two states that share all of their KV hold none of it *alone*: dropping either frees only the state, and so
-the cheaper one to compute again goes, and then the other holds all of it.
+Two states that share all of their KV hold none of it *alone*: evicting either frees only the state. So the one
+that is cheaper to compute again goes first, and then the other holds all of that KV.
 
-At most STEPS_MAX nodes are looked at (law L11): a prompt that keeps its state every 64 tokens has a
-thousand nodes, and whose bytes are those far above is of no weight there.
+Pure readings of a few nodes, at most STEPS_MAX (law L11). A prompt with a checkpoint every 64 tokens has a
+thousand nodes, and bytes far above the checkpoint carry no weight.
 """
 
 from __future__ import annotations
 
-from weft.memory.prefix.edge import TOKEN_BYTES
-from weft.memory.prefix.tree import Node
+from weft.memory.prefix.edge import TOKEN_BYTES, Node
 from weft.units import PAD, PAGE_TOKENS
 
 STEPS_MAX = 64
 
 
-def kept_above(node: Node) -> Node | None:
-    """The nearest checkpoint on the way to ``node``, its own left out: also a tail that its tokens go
-    through. None: there is none near."""
+def checkpoint_above(node: Node) -> Node | None:
+    """The nearest checkpoint on the path above ``node``; a tail along its tokens counts. None: no checkpoint is
+    near."""
     child = node
     for _ in range(STEPS_MAX):
         above = child.parent
@@ -37,12 +35,12 @@ def kept_above(node: Node) -> Node | None:
     return None
 
 
-def kept_at_or_above(node: Node) -> Node | None:
-    return node if node.slot != PAD else kept_above(node)
+def checkpoint_at_or_above(node: Node) -> Node | None:
+    return node if node.slot != PAD else checkpoint_above(node)
 
 
-def kept_only_below(node: Node) -> Node | None:
-    """The nearest checkpoint below ``node``, where there is one way down to it."""
+def only_checkpoint_below(node: Node) -> Node | None:
+    """The nearest checkpoint below ``node``, if a single path leads down to it."""
     at = node
     for _ in range(STEPS_MAX):
         if len(at.children) != 1:
@@ -54,7 +52,7 @@ def kept_only_below(node: Node) -> Node | None:
 
 
 def pages_alone(node: Node) -> int:
-    """Pages that would be of no use to anybody without the checkpoint of ``node``."""
+    """Pages that no request could use without the checkpoint of ``node``."""
     if node.children or node.holds:
         return 0
     pages, at = node.page_count, node.parent
@@ -67,7 +65,7 @@ def pages_alone(node: Node) -> int:
 
 
 def _tail_towards(node: Node, child: Node) -> Node | None:
-    """The longest tail of ``node`` that the tokens of ``child``, a child of it, go through."""
+    """The longest tail of ``node`` along the tokens of its child ``child``."""
     key = child.key
     for length in range(min(len(key), PAGE_TOKENS * TOKEN_BYTES) - TOKEN_BYTES, 0, -TOKEN_BYTES):
         tail = node.children.get(key[:length])

@@ -1,13 +1,13 @@
-"""The policy ``marconi``: recency and FLOP per byte, as published for hybrid models, to compare with.
+"""The policy ``marconi``: recency and FLOP per byte, as published for hybrid models, for comparison.
 
     score = recency + alpha x efficiency        each over its largest among the candidates
     efficiency = seconds to compute from the checkpoint above / (state + KV that only it needs)
 
 Candidates are checkpoints with at most one child, the lowest score first (Pan et al., Marconi, MLSys 2025).
-Bytes are true ones, not those of the whole prefix. Its alpha is tuned by replaying the past; here it is 1.
+Bytes are those that only the checkpoint needs, not those of the whole prefix. The published alpha is tuned by
+replaying the past; here it is 1.
 
-Each order scores everything that is there: fine for a simulation, and the reason why it is not meant for
-serving.
+Each ``order`` scores every checkpoint. That is fine for a simulation, and the reason not to serve with it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from weft.memory.frames.plan import ArenaPlan
-from weft.memory.prefix.holdings import kept_above, pages_alone
+from weft.memory.prefix.edge import Node
+from weft.memory.prefix.holdings import checkpoint_above, pages_alone
 from weft.memory.prefix.policy import Clock, LeastRecentlyUsed, PrefillCost
-from weft.memory.prefix.tree import Node
 from weft.memory.values import Match, NodeId
 from weft.units import SeqId
 
@@ -37,12 +37,12 @@ class Marconi(LeastRecentlyUsed):
 
     def opened(self, seq: SeqId, match: Match, anchor: Node | None) -> None:
         if anchor is not None:
-            self.again(anchor)
+            self.duplicated(anchor)
 
-    def kept(self, seq: SeqId, node: Node, rest: bytes, *, ended: bool) -> None:
+    def saved(self, seq: SeqId, node: Node, rest: bytes, *, ended: bool) -> None:
         self._used_s[node.id] = self._clock()
 
-    def again(self, node: Node) -> None:
+    def duplicated(self, node: Node) -> None:
         if node.id in self._used_s:
             self._used_s[node.id] = self._clock()
 
@@ -62,6 +62,6 @@ class Marconi(LeastRecentlyUsed):
         return (nodes[at] for at in sorted(range(len(nodes)), key=lambda at: (scores[at], at)))
 
     def _efficiency(self, node: Node) -> float:
-        above = kept_above(node)
+        above = checkpoint_above(node)
         saved = self._cost.between(above.end if above is not None else 0, node.end)
         return saved / (self._plan.slot_stride_bytes + pages_alone(node) * self._plan.page_bytes)

@@ -1,14 +1,14 @@
 """Tokens lost to a salt: what another namespace of the prefix tree has of a prompt.
 
-A prompt never uses what another salt computed (law L10), so the same tokens are computed once per tenant.
-What that costs in all is for the operator to know. It is also what no tenant may learn: asked for a prompt of
-his own making, the number says whether somebody else sent it. So it is counted only where ``--count-salt``
-asks for it, never told to a request, and ``--operator-key`` keeps the metrics to those it is meant for.
+A prompt never uses what another salt computed (law L10), so each tenant computes the same tokens once. The
+operator needs to know the cost of that. A tenant must not: for a prompt that a tenant composed, the number says
+whether another tenant sent it. So it is counted only with ``--count-salt``, never reported to a request, and
+``--operator-key`` restricts the metrics.
 
-At most NAMESPACES_MAX namespaces are looked at for each match, the oldest first (law L11): the count is a
-lower bound then.
+A match looks at no more than NAMESPACES_MAX namespaces, the oldest first (law L11). With more of them the count
+is a lower bound.
 
-Rejected: an index of first pages over all namespaces (it would make unsalted lookups pay for the count).
+Rejected: an index of first pages over all namespaces (unsalted lookups would pay for the count).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ NAMESPACES_MAX = 64
 
 
 def with_lost_to_salt(cache: PrefixCache, tokens: npt.NDArray[np.int32], match: Match) -> Match:
-    """``match`` of ``tokens``, with those counted as lost that some other namespace could have given, beyond
-    what was lost for other reasons."""
+    """``match`` of ``tokens``, with the loss to the salt: tokens that another namespace has, beyond those lost
+    for other reasons."""
     others = (name for name in cache.tree.roots if name != match.salt)
     most = max((cache.match(tokens, name, match.version).cached_tokens
                 for name in islice(others, NAMESPACES_MAX)), default=0)

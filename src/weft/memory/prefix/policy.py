@@ -1,25 +1,25 @@
-"""What leaves the prefix cache first, as a part that can be changed: what a policy is told, and what it is
-asked.
+"""What leaves the prefix cache first, as a replaceable part: the events and the questions of a policy.
 
-    told, by a commit      opened  published  kept  evicted  narrowed  left  committed (once, at its end)
-    told, between steps    costs    what computing a prompt was measured to cost
-    asked, reading         recall   what it remembers of a prompt, for where states should be kept (``taps``)
-                           order    of the checkpoints that are there: which should go first
+    events of a commit     opened  published  saved  duplicated  evicted  child_removed  closed
+                           committed (once, at the end)
+    between steps          costs    the measured cost of computing a prompt
+    questions              recall   what the policy remembers of a prompt; it places checkpoints (``taps``)
+                           order    the checkpoints in memory, the first to evict first
 
-A policy ranks and nothing else. Which bytes are short, what falls with a checkpoint, what must be left alone
-and how much is enough are ``eviction.choose``'s: it skips what is not there, takes nothing twice, and when a
-policy names too few it goes on by recency. So a policy with a bug makes worse choices and never a wrong one
-(laws L1, L8, L9).
+A policy ranks and does nothing else. ``eviction.choose`` knows which bytes are short, what goes with a
+checkpoint, what must stay, and how much is enough. It skips nodes without a checkpoint, takes nothing twice,
+and goes on by recency if a policy names too few. So a faulty policy chooses worse and never wrong (laws L1, L8,
+L9).
 
-The pure half has no clock: one is passed in, and read by commits only, so that a plan asked for twice is the
-same twice.
+The pure half has no clock. One is passed in, and only commits read it, so two identical plans get identical
+answers.
 
-    lru        least recently used, as ``Recency`` has them
+    lru        least recently used, in the order of ``Recency``
     marconi    recency and FLOP per byte (marconi.py)
-    worth      seconds saved per byte (worth/)
+    value      seconds saved per byte (value/)
 
-Rejected: a policy that evicts (every policy would have to keep every law); one that is asked about pages
-(bare KV of a model with states is of no use to anybody and goes first; without states it is LRU).
+Rejected: a policy that evicts (every policy would have to keep every law); a policy that ranks pages (bare KV of
+a model with states helps no request and goes first; without states it is LRU).
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from weft.memory.prefix.tree import Node
+from weft.memory.prefix.edge import Node
 from weft.memory.values import NOTHING_RECALLED, Match, NodeId, Recall
 from weft.units import SeqId
 
 Clock = Callable[[], float]
-"""Seconds; never goes back."""
+"""Seconds; never decreases."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillCost:
-    """Seconds to compute a prompt of n tokens: ``linear`` n + ``quadratic`` n^2. Only their ratio matters to
-    a policy."""
+    """Seconds to compute a prompt of n tokens: ``linear`` n + ``quadratic`` n^2. Only the ratio matters to a
+    policy."""
 
     linear: float = 1.0
     quadratic: float = 0.0
 
     def between(self, start: int, end: int) -> float:
-        """Of the positions [start, end)."""
+        """Seconds to compute the positions [start, end)."""
         return (end - start) * (self.linear + self.quadratic * (end + start))
 
 
 def geometric_cost(*, hidden_size: int, attention_layers: int, parameters: float) -> PrefillCost:
-    """From sizes alone, in units of the arithmetic of one token: 2 FLOP per parameter, and per pair of
-    tokens and attention layer 4 FLOP per channel, with as many channels as the model is wide; half of all
-    pairs count."""
+    """The cost from sizes alone, in units of the arithmetic of one token. A token takes 2 FLOP per parameter. A
+    pair of tokens takes 4 FLOP per channel and attention layer, with ``hidden_size`` channels; half of all pairs
+    count."""
     return PrefillCost(1.0, hidden_size * attention_layers / max(1.0, parameters))
 
 
@@ -61,50 +61,49 @@ class Policy(Protocol):
     def name(self) -> str: ...
 
     def recall(self, salt: str, tokens: bytes) -> Recall:
-        """What is remembered of a prompt (int32 bytes), here or gone; reads only."""
+        """What the policy remembers of a prompt (int32 bytes), cached or evicted; reads only."""
         ...
 
     def costs(self, cost: PrefillCost) -> None:
-        """From now on computing costs this, in the units of before."""
+        """The cost of computing changed; the units did not."""
         ...
 
     def opened(self, seq: SeqId, match: Match, anchor: Node | None) -> None:
-        """``seq`` begins at the checkpoint ``anchor``, or at its first token."""
+        """``seq`` opened at the checkpoint ``anchor``, or at its first token."""
         ...
 
     def published(self, seq: SeqId, salt: str, start: int, tokens: bytes) -> None:
-        """``seq`` has computed ``tokens`` (int32 bytes) from position ``start`` on: they are in the tree
-        now."""
+        """``seq`` computed ``tokens`` (int32 bytes) from position ``start`` on, and they entered the tree."""
         ...
 
-    def kept(self, seq: SeqId, node: Node, rest: bytes, *, ended: bool) -> None:
-        """``seq`` left a checkpoint at the end of ``node``, a new one; ``rest``: tokens of it beyond whole
-        pages; ``ended``: its running state, as it went."""
+    def saved(self, seq: SeqId, node: Node, rest: bytes, *, ended: bool) -> None:
+        """``seq`` added a checkpoint at the end of ``node``. ``rest``: its tokens past the whole pages.
+        ``ended``: the checkpoint is the running slot of a sequence that closes."""
         ...
 
-    def again(self, node: Node) -> None:
-        """One was left where there was one already."""
+    def duplicated(self, node: Node) -> None:
+        """A second checkpoint for the end of ``node`` was dropped as a duplicate."""
         ...
 
     def evicted(self, node: Node) -> None:
-        """The checkpoint of ``node`` goes; it is there until this returns."""
+        """The checkpoint of ``node`` is evicted, right after this returns."""
         ...
 
-    def left(self, seq: SeqId, node: Node | None) -> None:
-        """``seq`` ended; it read the pages up to ``node``."""
+    def closed(self, seq: SeqId, node: Node | None) -> None:
+        """``seq`` closed; it read the pages up to ``node``."""
         ...
 
-    def narrowed(self, node: Node) -> None:
-        """A child of ``node`` is gone: what is above, or the only thing below, holds more by itself now."""
+    def child_removed(self, node: Node) -> None:
+        """A child of ``node`` was removed: its checkpoint above, or the only one below, now holds more alone."""
         ...
 
     def committed(self) -> None:
-        """The commit is done; for upkeep, bounded."""
+        """The commit is done; bounded upkeep goes here."""
         ...
 
     def order(self, states: Mapping[NodeId, Node]) -> Iterator[Node]:
-        """Of the checkpoints ``states``, which are in order of use, the ones to give up, the first first. It
-        may name too few. Reads only, and may be asked often."""
+        """The checkpoints ``states``, given in order of use, in the order of their eviction. It may name too few.
+        Reads only; may be called often."""
         ...
 
 
@@ -123,19 +122,19 @@ class LeastRecentlyUsed:
     def published(self, seq: SeqId, salt: str, start: int, tokens: bytes) -> None:
         pass
 
-    def kept(self, seq: SeqId, node: Node, rest: bytes, *, ended: bool) -> None:
+    def saved(self, seq: SeqId, node: Node, rest: bytes, *, ended: bool) -> None:
         pass
 
-    def again(self, node: Node) -> None:
+    def duplicated(self, node: Node) -> None:
         pass
 
     def evicted(self, node: Node) -> None:
         pass
 
-    def left(self, seq: SeqId, node: Node | None) -> None:
+    def closed(self, seq: SeqId, node: Node | None) -> None:
         pass
 
-    def narrowed(self, node: Node) -> None:
+    def child_removed(self, node: Node) -> None:
         pass
 
     def committed(self) -> None:

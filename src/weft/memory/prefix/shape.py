@@ -1,15 +1,15 @@
-"""The shape of the prefix tree in numbers: how much is kept, how deep, for whom, and what is used of it.
+"""The shape of the prefix tree in numbers: what is cached, how deep, for which namespaces, and how it is used.
 
-    namespaces   biggest first, by number: a salt is a tenant's secret and its name is never told
+    namespaces   biggest first, by number: a salt is a tenant's secret and its name never leaves
     depths       nodes by the position at which they end     (0, 64] (64, 128] (128, 256] ...
-    lengths      nodes by the tokens of their edge           (0, 16] (16, 32] (32, 64] ...
-    prefixes     the most used and then the longest places where requests part or begin
+    lengths      nodes by their tokens                       (0, 16] (16, 32] (32, 64] ...
+    prefixes     the places with the most use, then the longest, at which requests part or resume
 
-No tokens and nothing made from them. One walk over at most NODES_MAX nodes, and lists that are bounded
-whatever the tree holds (law L11): made when somebody asks, never in a step.
+The answer holds no tokens and nothing derived from them. It takes one walk over at most NODES_MAX nodes, and
+its lists are bounded for every tree (law L11). It is computed on request, never in a step.
 
-*Hits* of a node are the sequences that began at its end; those of a prefix are its own and those of all that
-goes on from it, as each of them read it too. *Age* is the time since a node was made or began a sequence.
+*Hits* of a node are the sequences that resumed at its end. Hits of a prefix include those of all nodes below,
+because each of them read it. *Age* is the time since the creation of a node or its last hit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from heapq import nlargest
 from itertools import islice
 
 from weft.memory.prefix.cache import PrefixCache
-from weft.memory.prefix.tree import COMPRESSED, Node
+from weft.memory.prefix.edge import COMPRESSED, Node
 from weft.memory.values import NodeId
 from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS
 
@@ -113,7 +113,7 @@ def shape_of(cache: PrefixCache, seconds_since: Callable[[int], float]) -> Cache
             by_root[node.id] = salted[node.id], ShapeSum()
             continue
         root = root_of[node.id] = root_of[node.parent.id]
-        node_bytes = cache.packed_kv.pages_of(node) * plan.page_bytes
+        node_bytes = cache.compressed_kv.pages_of(node) * plan.page_bytes
         if node.slot != PAD:
             node_bytes += plan.compressed_bytes if node.slot == COMPRESSED else plan.slot_stride_bytes
         age_s = seconds_since(node.used_at)

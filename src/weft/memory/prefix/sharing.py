@@ -1,16 +1,20 @@
-"""What publishing will do, worked out before it is done: a reading of the tree and of the same draft.
+"""What the publications of one draft will do, worked out in advance: a reading of the tree and of the draft.
 
 Two sequences with the same tokens may publish in one step, before either is in the tree. Each path that a
-draft will add is remembered by where it leaves the tree, so that the second finds the first's pages as it
-would find the tree's, and the reservation says exactly which page is kept and which is given up:
+draft will add is remembered by the place where it leaves the tree. So the second sequence sees the first one's
+pages as if they were the tree's, and the reservation says exactly which pages the tree adopts and which ones a
+sequence frees:
 
     tree       [0..512)
     A adds              [512..1024)  pages of A               remembered at (node, 512)
     B adds              [512..1024)  pages of A, [1024..) pages of B
-                         B's own pages of [512..1024) fall out, its table is patched
+                         B frees its own pages of [512..1024), its table is patched
 
-What is compressed in the tree (packed_kv.py) is there and has no pages: the first who publishes over it gives it
-its own, and gives up none.
+Compressed KV in the tree (compressed_kv.py) has tokens and no pages. The first sequence that publishes over it
+gives it its own pages, and frees none.
+
+Rejected: deciding at commit (the reservation would not be complete, law L2); one publication a step (twins
+would hold all their pages twice until their turn).
 """
 
 from __future__ import annotations
@@ -20,8 +24,9 @@ from dataclasses import dataclass
 
 from weft.memory.lease import Lease
 from weft.memory.prefix.compressed_kv import Unpacking
-from weft.memory.prefix.edge import PAGE_KEY_BYTES, common_pages
-from weft.memory.prefix.tree import Node, PrefixTree
+from weft.memory.prefix.edge import PAGE_KEY_BYTES, Node, common_pages
+from weft.memory.prefix.lookup import path_pages, walk
+from weft.memory.prefix.tree import PrefixTree
 from weft.memory.reservation import Publication, TablePatch
 from weft.memory.values import NO_NODE, Checkpoint, NodeId
 from weft.units import PAGE_TOKENS, PageId
@@ -38,7 +43,7 @@ class _Path:
 class Sharing:
     """The publications of one draft."""
 
-    __slots__ = ("_paths", "_tree", "_unpacking", "given_up", "patches", "publications", "visited")
+    __slots__ = ("_paths", "_tree", "_unpacking", "freed_count", "patches", "publications", "visited")
 
     def __init__(self, tree: PrefixTree, unpacking: Unpacking) -> None:
         self._tree = tree
@@ -47,42 +52,42 @@ class Sharing:
         self.publications: list[Publication] = []
         self.patches: list[TablePatch] = []
         self.visited: set[NodeId] = set()
-        """Nodes on the way of a publication: not to be evicted in the same draft."""
-        self.given_up = 0
-        """Pages of sequences for which they take the tree's."""
+        """Nodes on the path of a publication: this draft must not evict them."""
+        self.freed_count = 0
+        """Pages that sequences free because they adopt the tree's."""
 
     def add(self, lease: Lease, tokens: bytes, saves: tuple[Checkpoint, ...], *, patch: bool) -> None:
-        """``tokens`` are those of ``lease`` after its shared ones. ``patch``: the sequence goes on."""
+        """``tokens`` are those of ``lease`` after its shared ones. ``patch``: the sequence continues."""
         start = lease.shared_tokens
         whole = tokens[:len(tokens) // PAGE_KEY_BYTES * PAGE_KEY_BYTES]
-        pages, there = self._resolve(lease, start, whole)
-        self.publications.append(Publication(lease.seq, start, tokens, tuple(pages), there, saves))
+        pages, cached_end = self._resolve(lease, start, whole)
+        self.publications.append(Publication(lease.seq, start, tokens, tuple(pages), cached_end, saves))
         first = start // PAGE_TOKENS
         own = lease.pages[first:first + len(pages)]
-        changed = [at for at, (mine, kept) in enumerate(zip(own, pages, strict=True)) if mine != kept]
-        self.given_up += len(changed)
+        changed = [at for at, (mine, shared) in enumerate(zip(own, pages, strict=True)) if mine != shared]
+        self.freed_count += len(changed)
         if patch and changed:
             self.patches += [TablePatch(lease.seq, first + run.start, tuple(pages[run.start:run.stop]))
                              for run in _runs(changed)]
 
     def _resolve(self, lease: Lease, start: int, whole: bytes) -> tuple[list[PageId], int]:
-        """Pages of ``whole`` once it is in the tree, and up to which position it is there before."""
+        """Pages of ``whole`` once it is in the tree, and the position up to which it is cached before."""
         tree, paged = self._tree, self._tree.paged
         base = tree.by_id[lease.held] if lease.held != NO_NODE else tree.roots.get(lease.salt)
         pages: list[PageId] = []
         end, place = start, NO_NODE
         if base is not None:
-            path = tree.walk(base, whole, start)
+            path = walk(base, whole, start)
             last: Node = path.partly or (path.passed[-1] if path.passed else base)
             self.visited.update(node.id for node in path.passed)
             self.visited.add(last.id)
             first = start // PAGE_TOKENS
-            names, own = tree.path_pages(last, start, path.end), lease.pages[first:path.end // PAGE_TOKENS]
+            cached, own = path_pages(last, start, path.end), lease.pages[first:path.end // PAGE_TOKENS]
             if paged and not lease.inexact:
                 for node in (*path.passed, path.partly) if path.partly is not None else path.passed:
                     at, end = node.start // PAGE_TOKENS - first, min(node.end, path.end) // PAGE_TOKENS - first
-                    self._unpacking.renew(node, names[at:end], own[at:end])
-            pages = self._unpacking.over(names, own)
+                    self._unpacking.replace_inexact(node, cached[at:end], own[at:end])
+            pages = self._unpacking.resolve_over(cached, own)
             end, place = path.end, last.id
         rest = whole[(end - start) // PAGE_TOKENS * PAGE_KEY_BYTES:]
         earlier = self._paths.setdefault((lease.salt, place, end), [])
@@ -101,7 +106,7 @@ class Sharing:
 
 
 def _runs(numbers: Iterable[int]) -> Iterator[range]:
-    """``numbers``, ascending, as runs of those that follow one another."""
+    """Ascending ``numbers`` as ranges of consecutive ones."""
     first = last = None
     for number in numbers:
         if first is None or last is None or number != last + 1:

@@ -21,7 +21,7 @@ from weft.memory.arena_work import CompressKv, KvForm, RestoreKv
 from weft.memory.frames.plan import plan_arena
 from weft.memory.memory import Memory
 from weft.memory.prefix.compressed_kv import PackedPages
-from weft.memory.prefix.tree import Node
+from weft.memory.prefix.edge import Node
 from weft.memory.reservation import Reservation
 from weft.memory.values import NodeId
 from weft.spec import ModelSpec
@@ -114,7 +114,7 @@ def test_kv_is_compressed_in_its_own_pages_before_any_state_goes_the_longest_unr
     usage = memory.usage()
     assert (usage.pages_compressed, usage.compressed_kv_bytes) == (24, 12 * memory.plan.page_bytes)
     assert usage.pages_available == free + 12
-    assert memory._books.cache.packed_kv.by_node[node_of(memory, 0).id].pages == list(before[0][:2])
+    assert memory._books.cache.compressed_kv.by_node[node_of(memory, 0).id].pages == list(before[0][:2])
     assert usage.cached_bytes == usage.evictable_bytes
 
 
@@ -187,12 +187,12 @@ def test_what_is_left_behind_compressed_kv_is_inexact_and_computing_it_anew_make
     draft = memory.draft()
     assert draft.open(SeqId(11), memory.match([], salt=""), 4 * PAGE_TOKENS)
     memory.commit(draft.seal())
-    assert node_of(memory, 1).id in memory._books.cache.packed_kv.by_node
+    assert node_of(memory, 1).id in memory._books.cache.compressed_kv.by_node
     draft = memory.draft()
     draft.close(SeqId(11), keep=tokens_of(1, 4 * PAGE_TOKENS))
     memory.commit(draft.seal())
     memory.audit()
-    assert node_of(memory, 1).id not in memory._books.cache.packed_kv.by_node
+    assert node_of(memory, 1).id not in memory._books.cache.compressed_kv.by_node
     assert not node_of(memory, 1).kv_inexact
 
 
@@ -201,7 +201,7 @@ def test_who_has_computed_it_exactly_gives_up_nothing_for_what_was_compressed_on
     short(memory, memory.usage().pages_available + 1)
     keep(memory, 10, np.append(tokens_of(0, 4 * PAGE_TOKENS), [7, 7]).astype(np.int32))
     node = node_of(memory, 0)
-    assert node.id not in memory._books.cache.packed_kv.by_node, "it was read, and is wide"
+    assert node.id not in memory._books.cache.compressed_kv.by_node, "it was read, and is wide"
     assert node.kv_inexact
     before, draft = node.pages, memory.draft()
     assert draft.open(SeqId(11), memory.match([], salt=""), 5 * PAGE_TOKENS)
@@ -221,7 +221,7 @@ def test_a_fork_in_the_middle_makes_the_front_wide_and_cuts_the_packed() -> None
     memory = kept(3, pages=8)
     short(memory, memory.usage().pages_available + 1)
     lower = node_of(memory, 0)
-    assert lower.id in memory._books.cache.packed_kv.by_node
+    assert lower.id in memory._books.cache.compressed_kv.by_node
     forked = np.append(tokens_of(0, 5 * PAGE_TOKENS), tokens_of(60, 2 * PAGE_TOKENS)).astype(np.int32)
     draft = memory.draft()
     assert draft.open(SeqId(10), memory.match([], salt=""), len(forked))
@@ -231,7 +231,7 @@ def test_a_fork_in_the_middle_makes_the_front_wide_and_cuts_the_packed() -> None
     draft.close(SeqId(10), keep=forked)
     memory.commit(draft.seal())
     memory.audit()
-    packed = memory._books.cache.packed_kv.by_node[lower.id]
+    packed = memory._books.cache.compressed_kv.by_node[lower.id]
     assert (packed.count, packed.cut, packed.skip_bytes) == (3, 2, memory.plan.page_bytes // 2)
     assert lower.parent is not None
     assert (lower.parent.pages, lower.parent.kv_inexact) == (own[:5], False)
@@ -252,7 +252,7 @@ def test_rows_write_only_what_those_before_them_have_read(record_bytes: int, ski
             for at in range(record_bytes):
                 place = skip_bytes + record * record_bytes + at
                 memory[packed.pages[place // 256], place % 256] = bytes_of[record][at]
-        wide = packed.wide_in(pages[lies_on:lies_on + packed.missing], form)
+        wide = packed.unpack_into(pages[lies_on:lies_on + packed.missing], form)
         assert len(set(wide)) == count
         restore = RestoreKv(NodeId(1), tuple(packed.pages), skip_bytes, wide, form)
         for page, first, last, start in restore.ids.tolist():
@@ -268,7 +268,7 @@ def test_rows_write_only_what_those_before_them_have_read(record_bytes: int, ski
 
 
 def a_packed(memory: Memory) -> PackedPages:
-    return next(iter(memory._books.cache.packed_kv.by_node.values()))
+    return next(iter(memory._books.cache.compressed_kv.by_node.values()))
 
 
 def swap_two_pages(memory: Memory) -> None:
@@ -276,11 +276,11 @@ def swap_two_pages(memory: Memory) -> None:
 
 
 def count_a_page_more(memory: Memory) -> None:
-    memory._books.cache.packed_kv.page_count += 1
+    memory._books.cache.compressed_kv.page_count += 1
 
 
 def count_a_record_less(memory: Memory) -> None:
-    memory._books.cache.packed_kv.record_count -= 1
+    memory._books.cache.compressed_kv.record_count -= 1
 
 
 def lose_a_page(memory: Memory) -> None:
@@ -288,7 +288,7 @@ def lose_a_page(memory: Memory) -> None:
 
 
 def name_another_record(memory: Memory) -> None:
-    a_packed(memory).name -= 1
+    a_packed(memory).first_id -= 1
 
 
 def begin_elsewhere(memory: Memory) -> None:
@@ -300,11 +300,11 @@ def take_it_for_exact(memory: Memory) -> None:
 
 
 def forget_what_nobody_reads(memory: Memory) -> None:
-    memory._books.cache.packed_kv.idle.popitem()
+    memory._books.cache.compressed_kv.idle.popitem()
 
 
 def compress_what_is_gone(memory: Memory) -> None:
-    memory._books.cache.packed_kv.by_node[NodeId(10**6)] = a_packed(memory)
+    memory._books.cache.compressed_kv.by_node[NodeId(10**6)] = a_packed(memory)
 
 
 @pytest.mark.parametrize("corrupt", [

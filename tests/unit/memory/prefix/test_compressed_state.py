@@ -22,9 +22,9 @@ from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.memory.frames.pressure import Demand
 from weft.memory.memory import Memory
 from weft.memory.prefix.compressed_state import CompressionRoom
+from weft.memory.prefix.edge import Node
 from weft.memory.prefix.policies import POLICIES, make_policy
 from weft.memory.prefix.policy import LeastRecentlyUsed, PrefillCost
-from weft.memory.prefix.tree import Node
 from weft.spec import ModelSpec
 from weft.units import PAGE_TOKENS, SeqId
 
@@ -119,14 +119,14 @@ def test_states_are_compressed_before_any_is_evicted_the_longest_unused_first() 
     assert evicted == 0
     compressed = memory.usage().states_compressed
     tree = memory._books.cache.tree
-    in_pages = [tree.by_id[node].tokens for node in memory._books.cache.compressed.pages]
+    in_pages = [tree.by_id[node].tokens for node in memory._books.cache.compressed_states.pages]
     assert in_pages == [tokens_of(seq).tobytes() for seq in range(compressed)]
     match = memory.match(tokens_of(0, 20), salt="")
     assert match.cached_tokens == PAGE_TOKENS
     draft = memory.draft()
     assert draft.open(SeqId(50), match, 20)
     [restore] = draft.seal().arena_work.state_restores
-    assert list(restore.pages) == memory._books.cache.compressed.pages[match.anchor]
+    assert list(restore.pages) == memory._books.cache.compressed_states.pages[match.anchor]
     assert restore.slot == draft.slot_of(SeqId(50))
     assert not draft.seal().arena_work.slot_copies
 
@@ -175,30 +175,30 @@ def test_a_policy_counts_the_bytes_that_a_state_has_compressed(monkeypatch: pyte
 
 
 def _a_page_less(memory: Memory) -> None:
-    next(iter(memory._books.cache.compressed.pages.values())).pop()
+    next(iter(memory._books.cache.compressed_states.pages.values())).pop()
 
 
 def _a_page_of_another(memory: Memory) -> None:
-    first, second, *_ = memory._books.cache.compressed.pages.values()
+    first, second, *_ = memory._books.cache.compressed_states.pages.values()
     first[0] = second[0]
 
 
 def _forgotten(memory: Memory) -> None:
-    memory._books.cache.compressed.pages.popitem()
+    memory._books.cache.compressed_states.pages.popitem()
 
 
 def _counted_wrong(memory: Memory) -> None:
-    memory._books.cache.compressed.page_count += 1
+    memory._books.cache.compressed_states.page_count += 1
 
 
 def _two_pages_changed_places(memory: Memory) -> None:
-    pages = next(iter(memory._books.cache.compressed.pages.values()))
+    pages = next(iter(memory._books.cache.compressed_states.pages.values()))
     pages[0], pages[1] = pages[1], pages[0]
 
 
 def _still_among_those_in_slots(memory: Memory) -> None:
     cache = memory._books.cache
-    name = next(iter(cache.compressed.pages))
+    name = next(iter(cache.compressed_states.pages))
     cache.order.in_slots[name] = cache.tree.by_id[name]
 
 

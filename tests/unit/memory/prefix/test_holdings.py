@@ -5,8 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.memory.prefix.holdings import kept_above, kept_at_or_above, kept_only_below, pages_alone
-from weft.memory.prefix.tree import Node, PrefixTree
+from weft.memory.prefix.edge import Node
+from weft.memory.prefix.holdings import (
+    checkpoint_above,
+    checkpoint_at_or_above,
+    only_checkpoint_below,
+    pages_alone,
+)
+from weft.memory.prefix.tree import PrefixTree
 from weft.units import PAGE_TOKENS, PageId, SlotId
 
 
@@ -47,8 +53,8 @@ def tree_of(*paths: str) -> dict[str, Node]:
 def test_the_state_before_is_the_nearest_on_the_way(paths: list[str], node: str,
                                                     expected: str | None) -> None:
     nodes = tree_of(*paths)
-    assert kept_above(nodes[node]) is (nodes[expected] if expected else None)
-    assert kept_at_or_above(nodes[node]) is nodes[node]
+    assert checkpoint_above(nodes[node]) is (nodes[expected] if expected else None)
+    assert checkpoint_at_or_above(nodes[node]) is nodes[node]
 
 
 @pytest.mark.parametrize(("paths", "node", "pages"), [
@@ -74,4 +80,4 @@ def test_what_a_state_holds_alone_ends_where_somebody_else_begins(paths: list[st
 def test_the_only_thing_below_is_found_where_there_is_one_way_down(paths: list[str], node: str,
                                                                    expected: str | None) -> None:
     nodes = tree_of(*paths)
-    assert kept_only_below(nodes[node]) is (nodes[expected] if expected else None)
+    assert only_checkpoint_below(nodes[node]) is (nodes[expected] if expected else None)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.memory.prefix.edge import Edge, common_pages
-from weft.memory.prefix.tree import Node, PrefixTree
+from weft.memory.prefix.edge import Edge, Node, common_pages
+from weft.memory.prefix.lookup import path_pages
+from weft.memory.prefix.tree import PrefixTree
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
 
 A, B, C = ([letter] * PAGE_TOKENS for letter in (1, 2, 3))
@@ -45,7 +46,7 @@ def test_pages_that_are_there_stay_and_the_others_are_taken_over() -> None:
     put(tree, A + B, [1, 2])
     node, there = tree.insert(tree.root(""), data_of(A + B + C), [PageId(page) for page in (7, 8, 3)])
     assert there == 32
-    assert tree.path_pages(node, 0, 48) == [1, 2, 3]
+    assert path_pages(node, 0, 48) == [1, 2, 3]
     assert tree.page_count == 3
 
 
@@ -200,8 +201,8 @@ def test_a_node_can_be_cut_out_where_a_reader_stops() -> None:
     assert (middle.start, middle.end, node.start) == (0, 32, 32)
     assert tree.node_ending(node, 32) is middle
     assert tree.node_ending(node, 16).end == 16
-    assert tree.path_pages(node, 16, 48) == [2, 3]
-    assert tree.path_pages(node, 0, 32) == [1, 2]
+    assert path_pages(node, 16, 48) == [2, 3]
+    assert path_pages(node, 0, 32) == [1, 2]
 
 
 def test_a_thousand_checkpoints_along_a_prompt_cost_a_lookup_one_comparison(
@@ -224,7 +225,7 @@ def test_a_thousand_checkpoints_along_a_prompt_cost_a_lookup_one_comparison(
     assert hit(tree, tokens[:500 * PAGE_TOKENS] + A + B) == (8000, 8016)
     assert compared == [0, 0, 8000], "and one more where it goes on elsewhere"
     assert hit(tree, tokens[:7000]) == (6992, 6992)
-    assert tree.path_pages(node, 160, 16_000) == list(range(10, 1000))
+    assert path_pages(node, 160, 16_000) == list(range(10, 1000))
 
 
 def test_a_edge_that_is_evicted_from_its_end_gives_back_what_it_took() -> None:
@@ -247,5 +248,5 @@ def test_a_model_without_attention_has_edges_without_pages() -> None:
     tree = PrefixTree(paged=False)
     node = put(tree, A + B, [], slot=1)
     assert hit(tree, A + B + C) == (32, 32)
-    assert (tree.page_count, tree.path_pages(node, 0, 32)) == (0, [])
+    assert (tree.page_count, path_pages(node, 0, 32)) == (0, [])
     assert tree.node_ending(node, 16).pages == []

@@ -21,8 +21,8 @@ lookup).
 
 from __future__ import annotations
 
-from weft.memory.prefix.edge import PAGE_KEY_BYTES, TOKEN_BYTES
-from weft.memory.prefix.tree import Node, PrefixTree
+from weft.memory.prefix.edge import PAGE_KEY_BYTES, TOKEN_BYTES, Node
+from weft.memory.prefix.tree import PrefixTree
 from weft.units import PAD, SeqId, SlotId
 
 
@@ -39,10 +39,10 @@ class History:
 
     def find(self, salt: str, tokens: bytes) -> tuple[int, int]:
         """How far ``tokens`` was seen, in whole pages, and the deepest record on the way, PAD without one."""
-        found = self._tree.find(salt, tokens)
-        if found is None:
+        match = self._tree.find(salt, tokens)
+        if match is None:
             return 0, PAD
-        return found.kv_tokens, found.anchor.slot if found.anchor is not None else PAD
+        return match.kv_tokens, match.anchor.slot if match.anchor is not None else PAD
 
     def opened(self, seq: SeqId, place: Node) -> None:
         """``seq`` begins at ``place``; what it computes follows its whole pages."""
@@ -58,8 +58,8 @@ class History:
         if base is None:
             base = self._tree.root(salt)
         data = tokens[(base.end - start) * TOKEN_BYTES:]
-        node, there = self._tree.insert(base, data[:len(data) // PAGE_KEY_BYTES * PAGE_KEY_BYTES], [])
-        self.token_count += node.end - there
+        node, known_end = self._tree.insert(base, data[:len(data) // PAGE_KEY_BYTES * PAGE_KEY_BYTES], [])
+        self.token_count += node.end - known_end
         if node is not base:
             self._hold(seq, node)
 
@@ -86,7 +86,7 @@ class History:
         self._tree.take_slot(node)
         self._prune(node)
 
-    def left(self, seq: SeqId) -> None:
+    def closed(self, seq: SeqId) -> None:
         held = self._held.pop(seq, None)
         if held is not None:
             self._tree.release(held)

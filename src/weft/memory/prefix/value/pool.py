@@ -19,12 +19,12 @@ import numpy.typing as npt
 
 
 class Pool:
-    __slots__ = ("_rows", "_there", "_values")
+    __slots__ = ("_members", "_rows", "_values")
 
     def __init__(self) -> None:
         self._values: list[float] = []
         self._rows: list[int] = []
-        self._there: set[int] = set()
+        self._members: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -41,15 +41,15 @@ class Pool:
     def put(self, row: int, value: float) -> None:
         """``row`` is worth ``value`` now, and a candidate if it was none."""
         self.drop(row)
-        self._there.add(row)
+        self._members.add(row)
         at = bisect_right(self._values, value)
         self._values.insert(at, value)
         self._rows.insert(at, row)
 
     def drop(self, row: int) -> None:
         """``row`` is no candidate any more, if it was one."""
-        if row in self._there:
-            self._there.remove(row)
+        if row in self._members:
+            self._members.remove(row)
             at = self._rows.index(row)
             del self._rows[at], self._values[at]
 
@@ -61,4 +61,4 @@ class Pool:
         order = np.lexsort((rows, values))
         self._values = values[order].tolist()
         self._rows = rows[order].tolist()
-        self._there = set(self._rows)
+        self._members = set(self._rows)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from weft.memory.prefix.tree import Node
+from weft.memory.prefix.edge import Node
 from weft.memory.prefix.value.features import FEATURES_MAX, Codes, Kind
 from weft.units import PAD
 

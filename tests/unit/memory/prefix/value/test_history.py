@@ -25,7 +25,7 @@ def test_a_record_is_found_and_how_far_was_seen_until_it_is_forgotten() -> None:
     assert seen(history, (1, 64), (2, 32), (9, 9)) == (96, 7)
     assert seen(history, (1, 80)) == (64, 7)
     assert seen(history, (1, 64), salt="other") == (0, PAD)
-    history.left(seq)
+    history.closed(seq)
     assert seen(history, (1, 64), (2, 32)) == (64, 7), "what nobody needs any more is not remembered"
     history.forget(place)
     assert seen(history, (1, 64)) == (0, PAD)
@@ -39,7 +39,7 @@ def test_a_record_inside_a_page_stands_where_its_request_ended() -> None:
     place = history.place(seq, 37, rest)
     assert place is not None
     history.record(place, 3)
-    history.left(seq)
+    history.closed(seq)
     assert history.token_count == 37
     assert seen(history, (1, 32), (2, 5), (4, 30)) == (37, 3)
     assert seen(history, (1, 32), (2, 4), (4, 30)) == (32, PAD)
@@ -54,7 +54,7 @@ def test_what_was_forgotten_beneath_a_request_makes_no_record_and_no_harm() -> N
     history.published(seq, "", 32, tokens((1, 32)))
     assert history.place(seq, 64, b"") is None
     assert history.token_count == 0
-    history.left(seq)
+    history.closed(seq)
 
 
 def test_what_two_requests_share_counts_once_and_stays_for_the_other() -> None:
@@ -65,7 +65,7 @@ def test_what_two_requests_share_counts_once_and_stays_for_the_other() -> None:
         place = history.place(seq, 96, b"")
         assert place is not None
         history.record(place, number)
-        history.left(seq)
+        history.closed(seq)
         places.append(place)
     assert history.token_count == 128
     history.forget(places[0])

@@ -1,4 +1,4 @@
-"""The pure parts of the policy ``worth``, as tables: hazard, index, features."""
+"""The pure parts of the value policy, as tables: hazard, index, features."""
 
 from __future__ import annotations
 

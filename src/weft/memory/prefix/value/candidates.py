@@ -1,0 +1,100 @@
+"""The candidates for eviction, with values that stay current.
+
+    records   [ . . . . . . . . . . . . . . . ]      up to tens of thousands
+                    |--- sweep ---|                  the next SWEEP_ROWS of them, every SWEEP_EVERY requests
+                           v
+    pool      the POOL_ROWS lowest values            valued again with each request
+
+Values change with age, so no order stays right. Sorting all records at each eviction would cost milliseconds.
+So a *sweep* values one slice of the records at a time, as arrays, and the pool keeps the lowest values seen.
+Between two sweeps every request *refreshes* the pool alone. A commit puts the rows that it changed into the
+pool at once.
+
+If fewer than POOL_LOW candidates remain, the next update sweeps early.
+
+Laws: L11 (a sweep and a refresh touch a bounded number of rows).
+
+Rejected: a heap of all records (every record moves at every age bin); no refresh between sweeps (an order
+that was right ten seconds ago evicts the wrong states, docs/decisions/0014-cache-policy.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.memory.prefix.value.pool import Pool
+from weft.memory.prefix.value.prospects import Prospects
+from weft.memory.prefix.value.records import Records
+
+SWEEP_EVERY = 32
+"""Requests between two sweeps."""
+SWEEP_ROWS = 4096
+POOL_ROWS = 256
+POOL_LOW = 64
+
+Ints = npt.NDArray[np.int64]
+
+
+class Candidates:
+    __slots__ = ("_opened_since", "_pool", "_prospects", "_records", "_refreshed_at", "_swept_rows")
+
+    def __init__(self, records: Records, prospects: Prospects) -> None:
+        self._records = records
+        self._prospects = prospects
+        self._pool = Pool()
+        self._swept_rows = 0
+        self._opened_since = 0
+        """Requests since the last sweep."""
+        self._refreshed_at = 0
+        """``_opened_since`` at the last refresh."""
+
+    def ranked(self) -> Iterator[tuple[float, int]]:
+        """Values and rows, the lowest value first; a snapshot."""
+        return self._pool.ranked()
+
+    def opened(self) -> None:
+        """A request began: the next ``update`` has work."""
+        self._opened_since += 1
+
+    def put(self, row: int, rate: float) -> None:
+        """The state of ``row`` saves ``rate`` seconds per byte from now on; it is a candidate."""
+        self._records.rates[row] = rate
+        self._pool.put(row, self._prospects.value(row, rate))
+
+    def drop(self, row: int) -> None:
+        self._pool.drop(row)
+
+    def sweep_if_few(self, live_count: int) -> None:
+        """Let the next ``update`` sweep, if too few of the ``live_count`` records are candidates."""
+        if len(self._pool) < min(POOL_LOW, live_count):
+            self._opened_since = SWEEP_EVERY
+
+    def update(self) -> None:
+        """At the end of a commit: sweep or refresh, if a request began since the last one."""
+        if self._opened_since == self._refreshed_at:
+            return
+        if self._opened_since >= SWEEP_EVERY:
+            self._opened_since = self._refreshed_at = 0
+            self._sweep()
+        else:
+            self._refreshed_at = self._opened_since
+            self._fill(self._pool.rows, len(self._pool))
+
+    def _sweep(self) -> None:
+        records = self._records
+        first = self._swept_rows if self._swept_rows < records.count else 0
+        self._swept_rows = first + SWEEP_ROWS
+        rows = records.rows(first, min(self._swept_rows, records.count))
+        self._prospects.count_rows(rows)
+        self._prospects.learn()
+        self._prospects.weigh_rows(rows)
+        others = self._pool.rows
+        others = others[(others < first) | (others >= self._swept_rows)]
+        self._fill(np.concatenate([rows, others]), POOL_ROWS)
+
+    def _fill(self, rows: Ints, most: int) -> None:
+        rows = rows[self._records.live[rows]]
+        self._pool.fill(rows, self._prospects.values(rows), most)
