@@ -2,7 +2,7 @@
 costs.
 
     python benchmarks/cache_policy.py [TRACE] [--start 0] [--limit 4000] [--memory 20GB,40GB,80GB,160GB]
-        [--policy worth,lru,marconi,every:2048,prompt] [--only documents,conversation] [--no-oracle]
+        [--policy value,lru,marconi,every:2048,prompt] [--only documents,conversation] [--no-oracle]
         [--json FILE]
 
 TRACE is a file that `weft simulate` reads, or `sample`, which comes with weft. From it and from seeds:
@@ -48,7 +48,7 @@ from weft.sim.traffic import Traffic
 from weft.units import PAGE_TOKENS, parse_bytes
 
 MODEL, TP, DEVICE = "Qwen3.5-397B-A17B", 8, "H200"
-POLICIES = "worth,lru,marconi,every:2048,prompt"
+POLICIES = "value,lru,marconi,every:2048,prompt"
 SIZES = "20GB,40GB,80GB,160GB"
 HOOKS = ("recall", "opened", "published", "kept", "again", "evicted", "left", "narrowed", "committed",
          "order")
@@ -180,7 +180,7 @@ def main() -> None:
         if watch.seconds:
             each = watch.seconds / len(sizes) / study.requests
             pages = study.prompt_tokens / study.requests / PAGE_TOKENS
-            print(f"cost of worth: {each * 1e6:.0f} us a request, {each / pages * 1e6:.2f} us a page",
+            print(f"cost of the value policy: {each * 1e6:.0f} us a request, {each / pages * 1e6:.2f} us a page",
                   flush=True)
         if asked.json is not None:
             asked.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -58,7 +58,7 @@ class EngineConfig:
                               "differs a little.")
     compress_kv: CompressedKvChoice = _flag("int8", "What cached KV goes into with --no-exact: int8, or int4: three "
                                             "times as much as in 16 bits, and answers differ more.")
-    cache_policy: str = _flag("worth", "What leaves the prefix cache first: worth (what saves the fewest "
+    cache_policy: str = _flag("value", "What leaves the prefix cache first: value (what saves the fewest "
                                        "seconds per byte), lru (least recently used) or marconi (compare).")
     count_salt: bool = _flag(False, "Count in /metrics the prompt tokens that only another cache_salt holds: "
                                     "for operators, as it tells whoever reads it what other tenants sent.")

@@ -17,15 +17,15 @@ def rows(requests: int, *cells: tuple[str, int, float]) -> dict[str, Any]:
 
 
 def test_a_run_in_parts_keeps_the_rows_of_the_other_parts_and_replaces_its_own() -> None:
-    before = rows(5, ("worth", 20, 0.1), ("lru", 20, 0.05))
+    before = rows(5, ("value", 20, 0.1), ("lru", 20, 0.05))
     both = merged(before, rows(5, ("lru", 10, 0.01), ("lru", 20, 0.06)))
     assert [(row["arm"], row["memory_bytes"], row["hit_rate"]) for row in both["results"]] == [
-        ("worth", 20, 0.1), ("lru", 10, 0.01), ("lru", 20, 0.06)]
+        ("value", 20, 0.1), ("lru", 10, 0.01), ("lru", 20, 0.06)]
 
 
 def test_rows_of_other_requests_are_not_kept_beside_new_ones() -> None:
     now = rows(6, ("lru", 20, 0.06))
-    assert merged(rows(5, ("worth", 20, 0.1)), now) == now
+    assert merged(rows(5, ("value", 20, 0.1)), now) == now
     assert merged(None, now) == now
 
 

@@ -152,7 +152,7 @@ class Serving:
                  pad_decode_to: int = 0, before_step: Break | None = None, max_model_len: int = 1024,
                  max_num_seqs: int = 16, cache: bool = False, checkpoints: str = "auto",
                  kv_dtype: KvDTypeChoice = "auto", state_dtype: StateDTypeChoice = "float32",
-                 policy: str = "worth", compress: bool = False, compress_kv: CompressedKvName | None = None,
+                 policy: str = "value", compress: bool = False, compress_kv: CompressedKvName | None = None,
                  overlap: bool = False, capture: Capture | None = None, remote: bool | None = None,
                  grid_tokens: int = CHUNK_TOKENS, model: LoadedModel | None = None) -> None:
         model = model or loaded(family)

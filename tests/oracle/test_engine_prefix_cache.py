@@ -241,7 +241,7 @@ def tight(family: str, *, tokens: int, slots: int) -> int:
     return frames * arena.frame_bytes
 
 
-@pytest.mark.parametrize("policy", ["worth", "lru"])
+@pytest.mark.parametrize("policy", ["value", "lru"])
 @pytest.mark.parametrize("family", WIDER)
 def test_eviction_at_any_moment_changes_nothing(family: str, policy: str) -> None:
     """Memory for a few requests, and a stream of them that share prefixes: what is cached is given up all the

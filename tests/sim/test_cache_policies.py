@@ -46,28 +46,28 @@ def found(name: str, megabytes: int, arm: str) -> Report:
 
 
 @pytest.mark.parametrize(("name", "megabytes"), [("documents", 8), ("one-shots", 24), ("scans", 8)])
-def test_worth_finds_and_saves_more_than_any_reference_at_equal_bytes(name: str, megabytes: int) -> None:
-    worth = found(name, megabytes, "worth")
+def test_the_value_policy_finds_and_saves_more_than_any_reference_at_equal_bytes(name: str, megabytes: int) -> None:
+    value = found(name, megabytes, "value")
     for arm in REFERENCES:
         other = found(name, megabytes, arm)
-        assert worth.cached_tokens > other.cached_tokens, arm
-        assert worth.saved_s > other.saved_s, arm
-        assert worth.prompt_tokens == other.prompt_tokens
+        assert value.cached_tokens > other.cached_tokens, arm
+        assert value.saved_s > other.saved_s, arm
+        assert value.prompt_tokens == other.prompt_tokens
 
 
 def test_what_is_compressed_in_fewer_bits_leaves_room_to_find_more() -> None:
-    rates = [found("documents", 8, arm).hit_rate for arm in ("worth", "worth+compressed", "worth+compressed4")]
+    rates = [found("documents", 8, arm).hit_rate for arm in ("value", "value+compressed", "value+compressed4")]
     assert rates == sorted(rates)
     assert rates[2] > rates[1] + 0.01 > rates[0] + 0.02
-    compressed, nibbles = (found("documents", 8, arm) for arm in ("worth+compressed", "worth+compressed4"))
+    compressed, nibbles = (found("documents", 8, arm) for arm in ("value+compressed", "value+compressed4"))
     assert compressed.cache.compressed_pages
     assert nibbles.cache.restored_pages
-    assert not found("documents", 8, "worth").cache.compressed_pages
+    assert not found("documents", 8, "value").cache.compressed_pages
 
 
 def test_in_memory_without_end_every_policy_finds_the_same_and_no_more_than_there_is() -> None:
     bound = infinite_cache(traffic_called("documents"))
-    reports = [found("documents", 1000, arm) for arm in ("worth", "lru")]
+    reports = [found("documents", 1000, arm) for arm in ("value", "lru")]
     assert len({report.cached_tokens for report in reports}) == 1
     assert all(report.cache.evicted_states == 0 for report in reports)
     assert 0.8 * bound.at_states < reports[0].cached_tokens <= bound.at_states
@@ -75,14 +75,14 @@ def test_in_memory_without_end_every_policy_finds_the_same_and_no_more_than_ther
 
 def test_the_same_replay_makes_the_same_choices_with_steps_left_out_or_not() -> None:
     traffic = document_traffic(2, 100, LIBRARY)
-    digests = {replay(traffic, arena(8), COST, arm="worth", jump=jump).timeline.cached_tokens.tobytes()
+    digests = {replay(traffic, arena(8), COST, arm="value", jump=jump).timeline.cached_tokens.tobytes()
                for jump in (True, False)}
     assert len(digests) == 1
     assert replay(traffic, arena(8), COST, arm="lru").timeline.cached_tokens.tobytes() not in digests
 
 
 def test_every_arm_is_found_by_its_name_and_costs_are_what_the_model_says() -> None:
-    for name in ("worth", "marconi", "lru"):
+    for name in ("value", "marconi", "lru"):
         assert isinstance(find_arm(name), Arm)
         assert name in ARMS
     cost = prefill_cost(COST)

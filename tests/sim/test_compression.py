@@ -80,7 +80,7 @@ def test_what_is_compressed_stays_while_a_step_is_in_flight() -> None:
     assert min(compressed) > 0
 
 
-@pytest.mark.parametrize("name", ["lru", "worth", "every:512"])
+@pytest.mark.parametrize("name", ["lru", "value", "every:512"])
 def test_an_arm_compresses_only_where_its_name_says_so(name: str) -> None:
     arena = compression_scenario(2).arena
     cost = Fitted(fixed_s=1e-3, token_s=2e-5, pair_s=1e-9, decode_s=1e-5, context_s=1e-8)

@@ -148,7 +148,7 @@ def test_recorded_runs_replay_to_the_same_hits_and_evictions(tmp_path: Path) -> 
     assert min(seen.values()) > 5, f"little happened in them: {seen}"
 
 
-@pytest.mark.parametrize("policy", ["worth", "marconi"])
+@pytest.mark.parametrize("policy", ["value", "marconi"])
 def test_a_policy_that_learns_from_time_learns_the_same_in_a_replay(policy: str, tmp_path: Path) -> None:
     """Steps are leapt over here, in which such a policy is not asked: that must not matter either."""
     by_recency = run_scenario(32, tmp_path / "lru.jsonl")
@@ -174,7 +174,7 @@ def conversations(vocab_size: int) -> tuple[Arrival, ...]:
     return tuple(arrivals)
 
 
-@pytest.mark.parametrize("policy", ["lru", "worth"])
+@pytest.mark.parametrize("policy", ["lru", "value"])
 def test_the_embedded_model_and_its_replay_have_the_same_hits_and_evictions(policy: str,
                                                                             tmp_path: Path) -> None:
     core = assemble(EngineConfig(memory="3MB", threads=1, cache_policy=policy)).core
@@ -195,7 +195,7 @@ def test_an_engine_learns_what_its_prompts_cost_from_its_own_steps(
     """The policy has the ratio of the sizes until it is told, and then that of the steps."""
     monkeypatch.setattr(cost_fit, "FIT_EVERY", 4)
     monkeypatch.setattr(cost_fit, "PAIRS_SHARE_MIN", 0.0)
-    core = assemble(EngineConfig(memory="3MB", threads=1, cache_policy="worth")).core
+    core = assemble(EngineConfig(memory="3MB", threads=1, cache_policy="value")).core
     told: list[PrefillCost] = []
     monkeypatch.setattr(core.memory._books.cache.policy, "costs", told.append, raising=False)
     clock = VirtualClock()

@@ -1,7 +1,7 @@
 """The cache policies that can be compared, by name: where states are kept, and what leaves first.
 
     arm         states are kept                                     leaves first
-    worth       as ``--checkpoints auto``                           what saves the fewest seconds per byte
+    value       as ``--checkpoints auto``                           what saves the fewest seconds per byte
     marconi     as ``--checkpoints auto``                           least recent and fewest FLOP per byte
     lru         as ``--checkpoints auto``                           least recently used
     prompt      at the end of prompts and of requests               least recently used
@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from weft.errors import ConfigError
 from weft.memory.frames.plan import ArenaPlan, with_compressed_kv
 from weft.memory.memory import Memory
-from weft.memory.prefix.policies import make_policy
+from weft.memory.prefix.policies import ALIASES, make_policy
 from weft.memory.prefix.policy import PrefillCost
 from weft.schedule.checkpoints import AUTO, NONE, PROMPT, CheckpointPolicy, parse_checkpoints
 from weft.sim.cost import CostModel
@@ -81,19 +81,20 @@ def _nothing(plan: ArenaPlan, cost: CostModel, clock: Clock) -> Memory:
 
 
 ARMS: dict[str, Arm] = {arm.name: arm for arm in (
-    Arm("worth", AUTO, _ranked_by("worth")),
+    Arm("value", AUTO, _ranked_by("value")),
     Arm("marconi", AUTO, _ranked_by("marconi")),
     Arm("lru", AUTO, _lru),
     Arm("prompt", PROMPT, _lru),
     Arm("none", NONE, _nothing),
 )}
 
-DEFAULT_ARM = "worth"
+DEFAULT_ARM = "value"
 
 
 def find_arm(name: str) -> Arm:
     """The arm called ``name``. Raises ConfigError that lists them."""
     exact_name, plus, suffix = name.partition("+")
+    exact_name = ALIASES.get(exact_name, exact_name)
     arm = ARMS.get(exact_name)
     if arm is None and exact_name.startswith("every:"):
         arm = Arm(exact_name, parse_checkpoints(exact_name), _lru)
@@ -102,5 +103,5 @@ def find_arm(name: str) -> Arm:
                           f"(N tokens, a multiple of 64), each also with {' or '.join(_COMPRESSED)}",
                           param="--policy")
     if plus:
-        return replace(arm, name=name, make_memory=_compression(arm.make_memory, _COMPRESSED[plus + suffix]))
+        return replace(arm, name=exact_name + plus + suffix, make_memory=_compression(arm.make_memory, _COMPRESSED[plus + suffix]))
     return replace(arm, make_memory=_exact(arm.make_memory))
