@@ -60,7 +60,7 @@ def conversation(family: str, serving: Serving, turns: int = 5) -> list[tuple[An
 
 
 def restored(serving: Serving) -> int:
-    return serving.core.memory.usage().cache.restored_states
+    return serving.core.memory.usage().cache.restored
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -87,7 +87,7 @@ def test_where_there_is_room_nothing_is_compressed_and_no_bit_differs(family: st
                                      strict=True):
         assert left.cached_tokens == right.cached_tokens
         assert torch.equal(left.logits, right.logits)
-    assert compression_allowed.core.memory.usage().cache.compressed_states == 0
+    assert compression_allowed.core.memory.usage().cache.compressed == 0
 
 
 def with_other_scales(patch: pytest.MonkeyPatch) -> None:

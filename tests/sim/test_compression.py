@@ -67,8 +67,8 @@ def run_all() -> list[tuple[str, MemoryUsage]]:
 
 def test_the_laws_hold_in_many_runs_with_compression() -> None:
     runs = run_all()
-    assert sum(usage.cache.compressed_states for _, usage in runs) >= 100
-    assert sum(usage.cache.restored_states for _, usage in runs) >= 15
+    assert sum(usage.cache.compressed for _, usage in runs) >= 100
+    assert sum(usage.cache.restored for _, usage in runs) >= 15
     assert sum(usage.cache.evicted_states for _, usage in runs) >= 100
     assert sum(usage.cache.compressed_pages for _, usage in runs) >= 100
     assert sum(usage.cache.restored_pages for _, usage in runs) >= 50

@@ -187,9 +187,9 @@ def _compressed(cache: Mapping[str, Any]) -> str:
     """What is in 8 bits, and what became of it; nothing where nothing ever was."""
     counts: Mapping[str, int] = cache.get("counts", {})
     compressed = []
-    if counts.get("compressed_states"):
+    if counts.get("compressed"):
         compressed += [f"{cache['states_compressed']:,} of them compressed in {format_bytes(cache['compressed_bytes'])}",
-                   f"{counts['restored_states']:,} requests began on one"]
+                   f"{counts['restored']:,} requests began on one"]
     if counts.get("compressed_pages"):
         compressed += [f"KV of {cache['pages_compressed'] * PAGE_TOKENS:,} tokens compressed in "
                    f"{format_bytes(cache['compressed_kv_bytes'])}"]

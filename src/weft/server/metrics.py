@@ -203,8 +203,8 @@ class Metrics:
         yield self._gauge("prefix_cache_states", "States cached.",
                           memory.slots_cached + memory.states_compressed)
         yield self._gauge("prefix_cache_compressed_states", "Of them, in 8 bits.", memory.states_compressed)
-        yield self._counter("prefix_cache_compresses", "States that went into 8 bits.", counts.compressed_states)
-        yield self._counter("prefix_cache_restores", "Requests that began on one of those.", counts.restored_states)
+        yield self._counter("prefix_cache_compresses", "States that went into 8 bits.", counts.compressed)
+        yield self._counter("prefix_cache_restores", "Requests that began on one of those.", counts.restored)
         yield self._gauge("prefix_cache_compressed_pages", "Compressed KV, pages.", memory.pages_compressed)
         yield self._counter("prefix_cache_page_compresses", "Pages that were compressed.",
                             counts.compressed_pages)

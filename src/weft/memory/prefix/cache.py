@@ -75,9 +75,9 @@ class CacheCounts:
     """Bare KV, and one page for each tail."""
     evicted_tails: int = 0
     """Checkpoints inside a page, where a request had ended."""
-    compressed_states: int = 0
+    compressed: int = 0
     """Checkpoints that were compressed."""
-    restored_states: int = 0
+    restored: int = 0
     """Leases that opened on a compressed checkpoint."""
     compressed_pages: int = 0
     """Pages of KV that were compressed."""
@@ -183,7 +183,7 @@ class PrefixCache:
             return
         anchor = self.tree.by_id[match.anchor]
         self.policy.opened(lease.seq, match, anchor)
-        counts.restored_states += anchor.slot == COMPRESSED
+        counts.restored += anchor.slot == COMPRESSED
         lease.inexact = anchor.kv_inexact or (anchor.slot != PAD and anchor.state_inexact)
         if anchor.slot != PAD:
             self.order.touch(anchor)
@@ -324,7 +324,7 @@ class PrefixCache:
         node.state_inexact = True
         freed = Freed(slots=[self.tree.take_slot(node, COMPRESSED)])
         self.order.refresh(node, newest=False)
-        self.counts.compressed_states += 1
+        self.counts.compressed += 1
         return freed
 
     def compress_kv(self, compress: CompressKv) -> Freed:
