@@ -37,7 +37,6 @@ NOT_YET_CLEAN: dict[str, set[str]] = {
         "src/weft/eval",
         "src/weft/memory",
         "src/weft/models",
-        "src/weft/planning",
         "src/weft/runner",
         "src/weft/server",
         "src/weft/sim",
