@@ -5,7 +5,9 @@ The engine says what the prompt tells it to, one byte per token, so every marker
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 
 import anthropic
@@ -18,8 +20,9 @@ from tests.server.running import RunningServer, running_server
 from tests.server.scripted_engine import write_model_directory
 from tests.server.test_tools import CALL, TEMPLATES, stop_at_end
 from weft.errors import RequestError
-from weft.server.anthropic.protocol import MessagesBody
+from weft.server.anthropic.protocol import UNSERVED_IN_MESSAGES, MessagesBody
 from weft.server.anthropic.turns import cache_marked, chat_body
+from weft.server.protocol import parse_body
 
 WEATHER: Any = {"name": "get_weather", "description": "Weather of a city", "input_schema": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}
@@ -197,3 +200,45 @@ def test_marks_are_seen_wherever_they_stand() -> None:
     assert cache_marked(msgspec.convert({**plain, "tools": [{**WEATHER, **mark}]}, MessagesBody))
     assert cache_marked(msgspec.convert({**plain, "system": [{"type": "text", "text": "s", **mark}]},
                                         MessagesBody))
+
+
+VALUES: list[Any] = [None, True, 0, -1, 10**30, 1.5, "", "x" * 50, [], [[]], {}, {"type": []}, {"type": "text"},
+                     {"type": "tool_result", "content": [1]}, {"type": "tool_use", "input": []},
+                     [{"type": "text", "text": 3}], {"cache_control": 7}, "\ud800"]
+
+
+def mutated(rng: Random, value: Any) -> Any:
+    """``value`` with one part replaced or left out."""
+    if isinstance(value, dict) and value and rng.random() < 0.9:
+        name = rng.choice(list(value))
+        if rng.random() < 0.1:
+            return {key: one for key, one in value.items() if key != name}
+        return {**value, name: mutated(rng, value[name])}
+    if isinstance(value, list) and value and rng.random() < 0.9:
+        at = rng.randrange(len(value))
+        return [*value[:at], mutated(rng, value[at]), *value[at + 1:]]
+    return rng.choice(VALUES)
+
+
+def test_a_damaged_body_is_refused_by_a_request_error_or_served() -> None:
+    """Never by another exception, which would be a 500."""
+    whole: Any = {
+        "model": "m", "max_tokens": 5, "system": [{"type": "text", "text": "s"}], "stream": False,
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]},
+                     {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]},
+                     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "r"}]}],
+        "tools": [WEATHER], "tool_choice": {"type": "auto"}, "thinking": {"type": "enabled"},
+        "output_format": {"type": "json_schema", "schema": {"type": "object"}}, "stop_sequences": ["x"]}
+    rng, refused = Random(1), 0
+    for _ in range(3000):
+        body = mutated(rng, whole)
+        for _ in range(rng.randrange(3)):
+            body = mutated(rng, body)
+        try:
+            raw = json.dumps(body).encode("utf-8", "surrogatepass")
+            parsed = parse_body(raw, MessagesBody, unserved=UNSERVED_IN_MESSAGES)
+            assert chat_body(parsed).messages or not parsed.messages
+            assert cache_marked(parsed) in (True, False)
+        except RequestError:
+            refused += 1
+    assert 1000 < refused < 3000

@@ -23,7 +23,7 @@ from weft.server.protocol import ChatBody
 from weft.text.chat import ChatMessage
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_EFFORTLESS = {"disabled", "enabled", "adaptive"}
+_THINKING = ("disabled", "enabled", "adaptive")
 
 Block = dict[str, Any]
 
@@ -165,7 +165,7 @@ def _choice(choice: Block | None) -> tuple[str | dict[str, Any] | None, bool | N
     kind, several = choice.get("type"), not choice.get("disable_parallel_tool_use", False)
     if kind == "tool":
         return {"type": "function", "function": {"name": choice.get("name")}}, several
-    if kind not in _CHOICES:
+    if not isinstance(kind, str) or kind not in _CHOICES:
         raise RequestError(f"tool_choice.type is {kind!r}; it is auto, any, tool or none",
                            param="tool_choice.type")
     return _CHOICES[kind], several
@@ -174,7 +174,7 @@ def _choice(choice: Block | None) -> tuple[str | dict[str, Any] | None, bool | N
 def _thinks(thinking: Block | None) -> bool:
     if thinking is None:
         return False
-    if thinking.get("type") not in _EFFORTLESS:
+    if thinking.get("type") not in _THINKING:
         raise RequestError(f"thinking.type is {thinking.get('type')!r}; it is enabled, adaptive or disabled",
                            param="thinking.type")
     return bool(thinking["type"] != "disabled")
