@@ -151,9 +151,10 @@ def test_a_stop_sequence_and_the_limit_are_named(server: RunningServer) -> None:
     ({"top_p": 9.0}, "top_p"),
     ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
 ])
-def test_bad_input_is_an_error_of_the_dialect_that_names_the_field(server: RunningServer,
-                                                                   change: dict[str, Any], place: str) -> None:
-    body = {"model": "scripted", "max_tokens": 5, "messages": [{"role": "user", "content": "say:a"}], **change}
+def test_bad_input_is_an_error_of_the_dialect_that_names_the_field(
+        server: RunningServer, change: dict[str, Any], place: str) -> None:
+    turns = [{"role": "user", "content": "say:a"}]
+    body = {"model": "scripted", "max_tokens": 5, "messages": turns, **change}
     response = httpx.post(f"{server.url}/v1/messages", json=body)
     answer = response.json()
     assert response.status_code == 400
@@ -202,8 +203,8 @@ def test_marks_are_seen_wherever_they_stand() -> None:
                                         MessagesBody))
 
 
-VALUES: list[Any] = [None, True, 0, -1, 10**30, 1.5, "", "x" * 50, [], [[]], {}, {"type": []}, {"type": "text"},
-                     {"type": "tool_result", "content": [1]}, {"type": "tool_use", "input": []},
+VALUES: list[Any] = [None, True, 0, -1, 10**30, 1.5, "", "x" * 50, [], [[]], {}, {"type": []},
+                     {"type": "text"}, {"type": "tool_result", "content": [1]}, {"type": "tool_use", "input": []},
                      [{"type": "text", "text": 3}], {"cache_control": 7}, "\ud800"]
 
 
@@ -225,8 +226,10 @@ def test_a_damaged_body_is_refused_by_a_request_error_or_served() -> None:
     whole: Any = {
         "model": "m", "max_tokens": 5, "system": [{"type": "text", "text": "s"}], "stream": False,
         "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]},
-                     {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]},
-                     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "r"}]}],
+                     {"role": "assistant", "content": [
+                         {"type": "tool_use", "id": "1", "name": "f", "input": {}}]},
+                     {"role": "user", "content": [
+                         {"type": "tool_result", "tool_use_id": "1", "content": "r"}]}],
         "tools": [WEATHER], "tool_choice": {"type": "auto"}, "thinking": {"type": "enabled"},
         "output_format": {"type": "json_schema", "schema": {"type": "object"}}, "stop_sequences": ["x"]}
     rng, refused = Random(1), 0

@@ -1,12 +1,12 @@
 """An answer as a Messages object, or as its events.
 
     message_start
-      content_block_start  content_block_delta ...  content_block_stop      thinking | text | tool_use, in order
+      content_block_start  content_block_delta ...  content_block_stop     thinking | text | tool_use
     message_delta          stop_reason, usage
     message_stop
 
-A block begins with the first piece of its kind and ends when another kind follows. ``message_start`` waits for
-the first piece: only then is it known how much of the prompt came from the cache.
+A block begins with the first piece of its kind and ends when another kind follows. ``message_start`` waits
+for the first piece: only then does the server know how much of the prompt came from the cache.
 
 Usage counts every prompt token once: ``cache_read_input_tokens`` came from the cache,
 ``cache_creation_input_tokens`` are computed tokens in front of the client's last ``cache_control``, and
@@ -77,8 +77,8 @@ class MessagesJob:
 
     def _start(self) -> dict[str, Any]:
         message: dict[str, Any] = {
-            "id": self._id, "type": "message", "role": "assistant", "model": self._chat.name, "content": [], "stop_reason": None,
-            "stop_sequence": None, "usage": {**self._usage(), "output_tokens": 0}}
+            "id": self._id, "type": "message", "role": "assistant", "model": self._chat.name,
+            "content": [], "stop_reason": None, "stop_sequence": None, "usage": {**self._usage(), "output_tokens": 0}}
         return {"type": "message_start", "message": message}
 
     def _end(self, piece: Piece) -> Iterator[dict[str, Any]]:

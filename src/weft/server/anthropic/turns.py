@@ -69,8 +69,8 @@ def _system(system: str | list[Block] | None) -> list[ChatMessage]:
 
 def _turn(place: str, turn: MessageTurn) -> list[ChatMessage]:
     if turn.role not in ("user", "assistant"):
-        raise RequestError(f"{place}.role is {turn.role!r}; it is user or assistant, and system has a field of "
-                           "its own", param=f"{place}.role")
+        raise RequestError(f"{place}.role is {turn.role!r}; it is user or assistant; system has its "
+                           "own field", param=f"{place}.role")
     if isinstance(turn.content, str):
         return [ChatMessage(role=turn.role, content=turn.content)]
     if turn.role == "assistant":
