@@ -134,7 +134,8 @@ class _Handlers:
             body = parse_body(raw, TokenizeChatBody)
             model = self._service.model_for(body.model)
             add_special_tokens = bool(body.add_special_tokens)
-            tokens = await model.encode(model.prompt_text(body), add_special_tokens=add_special_tokens)
+            prompt = await model.chat_prompt(body)
+            tokens = await model.encode(prompt.text, add_special_tokens=add_special_tokens)
         else:
             body = parse_body(raw, TokenizePromptBody)
             model = self._service.model_for(body.model)

@@ -272,10 +272,10 @@ async def prepare_chat(service: Service, body: ChatBody) -> ChatJob:
         raise RequestError("prompt_logprobs with stream is not supported", param="prompt_logprobs",
                            code="unsupported_parameter")
     model = service.model_for(body.model)
-    text = model.prompt_text(body)
-    await model.check_text(text, param="messages")
-    plan = _plan(model, body, text)
-    tokens, boundaries, marks = await model.encode_chat(body, text,
-                                                        add_special_tokens=bool(body.add_special_tokens))
+    prompt = await model.chat_prompt(body)
+    await model.check_text(prompt.text, param="messages")
+    plan = _plan(model, body, prompt.text)
+    special = bool(body.add_special_tokens)
+    tokens, boundaries, marks = await model.encode_chat(prompt, add_special_tokens=special)
     marks += body.cache_boundaries or []
-    return ChatJob(service, model, body, Prompt(tokens, text, boundaries, marks), plan)
+    return ChatJob(service, model, body, Prompt(tokens, prompt.text, boundaries, marks), plan)

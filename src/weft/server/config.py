@@ -42,6 +42,9 @@ class ServerConfig:
         (), "Name(s) that requests may use for the model, besides 'default'; may be given several times. "
             "Default: the model's own.")
     chat_template: str | None = _flag(None, "File with the chat template to use instead of the checkpoint's.")
+    template_seconds: float = _flag(5.0, "Seconds that rendering one conversation may take.")
+    template_chars: int = _flag(32_000_000, "Characters that a conversation may be rendered to.")
+    template_memory: str = _flag("512MiB", "Memory that a process that renders conversations may take.")
     reasoning_parser: str = _flag("auto", "Format of the model's reasoning, which answers give apart from "
                                           "their content; auto goes by the chat template, none leaves it in.")
     tool_parser: str = _flag("auto", "Format of the model's tool calls; auto goes by the chat template, none "
@@ -125,9 +128,18 @@ class ServerConfig:
         check_reasoning_parser(self.reasoning_parser)
         check_tool_parser(self.tool_parser)
         if self.chat_template is not None:  # now, not when a large model has been read
-            from weft.text.chat import load_chat_template
+            from weft.text.chat import check_syntax, read_chat_template
 
-            load_chat_template(Path(), special_tokens={}, override=self.chat_template)
+            text = read_chat_template(Path(), override=self.chat_template)
+            assert text is not None
+            check_syntax(*text)
+        if not self.template_seconds > 0:
+            raise ConfigError(f"--template-seconds {self.template_seconds}: it must be above 0",
+                              param="--template-seconds")
+        if self.template_chars < 1:
+            raise ConfigError(f"--template-chars {self.template_chars}: it must be at least 1",
+                              param="--template-chars")
+        parse_bytes(self.template_memory, flag="--template-memory")
         if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", self.metrics_prefix):
             raise ConfigError(f"--metrics-prefix {self.metrics_prefix!r}: use letters, digits and _, and "
                               "start with a letter", param="--metrics-prefix")

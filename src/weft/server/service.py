@@ -22,11 +22,14 @@ from weft.server.config import ServerConfig
 from weft.server.edge import Edge
 from weft.server.metrics import Metrics
 from weft.server.protocol import ChatBody, TokenizeChatBody
-from weft.text.cache_marks import marked_characters, without_marks
-from weft.text.chat import ChatTemplate, load_chat_template
+from weft.text.cache_marks import without_marks
+from weft.text.chat import read_chat_template
 from weft.text.dialect import Dialect
+from weft.text.template_sandbox import TemplateSandbox
+from weft.text.template_worker import ChatPrompt
 from weft.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from weft.text.tools.definitions import read_choice, read_tools
+from weft.units import parse_bytes
 
 ANY_NAME = "default"
 """A name under which every server has its model."""
@@ -39,7 +42,7 @@ class ServedModel:
     info: ModelInfo
     names: tuple[str, ...]
     tokenizer: Tokenizer
-    template: ChatTemplate | None
+    template: TemplateSandbox | None
     dialect: Dialect
     created_s: int
 
@@ -79,35 +82,29 @@ class ServedModel:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
-    async def encode_chat(self, body: ChatBody, text: str, *,
+    async def encode_chat(self, prompt: ChatPrompt, *,
                           add_special_tokens: bool) -> tuple[list[int], list[int], list[int]]:
-        """Tokens of ``text``, which ``prompt_text`` made of ``body``; the positions in them up to which
-        another conversation is likely to be the same; and those behind which the client set a
-        ``cache_control``."""
-        encode = functools.partial(self._encode_chat, body, text, add_special_tokens=add_special_tokens)
-        return encode() if len(text) < LONG_TEXT_CHARS else await asyncio.to_thread(encode)
+        """Tokens of ``prompt``; the positions in them up to which another conversation is likely to be the
+        same; and the positions behind which the client set a ``cache_control``."""
+        encode = functools.partial(self.tokenizer.encode_with_boundaries, prompt.text,
+                                   [*prompt.ends, *prompt.marks], add_special_tokens=add_special_tokens)
+        tokens, positions = encode() if len(prompt.text) < LONG_TEXT_CHARS else await asyncio.to_thread(encode)
+        count = len(prompt.ends)
+        return tokens, positions[:count], [at for at in positions[count:] if at]
 
-    def _encode_chat(self, body: ChatBody, text: str, *,
-                     add_special_tokens: bool) -> tuple[list[int], list[int], list[int]]:
-        assert self.template is not None
-        variables = self._variables(body, self.template)
-        ends = self.template.boundaries(body.messages, text, variables=variables)
-        tools = [tool.definition for tool in read_tools(body.tools)] if "tools" in variables else []
-        marks = marked_characters(self.template, body.messages, text, variables=variables, tools=tools)
-        tokens, positions = self.tokenizer.encode_with_boundaries(text, [*ends, *marks],
-                                                                  add_special_tokens=add_special_tokens)
-        return tokens, positions[:len(ends)], [at for at in positions[len(ends):] if at]
-
-    def prompt_text(self, body: ChatBody | TokenizeChatBody) -> str:
+    async def chat_prompt(self, body: ChatBody | TokenizeChatBody) -> ChatPrompt:
         """The conversation as the model's template writes it."""
         if self.template is None:
             raise RequestError("this model has no chat template, so it serves /v1/completions only; start "
                                "the server with --chat-template FILE to give it one", param="messages")
-        return self.template.render(body.messages, add_generation_prompt=body.add_generation_prompt,
-                                    continue_final_message=bool(body.continue_final_message),
-                                    variables=self._variables(body, self.template))
+        variables = self._variables(body, self.template)
+        tools = [tool.definition for tool in read_tools(body.tools)] if "tools" in variables else []
+        return await self.template.write(
+            body.messages, add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=bool(body.continue_final_message), variables=variables, tools=tools,
+            chars_cut=_HEAD_CHARS_PER_TOKEN * self.info.max_model_len if isinstance(body, ChatBody) else 0)
 
-    def _variables(self, body: ChatBody | TokenizeChatBody, template: ChatTemplate) -> dict[str, Any]:
+    def _variables(self, body: ChatBody | TokenizeChatBody, template: TemplateSandbox) -> dict[str, Any]:
         variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
         tools = read_tools(body.tools)
         if tools and read_choice(body.tool_choice, tools).mode != "none":
@@ -128,8 +125,11 @@ def load_served_model(info: ModelInfo, config: ServerConfig) -> ServedModel:
     """Raises CheckpointError or ConfigError that name the file."""
     directory = Path(info.directory)
     tokenizer = Tokenizer.load(directory)
-    template = load_chat_template(directory, special_tokens=tokenizer.special_tokens,
-                                  override=config.chat_template)
+    text = read_chat_template(directory, override=config.chat_template)
+    memory_bytes = parse_bytes(config.template_memory, flag="--template-memory")
+    template = text and TemplateSandbox(
+        text[0], special_tokens=tokenizer.special_tokens, origin=text[1], seconds=config.template_seconds,
+        chars_max=config.template_chars, memory_bytes=memory_bytes)
     dialect = Dialect(template, tokenizer, reasoning_parser=config.reasoning_parser,
                       tool_parser=config.tool_parser)
     names = config.served_model_name or (info.name,)

@@ -47,6 +47,7 @@ from weft.errors import CheckpointError, ConfigError, RequestError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MARK = "\ue000weft-continues-here\ue001"
+TEMPLATE_CHARS_MAX = 64_000_000
 MESSAGE_ENDS_MAX = 8
 """Messages whose end is looked for, the last ones: each costs a rendering (law L11)."""
 
@@ -68,8 +69,10 @@ class ChatTemplate:
     """Raises ConfigError when ``source`` is not a template; ``origin`` names where it came from."""
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str], origin: str = "chat template",
-                 now: Callable[[], datetime.datetime] = datetime.datetime.now) -> None:
+                 now: Callable[[], datetime.datetime] = datetime.datetime.now,
+                 chars_max: int = TEMPLATE_CHARS_MAX) -> None:
         self._special_tokens = dict(special_tokens)
+        self._chars_max = chars_max
         environment = _environment(now)
         try:
             tree = environment.parse(source)
@@ -140,7 +143,16 @@ class ChatTemplate:
 
     def _run(self, variables: dict[str, Any]) -> str:
         try:
-            return self._template.render(variables)
+            parts, count = [], 0
+            for part in self._template.generate(variables):
+                count += len(part)
+                if count > self._chars_max:
+                    raise RequestError(f"the chat template writes more than {self._chars_max} characters "
+                                       "(--template-chars)", param="messages")
+                parts.append(part)
+            return "".join(parts)
+        except RequestError:
+            raise
         except jinja2.TemplateError as error:
             raise RequestError(f"the chat template refused the messages: {error}",
                                param="messages") from error
@@ -183,30 +195,50 @@ def common_characters(left: str, right: str) -> int:
 
 def load_chat_template(directory: Path, *, special_tokens: Mapping[str, str],
                        override: str | None = None) -> ChatTemplate | None:
-    """``override`` (a file) before chat_template.jinja before tokenizer_config.json's ``chat_template``;
-    None when the checkpoint has none (it then serves completions only)."""
+    """The template of ``read_chat_template``, compiled in this process: without limits of time and memory."""
+    text = read_chat_template(directory, override=override)
+    return None if text is None else ChatTemplate(text[0], special_tokens=special_tokens, origin=text[1])
+
+
+def check_syntax(source: str, origin: str) -> None:
+    """Raises ConfigError that names the line. It compiles nothing, so no constant is folded."""
+    try:
+        _environment(datetime.datetime.now).parse(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(f"{origin}, line {error.lineno}: {error.message}",
+                          param="--chat-template") from error
+    except RecursionError:
+        raise ConfigError(f"{origin}: nested too deeply", param="--chat-template") from None
+
+
+def read_chat_template(directory: Path, *, override: str | None = None) -> tuple[str, str] | None:
+    """(source, origin) of ``override`` (a file), or chat_template.jinja, or tokenizer_config.json's
+    ``chat_template``, in this order; None when the checkpoint has none (it then serves completions only)."""
     if override is not None:
         try:
-            source = Path(override).read_text(encoding="utf-8")
+            return Path(override).read_text(encoding="utf-8"), override
         except OSError as error:
             raise ConfigError(f"--chat-template {override} cannot be read: {error.strerror}",
                               param="--chat-template") from error
-        return ChatTemplate(source, special_tokens=special_tokens, origin=override)
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"--chat-template {override} is no UTF-8 text: {error.reason}",
+                              param="--chat-template") from None
     path = directory / "chat_template.jinja"
     if path.is_file():
-        return ChatTemplate(path.read_text(encoding="utf-8"), special_tokens=special_tokens, origin=str(path))
+        try:
+            return path.read_text(encoding="utf-8"), str(path)
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{path} is no UTF-8 text: {error.reason}") from None
     path = directory / "tokenizer_config.json"
     if not path.is_file():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8")).get("chat_template")
-    except ValueError as error:
+        source = json.loads(path.read_text(encoding="utf-8")).get("chat_template")
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from error
-    if isinstance(found, list):  # several named templates; "default" is the one for plain chat
-        found = {entry.get("name"): entry.get("template") for entry in found}.get("default")
-    if not isinstance(found, str):
-        return None
-    return ChatTemplate(found, special_tokens=special_tokens, origin=str(path))
+    if isinstance(source, list):  # several named templates; "default" is the one for plain chat
+        source = {entry.get("name"): entry.get("template") for entry in source}.get("default")
+    return (source, str(path)) if isinstance(source, str) else None
 
 
 def _content_text(where: str, message: ChatMessage) -> str:
@@ -246,6 +278,8 @@ def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
         arguments = json.loads(function["arguments"])
     except ValueError:
         return call
+    except RecursionError:
+        raise RequestError("the arguments of a tool call are nested too deeply", param="messages") from None
     return {**call, "function": {**function, "arguments": arguments}}
 
 

@@ -16,10 +16,10 @@ import json
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from weft.errors import RequestError
 from weft.request import Grammar
-from weft.text.chat import ChatTemplate
 from weft.text.grammars import NO_FORCING, behind_reasoning
 from weft.text.reasoning import (
     ReasoningFormat,
@@ -135,10 +135,20 @@ class AnswerPlan:
         return self._reasoning.end in self._tokenizer.decode(tokens, skip_special_tokens=False)
 
 
+class TemplateText(Protocol):
+    """What a dialect must know of a chat template."""
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def reads_tools(self) -> bool: ...
+
+
 class Dialect:
     """Raises ConfigError for the name of a parser that there is not."""
 
-    def __init__(self, template: ChatTemplate | None, tokenizer: Tokenizer, *, reasoning_parser: str = "auto",
+    def __init__(self, template: TemplateText | None, tokenizer: Tokenizer, *, reasoning_parser: str = "auto",
                  tool_parser: str = "auto") -> None:
         source = "" if template is None else template.source
         self._tokenizer = tokenizer

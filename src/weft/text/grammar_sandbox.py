@@ -18,21 +18,21 @@ step waits for another process). See docs/decisions/0019.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from weft.config import EngineConfig
 from weft.errors import ConfigError, EngineUnavailableError, RequestError, presentable
 from weft.request import Grammar
-from weft.text.grammar_worker import Job, Start, Verdict, read_frame, write_frame
+from weft.text.grammar_worker import Start, Verdict
+from weft.text.worker_process import WorkerProcess
 from weft.units import parse_bytes
 
 ENGINE_STACK_BYTES = 64 << 20
@@ -63,7 +63,7 @@ class GrammarSandbox:
         self._seconds = seconds
         self._memory_bytes = memory_bytes
         self._lock = threading.Lock()
-        self._worker: _RunningWorker | None = None
+        self._worker: WorkerProcess | None = None
 
     def check(self, grammar: Grammar, vocab_size: int) -> VettedGrammar:
         """Raises RequestError with the compiler's reason, EngineUnavailableError where the worker failed."""
@@ -107,13 +107,14 @@ class GrammarSandbox:
             if self._worker is None or self._worker.gone:
                 start = Start(self.read_tokenizer(), vocab_size, list(self._eos_ids), self._seconds,
                               self._memory_bytes)
-                self._worker = _RunningWorker(start)
+                self._worker = WorkerProcess("weft.text.grammar_worker", msgspec.msgpack.encode(start))
             worker = self._worker
         try:
-            return worker.ask(grammar).result(_VERDICT_WITHIN_S)
+            answer = worker.ask(grammar.encode()).result(_VERDICT_WITHIN_S)
         except (OSError, TimeoutError):
             worker.end()
             raise EngineUnavailableError("the process that compiles grammars has ended; try again") from None
+        return msgspec.msgpack.decode(answer, type=Verdict)
 
 
 def grammar_sandbox(config: EngineConfig, directory: Path, eos_ids: tuple[int, ...]) -> GrammarSandbox | None:
@@ -128,49 +129,3 @@ def grammar_sandbox(config: EngineConfig, directory: Path, eos_ids: tuple[int, .
         return None
     return GrammarSandbox(lambda: path.read_text(encoding="utf-8"), eos_ids, seconds=config.grammar_seconds,
                           memory_bytes=memory_bytes)
-
-
-class _RunningWorker:
-    def __init__(self, start: Start) -> None:
-        # A session of its own: signals of the terminal are for the engine's parent.
-        self._process: subprocess.Popen[bytes] = subprocess.Popen(
-            [sys.executable, "-m", "weft.text.grammar_worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            start_new_session=True, env={**os.environ, "MALLOC_ARENA_MAX": "1"})
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._stdin: IO[bytes] = self._process.stdin
-        self._lock = threading.Lock()
-        self._verdicts: dict[int, Future[Verdict]] = {}
-        self._numbers = 0
-        self.gone = False
-        write_frame(self._stdin, start)
-        threading.Thread(target=self._read, args=(self._process.stdout,), name="grammar-verdicts",
-                         daemon=True).start()
-
-    def ask(self, grammar: str) -> Future[Verdict]:
-        """Raises OSError where the worker is gone, at once or in the future."""
-        with self._lock:
-            if self.gone:
-                raise BrokenPipeError
-            self._numbers += 1
-            verdict = self._verdicts[self._numbers] = Future()
-            write_frame(self._stdin, Job(self._numbers, grammar))
-        return verdict
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def _read(self, stream: IO[bytes]) -> None:
-        while (raw := read_frame(stream)) is not None:
-            verdict = msgspec.msgpack.decode(raw, type=Verdict)
-            with self._lock:
-                waiting = self._verdicts.pop(verdict.number)
-            waiting.set_result(verdict)
-        self._process.wait()
-        with self._lock:
-            self.gone = True
-            orphans = list(self._verdicts.values())
-            self._verdicts.clear()
-        for waiting in orphans:
-            waiting.set_exception(BrokenPipeError())

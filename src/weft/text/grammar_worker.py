@@ -1,7 +1,7 @@
 """The process that compiles grammars of strangers: ``python -m weft.text.grammar_worker``.
 
-    stdin:   one Start, then Jobs; its end means that the engine is gone
-    stdout:  one Verdict per Job, in the order in which they end
+    stdin:   one Start, then grammars; its end means that the engine is gone
+    stdout:  one Verdict per grammar, in the order in which they end
 
                            fork per job
     Start -> tokenizer ----------------> limits -> lark -> compile -> first masks -> Verdict -> exit
@@ -41,6 +41,7 @@ import msgspec
 
 from weft.text.gbnf import lark_of
 from weft.text.grammar_limits import check_shape
+from weft.text.worker_process import read_frame, write_frame
 
 JOBS_MAX = 4
 """Forks at once."""
@@ -52,7 +53,7 @@ _WALK_TOKENS = 8
 _PRIORITY = 10
 
 
-class Start(msgspec.Struct, tag=True):
+class Start(msgspec.Struct):
     """``seconds`` of CPU and ``memory_bytes`` are limits of one job. ``tokenizer``: text of its
     tokenizer.json."""
 
@@ -63,42 +64,13 @@ class Start(msgspec.Struct, tag=True):
     memory_bytes: int
 
 
-class Job(msgspec.Struct, tag=True):
-    number: int
-    grammar: str
-
-
 class Verdict(msgspec.Struct):
     """``error`` is empty for a grammar that compiles. ``grammar`` is what to compile: the job's, in lark.
     ``size_bytes``: memory that the compiled grammar holds."""
 
-    number: int
     error: str = ""
     grammar: str = ""
     size_bytes: int = 0
-
-
-def write_frame(stream: IO[bytes], message: msgspec.Struct) -> None:
-    body = msgspec.msgpack.encode(message)
-    stream.write(len(body).to_bytes(8, "little") + body)
-    stream.flush()
-
-
-def read_frame(stream: IO[bytes]) -> bytes | None:
-    """None at the end of the stream. On an unbuffered stream it reads nothing behind the frame."""
-    head = _read_all(stream, 8)
-    return None if head is None else _read_all(stream, int.from_bytes(head, "little"))
-
-
-def _read_all(stream: IO[bytes], count: int) -> bytes | None:
-    parts = []
-    while count:
-        part = stream.read(min(count, 1 << 20))
-        if not part:
-            return None
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
 
 
 class _Fork:
@@ -123,7 +95,7 @@ class _Worker:
         self._tokenizer = LLTokenizer(start.tokenizer, n_vocab=start.vocab_size, eos_token=start.eos_ids)
         self._selector = selectors.DefaultSelector()
         self._selector.register(jobs, selectors.EVENT_READ)
-        self._waiting: deque[Job] = deque()
+        self._waiting: deque[tuple[int, bytes]] = deque()
         self._forks: dict[int, _Fork] = {}
         gc.collect()
         gc.freeze()
@@ -131,13 +103,13 @@ class _Worker:
     def run(self) -> None:
         while True:
             while self._waiting and len(self._forks) < JOBS_MAX:
-                self._fork(self._waiting.popleft())
+                self._fork(*self._waiting.popleft())
             for key, _ in self._selector.select(self._patience_s()):
                 if key.data is None:
-                    raw = read_frame(self._jobs)
-                    if raw is None:
+                    frame = read_frame(self._jobs)
+                    if frame is None:
                         return
-                    self._waiting.append(msgspec.msgpack.decode(raw, type=Job))
+                    self._waiting.append(frame)
                 else:
                     self._read(key.data)
             now = time.monotonic()
@@ -156,14 +128,14 @@ class _Worker:
             return None
         return max(min(fork.deadline_s for fork in self._forks.values()) - time.monotonic(), 0.01)
 
-    def _fork(self, job: Job) -> None:
+    def _fork(self, number: int, grammar: bytes) -> None:
         reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(reading)
-            _run_job(self._tokenizer, self._start, job, writing)
+            _run_job(self._tokenizer, self._start, grammar, writing)
         os.close(writing)
-        fork = _Fork(job.number, pid, reading, time.monotonic() + self._start.seconds * _WALL_FACTOR)
+        fork = _Fork(number, pid, reading, time.monotonic() + self._start.seconds * _WALL_FACTOR)
         self._forks[pid] = fork
         self._selector.register(reading, selectors.EVENT_READ, fork)
 
@@ -177,10 +149,10 @@ class _Worker:
         del self._forks[fork.pid]
         _, status = os.waitpid(fork.pid, 0)
         if status == 0:
-            verdict = msgspec.msgpack.decode(fork.output, type=Verdict)
+            verdict = fork.output
         else:
-            verdict = Verdict(fork.number, error=self._reason(fork, status))
-        write_frame(sys.stdout.buffer, verdict)
+            verdict = msgspec.msgpack.encode(Verdict(error=self._reason(fork, status)))
+        write_frame(sys.stdout.buffer, fork.number, verdict)
 
     def _reason(self, fork: _Fork, status: int) -> str:
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
@@ -191,7 +163,7 @@ class _Worker:
         return "is nested too deeply to be compiled"
 
 
-def _run_job(tokenizer: Any, start: Start, job: Job, pipe: int) -> None:
+def _run_job(tokenizer: Any, start: Start, grammar: bytes, pipe: int) -> None:
     """Never returns: the fork exits, or dies at one of its limits."""
     code = 1
     try:
@@ -200,7 +172,7 @@ def _run_job(tokenizer: Any, start: Start, job: Job, pipe: int) -> None:
             os.dup2(silent, descriptor)
         _limit(start)
         with os.fdopen(pipe, "wb") as stream:
-            stream.write(msgspec.msgpack.encode(_verdict(tokenizer, job)))
+            stream.write(msgspec.msgpack.encode(_verdict(tokenizer, grammar)))
         code = 0
     except BaseException:
         code = 1
@@ -220,30 +192,30 @@ def _limit(start: Start) -> None:
             resource.setrlimit(kind, (allowed, hard))
 
 
-def _verdict(tokenizer: Any, job: Job) -> Verdict:
+def _verdict(tokenizer: Any, grammar_json: bytes) -> Verdict:
     try:
-        grammars = msgspec.json.decode(job.grammar)["grammars"]
+        grammars = msgspec.json.decode(grammar_json)["grammars"]
         check_shape(grammars)
         for grammar in grammars:
             if "gbnf" in grammar:
                 grammar["lark_grammar"] = lark_of(grammar.pop("gbnf"))
         check_shape(grammars)
     except RecursionError:
-        return Verdict(job.number, error="is nested too deeply")
+        return Verdict(error="is nested too deeply")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return Verdict(job.number, error=str(error))
+        return Verdict(error=str(error))
     from llguidance import LLMatcher
 
     text = msgspec.json.encode({"grammars": grammars}).decode()
     before_bytes = _used_bytes()
     prototype = LLMatcher(tokenizer, text, log_level=0)
     if prototype.is_error():
-        return Verdict(job.number, error=str(prototype.get_error()))
+        return Verdict(error=str(prototype.get_error()))
     walker = prototype.deep_copy()
     reason = _on_small_stack(walker)
     if reason:
-        return Verdict(job.number, error=reason)
-    return Verdict(job.number, grammar=text, size_bytes=max(_used_bytes() - before_bytes, len(text)))
+        return Verdict(error=reason)
+    return Verdict(grammar=text, size_bytes=max(_used_bytes() - before_bytes, len(text)))
 
 
 def _on_small_stack(walker: Any) -> str:
@@ -288,10 +260,10 @@ def _used_bytes() -> int:
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     jobs = os.fdopen(0, "rb", buffering=0)
-    raw = read_frame(jobs)
-    if raw is None:
+    frame = read_frame(jobs)
+    if frame is None:
         return 0
-    worker = _Worker(jobs, msgspec.msgpack.decode(raw, type=Start))
+    worker = _Worker(jobs, msgspec.msgpack.decode(frame[1], type=Start))
     try:
         worker.run()
     finally:

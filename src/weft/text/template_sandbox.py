@@ -1,0 +1,143 @@
+"""The server's end of the processes that render its chat template (``weft.text.template_worker``).
+
+    write(messages) --small--> worker 1 \\
+                    --large--> worker 2 / --> ChatPrompt | RequestError
+
+A template comes with the weights, from a stranger, and messages come from clients. Either can make a
+rendering endless. So it runs in a process with limits of time, memory and characters. A worker that exceeds
+its time is killed; the next conversation starts another.
+
+Small conversations have a worker of their own: they never wait for one of megabytes. Each worker takes one
+conversation at a time, and the line before it is bounded (law L11). A warm round trip costs some hundred
+microseconds.
+
+Rejected: threads (a loop in C cannot be stopped); a fork per conversation (it costs more than the
+rendering).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import marshal
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+
+from weft.errors import CheckpointError, EngineUnavailableError, RequestError
+from weft.text.chat import ChatMessage
+from weft.text.template_worker import Answer, ChatPrompt, Refused, TemplateFacts, TemplateStart
+from weft.text.worker_process import WorkerProcess
+
+LARGE_BYTES = 256 << 10
+"""From here on a conversation waits in the line of large ones."""
+LINE_MAX = 256
+_START_WITHIN_S = 10.0
+"""Starting Python takes its time too, on a machine that is busy."""
+
+
+class _Lane:
+    """One worker and the line before it."""
+
+    def __init__(self) -> None:
+        self.worker: WorkerProcess | None = None
+        self.lock = asyncio.Lock()
+        self.waiting = 0
+
+    def end(self) -> None:
+        if self.worker is not None:
+            self.worker.end()
+            self.worker = None
+
+
+class TemplateSandbox:
+    """``source`` is the template, ``origin`` says where it came from. Raises CheckpointError if it cannot be
+    compiled within the limits."""
+
+    def __init__(self, source: str, *, special_tokens: Mapping[str, str], origin: str, seconds: float,
+                 chars_max: int, memory_bytes: int) -> None:
+        self.source = source
+        self._seconds = seconds
+        self._start = msgspec.msgpack.encode(TemplateStart(source, dict(special_tokens), origin, chars_max,
+                                                           memory_bytes))
+        self._lanes = (_Lane(), _Lane())
+        self._lanes[0].worker, facts = self._started()
+        self.variables = frozenset(facts.variables)
+        self.reads_tools = facts.reads_tools
+
+    async def write(self, messages: list[ChatMessage], **job: Any) -> ChatPrompt:
+        """``job``: the arguments of ``weft.text.template_worker.chat_prompt``.
+
+        Raises RequestError for what the template refuses and for what exceeds the limits, and
+        EngineUnavailableError where too many conversations wait."""
+        try:
+            body = marshal.dumps({"messages": msgspec.to_builtins(messages), **job})
+        except (RecursionError, ValueError):
+            raise RequestError("messages: nested too deeply", param="messages") from None
+        lane = self._lanes[len(body) >= LARGE_BYTES]
+        if lane.waiting >= LINE_MAX:
+            raise EngineUnavailableError(f"{lane.waiting} conversations wait to be rendered; the limit is "
+                                         f"{LINE_MAX}. Try again later")
+        lane.waiting += 1
+        # A client that goes away must not leave half a question in the pipe: the task goes on without it.
+        answer = await asyncio.shield(asyncio.ensure_future(self._ask(lane, body)))
+        if isinstance(answer, Refused):
+            raise RequestError(answer.message, param=answer.param, code=answer.code)
+        assert isinstance(answer, ChatPrompt)
+        return answer
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            lane.end()
+
+    async def _ask(self, lane: _Lane, body: bytes) -> Answer:
+        try:
+            async with lane.lock:
+                worker = lane.worker
+                if worker is None or worker.gone:
+                    worker, _ = await asyncio.to_thread(self._started)
+                    lane.worker = worker
+                try:
+                    async with asyncio.timeout(self._seconds):
+                        raw = await asyncio.wrap_future(await _sent(worker, body))
+                except TimeoutError:
+                    lane.end()
+                    return Refused("the chat template takes more than "
+                                   f"{self._seconds:g} s for these messages (--template-seconds)", "messages")
+                except OSError:
+                    lane.end()
+                    return Refused("the chat template ended its process on these messages", "messages")
+        finally:
+            lane.waiting -= 1
+        return _decode(raw) if len(raw) < LARGE_BYTES else await asyncio.to_thread(_decode, raw)
+
+    def _started(self) -> tuple[WorkerProcess, TemplateFacts]:
+        """A worker that has compiled the template. Raises CheckpointError."""
+        worker = WorkerProcess("weft.text.template_worker", self._start)
+        limit_s = self._seconds + _START_WITHIN_S
+        try:
+            raw = worker.first.result(limit_s)
+        except TimeoutError:
+            worker.end()
+            raise CheckpointError(f"the chat template takes more than {limit_s:g} s to compile",
+                                  param="--chat-template") from None
+        except OSError:
+            raise CheckpointError("the chat template ended the process that compiled it",
+                                  param="--chat-template") from None
+        answer = _decode(raw)
+        if isinstance(answer, Refused):
+            raise CheckpointError(answer.message, param="--chat-template")
+        assert isinstance(answer, TemplateFacts)
+        return worker, answer
+
+
+def _decode(raw: bytes) -> Answer:
+    answer: Answer = msgspec.msgpack.decode(raw, type=Answer)
+    return answer
+
+
+async def _sent(worker: WorkerProcess, body: bytes) -> Future[bytes]:
+    if len(body) < LARGE_BYTES:
+        return worker.ask(body)
+    return await asyncio.to_thread(worker.ask, body)

@@ -1,0 +1,119 @@
+"""A chat template of a stranger runs in a process that may be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from weft.errors import CheckpointError, RequestError
+from weft.text.chat import ChatMessage, ChatTemplate, check_syntax
+from weft.text.template_sandbox import TemplateSandbox
+from weft.text.template_worker import ChatPrompt, chat_prompt
+
+PLAIN = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
+         "{% if add_generation_prompt %}<assistant>{% endif %}")
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+SWITCH = ("{% if messages[0].content == 'loop' %}" + ENDLESS + "{% endif %}"
+          "{% if messages[0].content == 'many' %}"
+          "{% for a in range(90000) %}{{ 'x' * 1000 }}{% endfor %}{% endif %}"
+          "{% if messages[0].content == 'huge' %}"
+          "{{ 'x' * (2 * 10 ** 9 + messages | length) }}{% endif %}" + PLAIN)
+
+
+@contextlib.contextmanager
+def sandbox(source: str, **limits: Any) -> Iterator[TemplateSandbox]:
+    asked = {"seconds": 1.0, "chars_max": 1_000_000, "memory_bytes": 128 << 20, **limits}
+    template = TemplateSandbox(source, special_tokens={"bos_token": "<s>"}, origin="its template", **asked)
+    try:
+        yield template
+    finally:
+        template.close()
+
+
+def turns(*contents: Any) -> list[ChatMessage]:
+    return msgspec.convert([{"role": "user", "content": content} for content in contents], list[ChatMessage])
+
+
+def write(template: TemplateSandbox, *contents: Any, **job: Any) -> ChatPrompt:
+    return asyncio.run(template.write(turns(*contents), chars_cut=10**6, **job))
+
+
+def test_the_sandbox_writes_what_the_template_writes_directly() -> None:
+    messages = [*turns("hi", "é🏔" * 100_000, "10"), ChatMessage(role="assistant", content="so ")]
+    cached = msgspec.structs.replace(messages[2], cache_control={"type": "ephemeral"})
+    marked = [messages[0], cached, messages[1]]
+    with sandbox(PLAIN) as template:
+        direct = ChatTemplate(PLAIN, special_tokens={"bos_token": "<s>"})
+        for given, more in ((messages, {}), (messages, {"continue_final_message": True}), (marked, {}),
+                            (messages, {"variables": {"messages": 1}})):
+            try:
+                expected: Any = chat_prompt(direct, given, chars_cut=10**6, **more)
+            except RequestError as error:
+                expected = error.message
+            try:
+                written: Any = asyncio.run(template.write(given, chars_cut=10**6, **more))
+            except RequestError as error:
+                written = error.message
+            assert written == expected
+
+
+@pytest.mark.parametrize(("content", "words"), [
+    ("loop", "more than 1 s .*--template-seconds"), ("many", "more than 1000000 characters"),
+    ("huge", "MemoryError|ended its process")])
+def test_a_rendering_beyond_a_limit_is_a_clear_error_and_the_next_one_works(content: str, words: str) -> None:
+    with sandbox(SWITCH) as template:
+        with pytest.raises(RequestError, match=words):
+            write(template, content)
+        assert write(template, "hi").text == "<user>hi</><assistant>"
+
+
+@pytest.mark.parametrize("source", ["{{ 10 ** (10 ** 9) }}", "{{ 'x' * (10 ** 10) }}", "{% if %}",
+                                    "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"])
+def test_a_template_that_cannot_be_compiled_is_a_clear_error_in_time(
+        source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.text.template_sandbox._START_WITHIN_S", 1.0)
+    began_s = time.monotonic()
+    with contextlib.suppress(CheckpointError, RequestError), sandbox(source) as template:
+        write(template, "hi")
+    assert time.monotonic() - began_s < 30
+
+
+def test_a_slow_conversation_does_not_hold_up_a_small_one() -> None:
+    async def both(template: TemplateSandbox) -> float:
+        slow = asyncio.ensure_future(template.write(turns("loop", "x" * 400_000), chars_cut=10**6))
+        await asyncio.sleep(0.5)
+        began_s = time.monotonic()
+        await template.write(turns("hi"), chars_cut=10**6)
+        waited_s = time.monotonic() - began_s
+        with pytest.raises(RequestError, match="--template-seconds"):
+            await slow
+        return waited_s
+
+    with sandbox(SWITCH, seconds=2.0) as template:
+        assert asyncio.run(both(template)) < 0.25
+
+
+def test_odd_messages_are_refused_and_leave_the_worker_alive() -> None:
+    nested: Any = "x"
+    for _ in range(100_000):
+        nested = [nested]
+    with sandbox(PLAIN) as template:
+        for content in ([{"type": "image_url"}], "\ud800"):
+            with pytest.raises(RequestError):
+                write(template, content)
+        with pytest.raises(RequestError, match="nested too deeply"):
+            write(template, "hi", variables={"deep": nested})
+        calls = [{"function": {"name": "f", "arguments": "[" * 100_000}}]
+        with pytest.raises(RequestError, match="nested too deeply"):
+            asyncio.run(template.write([ChatMessage(role="assistant", tool_calls=calls)], chars_cut=100))
+        assert write(template, "hi", variables={"big": 10**400}).text
+
+
+def test_the_syntax_of_a_file_is_checked_without_folding_its_constants() -> None:
+    check_syntax("{{ 10 ** (10 ** 9) }}", "f")
