@@ -107,7 +107,7 @@ class _Handlers:
         self._service.check_open()
         body = conversation(parse_body(await self._body(request), CountTokensBody))
         model = self._service.model_for(body.model)
-        text = model.prompt_text(body)
+        text = (await model.chat_prompt(body)).text
         await model.check_text(text, param="messages")
         return _json({"input_tokens": len(await model.encode(text, add_special_tokens=False))})
 

@@ -96,8 +96,7 @@ class TemplateSandbox:
             async with lane.lock:
                 worker = lane.worker
                 if worker is None or worker.gone:
-                    worker, _ = await asyncio.to_thread(self._started)
-                    lane.worker = worker
+                    worker = lane.worker = (await asyncio.to_thread(self._started))[0]
                 try:
                     async with asyncio.timeout(self._seconds):
                         raw = await asyncio.wrap_future(await _sent(worker, body))
