@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from weft.errors import CheckpointError, RequestError
+from weft.errors import CheckpointError, ConfigError, RequestError
 from weft.text.chat import ChatMessage, ChatTemplate, check_syntax
 from weft.text.template_sandbox import TemplateSandbox
 from weft.text.template_worker import ChatPrompt, chat_prompt
@@ -117,3 +117,5 @@ def test_odd_messages_are_refused_and_leave_the_worker_alive() -> None:
 
 def test_the_syntax_of_a_file_is_checked_without_folding_its_constants() -> None:
     check_syntax("{{ 10 ** (10 ** 9) }}", "f")
+    with pytest.raises(ConfigError, match="f, line 1"):
+        check_syntax("{% if %}", "f")
