@@ -40,7 +40,6 @@ NOT_YET_CLEAN: dict[str, set[str]] = {
         "src/weft/runner",
         "src/weft/server",
         "src/weft/sim",
-        "src/weft/text",
     },
     "prose": {
         "README.md",
