@@ -6,7 +6,7 @@
         print(engine.generate("Once upon a time", max_tokens=64)[0].text)
 
 The names below are imported when they are first used, so that ``import weft`` costs nothing; torch comes in
-when an Engine is made.
+when a program constructs an Engine.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weft.api import Completion, Engine
+    from weft.api import ChatReply, Completion, Engine
     from weft.request import SamplingParams
 
-__all__ = ["Completion", "Engine", "SamplingParams", "__version__"]
+__all__ = ["ChatReply", "Completion", "Engine", "SamplingParams", "__version__"]
 
-_HOMES = {"Completion": "weft.api", "Engine": "weft.api", "SamplingParams": "weft.request"}
+_HOMES = {"ChatReply": "weft.api", "Completion": "weft.api", "Engine": "weft.api",
+          "SamplingParams": "weft.request"}
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,7 @@ import torch
 import weft
 from tests.fixtures.checkpoints import EOS, IM_END, checkpoint, make_checkpoint, reference, tokenizer
 from weft import Engine, SamplingParams
+from weft.api.sampling import sampling_from
 from weft.errors import (
     BusyError,
     CheckpointError,
@@ -87,9 +88,9 @@ def test_more_prompts_than_the_queue_holds_are_all_answered_in_order(engine):
 
 def test_the_checkpoints_own_sampling_is_the_default_and_keywords_change_single_fields(engine):
     assert engine.info.generation_defaults == {"temperature": 0.7, "top_p": 0.9, "top_k": 20}
-    params = engine._sampling(None, {"top_p": 0.5, "stop": "x"})
+    params = sampling_from(None, {"top_p": 0.5, "stop": "x"}, engine.info.generation_defaults)
     assert (params.temperature, params.top_p, params.top_k, params.stop) == (0.7, 0.5, 20, ("x",))
-    changed = engine._sampling(SamplingParams(temperature=0.3), {"max_tokens": 4, "stop": ["a", "b"]})
+    changed = sampling_from(SamplingParams(temperature=0.3), {"max_tokens": 4, "stop": ["a", "b"]}, {})
     assert (changed.temperature, changed.top_p, changed.max_tokens, changed.stop) == (0.3, 1.0, 4, ("a", "b"))
 
 

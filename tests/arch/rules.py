@@ -165,7 +165,7 @@ def arrow_complaints(sources: Iterable[Source]) -> list[str]:
     return complaints
 
 
-_EXPORTED = {"Engine", "SamplingParams", "__version__"}
+_EXPORTED = {"ChatReply", "Completion", "Engine", "SamplingParams", "__version__"}
 """Names that ``from weft import X`` may mean; they are no groups."""
 
 

@@ -1,5 +1,6 @@
 """weft in one process, for programs: see ``engine``, and docs/python.md for users."""
 
-from weft.api.engine import Completion, Engine
+from weft.api.completion import ChatReply, Completion
+from weft.api.engine import Engine
 
-__all__ = ["Completion", "Engine"]
+__all__ = ["ChatReply", "Completion", "Engine"]

@@ -2,17 +2,17 @@
 
     Engine(model, **config fields)
       .generate(prompts)            many at once, batched, with a progress bar on long work
-      .stream(prompt)               pieces of text as they are made
-      .chat(messages) / .stream_chat(messages)
+      .stream(prompt)               pieces of text as the engine computes them
+      .chat(messages, tools=...)    the answer to a conversation; .stream_chat(...): in pieces
 
                  text --Tokenizer--> Request --> EngineCore --TokenEvent--> Choice --> Piece --> Completion
 
-The same EngineCore that the server runs, stepped by whoever waits for an answer. Calls may overlap (a stream
-that is half read while another prompt is generated): each step serves every call, and each call gets its own
-pieces. One thread at a time: a second one gets a BusyError (``weft.api.turn``).
+The same EngineCore that the server runs; the caller that waits for an answer steps it (``weft.api.calls``).
+One thread at a time: a second one gets a BusyError (``weft.api.turn``). Conversations are prepared and
+answers are read as on the server (``weft.api.chat``).
 
-Without ``sampling``, a request samples as the checkpoint's makers recommend (generation_config.json);
-keywords such as ``max_tokens=64`` change single fields. ``guided_json`` (a JSON schema), ``guided_regex``,
+Without ``sampling``, a request samples as the checkpoint recommends (generation_config.json); keywords such
+as ``max_tokens=64`` change single fields. ``guided_json`` (a JSON schema), ``guided_regex``,
 ``guided_choice`` and ``guided_grammar`` (lark or GBNF) make the answer match. A call that raises leaves
 nothing running.
 """
@@ -20,74 +20,26 @@ nothing running.
 from __future__ import annotations
 
 import itertools
-import numbers
-import operator
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-import msgspec
-
-from weft.api.progress import AnswerBar
-from weft.api.turn import Turn
+from weft.api.calls import Call, CallTable
+from weft.api.chat import ChatWriter, PreparedChat
+from weft.api.completion import ChatPiece, ChatReply, Completion
+from weft.api.sampling import Prompt, prompt_list, sampling_from, token_ids
 from weft.assemble import ModelInfo, OnProgress, assemble
 from weft.config import EngineConfig
-from weft.engine.choices import Choice, Piece
+from weft.engine.choices import Piece
 from weft.engine.sleep_state import Flushed, Part, check_level
 from weft.engine.sleeper import Sleeper
 from weft.engine.stats import EngineStats
-from weft.errors import RequestError, WeftError
-from weft.request import FinishReason, LostTokens, Request, SamplingParams, TokenEvent, TokenLogprobs
-from weft.text.cache_marks import marked_characters
-from weft.text.chat import ChatMessage, ChatTemplate, load_chat_template
-from weft.text.grammars import KINDS, grammar_from
+from weft.errors import RequestError
+from weft.request import Request, SamplingParams
 from weft.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
-"""Text, or token ids taken as they are."""
-
 SleepMode = Literal["wait", "abort"]
-
-
-class Completion(msgspec.Struct, kw_only=True):
-    """One answer. ``prompt_index`` is the prompt's place in the call, ``index`` counts its ``n`` answers.
-
-    ``tokens`` has the token that ended the answer, ``text`` does not show it. ``stop_reason``: the stop
-    string or stop token id that ended it, None for the model's own end. ``logprobs``: one per token, when
-    asked for; ``prompt_logprobs``: one per prompt token, None for the first. ``cached_tokens`` of the prompt
-    were found in the prefix cache, ``lost_tokens`` nearly, and ``recomputed_tokens`` were computed again
-    after preemptions.
-    """
-
-    prompt_index: int
-    index: int
-    prompt_tokens: list[int]
-    text: str = ""
-    tokens: list[int] = []
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    logprobs: list[TokenLogprobs] = []
-    prompt_logprobs: list[TokenLogprobs | None] = []
-    cached_tokens: int = 0
-    lost_tokens: LostTokens = LostTokens()
-    recomputed_tokens: int = 0
-
-
-class _Call:
-    """One request while it is answered: where its events go."""
-
-    def __init__(self, request: Request, tokenizer: Tokenizer) -> None:
-        self.request = request
-        self.choices = [Choice(index, tokenizer, request.sampling, request.prompt_tokens)
-                        for index in range(request.sampling.n)]
-        self.pieces: deque[Piece] = deque()
-        self.error: WeftError | None = None
-
-    @property
-    def done(self) -> bool:
-        return self.error is not None or all(choice.finished for choice in self.choices)
 
 
 class Engine:
@@ -107,11 +59,8 @@ class Engine:
         self.info: ModelInfo = assembled.info
         directory = Path(self.info.directory)
         self.tokenizer = Tokenizer.load(directory)
-        self._template: ChatTemplate | None = load_chat_template(
-            directory, special_tokens=self.tokenizer.special_tokens)
-        self._calls: dict[str, _Call] = {}
-        self._left: deque[_Call] = deque()
-        self._turn = Turn()
+        self._chat = ChatWriter(directory, self.tokenizer)
+        self._calls = CallTable(assembled.core)
         self._numbers = itertools.count()
 
     # ------------------------------------------------------------------ answers
@@ -126,103 +75,71 @@ class Engine:
         of the prompts, in tokens, at which the prefix cache should keep a state. Raises RequestError or
         ContextLengthError naming the field, and EngineUnavailableError when a step fails.
         """
-        listed = _prompt_list(prompts)
+        listed = prompt_list(prompts)
         if isinstance(sampling, Sequence):
             if len(sampling) != len(listed):
                 raise RequestError(f"sampling has {len(sampling)} sets of parameters for {len(listed)} "
                                    "prompts", param="sampling")
-            params = [self._sampling(one, dict(fields)) for one in sampling]
+            params = [sampling_from(one, fields, self.info.generation_defaults) for one in sampling]
         else:
-            params = [self._sampling(sampling, fields)] * len(listed)
-        return self._complete([self._request(prompt, one, marks=cache_boundaries)
-                               for prompt, one in zip(listed, params, strict=True)], progress=progress)
-
-    def _complete(self, requests: list[Request], *, progress: bool) -> list[Completion]:
-        done = [[Completion(prompt_index=number, index=index, prompt_tokens=request.prompt_tokens)
-                 for index in range(request.sampling.n)] for number, request in enumerate(requests)]
-        waiting = deque(enumerate(requests))
-        running: dict[int, _Call] = {}
-        bar = AnswerBar(len(requests) if progress else 0)
-        try:
-            while waiting or running:
-                while waiting and self._has_room(waiting[0][1].sampling.n):
-                    number, request = waiting.popleft()
-                    running[number] = self._submit(request)
-                self._step()
-                for number, call in list(running.items()):
-                    _collect(call, done[number])
-                    if call.done:
-                        del running[number]
-                if bar.due:
-                    generated = self._core.stats().generation_tokens
-                    bar.show(len(requests) - len(waiting) - len(running), generated)
-        finally:
-            bar.close()
-            self._drop(running.values())
-        return [completion for group in done for completion in group]
+            params = [sampling_from(sampling, fields, self.info.generation_defaults)] * len(listed)
+        return self._calls.complete([self._call(prompt, one, marks=cache_boundaries)
+                                     for prompt, one in zip(listed, params, strict=True)], progress=progress)
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, *,
                cache_boundaries: Sequence[int] = (), **fields: Any) -> Iterator[Piece]:
-        """Pieces of the answer to ``prompt`` as they are made; the last piece of each of the ``n`` answers
-        has a ``finish_reason``. The request starts, and what is wrong with it raises as in ``generate``,
-        when the first piece is asked for; leaving the loop early cancels it."""
-        yield from self._stream(self._request(prompt, self._sampling(sampling, fields),
-                                              marks=cache_boundaries))
-
-    def _stream(self, request: Request) -> Iterator[Piece]:
-        call = self._submit(request)
-        try:
-            while call.pieces or not call.done:
-                if not call.pieces:
-                    self._step()
-                while call.pieces:
-                    yield call.pieces.popleft()
-            if call.error is not None:
-                raise call.error
-        finally:
-            self._drop([call])
+        """Pieces of the answer to ``prompt`` as the engine computes them. The last piece of each of the ``n``
+        answers has a ``finish_reason``. The request starts when the first piece is asked for, and its errors
+        raise there, as in ``generate``. Leaving the loop early cancels it."""
+        params = sampling_from(sampling, fields, self.info.generation_defaults)
+        yield from self._calls.stream(self._call(prompt, params, marks=cache_boundaries))
 
     def chat(self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams | None = None, *,
-             template: Mapping[str, Any] | None = None, **fields: Any) -> Completion:
-        """The answer to a conversation: ``messages`` as in the OpenAI API, rendered by the checkpoint's chat
-        template with ``template`` as its extra variables. Raises RequestError as well where the template
-        refuses, where the checkpoint has none, or for ``n`` above 1."""
-        params = self._sampling(sampling, fields)
+             tools: Sequence[Mapping[str, Any]] | None = None,
+             tool_choice: str | Mapping[str, Any] | None = None, parallel_tool_calls: bool = True,
+             template: Mapping[str, Any] | None = None, **fields: Any) -> ChatReply:
+        """The answer to a conversation. ``messages``, ``tools`` and ``tool_choice`` are as in the OpenAI API;
+        the checkpoint's chat template renders them, with ``template`` as its extra variables. Raises
+        RequestError as well where the template refuses, where the checkpoint has none, where it takes no
+        tools, or for ``n`` above 1."""
+        params = sampling_from(sampling, fields, self.info.generation_defaults)
         if params.n != 1:
             raise RequestError(f"chat answers once; n is {params.n}: use stream_chat, or generate with "
                                f"render_chat", param="n")
-        tokens, boundaries, marks = self._encode_chat(messages, template)
-        request = self._request(tokens, params, boundaries, marks)
-        [completion] = self._complete([request], progress=False)
-        return completion
+        prepared = self._chat.prepare(messages, params, template, tools=tools, tool_choice=tool_choice,
+                                      parallel_tool_calls=parallel_tool_calls)
+        [completion] = self._calls.complete([self._chat_call(prepared)], progress=False)
+        return prepared.reply(completion)
 
     def stream_chat(self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams | None = None, *,
-                    template: Mapping[str, Any] | None = None, **fields: Any) -> Iterator[Piece]:
+                    tools: Sequence[Mapping[str, Any]] | None = None,
+                    tool_choice: str | Mapping[str, Any] | None = None, parallel_tool_calls: bool = True,
+                    template: Mapping[str, Any] | None = None, **fields: Any) -> Iterator[ChatPiece]:
         """``stream`` for a conversation."""
-        tokens, boundaries, marks = self._encode_chat(messages, template)
-        yield from self._stream(self._request(tokens, self._sampling(sampling, fields), boundaries, marks))
+        params = sampling_from(sampling, fields, self.info.generation_defaults)
+        prepared = self._chat.prepare(messages, params, template, tools=tools, tool_choice=tool_choice,
+                                      parallel_tool_calls=parallel_tool_calls)
+        yield from prepared.pieces(self._calls.stream(self._chat_call(prepared)))
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], *,
+                    tools: Sequence[Mapping[str, Any]] | None = None,
                     template: Mapping[str, Any] | None = None) -> list[int]:
         """The token ids of a conversation, up to where the answer begins."""
-        return self._encode_chat(messages, template)[0]
+        return self._chat.tokens(messages, template, tools=tools)
 
-    def _encode_chat(self, messages: Sequence[Mapping[str, Any]],
-                     template: Mapping[str, Any] | None) -> tuple[list[int], list[int], list[int]]:
-        """Token ids; the positions in them up to which another conversation is likely to be the same; and
-        those behind which the messages set a ``cache_control``."""
-        if self._template is None:
-            raise RequestError("this model has no chat template: use generate", param="messages")
-        try:
-            turns = msgspec.convert(list(messages), list[ChatMessage])
-        except msgspec.ValidationError as error:
-            raise RequestError(f"messages: {error}", param="messages") from None
-        text = self._template.render(turns, variables=template)
-        ends = self._template.boundaries(turns, text, variables=template)
-        marks = marked_characters(self._template, turns, text, variables=template)
-        tokens, positions = self.tokenizer.encode_with_boundaries(text, [*ends, *marks],
-                                                                  add_special_tokens=False)
-        return tokens, positions[:len(ends)], [at for at in positions[len(ends):] if at]
+    def _chat_call(self, prepared: PreparedChat) -> Call:
+        encoded = prepared.encoded
+        return Call(self._request(encoded.tokens, prepared.sampling, encoded.boundaries, encoded.marks),
+                    prepared.decoder)
+
+    def _call(self, prompt: Prompt, sampling: SamplingParams, *, marks: Sequence[int]) -> Call:
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
+        return Call(self._request(tokens, sampling, (), marks), self.tokenizer)
+
+    def _request(self, tokens: list[int], sampling: SamplingParams, boundaries: Sequence[int],
+                 marks: Sequence[int]) -> Request:
+        return Request(request_id=f"call-{next(self._numbers)}", prompt_tokens=tokens, sampling=sampling,
+                       boundaries=list(boundaries), marks=list(marks))
 
     # ------------------------------------------------------------------ the engine itself
 
@@ -231,33 +148,32 @@ class Engine:
 
     def flush_cache(self) -> None:
         """Drop every prefix that no running answer reads."""
-        with self._turn.take():
+        with self._calls.turn.take():
             self._core.flush_cache()
 
     def sleep(self, level: int = 1, *, mode: SleepMode | None = None) -> Flushed:
         """Give the memory back until ``wake_up``; returns what the prefix cache held and lost. Level 1 keeps
-        the weights in host memory (on a CPU, where they are), level 2 drops them too and reads the checkpoint
-        again on waking. Requests that come meanwhile raise AsleepError.
+        the weights in host memory (on a CPU they stay), level 2 drops them too and reads the checkpoint again
+        on waking. Requests to a sleeping engine raise AsleepError.
 
-        With answers in progress (streams that are half read) it raises BusyError, unless ``mode`` is "wait",
-        which computes them to their end first, or "abort", which ends them. Raises RequestError for another
-        level or mode.
+        With answers in progress (streams that are half read) it raises BusyError. ``mode`` "wait" computes
+        them to their end first, "abort" ends them. Raises RequestError for another level or mode.
         """
         if mode not in (None, "wait", "abort"):
             raise RequestError(f"mode is {mode!r}; it may be 'wait' or 'abort'", param="mode")
         check_level(level)
         while mode == "wait" and self._core.live_count:
-            self._step()
-        with self._turn.take():
+            self._calls.step()
+        with self._calls.turn.take():
             flushed = self._sleeper.sleep(level, abort=mode == "abort")
-        self._step()
+        self._calls.step()
         return flushed
 
     def wake_up(self, tags: Sequence[Part] | None = None) -> bool:
-        """Bring back "weights", "kv_cache", or all; whether the engine is awake now. Raises RequestError for
-        another tag, CheckpointError where the checkpoint cannot be read again, and EngineUnavailableError
-        where there is not enough memory; it can be tried again then."""
-        with self._turn.take():
+        """Bring back "weights", "kv_cache", or all; returns whether the engine is awake now. Raises
+        RequestError for another tag, CheckpointError where the checkpoint cannot be read again, and
+        EngineUnavailableError where there is too little memory; the call can be repeated then."""
+        with self._calls.turn.take():
             return not self._sleeper.wake_up(tags).level
 
     @property
@@ -266,9 +182,9 @@ class Engine:
 
     def close(self) -> None:
         """Cancel everything and free the memory. Idempotent."""
-        with self._turn.take():
+        with self._calls.turn.take():
             self._core.close()
-            self._calls.clear()
+            self._calls.forget()
 
     def __enter__(self) -> Engine:
         return self
@@ -276,121 +192,3 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         self.close()
-
-    # ------------------------------------------------------------------ inside
-
-    def _sampling(self, sampling: SamplingParams | None, fields: dict[str, Any]) -> SamplingParams:
-        asked = {f"guided_{kind}": (kind, fields.pop(f"guided_{kind}", None)) for kind in KINDS}
-        grammars = [grammar_from(kind, value, name) for name, (kind, value) in asked.items()
-                  if value is not None]
-        if len(grammars) > 1:
-            raise RequestError(f"{grammars[0].field} and {grammars[1].field} both say what the answer must "
-                               "match; one can", param=grammars[1].field)
-        if grammars:
-            fields["grammar"] = grammars[0]
-        for name in ("stop", "stop_token_ids"):
-            if name in fields:
-                value = fields[name]
-                fields[name] = (value,) if isinstance(value, str | int) else tuple(value)
-        if sampling is not None:
-            if not isinstance(sampling, SamplingParams):
-                raise RequestError(f"sampling is a {type(sampling).__name__}; it must be SamplingParams, or "
-                                   "keywords", param="sampling")
-            return msgspec.structs.replace(sampling, **fields)
-        return SamplingParams(**{**self.info.generation_defaults, **fields})
-
-    def _request(self, prompt: Prompt, sampling: SamplingParams, boundaries: Sequence[int] = (),
-                 marks: Sequence[int] = ()) -> Request:
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
-        return Request(request_id=f"call-{next(self._numbers)}", prompt_tokens=tokens, sampling=sampling,
-                       boundaries=list(boundaries), marks=list(marks))
-
-    def _has_room(self, sequences: int) -> bool:
-        """Whether the queue takes so many more; an idle engine is always tried, so that a request that can
-        never fit raises."""
-        return not self._calls or self._core.stats().waiting + sequences <= self._core.sizes.queue_max
-
-    def _submit(self, request: Request) -> _Call:
-        with self._turn.take():
-            self._core.submit(request)
-            call = self._calls[request.request_id] = _Call(request, self.tokenizer)
-        return call
-
-    def _step(self) -> None:
-        with self._turn.take():
-            for event in self._core.step():
-                self._take(event)
-            self._cancel_left()
-
-    def _take(self, event: TokenEvent) -> None:
-        call = self._calls.get(event.request_id)
-        if call is None:  # dropped: only the answers to its cancellation still come
-            return
-        choice = call.choices[event.index]
-        ended_before = choice.finished
-        try:
-            piece = choice.take(event)
-        except WeftError as error:
-            error.__cause__ = self._core.failure
-            call.error = error
-            piece = None
-        if piece is not None:
-            call.pieces.append(piece)
-        if choice.finished and not ended_before and event.finish_reason is None:
-            self._core.cancel(event.request_id, event.index)
-        if call.done:
-            del self._calls[event.request_id]
-
-    def _drop(self, calls: Iterable[_Call]) -> None:
-        """Nobody waits for ``calls`` any more. The last one out lets the engine give back its memory."""
-        self._left.extend(calls)
-        if self._turn.mine or (self._turn.taken and not self._left):
-            return  # whoever is in the middle of a step does the rest
-        with self._turn.take(wait=True):
-            self._cancel_left()
-            while not self._calls and self._core.has_work:
-                self._core.step()
-
-    def _cancel_left(self) -> None:
-        while self._left:
-            request_id = self._left.popleft().request.request_id
-            if self._calls.pop(request_id, None) is not None:
-                self._core.cancel(request_id)
-
-
-def _collect(call: _Call, completions: list[Completion]) -> None:
-    """Move what ``call`` has into its completions. Raises what ended it early."""
-    while call.pieces:
-        piece = call.pieces.popleft()
-        completion, choice = completions[piece.index], call.choices[piece.index]
-        completion.text += piece.text
-        completion.tokens += piece.tokens
-        completion.logprobs += piece.logprobs
-        if piece.finish_reason is not None:
-            completion.finish_reason, completion.stop_reason = piece.finish_reason, piece.stop_reason
-            completion.cached_tokens = choice.cached_tokens
-            completion.lost_tokens = choice.lost_tokens
-            completion.recomputed_tokens = choice.recomputed_tokens
-            completion.prompt_logprobs = choice.prompt_logprobs
-    if call.error is not None:
-        raise call.error
-
-
-def _token_ids(prompt: Sequence[int]) -> list[int]:
-    try:
-        return [operator.index(token) for token in prompt]
-    except TypeError:
-        raise RequestError(f"a prompt is text or a list of token ids; {prompt!r:.60} is neither",
-                           param="prompt") from None
-
-
-def _prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
-        raise RequestError(f"a prompt is text or a list of token ids, not {type(prompts).__name__}",
-                           param="prompt")
-    listed = list(prompts)
-    if listed and all(isinstance(item, numbers.Integral) for item in listed):
-        return [listed]  # type: ignore[list-item]
-    return listed  # type: ignore[return-value]

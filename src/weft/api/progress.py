@@ -26,7 +26,7 @@ class AnswerBar:
         return bool(self._total) and (self._rich is not None or time.monotonic() >= self._due_s)
 
     def show(self, done: int, generated_tokens: int) -> None:
-        """``done`` answers, and the tokens that the engine has made since it is there."""
+        """``done`` answers, and the tokens that the engine has generated since its start."""
         if self._rich is None:
             self._rich = _rich_progress()
             self._task = self._rich.add_task("", total=self._total)

@@ -1,15 +1,15 @@
-"""Whose turn it is to step an engine: one thread's at a time, and never twice inside itself.
+"""The turn to use an engine: one thread's at a time, and never twice inside itself.
 
-An engine in a program has no thread of its own; whoever waits for an answer steps it. Two ways lead into the
-middle of somebody's step:
+An engine in a program has no thread of its own; the caller that waits for an answer steps it. Two ways lead
+into the middle of a running step:
 
     another thread     calls the same engine                         -> BusyError, or it waits
-    the same thread    the garbage collector closes a stream that    -> ``mine`` says so, and the cancel is
-                       was left half read, wherever it happens to       put off until the step is over
-                       run: inside a step, too
+    the same thread    the garbage collector closes a half read      -> ``mine`` says so, and the cancel waits
+                       stream wherever it runs: inside a step, too      until the step is over
 
-Rejected: one lock that everybody waits for (whoever steps takes it again at once, so another thread may wait
-for as long as the first has work); no guard (the second step finds half a plan, and the engine is lost).
+Rejected: one lock that every thread waits for (the thread that steps takes it again at once, so another one
+may wait for as long as the first has work); no guard (the second step finds half a plan, and the engine is
+lost).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Turn:
         return self._owner == threading.get_ident()
 
     @property
-    def taken(self) -> bool:
+    def busy(self) -> bool:
         """Whether some thread has it at this moment."""
         return self._lock.locked()
 

@@ -29,6 +29,7 @@ def command(prompt: str | None, chat: bool, **values: Any) -> None:
     """
     text = read_prompt(prompt)
     from weft.api import Engine
+    from weft.api.completion import ChatPiece
     from weft.cli.waiting import waiting
 
     fields = given_sampling(values)
@@ -38,6 +39,8 @@ def command(prompt: str | None, chat: bool, **values: Any) -> None:
         stream = (engine.stream_chat([{"role": "user", "content": text}], **fields) if chat
                   else engine.stream(text, **fields))
         for piece in stream:
+            if isinstance(piece, ChatPiece):
+                click.echo(piece.reasoning, nl=False)
             click.echo(piece.text, nl=False)
     click.echo()
 

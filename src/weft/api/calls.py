@@ -1,0 +1,154 @@
+"""The requests of a program while an engine answers them: who gets which piece, and who steps the engine.
+
+    Call --submit--> EngineCore --TokenEvent--> Choice --Piece--> call.pieces
+                        ^
+                        '-- step(), by the caller that waits for an answer
+
+An engine in a program has no thread of its own. Each step serves every call, so calls may overlap: a stream
+that is half read gains pieces while another prompt is generated. ``weft.api.turn`` keeps a second thread out.
+
+A call that is dropped (an error, a stream left early) is cancelled. Python may close a stream from inside a
+step, so a drop only notes the call, and the step cancels it at its end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+
+from weft.api.completion import Completion
+from weft.api.progress import AnswerBar
+from weft.api.turn import Turn
+from weft.engine.choices import Choice, Piece
+from weft.engine.detokenize import TextDecoder
+from weft.engine.engine import EngineCore
+from weft.errors import WeftError
+from weft.request import Request, TokenEvent
+
+
+class Call:
+    """One request while it is answered. ``decoder`` makes text of its tokens. ``choices`` is empty until the
+    engine has accepted the request."""
+
+    def __init__(self, request: Request, decoder: TextDecoder) -> None:
+        self.request = request
+        self.decoder = decoder
+        self.choices: list[Choice] = []
+        self.pieces: deque[Piece] = deque()
+        self.error: WeftError | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.error is not None or all(choice.finished for choice in self.choices)
+
+
+class CallTable:
+    """The calls in progress on ``core``. ``turn`` is held by the thread that uses the engine."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.turn = Turn()
+        self._core = core
+        self._calls: dict[str, Call] = {}
+        self._dropped: deque[Call] = deque()
+
+    def complete(self, calls: Sequence[Call], *, progress: bool) -> list[Completion]:
+        """All answers, in the order of ``calls``. Raises the error of the first call that fails."""
+        groups = [[Completion(prompt_index=number, index=index, prompt_tokens=call.request.prompt_tokens)
+                   for index in range(call.request.sampling.n)] for number, call in enumerate(calls)]
+        waiting = deque(enumerate(calls))
+        running: dict[int, Call] = {}
+        bar = AnswerBar(len(calls) if progress else 0)
+        try:
+            while waiting or running:
+                while waiting and self._has_room(waiting[0][1].request.sampling.n):
+                    number, call = waiting.popleft()
+                    self._submit(call)
+                    running[number] = call
+                self.step()
+                for number, call in list(running.items()):
+                    while call.pieces:
+                        piece = call.pieces.popleft()
+                        groups[number][piece.index].add(piece, call.choices[piece.index])
+                    if call.error is not None:
+                        raise call.error
+                    if call.done:
+                        del running[number]
+                if bar.due:
+                    generated = self._core.stats().generation_tokens
+                    bar.show(len(calls) - len(waiting) - len(running), generated)
+        finally:
+            bar.close()
+            self._drop(running.values())
+        return [completion for group in groups for completion in group]
+
+    def stream(self, call: Call) -> Iterator[Piece]:
+        """Pieces as they come. Leaving the loop early cancels the call."""
+        self._submit(call)
+        try:
+            while call.pieces or not call.done:
+                if not call.pieces:
+                    self.step()
+                while call.pieces:
+                    yield call.pieces.popleft()
+            if call.error is not None:
+                raise call.error
+        finally:
+            self._drop([call])
+
+    def step(self) -> None:
+        with self.turn.take():
+            for event in self._core.step():
+                self._take(event)
+            self._cancel_dropped()
+
+    def forget(self) -> None:
+        """The engine is closed. The caller has the turn."""
+        self._calls.clear()
+
+    def _has_room(self, sequences: int) -> bool:
+        """Whether the queue takes so many more sequences. An idle engine is always tried, so that a request
+        that can never fit raises."""
+        return not self._calls or self._core.stats().waiting + sequences <= self._core.sizes.queue_max
+
+    def _submit(self, call: Call) -> None:
+        with self.turn.take():
+            request = call.request
+            self._core.submit(request)
+            call.choices = [Choice(index, call.decoder, request.sampling, request.prompt_tokens)
+                            for index in range(request.sampling.n)]
+            self._calls[request.request_id] = call
+
+    def _take(self, event: TokenEvent) -> None:
+        call = self._calls.get(event.request_id)
+        if call is None:  # dropped: only the events of its cancel still come
+            return
+        choice = call.choices[event.index]
+        ended_before = choice.finished
+        try:
+            piece = choice.take(event)
+        except WeftError as error:
+            error.__cause__ = self._core.failure
+            call.error = error
+            piece = None
+        if piece is not None:
+            call.pieces.append(piece)
+        if choice.finished and not ended_before and event.finish_reason is None:
+            self._core.cancel(event.request_id, event.index)
+        if call.done:
+            del self._calls[event.request_id]
+
+    def _drop(self, calls: Iterable[Call]) -> None:
+        """Cancel ``calls``. After the last one, the engine frees its memory."""
+        self._dropped.extend(calls)
+        if self.turn.mine or (self.turn.busy and not self._dropped):
+            return  # the step that runs cancels them at its end
+        with self.turn.take(wait=True):
+            self._cancel_dropped()
+            while not self._calls and self._core.has_work:
+                self._core.step()
+
+    def _cancel_dropped(self) -> None:
+        while self._dropped:
+            request_id = self._dropped.popleft().request.request_id
+            if self._calls.pop(request_id, None) is not None:
+                self._core.cancel(request_id)

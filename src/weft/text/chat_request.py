@@ -1,0 +1,127 @@
+"""A request for a chat answer, prepared once for the server and the Python API.
+
+    fields of the API --read_chat--> ChatRequest --template--> ChatPrompt --encode_prompt--> EncodedChat
+                                          |             |
+                                          |             '-- text, and characters where a state is worth it
+                                          '-- plan(dialect, prompt, grammar) --> AnswerPlan: grammar, reader
+
+``ChatRequest`` holds the checked fields: messages, tools, the choice of a tool, the variables of the
+template. It runs no template. The server renders in a process with limits, the Python API with
+``chat_prompt`` in place.
+
+*Boundaries* are positions up to which another conversation is likely to be the same. *Marks* are positions
+behind which the client set a ``cache_control``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from weft.errors import RequestError
+from weft.request import Grammar
+from weft.text.cache_marks import marked_characters, without_marks
+from weft.text.chat import ChatMessage, ChatTemplate
+from weft.text.dialect import AnswerPlan, Dialect
+from weft.text.tokenizer import Tokenizer
+from weft.text.tools.definitions import Tool, ToolChoice, read_choice, read_tools
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """``variables``: what the template sees besides the messages. ``several_calls``: an answer may call more
+    than one tool."""
+
+    messages: list[ChatMessage]
+    tools: tuple[Tool, ...] = ()
+    choice: ToolChoice = ToolChoice("none")
+    several_calls: bool = True
+    variables: dict[str, Any]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+
+    @property
+    def marked_tools(self) -> list[Any]:
+        """The tools that the template sees, with the ``cache_control`` that it does not see."""
+        return [tool.definition for tool in self.tools] if "tools" in self.variables else []
+
+    def plan(self, dialect: Dialect, prompt: str, grammar: Grammar | None) -> AnswerPlan:
+        """``prompt``: the rendered text; ``grammar``: the structured output that the request asks for. Raises
+        RequestError."""
+        continued = _content_text(self.messages[-1]) if self.continue_final_message else None
+        return dialect.plan(prompt, tools=self.tools, choice=self.choice, several_calls=self.several_calls,
+                            grammar=grammar, continued=continued)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedChat:
+    """Token ids; ``boundaries`` and ``marks`` are positions in them, ascending."""
+
+    tokens: list[int]
+    boundaries: list[int]
+    marks: list[int]
+
+
+class ChatPrompt(msgspec.Struct, tag=True):
+    """A conversation as text. ``ends``: characters after which it may differ from another conversation;
+    ``marks``: characters behind which the client set a ``cache_control``."""
+
+    text: str
+    ends: list[int]
+    marks: list[int]
+
+
+def read_chat(messages: list[ChatMessage], *, template_variables: Collection[str],
+              variables: Mapping[str, Any] | None = None, tools: Sequence[Any] | None = None,
+              tool_choice: Any = None, parallel_tool_calls: bool | None = None,
+              documents: list[Any] | None = None, reasoning_effort: str | None = None,
+              add_generation_prompt: bool | None = None,
+              continue_final_message: bool | None = None) -> ChatRequest:
+    """``template_variables``: the names that the template reads; ``variables``: extra ones of the request.
+    Raises RequestError that names the field."""
+    checked = read_tools(tools)
+    choice = read_choice(tool_choice, checked)
+    shown: dict[str, Any] = dict(variables or {})
+    if checked and choice.mode != "none":
+        shown["tools"] = without_marks([tool.definition for tool in checked])
+    neutral: dict[str, Any] = {"documents": [], "reasoning_effort": "none"}
+    for name, value in (("documents", documents), ("reasoning_effort", reasoning_effort)):
+        if value is None:
+            continue
+        if name in template_variables:
+            shown[name] = value
+        elif value != neutral[name]:
+            raise RequestError(f"{name} is not supported: this model's chat template does not use it",
+                               param=name, code="unsupported_parameter")
+    return ChatRequest(messages=messages, tools=checked, choice=choice,
+                       several_calls=parallel_tool_calls is not False, variables=shown,
+                       add_generation_prompt=add_generation_prompt,
+                       continue_final_message=bool(continue_final_message))
+
+
+def chat_prompt(template: ChatTemplate, request: ChatRequest) -> ChatPrompt:
+    """Renders ``request`` in this process. Raises RequestError."""
+    text = template.render(request.messages, add_generation_prompt=request.add_generation_prompt,
+                           continue_final_message=request.continue_final_message, variables=request.variables)
+    ends = template.boundaries(request.messages, text, variables=request.variables)
+    marks = marked_characters(template, request.messages, text, variables=request.variables,
+                              tools=request.marked_tools)
+    return ChatPrompt(text, ends, marks)
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: ChatPrompt, *,
+                  add_special_tokens: bool = False) -> EncodedChat:
+    tokens, positions = tokenizer.encode_with_boundaries(prompt.text, [*prompt.ends, *prompt.marks],
+                                                         add_special_tokens=add_special_tokens)
+    count = len(prompt.ends)
+    return EncodedChat(tokens, positions[:count], [at for at in positions[count:] if at])
+
+
+def _content_text(message: ChatMessage) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    parts = message.content or ()
+    return "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in parts)
