@@ -13,7 +13,7 @@ from tests.fixtures.checkpoints import CHECKPOINTS
 from tests.oracle.model_driver import ModelDriver
 from tests.oracle.test_models_against_transformers import loaded, prompt
 from weft.tensor import native
-from weft.tensor.inputs import OutputRows, LayerCache, StepInputs
+from weft.tensor.inputs import LayerCache, OutputRows, StepInputs
 
 
 @pytest.fixture(params=["auto", "torch"])

@@ -49,7 +49,7 @@ def test_the_laws_hold_where_steps_overlap(outcomes: list[Outcome]) -> None:
     assert set(ended) == {"stop", "length", "cancelled", "error"}
     assert min(ended.values()) > 5
     for name, at_least in (("preemptions", 20), ("hits", 50), ("taps", 30), ("evicted_states", 50),
-                           ("table_patches", 20), ("followers", 20), ("page_copies", 1)):
+                           ("table_patches", 20), ("prefix_waits", 20), ("page_copies", 1)):
         assert total[name] >= at_least, f"{name}: {total[name]}"
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from tests.sim.failing import assert_fails
 from weft.memory.draft import Draft
-from weft.schedule import prefix_sharing as twins
 from weft.schedule.plan import StepPlan, no_writes
 from weft.schedule.plan_builder import PlanBuilder
-from weft.schedule.reuse import Leaders, Reuse
+from weft.schedule.prefix_sharing import PrefixProducers, PrefixWait
+from weft.schedule.reuse import Reuse
 from weft.schedule.sequence import Sequence
 from weft.sim.sharing import sharing_scenario, without_cache
 from weft.sim.simulator import Outcome, Simulation
@@ -38,7 +38,7 @@ def test_the_laws_hold_in_many_runs_with_the_cache_on(runs: dict[int, Outcome]) 
         total.update({name: value for name, value in asdict(outcome).items() if isinstance(value, int)})
     # Each mechanism was really used, or these runs show nothing.
     for name, at_least in (("hits", 200), ("taps", 100), ("evicted_states", 500), ("evicted_pages", 5000),
-                           ("page_copies", 10), ("table_patches", 100), ("followers", 100),
+                           ("page_copies", 10), ("table_patches", 100), ("prefix_waits", 100),
                            ("preemptions", 10), ("resumed", 15)):
         assert total[name] >= at_least, f"{name}: {total[name]}"
 
@@ -121,8 +121,8 @@ def test_a_state_filed_under_another_position_is_caught(monkeypatch: pytest.Monk
     assert_fails("does not hold the state|outside the run", run_all)
 
 
-def test_waiting_for_a_twin_for_ever_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Leaders, "wait_for", lambda self, seq, known, cached: twins.Wait(seq.id))
+def test_waiting_for_a_prefix_for_ever_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PrefixProducers, "wait_for", lambda self, seq, known, cached: PrefixWait(seq.id))
     assert_fails("nothing can run", run_all)
 
 

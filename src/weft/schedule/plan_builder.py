@@ -1,16 +1,17 @@
-"""What one pass of the scheduler has decided so far, and how that becomes a plan.
+"""What one call of the scheduler has decided so far, and how it becomes a plan.
 
-The pass is filled in order of claim (``scheduler``), over one draft of memory; ``seal`` freezes both into a
-``StepPlan``. It writes nothing but itself: a pass that is dropped has not happened.
+The builder is filled in order of claim (``scheduler``), over one draft of memory. ``seal`` freezes both into a
+``StepPlan``. It writes nothing but itself: dropping it is the whole rollback.
 
     runs of the plan     [ decodes: arrays from the row table ][ prefills in progress | admissions ]
                                                                  lists by run, ``prefill_*``
 
-Where all of the decode_batch decodes and nothing else runs, the plan has the arrays of the decode_batch itself.
+If the whole decode batch runs and nothing else does, the plan has the arrays of the decode batch itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -20,6 +21,7 @@ import numpy as np
 from weft.memory.arena_work import SlotCopy
 from weft.memory.draft import Draft
 from weft.memory.reservation import TablePatch
+from weft.memory.values import NodeId
 from weft.schedule.decode_batch import DecodeBatch
 from weft.schedule.plan import (
     Admission,
@@ -37,7 +39,7 @@ _NO_ROWS: Int32s = np.empty(0, dtype=np.int32)
 
 
 class _Runs(NamedTuple):
-    """Of a plan: see there."""
+    """The run arrays of a ``StepPlan``."""
 
     seqs: tuple[SeqId, ...]
     rows: Int32s
@@ -51,8 +53,8 @@ class _Runs(NamedTuple):
 
 @dataclass(slots=True)
 class PlanBuilder:
-    """``decode_batch``: all that decode. ``short``: a decode found no page. ``reclaiming``: the cache gives up
-    memory for the next pass; ``publishing``: sequences that put what they computed into it."""
+    """``decode_batch``: all decoding rows. ``short``: a decode got no page. ``reclaiming``: memory makes room for
+    the next plan. ``publishing``: number of sequences that publish."""
 
     draft: Draft
     decode_batch: DecodeBatch
@@ -74,9 +76,9 @@ class PlanBuilder:
     admissions: list[Admission] = field(default_factory=list)
     taps: list[Tap] = field(default_factory=list)
     copies: list[SlotCopy] = field(default_factory=list)
-    """Of running slots, before this step overwrites them; besides those of the draft."""
-    demands: dict[SeqId, list[int]] = field(default_factory=dict)
-    """By leader: where others wait for its state."""
+    """Of running slots, before this step overwrites them. The draft has its own copies besides."""
+    requested_taps: dict[SeqId, list[int]] = field(default_factory=dict)
+    """By sequence: positions whose state another request waits for."""
     write_rows: list[int] = field(default_factory=list)
     write_indexes: list[int] = field(default_factory=list)
     write_pages: list[int] = field(default_factory=list)
@@ -100,19 +102,26 @@ class PlanBuilder:
         self.prefill_samples.append(end == known.size and seq.samples)
         self.prefill_tokens.append(known[start:end])
 
-    def demand(self, leader: SeqId, position: int) -> None:
+    def request_tap(self, producer: SeqId, position: int) -> None:
+        """Another request waits for the state of ``producer`` at ``position``; 0: for none."""
         if position:
-            self.demands.setdefault(leader, []).append(position)
+            self.requested_taps.setdefault(producer, []).append(position)
+
+    def reclaim(self, *, pages: int, slots: int = 0, sparing: Iterable[NodeId] = ()) -> bool:
+        """Ask memory to make room, by moves or evictions. False: nothing helps."""
+        reclaims = self.draft.reclaim(pages=pages, slots=slots, sparing=sparing)
+        self.reclaiming |= reclaims
+        return reclaims
 
     def add_tap(self, prefill: int, position: int, slot: SlotId) -> None:
-        """Of prefill number ``prefill``; decodes must be final."""
+        """A tap of prefill number ``prefill``. The decodes must be final."""
         self.taps.append(Tap(int(self.decode_rows.size) + prefill, position, slot))
 
-    def copy_slot(self, running: SlotId, kept: SlotId) -> None:
-        self.copies.append(SlotCopy(running, kept))
+    def copy_slot(self, running: SlotId, checkpoint: SlotId) -> None:
+        self.copies.append(SlotCopy(running, checkpoint))
 
     def seal(self, step: int, rows: RowTable) -> StepPlan:
-        """The plan; ``rows`` is the table as it stands."""
+        """The plan, with positions and tokens of ``rows``."""
         reservation = self.draft.seal()
         work = reservation.arena_work
         if self.copies:
@@ -121,8 +130,8 @@ class PlanBuilder:
         starts, tokens = rows.computed[self.decode_rows], rows.last_token[self.decode_rows]
         decode_batch, moved = self.decode_batch, reservation.moves.slot_patches
         if self.decode_rows is decode_batch.rows and not self.prefill_rows and not moved:
-            runs = _Runs(decode_batch.seqs, decode_batch.rows, starts, decode_batch.lengths, decode_batch.slots, decode_batch.fresh,
-                         decode_batch.samples, tokens)
+            runs = _Runs(decode_batch.seqs, decode_batch.rows, starts, decode_batch.lengths, decode_batch.slots,
+                         decode_batch.fresh, decode_batch.samples, tokens)
         else:
             runs = self._runs(starts, tokens, rows)
             for patch in moved:

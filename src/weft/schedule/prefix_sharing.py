@@ -1,131 +1,181 @@
-"""Requests that share a prefix and arrive together compute it once: who waits for whom.
+"""In-flight prefix sharing: a request waits for a prefix that another sequence computes now.
 
-A *leader* is computing tokens that are not in the cache yet. A *follower* is waiting to be admitted, and the
-front of its tokens is the same:
+A *producer* computes tokens that are not in the cache yet. A request that waits for admission has the same
+tokens in front:
 
-    leader     [============ computed ====|------------- to compute -------------]
-                                          at            ^ point
-    follower   [==== cached ====|------------------------|.. own tokens ..]
-                              cached                   the last position of the grid that both share
+    producer   [============ computed ====|------------- to compute -------------]
+                                       computed         ^ point
+    request    [==== cached ====|------------------------|.. own tokens ..]
+                             cached                      the last position of the grid that both share
 
-    saved by waiting:   point - cached        tokens that are not computed twice
-    waited for:         point - at            tokens that the leader has still to go through
+    saved by waiting:   point - cached          tokens that are not computed twice
+    waited for:         point - computed        tokens that the producer must still compute
 
-It waits when it saves enough and the leader is not behind what the follower has itself, so that the state
-comes no later than the follower could compute it. The leader is asked to keep its state at ``point``, on
-its way, whether or not it wanted to.
+The request waits if this saves enough tokens, and if the producer is not behind the request's own cached
+prefix: then the state arrives no later than the request could compute it. The producer gets a tap at
+``point`` for it, whether or not its own policy wants one.
 
-Nobody waits for ever: a leader runs now and ranks better, so it gets memory and tokens first; when it is
-preempted, ends or passes the point without having found a slot to keep its state in, it leads no more, and
-whoever waited is admitted as if it had never been there. Followers are passed over meanwhile: who is behind
-them in the queue does not wait with them.
+No request waits for ever. A producer runs now and ranks better, so it gets memory and tokens first. Once it is
+preempted, ends, or passes the point without a free slot for the tap, it is a producer no more, and the request
+is admitted without it. Requests behind a waiting one in the queue do not wait with it.
 
-Leaders are found by their first chunk of tokens, so looking for one costs a lookup and not a comparison with
-everybody. Pure functions over numbers and arrays.
+Producers are found by their first chunk of tokens. So a search costs a lookup, not a comparison with every
+running sequence. Pure functions over numbers and arrays.
 
-Rejected: merging twins into one sequence (they differ in seeds, ends and clients); waiting for a leader of
-worse rank (that would be priority turned around); a timer (no clock here, and the conditions suffice).
+Rejected: one sequence for equal prompts (seeds, ends and clients differ); a wait for a producer of worse rank
+(priority would work backwards); a timer (this half has no clock, and the conditions suffice).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from weft.memory.values import Match
 from weft.schedule.plan import Int32s
-from weft.schedule.sequence import Rank
+from weft.schedule.sequence import Rank, Sequence
 from weft.schedule.taps import on_grid
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS, SeqId
 
 SAVED_TOKENS_MIN = CHUNK_TOKENS
-"""Nobody waits for less. It is also the front by which leaders are found."""
+"""No request waits for less. It is also the length of the key by which producers are found."""
 
 
 @dataclass(frozen=True, slots=True)
-class Leader:
-    """``at``: tokens that are computed now. ``arriving``: positions whose state this plan publishes, so the
-    next one can match them. ``rank`` None: it ends with this plan, so waiting for it is one step."""
+class PrefixProducer:
+    """``known``: its tokens, the first ``computed`` of them computed. ``arriving``: positions of states that
+    this plan publishes, so the next plan can match them. ``rank`` None: it ends with this plan, so a wait for
+    it takes one step."""
 
     seq: SeqId
     salt: str
     rank: Rank | None
     known: Int32s
-    at: int
+    computed: int
     arriving: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """Wait for ``leader``; it should keep its state at ``demand``, 0 when that is on its way already."""
+class PrefixWait:
+    """Wait for ``producer``. ``tap``: where it should save its state, 0 if that state is arriving already."""
 
-    leader: SeqId
-    demand: int = 0
+    producer: SeqId
+    tap: int = 0
 
 
-def front(tokens: Int32s) -> bytes:
-    """What leader and follower must share at least."""
+def prefix_key(tokens: Int32s) -> bytes:
+    """The first chunk of tokens: the least that a request must share with its producer."""
     return tokens[:SAVED_TOKENS_MIN].tobytes()
 
 
 def common_tokens(left: Int32s, right: Int32s) -> int:
-    """Tokens at the front of both that are equal."""
+    """Equal tokens at the front of both."""
     length = min(left.size, right.size)
     differ = left[:length] != right[:length]
     first = int(differ.argmax()) if length else 0
     return first if length and differ[first] else length
 
 
-def wait_for(known: Int32s, cached: int, rank: Rank, leaders: Iterable[Leader], *,
-             stateful: bool, grid: int = CHUNK_TOKENS) -> Wait | None:
-    """Whether a follower with ``known`` tokens, ``cached`` of them in the cache, should wait for one of
-    ``leaders``: for the one that saves it most, the first of equals. ``stateful`` False: the model resumes at
-    any page, and every page that is computed is published. ``grid``: states are kept at its multiples."""
-    best: Wait | None = None
+def wait_for(known: Int32s, cached: int, rank: Rank, producers: Iterable[PrefixProducer], *,
+             stateful: bool, grid: int = CHUNK_TOKENS) -> PrefixWait | None:
+    """The wait that saves most for a request with ``known`` tokens, ``cached`` of them in the cache; the first
+    of equal ones. ``stateful`` False: the model resumes at any page, and every computed page is published.
+    ``grid``: states are saved at its multiples."""
+    best: PrefixWait | None = None
     saved_most = SAVED_TOKENS_MIN - 1
-    for leader in leaders:
-        if leader.rank is not None and leader.rank > rank:
+    for producer in producers:
+        if producer.rank is not None and producer.rank > rank:
             continue
-        if not _further(leader, known, cached + saved_most):
+        if not _may_share(producer, known, cached + saved_most):
             continue
-        shared = min(common_tokens(leader.known, known), known.size - 1)
-        for point, waited_for, demand in _points(leader, shared, stateful=stateful, grid=grid):
+        shared = min(common_tokens(producer.known, known), known.size - 1)
+        for point, waited_for, tap in _points(producer, shared, stateful=stateful, grid=grid):
             if point - cached > saved_most and waited_for <= point - cached:
-                best, saved_most = Wait(leader.seq, demand), point - cached
+                best, saved_most = PrefixWait(producer.seq, tap), point - cached
     return best
 
 
-def in_the_making(known: Int32s, cached: int, leaders: Iterable[Leader], *, stateful: bool,
-                  grid: int = CHUNK_TOKENS) -> int:
-    """How far of a prompt of ``known`` tokens, ``cached`` of them in the cache, the state (or KV) could be
-    had by waiting for one of ``leaders``, whether that is worth it or not; 0 where it could not."""
+def position_in_flight(known: Int32s, cached: int, producers: Iterable[PrefixProducer], *, stateful: bool,
+                       grid: int = CHUNK_TOKENS) -> int:
+    """The furthest position of ``known`` whose state (or KV) a wait for one of ``producers`` would bring, worth
+    the wait or not; 0 if it is not past ``cached``."""
     furthest = 0
-    for leader in leaders:
-        if _further(leader, known, max(cached, furthest)):
-            shared = min(common_tokens(leader.known, known), known.size - 1)
-            points = _points(leader, shared, stateful=stateful, grid=grid)
+    for producer in producers:
+        if _may_share(producer, known, max(cached, furthest)):
+            shared = min(common_tokens(producer.known, known), known.size - 1)
+            points = _points(producer, shared, stateful=stateful, grid=grid)
             furthest = max([furthest, *(point for point, _, _ in points)])
     return furthest if furthest > cached else 0
 
 
-def _further(leader: Leader, known: Int32s, position: int) -> bool:
-    """False where ``leader`` and ``known``, but for its last token, have no more than ``position`` tokens in
-    common, as far as one look can tell: most twins part soon behind what is cached."""
-    return (min(leader.known.size, known.size - 1) > position
-            and bool(leader.known[position] == known[position]))
+def _may_share(producer: PrefixProducer, known: Int32s, position: int) -> bool:
+    """False if one look shows that no more than ``position`` tokens are shared, the last of ``known`` aside.
+    Most prompts with an equal front differ soon behind what is cached."""
+    return (min(producer.known.size, known.size - 1) > position
+            and bool(producer.known[position] == known[position]))
 
 
-def _points(leader: Leader, shared: int, *, stateful: bool, grid: int) -> Iterator[tuple[int, int, int]]:
-    """Positions up to ``shared`` that ``leader`` brings or can bring, the tokens it computes until then, and
+def _points(producer: PrefixProducer, shared: int, *, stateful: bool, grid: int) -> Iterator[tuple[int, int, int]]:
+    """Positions up to ``shared`` that ``producer`` brings or can bring, the tokens it computes until then, and
     the tap to ask it for."""
-    for position in leader.arriving:
+    for position in producer.arriving:
         if position <= shared:
             yield position, 0, 0
         elif not stateful:
             yield _page_end(shared), 0, 0
     point = on_grid(shared, grid) if stateful else _page_end(shared)
-    if leader.rank is not None and point > leader.at:
-        yield point, point - leader.at, point if stateful else 0
+    if producer.rank is not None and point > producer.computed:
+        yield point, point - producer.computed, point if stateful else 0
 
 
 def _page_end(position: int) -> int:
     return position - position % PAGE_TOKENS
+
+
+class PrefixProducers:
+    """The producers of one plan, by salt and first chunk. ``enabled`` False: the cache is off, and no request
+    waits."""
+
+    def __init__(self, *, enabled: bool, stateful: bool, grid: int) -> None:
+        self._enabled = enabled
+        self._grid = grid
+        self._stateful = stateful
+        self._by_key: dict[tuple[str, bytes], list[PrefixProducer]] = {}
+        self._seqs: set[SeqId] = set()
+
+    def has(self, seq: Sequence) -> bool:
+        return seq.id in self._seqs
+
+    def add(self, producer: PrefixProducer) -> None:
+        self._seqs.add(producer.seq)
+        if self._enabled and producer.known.size >= SAVED_TOKENS_MIN:
+            self._by_key.setdefault((producer.salt, prefix_key(producer.known)), []).append(producer)
+
+    def admitted(self, seq: Sequence, known: Int32s, start: int) -> None:
+        """``seq`` is admitted by this plan and starts at ``start``."""
+        self.add(PrefixProducer(seq.id, seq.salt, seq.rank, known, start))
+
+    def wait_for(self, seq: Sequence, known: Int32s, cached: int) -> PrefixWait | None:
+        """What ``seq`` should wait for before it is admitted."""
+        producers = self._of_same_prefix(seq, known, cached)
+        if not producers:
+            return None
+        return wait_for(known, cached, seq.rank, producers, stateful=self._stateful, grid=self._grid)
+
+    def with_not_ready(self, seq: Sequence, known: Int32s, match: Match) -> Match:
+        """``match`` of ``seq``, which is admitted without a wait. Tokens that producers compute at this moment
+        count as lost because they are not ready."""
+        producers = self._of_same_prefix(seq, known, match.cached_tokens)
+        in_flight = 0
+        if producers:
+            in_flight = position_in_flight(known, match.cached_tokens, producers, stateful=self._stateful,
+                                           grid=self._grid)
+        if in_flight <= match.cached_tokens:
+            return match
+        return replace(match, lost=match.lost.but_not_ready(in_flight - match.cached_tokens))
+
+    def _of_same_prefix(self, seq: Sequence, known: Int32s, cached: int) -> list[PrefixProducer]:
+        """Producers of the first chunk of ``known``; none if a wait could not save enough."""
+        if not self._by_key or seq.prompt_logprobs_due or known.size - 1 - cached < SAVED_TOKENS_MIN:
+            return []
+        return self._by_key.get((seq.salt, prefix_key(known)), [])

@@ -1,4 +1,4 @@
-"""Decides what the next step computes, and keeps the books of who runs.
+"""The scheduler: decides what the next step computes, and tracks which sequences run.
 
     submit --> waiting --admission--> running --finish/cancel--> closing --next plan--> gone
                   ^                      |
@@ -7,57 +7,55 @@
     plan()   -> StepPlan | None     decides; changes nothing here or in memory
     commit(plan)                    makes it true: rows, queues, and Memory.commit, the only writer
     (execute)
-    advance(plan, tokens)           what was computed is computed; the engine adds tokens and ends sequences
+    advance(plan, tokens)           positions move on; the engine appends tokens and ends sequences
 
-Where steps overlap (``weft.engine.overlap``) a step is advanced over when it begins, its tokens unknown, and
-the next is planned: decodes are then fed "the token that your row chose last".
+If steps overlap (``weft.engine.overlap``), a step is advanced over when it begins, before its tokens are known,
+and the next step is planned. Its decodes are then fed "the token that the row chose last".
 
-One pass, in order of claim:
+One plan, in order of claim:
 
-    1  close what finished since the last plan           its memory is free, or cached, from the next plan on
-    2  every decode, best rank first                     each gets one token of capacity
-    3  those that could not: who gives way?              the cache first, then preemption.py; a step that is
-                                                         short admits nobody
-    4  every prefill in progress, best rank first        capacity was leased whole when it was admitted
-    5  admissions in queue order, until one does not fit a lease for all known tokens, plus headroom; starts
-                                                         behind what is cached, and who waits for a twin is
-                                                         passed over (reuse.py)
-    6  publish what the last step computed, tap this one best effort, with what is left (reuse.py)
+    1  close sequences that finished                 their memory is free, or cached, from the next plan on
+    2  every decode, best rank first                 each needs room for one more token
+    3  decodes without room: preempt                 the cache gives way first, then preemption.py decides; a
+                                                     step that is short of memory admits no sequence
+    4  prefills in progress, best rank first         their memory was leased whole at admission
+    5  admissions in queue order (admission.py)      until one does not fit; each starts behind its cached
+                                                     prefix, and may wait for one that is being computed
+    6  publish, then taps (reuse.py)                 what the last step computed goes into the cache, and this
+                                                     step saves states if slots are left
 
-Laws kept here: L3 (running short is a plan without that sequence; the best ranked sequence always runs or
-its memory is already on the way, and it fits when alone), L5 (a row is cleared by the plan that takes its
-sequence out, before anybody else gets it), L11 (the waiting queue is bounded by who submits: the engine).
+Laws: L3 (a shortage is a plan without that sequence; the best-ranked sequence runs, or its memory is on the
+way, and it fits alone), L5 (the plan that takes a sequence out clears its row, before another sequence gets
+it), L11 (the engine bounds the waiting queue when it accepts requests).
 
-``plan`` never returns None while work is possible: if nothing runs, nothing closes, the cache has nothing
-to give up and nobody's last token is in flight, the head of the queue must fit, and that is asserted rather
-than waited for.
+``plan`` never returns None while work is possible. If nothing runs or closes, the cache has nothing to evict
+and no last token is in flight, then the head of the queue must fit. This is asserted, not waited for.
 
-Rejected: passing over a head of queue that does not fit for a smaller one behind it (a long prompt would
-starve under a stream of short ones); preempting for an admission (two sequences could evict each other
-for ever); freeing at finish time (a second writer of memory, and memory freed under a step in flight).
+Rejected: skipping a head of the queue that does not fit (a long prompt starves under a stream of short ones);
+preemption for an admission (two sequences could evict each other for ever); freeing memory at finish time (a
+second writer of memory, and memory freed under a step in flight).
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
-from itertools import islice
+from collections.abc import Container
 
 import numpy as np
 
 from weft.config import Sizes
 from weft.memory.memory import Memory
-from weft.memory.values import Match, NodeId
+from weft.schedule.admission import AdmissionPlanner
 from weft.schedule.budget import Budget
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.decode_batch import DecodeBatch
-from weft.schedule.plan import Admission, Int32s, StepPlan
+from weft.schedule.plan import Int32s, StepPlan
 from weft.schedule.plan_builder import PlanBuilder
-from weft.schedule.preemption import headroom_pages, victim_count
+from weft.schedule.preemption import victim_count
 from weft.schedule.queues import RankedQueue
-from weft.schedule.reuse import FOLLOWERS_MAX, Reuse
+from weft.schedule.reuse import Reuse
 from weft.schedule.rows import RowTable
 from weft.schedule.sequence import SeqState, Sequence
-from weft.units import PAD, PAGE_TOKENS, RowId, SeqId, SlotId, pages_for
+from weft.units import PAD, RowId, SeqId, SlotId
 
 
 class Scheduler:
@@ -70,12 +68,13 @@ class Scheduler:
         self.running = RankedQueue()
         self.preemption_count = 0
         self.recomputed_tokens = 0
-        """Tokens that were in memory when their sequence was preempted, and were not when it came back."""
+        """Tokens that were computed before a preemption and again after it."""
+        self._admission = AdmissionPlanner(sizes, self.rows, self.reuse, self.waiting, self.running)
         self._closing: list[Sequence] = []
         self._decode_batch: DecodeBatch | None = None
         self._step = 0
 
-    # ------------------------------------------------------------------ who is here
+    # ------------------------------------------------------------------ queues
 
     @property
     def has_work(self) -> bool:
@@ -83,7 +82,7 @@ class Scheduler:
 
     @property
     def has_closing(self) -> bool:
-        """Whether sequences that ended still hold their memory."""
+        """Whether a sequence that ended still holds its memory."""
         return bool(self._closing)
 
     def submit(self, seq: Sequence) -> None:
@@ -91,12 +90,11 @@ class Scheduler:
         self.waiting.add(seq)
 
     def finish(self, seq: Sequence) -> None:
-        """``seq`` ends now, by itself or by the user's wish, whatever it was doing. What it holds is given
-        back by the next plan; until then its row and memory stay untouched, so this may be called while a
-        step that computes it is in flight."""
+        """``seq`` ends now, by itself or because it was cancelled. The next plan frees what it holds. Until
+        then its row and memory stay untouched, so a step that computes it may be in flight."""
         if seq.state is SeqState.WAITING:
             self.waiting.remove(seq)
-            self.reuse.back(seq)
+            self.reuse.forget(seq)
         else:
             assert seq.state is SeqState.RUNNING, f"{seq} has ended before"
             self.running.remove(seq)
@@ -107,8 +105,8 @@ class Scheduler:
     # ------------------------------------------------------------------ plan
 
     def plan(self) -> StepPlan | None:
-        """The next step, or None when there is nothing to do at all, or not before a last token is home that
-        is in flight. Changes nothing: asked twice, it answers the same."""
+        """The next step. None if there is no work, or none until a last token in flight has arrived. Changes
+        nothing: called twice, it returns the same plan."""
         if not self.has_work:
             return None
         step = PlanBuilder(self.memory.draft(), self._decodes())
@@ -119,11 +117,11 @@ class Scheduler:
         self._plan_decodes(step)
         budget = Budget(self.sizes.step_tokens_max, int(step.decode_rows.size))
         self._plan_prefills(step, budget)
-        matches = self._plan_admissions(step, budget) if not step.short else {}
+        matches = self._admission.plan(step, budget, self._closing) if not step.short else {}
         self.reuse.publish(step)
         self.reuse.plan_taps(step, matches)
         if not step.runs_or_frees and self.rows.ends_in_flight(step.decode_batch.rows).any():
-            return None  # who ends publishes by leaving
+            return None  # a sequence that ends publishes when it leaves
         assert step.runs_or_frees or step.publishing, (
             f"nothing can run: {len(self.running)} running, {len(self.waiting)} waiting, "
             f"usage {self.memory.usage()}")
@@ -141,7 +139,7 @@ class Scheduler:
         step.pages_freed += int(self.rows.pages_held[row])
 
     def _decodes(self) -> DecodeBatch:
-        """Who decodes, best rank first; made anew only when the set of running sequences changed."""
+        """The decoding rows, best rank first; rebuilt only after the set of running sequences changed."""
         if self._decode_batch is None:
             row_of, decoding = self.rows.row_of, self.rows.decoding
             rows = np.asarray([row for row in map(row_of, self.running) if decoding(row)], dtype=np.int32)
@@ -163,7 +161,7 @@ class Scheduler:
         for at in crossing.tolist():
             row = RowId(rows.item(at))
             seq_id = SeqId(self.rows.seq_ids.item(row))
-            # Once one is short the others behind it are too: what is left must not go to a lower rank.
+            # Once one row is short, all rows behind it are: the rest must not go to a lower rank.
             if short or not step.draft.extend(seq_id, positions.item(at) + 1):
                 short.add(row)
             else:
@@ -173,8 +171,8 @@ class Scheduler:
 
     def _plan_shortage(self, step: PlanBuilder, short: set[int]) -> None:
         step.short = True
-        if self._reclaim(step, pages=len(short)):
-            # the cache gives way before anybody does
+        if step.reclaim(pages=len(short)):
+            # the cache gives way before a sequence does
             step.decode_rows = step.decode_rows[[row not in short for row in step.decode_rows.tolist()]]
             return
         order = list(self.running)
@@ -203,84 +201,6 @@ class Scheduler:
                 break
             budget.spend(end - start)
             step.add_prefill(seq, row, start, end, int(self.rows.slots[row]), known)
-
-    def _plan_admissions(self, step: PlanBuilder, budget: Budget) -> dict[SeqId, Match]:
-        """Returns what memory had of those that are admitted."""
-        matches: dict[SeqId, Match] = {}
-        if not len(self.waiting):
-            return matches
-        rows = sorted([*self.rows.free_rows(), *step.rows_cleared])
-        if not rows:
-            return matches
-        prefills = self.running if step.decode_batch.rows.size < len(self.running) else ()
-        leaders = self.reuse.leaders(step, prefills, self._closing)
-        followers = 0
-        for seq in self.waiting:
-            if len(matches) == len(rows) or followers == FOLLOWERS_MAX:
-                break
-            known = seq.known()
-            match = self.reuse.match(seq, known)
-            wait = leaders.wait_for(seq, known, match.cached_tokens)
-            if wait is not None:
-                followers += 1
-                step.demand(wait.leader, wait.demand)
-                continue
-            match = leaders.with_not_ready(seq, known, match)
-            end = budget.chunk_end(match.cached_tokens, known.size)
-            if end == match.cached_tokens:
-                break
-            if not self._admit(step, seq, rows[len(matches)], match, known, end):
-                self._make_room(step, seq, match, len(rows) - len(matches))
-                break
-            budget.spend(end - match.cached_tokens)
-            matches[seq.id] = match
-            leaders.admitted(seq, known, match.cached_tokens)
-        return matches
-
-    def _admit(self, step: PlanBuilder, seq: Sequence, row: RowId, match: Match, known: Int32s, end: int) -> bool:
-        """Memory for all of ``known``, or False and nothing."""
-        start = match.cached_tokens
-        assert start < known.size
-        if not step.draft.open(seq.id, match, known.size, headroom_pages=self._headroom(step, seq)):
-            return False
-        step.admissions.append(Admission(
-            row=row, seq=seq.id, tokens=known, prompt_tokens=int(seq.prompt.size),
-            sampling=seq.sampling, seed=seq.seed, stop_ids=seq.stop_ids, grammar=seq.grammar))
-        step.write_table(row, 0, [*step.draft.shared_pages(seq.id), *step.draft.new_pages(seq.id)])
-        step.add_prefill(seq, row, start, end, step.draft.slot_of(seq.id), known)
-        return True
-
-    def _headroom(self, step: PlanBuilder, seq: Sequence) -> int:
-        return headroom_pages(len(self.running) + len(step.admissions), seq.preemption_count)
-
-    def _make_room(self, step: PlanBuilder, seq: Sequence, match: Match, rows_free: int) -> None:
-        """``seq`` was not admitted: the cache is asked to give way, for it and for those behind it that would
-        come with it into the next pass, or else for it alone. One at a time, short requests would come in
-        at one a step where the cache has taken all there is. What ``seq`` would begin on does not give way
-        for it while others run: it would have to compute that again, and can wait."""
-        own, awaited = match.anchor, self.reuse.awaited()
-        step.draft.evict_last([own, *awaited])
-        cached = match.cached_tokens
-        pages = (pages_for(seq.known_count) - cached // PAGE_TOKENS + match.restore_pages
-                 + self._headroom(step, seq))
-        tokens = seq.known_count - cached
-        more_pages = more = 0
-        for other in islice(self.waiting.after(seq), rows_free - 1):
-            tokens += other.known_count
-            if tokens > self.sizes.step_tokens_max:
-                break
-            more_pages += pages_for(other.known_count) + 1
-            more += 1
-        if more and self._reclaim(step, pages=pages + more_pages, slots=1 + more, sparing=(own, *awaited)):
-            return
-        alone = not len(self.running) and not step.admissions
-        self._reclaim(step, pages=pages, slots=1, sparing=() if alone else (own,))
-
-    def _reclaim(self, step: PlanBuilder, *, pages: int, slots: int = 0, sparing: Iterable[NodeId] = ()) -> bool:
-        """Ask memory to make room: what lies apart is moved together, and the cache gives way."""
-        done = step.draft.reclaim(pages=pages, slots=slots, sparing=sparing)
-        step.reclaiming |= done
-        return done
 
     # ------------------------------------------------------------------ commit and after
 
@@ -319,7 +239,7 @@ class Scheduler:
         self._decode_batch = None
 
     def _commit_admissions(self, plan: StepPlan) -> None:
-        # Admissions are the last runs, in the order of the queue; who waits for a twin was passed over.
+        # Admissions are the last runs, in queue order; a sequence that waits for a prefix is not among them.
         first_run = plan.run_count - len(plan.admissions)
         admitted = {admission.seq for admission in plan.admissions}
         for at, seq in enumerate([seq for seq in self.waiting if seq.id in admitted]):
@@ -327,21 +247,21 @@ class Scheduler:
             assert admission.seq == seq.id == plan.seqs[run]
             self.waiting.remove(seq)
             self.running.add(seq)
-            self.reuse.back(seq)
+            self.reuse.forget(seq)
             seq.state = SeqState.RUNNING
             start = int(plan.starts[run])
-            again = max(0, seq.computed_before - start)
-            self.recomputed_tokens += again
-            seq.recomputed_tokens += again
+            recomputed = max(0, seq.computed_before - start)
+            self.recomputed_tokens += recomputed
+            seq.recomputed_tokens += recomputed
             seq.computed_before = 0
             self.rows.assign(admission.row, seq, known=admission.tokens, computed=start,
                              slot=SlotId(int(plan.slots[run])))
         self._decode_batch = None
 
     def advance(self, plan: StepPlan, tokens: Int32s | int) -> None:
-        """The step is computed, or will be before any that follows: positions move on, and ``tokens`` (int32
-        [runs], PAD where none was chosen; PAD for all: not known yet) are what decodes feed next. Sequences
-        that ended meanwhile still hold their rows."""
+        """The step is computed, or will be before any later one. Positions move on, and the next decodes feed
+        ``tokens``: int32 [runs], PAD where none was chosen, or PAD for all while they are not known. Sequences
+        that ended in the meantime still hold their rows."""
         self.rows.advance(plan.rows, plan.starts + plan.lengths, tokens)
         if self._decode_batch is not None:
             self._decode_batch.step()
@@ -352,22 +272,22 @@ class Scheduler:
                 self._decode_batch = None
 
     def leap(self, plan: StepPlan, steps: int) -> None:
-        """``plan``, of decodes alone, was computed ``steps`` times more, a position on each time, and nothing
-        else would have happened in all of them: for a replay that knows this."""
+        """``plan``, of decodes alone, was computed ``steps`` more times, one position further each time. For a
+        replay, which knows that nothing else happens in these steps."""
         self.rows.computed[plan.rows] += steps
         if self._decode_batch is not None:
             self._decode_batch.step(steps)
 
     def learn_late(self, plan: StepPlan, run: int, token: int) -> None:
-        """``token`` of ``run`` comes for a sequence that has ended. Where the next step computed it, that is
-        part of what it leaves behind: pages and a state are kept under exactly the tokens they have seen."""
+        """``token`` of ``run`` arrives for a sequence that has ended. If the next step computed it, it belongs
+        to what the sequence leaves in the cache: pages and states lie there under exactly their tokens."""
         seq = self.rows.seqs[int(plan.rows[run])]
         if seq is not None and seq.id == plan.seqs[run]:
             seq.generated.append(token)
 
     def audit(self, in_flight: Container[SeqId] = ()) -> None:
-        """Recounts rows and queues from the sequences (L1 for what is owned here). ``in_flight``: those with
-        a run whose token is not known yet."""
+        """Recounts rows and queues from the sequences (L1). ``in_flight``: sequences with a run whose token is
+        not known yet."""
         self.waiting.audit()
         self.running.audit()
         self.rows.audit((*self.running, *self._closing), in_flight)

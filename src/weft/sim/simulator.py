@@ -66,8 +66,8 @@ class Outcome:
     """Preempted sequences that found something of theirs when they came back."""
     page_copies: int = 0
     table_patches: int = 0
-    followers: int = 0
-    """Steps in which somebody was passed over for a twin."""
+    prefix_waits: int = 0
+    """Steps in which a request waited for a prefix in flight."""
 
 
 class _InFlightExecutor:
@@ -155,7 +155,7 @@ class Simulation:
                        evicted_states=stats.memory.cache.evicted_states,
                        evicted_pages=stats.memory.cache.evicted_pages, taps=self._seen["taps"],
                        resumed=self._seen["resumed"], page_copies=self._seen["page copies"],
-                       table_patches=self._seen["patches"], followers=self._seen["followers"])
+                       table_patches=self._seen["patches"], prefix_waits=self._seen["prefix waits"])
 
     def _run(self) -> None:
         steps = 0
@@ -216,7 +216,7 @@ class Simulation:
             seen["resumed"] += again and int(plan.starts[run]) > 0
         if plan.admissions:
             first = plan.admissions[0].seq
-            seen["followers"] += any(seq.id < first for seq in self.core.scheduler.waiting)
+            seen["prefix waits"] += any(seq.id < first for seq in self.core.scheduler.waiting)
 
     def in_flight(self, plan: StepPlan) -> None:
         """The step is computed; its result is on the way home."""

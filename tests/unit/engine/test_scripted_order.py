@@ -46,10 +46,10 @@ def steps() -> Iterator[StepPlan]:
                              state_compressions=(CompressState(NO_NODE, SlotId(2), COMPRESSED),)))
 
 
-def run() -> None:
+def run() -> list[int]:
+    """Tokens of each step."""
     executor = device()
-    for plan in steps():
-        executor.execute(plan)
+    return [token for plan in steps() for token in executor.execute(plan).tokens.tolist()]
 
 
 def with_order(patch: pytest.MonkeyPatch, first: Sequence[WorkKind]) -> None:
@@ -60,7 +60,8 @@ def with_order(patch: pytest.MonkeyPatch, first: Sequence[WorkKind]) -> None:
 
 
 def test_the_one_order_reads_what_is_compressed_before_it_compresses() -> None:
-    run()
+    cold, resumed = run()
+    assert cold == resumed
 
 
 def test_compressing_before_restoring_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

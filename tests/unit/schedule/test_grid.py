@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.schedule.test_prefix_sharing import AHEAD, FOLLOWER, tokens
+from tests.unit.schedule.test_prefix_sharing import AHEAD, WAITER, tokens
 from weft.schedule.checkpoints import AUTO, PROMPT, CheckpointPolicy
-from weft.schedule.prefix_sharing import Leader, Wait, in_the_making, wait_for
+from weft.schedule.prefix_sharing import PrefixProducer, PrefixWait, position_in_flight, wait_for
 from weft.schedule.taps import on_grid, tail_position, wanted_positions
 from weft.units import SeqId
 
@@ -34,8 +34,8 @@ def test_the_tail_of_a_long_prompt_does_not_depend_on_it() -> None:
 
 
 def test_a_follower_waits_for_the_last_common_position_of_its_grid() -> None:
-    leader = Leader(SeqId(1), "", AHEAD, tokens(1050, own=50), 0)
+    producer = PrefixProducer(SeqId(1), "", AHEAD, tokens(1050, own=50), 0)
     known = tokens(1050)
-    assert wait_for(known, 0, FOLLOWER, [leader], stateful=True, grid=16) == Wait(SeqId(1), on_grid(1000, 16))
-    assert wait_for(known, 0, FOLLOWER, [leader], stateful=True) == Wait(SeqId(1), 960)
-    assert in_the_making(known, 0, [leader], stateful=True, grid=16) == 992
+    assert wait_for(known, 0, WAITER, [producer], stateful=True, grid=16) == PrefixWait(SeqId(1), on_grid(1000, 16))
+    assert wait_for(known, 0, WAITER, [producer], stateful=True) == PrefixWait(SeqId(1), 960)
+    assert position_in_flight(known, 0, [producer], stateful=True, grid=16) == 992

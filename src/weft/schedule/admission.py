@@ -1,0 +1,120 @@
+"""Admission: which waiting sequences join the step, in queue order.
+
+    waiting   [ A ] [ B ] [ C ] [ D ] ...
+                |     |     '-- does not fit: the cache makes room, and D waits too
+                |     '-------- its prefix is being computed: skipped for this step (prefix_sharing.py)
+                '-------------- fits: a row, a lease for all known tokens, and the first chunk
+
+A sequence is admitted with memory for all of its known tokens, and with some pages of headroom left for the
+sequences that run. It starts behind what the cache has of it. A sequence that does not fit ends the pass:
+smaller ones behind it must not starve it.
+
+When the head of the queue does not fit, the cache makes room for it and for those behind it that would fit into
+the same step. Otherwise short requests would join one a step wherever the cache has filled the arena. The
+prefix that the head would resume on is not evicted for this while other sequences run.
+
+Laws: L3 (no room is a plan without that sequence), L8 (cached tokens are those of the match).
+
+Rejected: skipping a head that does not fit for a smaller sequence (a long prompt starves under a stream of
+short ones); preemption for an admission (two sequences could evict each other for ever).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+from weft.config import Sizes
+from weft.memory.values import Match
+from weft.schedule.budget import Budget
+from weft.schedule.plan import Admission, Int32s
+from weft.schedule.plan_builder import PlanBuilder
+from weft.schedule.preemption import headroom_pages
+from weft.schedule.queues import RankedQueue
+from weft.schedule.reuse import PREFIX_WAITS_MAX, Reuse
+from weft.schedule.rows import RowTable
+from weft.schedule.sequence import Sequence
+from weft.units import PAGE_TOKENS, RowId, SeqId, pages_for
+
+
+class AdmissionPlanner:
+    """Reads the queues and rows of the scheduler; writes only into the plan builder."""
+
+    def __init__(self, sizes: Sizes, rows: RowTable, reuse: Reuse, waiting: RankedQueue,
+                 running: RankedQueue) -> None:
+        self._sizes = sizes
+        self._rows = rows
+        self._reuse = reuse
+        self._waiting = waiting
+        self._running = running
+
+    def plan(self, step: PlanBuilder, budget: Budget, closing: Iterable[Sequence]) -> dict[SeqId, Match]:
+        """Admits what fits. Returns the cache match of each admitted sequence."""
+        matches: dict[SeqId, Match] = {}
+        if not len(self._waiting):
+            return matches
+        rows = sorted([*self._rows.free_rows(), *step.rows_cleared])
+        if not rows:
+            return matches
+        prefills = self._running if step.decode_batch.rows.size < len(self._running) else ()
+        producers = self._reuse.producers(step, prefills, closing)
+        waits = 0
+        for seq in self._waiting:
+            if len(matches) == len(rows) or waits == PREFIX_WAITS_MAX:
+                break
+            known = seq.known()
+            match = self._reuse.match(seq, known)
+            wait = producers.wait_for(seq, known, match.cached_tokens)
+            if wait is not None:
+                waits += 1
+                step.request_tap(wait.producer, wait.tap)
+                continue
+            match = producers.with_not_ready(seq, known, match)
+            end = budget.chunk_end(match.cached_tokens, known.size)
+            if end == match.cached_tokens:
+                break
+            if not self._admit(step, seq, rows[len(matches)], match, known, end):
+                self._make_room(step, seq, match, len(rows) - len(matches))
+                break
+            budget.spend(end - match.cached_tokens)
+            matches[seq.id] = match
+            producers.admitted(seq, known, match.cached_tokens)
+        return matches
+
+    def _admit(self, step: PlanBuilder, seq: Sequence, row: RowId, match: Match, known: Int32s, end: int) -> bool:
+        """A lease for all of ``known``, or False and nothing."""
+        start = match.cached_tokens
+        assert start < known.size
+        if not step.draft.open(seq.id, match, known.size, headroom_pages=self._headroom(step, seq)):
+            return False
+        step.admissions.append(Admission(
+            row=row, seq=seq.id, tokens=known, prompt_tokens=int(seq.prompt.size),
+            sampling=seq.sampling, seed=seq.seed, stop_ids=seq.stop_ids, grammar=seq.grammar))
+        step.write_table(row, 0, [*step.draft.shared_pages(seq.id), *step.draft.new_pages(seq.id)])
+        step.add_prefill(seq, row, start, end, step.draft.slot_of(seq.id), known)
+        return True
+
+    def _headroom(self, step: PlanBuilder, seq: Sequence) -> int:
+        return headroom_pages(len(self._running) + len(step.admissions), seq.preemption_count)
+
+    def _make_room(self, step: PlanBuilder, seq: Sequence, match: Match, rows_free: int) -> None:
+        """``seq`` does not fit. The cache makes room for it and for the sequences behind it that would join the
+        same step, or else for ``seq`` alone. The prefix that ``seq`` resumes on is spared while others run:
+        recomputing it would cost more than the wait."""
+        own, awaited = match.anchor, self._reuse.awaited()
+        step.draft.evict_last([own, *awaited])
+        cached = match.cached_tokens
+        pages = (pages_for(seq.known_count) - cached // PAGE_TOKENS + match.restore_pages
+                 + self._headroom(step, seq))
+        tokens = seq.known_count - cached
+        more_pages = more = 0
+        for other in islice(self._waiting.after(seq), rows_free - 1):
+            tokens += other.known_count
+            if tokens > self._sizes.step_tokens_max:
+                break
+            more_pages += pages_for(other.known_count) + 1
+            more += 1
+        if more and step.reclaim(pages=pages + more_pages, slots=1 + more, sparing=(own, *awaited)):
+            return
+        alone = not len(self._running) and not step.admissions
+        step.reclaim(pages=pages, slots=1, sparing=() if alone else (own,))
