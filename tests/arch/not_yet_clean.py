@@ -11,7 +11,6 @@ NOT_YET_CLEAN: dict[str, set[str]] = {
         "src/weft/api",
         "src/weft/memory",
         "src/weft/models",
-        "src/weft/schedule",
         "src/weft/server",
     },
     "vague names": {
