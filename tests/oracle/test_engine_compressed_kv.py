@@ -18,7 +18,7 @@ import torch
 from tests.oracle.serving import Serving
 from tests.oracle.test_engine_compressed_state import ONE, conversation
 from tests.oracle.test_engine_prefix_cache import cold, gap, warm
-from weft.memory.draft import Draft
+from weft.memory.relief import Relief
 from weft.memory.reservation import Moves
 from weft.memory.values import Eviction
 from weft.runner import compressed_kv as packed_kv
@@ -34,16 +34,16 @@ TOLERANCE = {"int8": 0.02, "int4": 0.1}
 @pytest.fixture
 def all_kv_is_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As soon as nobody reads it, if that makes a page free."""
-    relief = Draft._relief
+    choose = Relief.choose
 
-    def relieving(draft: Draft) -> tuple[list[Eviction], Moves]:
-        chosen, moves = relief(draft)
-        if chosen or moves or draft._flushed:
+    def choosing(relief: Relief) -> tuple[list[Eviction], Moves]:
+        chosen, moves = choose(relief)
+        if chosen or moves or relief._flushed:
             return chosen, moves
-        kept, read = draft._books.cache.compressed_kv, draft._read()
-        return [Eviction(name, "pages") for name, node in kept.idle.items()
-                if name not in read and kept.gain(node) and not node.bare], moves
-    monkeypatch.setattr(Draft, "_relief", relieving)
+        kv, in_use = relief._books.cache.compressed_kv, relief._nodes_in_use()
+        return [Eviction(name, "pages") for name, node in kv.idle.items()
+                if name not in in_use and kv.gain(node) and not node.bare], moves
+    monkeypatch.setattr(Relief, "choose", choosing)
 
 
 def compressed_and_restored(serving: Serving) -> tuple[int, int]:

@@ -17,7 +17,7 @@ import torch
 
 from tests.oracle.serving import Answer, Serving
 from tests.oracle.test_engine_prefix_cache import SHORT, cold, gap, text, warm
-from weft.memory.draft import Draft
+from weft.memory.relief import Relief
 from weft.memory.reservation import Moves
 from weft.memory.values import Eviction
 from weft.request import SamplingParams
@@ -35,17 +35,17 @@ ONE = SamplingParams(temperature=0.0, max_tokens=1)
 @pytest.fixture
 def everything_is_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As soon as it is kept, as far as there are pages."""
-    relief = Draft._relief
+    choose = Relief.choose
 
-    def relieving(draft: Draft) -> tuple[list[Eviction], Moves]:
-        chosen, moves = relief(draft)
-        if chosen or moves or draft._flushed or not draft._books.plan.compressed_pages:
+    def choosing(relief: Relief) -> tuple[list[Eviction], Moves]:
+        chosen, moves = choose(relief)
+        if chosen or moves or relief._flushed or not relief._books.plan.compressed_pages:
             return chosen, moves
-        busy = draft._spared | draft._sharing.visited
-        room = draft._page_walk.room // draft._books.plan.compressed_pages
-        nodes = [node for node in draft._books.cache.order.in_slots if node not in busy]
+        busy = relief._opened_on | relief._sharing.visited
+        room = relief._page_walk.room // relief._books.plan.compressed_pages
+        nodes = [node for node in relief._books.cache.order.in_slots if node not in busy]
         return [Eviction(node, "slot") for node in nodes[:room]], moves
-    monkeypatch.setattr(Draft, "_relief", relieving)
+    monkeypatch.setattr(Relief, "choose", choosing)
 
 
 def conversation(family: str, serving: Serving, turns: int = 5) -> list[tuple[Answer, list[int]]]:

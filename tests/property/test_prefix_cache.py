@@ -30,7 +30,7 @@ from tests.property.cache_world import (
     run_of,
     walk,
 )
-from weft.memory import draft as draft_module
+from weft.memory import relief as relief_module
 from weft.memory import transaction
 from weft.memory.compaction import Compaction, Fixed
 from weft.memory.draft import Draft
@@ -224,7 +224,7 @@ def kv_is_not_put_into_its_pages(patch: pytest.MonkeyPatch) -> None:
 
 
 def kv_is_compressed_under_who_opens_on_it(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Draft, "_read", lambda self: set())
+    patch.setattr(relief_module.Relief, "_nodes_in_use", lambda self: set())
 
 
 def pages_of_compressed_kv_leak(patch: pytest.MonkeyPatch) -> None:
@@ -267,11 +267,11 @@ def what_is_read_by_others_is_patched_for_one(patch: pytest.MonkeyPatch) -> None
 
 
 def what_a_draft_publishes_may_move(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(draft_module, "Fixed", lambda published, nodes, closed: Fixed((), nodes, closed))
+    patch.setattr(relief_module, "Fixed", lambda published, nodes, closed: Fixed((), nodes, closed))
 
 
 def what_a_draft_opens_on_may_move(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(draft_module, "Fixed", lambda published, nodes, closed: Fixed(published, (), closed))
+    patch.setattr(relief_module, "Fixed", lambda published, nodes, closed: Fixed(published, (), closed))
 
 
 def nothing_is_ever_moved(patch: pytest.MonkeyPatch) -> None:
@@ -349,7 +349,7 @@ def a_draft_evicts_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_is_ever_evicted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(draft_module, "choose", lambda *args, **more: [])
+    patch.setattr(relief_module, "choose", lambda *args, **more: [])
 
 
 def an_eviction_is_not_carried_out(patch: pytest.MonkeyPatch) -> None:

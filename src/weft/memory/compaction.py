@@ -104,7 +104,7 @@ class _Emptying(Generic[Item]):
     def run(self, frames_wanted: int, budget: _Budget) -> None:
         """Empty up to ``frames_wanted`` frames, as far as ``budget`` goes."""
         packing, per_frame = self._packing, self._packing.per_frame
-        kept = {FrameId(item // per_frame) for item in self._walk.taken}
+        kept = {FrameId(item // per_frame) for item in self._walk.items}
         given_up: set[FrameId] = set()
         holes = self._walk.left
         into = (item for item in self._walk.ahead() if item // per_frame not in given_up)

@@ -82,7 +82,8 @@ class MemoryUsage:
     compressed_bytes: int = 0
     """Of the pages, among ``pages_cached``, that ``states_compressed`` checkpoints lie in."""
     pages_compressed: int = 0
-    """Pages of cached KV that are compressed, in ``compressed_kv_bytes`` of the pages among ``pages_cached``."""
+    """Pages of cached KV that are compressed, in ``compressed_kv_bytes`` of the pages among
+    ``pages_cached``."""
     compressed_kv_bytes: int = 0
     compressed_kv_dtype: str | None = None
     """What KV is compressed in; None: it never is."""

@@ -125,7 +125,7 @@ class Walk(Generic[Item]):
     that are free for either.
     """
 
-    __slots__ = ("_ahead", "_depth", "_frames", "_packing", "_stack", "left", "taken")
+    __slots__ = ("_ahead", "_depth", "_frames", "_packing", "_stack", "items", "left")
 
     def __init__(self, packing: Packing[Item], frames: FrameWalk) -> None:
         self._packing = packing
@@ -134,7 +134,7 @@ class Walk(Generic[Item]):
         self._stack: list[Item] = []
         self._depth = 0
         self.left = packing.free_count
-        self.taken: list[Item] = []
+        self.items: list[Item] = []
 
     @property
     def room(self) -> int:
@@ -145,7 +145,7 @@ class Walk(Generic[Item]):
         if count == 1 and self._depth < len(self._stack):   # a decode that crosses into its next page
             self._depth += 1
             self.left -= 1
-            self.taken.append(self._stack[-self._depth])
+            self.items.append(self._stack[-self._depth])
             return [self._stack[-self._depth]]
         items: list[Item] = []
         while len(items) < count:
@@ -158,12 +158,12 @@ class Walk(Generic[Item]):
             self._depth += len(chunk)
             self.left -= len(chunk)
             items += chunk
-        self.taken += items
+        self.items += items
         return items
 
     def ahead(self) -> Iterator[Item]:
         """What ``take`` would give next without claiming a frame; ``left`` items."""
-        passed = len(self.taken)
+        passed = len(self.items)
         claimed = (self._packing.items_of(claim.frame) for claim in self._frames.claims
                    if claim.kind is self._packing.kind)
         for stack in chain(self._packing.fullest_first(), claimed):

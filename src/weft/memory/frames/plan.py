@@ -21,8 +21,9 @@ charges a request of 100 tokens for 2,000; two fixed pools, where one starves wh
 A model without attention has P = 0 and frames of one slot; one without recurrent layers has S = 0 and
 frames of one page. Both are ordinary. Everything here is integers: no torch, no I/O.
 
-A *compressed* state is a checkpoint in 8 bits, and lies in KV pages: as many as its bytes take, anywhere. So does
-compressed KV, in 8 bits or 4 (docs/decisions/0013-compressed-states.md). Neither is a third kind for a frame to hold.
+A *compressed* state is a checkpoint in 8 bits, and lies in KV pages: as many as its bytes take, anywhere. So
+does compressed KV, in 8 bits or 4 (docs/decisions/0013-compressed-states.md). Neither is a third kind for a
+frame to hold.
 """
 
 from __future__ import annotations
@@ -75,8 +76,9 @@ class KvField:
 
 @dataclass(frozen=True, slots=True)
 class CompressedField:
-    """A state field inside a compressed state: at ``offset_bytes``, as int8 codes with a float32 scale for each
-    row (all but the last dimension) at ``scale_offset_bytes``; where that is None, its bytes as they are."""
+    """A state field inside a compressed state: at ``offset_bytes``, as int8 codes with a float32 scale for
+    each row (all but the last dimension) at ``scale_offset_bytes``; where that is None, its bytes as they
+    are."""
 
     field: StateField
     offset_bytes: int
@@ -85,8 +87,8 @@ class CompressedField:
 
 @dataclass(frozen=True, slots=True)
 class CompressedKvField:
-    """A K block and the V block behind it, if there is one, in a compressed page: codes from ``offset_bytes`` on,
-    and what they are scaled by from ``scale_offset_bytes`` on.
+    """A K block and the V block behind it, if there is one, in a compressed page: codes from ``offset_bytes``
+    on, and what they are scaled by from ``scale_offset_bytes`` on.
 
     int8   codes in the order that the numbers have in the page; a float32 for each block, head and token
     int4   K [heads, channels, 16 tokens], V [heads, 16 tokens, channels], two to a byte; two bfloat16 for
@@ -251,9 +253,9 @@ def choose_frame(page_bytes: int, slot_bytes: int, memory_bytes: int) -> tuple[i
 def plan_arena(spec: ModelSpec, memory_bytes: int, *, kv_dtype: CacheDTypeName | None = None,
                compress: bool = False, compress_kv: CompressedKvName = "int8") -> ArenaPlan:
     """The arena of ``spec`` in at most ``memory_bytes``. ``kv_dtype`` None takes the model's. ``compress``:
-    checkpoints may be compressed, where that saves a quarter of their bytes and there are pages to compress them in,
-    and KV, in ``compress_kv``, where there are checkpoints and it is wider than 8 bits.
-    Never fails: too little memory makes too few frames, which ``fit_sizes`` reports."""
+    checkpoints may be compressed, where that saves a quarter of their bytes and there are pages to compress
+    them in, and KV, in ``compress_kv``, where there are checkpoints and it is wider than 8 bits. Never fails:
+    too little memory makes too few frames, which ``fit_sizes`` reports."""
     kv_dtype = kv_dtype or spec.dtype
     kv_fields, page_bytes = _lay_page(spec, kv_dtype)
     state_fields, slot_bytes = _lay_slot(spec)
@@ -280,8 +282,8 @@ def plan_arena(spec: ModelSpec, memory_bytes: int, *, kv_dtype: CacheDTypeName |
 
 
 def with_compression(arena: ArenaPlan, spec: ModelSpec) -> ArenaPlan:
-    """``arena`` of ``spec`` with a layout for compressed states, whatever that saves; as it is where the model
-    has no pages to compress them in, or no states."""
+    """``arena`` of ``spec`` with a layout for compressed states, whatever that saves; as it is where the
+    model has no pages to compress them in, or no states."""
     if not arena.pages_per_frame or not arena.slots_per_frame:
         return arena
     fields, compressed_bytes = _lay_compressed(spec, arena.state_fields)
@@ -289,8 +291,8 @@ def with_compression(arena: ArenaPlan, spec: ModelSpec) -> ArenaPlan:
 
 
 def with_compressed_kv(arena: ArenaPlan, dtype: CompressedKvName = "int8") -> ArenaPlan:
-    """``arena`` with a layout for pages compressed in ``dtype``; as it is where the model has no states, or KV of
-    8 bits."""
+    """``arena`` with a layout for pages compressed in ``dtype``; as it is where the model has no states, or
+    KV of 8 bits."""
     if not arena.pages_per_frame or not arena.slots_per_frame or ITEM_BYTES[arena.kv_dtype] == 1:
         return arena
     fields, record_bytes = _lay_compressed_kv(arena.kv_fields, dtype)

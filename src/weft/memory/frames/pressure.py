@@ -58,8 +58,8 @@ class Room:
         return pages_short, slots_short
 
     def frames_to_empty(self, pages: int, slots: int) -> tuple[int, int]:
-        """Frames of pages and frames of slots to empty by moves, so that ``pages`` and ``slots`` can be given;
-        limited by the holes to spare."""
+        """Frames of pages and frames of slots to empty by moves, so that ``pages`` and ``slots`` can be
+        given; limited by the holes to spare."""
         if not self.pages_per_frame or not self.slots_per_frame:
             return 0, 0
         pages_short, slots_short = self.short(pages, slots)
@@ -85,8 +85,8 @@ class Demand:
         return self.frames_needed(pages_freed, slots_freed) <= self.frames
 
     def frames_needed(self, pages_freed: int, slots_freed: int) -> int:
-        """Frames that they need once ``pages_freed`` and ``slots_freed`` are free. Negative arguments are extra
-        demand."""
+        """Frames that they need once ``pages_freed`` and ``slots_freed`` are free. Negative arguments are
+        extra demand."""
         frames = self._frames_of_slots(slots_freed)
         if self.pages_per_frame:
             frames += ceil_div(max(0, self.pages - pages_freed), self.pages_per_frame)

@@ -6,11 +6,11 @@
     restore              unpacked pages for compressed KV on the path of an opening
     release              a lease ends; what nothing needs any more becomes evictable
 
-Only ``transaction.apply`` calls the methods that write. Pages and slots that an operation frees are returned as
-``Freed``, and the transaction gives them back: this file allocates and frees nothing.
+Only ``transaction.apply`` calls the methods that write. Pages and slots that an operation frees are returned
+as ``Freed``, and the transaction gives them back: this file allocates and frees nothing.
 
-Data that no request can ever use goes at once: a tail without its checkpoint, and in a model without attention
-every node that leads to no checkpoint. Other bare KV stays until its bytes are wanted.
+Data that no request can ever use goes at once: a tail without its checkpoint, and in a model without
+attention every node that leads to no checkpoint. Other bare KV stays until its bytes are wanted.
 
 A model without states resumes anywhere: a hit is as far as whole pages match. A model with states resumes at
 checkpoints only (law L8), and what matches beyond them is counted as lost, by reason.
@@ -56,9 +56,9 @@ class Freed:
 
 @dataclass(slots=True)
 class CacheCounts:
-    """Since the start; they only grow. ``lost_*`` are tokens that an opened sequence could not use, by reason:
-    KV matched without a checkpoint, the checkpoint was evicted, the KV was evicted, another sequence was
-    computing them, only another namespace has them (0 unless counted)."""
+    """Since the start; they only grow. ``lost_*`` are tokens that an opened sequence could not use, by
+    reason: KV matched without a checkpoint, the checkpoint was evicted, the KV was evicted, another sequence
+    was computing them, only another namespace has them (0 unless counted)."""
 
     opened: int = 0
     hits: int = 0
@@ -88,8 +88,8 @@ class CacheCounts:
 
 
 class PrefixCache:
-    """``enabled`` False: it caches nothing, and every lookup misses. Owners of pages and slots are entered into
-    ``page_owners`` and ``slot_owners``."""
+    """``enabled`` False: it caches nothing, and every lookup misses. Owners of pages and slots are entered
+    into ``page_owners`` and ``slot_owners``."""
 
     __slots__ = ("compressed_kv", "compressed_states", "counts", "enabled", "order", "plan", "policy",
                  "stateful", "tree")
@@ -204,8 +204,8 @@ class PrefixCache:
         return Freed([page for page in packed if page not in unpacked])
 
     def publish(self, lease: Lease, publication: Publication) -> Freed:
-        """The tree adopts the pages that it lacks. Where it has the tokens, the lease adopts the tree's pages and
-        its own are freed. Duplicate checkpoints are freed too."""
+        """The tree adopts the pages that it lacks. Where it has the tokens, the lease adopts the tree's pages
+        and its own are freed. Duplicate checkpoints are freed too."""
         tree, plan = self.tree, self.plan
         base = self.node(lease) or tree.root(lease.salt)
         done = (base.end - publication.start) // PAGE_TOKENS
@@ -216,7 +216,8 @@ class PrefixCache:
         assert cached_end == publication.cached_end, (
             f"{cached_end} tokens were cached, drafted as {publication.cached_end}")
         first, end = plan.pages_for(base.end), plan.pages_for(node.end)
-        freed = Freed([own for own, shared in zip(lease.pages[first:end], pages, strict=True) if own != shared])
+        freed = Freed([own for own, shared in zip(lease.pages[first:end], pages, strict=True)
+                       if own != shared])
         lease.pages[first:end] = pages
         lease.shared_tokens = node.end
         inexact = lease.inexact
@@ -230,10 +231,10 @@ class PrefixCache:
         return freed
 
     def _adopt(self, lease: Lease, base: Node, end: Node, cached_end: int) -> list[PageId]:
-        """From ``base`` to ``end`` the tree and the lease have the same pages now. Nodes that were compressed, or
-        inexact without readers, adopt the pages of the lease and are as exact as the lease. Other nodes up to
-        ``cached_end`` give their pages to the lease, which is as exact as they are. Returns the pages that the
-        tree gives up."""
+        """From ``base`` to ``end`` the tree and the lease have the same pages now. Nodes that were
+        compressed, or inexact without readers, adopt the pages of the lease and are as exact as the lease.
+        Other nodes up to ``cached_end`` give their pages to the lease, which is as exact as they are. Returns
+        the pages that the tree gives up."""
         freed: list[PageId] = []
         exactly, node = not lease.inexact, end
         while node is not base:
@@ -254,8 +255,8 @@ class PrefixCache:
 
     def _save(self, lease: Lease, path: Node, save: Checkpoint, rest: bytes, freed: Freed, *,
               inexact: bool) -> None:
-        """The claim of ``save`` goes from the lease to the node that ends at its position. ``inexact``: the state
-        was computed from inexact data."""
+        """The claim of ``save`` goes from the lease to the node that ends at its position. ``inexact``: the
+        state was computed from inexact data."""
         ended = save.slot == lease.slot
         if ended:
             lease.slot = NO_SLOT

@@ -8,14 +8,14 @@
                       ^ restore: into the packed pages and some new ones, for a sequence that resumes past it
 
 Most bytes of a cache are KV, and KV that no sequence reads need not keep its last bits. A page becomes a
-*record* of ``ArenaPlan.compressed_kv_bytes``: codes and their scales. The records of a node follow one another
-without gaps, so a node of a few pages wastes less than one page. Packed pages are KV pages: there is no third
-kind of frame, and compaction moves them.
+*record* of ``ArenaPlan.compressed_kv_bytes``: codes and their scales. The records of a node follow one
+another without gaps, so a node of a few pages wastes less than one page. Packed pages are KV pages: there is
+no third kind of frame, and compaction moves them.
 
-**In place.** Record r lies in packed page r or an earlier one. So a node is compressed into its own first pages,
-the first record first. It is restored the last record first, each into a page that no earlier record needs.
-Compression therefore takes no memory, and works when none is free. A restore takes only the pages that the
-compression freed, and one more if a fork cut the packed pages in the middle of a page.
+**In place.** Record r lies in packed page r or an earlier one. So a node is compressed into its own first
+pages, the first record first. It is restored the last record first, each into a page that no earlier record
+needs. Compression therefore takes no memory, and works when none is free. A restore takes only the pages that
+the compression freed, and one more if a fork cut the packed pages in the middle of a page.
 
 **What.** Nodes that no lease holds. ``idle`` lists them, the longest unread first; a lease that closes puts
 them there. KV under a hold is always unpacked. An opening restores the path to its checkpoint: one copy, for
@@ -28,8 +28,8 @@ step reads at most KV_COMPRESS_BYTES_PER_STEP for it (law L11), but always one n
 *Record ids* count down from below PAD and are never reused. Code that mistakes one for a page is caught (law
 L4), and a draft that puts pages in place of some finds them by id.
 
-Laws: L1 (a packed page belongs to its node; audited), L2 (a draft changes nothing here), L7 (compressed KV has
-no readers).
+Laws: L1 (a packed page belongs to its node; audited), L2 (a draft changes nothing here), L7 (compressed KV
+has no readers).
 
 Rejected: compression into new pages (none are free when it is needed); compressing part of a node (a second
 way to cut an edge); an unpacked copy for each lease (each pays for the same bytes, and publishes over its
@@ -71,8 +71,8 @@ class PackedPages:
         return max(0, self.count - len(self.pages) + (self.skip_bytes > 0))
 
     def unpack_into(self, pages: Sequence[PageId], form: KvForm) -> tuple[PageId, ...]:
-        """A page for each record, of its own and ``pages``, in an order that works from the last record to the
-        first: no restore overwrites an earlier record. All of ``pages`` are used."""
+        """A page for each record, of its own and ``pages``, in an order that works from the last record to
+        the first: no restore overwrites an earlier record. All of ``pages`` are used."""
         targets, free, left = [], deque(pages), list(self.pages)
         for record in reversed(range(self.count)):
             needed = ceil_div(self.skip_bytes + record * form.record_bytes, form.page_bytes) if record else 0
@@ -137,7 +137,8 @@ class CompressedKv:
                      for node in nodes)
 
     def restore_pages(self, node: Node | None) -> int:
-        """Pages that restoring the path to ``node`` takes. Nothing above a node with readers is compressed."""
+        """Pages that restoring the path to ``node`` takes. Nothing above a node with readers is
+        compressed."""
         pages, at = 0, node
         while self.by_node and at is not None and not at.holds:
             packed = self.by_node.get(at.id)

@@ -4,31 +4,33 @@
                     | compress (int8 codes, a scale for each row)    ^ restore, when a sequence resumes there
     pages    [ 17 ][ 4 ][ 90 ] ... [ 33 ]                               k pages, anywhere, in order
 
-A checkpoint that no sequence computes on does not need its last bits. The arena hands out pages, so a compressed
-state is k pages (``ArenaPlan.compressed_pages``). There is no third kind of frame, no remainder of a frame too
-small for one more state, and nothing new to zero. Compaction moves these pages like any others. A model without
-pages, or with states that are windows and no accumulators, compresses none (``compressed_pages`` 0).
+A checkpoint that no sequence computes on does not need its last bits. The arena hands out pages, so a
+compressed state is k pages (``ArenaPlan.compressed_pages``). There is no third kind of frame, no remainder of
+a frame too small for one more state, and nothing new to zero. Compaction moves these pages like any others. A
+model without pages, or with states that are windows and no accumulators, compresses none
+(``compressed_pages`` 0).
 
 **When.** The currency is seconds saved per byte (policy.py). A compressed state saves the same seconds, less
-the microseconds of a restore. So compression gives up next to nothing for the bytes that it frees, less than any
-eviction. When memory is short, bare KV goes first, then states are compressed. What is still missing is evicted
-in the order of the policy, which values a state by its compressed bytes. Bytes and microseconds are the same
-for all states of a model, so only the time of the next use matters: the least recently used goes first.
+the microseconds of a restore. So compression gives up next to nothing for the bytes that it frees, less than
+any eviction. When memory is short, bare KV goes first, then states are compressed. What is still missing is
+evicted in the order of the policy, which values a state by its compressed bytes. Bytes and microseconds are
+the same for all states of a model, so only the time of the next use matters: the least recently used goes
+first.
 
-Compression takes pages before it gives a slot back, so the pages of one more state stay free (``Relief``). It must
-reduce the demand in frames, or it is not done; so a shortage ends (law L3). A step reads at most
+Compression takes pages before it gives a slot back, so the pages of one more state stay free (``Relief``). It
+must reduce the demand in frames, or it is not done; so a shortage ends (law L3). A step reads at most
 COMPRESS_BYTES_PER_STEP for it (law L11).
 
 A compressed state stays compressed until its eviction. A sequence that resumes there gets an unpacked copy in
 its own slot. A second copy for the cache would save only microseconds.
 
-Laws: L1 (a page of a compressed state belongs to its node; audited), L5 (a slot that is left gets a new epoch),
-L7.
+Laws: L1 (a page of a compressed state belongs to its node; audited), L5 (a slot that is left gets a new
+epoch), L7.
 
-Rejected: frames of compressed states as a third kind (three of 3.7 fit into a frame of one slot: 19 % is lost);
-compression at once, not under pressure (a cache with room would lose bits for nothing); compression over several
-steps before any eviction (a waiting request is admitted as soon as it fits, and then finds no free slot for
-its checkpoints: worse at every size that was tried).
+Rejected: frames of compressed states as a third kind (three of 3.7 fit into a frame of one slot: 19 % is
+lost); compression at once, not under pressure (a cache with room would lose bits for nothing); compression
+over several steps before any eviction (a waiting request is admitted as soon as it fits, and then finds no
+free slot for its checkpoints: worse at every size that was tried).
 """
 
 from __future__ import annotations
@@ -80,8 +82,8 @@ class CompressionRoom:
 
     def choose(self, candidates: Iterable[Node], spared: Container[NodeId], demand: Demand, pages: int,
                slots: int) -> list[Node]:
-        """The first of ``candidates``, as many as meet ``demand`` when ``pages`` and ``slots`` are free besides.
-        If no number does, the number that leaves the least demand; none if none reduces it."""
+        """The first of ``candidates``, as many as meet ``demand`` when ``pages`` and ``slots`` are free
+        besides. If no number does, the number that leaves the least demand; none if none reduces it."""
         nodes = list(islice((node for node in candidates if node.id not in spared), max(0, self.at_once)))
         least, best = demand.frames_needed(pages, slots), 0
         for count in range(1, len(nodes) + 1):

@@ -9,8 +9,8 @@
 If KV or states may be compressed (compressed_kv.py, compressed_state.py), that comes between the two classes.
 States are evicted for what is still missing.
 
-A lease holds KV, never a checkpoint: it copied the state when it opened. So any checkpoint can go at any moment.
-A sequence that runs alone can have the whole arena except the KV that it reads itself (law L3).
+A lease holds KV, never a checkpoint: it copied the state when it opened. So any checkpoint can go at any
+moment. A sequence that runs alone can have the whole arena except the KV that it reads itself (law L3).
 
 ``pressure.Demand`` says what is enough: pages, slots and whole frames, wherever they lie, because compaction
 moves the rest together (compaction.py). Bare KV goes first, whatever is short: in a model with states nothing
@@ -20,17 +20,17 @@ cached data is KV, and class 0 is plain LRU.
 If several slots share a frame, evicting one of them frees no frame. Among the next states that together would
 free one, a state at a leaf goes first: its KV goes with it, and that may be enough.
 
-``last`` names what will surely be used: by a preempted sequence, or by the head of the queue for which room is
-made. It goes when nothing else is left, and its KV is not compressed. It is deferred, never held, so no request
-waits for ever because of it.
+``last`` names what will surely be used: by a preempted sequence, or by the head of the queue for which room
+is made. It goes when nothing else is left, and its KV is not compressed. It is deferred, never held, so no
+request waits for ever because of it.
 
-``choose`` changes nothing. It follows its own choices (a parent that becomes bare, KV of a chosen checkpoint) in
-an overlay. It looks at no more nodes than it chooses, is told to spare, and are slots in a frame. It stops at
-``EVICTIONS_PER_STEP`` (law L11).
+``choose`` changes nothing. It follows its own choices (a parent that becomes bare, KV of a chosen checkpoint)
+in an overlay. It looks at no more nodes than it chooses, is told to spare, and are slots in a frame. It stops
+at ``EVICTIONS_PER_STEP`` (law L11).
 
-Rejected: leases that hold checkpoints (a second slot for each running sequence, and a sequence that fits alone
-might not); evicting whole nodes (a cached prompt of 100,000 tokens for one page); a clock over all nodes (work
-that grows with the tree).
+Rejected: leases that hold checkpoints (a second slot for each running sequence, and a sequence that fits
+alone might not); evicting whole nodes (a cached prompt of 100,000 tokens for one page); a clock over all
+nodes (work that grows with the tree).
 """
 
 from __future__ import annotations
@@ -125,9 +125,9 @@ def choose(order: Recency, demand: Demand, *, ranked: Iterable[Node] = (), spare
            compression: CompressionRoom = NO_COMPRESSION,
            kv_compression: KvCompression = NO_KV_COMPRESSION) -> list[Eviction]:
     """Evictions that meet ``demand``, in the order in which to carry them out; fewer if ``limit`` ends them.
-    Checkpoints go in the order ``ranked``, and those it leaves out by recency. Nodes in ``spared`` stay. Those
-    of ``last`` go after all others, the first of them at the very end. In a model without attention, nodes go
-    with their checkpoints."""
+    Checkpoints go in the order ``ranked``, and those it leaves out by recency. Nodes in ``spared`` stay.
+    Those of ``last`` go after all others, the first of them at the very end. In a model without attention,
+    nodes go with their checkpoints."""
     chosen: list[Eviction] = []
     overlay = _Overlay()
     newly_bare: list[Node] = []

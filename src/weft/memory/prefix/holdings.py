@@ -1,10 +1,11 @@
-"""What a checkpoint holds and saves: the bytes that only it needs, and where a sequence would resume without it.
+"""What a checkpoint holds and saves: the bytes that only it needs, and where a sequence would resume without
+it.
 
     root --[ 0..512 )--+--[ 512..2048 )  state A     A alone holds its own node: 96 pages; [0..512) is B's too
                        '--[ 512..1024 )--[ 1024..4096 )  state B
 
-Two states that share all of their KV hold none of it *alone*: evicting either frees only the state. So the one
-that is cheaper to compute again goes first, and then the other holds all of that KV.
+Two states that share all of their KV hold none of it *alone*: evicting either frees only the state. So the
+one that is cheaper to compute again goes first, and then the other holds all of that KV.
 
 Pure readings of a few nodes, at most STEPS_MAX (law L11). A prompt with a checkpoint every 64 tokens has a
 thousand nodes, and bytes far above the checkpoint carry no weight.
@@ -19,8 +20,8 @@ STEPS_MAX = 64
 
 
 def checkpoint_above(node: Node) -> Node | None:
-    """The nearest checkpoint on the path above ``node``; a tail along its tokens counts. None: no checkpoint is
-    near."""
+    """The nearest checkpoint on the path above ``node``; a tail along its tokens counts. None: no checkpoint
+    is near."""
     child = node
     for _ in range(STEPS_MAX):
         above = child.parent

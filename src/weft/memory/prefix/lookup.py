@@ -43,8 +43,8 @@ class PrefixMatch:
 
 @dataclass(frozen=True, slots=True)
 class TreePath:
-    """A walk below a node, whole pages only. ``passed``: the nodes that match whole, in order. ``partly``: the
-    child in which the walk ended, None at a node. ``end``: the position."""
+    """A walk below a node, whole pages only. ``passed``: the nodes that match whole, in order. ``partly``:
+    the child in which the walk ended, None at a node. ``end``: the position."""
 
     passed: tuple[Node, ...]
     partly: Node | None
@@ -104,8 +104,8 @@ def walk(node: Node, data: bytes, first: int = 0) -> TreePath:
 
 
 def path_pages(node: Node, first: int, end: int) -> list[PageId]:
-    """Pages of the tokens [first, end) on the path to ``node``, whose span reaches ``end``; both are multiples
-    of a page. Empty in a model without attention."""
+    """Pages of the tokens [first, end) on the path to ``node``, whose span reaches ``end``; both are
+    multiples of a page. Empty in a model without attention."""
     pieces: list[list[PageId]] = []
     at: Node | None = node
     while at is not None and at.edge.pages and at.end > first:

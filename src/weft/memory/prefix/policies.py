@@ -39,4 +39,5 @@ def make_policy(name: str, plan: ArenaPlan, cost: PrefillCost, clock: Clock) -> 
         plan = replace(plan, slot_stride_bytes=plan.compressed_bytes)
     if plan.compressed_kv_bytes:
         plan = replace(plan, page_bytes=plan.compressed_kv_bytes)
-    return POLICIES[ALIASES.get(name, name)](plan, cost, clock) if plan.slots_per_frame else LeastRecentlyUsed()
+    policy = POLICIES[ALIASES.get(name, name)]
+    return policy(plan, cost, clock) if plan.slots_per_frame else LeastRecentlyUsed()

@@ -8,8 +8,8 @@
 
 A policy ranks and does nothing else. ``eviction.choose`` knows which bytes are short, what goes with a
 checkpoint, what must stay, and how much is enough. It skips nodes without a checkpoint, takes nothing twice,
-and goes on by recency if a policy names too few. So a faulty policy chooses worse and never wrong (laws L1, L8,
-L9).
+and goes on by recency if a policy names too few. So a faulty policy chooses worse and never wrong (laws L1,
+L8, L9).
 
 The pure half has no clock. One is passed in, and only commits read it, so two identical plans get identical
 answers.
@@ -18,8 +18,8 @@ answers.
     marconi    recency and FLOP per byte (marconi.py)
     value      seconds saved per byte (value/)
 
-Rejected: a policy that evicts (every policy would have to keep every law); a policy that ranks pages (bare KV of
-a model with states helps no request and goes first; without states it is LRU).
+Rejected: a policy that evicts (every policy would have to keep every law); a policy that ranks pages (bare KV
+of a model with states helps no request and goes first; without states it is LRU).
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class PrefillCost:
 
 
 def geometric_cost(*, hidden_size: int, attention_layers: int, parameters: float) -> PrefillCost:
-    """The cost from sizes alone, in units of the arithmetic of one token. A token takes 2 FLOP per parameter. A
-    pair of tokens takes 4 FLOP per channel and attention layer, with ``hidden_size`` channels; half of all pairs
-    count."""
+    """The cost from sizes alone, in units of the arithmetic of one token. A token takes 2 FLOP per parameter.
+    A pair of tokens takes 4 FLOP per channel and attention layer, with ``hidden_size`` channels; half of all
+    pairs count."""
     return PrefillCost(1.0, hidden_size * attention_layers / max(1.0, parameters))
 
 
@@ -94,7 +94,8 @@ class Policy(Protocol):
         ...
 
     def child_removed(self, node: Node) -> None:
-        """A child of ``node`` was removed: its checkpoint above, or the only one below, now holds more alone."""
+        """A child of ``node`` was removed: its checkpoint above, or the only one below, now holds more
+        alone."""
         ...
 
     def committed(self) -> None:
@@ -102,8 +103,8 @@ class Policy(Protocol):
         ...
 
     def order(self, states: Mapping[NodeId, Node]) -> Iterator[Node]:
-        """The checkpoints ``states``, given in order of use, in the order of their eviction. It may name too few.
-        Reads only; may be called often."""
+        """The checkpoints ``states``, given in order of use, in the order of their eviction. It may name too
+        few. Reads only; may be called often."""
         ...
 
 

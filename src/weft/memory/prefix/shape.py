@@ -1,4 +1,5 @@
-"""The shape of the prefix tree in numbers: what is cached, how deep, for which namespaces, and how it is used.
+"""The shape of the prefix tree in numbers: what is cached, how deep, for which namespaces, and how it is
+used.
 
     namespaces   biggest first, by number: a salt is a tenant's secret and its name never leaves
     depths       nodes by the position at which they end     (0, 64] (64, 128] (128, 256] ...

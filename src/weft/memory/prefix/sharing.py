@@ -1,17 +1,17 @@
 """What the publications of one draft will do, worked out in advance: a reading of the tree and of the draft.
 
 Two sequences with the same tokens may publish in one step, before either is in the tree. Each path that a
-draft will add is remembered by the place where it leaves the tree. So the second sequence sees the first one's
-pages as if they were the tree's, and the reservation says exactly which pages the tree adopts and which ones a
-sequence frees:
+draft will add is remembered by the place where it leaves the tree. So the second sequence sees the first
+one's pages as if they were the tree's, and the reservation says exactly which pages the tree adopts and which
+ones a sequence frees:
 
     tree       [0..512)
     A adds              [512..1024)  pages of A               remembered at (node, 512)
     B adds              [512..1024)  pages of A, [1024..) pages of B
                          B frees its own pages of [512..1024), its table is patched
 
-Compressed KV in the tree (compressed_kv.py) has tokens and no pages. The first sequence that publishes over it
-gives it its own pages, and frees none.
+Compressed KV in the tree (compressed_kv.py) has tokens and no pages. The first sequence that publishes over
+it gives it its own pages, and frees none.
 
 Rejected: deciding at commit (the reservation would not be complete, law L2); one publication a step (twins
 would hold all their pages twice until their turn).
@@ -85,7 +85,8 @@ class Sharing:
             cached, own = path_pages(last, start, path.end), lease.pages[first:path.end // PAGE_TOKENS]
             if paged and not lease.inexact:
                 for node in (*path.passed, path.partly) if path.partly is not None else path.passed:
-                    at, end = node.start // PAGE_TOKENS - first, min(node.end, path.end) // PAGE_TOKENS - first
+                    at = node.start // PAGE_TOKENS - first
+                    end = min(node.end, path.end) // PAGE_TOKENS - first
                     self._unpacking.replace_inexact(node, cached[at:end], own[at:end])
             pages = self._unpacking.resolve_over(cached, own)
             end, place = path.end, last.id

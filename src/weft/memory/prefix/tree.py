@@ -41,8 +41,8 @@ Owners = list[int] | dict[int, int]
 
 
 class PrefixTree:
-    """Nodes by namespace. ``paged`` False: a model without attention, its edges have no pages. The tree enters
-    what it adopts into ``page_owners`` and ``slot_owners``."""
+    """Nodes by namespace. ``paged`` False: a model without attention, its edges have no pages. The tree
+    enters what it adopts into ``page_owners`` and ``slot_owners``."""
 
     __slots__ = (
         "_namespaces",
@@ -115,8 +115,8 @@ class PrefixTree:
         return root
 
     def insert(self, base: Node, data: bytes, pages: Sequence[PageId]) -> tuple[Node, int]:
-        """Add ``data`` (whole pages that follow ``base``), with ``pages`` where the tree lacks it. Returns the
-        node that ends there, and the position up to which the tree had the tokens before."""
+        """Add ``data`` (whole pages that follow ``base``), with ``pages`` where the tree lacks it. Returns
+        the node that ends there, and the position up to which the tree had the tokens before."""
         assert len(data) % PAGE_KEY_BYTES == 0
         assert len(pages) == (len(data) // PAGE_KEY_BYTES if self.paged else 0)
         path = walk(base, data, base.end)
@@ -138,8 +138,8 @@ class PrefixTree:
         return self._add(node, data, pages)
 
     def split(self, node: Node, at: int) -> Node:
-        """Cut ``node`` at position ``at``; returns the new upper part. ``node`` stays the lower part, with its
-        checkpoint, children and leases."""
+        """Cut ``node`` at position ``at``; returns the new upper part. ``node`` stays the lower part, with
+        its checkpoint, children and leases."""
         assert node.parent is not None
         assert node.start < at < node.end
         assert at % PAGE_TOKENS == 0

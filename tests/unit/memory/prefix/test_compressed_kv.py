@@ -162,7 +162,7 @@ def test_where_there_is_no_room_to_make_it_wide_opening_says_no_and_changes_noth
     prompt = np.append(tokens_of(0, 4 * PAGE_TOKENS), [7, 7]).astype(np.int32)
     match, before = memory.match(prompt, salt=""), picture(memory)
     draft = memory.draft()
-    room = draft._room()
+    room = draft._relief.room()
     all_but_two = room.pages + (room.frames - 1) * 10 - 2
     assert draft.open(SeqId(9), memory.match([], salt=""), all_but_two * PAGE_TOKENS)
     sealed = draft.seal()

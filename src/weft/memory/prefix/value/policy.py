@@ -7,10 +7,10 @@
     bytes      what would be free without the checkpoint                        holdings
 
 One currency covers everything in the cache: the end of a conversation, the prefix that a thousand requests
-share, the middle of a document. The index is learned from uses: which states are used again, and when. Evicted
-states teach as well. A *ghost* is the record of an evicted state. It is remembered for GHOST_S seconds, and a
-request that would have used the state counts. Nothing is tuned to a kind of traffic. The constants are bounds,
-grain of tables, and priors that a few dozen uses outweigh.
+share, the middle of a document. The index is learned from uses: which states are used again, and when.
+Evicted states teach as well. A *ghost* is the record of an evicted state. It is remembered for GHOST_S
+seconds, and a request that would have used the state counts. Nothing is tuned to a kind of traffic. The
+constants are bounds, grain of tables, and priors that a few dozen uses outweigh.
 
 A ghost leaves its prospects to the checkpoint above it, and is then the *heir* of that one: a request that
 returns to an evicted end begins at the checkpoint above.
