@@ -101,7 +101,8 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> 
     loaded = _load(config, name, directory, tell, device)
     notes += loaded.warnings
     spec, kv_dtype = cache_dtypes(config, loaded.spec)
-    room = (_gpu_room(config, loaded, spec, kv_dtype, device, tell) if device.type == "cuda"
+    capture = _capture(config, device)
+    room = (_gpu_room(config, loaded, spec, kv_dtype, device, capture, tell) if device.type == "cuda"
             else _ram_room(config, spec, kv_dtype))
     arena, memory_note = _plan_memory(config, spec, kv_dtype, room)
 
@@ -114,7 +115,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> 
     tell(f"memory: {format_bytes(arena.arena_bytes)} in {arena.frame_count} frames")
     executor = TorchExecutor(loaded.model, arena, sizes, kv_scales=loaded.kv_scales, device=device,
                              reload=lambda: _load(config, name, directory, lambda line: None, device),
-                             capture=_capture(config, device))
+                             capture=capture)
     notes += _record_graphs(executor, tell)
     defaults = loaded.generation_defaults
     cost = _guessed_cost(loaded)
@@ -292,7 +293,7 @@ def _ram_room(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName) -
 
 
 def _gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec, kv_dtype: CacheDTypeName,
-              device: torch.device, tell: OnProgress) -> _Room:
+              device: torch.device, capture: CudaCapture | None, tell: OnProgress) -> _Room:
     """The weights are there; what a step takes is measured; the arena gets a share of what is left."""
     from weft.runner.reserve import CudaMeter, measure_reserve
     from weft.tensor.device import free_bytes
@@ -301,7 +302,7 @@ def _gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec, kv_dty
     reserve = measure_reserve(
         loaded.model, spec, kv_dtype, step_tokens=config.max_num_batched_tokens, rows=config.max_num_seqs,
         model_len=min(config.max_model_len or spec.max_positions, spec.max_positions), device=device,
-        meter=CudaMeter(device))
+        meter=CudaMeter(device), capture=capture)
     return gpu_room(config, free_bytes(device), reserve.total_bytes, reserve.in_words())
 
 

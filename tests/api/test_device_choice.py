@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+
 import pytest
 import torch
 
+from tests.fixtures.checkpoints import checkpoint
 from weft.assemble import assemble, gpu_room
 from weft.cli.main import main
 from weft.config import EngineConfig
 from weft.errors import ConfigError
 from weft.memory.frames.plan import plan_arena
-from weft.runner.reserve import measure_reserve
-from weft.spec import ModelSpec, attention, short_conv
+from weft.models.loading import load_model
+from weft.runner.graphs import EagerCapture
+from weft.runner.reserve import Reserve, measure_reserve
+from weft.spec import CacheDTypeName, ModelSpec, attention, short_conv
 from weft.tensor.device import choose_device, describe, use
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.units import PAD
@@ -105,35 +111,100 @@ class Greedy:
         self.shown.append(inputs)
         assert caches[0].k is not None
         assert int(inputs.runs.page_table_RP.max()) < len(caches[0].k)
-        self.meter.held = 10 * len(inputs.tokens_T)
+        self.meter.hold(10 * len(inputs.tokens_T))
         return inputs.tokens_T[:, None].float()
 
     def logits(self, hidden_XD: torch.Tensor, out_XV: torch.Tensor | None = None) -> torch.Tensor:
-        self.meter.held += 1000 * len(hidden_XD)
-        return hidden_XD
+        self.meter.hold(1000 * len(hidden_XD))
+        return torch.zeros(len(hidden_XD), 64)
 
 
 class FakeMeter:
-    held = 0
+    """Of a device on which every tensor is freed before the next."""
+
+    peak = used = 0
 
     def begin(self) -> None:
-        self.held = 0
+        self.peak = 0
+
+    def hold(self, size: int) -> None:
+        self.peak = max(self.peak, size)
 
     def peak_bytes(self) -> int:
-        return self.held
+        return self.peak
+
+    def used_bytes(self) -> int:
+        return self.used
 
 
-def test_a_step_is_measured_with_one_long_prompt_and_with_all_rows_of_pad() -> None:
+class Pooled:
+    """A capture whose first graph takes a pool, and each graph 300 bytes of nodes; forgotten with it."""
+
+    reads_host = False
+
+    def __init__(self, meter: FakeMeter) -> None:
+        self.meter = meter
+        self.widths: list[int] = []
+
+    def capture(self, run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        hidden = run()
+        self.widths.append(len(hidden))
+        self.meter.used += 300 if self.meter.used else 5300
+        graph = torch.zeros(1)
+        weakref.finalize(graph, self.free)
+        return lambda: graph + hidden
+
+    def free(self) -> None:
+        self.meter.used -= 300
+        if self.meter.used == 5000:
+            self.meter.used = 0
+
+
+def measured(rows: int, capture: bool = False, step_tokens: int = 1000) -> tuple[Reserve, Greedy, Pooled]:
     meter = FakeMeter()
-    model = Greedy(meter)
-    reserve = measure_reserve(model, model.spec, "float32", step_tokens=1000, rows=7, model_len=400,
-                              device=torch.device("cpu"), meter=meter)
-    assert reserve.prompt_bytes == 10 * 500 + 7000, "no longer than the model's positions"
-    assert reserve.decode_bytes == 10 * 7 + 7000
-    assert reserve.total_bytes == 12_000 + 7_070
-    prompt, idle = model.shown[0], model.shown[-1]
-    assert (prompt.runs.decode_count, idle.runs.decode_count) == (0, 7)
+    model, pooled = Greedy(meter), Pooled(meter)
+    reserve = measure_reserve(model, model.spec, "float32", step_tokens=step_tokens, rows=rows, model_len=400,
+                              device=torch.device("cpu"), meter=meter, capture=pooled if capture else None)
+    return reserve, model, pooled
+
+
+def test_the_reserve_is_that_of_the_largest_step() -> None:
+    """Many short runs have more tokens than one prompt where a sequence is shorter than a step; a slice of a
+    scored prompt, or the logits of all rows, may need more than either."""
+    assert measured(7)[0].step_bytes == 1000 * 128
+    assert measured(200)[0].step_bytes == 1000 * 200
+    assert measured(40, step_tokens=100_000)[0].largest == "short runs after hits"
+    assert measured(7)[0].graph_bytes == 0
+
+
+def test_what_is_measured_is_what_a_server_meets() -> None:
+    reserve, model, _ = measured(7)
+    prompt, short, mixed, idle = model.shown[0], model.shown[2], model.shown[4], model.shown[-1]
+    assert prompt.runs.lengths == [500], "no longer than the model's positions"
+    assert (short.runs.starts, short.runs.lengths) == ([40] * 7, [142] * 7)
+    assert not any(short.runs.fresh), "after a hit: its states come from a checkpoint"
+    assert (mixed.runs.decode_count, mixed.runs.page_table_RP.shape[1]) == (4, 1), "attention is not split"
+    assert mixed.runs.run_count == 5
+    assert idle.runs.decode_count == 7
     assert (idle.positions_T == PAD).all()
     assert idle.runs.page_table_RP.shape[1] == 25, "as wide as a graph's"
+    assert {1, 2, 16, 32, 64, 128, 256} <= {len(inputs.tokens_T) for inputs in model.shown}
     plan = plan_arena(model.spec, 1 << 20)
     assert int(prompt.runs.page_table_RP.min()) >= plan.pages_per_frame, "its pages are not its slot's frame"
+    assert reserve.in_words().endswith("0 B for CUDA graphs")
+
+
+def test_graphs_are_budgeted_by_recording_two_of_them() -> None:
+    reserve, _, pooled = measured(12, capture=True)
+    assert pooled.widths == [12, 12, 8]
+    assert reserve.graph_bytes == 5300 + 4 * 300, "of widths 1, 2, 4, 8 and 12"
+    assert reserve.total_bytes == reserve.step_bytes + reserve.graph_bytes
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next", "jamba", "lfm2"])
+@pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
+def test_every_shape_runs_on_real_models(family: str, kv_dtype: CacheDTypeName) -> None:
+    meter, loaded = FakeMeter(), load_model(checkpoint(family))
+    reserve = measure_reserve(loaded.model, loaded.spec, kv_dtype, step_tokens=100, rows=6, model_len=64,
+                              device=torch.device("cpu"), meter=meter, capture=EagerCapture())
+    assert reserve.total_bytes == 0, "nothing of it was counted, and all of it ran"

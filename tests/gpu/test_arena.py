@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from weft.memory.arena_work import CompressKv, KvForm
+from weft.memory.arena_work import CompressKv, KvForm, WorkKind
 from weft.memory.frames.plan import ArenaPlan, plan_arena, with_compression
 from weft.memory.values import NodeId
 from weft.runner.arena import NAN_BYTE, DeviceArena
@@ -253,3 +254,38 @@ def test_staged_ids_do_what_ids_on_the_host_do(device: torch.device) -> None:
 
     for one, other in zip(both_ways(plan, device, staged), both_ways(plan, device, named), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_warmed_arena_compiles_nothing_inside_a_request(
+        device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The constants of every launch of a day's work were launched with before it."""
+    from weft.runner import arena_kernels
+
+    launches: set[tuple[object, ...]] = set()
+    kernel_class: Any = type(arena_kernels._fill_kernel)
+    run = kernel_class.run
+
+    def watched(kernel: Any, *arguments: object, **options: object) -> object:
+        constants = [(name, str(value)) for name, value in options.items() if name.isupper()]
+        launches.add((kernel.fn.__name__, *sorted(constants)))
+        return run(kernel, *arguments, **options)
+
+    monkeypatch.setattr(kernel_class, "run", watched)
+    spec = ModelSpec("tiny", 32, 16, 512, "bfloat16", (attention(1, 16), RECURRENT["gated delta"]))
+    plan = plan_arena(spec, 600_000, compress=True, compress_kv="int8")
+    arena = DeviceArena(plan, device)
+    arena._never_written = None   # as on a GPU: frames are zeroed the first time too
+    arena.warm()
+    warmed = set(launches)
+    assert len(warmed) >= 8
+    launches.clear()
+    states = np.array([[slot, *range(plan.compressed_pages)] for slot in (2, 3)])
+    records = np.array([[page, 20, 21, 0] for page in (1, 2, 3)])
+    for kind, ids in ((WorkKind.ZERO_FRAMES, [1, 2]), (WorkKind.COPY_SLOTS, [[1], [2]]),
+                      (WorkKind.COPY_SLOTS, [[1, 2], [2, 3]]), (WorkKind.COPY_PAGES, [[5], [6]]),
+                      (WorkKind.COPY_PAGES, [[5, 6], [6, 5]]), (WorkKind.COMPRESS_STATES, states),
+                      (WorkKind.RESTORE_STATES, states), (WorkKind.COMPRESS_KV, records),
+                      (WorkKind.RESTORE_KV, records)):
+        arena.perform(kind, np.array(ids))
+    assert launches
+    assert launches <= warmed

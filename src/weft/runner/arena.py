@@ -120,6 +120,23 @@ class DeviceArena:
             case WorkKind.COPY_PAGES:
                 self.copy_pages(*_both(ids))
 
+    def warm(self) -> None:
+        """Run every kernel of arena work once, so that none compiles inside a request. The bytes of the first
+        pages and slots change: only before the arena's first use."""
+        plan, circle = self.plan, [[0, 1], [1, 0]]
+        self.zero_frames([0])
+        for stride, copy in ((plan.slot_stride_bytes, self.copy_slots), (plan.page_bytes, self.copy_pages)):
+            if stride and plan.arena_bytes // stride > 1:
+                copy([0], [1])
+                copy(*circle)
+        if plan.compressed_pages:
+            state = [[0] * (1 + plan.compressed_pages)]
+            self.compress(np.array(state))
+            self.restore(np.array(state))
+        if plan.compressed_kv_bytes:
+            self.compress_kv(np.zeros((1, 4), np.int64))
+            self.restore_kv(np.zeros((1, 4), np.int64))
+
     def zero_frames(self, frames: Items) -> None:
         """They are zero now, and may be written from here on."""
         never = self._never_written

@@ -43,7 +43,7 @@ from weft.memory.arena_work import WorkKind
 from weft.runner.arena import DeviceArena, Items
 from weft.runner.decodes import SteadyDecodes
 from weft.runner.graphs import DecodeBlock, known_tokens, stride_of
-from weft.runner.sampler import Choice, Sampler, as_tensor
+from weft.runner.sampler import TokenChoice, Sampler, as_tensor
 from weft.runner.staging import Staged, Staging, step_bytes
 from weft.schedule.plan import StepPlan
 from weft.tensor import gpu
@@ -198,7 +198,7 @@ class BatchBuilder:
         assert (plan.lengths == 1).all(), "a decode run has one token"
         return SteadyDecodes(plan, self._host_table, self._host_chosen)
 
-    def note_chosen(self, batch: StepBatch, choice: Choice) -> None:
+    def note_chosen(self, batch: StepBatch, choice: TokenChoice) -> None:
         """``choice`` is of the runs that sample: what their rows decode next."""
         if self._host_chosen is not None:
             chosen_X = choice.chosen_X

@@ -2,19 +2,18 @@
 
     checkpoint     k_scale, v_scale of a layer (a number for all heads, or one for each)
     measured       one prefill of PROBE_TOKENS tokens over float32 pages; the largest |k| and |v| of each head
-                   comes to lie at 1 / HEADROOM of fp8's largest number
+                   lies at 1 / HEADROOM of fp8's largest number
 
-A scale is a power of two (see ``tensor.kv_numbers``): the checkpoint's is rounded up, so that what its makers
-saw still fits. Measuring needs no data and no luck: fp8 has 15 powers of two between its largest number and
-the least that it keeps three bits of; what the probe saw as largest comes to lie three below the top, with
-eleven under it, and tokens up to eight times larger than any it saw still fit. Larger still, they saturate.
-The tokens are taken from the vocabulary by a fixed rule, so a model has the same scales in every process on
-one machine.
+A scale is a power of two (see ``tensor.kv_numbers``). The checkpoint's scale is rounded up, so that the
+values of its calibration still fit. The probe needs no data. Between its largest number and the least with
+three bits, fp8 has 15 powers of two. The largest value of the probe lies three of them below the top, with
+eleven under it. So values up to eight times larger still fit, and larger ones saturate. A fixed rule picks
+the probe's tokens from the vocabulary, so a model has the same scales in every process on one machine.
 
-Rejected: 1.0 for everybody (values of 0.01, which small models have, lose their digits: below 2^-6 fp8 counts
-in steps of 2^-9); a bound from the weights (needs to know what is in front of each projection, family by
-family, for a number that is some 50 times too large); scales that change while serving (a page written before
-would mean something else after, and two requests could not share it).
+Rejected: 1.0 for all (values of 0.01, which small models have, lose their digits: below 2^-6 fp8 counts in
+steps of 2^-9); a bound from the weights (depends on the op before each projection, family by family, for a
+number some 50 times too large); scales that change while serving (an older page would change its meaning, and
+two requests could not share it).
 """
 
 from __future__ import annotations
@@ -36,8 +35,9 @@ HEADROOM = 8.0
 SCALE_MIN, SCALE_MAX = 2.0**-10, 2.0**10
 """Beyond these a query times a scale could leave float16."""
 
-class Model(Protocol):
-    """What is measured: a model of ``weft.models``."""
+
+class ProbedModel(Protocol):
+    """A model of ``weft.models``."""
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -49,26 +49,26 @@ Scales = dict[int, torch.Tensor]
 """Layer -> float32 [K and V, kv_heads], powers of two; one row where a layer has no values of its own."""
 
 
-def head_scales(model: Model, from_checkpoint: Mapping[int, torch.Tensor],
+def head_scales(model: ProbedModel, from_checkpoint: Mapping[int, torch.Tensor],
                 device: torch.device | None = None) -> Scales:
     """For every layer of ``model`` that keeps keys. ``from_checkpoint``: as Scales, any positive numbers;
     ``device``: where the model is, the CPU by default. The scales are on the CPU."""
     layers = [i for i, layer in enumerate(model.spec.layers) if layer.kept_heads]
-    found = {i: _power_of_two(scale) for i, scale in from_checkpoint.items() if i in layers}
-    if len(found) < len(layers):
+    scales = {i: _power_of_two(scale) for i, scale in from_checkpoint.items() if i in layers}
+    if len(scales) < len(layers):
         largest = _measured(model, device)
-        found = {i: _power_of_two(most * HEADROOM / FP8_MAX) for i, most in largest.items()} | found
-    return found
+        scales = {i: _power_of_two(most * HEADROOM / FP8_MAX) for i, most in largest.items()} | scales
+    return scales
 
 
 def _power_of_two(x: torch.Tensor) -> torch.Tensor:
-    """Rounded up; 1 where a head said nothing at all."""
+    """Rounded up; 1 for a head of zeros."""
     exact = torch.where((x > 0) & x.isfinite(), x.double(), 1.0)
     return exact.log2().ceil().exp2().clamp(SCALE_MIN, SCALE_MAX).float()
 
 
 @torch.inference_mode()
-def _measured(model: Model, device: torch.device | None) -> Scales:
+def _measured(model: ProbedModel, device: torch.device | None) -> Scales:
     """Largest |k| and |v| of each head of each layer over the probe."""
     spec, count = model.spec, min(PROBE_TOKENS, model.spec.max_positions)
     caches = [_wide_cache(i, layer, spec, device) for i, layer in enumerate(spec.layers)]
@@ -114,5 +114,5 @@ def _wide_cache(index: int, layer: LayerSpec, spec: ModelSpec, device: torch.dev
 def _largest(cache: LayerCache) -> torch.Tensor:
     if cache.k is None:
         return cache.state["window"][0].abs().amax(dim=(2, 3))
-    kept = [unpack_k(cache.k)] if cache.v is None else [unpack_k(cache.k), unpack_v(cache.v)]
-    return torch.stack([x_THD.abs().amax(dim=(0, 2)) for x_THD in kept])
+    parts = [unpack_k(cache.k)] if cache.v is None else [unpack_k(cache.k), unpack_v(cache.v)]
+    return torch.stack([x_THD.abs().amax(dim=(0, 2)) for x_THD in parts])

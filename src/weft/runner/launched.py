@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.request import TokenLogprobs
-from weft.runner.logprobs import PIECES, told
+from weft.runner.logprobs import PIECES, token_logprobs
 from weft.runner.readback import PendingReadback
-from weft.runner.sampler import Choice
+from weft.runner.sampler import TokenChoice
 from weft.schedule.plan import StepResult
 from weft.units import PAD
 
@@ -40,7 +40,7 @@ class LaunchedStep:
     """Of ``run_count`` runs, launched at ``began_s`` (``time.perf_counter``). ``choice``: of the runs
     ``sample_runs``, its pieces first in the pending, those of ``prompts`` behind them."""
 
-    def __init__(self, began_s: float, run_count: int, pending: PendingReadback, choice: Choice | None = None,
+    def __init__(self, began_s: float, run_count: int, pending: PendingReadback, choice: TokenChoice | None = None,
                  sample_runs: npt.NDArray[np.int64] | None = None,
                  prompts: tuple[ScoredPrompt, ...] = ()) -> None:
         self._began_s = began_s
@@ -73,7 +73,7 @@ class LaunchedStep:
         taken = 0
         if self._choice is not None and self._sample_runs is not None:
             taken = self._choice.piece_count
-            sampled = self._choice.told(pieces[:taken])
+            sampled = self._choice.result(pieces[:taken])
             if len(sampled.tokens) == self._run_count:
                 tokens = sampled.tokens
             else:
@@ -86,7 +86,7 @@ class LaunchedStep:
             entries = prompts.setdefault(prompt.run, [])
             for _ in range(prompt.count):
                 part = pieces[taken : taken + PIECES]
-                entries += told(part, [prompt.top_count] * len(part[0]))
+                entries += token_logprobs(part, [prompt.top_count] * len(part[0]))
                 taken += PIECES
         if tokens is None:
             tokens = np.full(self._run_count, PAD, np.int32)

@@ -1,11 +1,11 @@
 """Log probabilities of what was chosen and of what was likely: softmax of the raw logits, nothing else.
 
     on the device   score(logits, tokens) -> tokens, logprobs, ranks, best ids and their logprobs
-                         '--- home with the step's tokens (readback) ---'
-    on the host     told(pieces)          -> one TokenLogprobs per row
+                         '--- with the step's tokens (readback) ---'
+    on the host     token_logprobs(pieces) -> one TokenLogprobs per row
 
-Temperature, penalties, bias and filters do not show here: a logprob says what the model thought, so that it
-can be compared across requests and with any other implementation of the model.
+Temperature, penalties, bias and filters do not change logprobs. A logprob is the model's own, comparable
+across requests and with any other implementation of the model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PIECES = 5
 
 def score(logits_NV: torch.Tensor, tokens_N: torch.Tensor, top_count: int) -> list[torch.Tensor]:
     """``tokens_N`` (int64 [N]), their logprobs and ranks, and each row's best ``top_count`` tokens with their
-    logprobs, best first: five tensors, without a look at any of them.
+    logprobs, best first: five tensors. The host reads none of them.
 
     ``logits_NV``: float32, changed: a NaN becomes -inf, as it counts as impossible.
     """
@@ -36,12 +36,13 @@ def score(logits_NV: torch.Tensor, tokens_N: torch.Tensor, top_count: int) -> li
     return [tokens_N, (chosen_N1 - normaliser_N1)[:, 0], rank_N, ids_NW, values_NW - normaliser_N1]
 
 
-def told(pieces: Sequence[npt.NDArray[Any]], top_counts: Sequence[int]) -> list[TokenLogprobs]:
-    """What ``score`` found, on the host: one entry per row, with its best ``top_counts[i]`` tokens, the lower
-    id first where two tie."""
+def token_logprobs(pieces: Sequence[npt.NDArray[Any]], top_counts: Sequence[int]) -> list[TokenLogprobs]:
+    """The result of ``score`` on the host: one entry per row, with its best ``top_counts[i]`` tokens. The
+    lower id comes first in a tie."""
     tokens, chosen, ranks, ids, values = (piece.tolist() for piece in pieces)
-    found = []
+    entries = []
     for i, token in enumerate(tokens):
         best = sorted(zip(ids[i], values[i], strict=True), key=lambda pair: (-pair[1], pair[0]))
-        found.append(TokenLogprobs(token=token, logprob=chosen[i], rank=ranks[i], top=best[: top_counts[i]]))
-    return found
+        entries.append(TokenLogprobs(token=token, logprob=chosen[i], rank=ranks[i], top=best[:
+        top_counts[i]]))
+    return entries

@@ -1,18 +1,21 @@
 """What a step takes of a GPU's memory besides weights and arena: measured, before the arena takes the rest.
 
     driver's free memory, weights loaded
-    |--- one prompt of a whole step ---|--- one decode of all rows ---|----- arena: a fraction of this -----|
-          activations and scratch            kept by the CUDA graphs
+    |--- the largest step: activations, scratch, sampling ---|--- CUDA graphs ---|--- arena: a fraction ---|
 
-The forward pass is run twice on a small arena of its own that is then freed: once with one prompt as long as
-a step's token budget, and once with as many PAD rows as ever decode together, which is what the graphs record
-later. torch counts its own allocations, so each run's peak is exact; what the driver and the matrix library
-take aside from torch (contexts, workspaces) is there after these runs, and so is missing from the free memory
-that is read afterwards.
+Every shape of ``step_shapes`` runs twice on a small arena of its own that is then freed. The first run
+compiles kernels, so no request waits for a compiler. The second is measured: its forward pass, then the
+choice of a token for every row with all filters and logprobs, then the scores of a slice of a prompt. Torch
+counts its own allocations, so the peak is exact. Memory outside torch (contexts, workspaces) is allocated by
+these runs and so is missing from the free memory that is read afterwards.
 
-Measured and not computed, because a formula would have to follow every op of every family. Rejected: to take
-the arena first and hope (the first long prompt then ends the process), and a fixed share for "activations"
-(a 1B model needs megabytes, a wide one with long steps gigabytes).
+Graphs hold their memory while other steps run, so it is added. The two largest widths are recorded: the first
+shows the pool that all widths share, the second what each further width adds. The driver's count is used, as
+a graph's own nodes are outside torch's.
+
+Measured and not computed, because a formula would have to follow every op of every family. Rejected: taking
+the arena first (the first long prompt then ends the process), and a fixed share for "activations" (a 1B model
+needs megabytes, a wide one with long steps gigabytes); recording all widths twice (seconds more at start).
 """
 
 from __future__ import annotations
@@ -20,21 +23,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from weft.memory.frames.plan import memory_for, plan_arena
+from weft.request import LOGPROBS_MAX, SamplingParams
 from weft.runner.arena import DeviceArena
-from weft.runner.graphs import pad_rows
-from weft.runner.kv_scales import one_prompt
+from weft.runner.graphs import Capture, DecodeGraphs, decode_widths
+from weft.runner.logprobs import score
+from weft.runner.sampler import Sampler
+from weft.runner.step_shapes import StepShape, step_shapes
 from weft.spec import CacheDTypeName, ModelSpec
 from weft.tensor.device import current
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.scratch import scratch
-from weft.units import format_bytes
+from weft.units import PAD, format_bytes
+
+SCORED_TOKENS = 128
+"""Prompt positions whose logits exist at once, as in the executor."""
 
 
-class Model(Protocol):
-    """What is measured: a model of ``weft.models``."""
+class MeasuredModel(Protocol):
+    """A model of ``weft.models``."""
 
     def forward(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor: ...
 
@@ -42,14 +52,18 @@ class Model(Protocol):
 
 
 class Meter(Protocol):
-    """Memory of one device as torch counts it."""
+    """Memory of one device."""
 
     def begin(self) -> None:
-        """From now on the peak is counted anew."""
+        """Start a new peak."""
         ...
 
     def peak_bytes(self) -> int:
-        """The most that was held at once since ``begin``, beyond what was held then."""
+        """The most that torch held at once since ``begin``, beyond what it held then."""
+        ...
+
+    def used_bytes(self) -> int:
+        """Held now by all, as the driver counts, without torch's cached blocks."""
         ...
 
 
@@ -67,45 +81,95 @@ class CudaMeter:
         torch.cuda.synchronize(self._device)
         return torch.cuda.max_memory_allocated(self._device) - self._held_bytes
 
+    def used_bytes(self) -> int:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self._device)
+        return int(total - free)
+
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Bytes that a step of either kind holds at most while it runs."""
+    """Bytes: the most of a step while it runs, by the shape ``largest``; of all graphs together."""
 
-    prompt_bytes: int
-    decode_bytes: int
+    step_bytes: int
+    graph_bytes: int
+    largest: str
 
     @property
     def total_bytes(self) -> int:
-        return self.prompt_bytes + self.decode_bytes
+        return self.step_bytes + self.graph_bytes
 
     def in_words(self) -> str:
-        return f"{format_bytes(self.prompt_bytes)} for prompts, {format_bytes(self.decode_bytes)} for decodes"
+        return (f"{format_bytes(self.step_bytes)} for the largest ({self.largest}), "
+                f"{format_bytes(self.graph_bytes)} for CUDA graphs")
 
 
 @torch.inference_mode()
-def measure_reserve(model: Model, spec: ModelSpec, kv_dtype: CacheDTypeName, *, step_tokens: int, rows: int,
-                    model_len: int, device: torch.device, meter: Meter) -> Reserve:
-    """``spec``: with states as they will be kept; ``step_tokens`` and ``rows``: the most that a step has;
-    ``model_len``: the longest sequence, whose page table is as wide as that of every row of a graph."""
+def measure_reserve(model: MeasuredModel, spec: ModelSpec, kv_dtype: CacheDTypeName, *, step_tokens: int,
+                    rows: int, model_len: int, device: torch.device, meter: Meter,
+                    capture: Capture | None = None) -> Reserve:
+    """``spec``: with the dtypes of states; ``step_tokens`` and ``rows``: the most of a step; ``model_len``:
+    the longest sequence, which makes the width of the page table of every graph; ``capture``: None without
+    graphs."""
     with current(device):
-        return _measured(model, spec, kv_dtype, step_tokens, rows, model_len, device, meter)
+        scratch.home = device
+        return _Measurement(model, spec, kv_dtype, step_tokens, rows, model_len, device, meter).run(capture)
 
 
-def _measured(model: Model, spec: ModelSpec, kv_dtype: CacheDTypeName, step_tokens: int, rows: int,
-              model_len: int, device: torch.device, meter: Meter) -> Reserve:
-    scratch.home = device
-    tokens = min(step_tokens, spec.max_positions)
-    arena = DeviceArena(plan_arena(spec, memory_for(spec, kv_dtype, 1, tokens)[0], kv_dtype=kv_dtype), device)
-    caches = arena.layer_caches(len(spec.layers))
-    behind_the_slot = arena.plan.pages_per_frame if arena.plan.slots_per_frame else 0
-    prompt = one_prompt(tokens, spec.vocab_size, device, first_page=behind_the_slot)
-    idle = pad_rows(rows, max(1, arena.plan.pages_for(model_len)), device)
-    peaks = []
-    for inputs in (prompt, idle):
-        model.forward(inputs, caches)   # kernels are compiled and workspaces made here
-        meter.begin()
-        hidden_TD = model.forward(inputs, caches)
-        model.logits(hidden_TD[:rows])
-        peaks.append(meter.peak_bytes())
-    return Reserve(*peaks)
+class _Measurement:
+    def __init__(self, model: MeasuredModel, spec: ModelSpec, kv_dtype: CacheDTypeName, step_tokens: int,
+                 rows: int, model_len: int, device: torch.device, meter: Meter) -> None:
+        tokens = min(step_tokens, spec.max_positions)
+        self._model, self._spec, self._meter, self._rows, self._device = model, spec, meter, rows, device
+        plan = plan_arena(spec, memory_for(spec, kv_dtype, 1, tokens)[0], kv_dtype=kv_dtype)
+        self._caches = DeviceArena(plan, device).layer_caches(len(spec.layers))
+        self._table_pages = max(1, plan.pages_for(model_len))
+        self._shapes = step_shapes(
+            tokens=step_tokens, rows=rows, positions=spec.max_positions, table_pages=self._table_pages,
+            vocab_size=spec.vocab_size, device=device,
+            first_page=plan.pages_per_frame if plan.slots_per_frame else 0)   # behind the frame of the slot
+        self._sampler = Sampler(rows, spec.vocab_size, device)
+        sampling = SamplingParams(temperature=0.7, top_k=50, top_p=0.9, min_p=0.01, logprobs=LOGPROBS_MAX)
+        for row in range(rows):
+            self._sampler.admit(row, np.zeros(1, np.int32), 1, sampling, row, ())
+
+    def run(self, capture: Capture | None) -> Reserve:
+        peaks = {shape.name: self._peak(shape) for shape in self._shapes}
+        self._sampler.close()
+        largest = max(peaks, key=lambda name: peaks[name])
+        return Reserve(peaks[largest], 0 if capture is None else self._graph_bytes(capture), largest)
+
+    def _peak(self, shape: StepShape) -> int:
+        self._step(shape)
+        self._meter.begin()
+        self._step(shape)
+        return self._meter.peak_bytes()
+
+    def _step(self, shape: StepShape) -> None:
+        hidden_TD = self._model.forward(shape.inputs, self._caches)
+        sampled_XD = hidden_TD[: min(self._rows, shape.inputs.runs.run_count)]
+        rows = np.arange(len(sampled_XD))
+        self._sampler.sample(self._model.logits(sampled_XD), rows, np.ones_like(rows))
+        if not shape.decodes:
+            scored_ND = hidden_TD[:SCORED_TOKENS]
+            following_N = torch.zeros(len(scored_ND), dtype=torch.int64, device=self._device)
+            score(self._model.logits(scored_ND), following_N, LOGPROBS_MAX)
+
+    def _graph_bytes(self, capture: Capture) -> int:
+        widths = decode_widths(self._rows)
+        pools = []
+        for recorded in (widths[-1:], widths[-2:]):
+            before = self._meter.used_bytes()
+            graphs = self._record(recorded, capture)
+            pools.append(self._meter.used_bytes() - before)
+            graphs.forget()
+        first, both = pools
+        return max(0, first) + (len(widths) - 1) * max(0, both - first)
+
+    def _record(self, widths: tuple[int, ...], capture: Capture) -> DecodeGraphs:
+        table = torch.full((self._rows + 1, self._table_pages), PAD, dtype=torch.int32, device=self._device)
+        last_tokens = torch.zeros(self._rows + 1, dtype=torch.int64, device=self._device)
+        graphs = DecodeGraphs(table, last_tokens, widths, capture)
+        graphs.record(self._model.forward, self._caches)
+        return graphs

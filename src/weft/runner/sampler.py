@@ -17,11 +17,11 @@ preemption changes nothing.
 A step goes through in three parts, so that the host never waits for a device in the middle of one:
 
     stage      what it draws with, and which rows ask for logprobs, go over with the step's other inputs
-    launch     logits -> tokens, asked for and not looked at: a ``Choice``
-    Choice.told(pieces)    what it made is home: histories and grammars learn it, logprobs are put together
+    launch     logits -> tokens, asked for and not looked at: a ``TokenChoice``
+    TokenChoice.result(pieces)    what it made is home: histories and grammars learn it, logprobs are put together
 
 Penalties and grammars need the tokens of the step before (``looks_back``): it is home before ``launch``, and
-what follows from it goes over in a second small copy. A ``Choice`` keeps the histories and grammars that it
+what follows from it goes over in a second small copy. A ``TokenChoice`` keeps the histories and grammars that it
 will tell, not their rows: by then these may belong to other sequences.
 
 A row of logits with NaN in it (a bug of a model or a kernel) neither raises nor spreads: NaN counts as
@@ -46,7 +46,7 @@ from weft.request import SamplingParams, TokenLogprobs
 from weft.runner.edits import RowEdits, TokenHistory, stage_edits
 from weft.runner.filters import Filters, choose, fill_numbers
 from weft.runner.grammars import Constrained, GrammarRows, Masks
-from weft.runner.logprobs import score, told
+from weft.runner.logprobs import score, token_logprobs
 from weft.runner.randomness import seed_word, uniforms
 from weft.runner.readback import PendingReadback, Readback
 from weft.runner.staging import Staged, Staging
@@ -68,7 +68,7 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TokenChoice:
     """Tokens that are being chosen: ``chosen_X``, int64, on the device of the logits, or an array where they
     are on the host already. In ``logprobs`` what else comes home: of the rows ``asking``, with so many best
     tokens each."""
@@ -91,7 +91,7 @@ class Choice:
             return readback.there([self.chosen_X])
         return readback.send([as_tensor(self.chosen_X), *self.logprobs, *more])
 
-    def told(self, pieces: list[npt.NDArray[Any]]) -> Sampled:
+    def result(self, pieces: list[npt.NDArray[Any]]) -> Sampled:
         """``pieces`` are home. Once: histories and grammars learn what was chosen."""
         tokens = pieces[0].astype(np.int32)
         for i, history in self.histories:
@@ -99,8 +99,8 @@ class Choice:
         failures = self.constrained.advance(tokens) if self.constrained is not None else {}
         if not self.asking.size:
             return Sampled(tokens, {}, failures)
-        found = told(pieces[1:], self.top_counts)
-        return Sampled(tokens, dict(zip(self.asking.tolist(), found, strict=True)), failures)
+        logprobs = token_logprobs(pieces[1:], self.top_counts)
+        return Sampled(tokens, dict(zip(self.asking.tolist(), logprobs, strict=True)), failures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class Sampler:
     def _by_kernels(self) -> bool:
         return self._remote and gpu.reaches(self._device)
 
-    def _taken(self, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> _Asked:
+    def _asked(self, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> _Asked:
         if self._staged is None:
             staging = Staging(self._device)
             staging.begin()
@@ -230,16 +230,16 @@ class Sampler:
                positions: npt.NDArray[np.int64]) -> Sampled:
         """``launch``, and wait for what it makes."""
         choice = self.launch(logits_XV, rows, positions)
-        return choice.told(choice.sent(Readback(self._device, copies=self._remote), []).open())
+        return choice.result(choice.sent(Readback(self._device, copies=self._remote), []).open())
 
     def launch(self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64],
-               host_XV: npt.NDArray[np.float32] | None = None) -> Choice:
+               host_XV: npt.NDArray[np.float32] | None = None) -> TokenChoice:
         """The next token of each row. What ``stage`` sent is taken, once; without that it is brought now.
 
         ``logits_XV``: float32, contiguous, changed in place by the edits; ``rows``: the row of each;
         ``host_XV``: the same logits as the host reads them, where the caller has that at hand.
         """
-        asked = self._taken(rows, positions)
+        asked = self._asked(rows, positions)
         raw = None
         if asked.asking_places is not None:
             raw = logits_XV.index_select(0, asked.asking_places.device)
@@ -261,7 +261,7 @@ class Sampler:
             top_counts = self._logprobs[rows[asked.asking]].tolist()
             of_those = as_tensor(chosen_X).index_select(0, asked.asking_places.device)
             logprobs = score(raw, of_those, max(top_counts))
-        return Choice(chosen_X, logprobs, asked.asking, top_counts,
+        return TokenChoice(chosen_X, logprobs, asked.asking, top_counts,
                       [(i, edit.history) for i, _, edit in edits if edit.history is not None],
                       self._grammars.among(rows))
 

@@ -131,6 +131,8 @@ class TorchExecutor:
         self.sampler = Sampler(sizes.rows_max, model.spec.vocab_size, device, remote=remote)
         with current(device):
             self.sampler.warm()
+            if device.type == "cuda":
+                self.arena.warm()
         self._readback = Readback(device, copies=remote)
         self._keeps_room = device.type == "cpu" and not remote
         self._room: LogitsRoom | None = None
