@@ -204,7 +204,8 @@ def test_marks_are_seen_wherever_they_stand() -> None:
 
 
 VALUES: list[Any] = [None, True, 0, -1, 10**30, 1.5, "", "x" * 50, [], [[]], {}, {"type": []},
-                     {"type": "text"}, {"type": "tool_result", "content": [1]}, {"type": "tool_use", "input": []},
+                     {"type": "text"}, {"type": "tool_result", "content": [1]},
+                     {"type": "tool_use", "input": []},
                      [{"type": "text", "text": 3}], {"cache_control": 7}, "\ud800"]
 
 

@@ -78,7 +78,8 @@ class MessagesJob:
     def _start(self) -> dict[str, Any]:
         message: dict[str, Any] = {
             "id": self._id, "type": "message", "role": "assistant", "model": self._chat.name,
-            "content": [], "stop_reason": None, "stop_sequence": None, "usage": {**self._usage(), "output_tokens": 0}}
+            "content": [], "stop_reason": None, "stop_sequence": None,
+            "usage": {**self._usage(), "output_tokens": 0}}
         return {"type": "message_start", "message": message}
 
     def _end(self, piece: Piece) -> Iterator[dict[str, Any]]:
