@@ -41,7 +41,6 @@ NOT_YET_CLEAN: dict[str, set[str]] = {
         "src/weft/sim",
     },
     "prose": {
-        "README.md",
         "csrc",
         "docs/adding-a-model.md",
         "docs/architecture.md",
@@ -59,7 +58,6 @@ NOT_YET_CLEAN: dict[str, set[str]] = {
         "docs/scheduling.md",
         "docs/server.md",
         "docs/simulate.md",
-        "docs/words.md",
         "src/weft",
         "src/weft/api",
         "src/weft/cli",
