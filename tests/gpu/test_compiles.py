@@ -46,7 +46,7 @@ def test_the_gate_takes_each_kernel_at_its_largest() -> None:
     made = [Compilation("small", one, {}, large | {"BLOCK": 16}), Compilation("big", one, {}, large),
             Compilation("deep", one, {}, large, num_stages=3),
             Compilation("flag", one, {}, large | {"ON": True}), Compilation("other", other, {})]
-    assert [kept.name for kept in most_demanding(made)] == ["deep", "other"]
+    assert [one.name for one in most_demanding(made)] == ["deep", "other"]
 
 
 def test_a_kernel_that_takes_too_much_is_a_fault(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_a_kernel_that_takes_too_much_is_a_fault(tmp_path: Path) -> None:
     script = """
 import dataclasses
 from weft.runner import arena_kernels
-from weft.tensor import compile_gate
+from weft.tensor.gpu import compile_gate
 made = compile_gate.most_demanding(arena_kernels.compilations())
 compress = next(one for one in arena_kernels.compilations() if one.constants.get("COLUMNS") == 16)
 assert compile_gate.compiled(compress, 80).fault is None

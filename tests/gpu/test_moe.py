@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from tests.gpu.tolerances import close
 from weft.tensor.activation import Activation
+from weft.tensor.gpu.runs import GRID_YZ_MAX
 from weft.tensor.ops.moe import moe, triton
 from weft.tensor.ops.moe.naive import moe as naive_moe
 from weft.units import PAD
@@ -64,6 +67,28 @@ def test_a_choice_of_pad_is_skipped_and_an_expert_that_nobody_chose_is_not_read(
     made["ids"][3, 0] = 4  # the control: an expert that is chosen is read
     made["weights"][3, 0] = 1.0
     assert call(made, device)[3].isnan().all()
+
+
+def test_tokens_lie_on_the_grid_axis_without_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second and third axis of a CUDA grid end at 65,535, which the interpreter does not check."""
+    grids: dict[str, tuple[int, ...]] = {}
+
+    class Recorder:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            grids[self.name] = grid
+            return lambda *_, **__: None
+
+    for name in ("_tiles", "_product", "_combine"):
+        monkeypatch.setattr(triton, name, Recorder(name))
+    tokens = GRID_YZ_MAX + 1
+    triton.moe(torch.zeros(tokens, 16), torch.zeros(tokens, 1, dtype=torch.int64), torch.ones(tokens, 1),
+               torch.zeros(2, 32, 16), torch.zeros(2, 16, 16))
+    assert grids["_combine"][0] == tokens
+    assert len(grids) == 3
+    assert max(size for grid in grids.values() for size in grid[1:]) <= GRID_YZ_MAX
 
 
 def test_company_changes_no_token(device: torch.device) -> None:

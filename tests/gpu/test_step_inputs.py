@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 import torch
 
 from tests.unit.runner import plans
@@ -13,7 +14,7 @@ from weft.runner.batch import BatchBuilder
 from weft.runner.sampler import Sampler
 from weft.schedule.plan import Tap
 from weft.spec import ModelSpec, attention, short_conv
-from weft.tensor.gpu.runs import DeviceRuns, device_runs
+from weft.tensor.gpu.runs import GRID_YZ_MAX, DeviceRuns, device_runs, unpack
 from weft.units import SlotId
 
 MIXED = plans.plan(
@@ -44,3 +45,9 @@ def test_the_runs_of_a_step_are_staged_with_it_and_are_those_that_would_be_made_
         fields = [getattr(staged, one.name) for one in dataclasses.fields(DeviceRuns)]
         places = [field.data_ptr() - first for field in fields if isinstance(field, torch.Tensor)]
         assert all(place % 16 == 0 for place in places)
+
+
+@pytest.mark.parametrize(("runs", "chunks"), [(1, GRID_YZ_MAX + 1), (GRID_YZ_MAX + 1, 0)])
+def test_a_step_beyond_the_axis_of_a_grid_is_caught(runs: int, chunks: int) -> None:
+    with pytest.raises(AssertionError, match="65535"):
+        unpack(torch.zeros(0, dtype=torch.int32), runs, 0, chunks)

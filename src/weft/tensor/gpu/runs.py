@@ -31,6 +31,8 @@ from weft.units import CHUNK_TOKENS, PAD
 
 Int32s = npt.NDArray[np.int32]
 
+GRID_YZ_MAX = 65_535
+"""Most programs along the second and the third axis of a CUDA grid; kernels put runs and chunks there."""
 RUN_FIELDS = 3
 CHUNK_FIELDS = 4
 
@@ -106,6 +108,8 @@ def pack_lists(offsets: list[int], starts: list[int], lengths: list[int], fresh:
 
 def unpack(flat: torch.Tensor, run_count: int, decode_count: int, chunk_count: int) -> DeviceRuns:
     """Views into ``flat`` (int32, from ``pack``, or longer)."""
+    assert max(run_count, chunk_count) <= GRID_YZ_MAX, (
+        f"a step of {run_count} runs and {chunk_count} chunks exceeds the {GRID_YZ_MAX} programs of an axis")
     sizes = _sizes(run_count, chunk_count)
     room = [_aligned(size) for size in sizes]
     fields = torch.split(flat[: sum(room)], room)

@@ -142,9 +142,10 @@ def _product(x, weight, scales, zeros, out, order, tiles, x_row, out_row, COLUMN
 
 @triton.jit
 def _combine(pair_out, ids, weights, out, COLUMNS: tl.constexpr, CHOICES: tl.constexpr, BN: tl.constexpr):
-    """Grid: blocks of columns, tokens. Choices of PAD are not read: they have no row."""
-    token = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * BN + tl.arange(0, BN)
+    """Grid: tokens, blocks of columns; only the first axis may exceed 65,535. Choices of PAD are not read:
+    they have no row."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BN + tl.arange(0, BN)
     total = tl.zeros((BN,), tl.float32)
     for choice in range(CHOICES):
         pair = token * CHOICES + choice
@@ -183,7 +184,7 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
             source, held, scales, zeros, target, order, tiles, source.stride(0), target.stride(0),
             COLUMNS=target.shape[1], DEPTH=source.shape[1], GATED=gated and not down, DOWN=down, **constants,
             **common, BN=blocks.width, num_warps=blocks.warps, num_stages=blocks.stages)
-    _combine[(triton.cdiv(width, COMBINE.width), tokens)](
+    _combine[(tokens, triton.cdiv(width, COMBINE.width))](
         pair_out, ids, expert_weights_TX.contiguous(), out_TD, COLUMNS=width, CHOICES=choices,
         BN=COMBINE.width, num_warps=COMBINE.warps)
     return out_TD
