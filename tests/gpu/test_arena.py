@@ -239,7 +239,7 @@ def compressed_rows(plan: ArenaPlan) -> np.ndarray:
 
 def test_staged_ids_do_what_ids_on_the_host_do(device: torch.device) -> None:
     plan = plan_arena(HYBRID, 40_000)
-    staging = Staging(device, copies=True)
+    staging = Staging(device, remote=True)
     staging.begin()
     frames, copies = staging.add(np.array([2, 1])), staging.add(np.array([[3, 4], [0, 1]]))
     staging.send()

@@ -11,6 +11,7 @@ from tests.unit.runner import plans
 from weft.memory.frames.plan import plan_arena
 from weft.runner.arena import DeviceArena
 from weft.runner.batch import BatchBuilder
+from weft.runner.rows import rows_on
 from weft.runner.sampler import Sampler
 from weft.schedule.plan import Tap
 from weft.spec import ModelSpec, attention, short_conv
@@ -28,8 +29,8 @@ def test_the_runs_of_a_step_are_staged_with_it_and_are_those_that_would_be_made_
     spec = ModelSpec("tiny", 32, 16, 512, "float32", (attention(2, 16), short_conv(32, 3)))
     arena = DeviceArena(plan_arena(spec, 200_000), device)
     for pads in (0, 5):
-        batches = BatchBuilder(rows_max=6, pages_max=16, step_tokens_max=300, device=device,
-                               pad_decode_to=pads, by_copies=True)
+        rows = rows_on(device, rows_max=6, pages_max=16, step_tokens_max=300, remote=True)
+        batches = BatchBuilder(rows, step_tokens_max=300, pad_decode_to=pads)
         batches.apply(MIXED, Sampler(6, 32), arena)
         runs = batches.build(MIXED).inputs.runs
         staged = runs.memo["device_runs"]

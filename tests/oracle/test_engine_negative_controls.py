@@ -71,13 +71,13 @@ def zero_a_page(serving: Serving, row: int, slot: int) -> None:
 
 
 def lose_a_table_entry(serving: Serving, row: int, slot: int) -> None:
-    serving.executor.batches.table_row(row)[4] = PAD
+    serving.executor.batches.rows.table_row(row)[4] = PAD
 
 
 def point_at_a_neighbour(serving: Serving, row: int, slot: int) -> None:
     """The victim reads a page of the longest prompt: nothing is NaN, everything looks healthy."""
     other = next(pages for owner, pages in serving.pages_of_row.items() if owner != row and len(pages) > 20)
-    serving.executor.batches.table_row(row)[4] = other[4]
+    serving.executor.batches.rows.table_row(row)[4] = other[4]
 
 
 @pytest.mark.parametrize("damage", [zero_slot, swap_slot], ids=lambda f: f.__name__)

@@ -205,7 +205,7 @@ def test_an_answer_that_ended_unforeseen_leaves_a_prefix_that_changes_nothing(fa
 def test_a_row_that_is_fed_what_it_chose_before_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: one token late."""
     serving = Serving("qwen3_5", overlap=True)
-    chosen = serving.executor.batches.chosen
+    chosen = serving.executor.batches.rows.chosen
     late = [torch.zeros_like(chosen)]
     note = BatchBuilder.note_chosen
 

@@ -1,32 +1,30 @@
-"""From a step plan to what the model sees: the only reader of a StepPlan on the torch side.
+"""From a step plan to the inputs of the model. Only this file and the rows it drives read a StepPlan.
 
-Persistent, per row of the executor:    page table int32 [rows + 1, pages], PAD where there is no page
-                                        prompts of the sequences that asked for prompt logprobs
-                                        the token it chose last, int64 [rows + 1]
-Per step, in one staging buffer:        tokens, positions, starts, slots, contexts, rows, what to sample,
-                                        table writes, frames to zero, state_compressions, copies, the table of runs
+Persistent, per row of the executor (``rows``):    page table, and the token that the row chose last
+Persistent here:                                   prompts of sequences that asked for prompt logprobs
+Per step, in one staging buffer:                   tokens, positions, starts, slots, contexts, rows, what to
+                                                   sample, table writes, ids of arena work, the table of runs
 
-``apply`` stages all that the step brings to the device, sends it in one copy (``staging``), and brings the
-rows and the arena up to date, in the order the plan promises (L5, L6):
+``apply`` stages what the step brings and sends it in one copy (``staging``). Then it updates rows and arena in the
+order that the plan promises (L5, L6):
 
     rows_cleared -> admissions -> table_writes, table_patches -> arena work, in the order of ``ArenaWork``
 
-``build`` makes the inputs of what was sent. Decodes come first, so that is where padding goes: up to
-``pad_decode_to`` in every step, and in a step of decodes alone up to the next of ``decode_widths``, the batch
-sizes that there are graphs for:
+``build`` makes the model inputs of what was staged. Decodes come first, so padding follows them: up to
+``pad_decode_to`` rows in every step, and in a step of decodes alone up to the next of ``decode_widths``, the
+batch sizes for which there are graphs:
 
     runs       d0 d1 PAD PAD | p0 p1                 PAD row: slot PAD, start PAD, context 0, table all PAD
     tokens_T   d0 d1  0   0  | p0 p0 p0 p1 p1        its position is PAD: no read, no write (L4)
 
-A decode whose token is PAD in the plan is fed the one that its row chose last, on the device (``chosen``,
-which the executor writes as soon as tokens are chosen): so a step can be sent before the one before it is
-home. The table has one row more than there are rows; it stays PAD for ever and is the row of every PAD run.
+A decode whose token is PAD in the plan is fed the token that its row chose last, on the device
+(``Rows.chosen``, written as soon as tokens are chosen). So a step can be sent before the tokens of the one
+before it have arrived.
 
-A step of decodes alone on a CPU goes another way, on which nothing is made again that is as it was in the
-step before (``decodes``).
+A step of the same decodes as the one before it, on a CPU, reuses the inputs of that step (``decodes``).
 
-Rejected: a table sent whole with each step (linear in the context of all sequences), PAD rows that point
-at a real page or slot "that nobody reads" (it gets written).
+Rejected: a whole table sent with each step (linear in the context of all sequences); PAD rows that point at a
+real page or slot "that is never read" (it gets written).
 """
 
 from __future__ import annotations
@@ -39,12 +37,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weft.memory.arena_work import WorkKind
-from weft.runner.arena import DeviceArena, Items
+from weft.runner.arena import DeviceArena
 from weft.runner.decodes import SteadyDecodes
 from weft.runner.graphs import DecodeBlock, known_tokens, stride_of
-from weft.runner.sampler import TokenChoice, Sampler, as_tensor
-from weft.runner.staging import Staged, Staging, step_bytes
+from weft.runner.rows import Rows
+from weft.runner.sampler import Sampler, TokenChoice
+from weft.runner.staging import Staged
 from weft.schedule.plan import StepPlan
 from weft.tensor import gpu
 from weft.tensor.gpu import runs as device_runs
@@ -57,9 +55,8 @@ Item = TypeVar("Item", bound=np.generic)
 
 @dataclass(frozen=True, slots=True)
 class PromptSpan:
-    """Logprobs of prompt tokens are wanted: ``next_tokens_N`` (int64, on the device) follow the tokens at
-    index ``first``, ``first + 1``, ... of T, which are those of run ``run``; ``top_count`` best ones beside
-    each."""
+    """A request for prompt logprobs in run ``run``. ``next_tokens_N`` (int64, on the device) follow the tokens at
+    index ``first``, ``first + 1``, ... of T. Each comes with the ``top_count`` best tokens."""
 
     run: int
     first: int
@@ -69,11 +66,11 @@ class PromptSpan:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """``inputs``: what the model takes, or the block that a graph takes, where there is one for the step.
-    ``sample_runs``, ``sample_rows``, ``sample_positions``: int64 [X], of the runs that sample: their
-    index in the plan, their row, and the position of the token to be chosen; ``sample_index_X``: the
-    index in T of their last token, None where that is every token; ``sample_rows_X``: their row, None
-    where the host's memory is the device's; both on the device."""
+    """``inputs``: the model's, or the block of a graph if the step has one.
+
+    ``sample_runs``, ``sample_rows``, ``sample_positions``: int64 [X], for the runs that sample: the index in the
+    plan, the row, and the position of the token to choose. On the device: ``sample_index_X``, the index in T of
+    their last token, None if that is every token; ``sample_rows_X``, their rows, None in a steady step."""
 
     inputs: StepInputs | DecodeBlock
     sample_runs: Int64s
@@ -84,17 +81,18 @@ class StepBatch:
     prompt_spans: tuple[PromptSpan, ...] = ()
 
     def sampled_of(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What ``forward`` returned for ``inputs`` -> the hidden states of the runs that sample [X, D]."""
+        """Hidden states of the runs that sample [X, D], of the output of ``forward`` for ``inputs``."""
         narrow = isinstance(self.inputs, StepInputs) and self.inputs.asked is not None
         return hidden if narrow or self.sample_index_X is None else hidden[self.sample_index_X]
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
-    """What ``build`` takes up of what ``apply`` staged. By run, with PAD rows: ``offsets``, ``lengths``.
-    ``flat``: tokens, positions [T each], starts, slots, contexts, rows [R each]; ``sampling``: index in T,
-    row [X each]; int64. ``unknown``: some decodes have PAD for their token. ``following``: what follows the
-    tokens of each of the plan's ``prompt_logprob_runs``."""
+class _StagedRuns:
+    """The runs of a step, staged by ``apply`` for ``build``. By run, with PAD rows: ``offsets``, ``lengths``.
+
+    ``flat``: tokens, positions [T each], starts, slots, contexts, rows [R each]. ``sampling``: index in T, row
+    [X each]. Both int64. ``unknown``: some decodes have PAD for their token. ``following``: the tokens behind
+    those of each run in the plan's ``prompt_logprob_runs``."""
 
     plan: StepPlan
     pads: int
@@ -112,127 +110,61 @@ class _Sent:
     following: tuple[Staged, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Memory:
-    """What ``apply`` does to rows and arena, staged; None where there is nothing to do."""
-
-    cleared: Staged | None = None
-    table_writes: tuple[Staged, ...] = ()
-    work: tuple[tuple[WorkKind, Items], ...] = ()
-
-
 class BatchBuilder:
-    """State of ``rows_max`` rows with up to ``pages_max`` pages; steps of up to ``step_tokens_max`` tokens.
-    ``pad_decode_to``: the decode part of every batch has at least so many rows. ``decode_widths``: sizes that
-    steps of decodes alone are padded to, ascending; what is larger than all of them is not. ``by_copies``:
-    whether everything comes to the device by a copy, by default on every device but the CPU."""
+    """Steps of up to ``step_tokens_max`` tokens over ``rows``.
 
-    def __init__(self, *, rows_max: int, pages_max: int, step_tokens_max: int, device: torch.device,
-                 pad_decode_to: int = 0, by_copies: bool | None = None) -> None:
-        by_copies = device.type != "cpu" if by_copies is None else by_copies
+    ``pad_decode_to``: least rows in the decode part of a batch. ``decode_widths``: ascending sizes to which
+    steps of decodes alone are padded; a step above the largest one is not padded."""
+
+    def __init__(self, rows: Rows, *, step_tokens_max: int, pad_decode_to: int = 0) -> None:
+        rows_max = len(rows.table) - 1
+        self.rows = rows
         self._pad_decode_to = pad_decode_to
         self._pad_row = rows_max
         self._tokens_max = max(step_tokens_max, rows_max) + pad_decode_to
         self.decode_widths: Sequence[int] = ()
-        self.table = torch.full((rows_max + 1, max(pages_max, 1)), PAD, dtype=torch.int32, device=device)
-        """int32 [rows_max + 1, pages_max]; the last row is that of every PAD run."""
-        self.chosen = torch.zeros(rows_max + 1, dtype=torch.int64, device=device)
-        """int64 [rows_max + 1]: the token that each row chose last."""
-        # The same memory where the host can write it: some entries change in most steps, and an indexed
-        # write of torch costs more than all of them.
-        self._host_table = None if by_copies else self.table.numpy()
-        self._host_chosen = None if by_copies else self.chosen.numpy()
         self._steady: SteadyDecodes | None = None
         self._prompts: dict[int, tuple[Int64s, int]] = {}
-        self.staging = Staging(device, step_bytes(self._tokens_max, rows_max, pages_max), copies=by_copies)
         self._places = np.arange(self._tokens_max, dtype=np.int64)
-        self._sent: _Sent | None = None
+        self._staged: _StagedRuns | None = None
 
     def pages_of(self, row: int) -> list[int]:
         """Pages of ``row``, in order: for tests and evaluations that write into them."""
-        return [page for page in self.table[row].tolist() if page != PAD]
-
-    def table_row(self, row: int) -> torch.Tensor:
-        """int32 [pages_max], the live row itself: whoever asks for it may write it before the next step."""
-        self._steady = None
-        return self.table[row]
+        return [page for page in self.rows.table[row].tolist() if page != PAD]
 
     def apply(self, plan: StepPlan, sampler: Sampler, arena: DeviceArena) -> None:
-        """Bring rows, sampler and memory to where the plan's runs expect them, and the runs to the device."""
+        """Bring rows, sampler and arena to where the runs of the plan expect them, and the runs to the
+        device."""
         if plan.rows_cleared or plan.admissions:
             self._change_rows(plan, sampler)
-        self.staging.begin()
-        memory = self._stage_memory(plan)
-        self._steady = self._steady_of(plan)
+        rows, staging = self.rows, self.rows.staging
+        staging.begin()
+        rows.stage(plan)
+        self._steady = None if self._pad_decode_to or self.decode_widths else rows.steady(plan)
         if self._steady is not None:
             self._steady.advance(plan)
-            sampler.stage(self.staging, self._steady.rows, self._steady.contexts)
+            sampler.stage(staging, self._steady.rows, self._steady.contexts)
         else:
-            self._sent = self._stage_runs(plan, sampler)
-        self.staging.send()
-        self._apply_rows(memory)
-        for kind, ids in memory.work:
-            arena.perform(kind, ids)
+            self._staged = self._stage_runs(plan, sampler)
+        staging.send()
+        rows.perform(arena)
 
     def _change_rows(self, plan: StepPlan, sampler: Sampler) -> None:
-        self._steady = None
         for cleared in plan.rows_cleared:
             self._prompts.pop(cleared, None)
             sampler.clear(cleared)
-            if self._host_table is not None:
-                self._host_table[cleared] = PAD
         for a in plan.admissions:
             sampler.admit(a.row, a.tokens, a.prompt_tokens, a.sampling, a.seed, a.stop_ids, a.grammar)
             if a.sampling.prompt_logprobs is not None:
                 prompt = a.tokens[: a.prompt_tokens].astype(np.int64)
                 self._prompts[a.row] = (prompt, a.sampling.prompt_logprobs)
 
-    def _steady_of(self, plan: StepPlan) -> SteadyDecodes | None:
-        """The decodes of ``plan`` that go on, or begin to: where there is nothing else in it."""
-        if self._host_table is None or self._host_chosen is None or self._pad_decode_to or self.decode_widths:
-            return None
-        if self._steady is not None and self._steady.goes_on(plan):
-            return self._steady
-        if not 0 < plan.decode_count == plan.run_count or not plan.samples.all():
-            return None
-        assert (plan.lengths == 1).all(), "a decode run has one token"
-        return SteadyDecodes(plan, self._host_table, self._host_chosen)
-
     def note_chosen(self, batch: StepBatch, choice: TokenChoice) -> None:
         """``choice`` is of the runs that sample: what their rows decode next."""
-        if self._host_chosen is not None:
-            chosen_X = choice.chosen_X
-            self._host_chosen[batch.sample_rows] = (
-                chosen_X if isinstance(chosen_X, np.ndarray) else chosen_X.numpy())
-        elif batch.sample_rows_X is not None:
-            self.chosen.index_copy_(0, batch.sample_rows_X, as_tensor(choice.chosen_X))
-
-    def _stage_memory(self, plan: StepPlan) -> _Memory:
-        """On the host tables are written here, and the arena takes what the plan says as it is."""
-        if self._host_table is not None:
-            for writes in (plan.table_writes, plan.table_patches):
-                if writes.size:
-                    self._host_table[writes[0], writes[1]] = writes[2]
-                    if self._steady is not None:
-                        self._steady.write(writes)
-            return _Memory(work=tuple(plan.arena_work.ordered()))
-        staged = self.staging.add
-        return _Memory(
-            cleared=staged(np.array(plan.rows_cleared, np.int64)) if plan.rows_cleared else None,
-            table_writes=tuple(staged(writes, np.int64) for writes in (plan.table_writes, plan.table_patches)
-                               if writes.size),
-            work=tuple((kind, staged(ids, np.int64)) for kind, ids in plan.arena_work.ordered()))
-
-    def _apply_rows(self, memory: _Memory) -> None:
-        """On a GPU; the host's own table was written already."""
-        if memory.cleared is not None:
-            self.table.index_fill_(0, memory.cleared.device, PAD)
-        for writes in memory.table_writes:
-            rows, columns, pages = writes.device
-            self.table.index_put_((rows, columns), pages.to(torch.int32))
+        self.rows.note_chosen(batch.sample_rows, batch.sample_rows_X, choice)
 
     def _pads(self, plan: StepPlan) -> tuple[int, bool]:
-        """PAD rows of the step, and whether a graph takes it."""
+        """The number of PAD rows, and whether a graph computes the step."""
         decodes = plan.decode_count
         if decodes == plan.run_count:
             width = next((width for width in self.decode_widths if width >= decodes), 0)
@@ -240,7 +172,7 @@ class BatchBuilder:
                 return width - decodes, True
         return max(0, self._pad_decode_to - decodes), False
 
-    def _stage_runs(self, plan: StepPlan, sampler: Sampler) -> _Sent | None:
+    def _stage_runs(self, plan: StepPlan, sampler: Sampler) -> _StagedRuns | None:
         if not plan.run_count:
             return None
         decodes, (pads, graphed) = plan.decode_count, self._pads(plan)
@@ -251,7 +183,7 @@ class BatchBuilder:
         places = self._places[:token_count]
         offsets = places if decodes_alone else lengths.cumsum() - lengths
         assert graphed or token_count <= self._tokens_max, f"a step of {token_count} tokens"
-        flat = self.staging.take(2 * stride_of(token_count) + 4 * stride_of(run_count))
+        flat = self.rows.staging.take(2 * stride_of(token_count) + 4 * stride_of(run_count))
         (tokens, positions), (starts, slots, contexts, rows) = _fields(flat.host, token_count, run_count)
         starts[:] = _with_pads(plan.starts, decodes, pads, PAD)
         slots[:] = _with_pads(plan.slots, decodes, pads, PAD)
@@ -268,82 +200,81 @@ class BatchBuilder:
         fresh = _with_pads(plan.fresh, decodes, pads, False).tolist()
         taps = tuple(TapPoint(tap.run + (pads if tap.run >= decodes else 0),
                               tap.position - int(plan.starts[tap.run]), tap.slot) for tap in plan.taps)
-        sampling = self.staging.take((2, len(sample_runs)))
+        sampling = self.rows.staging.take((2, len(sample_runs)))
         sampling.host[0] = offsets[in_batch] + lengths[in_batch] - 1
         sampling.host[1] = plan.rows[sample_runs]
-        sampler.stage(self.staging, sampling.host[1], contexts[in_batch])
+        sampler.stage(self.rows.staging, sampling.host[1], contexts[in_batch])
         runs_table = None
-        if not graphed and gpu.fits(self.table):
+        if not graphed and gpu.fits(self.rows.table):
             packed, chunk_count = device_runs.pack_lists(
                 offsets.tolist(), starts.tolist(), lengths.tolist(), fresh, decodes + pads, taps)
-            runs_table = self.staging.add(packed), chunk_count
-        return _Sent(
+            runs_table = self.rows.staging.add(packed), chunk_count
+        return _StagedRuns(
             plan, pads, graphed, offsets, lengths, fresh, taps, flat,
             unknown=bool((tokens[:decodes] == PAD).any()), sampling=sampling, sample_runs=sample_runs,
             sample_positions=contexts[in_batch].copy(), runs_table=runs_table,
-            following=tuple(self.staging.add(self._following(plan, run)) for run in plan.prompt_logprob_runs))
+            following=tuple(self.rows.staging.add(self._following(plan, run)) for run in plan.prompt_logprob_runs))
 
     def build(self, plan: StepPlan) -> StepBatch:
-        """Inputs of the forward pass of the plan that was applied last. They live in memory that the next
-        ``apply`` overwrites."""
+        """Inputs of the forward pass for the plan applied last. The next ``apply`` overwrites their memory."""
         if self._steady is not None:
             assert self._steady.step == plan.step, "the plan was not applied"
             return StepBatch(self._steady.inputs(), self._steady.runs, self._steady.rows,
                              self._steady.contexts, None, None)
-        sent = self._sent
-        assert sent is not None, "there is nothing to compute"
-        assert sent.plan.step == plan.step, "the plan was not applied"
-        every = len(sent.sample_runs) == len(sent.offsets) == sent.plan.token_count
+        staged = self._staged
+        assert staged is not None, "there is nothing to compute"
+        assert staged.plan.step == plan.step, "the plan was not applied"
+        every = len(staged.sample_runs) == len(staged.offsets) == staged.plan.token_count
         return StepBatch(
-            inputs=self._block(sent) if sent.graphed else self._inputs(sent), sample_runs=sent.sample_runs,
-            sample_rows=plan.rows[sent.sample_runs].astype(np.int64), sample_positions=sent.sample_positions,
-            sample_index_X=None if every else sent.sampling.device[0], sample_rows_X=sent.sampling.device[1],
-            prompt_spans=tuple(self._prompt_spans(sent)))
+            inputs=self._block(staged) if staged.graphed else self._inputs(staged), sample_runs=staged.sample_runs,
+            sample_rows=plan.rows[staged.sample_runs].astype(np.int64), sample_positions=staged.sample_positions,
+            sample_index_X=None if every else staged.sampling.device[0], sample_rows_X=staged.sampling.device[1],
+            prompt_spans=tuple(self._prompt_spans(staged)))
 
-    def _block(self, sent: _Sent) -> DecodeBlock:
-        width = len(sent.lengths)
-        _, (starts, slots, _, _) = _fields(sent.flat.host, width, width)
-        return DecodeBlock(width, sent.flat.device, starts=starts.tolist(), slots=slots.tolist())
+    def _block(self, staged: _StagedRuns) -> DecodeBlock:
+        width = len(staged.lengths)
+        _, (starts, slots, _, _) = _fields(staged.flat.host, width, width)
+        return DecodeBlock(width, staged.flat.device, starts=starts.tolist(), slots=slots.tolist())
 
-    def _inputs(self, sent: _Sent) -> StepInputs:
-        run_count, token_count = len(sent.lengths), sent.plan.token_count + sent.pads
+    def _inputs(self, staged: _StagedRuns) -> StepInputs:
+        run_count, token_count = len(staged.lengths), staged.plan.token_count + staged.pads
         tokens_T, positions_T, starts_R, slots_R, context_R, rows_R = (
             field[:count] for field, count in zip(
-                torch.split(sent.flat.device, [stride_of(token_count)] * 2 + [stride_of(run_count)] * 4),
+                torch.split(staged.flat.device, [stride_of(token_count)] * 2 + [stride_of(run_count)] * 4),
                 [token_count] * 2 + [run_count] * 4, strict=True))
-        _, (starts, slots, contexts, _) = _fields(sent.flat.host, token_count, run_count)
+        _, (starts, slots, contexts, _) = _fields(staged.flat.host, token_count, run_count)
         pages_used = max(1, ceil_div(int(contexts.max(initial=0)), PAGE_TOKENS))
         runs = Runs(
-            offsets=sent.offsets.tolist(), starts=starts.tolist(), lengths=sent.lengths.tolist(),
-            slots=slots.tolist(), fresh=sent.fresh, decode_count=sent.plan.decode_count + sent.pads,
+            offsets=staged.offsets.tolist(), starts=starts.tolist(), lengths=staged.lengths.tolist(),
+            slots=slots.tolist(), fresh=staged.fresh, decode_count=staged.plan.decode_count + staged.pads,
             starts_R=starts_R, slots_R=slots_R, context_R=context_R,
-            page_table_RP=self.table[:, :pages_used].index_select(0, rows_R), taps=sent.taps)
-        if sent.runs_table is not None:
-            flat, chunk_count = sent.runs_table
+            page_table_RP=self.rows.table[:, :pages_used].index_select(0, rows_R), taps=staged.taps)
+        if staged.runs_table is not None:
+            flat, chunk_count = staged.runs_table
             device_runs.remember(runs, flat.device, chunk_count)
-        if sent.unknown:
-            decodes = sent.plan.decode_count
-            fed = known_tokens(tokens_T[:decodes], rows_R[:decodes], self.chosen)
+        if staged.unknown:
+            decodes = staged.plan.decode_count
+            fed = known_tokens(tokens_T[:decodes], rows_R[:decodes], self.rows.chosen)
             tokens_T = torch.cat((fed, tokens_T[decodes:]))
-        return StepInputs(tokens_T, positions_T, runs, self._asked(sent, token_count))
+        return StepInputs(tokens_T, positions_T, runs, self._asked(staged, token_count))
 
-    def _asked(self, sent: _Sent, token_count: int) -> OutputRows | None:
-        """The rows that are sampled, where there are others and nobody wants logprobs of a prompt."""
-        if len(sent.sample_runs) == token_count or len(sent.plan.prompt_logprob_runs):
+    def _asked(self, staged: _StagedRuns, token_count: int) -> OutputRows | None:
+        """The rows whose output is needed; None if it is needed for all, as for prompt logprobs."""
+        if len(staged.sample_runs) == token_count or len(staged.plan.prompt_logprob_runs):
             return None
-        decodes = sent.plan.decode_count
-        runs = sent.sample_runs + np.where(sent.sample_runs >= decodes, sent.pads, 0)
-        return OutputRows(runs.tolist(), sent.sampling.device[0])
+        decodes = staged.plan.decode_count
+        runs = staged.sample_runs + np.where(staged.sample_runs >= decodes, staged.pads, 0)
+        return OutputRows(runs.tolist(), staged.sampling.device[0])
 
     def _following(self, plan: StepPlan, run: int) -> Int64s:
         prompt, _ = self._prompts[int(plan.rows[run])]
         start = int(plan.starts[run])
         return prompt[start + 1 : start + 1 + int(plan.lengths[run])]
 
-    def _prompt_spans(self, sent: _Sent) -> list[PromptSpan]:
-        spans, plan = [], sent.plan
-        for run, following in zip(plan.prompt_logprob_runs, sent.following, strict=True):
-            first = int(sent.offsets[run + (sent.pads if run >= plan.decode_count else 0)])
+    def _prompt_spans(self, staged: _StagedRuns) -> list[PromptSpan]:
+        spans, plan = [], staged.plan
+        for run, following in zip(plan.prompt_logprob_runs, staged.following, strict=True):
+            first = int(staged.offsets[run + (staged.pads if run >= plan.decode_count else 0)])
             spans.append(PromptSpan(run, first, following.device, self._prompts[int(plan.rows[run])][1]))
         return spans
 

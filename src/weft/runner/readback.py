@@ -68,19 +68,18 @@ class PendingReadback:
 
 
 class Readback:
-    """From ``device``. ``copies``: whether the host must not look at the device's memory, by default so on
-    every device but the CPU."""
+    """From ``device``. ``remote``: the host reaches the device's memory only by copies."""
 
-    def __init__(self, device: torch.device, *, copies: bool | None = None) -> None:
+    def __init__(self, device: torch.device, *, remote: bool = False) -> None:
         self._device = device
-        self._copies = device.type != "cpu" if copies is None else copies
+        self._remote = remote
         self._turn = 0
         self._buffers: list[torch.Tensor] = [torch.empty(0, dtype=torch.int64)] * 2
         self._pending: list[PendingReadback | None] = [None, None]
 
     def send(self, pieces: Sequence[torch.Tensor]) -> PendingReadback:
         """Integers or floats of any shape, none of which is written later."""
-        if not self._copies:
+        if not self._remote:
             return self.there([piece.numpy() for piece in pieces])
         self._turn = 1 - self._turn
         before = self._pending[self._turn]

@@ -120,11 +120,11 @@ _GREEDY_ALONE = _Asked(_NONE, _NONE, None, None, None)
 
 
 class Sampler:
-    """Sampling state of ``rows_max`` rows over a vocabulary of ``vocab_size``. ``remote``: the host may not
-    look at what is on ``device``, as it would have to wait; so it is on every device but the CPU."""
+    """Sampling state of ``rows_max`` rows over a vocabulary of ``vocab_size``. ``remote``: the host reaches
+    the memory of ``device`` only by copies."""
 
     def __init__(self, rows_max: int, vocab_size: int, device: torch.device = _CPU, *,
-                 remote: bool | None = None) -> None:
+                 remote: bool = False) -> None:
         self.vocab_size = vocab_size
         self._greedy = np.ones(rows_max, np.bool_)
         self._temperature = np.ones(rows_max, np.float64)
@@ -138,8 +138,8 @@ class Sampler:
         self._greedy_alone = True
         """No row draws, and none asks for logprobs."""
         self._device = device
-        self._remote = device.type != "cpu" if remote is None else remote
-        self._late = Staging(device, copies=self._remote)
+        self._remote = remote
+        self._late = Staging(device, remote=self._remote)
         self._staged: _Asked | None = None
 
     def admit(self, row: int, tokens: npt.NDArray[np.int32], prompt_tokens: int, sampling: SamplingParams,
@@ -218,7 +218,7 @@ class Sampler:
 
     def _asked(self, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> _Asked:
         if self._staged is None:
-            staging = Staging(self._device)
+            staging = Staging(self._device, remote=self._remote)
             staging.begin()
             self.stage(staging, rows, positions)
             staging.send()
@@ -230,7 +230,7 @@ class Sampler:
                positions: npt.NDArray[np.int64]) -> Sampled:
         """``launch``, and wait for what it makes."""
         choice = self.launch(logits_XV, rows, positions)
-        return choice.result(choice.sent(Readback(self._device, copies=self._remote), []).open())
+        return choice.result(choice.sent(Readback(self._device, remote=self._remote), []).open())
 
     def launch(self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64],
                host_XV: npt.NDArray[np.float32] | None = None) -> TokenChoice:

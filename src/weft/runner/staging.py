@@ -78,12 +78,13 @@ class Staged:
 
 class Staging:
     """One step at a time: ``begin``, any number of ``take`` and ``add``, ``send``. ``capacity_bytes``: of a
-    usual step; it grows. ``copies``: whether ``send`` copies, by default on every device but the CPU."""
+    usual step; it grows. ``remote``: the host reaches the device's memory only by copies, so
+    ``send`` copies."""
 
     def __init__(self, device: torch.device, capacity_bytes: int = 1 << 16, *,
-                 copies: bool | None = None) -> None:
+                 remote: bool = False) -> None:
         self._device = device
-        self._copies = device.type != "cpu" if copies is None else copies
+        self._remote = remote
         self._turn = 0
         self._events: list[Any] = [None, None]
         self._used = 0
@@ -130,7 +131,7 @@ class Staging:
 
     def send(self) -> None:
         """One copy. Every piece has its ``device`` from here on."""
-        if not self._copies:
+        if not self._remote:
             for piece in self._pieces:
                 piece._device = torch.from_numpy(piece.host)
             return
@@ -162,7 +163,7 @@ class Staging:
     def _make(self, capacity_bytes: int) -> None:
         pinned = self._device.type == "cuda"
         self._pinned = [torch.empty(capacity_bytes, dtype=torch.uint8, pin_memory=pinned)
-                        for _ in range(2 if self._copies else 1)]
+                        for _ in range(2 if self._remote else 1)]
         self._hosts = [buffer.numpy() for buffer in self._pinned]
-        self._there = torch.empty(capacity_bytes if self._copies else 0, dtype=torch.uint8,
+        self._there = torch.empty(capacity_bytes if self._remote else 0, dtype=torch.uint8,
                                   device=self._device)

@@ -52,6 +52,7 @@ from weft.runner.kv_scales import head_scales
 from weft.runner.launched import LaunchedStep, ScoredPrompt
 from weft.runner.logprobs import score
 from weft.runner.readback import Readback
+from weft.runner.rows import rows_on
 from weft.runner.sampler import Sampler
 from weft.runner.sleep import DroppedModel, HostWeights, give_back
 from weft.runner.step_worker import StepWorker
@@ -106,8 +107,8 @@ class TorchExecutor:
     fp8, and measured for the other layers. ``reload`` reads the checkpoint again,
     after a sleep of level 2. ``capture``: how decode steps are recorded as graphs, once ``record_graphs`` is
     called; None: never. ``pad_decode_to`` and the two hooks are described above and in
-    ``weft.runner.batch``. ``remote``: the host sees of the device only what the one copy of a step brings
-    home; by default so on every device but the CPU. Not thread-safe: one step at a time."""
+    ``weft.runner.batch``. ``remote``: the host reaches device memory only by the copies of a step; by default so on every device but
+    the CPU. Not thread-safe: one step at a time."""
 
     def __init__(self, model: Model, arena_plan: ArenaPlan, sizes: Sizes, *,
                  kv_scales: Mapping[int, torch.Tensor] | None = None,
@@ -122,19 +123,19 @@ class TorchExecutor:
         self._missing: set[Part] = set()
         self._on_host: HostWeights | None = None
         self._caches = self._lay_out(device)
-        self.batches = BatchBuilder(
-            rows_max=sizes.rows_max, pages_max=arena_plan.pages_for(sizes.max_model_len),
-            step_tokens_max=sizes.step_tokens_max, device=device, pad_decode_to=pad_decode_to,
-            by_copies=remote)
+        remote = device.type != "cpu" if remote is None else remote
+        rows = rows_on(device, rows_max=sizes.rows_max, pages_max=arena_plan.pages_for(sizes.max_model_len),
+                       step_tokens_max=sizes.step_tokens_max, remote=remote)
+        self.batches = BatchBuilder(rows, step_tokens_max=sizes.step_tokens_max, pad_decode_to=pad_decode_to)
         self.graphs = None if capture is None else DecodeGraphs(
-            self.batches.table, self.batches.chosen, decode_widths(sizes.rows_max), capture)
+            rows.table, rows.chosen, decode_widths(sizes.rows_max), capture)
         self.sampler = Sampler(sizes.rows_max, model.spec.vocab_size, device, remote=remote)
         with current(device):
             self.sampler.warm()
             if device.type == "cuda":
                 self.arena.warm()
-        self._readback = Readback(device, copies=remote)
-        self._keeps_room = device.type == "cpu" and not remote
+        self._readback = Readback(device, remote=remote)
+        self._keeps_room = not remote
         self._room: LogitsRoom | None = None
         self._inference = torch.inference_mode()
         self._on_device = current(device)
@@ -226,7 +227,7 @@ class TorchExecutor:
             if self.graphs is not None and width <= max(self.graphs.recorded_widths, default=0):
                 self.graphs.idle(width)
             else:
-                self._forward(pad_rows(width, self.batches.table.shape[1], self.arena.device))
+                self._forward(pad_rows(width, self.batches.rows.table.shape[1], self.arena.device))
 
     def _lay_out(self, device: torch.device) -> list[LayerCache]:
         """The views of every layer into the arena. In fp8 with the scales of the model that is there now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from weft.memory.frames.plan import plan_arena
 from weft.memory.values import NO_NODE
 from weft.runner.arena import NAN_BYTE, DeviceArena
 from weft.runner.batch import BatchBuilder
+from weft.runner.rows import rows_on
 from weft.runner.sampler import Sampler
 from weft.runner.staging import Staging
 from weft.schedule.plan import Tap
@@ -32,14 +34,16 @@ def arena() -> DeviceArena:
 
 @pytest.fixture(autouse=True, params=["on the host", "by copies"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every promise is kept both ways: as on a CPU, and as on a GPU, where one copy brings all there is."""
-    init, by_copies = BatchBuilder.__init__, request.param == "by copies"
-    monkeypatch.setattr(BatchBuilder, "__init__",
-                        lambda self, **more: init(self, **more, by_copies=by_copies))
+    """Every promise holds for both kinds of rows: as on a CPU, and as on a GPU, where one copy brings a step."""
+    monkeypatch.setattr(sys.modules[__name__], "REMOTE", request.param == "by copies")
+
+
+REMOTE = False
 
 
 def builder(pad_decode_to: int = 0) -> BatchBuilder:
-    return BatchBuilder(rows_max=6, pages_max=8, step_tokens_max=64, device=CPU, pad_decode_to=pad_decode_to)
+    rows = rows_on(CPU, rows_max=6, pages_max=8, step_tokens_max=64, remote=REMOTE)
+    return BatchBuilder(rows, step_tokens_max=64, pad_decode_to=pad_decode_to)
 
 
 @pytest.mark.parametrize("tokens", [8192, 512])
@@ -47,8 +51,9 @@ def test_the_first_long_prompts_fit_into_the_staging_buffer(
         arena: DeviceArena, monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
     """What does not fit goes by a copy of pageable memory, and the host waits for each. One row has a hit of
     the longest context; all rows draw, and ask for logprobs."""
-    batches = BatchBuilder(rows_max=64, pages_max=4096, step_tokens_max=tokens, device=CPU)
-    capacity = batches.staging.capacity_bytes
+    rows = rows_on(CPU, rows_max=64, pages_max=4096, step_tokens_max=tokens, remote=REMOTE)
+    batches = BatchBuilder(rows, step_tokens_max=tokens)
+    capacity = rows.staging.capacity_bytes
     chosen = Sampler(64, 32, remote=True)
     long = tokens - 63
     runs = [(row, 70, [row], row % 3, True) for row in range(63)] + [(63, 64, list(range(long)), 5, True)]

@@ -13,6 +13,7 @@ from tests.unit.runner import plans
 from weft.memory.frames.plan import plan_arena
 from weft.runner.arena import DeviceArena
 from weft.runner.batch import BatchBuilder, StepBatch
+from weft.runner.rows import rows_on
 from weft.runner.sampler import Sampler
 from weft.schedule.plan import StepPlan
 from weft.spec import ModelSpec, attention, short_conv
@@ -32,8 +33,9 @@ def arena() -> DeviceArena:
     return DeviceArena(plan_arena(spec, 200_000), CPU)
 
 
-def builder(*, by_copies: bool = False) -> BatchBuilder:
-    return BatchBuilder(rows_max=6, pages_max=8, step_tokens_max=64, device=CPU, by_copies=by_copies)
+def builder(*, remote: bool = False) -> BatchBuilder:
+    rows = rows_on(CPU, rows_max=6, pages_max=8, step_tokens_max=64, remote=remote)
+    return BatchBuilder(rows, step_tokens_max=64)
 
 
 def going_on(steps: int, before: StepPlan = FIRST) -> list[StepPlan]:
@@ -64,7 +66,7 @@ def told(batch: StepBatch) -> list[object]:
 
 
 def test_steps_that_go_on_see_what_steps_made_anew_see(arena):
-    batches, anew = builder(), builder(by_copies=True)
+    batches, anew = builder(), builder(remote=True)
     for plan in going_on(20):
         assert told(built(batches, plan, arena)) == told(built(anew, plan, arena))
     other = plans.plan([(1, 9, [4], 1, True)], decode_count=1, table_writes=[(1, 0, 18)])
@@ -85,7 +87,7 @@ def test_a_token_that_the_plan_does_not_know_is_what_its_row_chose_last(arena):
     batches = builder()
     first, second = going_on(2)
     built(batches, first, arena)
-    batches.chosen[:] = torch.arange(100, 107)
+    batches.rows.chosen[:] = torch.arange(100, 107)
     unknown = replace(second, tokens=np.array([PAD, 11, PAD], np.int32))
     assert built(batches, unknown, arena).inputs.tokens_T.tolist() == [103, 11, 104]
 
@@ -94,9 +96,9 @@ def test_who_asks_for_a_row_of_the_table_may_write_it(arena):
     batches = builder()
     first, second, third = going_on(3)
     built(batches, first, arena)
-    batches.table_row(3)[1] = 19
+    batches.rows.table_row(3)[1] = 19
     assert built(batches, second, arena).inputs.runs.page_table_RP[0].tolist()[:2] == [11, 19]
-    batches.table[3, 1] = 12
+    batches.rows.table[3, 1] = 12
     seen = built(batches, third, arena).inputs.runs.page_table_RP[0].tolist()
     assert seen[:2] == [11, 19], "the control: the table by run is a copy, and this write told nobody"
 

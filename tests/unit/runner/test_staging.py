@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("copies", [False, True])
 def test_what_is_staged_arrives_whatever_its_shape_and_dtype(copies: bool) -> None:
-    staging = Staging(CPU, copies=copies)
+    staging = Staging(CPU, remote=copies)
     for _ in range(3):
         staging.begin()
         filled = staging.take((2, 3))
@@ -38,7 +38,7 @@ def test_on_a_cpu_nothing_is_copied() -> None:
     staging.send()
     piece.host[0] = 5
     assert piece.device.tolist() == [5, 2]
-    copying = Staging(CPU, copies=True)
+    copying = Staging(CPU, remote=True)
     copying.begin()
     piece = copying.add(np.array([1, 2]))
     copying.send()
@@ -47,7 +47,7 @@ def test_on_a_cpu_nothing_is_copied() -> None:
 
 
 def test_the_host_writes_another_buffer_than_the_one_that_is_on_its_way() -> None:
-    staging = Staging(CPU, copies=True)
+    staging = Staging(CPU, remote=True)
     hosts = []
     for step in range(3):
         staging.begin()
@@ -59,7 +59,7 @@ def test_the_host_writes_another_buffer_than_the_one_that_is_on_its_way() -> Non
 
 
 def test_every_piece_begins_where_kernels_like_it() -> None:
-    staging = Staging(CPU, copies=True)
+    staging = Staging(CPU, remote=True)
     staging.begin()
     pieces = [staging.add(np.zeros(count, np.int32)) for count in (1, 3, 5, 4)]
     staging.send()
@@ -69,7 +69,7 @@ def test_every_piece_begins_where_kernels_like_it() -> None:
 
 @pytest.mark.parametrize("copies", [False, True])
 def test_a_step_that_does_not_fit_is_served_and_the_next_finds_room(copies: bool) -> None:
-    staging = Staging(CPU, capacity_bytes=64, copies=copies)
+    staging = Staging(CPU, capacity_bytes=64, remote=copies)
     for _ in range(2):
         staging.begin()
         pieces = [staging.add(np.arange(n)) for n in (4, 100, 2)]

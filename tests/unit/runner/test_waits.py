@@ -61,7 +61,7 @@ def test_the_waits_of_a_step_have_the_deadline(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(wait_for, "__kwdefaults__", {**(wait_for.__kwdefaults__ or {}), "deadline_s": 0.01})
     with pytest.raises(DeviceTimeoutError):
         PendingReadback([((1,), False)], torch.zeros(1, dtype=torch.int64).numpy(), never).open()
-    staging = Staging(torch.device("cpu"), copies=True)
+    staging = Staging(torch.device("cpu"), remote=True)
     staging._events = [never, never]
     with pytest.raises(DeviceTimeoutError):
         staging.begin()
