@@ -20,6 +20,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
 # libgomp's threads spin at barriers unless told otherwise, which costs most when processes share cores.
 export OMP_WAIT_POLICY := passive
 
+.PHONY: fuzz
 .PHONY: help install serve test test-gpu compile-gpu check sanitize bench clean
 
 help:
@@ -73,6 +74,12 @@ TABLE ?=
 
 sanitize: install
 	@tests/sanitize.sh $(TABLE)
+
+# Mutated grammars, templates and bodies: FUZZ_SECONDS for each kind. WEFT_FUZZ_SEED begins at the seed of a failure.
+FUZZ_SECONDS ?= 120
+
+fuzz: install
+	@WEFT_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -x tests/hostile/test_fuzz.py $(ARGS)
 
 bench: install
 	@$(BIN)/python -m benchmarks.serve $(ARGS)

@@ -38,7 +38,7 @@ from weft.server.protocol import (
     DetokenizeBody,
     TokenizeChatBody,
     TokenizePromptBody,
-    parse_body,
+    read_body,
 )
 from weft.server.service import ServedModel, Service
 from weft.server.sleep import check_origin, read_sleep, read_tags, sleep_answer, state_answer, wake_answer
@@ -93,19 +93,19 @@ class _Handlers:
 
     async def chat(self, request: Request) -> Response:
         self._service.check_open()
-        body = parse_body(await self._body(request), ChatBody, unserved=UNSERVED_IN_CHAT)
+        body = await read_body(await self._body(request), ChatBody, unserved=UNSERVED_IN_CHAT)
         job = await prepare_chat(self._service, body)
         return await self._answer(request, job, stream=bool(body.stream))
 
     async def messages(self, request: Request) -> Response:
         self._service.check_open()
-        body = parse_body(await self._body(request), MessagesBody, unserved=UNSERVED_IN_MESSAGES)
+        body = await read_body(await self._body(request), MessagesBody, unserved=UNSERVED_IN_MESSAGES)
         job = await prepare_messages(self._service, body)
         return await self._answer(request, job, stream=bool(body.stream))
 
     async def count_tokens(self, request: Request) -> Response:
         self._service.check_open()
-        body = conversation(parse_body(await self._body(request), CountTokensBody))
+        body = conversation(await read_body(await self._body(request), CountTokensBody))
         model = self._service.model_for(body.model)
         text = (await model.chat_prompt(body)).text
         await model.check_text(text, param="messages")
@@ -113,7 +113,7 @@ class _Handlers:
 
     async def completions(self, request: Request) -> Response:
         self._service.check_open()
-        body = parse_body(await self._body(request), CompletionBody, unserved=UNSERVED_IN_COMPLETIONS)
+        body = await read_body(await self._body(request), CompletionBody, unserved=UNSERVED_IN_COMPLETIONS)
         job = await prepare_completion(self._service, body)
         return await self._answer(request, job, stream=bool(body.stream))
 
@@ -131,13 +131,13 @@ class _Handlers:
         raw = await self._body(request)
         body: TokenizePromptBody | TokenizeChatBody
         if _has_messages(raw):
-            body = parse_body(raw, TokenizeChatBody)
+            body = await read_body(raw, TokenizeChatBody)
             model = self._service.model_for(body.model)
             add_special_tokens = bool(body.add_special_tokens)
             prompt = await model.chat_prompt(body)
             tokens = await model.encode(prompt.text, add_special_tokens=add_special_tokens)
         else:
-            body = parse_body(raw, TokenizePromptBody)
+            body = await read_body(raw, TokenizePromptBody)
             model = self._service.model_for(body.model)
             tokens = await model.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
         texts = [model.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
@@ -146,7 +146,7 @@ class _Handlers:
 
     async def detokenize(self, request: Request) -> Response:
         self._service.check_open()
-        body = parse_body(await self._body(request), DetokenizeBody)
+        body = await read_body(await self._body(request), DetokenizeBody)
         model = self._service.model_for(body.model)
         model.check_ids(body.tokens, param="tokens")
         text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)

@@ -14,6 +14,8 @@ What a field means is in docs/server.md. Three rules hold for every body:
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
@@ -25,6 +27,8 @@ from weft.request import Grammar, SamplingParams
 from weft.text.chat import ChatMessage
 
 COMPLETION_TOKENS_DEFAULT = 16
+Int = Annotated[int, msgspec.Meta(ge=-2**63, le=2**63 - 1)]
+"""JSON has numbers of any size; beyond these they fit no message between the processes."""
 Priority = Annotated[int, msgspec.Meta(ge=-2**31, le=2**31 - 1)]
 Salt = Annotated[str, msgspec.Meta(max_length=1024)]
 """Kept for as long as the cache has something under it (law L11)."""
@@ -44,27 +48,27 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = None
+    n: Int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: dict[Int, float] | None = None
     seed: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
+    max_tokens: Int | None = None
+    min_tokens: Int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[Int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Int | None = None
     priority: Priority | None = None
     cache_salt: Salt | None = None
-    cache_boundaries: list[int] | None = None
+    cache_boundaries: list[Int] | None = None
     request_id: AnswerId | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -80,7 +84,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
 class CompletionBody(GenerateBody, kw_only=True):
     prompt: str | list[Any]
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: Int | None = None
 
 
 class ChatBody(GenerateBody, kw_only=True):
@@ -91,8 +95,8 @@ class ChatBody(GenerateBody, kw_only=True):
     documents: list[Any] | None = None
     reasoning_effort: str | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    max_completion_tokens: int | None = None
+    top_logprobs: Int | None = None
+    max_completion_tokens: Int | None = None
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -123,7 +127,7 @@ class TokenizeChatBody(msgspec.Struct, kw_only=True):
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
-    tokens: list[int]
+    tokens: list[Int]
     model: str | None = None
 
 
@@ -177,11 +181,26 @@ UNSERVED_IN_COMPLETIONS = {
     "include_reasoning": (_CHAT_ONLY, (True,))}
 
 
+LARGE_BODY_BYTES = 1 << 20
+"""Larger bodies are read in a thread."""
+
+
+async def read_body(raw: bytes, body_type: type[Body], *, unserved: Unserved = UNSERVED) -> Body:
+    """``parse_body``, beside the event loop for a large body."""
+    if len(raw) <= LARGE_BODY_BYTES:
+        return parse_body(raw, body_type, unserved=unserved)
+    return await asyncio.to_thread(parse_body, raw, body_type, unserved=unserved)
+
+
 def parse_body(raw: bytes, body_type: type[Body], *, unserved: Unserved = UNSERVED) -> Body:
-    """Raises RequestError: not JSON, not an object, a refused field, a wrong type, a missing field."""
+    """Raises RequestError: not JSON, not an object, a key twice, a refused field, a wrong type, a missing
+    field."""
     try:
         value = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        json.loads(raw, object_pairs_hook=_refuse_duplicates)
+    except RecursionError:
+        raise RequestError("the body is nested too deeply", code="invalid_json") from None
+    except (msgspec.DecodeError, ValueError) as error:
         raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise RequestError(f"the body is {_kind(value)}; it must be an object", code="invalid_json")
@@ -190,6 +209,16 @@ def parse_body(raw: bytes, body_type: type[Body], *, unserved: Unserved = UNSERV
         return msgspec.convert(value, body_type, str_keys=True)
     except msgspec.ValidationError as error:
         raise _explained(str(error)) from None
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
+    """A key twice has two meanings, for this server and for a filter in front of it. Builds nothing."""
+    names = {name for name, _ in pairs}
+    if len(names) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise RequestError(f"the body has the key {twice[:100]!r} twice in one object", param=twice[:100],
+                           code="invalid_json")
 
 
 def refuse_unserved(value: Mapping[str, Any], unserved: Unserved) -> None:
@@ -206,6 +235,8 @@ def sampling_params(body: GenerateBody, defaults: Mapping[str, Any], *, logprobs
 
     Ranges are checked by ``SamplingParams.check`` where the vocabulary is known.
     """
+    if body.seed is not None and not -2**63 <= body.seed < 2**64:
+        raise RequestError(f"seed must be at least {-2**63} and at most {2**64 - 1}", param="seed")
     stop: tuple[str, ...] = ()
     if body.stop is not None:
         stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)

@@ -186,5 +186,8 @@ def _grammar(body: dict[str, Any], field: str) -> Grammar:
         text = msgspec.json.encode({"grammars": grammars})
     except RecursionError:
         raise RequestError(f"{field} is nested too deeply", param=field, code="invalid_grammar") from None
+    except UnicodeEncodeError:
+        raise RequestError(f"{field} has half of a surrogate pair, which is no text", param=field,
+                           code="invalid_grammar") from None
     check_length(text, field)
     return Grammar(grammar=text.decode(), field=field)
