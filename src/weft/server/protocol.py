@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -213,10 +214,9 @@ def parse_body(raw: bytes, body_type: type[Body], *, unserved: Unserved = UNSERV
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
     """A key twice has two meanings, for this server and for a filter in front of it. Builds nothing."""
-    names = {name for name, _ in pairs}
-    if len(names) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        twice = Counter(names).most_common(1)[0][0]
         raise RequestError(f"the body has the key {twice[:100]!r} twice in one object", param=twice[:100],
                            code="invalid_json")
 
