@@ -58,9 +58,10 @@ def decode_steps(args: argparse.Namespace, device: torch.device) -> Iterator[dic
 def random_model(name: str, layers: int | None, device: torch.device) -> Any:
     """A model of that geometry whose matrices are noise of a size that keeps activations finite."""
     from weft.families import read_architecture
+    from weft.models.checkpoint_files import CheckpointFiles
     from weft.models.registry import FAMILIES
     from weft.models.runtime_form import RuntimeForm
-    from weft.models.weights import Checkpoint, TensorSource
+    from weft.models.weights import TensorSource
     from weft.planning.geometries import find_geometry
 
     class Noise(TensorSource):
@@ -80,7 +81,7 @@ def random_model(name: str, layers: int | None, device: torch.device) -> Any:
     assert geometry is not None, f"`weft plan` knows no {name}"
     config = geometry.config | ({"num_hidden_layers": layers} if layers else {})
     nowhere = Path("nowhere")
-    checkpoint = Checkpoint(nowhere, config, {}, "model.", nowhere)
+    checkpoint = CheckpointFiles(nowhere, config, {}, "model.", nowhere)
     source = Noise(checkpoint, torch.bfloat16, RuntimeForm(packs=False))
     architecture = read_architecture(config)
     torch.manual_seed(0)

@@ -3,8 +3,10 @@
     EngineConfig (asked)  --resolve against model and machine, once-->  Sizes (resolved, never changed)
 
 Every field carries its help text, so that the CLI makes its flags from this one class, the Python API
-takes the same names as keywords, and an error can name the flag. ``Sizes`` is made by
-``weft.memory.frames.sizes.fit_sizes``: what does not fit is shrunk, and ``Sizes.notes`` says so in words.
+takes the same names as keywords, and an error can name the flag. ``weft.memory.frames.sizes.fit_sizes`` computes
+``Sizes``: what does not fit is shrunk, and ``Sizes.notes`` says so in words.
+
+``EngineConfig.check`` reads each field's type hint, so a choice or range is declared once (see ``config_check``).
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from weft.config_check import check_fields, known_fields
+from weft.errors import ConfigError
 from weft.units import CHUNK_TOKENS
 
 DTypeChoice = Literal["auto", "float32", "bfloat16", "float16"]
@@ -20,8 +24,11 @@ KvDTypeChoice = Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8"]
 CompressedKvChoice = Literal["int8", "int4"]
 StateDTypeChoice = Literal["float32", "bfloat16", "float16"]
 
+THREADS_MAX = 1024
+
 
 def _flag(default: Any, help: str, **more: Any) -> Any:
+    """``more``: ``positional``, and the ``least``, ``above`` and ``most`` of a number."""
     return field(default=default, metadata={"help": help, **more})
 
 
@@ -42,13 +49,18 @@ class EngineConfig:
                                         "byte products: faster, see docs/quantization.md.")
     twelve_bit: bool = _flag(True, "Keep bfloat16 matrices on a CPU in 12 bits a weight, from which every bit "
                                 "comes back: a quarter less to hold and to read, and the same answers.")
+    allow_nonfinite: bool = _flag(False, "Serve a checkpoint whose weights have NaN or infinite values, which is "
+                                         "otherwise refused.")
     memory: str | None = _flag(None, "Memory for KV pages and recurrent states together, such as 4GiB; "
                                      "default: 40 % of the RAM that is free once weights are loaded; on a "
                                      "GPU, see --gpu-memory-fraction.")
-    max_model_len: int | None = _flag(None, "Longest prompt + answer in tokens; default: the model's own.")
-    max_num_seqs: int = _flag(256, "Most sequences that run at once.")
-    max_num_batched_tokens: int = _flag(1024, "Token budget of one step: decodes first, then prefill chunks.")
-    max_queued_requests: int = _flag(1024, "Most requests waiting to run; more are turned away with 503.")
+    max_model_len: int | None = _flag(None, "Longest prompt + answer in tokens; default: the model's own.",
+                                      least=1)
+    max_num_seqs: int = _flag(256, "Most sequences that run at once.", least=1)
+    max_num_batched_tokens: int = _flag(1024, "Token budget of one step: decodes first, then prefill chunks.",
+                                        least=1)
+    max_queued_requests: int = _flag(1024, "Most requests waiting to run; more are turned away with 503.",
+                                     least=1)
     prefix_cache: bool = _flag(True, "Keep what was computed, and start later requests from it.")
     checkpoints: str = _flag("auto", "Where states are kept for later requests: auto, prompt (prompt ends), "
                                      "every:N tokens or none; or a list that adds and takes away sources, "
@@ -67,7 +79,8 @@ class EngineConfig:
     grammar_cache: str = _flag("512MiB", "Memory of compiled grammars that are kept for later requests; running "
                                          "answers may hold as much again.")
     seed: int = _flag(0, "Seed of the engine: of requests that bring none.")
-    threads: int | None = _flag(None, "CPU threads of the model; default: all cores.")
+    threads: int | None = _flag(None, "CPU threads of the model; default: all cores.", least=1,
+                                most=THREADS_MAX)
     cpu_kernels: Literal["auto", "native", "torch"] = _flag(
         "auto", "Kernels on the CPU: native (C++, where it was built), torch, or auto: native if they "
                 "are there.")
@@ -77,16 +90,27 @@ class EngineConfig:
     attention_backend: Literal["weft", "flashinfer"] = _flag(
         "weft", "Attention of prompts on a GPU: weft (needs nothing), or flashinfer where it fits.")
     gpu_memory_fraction: float = _flag(0.9, "What --memory is on a GPU by default: a share of what weights "
-                                            "and a step leave of its memory.")
+                                            "and a step leave of its memory.", above=0, most=1)
     overlap: Literal["auto", "on", "off"] = _flag(
         "auto", "Plan the next step while one is computed: on, off, or auto: on a GPU, not on a CPU.")
     cuda_graphs: Literal["auto", "off"] = _flag(
         "auto", "Record decode steps on a GPU once and replay them: auto where the model allows it, or off.")
 
+    @classmethod
+    def of(cls, **fields: Any) -> EngineConfig:
+        """As the constructor, with a ConfigError for a name that is no field: the flag that was meant."""
+        return cls(**known_fields(cls, fields))
 
-def flag_name(field_name: str) -> str:
-    """``max_model_len`` -> ``--max-model-len``."""
-    return "--" + field_name.replace("_", "-")
+    def check(self) -> None:
+        """Raises ConfigError that names the flag, for a value of a wrong type, choice or range, and for flags
+        that exclude each other."""
+        check_fields(self)
+        if self.exact and self.compress_kv != "int8":
+            raise ConfigError(f"--compress-kv {self.compress_kv} needs --no-exact: without it nothing is "
+                              "compressed", param="--compress-kv")
+        if self.quantize == "w8a8" and not self.quantize_inputs:
+            raise ConfigError("--quantize is w8a8, which rounds inputs, and --no-quantize-inputs leaves them as "
+                              "they are; use --quantize int8 with it", param="--quantize-inputs")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,9 @@ ALIGN_BYTES = 256
 _SUFFIX = {"": 1, "B": 1, "K": 1000, "KB": 1000, "M": 1000**2, "MB": 1000**2, "G": 1000**3, "GB": 1000**3,
            "T": 1000**4, "TB": 1000**4, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
+_BARE_BYTES_LEAST = 1_000_000
+"""Below it, a number without a unit is rather gigabytes that lost their unit than bytes."""
+
 
 def ceil_div(value: int, by: int) -> int:
     return -(-value // by)
@@ -51,14 +54,19 @@ def pages_for(tokens: int) -> int:
 def parse_bytes(text: str, *, flag: str) -> int:
     """``"80GiB"``, ``"512 MB"``, ``"1e9"``, ``"1048576"`` -> bytes.
 
-    Raises ConfigError naming ``flag`` and the forms that are understood.
+    Raises ConfigError naming ``flag`` and the forms that are understood, also for a small number without a unit:
+    ``--memory 24`` means gigabytes far more often than bytes.
     """
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][0-9]+)?)\s*([A-Za-z]*)\s*", text)
     scale = _SUFFIX.get(match.group(2).upper()) if match else None
     if match is None or scale is None:
         raise ConfigError(f"{flag} {text!r} is not a size: write a number with B, MB, GB, MiB or GiB, "
                           f"for example {flag} 4GiB", param=flag)
-    return int(float(match.group(1)) * scale)
+    count = int(float(match.group(1)) * scale)
+    if not match.group(2) and 0 < count < _BARE_BYTES_LEAST:
+        number = match.group(1)
+        raise ConfigError(f"{flag} {text!r} has no unit: write {number}GiB, {number}MiB or {number}B", param=flag)
+    return count
 
 
 def format_bytes(count: int | float) -> str:

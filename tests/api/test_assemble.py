@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.fixtures.checkpoints import checkpoint
-from weft import assemble as assembly
 from weft.assemble import ModelInfo, assemble, overlaps
+from weft.assemble import room as assembly
 from weft.config import EngineConfig
 from weft.errors import ConfigError
 from weft.request import Request, SamplingParams

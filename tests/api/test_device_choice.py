@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.fixtures.checkpoints import checkpoint
-from weft.assemble import assemble, gpu_room
+from weft.assemble import assemble
+from weft.assemble.room import gpu_room
 from weft.cli.main import main
 from weft.config import EngineConfig
 from weft.errors import ConfigError

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 
-BASE = {"errors", "units", "spec", "config", "request", "families", "info", "host"}
+BASE = {"errors", "units", "spec", "config", "request", "families", "files", "info", "host", "config_check", "foreign"}
 PURE = {"base", "memory", "planning", "schedule", "engine", "sim", "text"}
 """Groups that never import torch, not even through something else."""
 EDGES = {"server", "cli", "eval", "embedded", "bench"}

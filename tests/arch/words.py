@@ -27,8 +27,8 @@ def identifiers(source: Source) -> Iterator[tuple[int, str]]:
 
 
 def components(name: str) -> set[str]:
-    """made_TW -> made, tw; KeptFrames -> kept, frames."""
-    return set(re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower().split("_"))
+    """made_TW -> made, tw; KeptFrames -> kept, frames; FileNotFoundError -> file: Python and others name it."""
+    return set(re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name.removesuffix("NotFoundError")).lower().split("_"))
 
 
 def vague_name_complaints(sources: Iterable[Source]) -> list[str]:

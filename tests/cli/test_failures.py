@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from weft.cli.foreign import FOREIGN_VERBS
 from weft.cli.main import VERBS, main
 from weft.errors import ConfigError, EngineUnavailableError, WeftError
+from weft.foreign import FOREIGN_VERBS
 
 Failing = Callable[[BaseException], None]
 

@@ -10,9 +10,10 @@ import click
 import pytest
 
 from weft.cli.flags import FlagCommand, arguments_of, build, given_flags
-from weft.cli.foreign import FOREIGN_FLAGS
 from weft.cli.serve import command as serve_command
-from weft.config import EngineConfig, flag_name
+from weft.config import EngineConfig
+from weft.config_check import flag_name
+from weft.foreign import FOREIGN_FLAGS
 from weft.server.config import ServerConfig
 
 CONFIGS = (EngineConfig, ServerConfig)

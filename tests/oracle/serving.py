@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from tests.fixtures.checkpoints import FAMILIES, checkpoint, load_reference, make_checkpoint
-from weft.assemble import cache_dtypes
+from weft.assemble.room import cache_dtypes
 from weft.config import EngineConfig, KvDTypeChoice, StateDTypeChoice
 from weft.engine.engine import EngineCore
 from weft.memory.frames.plan import ArenaPlan, plan_arena, with_compressed_kv, with_compression

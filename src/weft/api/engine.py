@@ -53,7 +53,7 @@ class Engine:
 
     def __init__(self, model: str | None = None, *, on_progress: OnProgress | None = None,
                  **config: Any) -> None:
-        assembled = assemble(EngineConfig(model=model, **config), on_progress=on_progress)
+        assembled = assemble(EngineConfig.of(model=model, **config), on_progress=on_progress)
         self._core = assembled.core
         self._sleeper = Sleeper(assembled.core)
         self.info: ModelInfo = assembled.info

@@ -21,7 +21,8 @@ import click
 
 from weft.cli.flags import FlagCommand, build, given_flags
 from weft.cli.sampling import given_sampling, sampling_parameters
-from weft.config import EngineConfig, flag_name
+from weft.config import EngineConfig
+from weft.config_check import flag_name
 from weft.errors import ConfigError, WeftError
 
 QUOTES = '"""'

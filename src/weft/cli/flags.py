@@ -33,8 +33,8 @@ from typing import Any, TypeVar, get_args, get_origin
 import click
 from click.core import ParameterSource
 
-from weft.cli.foreign import foreign_flag, foreign_sentence
-from weft.config import flag_name
+from weft.config_check import flag_name
+from weft.foreign import foreign_flag, foreign_sentence
 
 ConfigT = TypeVar("ConfigT")
 

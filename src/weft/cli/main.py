@@ -25,8 +25,8 @@ from collections.abc import Sequence
 
 import click
 
-from weft.cli.foreign import FOREIGN_VERBS
 from weft.errors import UserError, WeftError
+from weft.foreign import FOREIGN_VERBS
 
 VERBS: dict[str, tuple[str, str]] = {
     "serve": ("weft.cli.serve", "Serve a model over an OpenAI-compatible HTTP API."),

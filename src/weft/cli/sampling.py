@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from weft.config import flag_name
+from weft.config_check import flag_name
 
 SAMPLING_FLAGS: dict[str, tuple[click.ParamType[Any], str]] = {
     "max_tokens": (click.INT, "Most tokens to make."),

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MEMORY = "20GB,40GB,80GB"
 DEFAULT_DEVICE = "H100"
-PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
 
 @click.command("simulate", cls=FlagCommand, params=[

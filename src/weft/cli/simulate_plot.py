@@ -1,6 +1,6 @@
 """``weft simulate --plot FILE``: hit rate by memory, a line for each policy, with the oracle and the bound.
 
-matplotlib is an extra (``pip install 'weft[plot]'``): nobody needs it to serve, and it is asked for before
+matplotlib is an extra (``pip install 'weft[plot]'``): serving never needs it, and it is looked for before
 the first replay, not after the last. A file is drawn, never a window.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.cli.simulate import PLOT_SUFFIXES
 from weft.errors import ConfigError
 from weft.sim.study import Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 _MARKERS = "oD^vPX"
 
 

@@ -1,4 +1,4 @@
-"""Typed reading of ``config.json``: each error names the key, what was found, and what would be right.
+"""Typed reading of ``config.json``: each error names the key, its value, and what would be right.
 
 Two things every family shares live here: ``ConfigKeys``, a view over the parsed JSON that checks types and
 ranges, and ``read_rope``, which folds the two spellings of rotary settings into one ``Rope``:
@@ -12,6 +12,7 @@ Pure: no I/O, no torch.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn, get_args
 
@@ -19,10 +20,23 @@ from weft.errors import CheckpointError
 from weft.families.architecture import Rope, RopeKind
 from weft.spec import DTypeName
 
+INTEGER_MAX = 2**31 - 1
+"""No size of a published model is larger, and products of two such sizes fit into 64 bits."""
+_MOST = {"num_hidden_layers": 10_000}
+_SHOWN_CHARS = 200
 
-def fail(key: str, found: object, reason: str) -> NoReturn:
+
+def fail(key: str, value: object, reason: str) -> NoReturn:
     """Raise the one form of configuration error."""
-    raise CheckpointError(f"config.json: {key} is {found!r}: {reason}", param="model")
+    shown = repr(value) if not isinstance(value, int) or abs(value) <= INTEGER_MAX else "a number too large"
+    shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."
+    raise CheckpointError(f"config.json: {key} is {shown}: {reason}", param="model")
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is a finite number that a float can hold."""
+    return (isinstance(value, (int, float)) and not isinstance(value, bool)
+            and abs(value) <= sys.float_info.max)
 
 
 class ConfigKeys:
@@ -42,26 +56,26 @@ class ConfigKeys:
         return key in self._config
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """``default`` None means required. Raises CheckpointError below ``least``."""
+        """``default`` None means required. Raises CheckpointError below ``least`` and for absurd sizes."""
         value = self.get(key, default)
         if value is None:
             raise CheckpointError(f"config.json: {key} is missing", param="model")
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             fail(key, value, f"it must be a whole number of at least {least}")
+        if value > (most := _MOST.get(key, INTEGER_MAX)):
+            fail(key, value, f"it must be at most {most}")
         return value
 
     def number(self, key: str, default: float) -> float:
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if not _is_number(value):
             fail(key, value, "it must be a number")
         return float(value)
 
     def numbers(self, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
         """A list of as many numbers as ``default`` has."""
         value = self.get(key, default)
-        if not isinstance(value, (list, tuple)) or len(value) != len(default) or any(
-                isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number)
-                for number in value):
+        if not isinstance(value, (list, tuple)) or len(value) != len(default) or not all(map(_is_number, value)):
             fail(key, value, f"it must be a list of {len(default)} numbers")
         return tuple(float(number) for number in value)
 
@@ -72,7 +86,7 @@ class ConfigKeys:
         return value
 
     def outer_boolean(self, key: str, default: bool) -> bool:
-        """As ``boolean``, for settings of whoever owns the head: the wrapper's own value first."""
+        """As ``boolean``, for settings that belong to the head's owner: the wrapper's own value first."""
         value = self._fallback.get(key)
         return value if isinstance(value, bool) else self.boolean(key, default)
 
@@ -96,28 +110,28 @@ class ConfigKeys:
             fail(key, value, "it must be a pair of numbers")
         try:
             low, high = (float(v["__float__"] if isinstance(v, Mapping) else v) for v in value)
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             fail(key, value, "it must be a pair of numbers")
         return low, high
 
 
 def read_rope(keys: ConfigKeys, head_dim: int, *, theta: float, partial: float, layer_kind: str | None = None,
               scaled: bool = True) -> Rope:
-    """The rotary settings of ``keys``; ``theta`` and ``partial`` are the family's defaults. ``layer_kind``:
-    where there is one set for each kind of layer, which ("sliding_attention"). ``scaled`` False: a single
-    set's scaling is for other layers than these, its theta for all.
+    """The rotary settings of ``keys``; ``theta`` and ``partial`` are the family's defaults. ``layer_kind``
+    ("sliding_attention") selects a set where each kind of layer has its own. ``scaled`` False: the scaling of a
+    single set is for other layers than these, its theta for all.
 
     Raises CheckpointError for a scaling that is not served or lacks a number.
     """
-    found = keys.get("rope_scaling") or keys.get("rope_parameters") or {}
-    if layer_kind is not None and isinstance(found, Mapping):
-        if any(isinstance(value, Mapping) for value in found.values()):
-            found = found.get(layer_kind) or {}
+    stated = keys.get("rope_scaling") or keys.get("rope_parameters") or {}
+    if layer_kind is not None and isinstance(stated, Mapping):
+        if any(isinstance(value, Mapping) for value in stated.values()):
+            stated = stated.get(layer_kind) or {}
         elif not scaled:
-            found = {key: found[key] for key in ("rope_theta",) if key in found}
-    if not isinstance(found, Mapping) or any(isinstance(value, Mapping) for value in found.values()):
-        fail("rope_parameters", found, "one flat set of rotary settings is served")
-    inner = ConfigKeys(found, fallback=found)
+            stated = {key: stated[key] for key in ("rope_theta",) if key in stated}
+    if not isinstance(stated, Mapping) or any(isinstance(value, Mapping) for value in stated.values()):
+        fail("rope_parameters", stated, "one flat set of rotary settings is served")
+    inner = ConfigKeys(stated, fallback=stated)
     kind = inner.get("rope_type", inner.get("type", "default"))
     if kind not in get_args(RopeKind):
         fail("rope_type", kind, f"the rotary kinds served are {', '.join(get_args(RopeKind))}")
@@ -136,7 +150,7 @@ def read_rope(keys: ConfigKeys, head_dim: int, *, theta: float, partial: float, 
     original = keys.integer("original_max_position_embeddings",
                             inner.integer("original_max_position_embeddings", max_positions))
     if inner.get("factor") is None and kind != "yarn":
-        fail("rope_parameters", dict(found), f"rotary kind {kind} needs a factor")
+        fail("rope_parameters", dict(stated), f"rotary kind {kind} needs a factor")
     factor = inner.number("factor", max_positions / original)
     return Rope(theta, rotary_dim, kind, factor, original,
                 low_freq_factor=inner.number("low_freq_factor", 1.0),
@@ -148,8 +162,7 @@ def read_rope(keys: ConfigKeys, head_dim: int, *, theta: float, partial: float, 
 
 def _attention_factor(inner: ConfigKeys, factor: float) -> float:
     """YaRN's softmax temperature, folded into cos and sin (Peng et al., 2023, section 3.4)."""
-    stated = inner.get("attention_factor")
-    if stated is not None:
+    if inner.get("attention_factor") is not None:
         return inner.number("attention_factor", 1.0)
     mscale, all_dim = inner.number("mscale", 0.0), inner.number("mscale_all_dim", 0.0)
 

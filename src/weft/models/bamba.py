@@ -10,7 +10,8 @@ from weft.families.architecture import Architecture, Attention, Dense, Mamba2
 from weft.models import block_readers as parts
 from weft.models import state_space
 from weft.models.blocks.linear import Norm
-from weft.models.decoder import CausalModel, DecoderLayer, Mixer
+from weft.models.decoder import CausalModel
+from weft.models.layer import DecoderLayer, Mixer
 from weft.models.weights import TensorSource
 
 

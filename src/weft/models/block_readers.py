@@ -13,7 +13,8 @@ from weft.models.blocks.attention import AttentionBlock, separate_gate
 from weft.models.blocks.dense import DenseBlock
 from weft.models.blocks.experts import ExpertsBlock
 from weft.models.blocks.linear import Linear, Norm, SwiGlu
-from weft.models.decoder import CausalModel, DecoderLayer
+from weft.models.decoder import CausalModel
+from weft.models.layer import DecoderLayer
 from weft.models.weights import Part, TensorSource
 from weft.tensor.ops.moe import ExpertWeights
 

@@ -17,9 +17,7 @@ tree with parameters and hooks, which inference has no use for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 import torch
 
@@ -28,41 +26,13 @@ from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.embedding import Embedding
 from weft.models.fused_decoder import FusedDecoder
+from weft.models.layer import DecoderLayer
 from weft.models.rotary import RotaryTable
 from weft.spec import ModelSpec
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.add_norm import add_norm
 from weft.tensor.ops.tiled_linear import tiled_linear
 from weft.tensor.weights.twelve_bit import InTiles
-
-
-class Mixer(Protocol):
-    """Moves information between the tokens of a sequence."""
-
-    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-                 cos_sin: CosSin | None) -> torch.Tensor: ...
-
-
-class Beside(Protocol):
-    """What reads the stream and the embedding, and is added to what a mixer sees."""
-
-    def __call__(self, x_TD: torch.Tensor, embedded_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
-                 cos_sin: CosSin | None) -> torch.Tensor: ...
-
-
-@dataclass(slots=True)
-class DecoderLayer:
-    """Residual pair. Most families norm what goes in; OLMo's attention layers norm what comes out
-    (``mixer_out_norm``, ``feed_out_norm``), LFM3 both. One of ``mixer`` and ``feed_forward`` may be None
-    (Nemotron-H, Mamba). ``beside``: Zamba2's shared block."""
-
-    mixer_norm: Norm | None
-    mixer: Mixer | None
-    feed_norm: Norm | None
-    feed_forward: Callable[[torch.Tensor], torch.Tensor] | None
-    mixer_out_norm: Norm | None = None
-    feed_out_norm: Norm | None = None
-    beside: Beside | None = None
 
 
 class CausalModel:

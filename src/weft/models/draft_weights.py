@@ -1,7 +1,7 @@
 """Heads for multi-token prediction that a checkpoint brings (``mtp.*``): a handle, nothing is read.
 
-They are left out of the model and of its bytes. Whoever speculates with them opens the handle and asks for
-tensors as model code does, by the names behind ``mtp.``.
+They are left out of the model and of its bytes. Speculation with them opens the handle and asks for tensors as
+model code does, by the names behind ``mtp.``.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from weft.models.checkpoint_files import DRAFT_PREFIXES, CheckpointFiles
 from weft.models.reader import TensorReader
-from weft.models.weights import DRAFT_PREFIXES, Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class DraftWeights:
     """``names``: behind the prefix, sorted. ``stored_bytes``: in the files."""
 
-    checkpoint: Checkpoint
+    checkpoint: CheckpointFiles
     dtype: torch.dtype
     names: tuple[str, ...]
     stored_bytes: int
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint, dtype: torch.dtype) -> DraftWeights | None:
+    def of(cls, checkpoint: CheckpointFiles, dtype: torch.dtype) -> DraftWeights | None:
         """None for a checkpoint without such heads."""
         for prefix in DRAFT_PREFIXES:
-            found = [stored for name, stored in checkpoint.tensors.items() if name.startswith(prefix)]
-            if found:
-                names = tuple(sorted(stored.name.removeprefix(prefix) for stored in found))
+            heads = [stored for name, stored in checkpoint.tensors.items() if name.startswith(prefix)]
+            if heads:
+                names = tuple(sorted(stored.name.removeprefix(prefix) for stored in heads))
                 return cls(replace(checkpoint, prefix=prefix), dtype, names,
-                           sum(stored.stored_bytes for stored in found))
+                           sum(stored.stored_bytes for stored in heads))
         return None
 
     def open(self) -> TensorReader:

@@ -12,7 +12,8 @@ from weft.models import block_readers as parts
 from weft.models import state_space
 from weft.models.blocks.linear import Norm
 from weft.models.blocks.parallel import ParallelBlock
-from weft.models.decoder import CausalModel, DecoderLayer
+from weft.models.decoder import CausalModel
+from weft.models.layer import DecoderLayer
 from weft.models.weights import TensorSource
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,12 +26,10 @@ from weft.models.blocks.gated_delta import GatedDeltaBlock
 from weft.models.blocks.linear import Norm, SwiGlu
 from weft.models.blocks.mamba2 import Mamba2Block
 from weft.models.blocks.short_conv import ShortConvBlock
+from weft.models.layer import DecoderLayer
 from weft.tensor import native
 from weft.tensor.fused_block import MOST_ROWS, FusedBlock
 from weft.tensor.inputs import LayerCache, StepInputs
-
-if TYPE_CHECKING:
-    from weft.models.decoder import DecoderLayer
 
 _FEW_ROWS = 16
 """Quantised weights may go another way from this many on."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.families import text_config
-from weft.models.weights import read_json
+from weft.files import read_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from weft.models import state_space
 from weft.models.blocks.dense import DenseBlock
 from weft.models.blocks.experts import ExpertsBlock
 from weft.models.blocks.linear import Linear, Norm
-from weft.models.decoder import CausalModel, DecoderLayer, Mixer
+from weft.models.decoder import CausalModel
+from weft.models.layer import DecoderLayer, Mixer
 from weft.models.weights import TensorSource
 
 

@@ -16,7 +16,8 @@ from weft.models.blocks.experts import ExpertsBlock
 from weft.models.blocks.kimi_delta import KimiDeltaBlock
 from weft.models.blocks.latent_attention import LatentAttentionBlock
 from weft.models.blocks.linear import Linear, Norm, SwiGlu
-from weft.models.decoder import CausalModel, DecoderLayer, Mixer
+from weft.models.decoder import CausalModel
+from weft.models.layer import DecoderLayer, Mixer
 from weft.models.weights import TensorSource
 
 

@@ -1,9 +1,9 @@
 """The scales that a checkpoint brings for KV in fp8: of K and V of a layer, one number or one per KV head.
 
-Names differ by the tool that calibrated: ``self_attn.k_scale`` or ``attn.k_scale``, ``k_proj.k_scale``,
-``k_proj.output_scale`` (compressed-tensors), ``kv_scale`` for both. They are few and tiny, so they are read
-by what they are called, whatever the family, once the weights are there. Scales of queries and of attention
-weights mean nothing here: neither is ever narrowed.
+Names differ by the calibrating tool: ``self_attn.k_scale`` or ``attn.k_scale``, ``k_proj.k_scale``,
+``k_proj.output_scale`` (compressed-tensors), ``kv_scale`` for both. They are few and tiny, so they are
+read by their names, whatever the family, before the weights. Scales of queries and of attention weights mean
+nothing here: neither is ever narrowed.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import re
 
 import torch
-from safetensors import safe_open
 
 from weft.errors import CheckpointError
-from weft.models.weights import Checkpoint
+from weft.models.checkpoint_files import CheckpointFiles
+from weft.models.forms.stored_form import FLOATS
+from weft.models.stored_values import MappedFiles, is_finite
 from weft.spec import ModelSpec
 
 _NAME = re.compile(r"layers\.(\d+)\.(?:[\w.]+\.)?"
@@ -22,10 +23,11 @@ _NAME = re.compile(r"layers\.(\d+)\.(?:[\w.]+\.)?"
 _UNREAD = re.compile(r"layers\.\d+\.(?:[\w.]+\.)?(?:q_scale|prob_scale|[qkv]_zero_point)$")
 
 
-def read_kv_scales(checkpoint: Checkpoint, spec: ModelSpec) -> tuple[dict[int, torch.Tensor], set[str]]:
+def read_kv_scales(checkpoint: CheckpointFiles, spec: ModelSpec) -> tuple[dict[int, torch.Tensor], set[str]]:
     """Layer -> float32 [K and V, kv_heads] for each layer that has both, or K alone where it keeps no V; and
     the names that were looked at. Raises CheckpointError for a scale of another shape, naming it."""
-    found: dict[int, dict[str, torch.Tensor]] = {}
+    scales_of: dict[int, dict[str, torch.Tensor]] = {}
+    files = MappedFiles()
     names = {name for name in checkpoint.tensors if _UNREAD.search(name)}
     for name, stored in checkpoint.tensors.items():
         match = _NAME.search(name)
@@ -35,16 +37,18 @@ def read_kv_scales(checkpoint: Checkpoint, spec: ModelSpec) -> tuple[dict[int, t
         names.add(name)
         if not heads:
             continue
-        with safe_open(stored.file, framework="pt", device="cpu") as file:
-            scale = file.get_tensor(name).float().flatten()
+        scale = files.read(stored).float().flatten() if stored.dtype in FLOATS else torch.empty(0)
+        if not is_finite(scale, "F32"):
+            raise CheckpointError(f"{stored.file}: {name} is not finite", param="model")
         if scale.numel() not in (1, heads):
             raise CheckpointError(f"{stored.file}: {name} holds {scale.numel()} scales for {heads} KV heads",
                                   param="model")
         part = match["part"] or match["projection"]
         for kind in part:
-            found.setdefault(layer, {})[kind] = scale.expand(heads)
+            scales_of.setdefault(layer, {})[kind] = scale.expand(heads)
+    files.close()
     whole = {}
-    for layer, scales in found.items():
+    for layer, scales in scales_of.items():
         parts = "kv" if spec.layers[layer].has_values else "k"
         if all(part in scales for part in parts):
             whole[layer] = torch.stack([scales[part] for part in parts])

@@ -16,7 +16,8 @@ from weft.models import block_readers as parts
 from weft.models.blocks.experts import ExpertsBlock
 from weft.models.blocks.linear import Linear, Norm, SwiGlu
 from weft.models.blocks.short_conv import ShortConvBlock
-from weft.models.decoder import CausalModel, DecoderLayer, Mixer
+from weft.models.decoder import CausalModel
+from weft.models.layer import DecoderLayer, Mixer
 from weft.models.weights import TensorSource
 
 NAMES = ("w1", "w3", "w2")

@@ -11,7 +11,8 @@ from weft.families.architecture import Architecture, Attention, Dense, Experts
 from weft.models import block_readers as parts
 from weft.models.blocks.experts import ExpertsBlock
 from weft.models.blocks.linear import Linear, Norm
-from weft.models.decoder import CausalModel, DecoderLayer
+from weft.models.decoder import CausalModel
+from weft.models.layer import DecoderLayer
 from weft.models.weights import TensorSource
 
 

@@ -2,8 +2,8 @@
 
     config.json -> Architecture -> build against headers (no weights read) -> build against the files
 
-The first build finds every missing or mis-shaped tensor and counts the bytes, so that the second cannot
-fail half way and progress has a denominator. See ``weights``.
+The first build reports every missing or mis-shaped tensor and counts the bytes. So the second cannot fail half
+way, but for values that are not finite, and progress has a denominator. See ``weights``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from weft.config import DTypeChoice, QuantizeChoice
-from weft.errors import ConfigError
 from weft.families import named_dtype, read_architecture
+from weft.models.checkpoint_files import CheckpointFiles, unused_warning
 from weft.models.decoder import CausalModel
 from weft.models.draft_weights import DraftWeights
 from weft.models.generation import GenerationDefaults, read_generation_defaults
@@ -27,22 +27,23 @@ from weft.models.reader import TensorReader
 from weft.models.registry import FAMILIES
 from weft.models.runtime_form import RuntimeForm
 from weft.models.skipped import skipped_line
-from weft.models.weights import Checkpoint, OnProgress, TensorCheck, unused_warning
+from weft.models.stored_values import check_copies
+from weft.models.tensor_check import TensorCheck
+from weft.models.tensor_source import OnProgress
 from weft.spec import DTypeName, ModelSpec
 from weft.tensor.layout import DTYPES
 
+_NAMES_SHOWN = 4
 _NAME_OF_STORED: dict[str, DTypeName] = {"F32": "float32", "F64": "float32", "BF16": "bfloat16",
                                          "F16": "float16"}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """``spec.dtype`` is the dtype that is computed in. ``weights_bytes``: what the weights take in memory,
-    ``weights_form`` what they are, in words; ``read_bytes``: what was read of the files for it, in ``read_s``
-    seconds, ordering and rounding included.
-    ``draft``: multi-token prediction heads, where the files have them; not read yet.
-    ``kv_scales``: the checkpoint's, see there. ``warnings``: one sentence each, about the checkpoint, for the
-    user."""
+    """``spec.dtype`` is the dtype of all computation. ``weights_bytes``: the memory that the weights take,
+    ``weights_form`` their form in words. ``read_bytes`` of the files were read in ``read_s`` seconds, ordering
+    and rounding included. ``draft``: multi-token prediction heads, where the files have them; not read yet.
+    ``kv_scales``: the checkpoint's, see there. ``warnings``: one sentence each, about the checkpoint."""
 
     model: CausalModel
     spec: ModelSpec
@@ -59,19 +60,16 @@ class LoadedModel:
 def load_model(directory: Path, dtype: DTypeChoice = "auto",
                on_progress: OnProgress | None = None, *, quantize: QuantizeChoice = "none",
                quantize_inputs: bool = True, twelve_bit: bool = True,
-               device: torch.device | None = None) -> LoadedModel:
+               device: torch.device | None = None, allow_nonfinite: bool = False) -> LoadedModel:
     """Load the checkpoint in ``directory`` with weights in ``dtype``; "auto" is the dtype that config.json
-    names, or where it names none that of the stored embedding. ``on_progress(done_bytes, all_bytes)`` is
-    called as tensors are read. ``quantize``, ``quantize_inputs`` and ``twelve_bit``: see ``runtime_form``.
-    ``device``: where the weights go, the CPU by default.
+    names, or else that of the stored embedding. ``on_progress(done_bytes, all_bytes)`` is called as tensors are
+    read. ``quantize``, ``quantize_inputs`` and ``twelve_bit``: see ``runtime_form``. ``device``: where the
+    weights go, the CPU by default. ``allow_nonfinite``: NaN and infinity in weights are a warning.
 
-    Raises ConfigError for w8a8 with inputs as they are, UnknownArchitectureError, or CheckpointError naming
-    file, tensor, and found and expected shape, before any weight is read.
+    Before any weight is read, raises UnknownArchitectureError, or CheckpointError naming file, tensor, and stored
+    and expected shape. While weights are read, CheckpointError for values that are not finite.
     """
-    if quantize == "w8a8" and not quantize_inputs:
-        raise ConfigError("--quantize is w8a8, which rounds inputs, and --no-quantize-inputs leaves them as "
-                          "they are; use --quantize int8 with it", param="--quantize-inputs")
-    checkpoint = Checkpoint.open(Path(directory))
+    checkpoint = CheckpointFiles.open(Path(directory))
     name = named_dtype(checkpoint.config) if dtype == "auto" else dtype
     chosen: DTypeName = name or _NAME_OF_STORED.get(checkpoint.stored_dtype, "float32")
     architecture = dataclasses.replace(read_architecture(checkpoint.config), dtype=chosen)
@@ -81,14 +79,20 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
     started_s = time.perf_counter()
     with torch.inference_mode():
         check = TensorCheck(checkpoint, DTYPES[chosen], runtime)
-        build(architecture, check)
+        try:
+            build(architecture, check)
+        except RuntimeError:  # torch: a tensor of more bytes than an address can count
+            check.raise_problems()
+            raise
         check.raise_problems()
+        check_copies(checkpoint, check.copies)
+        kv_scales, scale_names = read_kv_scales(checkpoint, architecture.spec())
         with TensorReader(checkpoint, DTYPES[chosen], runtime=runtime, order=check.order,
-                          total_bytes=check.read_bytes, on_progress=on_progress, device=device) as reader:
+                          total_bytes=check.read_bytes, on_progress=on_progress, device=device,
+                          allow_nonfinite=allow_nonfinite) as reader:
             model = build(architecture, reader)
     read_s = time.perf_counter() - started_s
-    kv_scales, scale_names = read_kv_scales(checkpoint, architecture.spec())
-    lines = (runtime.note(), skipped_line(checkpoint.tensors),
+    lines = (runtime.note(), skipped_line(checkpoint.tensors), _nonfinite_warning(reader.nonfinite),
              unused_warning(checkpoint.unused(check.used | scale_names)))
     return LoadedModel(model=model, spec=architecture.spec(), generation_defaults=defaults,
                        kv_scales=kv_scales,
@@ -96,3 +100,11 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
                        read_bytes=check.read_bytes, read_s=read_s,
                        draft=DraftWeights.of(checkpoint, DTYPES[chosen]),
                        warnings=tuple(line for line in lines if line))
+
+
+def _nonfinite_warning(names: list[str]) -> str | None:
+    if not names:
+        return None
+    listed = sorted(set(names))
+    more = f" and {len(listed) - _NAMES_SHOWN} more" if len(listed) > _NAMES_SHOWN else ""
+    return f"NaN or infinite values are in {', '.join(listed[:_NAMES_SHOWN])}{more}: answers may be nonsense"

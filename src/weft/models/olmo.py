@@ -14,7 +14,8 @@ from weft.families.architecture import Architecture, Attention, Dense, GatedDelt
 from weft.models import block_readers as parts
 from weft.models.blocks.gated_delta import GatedDeltaBlock
 from weft.models.blocks.linear import Norm
-from weft.models.decoder import CausalModel, DecoderLayer
+from weft.models.decoder import CausalModel
+from weft.models.layer import DecoderLayer
 from weft.models.weights import TensorSource
 
 DELTA_NORM_EPS = 1e-5

@@ -16,7 +16,8 @@ from weft.families.architecture import Architecture, Attention, Dense, Experts, 
 from weft.models import block_readers as parts
 from weft.models.blocks.gated_delta import GatedDeltaBlock
 from weft.models.blocks.linear import Linear, Norm
-from weft.models.decoder import CausalModel, DecoderLayer, Mixer
+from weft.models.decoder import CausalModel
+from weft.models.layer import DecoderLayer, Mixer
 from weft.models.weights import TensorSource
 
 ReadProjection = Callable[[TensorSource, GatedDelta, str, int], Linear]

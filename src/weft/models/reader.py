@@ -5,46 +5,50 @@
                           v
     build(source)         asks for a: copied, widened, packed or rounded by the caller's thread
 
-Files are memory-mapped and fetching copies out of the map, so the peak is the weights, what is fetched ahead
-and the one matrix that is being worked on; page cache aside. Rejected: keeping views of the map as weights.
-They would be evicted under memory pressure, unaligned for the CPU's matrix kernels, and the process would die
-of SIGBUS when someone overwrites the file.
+Files are memory-mapped and fetching copies out of the map. So the peak is the weights, the tensors fetched ahead
+and the one matrix in work; page cache aside. Each thread checks its tensor for NaN and infinity while the bytes
+are in its cache (``stored_values``).
 
 On a GPU each tensor goes there as it was read, and is joined, ordered or rounded there.
+
+Rejected: keeping views of the map as weights. They would be evicted under memory pressure and are unaligned for
+the CPU's matrix kernels. And the process would die of SIGBUS if the file is overwritten.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
-import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import numpy as np
 import torch
 
+from weft.errors import CheckpointError
+from weft.models.checkpoint_files import CheckpointFiles
 from weft.models.runtime_form import RuntimeForm
 from weft.models.safetensors_header import StoredTensor
-from weft.models.weights import TORCH_DTYPES, Checkpoint, OnProgress, TensorSource
+from weft.models.stored_values import MappedFiles, is_finite
+from weft.models.tensor_source import OnProgress
+from weft.models.weights import TensorSource
 
 _AHEAD_BYTES = 256 * 1024 * 1024
 _THREADS = min(8, 2 * (os.cpu_count() or 1))
 
 
 class TensorReader(TensorSource):
-    """A context manager, because it holds threads and files."""
+    """A context manager, because it holds threads and files. ``nonfinite``: the tensors with NaN or infinite
+    values, which are refused unless ``allow_nonfinite``."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, *, order: Sequence[str] = (),
+    def __init__(self, checkpoint: CheckpointFiles, dtype: torch.dtype, *, order: Sequence[str] = (),
                  total_bytes: int = 0, on_progress: OnProgress | None = None,
-                 runtime: RuntimeForm | None = None, device: torch.device | None = None) -> None:
+                 runtime: RuntimeForm | None = None, device: torch.device | None = None,
+                 allow_nonfinite: bool = False) -> None:
         super().__init__(checkpoint, dtype, runtime)
         self._device = device or torch.device("cpu")
-        self._files = _MappedFiles()
+        self._files = MappedFiles()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="weft-read")
         self._next = deque(order)
         self._fetched: dict[str, Future[torch.Tensor]] = {}
@@ -52,6 +56,8 @@ class TensorReader(TensorSource):
         self._total_bytes = total_bytes
         self._read_bytes = 0
         self._on_progress = on_progress
+        self._allow_nonfinite = allow_nonfinite
+        self.nonfinite: list[str] = []
 
     def __enter__(self) -> Self:
         return self
@@ -73,7 +79,7 @@ class TensorReader(TensorSource):
         self._fetch_ahead()
         future = self._fetched.pop(name, None)
         if future is None:  # asked for again, or out of order
-            tensor = self._files.read(stored)
+            tensor = self._read(stored)
         else:
             self._ahead_bytes -= stored.stored_bytes
             tensor = future.result()
@@ -83,6 +89,16 @@ class TensorReader(TensorSource):
             self._on_progress(self._read_bytes, self._total_bytes)
         return tensor.to(self._device)
 
+    def _read(self, stored: StoredTensor) -> torch.Tensor:
+        """Called on any thread. Raises CheckpointError where a value is not finite and must be."""
+        tensor = self._files.read(stored)
+        if not is_finite(tensor, stored.dtype):
+            if not self._allow_nonfinite:
+                raise CheckpointError(f"{stored.file}: tensor {stored.name} has NaN or infinite values; "
+                                      "--allow-nonfinite serves it nevertheless", param="model")
+            self.nonfinite.append(stored.name)
+        return tensor
+
     def _fetch_ahead(self) -> None:
         """At least one, and as many as fit."""
         while self._next and (not self._fetched or self._ahead_bytes < _AHEAD_BYTES):
@@ -91,31 +107,4 @@ class TensorReader(TensorSource):
                 continue
             stored = self.checkpoint.tensors[name]
             self._ahead_bytes += stored.stored_bytes
-            self._fetched[name] = self._threads.submit(self._files.read, stored)
-
-
-class _MappedFiles:
-    """Files mapped at their first read; used by several threads."""
-
-    def __init__(self) -> None:
-        self._maps: dict[Path, mmap.mmap] = {}
-        self._lock = threading.Lock()
-
-    def read(self, stored: StoredTensor) -> torch.Tensor:
-        """A copy of the tensor's bytes."""
-        dtype = TORCH_DTYPES[stored.dtype]
-        if stored.stored_bytes == 0:
-            return torch.empty(stored.shape, dtype=dtype)
-        raw = np.frombuffer(self._map(stored.file), np.uint8, stored.stored_bytes, stored.begin)
-        return torch.from_numpy(raw.copy()).view(dtype).view(stored.shape)
-
-    def _map(self, path: Path) -> mmap.mmap:
-        with self._lock:
-            found = self._maps.get(path)
-            if found is None:
-                with path.open("rb") as file:
-                    found = self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            return found
-
-    def close(self) -> None:
-        self._maps.clear()  # each map goes with the last tensor over it
+            self._fetched[name] = self._threads.submit(self._read, stored)

@@ -2,22 +2,24 @@
 
     | u64 n | n bytes of JSON: {name: {dtype, shape, data_offsets: [begin, end]}, ...} | data ... |
 
-The header is enough to answer every question that can go wrong at load time: is the tensor there, has it
-the right shape, is the file as long as its header says. So all of it is asked before anything is read, and
-a checkpoint of 100 GB with one bad tensor fails at once and by name. Format: the safetensors specification.
+The header answers every question that can go wrong at load time: does the tensor exist, has it the right shape,
+is the file as long as its header says, do two tensors share bytes. So all of it is checked before any weight is
+read, and a checkpoint of 100 GB with one bad tensor fails at once and by name. Format: the safetensors
+specification, which forbids tensors that overlap.
 
 Rejected: ``safetensors.safe_open`` for this part; its errors name neither the file nor the tensor.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
 from weft.errors import CheckpointError
+from weft.files import inside, parse_json
 
 _LENGTH_BYTES = 8
 _HEADER_BYTES_MAX = 100_000_000
@@ -42,10 +44,9 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of one file, by name.
 
     Raises CheckpointError naming the file, and the tensor where one is to blame, when the file is missing,
-    is not safetensors, or ends before its tensors do.
+    is not safetensors, ends before its tensors do, or holds tensors that overlap.
     """
-    if not path.is_file():
-        raise CheckpointError(f"{path}: the file is missing", param="model")
+    inside(path)
     size = path.stat().st_size
     with path.open("rb") as file:
         prefix = file.read(_LENGTH_BYTES)
@@ -60,17 +61,31 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             _not_safetensors(path, f"it is truncated at {size} bytes, within the header")
         text = file.read(length)
     try:
-        header = json.loads(text)
+        header = parse_json(text, "JSON of the header")
+    except CheckpointError as error:
+        _not_safetensors(path, f"its header cannot be read ({error.message})")
+    try:
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        return {name: _tensor(path, name, entry, _LENGTH_BYTES + length, size - _LENGTH_BYTES - length)
-                for name, entry in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        tensors = {name: _tensor(path, name, entry, _LENGTH_BYTES + length, size - _LENGTH_BYTES - length)
+                   for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         _not_safetensors(path, f"its header cannot be read ({error})")
+    _refuse_overlap(path, tensors)
+    return tensors
+
+
+def _refuse_overlap(path: Path, tensors: dict[str, StoredTensor]) -> None:
+    filled = sorted((tensor for tensor in tensors.values() if tensor.stored_bytes), key=lambda one: one.begin)
+    for one, following in pairwise(filled):
+        if one.begin + one.stored_bytes > following.begin:
+            raise CheckpointError(f"{path}: {one.name} and {following.name} overlap", param="model")
 
 
 def _tensor(path: Path, name: str, entry: dict[str, Any], data_begin: int, data_bytes: int) -> StoredTensor:
     begin, end = (int(offset) for offset in entry["data_offsets"])
     shape = tuple(int(size) for size in entry["shape"])
+    if any(size < 0 for size in shape):
+        raise CheckpointError(f"{path}: {name} has shape {list(shape)}", param="model")
     if not 0 <= begin <= end:
         raise CheckpointError(f"{path}: {name} has offsets {begin} to {end}", param="model")
     if end > data_bytes:

@@ -5,8 +5,8 @@
     layers.N.shared_transformer                                        the block: in the first layer that uses
                                                                        it, with the adapters of all uses
 
-A checkpoint may hold the block again in each layer that uses it; those copies are not read. The gated norm's
-epsilon is 1e-5 whatever the configuration's is. Source: transformers ``zamba2``.
+A checkpoint may hold the block again in each layer that uses it; such a copy is compared with the first
+block (see ``stored_values``) and not read. The gated norm's epsilon is 1e-5 whatever the configuration's is. Source: transformers ``zamba2``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.dense import DenseBlock
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.blocks.shared_block import Adapted, SharedUse
-from weft.models.decoder import CausalModel, DecoderLayer
+from weft.models.decoder import CausalModel
+from weft.models.layer import DecoderLayer
 from weft.models.weights import TensorSource
 
 _GATED_NORM_EPS = 1e-5
@@ -36,11 +37,11 @@ def _layer(architecture: Architecture, source: TensorSource, index: int,
     name, hidden, eps = f"layers.{index}", architecture.hidden_size, architecture.norm_eps
     shape, beside = architecture.mixers[index], None
     if isinstance(shape, SharedBlock):
-        home = f"{name}.shared_transformer"
+        block_name = f"{name}.shared_transformer"
         if shape.block not in blocks:
-            blocks[shape.block] = _Block(source, shape, home, hidden, eps)
+            blocks[shape.block] = _Block(source, shape, block_name, hidden, eps)
         else:
-            source.leave(home)
+            source.leave_copy(block_name, blocks[shape.block].name)
         beside = blocks[shape.block].use(source, shape, source.linear([(f"{name}.linear.weight", hidden)],
                                                                       hidden))
         name, shape = f"{name}.mamba_decoder", shape.mamba

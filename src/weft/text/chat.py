@@ -43,7 +43,8 @@ import jinja2.parser
 import jinja2.sandbox
 import msgspec
 
-from weft.errors import CheckpointError, ConfigError, RequestError
+from weft.errors import ConfigError, RequestError
+from weft.files import TEMPLATE_BYTES_MAX, read_json, read_text
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MARK = "\ue000weft-continues-here\ue001"
@@ -225,19 +226,14 @@ def read_chat_template(directory: Path, *, override: str | None = None) -> tuple
                               param="--chat-template") from None
     path = directory / "chat_template.jinja"
     if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8"), str(path)
-        except UnicodeDecodeError as error:
-            raise CheckpointError(f"{path} is no UTF-8 text: {error.reason}") from None
+        return read_text(path, bytes_max=TEMPLATE_BYTES_MAX), str(path)
     path = directory / "tokenizer_config.json"
     if not path.is_file():
         return None
-    try:
-        source = json.loads(path.read_text(encoding="utf-8")).get("chat_template")
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
+    source = read_json(path).get("chat_template")
     if isinstance(source, list):  # several named templates; "default" is the one for plain chat
-        source = {entry.get("name"): entry.get("template") for entry in source}.get("default")
+        source = {entry.get("name"): entry.get("template") for entry in source
+                  if isinstance(entry, dict)}.get("default")
     return (source, str(path)) if isinstance(source, str) else None
 
 

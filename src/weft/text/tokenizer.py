@@ -24,7 +24,6 @@ tokenizers without a tokenizer.json (the error says how to convert one).
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -36,6 +35,7 @@ from typing import Any
 import tokenizers
 
 from weft.errors import CheckpointError
+from weft.files import TOKENIZER_BYTES_MAX, parse_json, read_json, read_text
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 LONG_TEXT_CHARS = 4096
@@ -69,10 +69,11 @@ class Tokenizer:
             raise CheckpointError(f"{path} is missing: weft reads fast tokenizers only. Load the "
                                   "checkpoint's tokenizer with transformers' AutoTokenizer and "
                                   "save_pretrained() it there.")
+        text = read_text(path, bytes_max=TOKENIZER_BYTES_MAX)
+        parsed = parse_json(text, str(path))
         try:
-            text = path.read_text(encoding="utf-8")
             backend = tokenizers.Tokenizer.from_str(text)
-            decoder = json.loads(text).get("decoder")
+            decoder = parsed.get("decoder")
         except Exception as error:  # tokenizers raises bare Exception
             raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
         return cls(backend, special_tokens=_special_tokens(directory), decoder=decoder)
@@ -153,24 +154,13 @@ def _special_tokens(directory: Path) -> dict[str, str]:
     or objects with ``content``."""
     named: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        for key, value in _read_object(directory / name).items():
+        path = directory / name
+        for key, value in (read_json(path) if path.exists() else {}).items():
             if key in _NAMED_TOKENS:
                 content = value.get("content") if isinstance(value, dict) else value
                 if isinstance(content, str):
                     named[key] = content
     return named
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds {type(value).__name__}, not an object")
-    return value
 
 
 def _decoder_kinds(decoder: Any) -> frozenset[str]:

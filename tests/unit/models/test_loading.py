@@ -207,3 +207,33 @@ def test_a_fault_in_a_shard_names_the_shard(tmp_path: Path) -> None:
 def test_weights_in_one_file_of_another_name_are_found(directory: Path) -> None:
     shutil.move(directory / "model.safetensors", directory / "weights.safetensors")
     assert load_model(directory).weights_bytes == load_model(checkpoint("qwen3_5")).weights_bytes
+
+
+def shared_blocks(directory: Path) -> tuple[str, str]:
+    """Rewrite a Zamba2 checkpoint so that each layer with a shared block stores it; an original and its copy."""
+    tensors = load_file(directory / "model.safetensors")
+    first = next(name for name in tensors if ".shared_transformer.feed_forward.down_proj.weight" in name)
+    layer = first.split(".shared_transformer")[0]
+    config = json.loads((directory / "config.json").read_text())
+    kinds = config.get("layers_block_type") or config["layer_types"]
+    users = [number for number, kind in enumerate(kinds) if kind == "hybrid"]
+    last = f"model.layers.{users[config.get('num_mem_blocks', 1)]}"
+    rewrite(directory, lambda stored: stored.update(
+        {last + name.removeprefix(layer): tensor.clone() for name, tensor in tensors.items()
+         if name.startswith(f"{layer}.shared_transformer.")}))
+    return first, last + first.removeprefix(layer)
+
+
+def test_copies_of_a_shared_block_are_compared_and_left(tmp_path: Path) -> None:
+    directory = copy_checkpoint(checkpoint("zamba2"), tmp_path / "copies")
+    shared_blocks(directory)
+    assert load_model(directory).warnings == ()
+
+
+def test_a_copy_of_a_shared_block_that_differs_is_refused_by_both_names(tmp_path: Path) -> None:
+    directory = copy_checkpoint(checkpoint("zamba2"), tmp_path / "differ")
+    original, copy = shared_blocks(directory)
+    rewrite(directory, lambda tensors: tensors[copy][0, :1].add_(1))
+    failure(directory, original, copy, "copies differ")
+    rewrite(directory, lambda tensors: tensors.update({copy: tensors[original][:1].clone()}))
+    failure(directory, original, copy, "copies differ")

@@ -14,7 +14,7 @@ from tests.fixtures.checkpoints import VOCAB_SIZE, checkpoint, copy_checkpoint
 from tests.fixtures.quantised_forms import FORMS, Tensors, write
 from tests.oracle.model_driver import ModelDriver
 from tests.unit.models.test_forms import reformed
-from weft.errors import CheckpointError, ConfigError
+from weft.errors import CheckpointError
 from weft.models.blocks.experts import ExpertsBlock
 from weft.models.loading import LoadedModel, load_model
 from weft.tensor import native
@@ -168,11 +168,6 @@ def test_w8a8_takes_int8_of_files_with_it_and_leaves_int4_and_experts(tmp_path: 
     assert "int4" in load_model(four, quantize="w8a8").weights_form
     experts = load_model(checkpoint("qwen3_5_moe"), quantize="w8a8")
     assert {"int8", "w8a8"} <= set(experts.weights_form.split(", "))
-
-
-def test_w8a8_with_inputs_as_they_are_is_an_error_that_says_what_to_take() -> None:
-    with pytest.raises(ConfigError, match=r"--quantize is w8a8.*--no-quantize-inputs.*--quantize int8"):
-        load(checkpoint("lfm2"), quantize="w8a8")
 
 
 def test_w8a8_without_products_of_bytes_is_the_same_model_and_says_that_it_is_slower() -> None:

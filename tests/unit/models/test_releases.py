@@ -20,9 +20,10 @@ from tests.unit.models.test_families import RELEASES, changed
 from tests.unit.models.test_families_attention import RELEASES_MORE, SMALLER_MORE
 from weft.errors import CheckpointError
 from weft.families import read_architecture
+from weft.models.checkpoint_files import CheckpointFiles
 from weft.models.registry import FAMILIES
 from weft.models.safetensors_header import StoredTensor
-from weft.models.weights import Checkpoint, TensorCheck
+from weft.models.tensor_check import TensorCheck
 
 SMALLER: dict[str, dict[str, Any]] = {      # as many layers as show each kind: names repeat after that
     "qwen3_next": {"num_hidden_layers": 8}, "qwen3": {"num_hidden_layers": 4}, "qwen3_5": {}, "lfm2": {},
@@ -30,7 +31,7 @@ SMALLER: dict[str, dict[str, Any]] = {      # as many layers as show each kind: 
 ALL = RELEASES | RELEASES_MORE | MAMBA_RELEASES
 
 
-def stand_in(config: dict[str, Any]) -> Checkpoint:
+def stand_in(config: dict[str, Any]) -> CheckpointFiles:
     """A checkpoint as transformers would save it, with headers only."""
     text = copy.deepcopy(config.get("text_config", config))
     with torch.device("meta"):
@@ -40,10 +41,10 @@ def stand_in(config: dict[str, Any]) -> Checkpoint:
     stored = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}   # shared ones once
     tensors = {name: StoredTensor(file, name, "BF16", tuple(value.shape), value.numel() * 2)
                for name, value in model.state_dict().items() if name in stored}
-    return Checkpoint(Path(), config, tensors, f"{model.base_model_prefix}.", file)
+    return CheckpointFiles(Path(), config, tensors, f"{model.base_model_prefix}.", file)
 
 
-def check(config: dict[str, Any], checkpoint: Checkpoint) -> TensorCheck:
+def check(config: dict[str, Any], checkpoint: CheckpointFiles) -> TensorCheck:
     architecture = read_architecture(config)
     source = TensorCheck(checkpoint, torch.bfloat16)
     FAMILIES[architecture.family](architecture, source)

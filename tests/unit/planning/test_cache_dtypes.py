@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.fixtures.checkpoints import CHECKPOINTS, checkpoint
 from tests.unit.planning.test_as_the_engine_allocates import ARENA_BYTES, buffer_bytes, planned
-from weft.assemble import assemble, cache_dtypes
+from weft.assemble import assemble
+from weft.assemble.room import cache_dtypes
 from weft.config import EngineConfig
 from weft.errors import ConfigError
 from weft.planning.geometries import GEOMETRIES, Geometry
@@ -72,16 +71,6 @@ def test_the_engine_allocates_what_the_plan_says_in_these_dtypes_too(name: str, 
     assert rows["a token's KV"].size_bytes == plan.kv_token_bytes
     assert KV_DTYPES[kv] in rows["a token's KV"].remark
     made.core.close()
-
-
-@pytest.mark.parametrize(("asked", "named"), [
-    ({"kv_dtype": "fp7"}, "--kv-dtype is 'fp7'; it may be auto, .*fp8"),
-    ({"state_dtype": "int8"}, "--state-dtype is 'int8'; it may be float32"),
-    ({"compress_kv": "int2"}, "--compress-kv is 'int2'; it may be int8, int4"),
-    ({"compress_kv": "int4"}, "--compress-kv int4 needs --no-exact: without it nothing is compressed")])
-def test_a_dtype_that_there_is_none_of_is_refused_by_flag(asked: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        cache_dtypes(EngineConfig(**asked), ModelSpec("m", 100, 64, 1024, "float32", (attention(2, 16),)))
 
 
 def test_a_head_that_cannot_be_packed_names_the_flag() -> None:

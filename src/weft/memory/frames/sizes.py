@@ -16,7 +16,8 @@ tries each answer).
 
 from __future__ import annotations
 
-from weft.config import EngineConfig, Sizes, flag_name
+from weft.config import EngineConfig, Sizes
+from weft.config_check import flag_name
 from weft.errors import ConfigError
 from weft.memory.frames.plan import ArenaPlan, memory_for
 from weft.spec import CacheDTypeName, ModelSpec

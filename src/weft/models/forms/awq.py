@@ -36,7 +36,7 @@ class Awq(StoredForm):
     def holds(self, name: str) -> bool:
         return _part(name, "qweight") in self.tensors
 
-    def kept(self, name: str, columns: int) -> tuple[int, int] | None:
+    def grouping(self, name: str, columns: int) -> tuple[int, int] | None:
         group = max(self.group, 0)
         return None if group % LINE else (_BITS, group)
 
@@ -51,7 +51,7 @@ class Awq(StoredForm):
             zeros = _rows_in_order(ask(_part(name, "qzeros"), (groups, rows // 8), ("I32",))).T
         whole = -(-columns // LINE) * LINE
         made = Codes(_BITS, codes.T, scales, zeros, group if self.group > 0 else whole)
-        return made if self.kept(name, columns) is not None else made.dense()
+        return made if self.grouping(name, columns) is not None else made.dense()
 
 
 def _rows_in_order(words: torch.Tensor) -> torch.Tensor:

@@ -47,7 +47,7 @@ class Compressed(StoredForm):
     def holds(self, name: str) -> bool:
         return self.dtype_of(name) in ("I8", "F8_E4M3") or f"{name}_packed" in self.tensors
 
-    def kept(self, name: str, columns: int) -> tuple[int, int] | None:
+    def grouping(self, name: str, columns: int) -> tuple[int, int] | None:
         if f"{name}_packed" not in self.tensors and self.dtype_of(name) != "I8":
             return None
         scale = self.tensors.get(f"{name}_scale")
@@ -84,7 +84,7 @@ class Compressed(StoredForm):
         scales = scales.reshape(-1, groups).expand(rows, groups)
         group = columns // groups if groups > 1 else -(-columns // LINE) * LINE
         made = Codes(bits, codes, scales, zeros, group)
-        return made if self.kept(name, columns) is not None else made.dense()
+        return made if self.grouping(name, columns) is not None else made.dense()
 
     def _scale_shape(self, name: str, rows: int) -> tuple[int, ...]:
         """As it is stored, where that is one of the shapes there are; else by rows, for the error."""

@@ -33,7 +33,7 @@ class BlockFp8(StoredForm):
     def holds(self, name: str) -> bool:
         return self.dtype_of(name) == "F8_E4M3"
 
-    def kept(self, name: str, columns: int) -> None:
+    def grouping(self, name: str, columns: int) -> None:
         return None
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> torch.Tensor:

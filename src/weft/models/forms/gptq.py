@@ -42,7 +42,7 @@ class Gptq(StoredForm):
     def holds(self, name: str) -> bool:
         return _part(name, "qweight") in self.tensors
 
-    def kept(self, name: str, columns: int) -> tuple[int, int] | None:
+    def grouping(self, name: str, columns: int) -> tuple[int, int] | None:
         group = max(self.group, 0)
         return None if self.ordered or group % LINE else (int(self.bits), group)
 
@@ -61,7 +61,7 @@ class Gptq(StoredForm):
         if not self.ordered:
             whole = -(-columns // LINE) * LINE
             made = Codes(int(self.bits), codes, scales, zeros, group if self.group > 0 else whole)
-            return made if self.kept(name, columns) is not None else made.dense()
+            return made if self.grouping(name, columns) is not None else made.dense()
         of_column = ask(_part(name, "g_idx"), (columns,), ("I32", "I64")).long()
         return (codes.float() - zeros.float()[:, of_column]) * scales[:, of_column]
 

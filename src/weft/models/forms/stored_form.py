@@ -44,7 +44,7 @@ class StoredForm(ABC):
         """Whether the matrix ``name`` ("….weight") is stored in this form, as the headers tell."""
 
     @abstractmethod
-    def kept(self, name: str, columns: int) -> tuple[int, int] | None:
+    def grouping(self, name: str, columns: int) -> tuple[int, int] | None:
         """(bits, columns per scale) where ``read`` gives Codes of a matrix with ``columns``; None where it
         widens. Only for what it holds; a scale for whole rows counts as 0 columns."""
 
@@ -63,7 +63,7 @@ class Plain(StoredForm):
     def holds(self, name: str) -> bool:
         return False
 
-    def kept(self, name: str, columns: int) -> None:
+    def grouping(self, name: str, columns: int) -> None:
         return None
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> torch.Tensor:

@@ -1,0 +1,6 @@
+"""The composition root: the one place that knows every part and puts them together (see ``assembly``)."""
+
+from weft.assemble.assembly import EMBEDDED_MODEL, Assembled, OnProgress, assemble, overlaps
+from weft.info import MemoryRow, ModelInfo
+
+__all__ = ["EMBEDDED_MODEL", "Assembled", "MemoryRow", "ModelInfo", "OnProgress", "assemble", "overlaps"]

@@ -1,0 +1,271 @@
+"""From a config to an engine that takes requests: every part is built here, in this order.
+
+    EngineConfig --+-- check      each field by its type hint, the tokenizer, the chat template
+                   +-- device     the CPU or a GPU, its kernels
+                   +-- model      directory or hub name -> weights in RAM, or on the GPU
+                   |      |
+                   |      spec ------+
+                   |                 v
+                   +-- memory     bytes -> ArenaPlan -> Sizes (what does not fit is shrunk and said)
+                   |                 |
+                   |       Memory    |    TorchExecutor(model, plan)
+                   |             \\   |   /
+                   +-----------> EngineCore            + ModelInfo: all of it in words and numbers
+
+The order matters. What can be refused without weights is refused before weights are read. The OpenMP wait policy
+is set before torch is imported, since torch reads it once; spinning threads of two processes on the same cores
+cost ten times the work itself. Memory is measured after the weights are loaded, so that its default is a share of
+what is really left. On a GPU it is measured after a step too. Graphs are recorded last, when everything that they
+hold addresses of is in its place.
+
+Importing this module costs nothing: torch comes in with ``assemble``, so the process that serves HTTP can
+name ``ModelInfo`` without it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from weft.assemble.report import layers_in_words, memory_table, read_in_words
+from weft.assemble.room import cache_dtypes, measured_gpu_room, plan_memory, ram_room
+from weft.config import EngineConfig
+from weft.engine.engine import EngineCore
+from weft.engine.grammars import GrammarCompiler
+from weft.errors import ConfigError
+from weft.host import usable_cores
+from weft.info import ModelInfo
+from weft.memory.frames.sizes import fit_sizes
+from weft.memory.memory import Memory
+from weft.memory.prefix.policies import check_policy, make_policy
+from weft.memory.prefix.policy import Policy, PrefillCost, geometric_cost
+from weft.memory.prefix.value.cost_fit import PrefillFit
+from weft.schedule.checkpoints import parse_checkpoints
+from weft.schedule.plan import StepPlan
+from weft.schedule.work import work_of
+from weft.spec import ITEM_BYTES
+from weft.text.chat import check_syntax, read_chat_template
+from weft.text.grammar_sandbox import grammar_sandbox
+from weft.text.tokenizer import Tokenizer
+from weft.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from weft.models.loading import LoadedModel
+    from weft.runner.graphs import CudaCapture
+    from weft.runner.torch_executor import TorchExecutor
+
+OnProgress = Callable[[str], None]
+"""Called with one line about the work of the moment."""
+
+EMBEDDED_MODEL = "weft-recall"
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    core: EngineCore
+    info: ModelInfo
+
+
+def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> Assembled:
+    """Raises ConfigError (a flag cannot work), CheckpointError or UnknownArchitectureError (the model cannot be
+    read or served); each names the flag, file or tensor.
+    """
+    tell = on_progress or (lambda line: None)
+    notes: list[str] = []
+    config.check()
+    checkpoints = parse_checkpoints(config.checkpoints)
+    check_policy(config.cache_policy)
+    if config.memory is not None:
+        parse_bytes(config.memory, flag="--memory")
+    parse_bytes(config.grammar_cache, flag="--grammar-cache")
+    threads = _prepare_torch(config, notes)
+    device = _choose_device(config, notes)
+    overlap = overlaps(config, device)
+    kernels = _choose_kernels(config, threads, device)
+    started = time.monotonic()
+    name, directory = _find_model(config, tell)
+    _check_text_files(directory)
+    loaded = _load(config, name, directory, tell, device)
+    notes += loaded.warnings
+    spec, kv_dtype = cache_dtypes(config, loaded.spec)
+    capture = _capture(config, device)
+    room = (measured_gpu_room(config, loaded, spec, kv_dtype, device, capture, tell) if device.type == "cuda"
+            else ram_room(config, spec, kv_dtype))
+    arena, memory_note = plan_memory(config, spec, kv_dtype, room)
+
+    from weft.runner.torch_executor import TorchExecutor
+    from weft.tensor.device import describe
+    from weft.tensor.grain import grid_tokens
+
+    sizes = replace(fit_sizes(config, spec, arena), grid_tokens=grid_tokens(spec, device))
+    notes += [*memory_note, *sizes.notes]
+    tell(f"memory: {format_bytes(arena.arena_bytes)} in {arena.frame_count} frames")
+    executor = TorchExecutor(loaded.model, arena, sizes, kv_scales=loaded.kv_scales, device=device,
+                             reload=lambda: _load(config, name, directory, lambda line: None, device),
+                             capture=capture)
+    notes += _record_graphs(executor, tell)
+    defaults = loaded.generation_defaults
+    cost = _guessed_cost(loaded)
+    policy = make_policy(config.cache_policy, arena, cost, time.monotonic)
+    core = EngineCore(vocab_size=loaded.spec.vocab_size, sizes=sizes,
+                      memory=Memory(arena, cache=config.prefix_cache, count_salt=config.count_salt,
+                                    policy=policy),
+                      executor=executor,
+                      clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids,
+                      checkpoints=checkpoints, overlap=overlap,
+                      grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size))
+    core.on_step.append(_cost_learner(policy, cost))
+    info = ModelInfo(
+        name=name, directory=str(directory), family=loaded.spec.family, layers=layers_in_words(loaded.spec),
+        vocab_size=loaded.spec.vocab_size, dtype=loaded.spec.dtype, weights_bytes=loaded.weights_bytes,
+        load_s=time.monotonic() - started, device=describe(device), threads=threads, kernels=kernels,
+        sizes=sizes,
+        memory=memory_table(spec, loaded, arena, sizes.max_model_len), notes=notes,
+        eos_ids=list(defaults.eos_ids),
+        generation_defaults=defaults.sampling())
+    return Assembled(core, info)
+
+
+def overlaps(config: EngineConfig, device: torch.device) -> bool:
+    """Whether the next step is planned while one is computed. On a CPU both want the same cores, and the way
+    between two threads costs more than it hides (docs/decisions/0015-overlap.md)."""
+    return config.overlap == "on" or (config.overlap == "auto" and device.type != "cpu")
+
+
+def _guessed_cost(loaded: LoadedModel) -> PrefillCost:
+    spec = loaded.spec
+    return geometric_cost(hidden_size=spec.hidden_size, attention_layers=len(spec.attention_layers),
+                          parameters=loaded.weights_bytes / ITEM_BYTES[spec.dtype])
+
+
+def _cost_learner(policy: Policy, guess: PrefillCost) -> Callable[[StepPlan, float], None]:
+    """Gives ``policy`` the cost of computing a prompt here, fitted to measured steps. A step of decodes alone is
+    like the step before it, so one in sixteen of them is enough."""
+    fit = PrefillFit(guess)
+
+    def measured(plan: StepPlan, seconds: float) -> None:
+        if plan.step % 16 and plan.decode_count == plan.run_count:
+            return
+        if fit.told(*work_of(plan), seconds):
+            policy.costs(fit.cost())
+
+    return measured
+
+
+def _prepare_torch(config: EngineConfig, notes: list[str]) -> int:
+    """Import torch as the CPU path wants it; returns the threads it will use."""
+    if "torch" in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        notes.append("torch was imported before the engine was made, and OMP_WAIT_POLICY is not set: set it "
+                     "to passive, or torch's threads spin whenever another process shares their cores.")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    import torch
+
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(usable_cores())
+    return torch.get_num_threads()
+
+
+def _choose_device(config: EngineConfig, notes: list[str]) -> torch.device:
+    from weft.tensor.device import choose_device, remarks
+
+    device = choose_device(config.device)
+    notes += remarks(device)
+    return device
+
+
+def _choose_kernels(config: EngineConfig, threads: int, device: torch.device) -> str:
+    """Which kernels run, in words for the start-up line."""
+    from weft.tensor import gpu, native
+    from weft.tensor.device import kernels_in_words
+    from weft.tensor.gpu import prefill_backend
+
+    native.choose(config.cpu_kernels)
+    native.set_threads(threads)
+    gpu.choose(config.gpu_kernels)
+    prefill_backend.choose(config.attention_backend)
+    return kernels_in_words() if device.type == "cuda" else native.describe()
+
+
+def _find_model(config: EngineConfig, tell: OnProgress) -> tuple[str, Path]:
+    """(the name to serve it under, its directory)."""
+    from weft.models.hub import resolve_model
+
+    if config.model is None:
+        directory = Path(__file__).parents[1] / "embedded" / EMBEDDED_MODEL
+        if not (directory / "config.json").is_file():
+            raise ConfigError("this installation has no embedded model; name a checkpoint directory or a hub "
+                              "model", param="--model")
+        return EMBEDDED_MODEL, directory
+    tell(f"model: {config.model}")
+    directory = resolve_model(config.model, config.revision)
+    is_path = Path(config.model).expanduser().is_dir()
+    return (directory.name if is_path else config.model), directory
+
+
+def _check_text_files(directory: Path) -> None:
+    """Before any weight is read, an error for a tokenizer or chat template that cannot be used."""
+    Tokenizer.load(directory)
+    template = read_chat_template(directory)
+    if template is not None:
+        check_syntax(*template)
+
+
+def _load(config: EngineConfig, name: str, directory: Path, tell: OnProgress,
+          device: torch.device) -> LoadedModel:
+    from weft.models.loading import load_model
+
+    shown_percent = -1
+
+    def on_bytes(done: int, total: int) -> None:
+        nonlocal shown_percent
+        percent = 100 * done // max(total, 1) // 5 * 5
+        if percent > shown_percent:
+            shown_percent = percent
+            bar = "█" * (percent // 5) + "·" * (20 - percent // 5)
+            tell(f"weights of {name}: {bar} {percent} % of {format_bytes(total)}")
+
+    loaded = load_model(directory, config.dtype, on_bytes, quantize=config.quantize,
+                        quantize_inputs=config.quantize_inputs, twelve_bit=config.twelve_bit, device=device,
+                        allow_nonfinite=config.allow_nonfinite)
+    tell(f"weights of {name}: {read_in_words(loaded)}")
+    return loaded
+
+
+def _capture(config: EngineConfig, device: torch.device) -> CudaCapture | None:
+    """On a GPU, unless it is turned off."""
+    if device.type != "cuda" or config.cuda_graphs == "off":
+        return None
+    from weft.runner.graphs import CudaCapture
+
+    return CudaCapture(device)
+
+
+def _record_graphs(executor: TorchExecutor, tell: OnProgress) -> list[str]:
+    """Notes for the user: how many graphs, or why none."""
+    if executor.graphs is None:
+        return []
+    tell(f"CUDA graphs: recording {len(executor.graphs.widths)} batch sizes")
+    refused = executor.record_graphs()
+    notes = [] if refused is None else [
+        f"some decode steps are not recorded as CUDA graphs, and are slower for it: {refused}"]
+    widths = executor.graphs.recorded_widths
+    if widths:
+        notes.append(f"decode steps of up to {widths[-1]} sequences are CUDA graphs: {len(widths)} batch "
+                     f"sizes, recorded in {executor.graphs.recorded_s:.1f} s.")
+    return notes
+
+
+def _grammar_compiler(config: EngineConfig, directory: Path, eos_ids: tuple[int, ...],
+                      vocab_size: int) -> GrammarCompiler:
+    sandbox = grammar_sandbox(config, directory, eos_ids)
+    return GrammarCompiler(None if sandbox is None else sandbox.read_tokenizer, eos_ids, vocab_size, sandbox,
+                           cache_bytes=parse_bytes(config.grammar_cache, flag="--grammar-cache"))

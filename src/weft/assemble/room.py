@@ -1,0 +1,100 @@
+"""How large the arena may be: what the machine has free, what the flags ask for, and the dtypes of its pages.
+
+    CPU   free RAM, weights loaded             -> a share by default, nearly all of it at most
+    GPU   free bytes - what a step was measured to take    -> x --gpu-memory-fraction, by default and at most
+
+Memory is measured after the weights are loaded, so a default is a share of what is really left. ``--memory`` beyond
+the room is shrunk, and a note says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weft.config import EngineConfig
+from weft.errors import ConfigError
+from weft.host import free_ram_bytes
+from weft.memory.frames.plan import ArenaPlan, plan_arena
+from weft.memory.frames.sizes import WORKSPACE_SHARE, default_memory_bytes
+from weft.spec import ITEM_BYTES, KV_DTYPES, CacheDTypeName, ModelSpec, kept_in
+from weft.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from weft.models.loading import LoadedModel
+    from weft.runner.graphs import CudaCapture
+
+
+def cache_dtypes(config: EngineConfig, spec: ModelSpec) -> tuple[ModelSpec, CacheDTypeName]:
+    """``spec`` with its states as ``config`` asks for them, and the dtype of its pages.
+
+    Raises ConfigError for a head that cannot be packed in that dtype.
+    """
+    asked = KV_DTYPES.get(config.kv_dtype)
+    kv_dtype = asked or spec.dtype
+    packed = 4 // ITEM_BYTES[kv_dtype]
+    for layer in spec.layers:
+        if layer.kv_heads and layer.head_dim % packed:
+            raise ConfigError(f"--kv-dtype is {config.kv_dtype}, which packs {packed} numbers of a head: the "
+                              f"{layer.head_dim} of this model's heads are no multiple of that; use "
+                              "--kv-dtype float32", param="--kv-dtype")
+    return kept_in(spec, asked, config.state_dtype), kv_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaRoom:
+    """What an arena may take: ``most_bytes`` at most, ``usual_bytes`` without ``--memory``. ``why``: where the
+    limit comes from, a sentence."""
+
+    most_bytes: int
+    usual_bytes: int
+    why: str
+
+
+def ram_room(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName) -> ArenaRoom:
+    available = free_ram_bytes()
+    return ArenaRoom(int(available * (1 - WORKSPACE_SHARE)), default_memory_bytes(available, spec, config, kv_dtype),
+                 f"{format_bytes(available)} of RAM are free now.")
+
+
+def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec, kv_dtype: CacheDTypeName,
+              device: torch.device, capture: CudaCapture | None, tell: Callable[[str], None]) -> ArenaRoom:
+    """After the weights are loaded: what a step takes is measured, and the arena gets a share of the rest."""
+    from weft.runner.reserve import CudaMeter, measure_reserve
+    from weft.tensor.device import free_bytes
+
+    tell("memory: measuring what a step takes")
+    reserve = measure_reserve(
+        loaded.model, spec, kv_dtype, step_tokens=config.max_num_batched_tokens, rows=config.max_num_seqs,
+        model_len=min(config.max_model_len or spec.max_positions, spec.max_positions), device=device,
+        meter=CudaMeter(device), capture=capture)
+    return gpu_room(config, free_bytes(device), reserve.total_bytes, reserve.in_words())
+
+
+def gpu_room(config: EngineConfig, free: int, reserved: int, reserved_in_words: str) -> ArenaRoom:
+    """``free``: free bytes of the GPU, weights loaded; ``reserved``: the part that a step takes.
+
+    Raises ConfigError where a step leaves nothing.
+    """
+    most = int((free - reserved) * config.gpu_memory_fraction)
+    if most <= 0:
+        raise ConfigError(
+            f"beside the weights {format_bytes(free)} of the GPU are free, and a step takes "
+            f"{format_bytes(reserved)} ({reserved_in_words}): nothing is left for KV and states; use a "
+            "smaller --max-num-batched-tokens or --max-num-seqs, or --quantize",
+            param="--max-num-batched-tokens")
+    return ArenaRoom(most, most, f"{format_bytes(free)} of the GPU are free beside the weights, a step takes "
+                             f"{format_bytes(reserved)} of them ({reserved_in_words}), and "
+                             f"--gpu-memory-fraction is {config.gpu_memory_fraction}.")
+
+
+def plan_memory(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName,
+                 room: ArenaRoom) -> tuple[ArenaPlan, list[str]]:
+    asked = room.usual_bytes if config.memory is None else parse_bytes(config.memory, flag="--memory")
+    size = min(asked, room.most_bytes)
+    note = f"--memory {config.memory} shrunk to {format_bytes(size)}: {room.why}"
+    return (plan_arena(spec, size, kv_dtype=kv_dtype, compress=not config.exact, compress_kv=config.compress_kv),
+            [note] if size < asked and config.memory is not None else [])

@@ -1,0 +1,98 @@
+"""A config dataclass checked by its own declaration: type hints say the kind and the choices, metadata the range.
+
+    overlap: Literal["auto", "on", "off"]              one of those
+    threads: int | None, least=1, most=1024            a whole number in that range, or None
+    exact: bool                                        True or False
+    memory: str | None                                 text, or None
+
+The command line converts text, so it can only get choices and ranges wrong. Python keywords can be anything, and a
+file of settings too. All of them get the same sentence, which names the flag. A name that is no field gets the hint
+that the command line gives for the flag: the name of it here, or the nearest one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, fields
+from typing import Any, get_args, get_origin
+
+from weft.errors import ConfigError
+from weft.foreign import foreign_flag, foreign_sentence
+
+
+def flag_name(field_name: str) -> str:
+    """``max_model_len`` -> ``--max-model-len``."""
+    return "--" + field_name.replace("_", "-")
+
+
+def without_none(hint: Any) -> Any:
+    """``T | None`` -> ``T``; any other hint as it is."""
+    if get_origin(hint) in (typing.Union, types.UnionType):
+        [hint] = [arm for arm in get_args(hint) if arm is not type(None)]
+    return hint
+
+
+def check_fields(config: Any) -> None:
+    """Raises ConfigError for the first field of the dataclass ``config`` whose value its declaration excludes."""
+    hints = typing.get_type_hints(type(config))
+    for declared in fields(config):
+        value, hint = getattr(config, declared.name), hints[declared.name]
+        inner = without_none(hint)
+        if value is None and inner is not hint:
+            continue
+        wrong = _wrong(value, inner, declared)
+        if wrong is not None:
+            flag = flag_name(declared.name)
+            raise ConfigError(f"{flag} is {value!r}; {wrong}", param=flag)
+
+
+def known_fields(config_type: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``given``, checked to be names of fields. Raises ConfigError with the name that was probably meant."""
+    names = [declared.name for declared in fields(config_type)]
+    for name in given:
+        if name not in names:
+            raise ConfigError(unknown_name(name, names), param=name)
+    return given
+
+
+def unknown_name(name: str, names: Iterable[str]) -> str:
+    """The sentence for a keyword that is no field."""
+    foreign = foreign_flag(flag_name(name))
+    if foreign is not None:
+        return foreign_sentence(flag_name(name), foreign)
+    near = difflib.get_close_matches(name, list(names), n=1, cutoff=0.6)
+    return f"there is no keyword {name}; " + (f"did you mean {near[0]}?" if near else
+                                              f"the keywords are {', '.join(names)}")
+
+
+def _wrong(value: object, hint: Any, declared: Field[Any]) -> str | None:
+    """What is right instead, as the end of a sentence; None for a value that is right."""
+    if get_origin(hint) is typing.Literal:
+        choices = [str(choice) for choice in get_args(hint)]
+        return None if value in get_args(hint) else f"it may be {', '.join(choices[:-1])} or {choices[-1]}"
+    if hint is bool:
+        return None if isinstance(value, bool) else "it is True or False"
+    if hint is str:
+        example = ", such as '4GiB'" if declared.name == "memory" else ""
+        return None if isinstance(value, str) else f"it must be text{example}"
+    if get_origin(hint) is tuple:
+        right = isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+        return None if right else "it must be a tuple of texts"
+    assert hint in (int, float), f"{declared.name}: no check for {hint}"
+    kinds, kind = ((int,), "a whole number") if hint is int else ((int, float), "a number")
+    if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
+        return f"it must be {kind}{_range_in_words(declared)}"
+    metadata = declared.metadata
+    inside = (value >= metadata.get("least", -math.inf) and value <= metadata.get("most", math.inf)
+              and value > metadata.get("above", -math.inf))
+    return None if inside else "it must be" + _range_in_words(declared)
+
+
+def _range_in_words(declared: Field[Any]) -> str:
+    words = [f"{word} {declared.metadata[key]}" for key, word in
+             (("least", "at least"), ("above", "above"), ("most", "at most")) if key in declared.metadata]
+    return " " + " and ".join(words) if words else ""

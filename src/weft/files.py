@@ -1,0 +1,95 @@
+"""Files of a checkpoint that a stranger may have written: inside its directory, bounded, one clear line.
+
+    directory/config.json ---- a plain file there                      read, up to its bound of bytes
+                          ---- a link to a file of the directory       read
+                          ---- a link out of it                        refused
+                          ---- a link into the hub cache's own blobs   read: snapshots/X/f -> blobs/H
+
+The bounds hold memory: a text is never longer than its limit, and JSON is never deeper than any real file needs.
+A file that is missing, no text, no JSON, too long or too deep is a CheckpointError that names it.
+
+Rejected: following every link. A checkpoint that is unpacked from an archive could then show any file of the
+machine, as its chat template for example, to every client.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from weft.errors import CheckpointError
+from weft.units import format_bytes
+
+JSON_DEPTH_MAX = 64
+"""Levels of arrays and objects; published configurations and tokenizers have less than twenty."""
+CONFIG_BYTES_MAX = 16 << 20
+INDEX_BYTES_MAX = 256 << 20
+TOKENIZER_BYTES_MAX = 256 << 20
+TEMPLATE_BYTES_MAX = 4 << 20
+
+
+def inside(path: Path) -> Path:
+    """``path``, checked to be a file that does not lead out of its directory.
+
+    Raises CheckpointError where it is missing or a link to a place elsewhere.
+    """
+    try:
+        real, home = path.resolve(strict=True), path.parent.resolve()
+    except (OSError, RuntimeError):  # RuntimeError: a loop of links
+        raise CheckpointError(f"{path}: the file is missing", param="model") from None
+    homes = [home]
+    if home.parent.name == "snapshots":  # the hub cache: models--owner--name/{snapshots/REVISION,blobs}
+        homes.append(home.parent.parent / "blobs")
+    if not any(real.is_relative_to(one) for one in homes):
+        raise CheckpointError(f"{path}: is a link out of the checkpoint's directory; put the file itself there",
+                              param="model")
+    if not real.is_file():
+        raise CheckpointError(f"{path}: is no file", param="model")
+    return path
+
+
+def read_text(path: Path, *, bytes_max: int) -> str:
+    """Raises CheckpointError naming the file when it is missing, linked elsewhere, too long or not UTF-8."""
+    inside(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(bytes_max + 1)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}", param="model") from None
+    if len(content) > bytes_max:
+        raise CheckpointError(f"{path}: is longer than {format_bytes(bytes_max)}", param="model")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path}: is not UTF-8 text: byte {error.start} is {content[error.start]:#04x}",
+                              param="model") from None
+
+
+def read_json(path: Path, *, bytes_max: int = CONFIG_BYTES_MAX) -> dict[str, Any]:
+    """Raises CheckpointError naming the file when it is no JSON object within its bounds."""
+    value = parse_json(read_text(path, bytes_max=bytes_max), str(path))
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: a JSON object is needed", param="model")
+    return value
+
+
+def parse_json(text: str | bytes, origin: str) -> Any:
+    """Raises CheckpointError naming ``origin`` when ``text`` is not JSON or is too deep."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise _too_deep(origin) from None
+    except ValueError as error:
+        raise CheckpointError(f"{origin}: is not JSON: {error}", param="model") from None
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(JSON_DEPTH_MAX):
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)
+                 if isinstance(inner, (dict, list))]
+        if not level:
+            return value
+    raise _too_deep(origin)
+
+
+def _too_deep(origin: str) -> CheckpointError:
+    return CheckpointError(f"{origin}: is JSON of more than {JSON_DEPTH_MAX} levels", param="model")

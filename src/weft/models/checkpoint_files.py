@@ -1,0 +1,110 @@
+"""A checkpoint directory as a set of named tensors, read from headers alone.
+
+    config.json  +  model.safetensors                                    one file
+                 |  model.safetensors.index.json -> model-0000N-of-...   an index over several
+                 |  *.safetensors                                        several without an index
+
+``CheckpointFiles.open`` reads config.json and the headers, and no weight. What it can see is refused there: files that
+are missing, truncated, broken or linked out of the directory, and an index that names what no file holds.
+
+Tensor names: the language model lies at ``model.``, inside a multimodal wrapper at ``model.language_model.`` or
+``language_model.model.``, at ``backbone.`` (Mamba, Nemotron-H), or bare. The embedding's name decides ``prefix``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.errors import CheckpointError
+from weft.files import INDEX_BYTES_MAX, read_json
+from weft.models.forms import stored_form
+from weft.models.safetensors_header import StoredTensor, read_header
+from weft.models.skipped import SKIPPED_PREFIXES
+
+_PREFIXES = ("model.language_model.", "model.", "language_model.model.", "language_model.", "backbone.",
+             "language_model.backbone.", "")
+_EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight")
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+DRAFT_PREFIXES = ("mtp.", "model.mtp.")
+"""Heads that predict further tokens (multi-token prediction)."""
+_UNUSED_KNOWN = (*DRAFT_PREFIXES, *SKIPPED_PREFIXES)
+_UNUSED_KNOWN_ENDS = ("rotary_emb.inv_freq", "lm_head.weight")
+_NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFiles:
+    """``tensors`` by name over all files; ``prefix`` goes before every name of the language model."""
+
+    directory: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, StoredTensor]
+    prefix: str
+    source: Path
+    """The file that lists the tensors (the index, or the one weights file): errors point at it."""
+
+    @classmethod
+    def open(cls, directory: Path) -> CheckpointFiles:
+        """Raises CheckpointError naming the file that is missing, malformed or truncated."""
+        config = read_json(directory / "config.json")
+        files, listed, source = _weight_files(directory)
+        headers = {file.name: read_header(file) for file in files}
+        tensors: dict[str, StoredTensor] = {}
+        for header in headers.values():
+            tensors.update(header)
+        for name, file_name in listed.items():
+            if name not in headers[file_name]:
+                raise CheckpointError(f"{source}: places {name} in {file_name}, which does not hold it",
+                                      param="model")
+            tensors[name] = headers[file_name][name]
+        prefix = next((p for p in _PREFIXES for name in _EMBEDDINGS if p + name in tensors), "model.")
+        return cls(directory, config, tensors, prefix, source)
+
+    @property
+    def stored_dtype(self) -> str:
+        """Format name of the embedding's dtype ("F32" when the embedding is missing, which fails later)."""
+        embeddings = (self.tensors.get(self.prefix + name) for name in _EMBEDDINGS)
+        return next((embedding.dtype for embedding in embeddings if embedding is not None), "F32")
+
+    def unused(self, used: set[str]) -> list[str]:
+        """Names that no part of the model asked for, without those known to be of no use here."""
+        known_ends = (*_UNUSED_KNOWN_ENDS, *stored_form(self.config, self.tensors).left_ends)
+        return sorted(name for name in self.tensors if name not in used
+                      and not name.startswith(_UNUSED_KNOWN) and not name.endswith(known_ends))
+
+
+def unused_warning(names: Sequence[str]) -> str | None:
+    """One line about tensors that no part of the model uses; None when there are none."""
+    if not names:
+        return None
+    more = len(names) - _NAMES_SHOWN
+    return (f"{len(names)} tensor{'s are' if len(names) > 1 else ' is'} not used: "
+            f"{', '.join(names[:_NAMES_SHOWN])}{f' and {more} more' if more > 0 else ''}")
+
+
+def _weight_files(directory: Path) -> tuple[list[Path], dict[str, str], Path]:
+    """(files, name -> file as the index lists them, the file to name in errors)."""
+    single, index = directory / _SINGLE, directory / _INDEX
+    if single.exists():
+        return [single], {}, single
+    if index.exists():
+        listed = read_json(index, bytes_max=INDEX_BYTES_MAX).get("weight_map")
+        if not isinstance(listed, dict) or not listed:
+            raise CheckpointError(f"{index}: weight_map is missing", param="model")
+        file_of = {name: Path(str(file)).name for name, file in listed.items()}
+        files = [directory / name for name in sorted(set(file_of.values()))]
+        for file in files:
+            if not file.is_file():
+                raise CheckpointError(f"{file}: the file is missing; {_INDEX} lists it", param="model")
+        return files, file_of, index
+    files = sorted(directory.glob("*.safetensors"))
+    if files:
+        return files, {}, files[0]
+    if any(directory.glob("*.bin")):
+        raise CheckpointError(f"{directory}: has weights in .bin files only; weft reads safetensors, which "
+                              f"transformers' save_pretrained writes", param="model")
+    raise CheckpointError(f"{directory}: no {_SINGLE}, {_INDEX} or other .safetensors file", param="model")

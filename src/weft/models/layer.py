@@ -1,0 +1,42 @@
+"""One layer of a decoder: what the loop over layers and the fused decoder both read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from weft.models.blocks.attention import CosSin
+from weft.models.blocks.linear import Norm
+from weft.tensor.inputs import LayerCache, StepInputs
+
+
+class Mixer(Protocol):
+    """Moves information between the tokens of a sequence."""
+
+    def __call__(self, x_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
+                 cos_sin: CosSin | None) -> torch.Tensor: ...
+
+
+class Beside(Protocol):
+    """What reads the stream and the embedding, and is added to what a mixer sees."""
+
+    def __call__(self, x_TD: torch.Tensor, embedded_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,
+                 cos_sin: CosSin | None) -> torch.Tensor: ...
+
+
+@dataclass(slots=True)
+class DecoderLayer:
+    """Residual pair. Most families norm what goes in; OLMo's attention layers norm what comes out
+    (``mixer_out_norm``, ``feed_out_norm``), LFM3 both. One of ``mixer`` and ``feed_forward`` may be None
+    (Nemotron-H, Mamba). ``beside``: Zamba2's shared block."""
+
+    mixer_norm: Norm | None
+    mixer: Mixer | None
+    feed_norm: Norm | None
+    feed_forward: Callable[[torch.Tensor], torch.Tensor] | None
+    mixer_out_norm: Norm | None = None
+    feed_out_norm: Norm | None = None
+    beside: Beside | None = None

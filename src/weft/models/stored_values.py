@@ -1,0 +1,86 @@
+"""Bytes of stored tensors, out of memory-mapped files; and what they must not be.
+
+A file is mapped at its first read and read by several threads. A read is a copy out of the map.
+
+Two checks look at values. *Finite*: NaN or infinity in a float tensor makes every answer of the model nonsense, and a
+recurrent state never recovers from it. A sum is finite only if all its terms are, so one pass over bytes that were
+just copied settles it; where the sum itself overflows, each value is looked at. *Copies*: some families store one
+block several times, and only the first is served, so the others must be equal to it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from weft.errors import CheckpointError
+from weft.models.checkpoint_files import CheckpointFiles
+from weft.models.safetensors_header import StoredTensor
+from weft.models.tensor_source import TORCH_DTYPES
+
+_FP8_NAN = {"F8_E4M3": (0x7F, 0x7F), "F8_E8M0": (0xFF, 0xFF)}
+"""Format -> (mask, value) of the codes that are no number."""
+_NAMES_SHOWN = 4
+
+
+class MappedFiles:
+    """Files mapped at their first read; used by several threads."""
+
+    def __init__(self) -> None:
+        self._maps: dict[Path, mmap.mmap] = {}
+        self._lock = threading.Lock()
+
+    def read(self, stored: StoredTensor) -> torch.Tensor:
+        """A copy of the tensor's bytes."""
+        dtype = TORCH_DTYPES[stored.dtype]
+        if stored.stored_bytes == 0:
+            return torch.empty(stored.shape, dtype=dtype)
+        return torch.from_numpy(self.view(stored).copy()).view(dtype).view(stored.shape)
+
+    def view(self, stored: StoredTensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """The tensor's bytes where they lie, valid until ``close``."""
+        return np.frombuffer(self._map(stored.file), np.uint8, stored.stored_bytes, stored.begin)
+
+    def _map(self, path: Path) -> mmap.mmap:
+        with self._lock:
+            if path not in self._maps:
+                with path.open("rb") as file:
+                    self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return self._maps[path]
+
+    def close(self) -> None:
+        self._maps.clear()  # each map goes with the last tensor over it
+
+
+def is_finite(tensor: torch.Tensor, stored_dtype: str) -> bool:
+    """Whether no value is NaN or infinite; true of every tensor of whole numbers."""
+    if stored_dtype in _FP8_NAN:
+        mask, value = _FP8_NAN[stored_dtype]
+        return not bool(((tensor.view(torch.uint8) & mask) == value).any())
+    if not tensor.is_floating_point():
+        return True
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+
+
+def check_copies(checkpoint: CheckpointFiles, copies: Sequence[tuple[str, str]]) -> None:
+    """Raises CheckpointError naming the pairs (original, copy) whose bytes differ."""
+    files, differ = MappedFiles(), []
+    for original, copy in copies:
+        first, second = checkpoint.tensors.get(original), checkpoint.tensors[copy]
+        same = first is not None and (first.dtype, first.shape) == (second.dtype, second.shape)
+        if first is None or not same or not _same_bytes(files, first, second):
+            differ.append(f"{copy} and {original}")
+    files.close()
+    if differ:
+        more = f" and {len(differ) - _NAMES_SHOWN} more pairs" if len(differ) > _NAMES_SHOWN else ""
+        raise CheckpointError(f"{checkpoint.source}: layers share one block, but its stored copies differ: "
+                              f"{', '.join(differ[:_NAMES_SHOWN])}{more}", param="model")
+
+
+def _same_bytes(files: MappedFiles, first: StoredTensor, second: StoredTensor) -> bool:
+    return first.stored_bytes == 0 or bool(np.array_equal(files.view(first), files.view(second)))
