@@ -36,6 +36,7 @@ import tokenizers
 
 from weft.errors import CheckpointError
 from weft.files import TOKENIZER_BYTES_MAX, parse_json, read_json, read_text
+from weft.text.text_parts import PART_CHARS, PART_MARGIN_CHARS, text_parts
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 LONG_TEXT_CHARS = 4096
@@ -60,6 +61,7 @@ class Tokenizer:
         kinds = _decoder_kinds(decoder)
         self._byte_level = "ByteLevel" in kinds
         self._byte_fallback = "ByteFallback" in kinds
+        self._parts = text_parts(backend)
 
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
@@ -81,11 +83,13 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """``add_special_tokens`` applies the file's post-processor (a BOS, where the model has one)."""
         if len(text) < LONG_TEXT_CHARS:
-            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
-        else:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return ids
+        if len(text) <= PART_CHARS + PART_MARGIN_CHARS or self._parts is None:
             [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids
-        return ids
+            ids = encoding.ids
+            return ids
+        return self._parts.encode(text, add_special_tokens=add_special_tokens)
 
     def encode_with_boundaries(self, text: str, boundaries: Sequence[int], *,
                                add_special_tokens: bool = True) -> tuple[list[int], list[int]]:
