@@ -42,6 +42,8 @@ class ServerConfig:
         (), "Name(s) that requests may use for the model, besides 'default'; may be given several times. "
             "Default: the model's own.")
     chat_template: str | None = _flag(None, "File with the chat template to use instead of the checkpoint's.")
+    max_tokenize_chars: int = _flag(16_000_000, "Characters of long texts that may be tokenized at once "
+                                                "(413, 503).", least=4096)
     template_seconds: float = _flag(5.0, "Seconds that rendering one conversation may take.")
     template_chars: int = _flag(32_000_000, "Characters that a conversation may be rendered to.")
     template_memory: str = _flag("512MiB", "Memory that a process that renders conversations may take.")

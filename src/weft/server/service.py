@@ -22,6 +22,7 @@ from weft.server.config import ServerConfig
 from weft.server.edge import Edge
 from weft.server.metrics import Metrics
 from weft.server.protocol import ChatBody, TokenizeChatBody
+from weft.server.tokenize_budget import TokenizeBudget
 from weft.text.cache_marks import without_marks
 from weft.text.chat import read_chat_template
 from weft.text.dialect import Dialect
@@ -45,6 +46,7 @@ class ServedModel:
     template: TemplateSandbox | None
     dialect: Dialect
     created_s: int
+    budget: TokenizeBudget
 
     @property
     def name(self) -> str:
@@ -80,7 +82,8 @@ class ServedModel:
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if len(text) < LONG_TEXT_CHARS:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        with self.budget.spending(len(text)):
+            return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
     async def encode_chat(self, prompt: ChatPrompt, *,
                           add_special_tokens: bool) -> tuple[list[int], list[int], list[int]]:
@@ -133,7 +136,8 @@ def load_served_model(info: ModelInfo, config: ServerConfig) -> ServedModel:
     dialect = Dialect(template, tokenizer, reasoning_parser=config.reasoning_parser,
                       tool_parser=config.tool_parser)
     names = config.served_model_name or (info.name,)
-    return ServedModel(info, tuple(dict.fromkeys(names)), tokenizer, template, dialect, int(time.time()))
+    return ServedModel(info, tuple(dict.fromkeys(names)), tokenizer, template, dialect, int(time.time()),
+                       TokenizeBudget(config.max_tokenize_chars))
 
 
 class Service:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ import tokenizers
 
 from weft.errors import CheckpointError
 from weft.files import TOKENIZER_BYTES_MAX, parse_json, read_json, read_text
-from weft.text.text_parts import PART_CHARS, PART_MARGIN_CHARS, text_parts
+from weft.text.text_parts import PART_CHARS, PART_MARGIN_CHARS, TextParts, text_parts
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 LONG_TEXT_CHARS = 4096
@@ -61,7 +61,6 @@ class Tokenizer:
         kinds = _decoder_kinds(decoder)
         self._byte_level = "ByteLevel" in kinds
         self._byte_fallback = "ByteFallback" in kinds
-        self._parts = text_parts(backend)
 
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
@@ -79,6 +78,11 @@ class Tokenizer:
         except Exception as error:  # tokenizers raises bare Exception
             raise CheckpointError(f"{path} cannot be read as a tokenizer: {error}") from error
         return cls(backend, special_tokens=_special_tokens(directory), decoder=decoder)
+
+    @cached_property
+    def _parts(self) -> TextParts | None:
+        """At the first very long text: it reads the whole tokenizer again."""
+        return text_parts(self._backend)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """``add_special_tokens`` applies the file's post-processor (a BOS, where the model has one)."""

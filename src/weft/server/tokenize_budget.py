@@ -1,0 +1,43 @@
+"""How many characters are tokenized at once, over all requests (law L11).
+
+    with budget.spending(len(text)): tokenize in a thread
+
+Tokenizing takes a few seconds for each megabyte, and its threads share the cores with the engine. A text
+that is larger than the whole budget is a 413; one that finds no room beside others is a 503. Short texts,
+which are tokenized at once, are not counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from weft.errors import QueueFullError, RequestError
+
+
+class TextTooLongError(RequestError):
+    """The text is over --max-tokenize-chars."""
+
+    status = 413
+
+
+class TokenizeBudget:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._spent = 0
+
+    @contextlib.contextmanager
+    def spending(self, count: int) -> Iterator[None]:
+        """Raises TextTooLongError, QueueFullError."""
+        if count > self._limit:
+            raise TextTooLongError(f"the text has {count} characters; the limit is {self._limit} "
+                                   "(--max-tokenize-chars)", param="prompt", code="text_too_long")
+        if self._spent + count > self._limit:
+            raise QueueFullError(f"{self._spent} characters of other requests are being tokenized, and this "
+                                 f"text has {count}; the limit is {self._limit} (--max-tokenize-chars). Try "
+                                 "again later", param="--max-tokenize-chars", code="queue_full")
+        self._spent += count
+        try:
+            yield
+        finally:
+            self._spent -= count
