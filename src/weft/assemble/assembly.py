@@ -153,7 +153,7 @@ def _cost_learner(policy: Policy, guess: PrefillCost) -> Callable[[StepPlan, flo
     def measured(plan: StepPlan, seconds: float) -> None:
         if plan.step % 16 and plan.decode_count == plan.run_count:
             return
-        if fit.told(*work_of(plan), seconds):
+        if fit.add(*work_of(plan), seconds):
             policy.costs(fit.cost())
 
     return measured

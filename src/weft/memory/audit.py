@@ -3,14 +3,15 @@
     leases, nodes --own--> pages, slots --lie in--> frames --are--> claimed by one packing, or free in
                                                                     one stack
 
-Owners are walked first: which page and slot is named by a lease as its own, or by a node of the prefix
-tree; what a lease reads of the tree is compared with the way to the node that it holds. Then every record
-that was kept along the way is compared with that: owners, free stacks, buckets, totals, free frames,
-edges, orders of eviction, counts of readers. Any two that disagree are a leak, a double owner or a wrong
-count, and the message says which and where.
+The audit walks the owners first: which pages and slots a lease or a node of the prefix tree names as its own.
+The pages that a lease reads are compared with the path to the node that it holds. Then every record is
+compared with that: owners, free stacks, buckets, totals, free frames, edges, orders of eviction, counts of
+readers. A difference is a leak, a double owner or a wrong count, and the message says which and where.
 
-It reads everything once: linear in the arena, for property tests after each operation and for production
+It reads everything once, linear in the arena: for property tests after each operation, and for production
 when the engine idles. It writes nothing.
+
+Rejected: counters checked against counters (both can drift together).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from weft.units import PAD, PAGE_TOKENS, FrameId, PageId, SeqId, SlotId, ceil_di
 
 
 def audit(books: Books) -> None:
-    """Raises AssertionError where the books do not add up."""
+    """Raises AssertionError if the books do not add up."""
     page_owners, slot_owners = _Recount("page", books.pages.owners), _Recount("slot", books.slots.owners)
     for seq, lease in books.leases.items():
         assert lease.seq == seq, f"the lease of sequence {seq} says {lease.seq}"
@@ -63,31 +64,31 @@ def audit(books: Books) -> None:
             slot_owners.add(node.slot, of_tree(node.id))
     page_owners.compare()
     slot_owners.compare()
-    _audit_packing("page", books.pages.packing, page_owners.found)
-    _audit_packing("slot", books.slots.packing, slot_owners.found)
+    _audit_packing("page", books.pages.packing, page_owners.owners)
+    _audit_packing("slot", books.slots.packing, slot_owners.owners)
     _audit_frames(books.arena, books.pages.packing, books.slots.packing)
     _audit_tree(books.cache)
     _audit_holds(books.cache, books.leases)
 
 
 class _Recount:
-    """Owners as leases and nodes say, beside what is ``recorded`` with each item."""
+    """Owners according to leases and nodes, beside the owner ``recorded`` with each item."""
 
     def __init__(self, what: str, recorded: Sequence[int]) -> None:
         self.what = what
         self.recorded = recorded
-        self.found: dict[int, int] = {}
+        self.owners: dict[int, int] = {}
 
     def add(self, item: int, owner: int, index: int = 0, indexes: Sequence[int] = ()) -> None:
         assert 0 <= item < len(self.recorded), f"{self.what} {item} is owned and does not exist"
-        assert item not in self.found, f"{self.what} {item} has two owners, {self.found[item]} and {owner}"
+        assert item not in self.owners, f"{self.what} {item} has two owners, {self.owners[item]} and {owner}"
         assert not indexes or indexes[item] == index, (
             f"{self.what} {item} is number {index} of its sequence, recorded as {indexes[item]}")
-        self.found[item] = owner
+        self.owners[item] = owner
 
     def compare(self) -> None:
         for item, owner in enumerate(self.recorded):
-            named = self.found.get(item, FREE)
+            named = self.owners.get(item, FREE)
             assert owner == named, f"{self.what} {item} is recorded as of {owner}, its owner is {named}"
 
 
@@ -167,7 +168,8 @@ def _audit_compressed(cache: PrefixCache, nodes: set[NodeId]) -> None:
     for node, pages in compressed.pages.items():
         assert len(pages) == each, f"node {node} is compressed in {len(pages)} pages and not {each}"
     count = each * len(nodes)
-    assert compressed.page_count == count, f"compressed states have {count} pages, counted {compressed.page_count}"
+    assert compressed.page_count == count, (
+        f"compressed states have {count} pages, counted {compressed.page_count}")
 
 
 def _audit_compressed_kv(cache: PrefixCache, nodes: Mapping[NodeId, Node]) -> None:
@@ -210,7 +212,7 @@ def _audit_edges(tree: PrefixTree) -> None:
 
 def _audit_node(cache: PrefixCache, node: Node, parent: Node) -> None:
     name = f"node {node.id}"
-    assert parent.children.get(node.key) is node, f"{name} is not where its parent looks for it"
+    assert parent.children.get(node.key) is node, f"{name} is not under its key in its parent"
     assert node.start == parent.end, f"{name} begins at {node.start}, its parent ends at {parent.end}"
     assert node.tokens, f"{name} has no tokens"
     assert len(node.tokens) == TOKEN_BYTES * (node.end - node.start), f"{name} lacks tokens"
@@ -225,7 +227,7 @@ def _audit_node(cache: PrefixCache, node: Node, parent: Node) -> None:
 
 
 def _audit_holds(cache: PrefixCache, leases: Mapping[SeqId, Lease]) -> None:
-    """Who reads what of the tree, recounted from the leases."""
+    """The readers of each node, recounted from the leases."""
     holds: Counter[NodeId] = Counter()
     for seq, lease in leases.items():
         held = cache.node(lease)
@@ -233,8 +235,8 @@ def _audit_holds(cache: PrefixCache, leases: Mapping[SeqId, Lease]) -> None:
             assert lease.shared_tokens == 0, f"sequence {seq} reads {lease.shared_tokens} tokens of no node"
             continue
         assert held.end == lease.shared_tokens, f"sequence {seq} holds a node that ends at {held.end}"
-        way = path_pages(held, 0, held.end)
-        assert lease.pages[:len(way)] == way, f"sequence {seq} reads other pages than those of its node"
+        path = path_pages(held, 0, held.end)
+        assert lease.pages[:len(path)] == path, f"sequence {seq} reads other pages than those of its node"
         at: Node | None = held
         while at is not None:
             holds[at.id] += 1

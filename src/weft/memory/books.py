@@ -1,4 +1,11 @@
-"""All that is ever written, in one place. Only ``transaction.apply`` writes it."""
+"""The books: all records of memory, in one place.
+
+    arena     free frames                    pages, slots   owners and free items by frame
+    cache     the prefix tree and its orders leases         by sequence
+    version   the number of commits
+
+Only ``transaction.apply`` writes them. Drafts and the facade read them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +21,8 @@ from weft.units import SeqId
 
 
 class Books:
-    """``cache`` False: no prefix is ever kept. ``policy``: what goes first, None for least recently used."""
+    """``cache`` False: no prefix is cached. ``policy``: the order of eviction, None for least recently
+    used."""
 
     __slots__ = ("arena", "cache", "leases", "pages", "plan", "slots", "slots_ahead", "version")
 
@@ -24,7 +32,7 @@ class Books:
         self.pages = Pages(plan.pages_per_frame, plan.frame_count)
         self.slots = Slots(plan.slots_per_frame, plan.frame_count)
         self.slots_ahead = slots_ahead(plan.slot_count)
-        """To have free ahead of need."""
+        """Slots to keep free ahead of need."""
         self.cache = PrefixCache(plan, enabled=cache, page_owners=self.pages.owners,
                                  slot_owners=self.slots.owners, policy=policy)
         self.leases: dict[SeqId, Lease] = {}

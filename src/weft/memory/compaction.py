@@ -1,29 +1,29 @@
-"""Moving what is alive so that a frame becomes free, where enough is free and it lies badly.
+"""Compaction: moving live items so that a frame becomes free, if enough is free and scattered.
 
     frames of pages   [ A A A A ]  [ B . C C ]  [ . . D . ]      3 + 1 holes are a frame: D moves into the
-                                       ^------------'            hole of the fuller one, and the emptiest
+                                       ^------------'            hole of the fuller frame, and the emptiest
                                                                  frame may become one of slots
 
-Pages are handed out from the fullest frames, so the emptiest are the last that anybody would take from.
-Compaction works from that other end: it moves the fewest items there are, into the very holes that would be
-filled next. A kind with a frame's worth of holes can always give a frame (the emptiest one has no more items
-than the others have holes), so moving settles whatever ``pressure.Demand`` says can be settled, and neither
-kind can keep frames from the other.
+Pages are handed out from the fullest frames, so the emptiest ones are the last to be used. Compaction works
+from that other end. It moves the fewest items, into the very holes that would be filled next. A kind with a
+frame's worth of holes can always give a frame: the emptiest one has no more items than the others have holes.
+So moving settles every case that ``pressure.Demand`` calls settled, and neither kind can keep frames from the
+other.
 
-A move is a copy in the step's plan, like any other: made before anything is computed, its destination new in
-this step, its source free from the next draft on. Who named the old page is told: the lease or the edge
-that owns it, found by its owner number (owners.py), each sequence that reads it, by a patch of its row in the
-page table. A slot that moves has a new epoch, and the sequence computes in the new one from this step on.
+A move is a copy in the step's plan: performed before anything is computed, its destination new in this step,
+its source free from the next draft on. Every name of the old page changes. The lease or edge that owns it is
+known by owner number (owners.py). The page table of each reader gets a patch. A slot that moves gets a new
+epoch, and the sequence computes in the new slot from this step on.
 
-What the draft itself changes stays where it is (``Fixed``): what is opened on, published or closed. What ends
-with this draft anyway is not moved, and the frame empties when it goes.
+Items that the draft itself changes stay where they are (``Fixed``): it opens on them, publishes or closes
+them. Items that end with this draft are not moved; the frame empties when they go.
 
-Bounded by bytes, moves and patches of a step (law L11). A frame that is too much for one step is emptied over
-several: each move goes from an emptier frame to a fuller one, so what one step did the next does not undo,
-and they come to an end.
+Bytes, moves and patches of a step are bounded (law L11). A frame beyond the bounds is emptied over several
+steps. Each move goes from an emptier frame to a fuller one, so no step undoes another and the moves come to
+an end.
 
-Rejected: evicting what lies in the emptiest frame instead of what is worth least (it costs a prefill where a
-copy would do); moving in the background whenever there are holes (copies for frames that nobody needs);
+Rejected: evicting the contents of the emptiest frame, not the least valuable data (it costs a prefill where a
+copy would do); moving in the background whenever there are holes (copies for frames that no request needs);
 separate streams of allocation for running tails and cached prefixes (docs/decisions/0002-frames.md).
 """
 
@@ -50,23 +50,23 @@ from weft.memory.values import NodeId
 from weft.units import PAGE_TOKENS, FrameId, PageId, SeqId, SlotId
 
 MOVE_BYTES_PER_STEP = 64 << 20
-"""On a device that copies 1 TB a second some 0.1 ms. One item may move however large it is."""
+"""Some 0.1 ms on a device that copies 1 TB a second. One item of any size may move."""
 MOVES_PER_STEP = 1024
 PATCHES_PER_STEP = 4096
-"""Entries of page tables: a page that many sequences read is told to all of them."""
+"""Entries of page tables; a page with many readers has an entry for each."""
 FRAMES_LOOKED_AT = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """What a draft changes itself: sequences that publish, nodes that it reads, sequences that it closes."""
+    """Items that a draft changes itself: sequences that publish, nodes in use, sequences that it closes."""
 
     published: Container[SeqId]
     nodes: Container[NodeId]
     closed: Container[SeqId]
 
     def leaves(self, owner: int) -> bool:
-        """What it owns falls free with this draft."""
+        """The items of ``owner`` become free with this draft."""
         seq = lease_of(owner)
         return seq in self.closed and seq not in self.published
 
@@ -79,7 +79,7 @@ class _Budget:
     spent: int = 0
 
     def spend(self, item_bytes: int, patches: int) -> bool:
-        """Whether one more fits; the first one always does."""
+        """Whether one more item fits; the first one always does."""
         if self.spent and (self.bytes < item_bytes or self.patches < patches or self.spent == self.moves):
             return False
         self.bytes -= item_bytes
@@ -89,8 +89,8 @@ class _Budget:
 
 
 class _Emptying(Generic[Item]):
-    """Frames of one kind, emptied from the emptiest on. ``cost(item)``: entries to patch when it moves, None
-    where it has to stay; ``free(item)``: it is, or falls free with this draft."""
+    """Frames of one kind, the emptiest first. ``cost(item)``: table entries to patch if it moves, None if it
+    has to stay. ``free(item)``: it is free, or becomes free with this draft."""
 
     def __init__(self, packing: Packing[Item], walk: Walk[Item], item_bytes: int,
                  cost: Callable[[Item], int | None], free: Callable[[Item], bool]) -> None:
@@ -104,27 +104,27 @@ class _Emptying(Generic[Item]):
     def run(self, frames_wanted: int, budget: _Budget) -> None:
         """Empty up to ``frames_wanted`` frames, as far as ``budget`` goes."""
         packing, per_frame = self._packing, self._packing.per_frame
-        kept = {FrameId(item // per_frame) for item in self._walk.items}
-        given_up: set[FrameId] = set()
+        in_use = {FrameId(item // per_frame) for item in self._walk.items}
+        emptied: set[FrameId] = set()
         holes = self._walk.left
-        into = (item for item in self._walk.ahead() if item // per_frame not in given_up)
+        into = (item for item in self._walk.ahead() if item // per_frame not in emptied)
         for looked, frame in enumerate(packing.emptiest_first()):
             if not frames_wanted or looked == FRAMES_LOOKED_AT:
                 break
-            items = None if frame in kept else self._movable(frame)
+            items = None if frame in in_use else self._movable(frame)
             if items is None:
                 continue
             holes -= len(packing.stacks[frame])
             if len(items) > holes:
                 break
-            given_up.add(frame)
+            emptied.add(frame)
             holes -= len(items)
             frames_wanted -= 1
-            if not self._move(items, into, kept, budget):
+            if not self._move(items, into, in_use, budget):
                 break
 
     def _movable(self, frame: FrameId) -> list[tuple[Item, int]] | None:
-        """What is in ``frame`` and has to move, with its cost; None where something has to stay."""
+        """The items of ``frame`` that have to move, with their costs; None if one has to stay."""
         items = []
         for item in self._packing.items_of(frame):
             if not self._free(item):
@@ -134,13 +134,13 @@ class _Emptying(Generic[Item]):
                 items.append((item, cost))
         return items
 
-    def _move(self, items: list[tuple[Item, int]], into: Iterator[Item], kept: set[FrameId],
+    def _move(self, items: list[tuple[Item, int]], into: Iterator[Item], in_use: set[FrameId],
               budget: _Budget) -> bool:
         for item, cost in items:
             if not budget.spend(self._item_bytes, cost):
                 return False
             place = next(into)
-            kept.add(FrameId(place // self._packing.per_frame))
+            in_use.add(FrameId(place // self._packing.per_frame))
             self.moved.append((item, place))
         return True
 
@@ -161,7 +161,7 @@ class Compaction:
                                               or fixed.leaves(slots.owners[slot])))
 
     def moves(self, frames_of_pages: int, frames_of_slots: int) -> Moves:
-        """Moves towards emptying so many frames of each kind."""
+        """Moves towards emptying ``frames_of_pages`` and ``frames_of_slots`` frames."""
         budget = _Budget(MOVE_BYTES_PER_STEP, PATCHES_PER_STEP, MOVES_PER_STEP)
         self._pages.run(frames_of_pages, budget)
         self._slots.run(frames_of_slots, budget)
@@ -169,16 +169,16 @@ class Compaction:
                      tuple(SlotCopy(src, dst) for src, dst in self._slots.moved),
                      tuple(self._table_patches()), tuple(self._slot_patches()))
 
-    # ------------------------------------------------------------------ who is told
+    # ------------------------------------------------------------------ tables
 
     def _page_cost(self, page: PageId) -> int | None:
         owner = self._books.pages.owners[page]
         seq = lease_of(owner)
         if seq is not None:
             return None if seq in self._fixed.published else 1
-        for kept_for in (state_node_of(owner), kv_node_of(owner)):
-            if kept_for is not None:
-                return None if NodeId(kept_for) in self._fixed.nodes else 0
+        for node_id in (state_node_of(owner), kv_node_of(owner)):
+            if node_id is not None:
+                return None if NodeId(node_id) in self._fixed.nodes else 0
         node = self._node_of(page)
         return None if node.id in self._fixed.nodes else len(self._readers_of(node))
 
@@ -194,8 +194,8 @@ class Compaction:
         return self._books.cache.tree.node_of_page(pages.owners[page], pages.indexes[page])
 
     def _readers_of(self, node: Node) -> list[SeqId]:
-        """Sequences whose row of the page table has the pages of ``node``; those that leave have none. One
-        look at each lease, as a lease reads all of a node or nothing."""
+        """Sequences with the pages of ``node`` in their page table, except those that close. One look at each
+        lease is enough, because a lease reads all of a node or nothing."""
         readers = self._readers.get(node.id)
         if readers is None:
             readers = self._readers[node.id] = []
@@ -208,7 +208,7 @@ class Compaction:
         return readers
 
     def _table_patches(self) -> Iterator[TablePatch]:
-        """By sequence, runs of entries that lie side by side in one patch."""
+        """By sequence; adjacent entries form one patch."""
         pages = self._books.pages
         by_seq: dict[SeqId, dict[int, PageId]] = {}
         for src, dst in self._pages.moved:

@@ -216,7 +216,7 @@ class Draft:
 
     def evict_last(self, nodes: Iterable[NodeId]) -> None:
         """Evict the checkpoints of ``nodes`` (their KV, in a model without states) only when nothing else is
-        left, the first of them at the very end. Nodes that no longer exist are skipped."""
+        left. The first of them goes at the very end. Nodes that no longer exist are skipped."""
         self._relief.evict_last(nodes)
 
     def reclaim(self, *, pages: int = 0, slots: int = 0, sparing: Iterable[NodeId] = ()) -> bool:

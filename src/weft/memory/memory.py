@@ -1,18 +1,18 @@
-"""The facade: five verbs over one arena, and the numbers about it.
+"""The facade: five verbs over one arena, and its numbers.
 
-    match (reads only)               what of a prompt is there already
+    match (reads only)               what the cache has of a prompt
     open  extend  save  close        on a draft, which changes nothing (draft.py)
-      '- publish: a close that goes on; reclaim: what to do when open or extend said no
+      '- publish: a close after which the sequence continues; reclaim: the answer to a refusal
     commit                           the only writer (transaction.py)
 
     memory = Memory(plan_arena(spec, memory_bytes))
     draft = memory.draft()
     if draft.open(seq, memory.match(tokens, salt=""), len(tokens)):
-        ...                                  # a plan is made from draft.new_pages(seq), draft.slot_of(seq)
+        ...                                  # plan with draft.new_pages(seq), draft.slot_of(seq)
     memory.commit(draft.seal())              # or drop the draft: nothing has happened
 
-Everything a caller may know is a return value here: pressure is False or None (law L3), a bug is an
-assert. Nobody outside this folder sees frames, except as the ids to zero (law L6).
+Return values say everything a caller needs: pressure is False or None (law L3), a bug is an assert. Frames
+stay inside this folder, except as the ids to zero (law L6).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from weft.units import SeqId
 
 @dataclass(slots=True)
 class MoveCounts:
-    """What compaction and changes of kind have cost since the start; they only grow. ``bytes``: copied for
-    moves; ``frames_converted``: frames that became the other kind, and were zeroed for it."""
+    """The cost of compaction and of frames that changed kind, since the start. ``bytes``: copied by moves.
+    ``frames_converted``: frames that became the other kind and were zeroed for it."""
 
     pages: int = 0
     slots: int = 0
@@ -51,9 +51,9 @@ class MoveCounts:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUsage:
-    """Bytes and counts. ``page_bytes + slot_bytes + open_bytes + free_bytes == arena_bytes``: held by
-    pages, held by slots, free inside frames in use (each kind can have its own), free for either kind.
-    ``*_max`` are high-water marks since the start."""
+    """Bytes and counts. ``page_bytes + slot_bytes + open_bytes + free_bytes == arena_bytes``: held as pages,
+    held as slots, free inside frames in use (for that kind only), free for either kind. ``*_max`` are
+    high-water marks since the start."""
 
     arena_bytes: int
     page_bytes: int
@@ -73,22 +73,22 @@ class MemoryUsage:
     slots_held_max: int
     frames_used_max: int
     pages_cached: int = 0
-    """Of ``pages_held``, those that belong to the prefix tree; the others are private to one sequence."""
+    """Pages of the prefix tree among ``pages_held``; the others are private to one sequence."""
     pages_shared: int = 0
-    """Of ``pages_cached``, those that running sequences read: they cannot be evicted."""
+    """Pages that running sequences read among ``pages_cached``; they cannot be evicted."""
     slots_cached: int = 0
-    """Of ``slots_held``, checkpoints in the prefix tree; those that are compressed are in pages."""
+    """Checkpoints of the prefix tree among ``slots_held``; compressed ones lie in pages."""
     states_compressed: int = 0
     compressed_bytes: int = 0
-    """Of the pages, among ``pages_cached``, that ``states_compressed`` checkpoints lie in."""
+    """Bytes of the pages, among ``pages_cached``, of the ``states_compressed`` checkpoints."""
     pages_compressed: int = 0
     """Pages of cached KV that are compressed, in ``compressed_kv_bytes`` of the pages among
     ``pages_cached``."""
     compressed_kv_bytes: int = 0
     compressed_kv_dtype: str | None = None
-    """What KV is compressed in; None: it never is."""
+    """The dtype of compressed KV; None: KV is never compressed."""
     cached_bytes: int = 0
-    """``pages_cached`` and ``slots_cached``."""
+    """Bytes of ``pages_cached`` and ``slots_cached``."""
     evictable_bytes: int = 0
     cache_nodes: int = 0
     cache: CacheCounts = field(default_factory=CacheCounts)
@@ -105,9 +105,8 @@ class Memory:
 
     def __init__(self, plan: ArenaPlan, *, cache: bool = False, policy: Policy | None = None,
                  count_salt: bool = False) -> None:
-        """``cache``: prefixes are kept; ``policy``: what of them goes first, None for least recently used;
-        ``count_salt``: what only other namespaces have is looked for, and counted as lost (see
-        ``namespaces``)."""
+        """``cache``: prefixes are cached. ``policy``: the order of eviction, None for least recently used.
+        ``count_salt``: count tokens that only another namespace has as lost (see ``namespaces``)."""
         self.plan = plan
         self.counts_salt = count_salt
         self._books = Books(plan, cache=cache, policy=policy)
@@ -118,12 +117,12 @@ class Memory:
 
     @property
     def caches(self) -> bool:
-        """Whether anything is kept for later sequences."""
+        """Whether prefixes are cached for later sequences."""
         return self._books.cache.enabled
 
     def match(self, tokens: Sequence[int] | npt.NDArray[np.int32], *, salt: str) -> Match:
-        """What is cached of ``tokens`` for ``salt``; reads only. At least the last token is left to compute.
-        With the cache off it is nothing, and nothing is lost."""
+        """What the cache has of ``tokens`` for ``salt``; reads only. At least the last token is left to
+        compute. With the cache off the match is empty, and nothing is lost."""
         books = self._books
         asked = np.asarray(tokens, dtype=np.int32)
         match = books.cache.match(asked, salt, books.version)
@@ -137,9 +136,9 @@ class Memory:
         return Draft(self._books)
 
     def commit(self, reservation: Reservation) -> None:
-        """Make ``reservation`` true. AssertionError where it was drafted on another version."""
+        """Write ``reservation`` into the books. AssertionError if it was drafted on another version."""
         books = self._books
-        # What it takes and what it closes are held at once: the peak of a step is before it gives back.
+        # New items and those of closed leases are held at once: the peak of a step is before it frees.
         pages_held = books.pages.packing.held_count + len(reservation.pages)
         slots_held = books.slots.packing.held_count + len(reservation.slots)
         frames_used = self.plan.frame_count - books.arena.free_count + len(reservation.frames)
@@ -158,15 +157,15 @@ class Memory:
         counts.frames_converted += sum(claim.held not in (None, claim.kind) for claim in reservation.frames)
 
     def flush(self) -> None:
-        """Drop whatever is cached and no sequence reads. A commit of its own: between steps only."""
+        """Evict everything that no sequence reads. This is a commit of its own: between steps only."""
         draft = self.draft()
         draft.flush()
         self.commit(draft.seal())
 
     def lose(self) -> None:
-        """The arena's bytes are given up: drop what is cached, and take every frame for one that was never
-        used, so that each is zeroed before its first use again (law L6). Counters and what the policy has
-        learned stay. Nobody may hold anything."""
+        """The bytes of the arena are lost. Evict the cache and mark every frame as never used, so that each
+        one is zeroed before its next use (law L6). Counters and the memory of the policy stay. No lease may
+        exist."""
         self.flush()
         books = self._books
         held = (len(books.leases), books.pages.packing.held_count, books.slots.packing.held_count)
@@ -180,23 +179,24 @@ class Memory:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prefixes that are cached, each once. Looks at every node."""
+        """Tokens of the cached prefixes, each counted once. Visits every node."""
         return sum(node.end - node.start for node in self._books.cache.tree.nodes())
 
     def cache_shape(self, seconds_since: Callable[[int], float]) -> CacheShape:
-        """What the prefix tree looks like: sizes and uses, no tokens. ``seconds_since``: how long ago a
-        version was. Looks at each node once, up to a bound."""
+        """The shape of the prefix tree: sizes and uses, no tokens. ``seconds_since``: the age of a version.
+        Visits each node once, up to a bound."""
         return shape_of(self._books.cache, seconds_since)
 
     def lease(self, seq: SeqId) -> Lease:
-        """What ``seq`` holds. AssertionError where it has no lease."""
+        """The lease of ``seq``. AssertionError without one."""
         lease = self._books.leases.get(seq)
         assert lease is not None, f"sequence {seq} has no lease"
         return lease
 
     def usage(self) -> MemoryUsage:
-        plan, books, tree, compressed = self.plan, self._books, self._books.cache.tree, self._books.cache.compressed_states
-        pages_cached, compressed_kv = books.cache.page_count, books.cache.compressed_kv
+        plan, books, tree = self.plan, self._books, self._books.cache.tree
+        compressed_states, compressed_kv = books.cache.compressed_states, books.cache.compressed_kv
+        pages_cached = books.cache.page_count
         pages, slots = books.pages.packing, books.slots.packing
         free = books.arena.free_count
         page_bytes = pages.held_count * plan.page_bytes
@@ -222,8 +222,8 @@ class Memory:
             pages_cached=pages_cached,
             pages_shared=tree.held_page_count,
             slots_cached=tree.slot_count,
-            states_compressed=len(compressed),
-            compressed_bytes=compressed.page_count * plan.page_bytes,
+            states_compressed=len(compressed_states),
+            compressed_bytes=compressed_states.page_count * plan.page_bytes,
             pages_compressed=compressed_kv.record_count,
             compressed_kv_bytes=compressed_kv.page_count * plan.page_bytes,
             compressed_kv_dtype=plan.compressed_kv_dtype if plan.compressed_kv_bytes else None,
@@ -235,5 +235,5 @@ class Memory:
         )
 
     def audit(self) -> None:
-        """Recount everything from the owners (law L1). AssertionError names the first thing wrong."""
+        """Recount everything from the owners (law L1). AssertionError names the first difference."""
         audit(self._books)

@@ -163,7 +163,8 @@ class Relief:
     def compress_states(self, chosen: Iterable[Eviction]) -> tuple[tuple[CompressState, ...], list[PageId],
                                                                    list[FrameClaim]]:
         """The states that go from a slot into pages, those pages, and frames to claim for them."""
-        nodes = [self._books.cache.tree.by_id[eviction.node] for eviction in chosen if eviction.what == "slot"]
+        by_id = self._books.cache.tree.by_id
+        nodes = [by_id[eviction.node] for eviction in chosen if eviction.what == "slot"]
         each = self._books.plan.compressed_pages
         pages, frames = pages_beyond(self._page_walk, self._frames, each * len(nodes))
         return tuple(CompressState(node.id, node.slot, tuple(pages[at * each:(at + 1) * each]))

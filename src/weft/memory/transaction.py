@@ -4,23 +4,21 @@
                               |
                               +-- dropped: nothing to undo, nothing was done
 
-A ``Draft`` (draft.py) is an overlay: dropping it is the whole of the rollback. The ``Reservation``
-(reservation.py) is complete, ids and epochs included, so ``apply`` decides nothing: it takes what it is
-told, asserts that it was free and next, and is the only code that writes the books. Whether something
-fits is therefore answered by the same walk that hands it out; there is no predictor that could disagree
-(law L2).
+A ``Draft`` (draft.py) is an overlay: dropping it is the whole rollback. The ``Reservation`` (reservation.py)
+is complete, ids and epochs included, so ``apply`` decides nothing. It takes what the reservation names,
+asserts that each item was free and next, and is the only code that writes the books. The walk that hands
+memory out also says whether it fits, so there is no predictor that could disagree (law L2).
 
-Order: everything is taken before anything is given back, what moves has moved before anybody else gets or
-loses something, and the tree grows before it is cut. So what a draft closes, leaves, gives up for the tree's
-pages or evicts is free from the next draft on, and never handed out under a sequence that the step in flight
-may still be reading.
+Order: take before giving back. Moves come first, before any item changes its owner, and the tree grows before
+it is cut. So everything that a draft closes, leaves or evicts is free from the next draft on. It is never
+handed out under a sequence that the step in flight may still read.
 
-Laws: L2 (each verb takes all it needs or nothing), L3 (what does not fit is False or None), L5 (a draft
-of an older version of the books is caught when it is used, a reservation when it is applied), L6
-(``zero_frames``: the claimed frames whose bytes are not of their new kind).
+Laws: L2 (each verb takes all it needs or nothing). L3 (no room is False or None). L5 (an outdated draft is
+caught at its use, an outdated reservation here). L6 (``zero_frames``: claimed frames with bytes of another
+kind).
 
-Rejected: taking at once and undoing on failure (two writers, and every error path must be right);
-deep copies of the books (a step that crosses no page must cost nothing).
+Rejected: taking at once and undoing on failure (two writers, and every error path must be right); deep copies
+of the books (a step that crosses no page must cost nothing).
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ from weft.units import PAGE_TOKENS, FrameId
 
 def apply(books: Books, reservation: Reservation) -> None:
     """Write ``reservation`` into ``books``: claim frames, take, hand out, grow the tree, give back. Asserts
-    that the books are those it was drafted on and that everything it takes is free and next."""
+    that it was drafted on this version of the books, and that everything it takes is free and next."""
     assert reservation.version == books.version, (
         f"a reservation of version {reservation.version} was committed to version {books.version}")
     books.cache.tree.version = reservation.version + 1
@@ -89,9 +87,9 @@ def apply(books: Books, reservation: Reservation) -> None:
 
 
 def _move(books: Books, moves: Moves) -> None:
-    """What moves is the same owner's in its new place; the old place is nobody's."""
+    """Items that move keep their owner; their old places become free."""
     pages, slots, tree = books.pages, books.slots, books.cache.tree
-    left = Freed([copy.src for copy in moves.pages])
+    vacated = Freed([copy.src for copy in moves.pages])
     for page in moves.pages:
         owner, index = pages.owners[page.src], pages.indexes[page.src]
         seq, compressed, packed = lease_of(owner), state_node_of(owner), kv_node_of(owner)
@@ -114,8 +112,8 @@ def _move(books: Books, moves: Moves) -> None:
         else:
             tree.replace_slot(owner, slot.dst, epoch)
         slots.give(slot.dst, owner)
-        left.slots.append((slot.src, slots.epochs[slot.src]))
-    _give_back(books, left)
+        vacated.slots.append((slot.src, slots.epochs[slot.src]))
+    _give_back(books, vacated)
 
 
 def _open(books: Books, opening: Opening) -> None:

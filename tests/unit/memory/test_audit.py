@@ -307,7 +307,7 @@ CACHE_CORRUPTIONS: list[tuple[Callable[[Books], None], str]] = [
     (a_edge_with_a_page_too_many, "has 3 pages and not 2"),
     (a_edge_out_of_order, r"edge \d+ has no node from position 0 on"),
     (a_checkpoint_recorded_as_of_another, r"slot \d+ is recorded as of -\d+, its owner is -\d+"),
-    (a_node_under_the_wrong_key, "is not where its parent looks for it"),
+    (a_node_under_the_wrong_key, "is not under its key in its parent"),
     (a_wrong_total_of_cached_pages, "the tree has . pages, counted"),
     (a_wrong_total_of_checkpoints, "the tree has . slots, counted"),
     (a_wrong_total_of_read_pages, "pages are read, counted wrong"),

@@ -3,13 +3,13 @@
     free, by the kind whose bytes they last held        claimed
     [never used]  [pages]  [slots]           <----->    a key of one pool's ``stacks`` (packing.py)
 
-A frame is free, and then in exactly one of three stacks here, or it is claimed, and then a key of
-exactly one pool (law L1). Nothing else records it: the stack that a free frame is in *is* the record of
-what its bytes are, so law L6 needs no flag. Claiming from a stack of another kind, or one never used,
-means "zero it before first use"; claiming from one's own kind does not.
+A free frame is in exactly one of the three stacks here. A claimed frame is a key of exactly one pool (law
+L1). Nothing else records it: the stack of a free frame says what its bytes are, so law L6 needs no flag. A
+frame from the stack of another kind, or one never used, must be zeroed before first use. A frame of one's own
+kind need not.
 
-Order: own kind first (nothing to zero), then never used, then the other kind. Stacks are last in, first
-out: a frame just left is warm.
+Order: own kind first (nothing to zero), then never used, then the other kind. Stacks are last in, first out:
+a frame just released is warm.
 
 Rejected: one free list with a ``last_kind`` per frame (zeroes more, and is a status beside a membership);
 zeroing on release (pays for frames that go back to their own kind, which is nearly all of them).
@@ -27,7 +27,7 @@ _PREFERENCE: dict[FrameKind, tuple[FrameKind | None, ...]] = {
 
 
 class Arena:
-    """The free frames. ``claim`` and ``release`` are called by a commit only, ``forget`` between steps."""
+    """The free frames. Only a commit calls ``claim`` and ``release``; ``forget`` runs between steps."""
 
     __slots__ = ("frame_count", "free")
 
@@ -45,12 +45,12 @@ class Arena:
         assert frame == claim.frame, f"drafted frame {claim.frame} but frame {frame} is next"
 
     def release(self, frame: FrameId, kind: FrameKind) -> None:
-        """``frame`` is empty; its bytes are of ``kind``."""
+        """``frame`` is empty, and its bytes are of ``kind``."""
         self.free[kind].append(frame)
 
     def forget(self) -> None:
-        """The bytes of the arena are others now: whatever frames held, none of them was ever used."""
-        assert self.free_count == self.frame_count, "a frame is in use while the arena is made anew"
+        """The bytes of the arena are new: no frame was ever used."""
+        assert self.free_count == self.frame_count, "a frame is in use while the arena is replaced"
         self.free = _never_used(self.frame_count)
 
 
@@ -71,13 +71,13 @@ class FrameWalk:
         self.claims: list[FrameClaim] = []
 
     def fork(self) -> FrameWalk:
-        """One that goes on from here and leaves this one where it is; with no claims of its own yet."""
+        """A walk that continues from here and leaves this one alone; it has no claims yet."""
         fork = FrameWalk.__new__(FrameWalk)
         fork._free, fork._depth, fork.left, fork.claims = self._free, dict(self._depth), self.left, []
         return fork
 
     def claim(self, kind: FrameKind) -> FrameId:
-        """The next free frame for ``kind``; the caller has seen that ``left`` is not 0."""
+        """The next free frame for ``kind``; the caller has checked that ``left`` is not 0."""
         for held in _PREFERENCE[kind]:
             stack, depth = self._free[held], self._depth[held]
             if depth < len(stack):

@@ -1,18 +1,18 @@
-"""Items of one size packed into frames: what pages and slots have in common.
+"""Items of one size packed into frames: the shared part of pages and slots.
 
     stacks    frame -> its free items, next one last       (a claimed frame is a key; full: empty stack)
-    by_used   [used] -> frames with so many items held     (1 .. per_frame - 1: the partly used ones)
-    occupied  bit u is set where by_used[u] is not empty   (the fullest partly used frame in O(1))
+    by_used   [used] -> frames with ``used`` items held    (1 .. per_frame - 1: the partly used ones)
+    occupied  bit u is set if by_used[u] is not empty      (the fullest partly used frame in O(1))
 
-Items come from the fullest partly used frame, so that the emptiest ones drain and their frames become
-free for either kind. The order is decided in one place, ``Walk``, which only reads; ``pop`` is told what
-to take and asserts that it lies on top. So there is no predictor to agree with (law L2).
+Items come from the fullest partly used frame, so that the emptiest ones drain and their frames become free
+for either kind. One place decides the order: ``Walk``, which only reads. ``pop`` takes exactly the items it
+is given and asserts that they lie on top. So there is no predictor to agree with (law L2).
 
-Item i is in frame i // per_frame, and nothing stores that. per_frame = 0 is a kind that the model does
-not have: no frame is ever claimed, no item exists.
+Item i is in frame i // per_frame, and nothing stores that. per_frame = 0 is a kind that the model does not
+have: no frame is ever claimed, no item exists.
 
-Rejected: a heap of frames (lazy deletion, and the k-th best cannot be read without popping); one free
-list of all items (frames never drain); a bitmap per frame (finding a bit costs more than a pop).
+Rejected: a heap of frames (lazy deletion, and the k-th best cannot be read without popping); one free list of
+all items (frames never drain); a bitmap per frame (finding a bit costs more than a pop).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Packing(Generic[Item]):
         return cast("list[Item]", list(range(first + self.per_frame - 1, first - 1, -1)))
 
     def add(self, frame: FrameId) -> None:
-        """An empty frame joins; only a commit that takes items of it right after calls this."""
+        """An empty frame joins; the commit that calls this takes items of it right after."""
         self.stacks[frame] = self.items_of(frame)
         self.free_count += self.per_frame
         self._enter(frame, 0)
@@ -56,11 +56,11 @@ class Packing(Generic[Item]):
     def pop(self, items: Sequence[Item]) -> None:
         """Take ``items``, which lie on top of their frames' stacks in this order."""
         for frame, group in groupby(items, key=self._frame_of):
-            taken = list(group)
+            popped = list(group)
             stack = self.stacks[frame]
-            count = len(taken)
+            count = len(popped)
             self._leave(frame, self.per_frame - len(stack))
-            assert stack[-count:] == taken[::-1], f"drafted {taken} of frame {frame}, which differ on top"
+            assert stack[-count:] == popped[::-1], f"drafted {popped} of frame {frame}, which differ on top"
             del stack[-count:]
             self._enter(frame, self.per_frame - len(stack))
             self.held_count += count
@@ -120,9 +120,9 @@ class Packing(Generic[Item]):
 class Walk(Generic[Item]):
     """The items that a draft would take, in order, without taking them.
 
-    ``left`` counts the free items ahead in partly used frames and in frames this walk has claimed from
-    the draft's ``FrameWalk``, which it shares with the walk of the other kind; ``room`` adds the frames
-    that are free for either.
+    ``items`` are those taken so far. ``left`` counts the free items ahead, in partly used frames and in
+    frames that this walk has claimed. ``room`` adds the frames that are free for either kind. Both walks of a
+    draft share its ``FrameWalk``.
     """
 
     __slots__ = ("_ahead", "_depth", "_frames", "_packing", "_stack", "items", "left")
@@ -141,7 +141,7 @@ class Walk(Generic[Item]):
         return self.left + self._frames.left * self._packing.per_frame
 
     def take(self, count: int) -> list[Item]:
-        """The next ``count`` items; the caller has seen that ``room`` is enough."""
+        """The next ``count`` items; the caller has checked ``room``."""
         if count == 1 and self._depth < len(self._stack):   # a decode that crosses into its next page
             self._depth += 1
             self.left -= 1
@@ -162,7 +162,7 @@ class Walk(Generic[Item]):
         return items
 
     def ahead(self) -> Iterator[Item]:
-        """What ``take`` would give next without claiming a frame; ``left`` items."""
+        """The ``left`` items that ``take`` would give next without claiming a frame."""
         passed = len(self.items)
         claimed = (self._packing.items_of(claim.frame) for claim in self._frames.claims
                    if claim.kind is self._packing.kind)

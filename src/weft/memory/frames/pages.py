@@ -1,9 +1,9 @@
 """KV pages: one owner each.
 
-``owners[page]`` says whose a page is (law L1; owners.py): the pool's, of a lease that may write it, or of the
+``owners[page]`` is the owner of a page (law L1; owners.py): the pool, a lease that may write it, or the
 prefix tree, whose pages are full and read only (law L7). Sharing is no count here: a lease that reads the
-tree's pages holds the node where they end (tree.py). ``indexes[page]`` is which page of its sequence it is,
-from the front, for whoever moves it. Where pages come from is ``packing``.
+tree's pages holds the node where they end (prefix/tree.py). ``indexes[page]`` is which page of its sequence
+it is, from the front; compaction needs it. ``packing`` decides which page is next.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class Pages:
         self.indexes = [0] * (pages_per_frame * frame_count)
 
     def take(self, pages: Sequence[PageId]) -> None:
-        """Free pages leave the pool; ``give`` says to whom."""
+        """Free pages leave the pool; ``give`` sets their owner."""
         self.packing.pop(pages)
         for page in pages:
             assert self.owners[page] == FREE, f"page {page} is held and was drafted as free"
 
     def give(self, pages: Sequence[PageId], owner: int, first_index: int) -> None:
-        """Taken pages are ``owner``'s: its pages number ``first_index``, ``first_index + 1``, ..."""
+        """``owner`` gets ``pages`` as its pages number ``first_index``, ``first_index + 1``, ..."""
         for index, page in enumerate(pages, start=first_index):
             self.owners[page] = owner
             self.indexes[page] = index
 
     def drop(self, pages: Sequence[PageId]) -> list[FrameId]:
-        """The owner lets go of ``pages``. Returns emptied frames."""
+        """``pages`` become free. Returns emptied frames."""
         for page in pages:
             assert self.owners[page] != FREE, f"page {page} is free and was given back"
             self.owners[page] = FREE

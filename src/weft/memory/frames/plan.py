@@ -1,29 +1,28 @@
-"""Geometry: what a page, a slot and a frame are for one model, and what sizes fit into them.
+"""Geometry: page, slot and frame of one model.
 
     arena   |  frame 0   |  frame 1   |  frame 2   | ...            F bytes each
             |P|P|P|P|P|P|  S'  |  S'  |P|P|P|P|P|P|                 n pages or m slots, never both
 
     F = n x P = m x S'    S' >= S    every offset a multiple of 256
 
-P is the bytes of a KV page: 16 tokens for all attention layers, a K block then a V block per layer.
-S is the bytes of a state slot: the states of all recurrent layers of one sequence. As n x P and m x S'
-are the same number, page i is at i x P and slot j at j x S' whatever frame they are in, and each kind
-is one plain strided view of the whole arena.
+P is the bytes of a KV page: 16 tokens for all attention layers, a K block then a V block per layer. S is the
+bytes of a state slot: the states of all recurrent layers of one sequence. As n x P = m x S', page i is at i x
+P and slot j at j x S' in every frame. Each kind is one plain strided view of the whole arena.
 
-How F is chosen (``choose_frame``): for every m there is one smallest n that can work, because m must
-divide n x P / 256; the frame is the smallest such F that leaves less than 1 % of itself to slot padding.
-A state is often some hundred pages and then m = 1. A frame coarser than 1/50 of the arena is traded
-against padding. Why a slot is never split over frames is in docs/decisions/0002-frames.md.
+``choose_frame`` picks F. For every m there is one smallest n that can work, because m must divide n x P /
+256. The frame is the smallest such F that loses less than 1 % of itself to slot padding. A state is often
+some hundred pages, and then m = 1. A frame coarser than 1/50 of the arena is traded against padding. Why a
+slot is never split over frames is in docs/decisions/0002-frames.md.
 
-Rejected: F = lcm(P, S), 128 slots for Granite-4.0-H-Small; pages grown to the size of a state, which
-charges a request of 100 tokens for 2,000; two fixed pools, where one starves while the other is empty.
-
-A model without attention has P = 0 and frames of one slot; one without recurrent layers has S = 0 and
+A model without attention has P = 0 and frames of one slot. A model without recurrent layers has S = 0 and
 frames of one page. Both are ordinary. Everything here is integers: no torch, no I/O.
 
-A *compressed* state is a checkpoint in 8 bits, and lies in KV pages: as many as its bytes take, anywhere. So
-does compressed KV, in 8 bits or 4 (docs/decisions/0013-compressed-states.md). Neither is a third kind for a
-frame to hold.
+A *compressed* state is a checkpoint in 8 bits and lies in KV pages: as many as its bytes take, anywhere. So
+does compressed KV, in 8 bits or 4 (docs/decisions/0013-compressed-states.md). Neither is a third kind of
+frame.
+
+Rejected: F = lcm(P, S), 128 slots for Granite-4.0-H-Small; pages grown to the size of a state, which charges
+a request of 100 tokens for 2,000; two fixed pools, of which one starves while the other is empty.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ FRAMES_WANTED = 50
 """An arena of fewer frames than this is coarse: padding is then traded against frame size."""
 
 COMPRESSED_KV_ALIGN = 64
-"""Records of compressed KV follow one another at multiples of it."""
+"""Records of compressed KV begin at multiples of it."""
 COMPRESSED_SCALE_BYTES = 4
-"""Of each row of compressed numbers: a float32 or two bfloat16."""
+"""Bytes of scales for each row of compressed numbers: a float32 or two bfloat16."""
 
 @dataclass(frozen=True, slots=True)
 class StateField:
@@ -63,8 +62,8 @@ class StateField:
 @dataclass(frozen=True, slots=True)
 class KvField:
     """One attention layer inside a page: a K block and a V block, each kv_heads x head_dim x 16 items.
-    ``v_offset_bytes`` None: a layer without a V block (latent attention). ``scale_offset_bytes``: where the
-    scales of the layer's tokens are, kv_heads x 16 for each block; None in dtypes that have none."""
+    ``v_offset_bytes`` None: a layer without a V block (latent attention). ``scale_offset_bytes``: the scales
+    of the layer's tokens, kv_heads x 16 for each block; None in dtypes without scales."""
 
     layer: int
     k_offset_bytes: int
@@ -76,9 +75,9 @@ class KvField:
 
 @dataclass(frozen=True, slots=True)
 class CompressedField:
-    """A state field inside a compressed state: at ``offset_bytes``, as int8 codes with a float32 scale for
-    each row (all but the last dimension) at ``scale_offset_bytes``; where that is None, its bytes as they
-    are."""
+    """A state field inside a compressed state, at ``offset_bytes``: int8 codes, with a float32 scale for each
+    row (all but the last dimension) at ``scale_offset_bytes``. None there: the bytes of the field
+    unchanged."""
 
     field: StateField
     offset_bytes: int
@@ -87,10 +86,10 @@ class CompressedField:
 
 @dataclass(frozen=True, slots=True)
 class CompressedKvField:
-    """A K block and the V block behind it, if there is one, in a compressed page: codes from ``offset_bytes``
-    on, and what they are scaled by from ``scale_offset_bytes`` on.
+    """A K block and its V block, if any, in a compressed page: codes from ``offset_bytes`` on, their scales
+    from ``scale_offset_bytes`` on.
 
-    int8   codes in the order that the numbers have in the page; a float32 for each block, head and token
+    int8   codes in the order of the numbers in the page; a float32 for each block, head and token
     int4   K [heads, channels, 16 tokens], V [heads, 16 tokens, channels], two to a byte; two bfloat16 for
            each row of these: the least number and the step"""
 
@@ -101,7 +100,7 @@ class CompressedKvField:
 
 @dataclass(frozen=True, slots=True)
 class ArenaPlan:
-    """The geometry in plain integers; made by ``plan_arena``, read by memory and by the tensor views."""
+    """The geometry in plain integers, from ``plan_arena``; memory and the tensor views read it."""
 
     page_bytes: int
     pages_per_frame: int
@@ -118,7 +117,7 @@ class ArenaPlan:
     """Pages of a compressed state; 0: states are never compressed."""
     compressed_fields: tuple[CompressedField, ...] = ()
     compressed_kv_bytes: int = 0
-    """Of a KV page when it is compressed; 0: KV is never compressed."""
+    """Bytes of a compressed KV page; 0: KV is never compressed."""
     compressed_kv_fields: tuple[CompressedKvField, ...] = ()
     compressed_kv_dtype: CompressedKvName = "int8"
 
@@ -143,16 +142,16 @@ class ArenaPlan:
         return PAGE_TOKENS
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that ``tokens`` tokens of one sequence occupy: none in a model without attention."""
+        """Pages of ``tokens`` tokens of one sequence: none in a model without attention."""
         return pages_for(tokens) if self.pages_per_frame else 0
 
     @property
     def frames_min(self) -> int:
-        """Frames without which nothing runs: one for each kind the model has."""
+        """The least frames that run anything: one for each kind of the model."""
         return (self.pages_per_frame > 0) + (self.slots_per_frame > 0)
 
     def frames_for(self, sequences: int, tokens_each: int) -> int:
-        """Frames that surely hold ``sequences`` sequences of ``tokens_each`` tokens."""
+        """Frames that hold ``sequences`` sequences of ``tokens_each`` tokens in every case."""
         slots = ceil_div(sequences, self.slots_per_frame) if self.slots_per_frame else 0
         pages = sequences * self.pages_for(tokens_each)
         return slots + (ceil_div(pages, self.pages_per_frame) if pages else 0)
@@ -181,8 +180,9 @@ def _lay_slot(spec: ModelSpec) -> tuple[tuple[StateField, ...], int]:
     return tuple(fields), offset
 
 
-def _lay_compressed(spec: ModelSpec, state_fields: tuple[StateField, ...]) -> tuple[tuple[CompressedField, ...], int]:
-    """Accumulators as codes and scales; what is kept in the model's own dtype (windows) as it is."""
+def _lay_compressed(spec: ModelSpec,
+                    state_fields: tuple[StateField, ...]) -> tuple[tuple[CompressedField, ...], int]:
+    """Accumulators as codes and scales; states in the model's own dtype (windows) unchanged."""
     parts = [part for layer in spec.recurrent_layers for part in spec.layers[layer].state]
     fields, offset = [], 0
     for field, part in zip(state_fields, parts, strict=True):
@@ -196,7 +196,7 @@ def _lay_compressed(spec: ModelSpec, state_fields: tuple[StateField, ...]) -> tu
 
 def _lay_compressed_kv(kv_fields: tuple[KvField, ...],
                    dtype: CompressedKvName) -> tuple[tuple[CompressedKvField, ...], int]:
-    """All codes, then all scales; the next record follows at a multiple of COMPRESSED_KV_ALIGN."""
+    """All codes, then all scales; the next record begins at a multiple of COMPRESSED_KV_ALIGN."""
     codes = [_numbers(field) // (1 if dtype == "int8" else 2) for field in kv_fields]
     fields, at, scales_at = [], 0, sum(codes)
     for field, size in zip(kv_fields, codes, strict=True):
@@ -209,18 +209,18 @@ def _lay_compressed_kv(kv_fields: tuple[KvField, ...],
 
 
 def _numbers(field: KvField) -> int:
-    """Of the K and the V block of a page."""
+    """Numbers in the K and V blocks of a page."""
     return field.kv_heads * PAGE_TOKENS * field.head_dim * (1 + (field.v_offset_bytes is not None))
 
 
 def choose_frame(page_bytes: int, slot_bytes: int, memory_bytes: int) -> tuple[int, int]:
-    """(pages per frame n, slots per frame m) for P = ``page_bytes`` and S = ``slot_bytes``, both
-    multiples of 256, 0 for a kind that the model does not have.
+    """(pages per frame n, slots per frame m) for P = ``page_bytes`` and S = ``slot_bytes``. Both are
+    multiples of 256, and 0 for a kind that the model does not have.
 
-    Candidates: m = 1, 2, ... each with its smallest n, until one pads less than 1 %. That ends at the
-    latest at m = P / 256, where S' = S. If it makes at least ``FRAMES_WANTED`` frames it is taken;
-    otherwise the candidate that loses least, where the loss is the share of a frame that is padding plus
-    the share of the arena that is one frame. At least two frames where any candidate allows it.
+    Candidates: m = 1, 2, ... each with its smallest n, until one pads less than 1 %. That ends at m = P / 256
+    at the latest, where S' = S. This frame is chosen if the arena has at least ``FRAMES_WANTED`` of it. If
+    not, the candidate with the least loss is chosen: the padding of a frame plus one frame, as shares of
+    frame and arena. Candidates that leave fewer than two frames are out if another one leaves two.
     """
     if not page_bytes or not slot_bytes:
         return int(page_bytes > 0), int(slot_bytes > 0)
@@ -253,9 +253,9 @@ def choose_frame(page_bytes: int, slot_bytes: int, memory_bytes: int) -> tuple[i
 def plan_arena(spec: ModelSpec, memory_bytes: int, *, kv_dtype: CacheDTypeName | None = None,
                compress: bool = False, compress_kv: CompressedKvName = "int8") -> ArenaPlan:
     """The arena of ``spec`` in at most ``memory_bytes``. ``kv_dtype`` None takes the model's. ``compress``:
-    checkpoints may be compressed, where that saves a quarter of their bytes and there are pages to compress
-    them in, and KV, in ``compress_kv``, where there are checkpoints and it is wider than 8 bits. Never fails:
-    too little memory makes too few frames, which ``fit_sizes`` reports."""
+    checkpoints may be compressed, if that saves a quarter of their bytes and the model has pages. KV may too,
+    in ``compress_kv``, if the model has checkpoints and its KV has more than 8 bits.
+    Never fails: too little memory gives too few frames, and ``fit_sizes`` reports that."""
     kv_dtype = kv_dtype or spec.dtype
     kv_fields, page_bytes = _lay_page(spec, kv_dtype)
     state_fields, slot_bytes = _lay_slot(spec)
@@ -282,29 +282,32 @@ def plan_arena(spec: ModelSpec, memory_bytes: int, *, kv_dtype: CacheDTypeName |
 
 
 def with_compression(arena: ArenaPlan, spec: ModelSpec) -> ArenaPlan:
-    """``arena`` of ``spec`` with a layout for compressed states, whatever that saves; as it is where the
-    model has no pages to compress them in, or no states."""
+    """``arena`` of ``spec`` with a layout for compressed states, whatever that saves; unchanged if the model
+    has no pages or no states."""
     if not arena.pages_per_frame or not arena.slots_per_frame:
         return arena
     fields, compressed_bytes = _lay_compressed(spec, arena.state_fields)
-    return replace(arena, compressed_pages=ceil_div(compressed_bytes, arena.page_bytes), compressed_fields=fields)
+    return replace(arena, compressed_pages=ceil_div(compressed_bytes, arena.page_bytes),
+                   compressed_fields=fields)
 
 
 def with_compressed_kv(arena: ArenaPlan, dtype: CompressedKvName = "int8") -> ArenaPlan:
-    """``arena`` with a layout for pages compressed in ``dtype``; as it is where the model has no states, or
-    KV of 8 bits."""
+    """``arena`` with a layout for pages compressed in ``dtype``; unchanged if the model has no states, or KV
+    of 8 bits."""
     if not arena.pages_per_frame or not arena.slots_per_frame or ITEM_BYTES[arena.kv_dtype] == 1:
         return arena
     fields, record_bytes = _lay_compressed_kv(arena.kv_fields, dtype)
-    return replace(arena, compressed_kv_bytes=record_bytes, compressed_kv_fields=fields, compressed_kv_dtype=dtype)
+    return replace(arena, compressed_kv_bytes=record_bytes, compressed_kv_fields=fields,
+                   compressed_kv_dtype=dtype)
 
 
 def memory_for(spec: ModelSpec, kv_dtype: CacheDTypeName, sequences: int,
                tokens_each: int) -> tuple[int, str]:
-    """Bytes that surely hold so many sequences of so many tokens, and how to type them.
+    """Bytes that hold ``sequences`` sequences of ``tokens_each`` tokens, and the ``--memory`` that asks for
+    them.
 
-    More memory may choose another frame, and typing rounds up: so the answer is tried, and grown until
-    the arena it makes is enough. It grows each time, and the frame is settled from 50 frames on.
+    More memory may choose another frame, and typing rounds up. So the answer is tried, and grown until its
+    arena is large enough. It grows each time, and from 50 frames on the frame stays the same.
     """
     need = 1
     while True:
@@ -317,7 +320,7 @@ def memory_for(spec: ModelSpec, kv_dtype: CacheDTypeName, sequences: int,
 
 
 def _typed(count: int) -> tuple[int, str]:
-    """``count`` rounded up by less than 1 % to what is short to type, and that text."""
+    """``count`` rounded up by less than 1 % to a short text, and that text."""
     for suffix, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count > 100 * scale:
             return ceil_div(count, scale) * scale, f"--memory {ceil_div(count, scale)}{suffix}"

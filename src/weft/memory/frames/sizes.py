@@ -4,8 +4,8 @@
 
 The longest context is what one sequence alone can hold: one frame for its slot, the others for its pages.
 The rows are the sequences that can hold a slot and a page each. A step always has room for all decodes and
-one prefill chunk. A value that does not fit is shrunk, and a note names the flag, both numbers and, where
-memory is short, the ``--memory`` that would hold it.
+one prefill chunk. A value that does not fit is shrunk. A note names the flag and both
+numbers; if memory is short, it names the ``--memory`` that would hold the value.
 
 Everything here is integers: no torch, no I/O.
 
@@ -24,30 +24,31 @@ from weft.spec import CacheDTypeName, ModelSpec
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS, format_bytes
 
 DEFAULT_MEMORY_SHARE = 0.4
-"""Share of the free RAM taken when ``--memory`` is not given."""
+"""Share of the free RAM that the arena takes without ``--memory``."""
 
 WORKSPACE_SHARE = 0.1
-"""Share of what the weights leave that no arena takes: the step's own tensors live there."""
+"""Share of the memory beside the weights that no arena takes: the tensors of a step live there."""
 
 
 def default_memory_bytes(available_ram: int, spec: ModelSpec, config: EngineConfig,
                          kv_dtype: CacheDTypeName | None = None) -> int:
-    """What ``--memory`` is when not given: 40 % of ``available_ram``, but no more than
-    ``max_num_seqs`` sequences of full length could ever use."""
+    """The default of ``--memory``: 40 % of ``available_ram``, at most the bytes that ``max_num_seqs``
+    sequences of full length use."""
     share = int(available_ram * DEFAULT_MEMORY_SHARE)
     length = min(config.max_model_len or spec.max_positions, spec.max_positions)
     return min(share, memory_for(spec, kv_dtype or spec.dtype, config.max_num_seqs, length)[0])
 
 
 def fit_sizes(config: EngineConfig, spec: ModelSpec, arena: ArenaPlan) -> Sizes:
-    """EngineConfig meets the model and the arena: what does not fit is shrunk, and ``notes`` says so.
+    """The sizes of ``config`` for this model and arena. Values that do not fit are shrunk, and ``notes`` says
+    so.
 
-    ``max_model_len``: one sequence alone surely fits, one frame for its slot and the rest for its pages.
-    ``rows_max``: as many sequences as can hold a slot and a page each, and as leave the step's budget
-    room for one chunk of prefill beside all decodes, so that decodes never starve a prompt.
+    ``max_model_len``: one sequence alone fits, with one frame for its slot and the rest for its pages.
+    ``rows_max``: sequences that can hold a slot and a page each. They leave the step's budget room for one
+    chunk of prefill beside all decodes, so decodes never starve a prompt.
 
-    Raises ConfigError where a field is not positive, and where ``--memory`` cannot hold one frame of
-    each kind; that one names the exact flag that would do.
+    Raises ConfigError for a field that is not positive. Raises ConfigError if ``--memory`` cannot hold one
+    frame of each kind; that error names the exact flag that would do.
     """
     for name in ("max_num_seqs", "max_num_batched_tokens", "max_queued_requests", "max_model_len"):
         value = getattr(config, name)
@@ -67,10 +68,10 @@ def fit_sizes(config: EngineConfig, spec: ModelSpec, arena: ArenaPlan) -> Sizes:
 
 
 def _fit_length(config: EngineConfig, spec: ModelSpec, arena: ArenaPlan, notes: list[str]) -> int:
-    asked = config.max_model_len or spec.max_positions
-    length = min(asked, spec.max_positions)
-    if length < asked:
-        notes.append(f"--max-model-len {asked} shrunk to {length}: the model has no more positions.")
+    requested = config.max_model_len or spec.max_positions
+    length = min(requested, spec.max_positions)
+    if length < requested:
+        notes.append(f"--max-model-len {requested} shrunk to {length}: the model has no more positions.")
     if not arena.pages_per_frame:
         return length
     slot_frames = int(arena.slots_per_frame > 0)
@@ -102,7 +103,7 @@ def _fit_rows(config: EngineConfig, arena: ArenaPlan, notes: list[str]) -> tuple
 
 
 def _sequences_held(arena: ArenaPlan) -> int | None:
-    """Most sequences of one page each: max over k slot frames of min(k m, (N - k) n). None: no bound."""
+    """The most sequences of one page each: max over k slot frames of min(k m, (N - k) n). None: unbounded."""
     n, m, frames = arena.pages_per_frame, arena.slots_per_frame, arena.frame_count
     if not m:
         return frames * n if n else None

@@ -1,9 +1,9 @@
 """State slots: one owner each, and an epoch per claim.
 
-A claim on a slot is the pair (slot, epoch). The epoch of a slot goes up whenever it is given back, so a
-claim that outlived its owner differs from every later one and its use is caught (law L5): the bytes it
-points at belong to somebody else. ``owners[slot]`` says whose it is (law L1; owners.py): a state is
-overwritten in place and is therefore never shared.
+A claim on a slot is the pair (slot, epoch). The epoch goes up whenever the slot is given back. So a claim
+that outlived its owner differs from every later one, and its use is caught (law L5): its bytes belong to
+another sequence. ``owners[slot]`` is the owner (law L1; owners.py). A state is overwritten in place and
+therefore never shared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Slots:
         self.epochs = [0] * (slots_per_frame * frame_count)
 
     def take(self, slots: Sequence[SlotId]) -> None:
-        """Free slots leave the pool; ``give`` says to whom."""
+        """Free slots leave the pool; ``give`` sets their owner."""
         self.packing.pop(slots)
         for slot in slots:
             assert self.owners[slot] == FREE, f"slot {slot} is held and was drafted as free"
@@ -41,7 +41,7 @@ class Slots:
         return self.packing.push([slot])
 
     def check(self, slot: SlotId, epoch: int) -> None:
-        """The claim (slot, epoch) is alive; anything else is a bug (law L5)."""
+        """Asserts that the claim (slot, epoch) is alive (law L5)."""
         assert self.owners[slot] != FREE, f"stale claim on slot {slot}: it is free"
         assert self.epochs[slot] == epoch, (
             f"stale claim on slot {slot}: of epoch {epoch}, and the slot is at {self.epochs[slot]}")

@@ -56,9 +56,8 @@ class Freed:
 
 @dataclass(slots=True)
 class CacheCounts:
-    """Since the start; they only grow. ``lost_*`` are tokens that an opened sequence could not use, by
-    reason: KV matched without a checkpoint, the checkpoint was evicted, the KV was evicted, another sequence
-    was computing them, only another namespace has them (0 unless counted)."""
+    """Since the start; they only grow. ``lost_*`` are tokens that an opened sequence could not use, by reason
+    (``values.Lost``)."""
 
     opened: int = 0
     hits: int = 0

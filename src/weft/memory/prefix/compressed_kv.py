@@ -15,7 +15,7 @@ no third kind of frame, and compaction moves them.
 **In place.** Record r lies in packed page r or an earlier one. So a node is compressed into its own first
 pages, the first record first. It is restored the last record first, each into a page that no earlier record
 needs. Compression therefore takes no memory, and works when none is free. A restore takes only the pages that
-the compression freed, and one more if a fork cut the packed pages in the middle of a page.
+the compression freed, and one more after a cut in the middle of a page.
 
 **What.** Nodes that no lease holds. ``idle`` lists them, the longest unread first; a lease that closes puts
 them there. KV under a hold is always unpacked. An opening restores the path to its checkpoint: one copy, for

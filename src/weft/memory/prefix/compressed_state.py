@@ -29,8 +29,8 @@ epoch), L7.
 
 Rejected: frames of compressed states as a third kind (three of 3.7 fit into a frame of one slot: 19 % is
 lost); compression at once, not under pressure (a cache with room would lose bits for nothing); compression
-over several steps before any eviction (a waiting request is admitted as soon as it fits, and then finds no
-free slot for its checkpoints: worse at every size that was tried).
+over several steps before any eviction (a waiting request is admitted once it fits, and finds no free slot for
+its checkpoints: worse at every size tried).
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@
 
 A *node* is a span [start, end) of an edge and what lies at its end: children, a checkpoint, readers. A
 checkpoint in the middle of a node cuts it in two. A long prompt with a checkpoint every 64 tokens is cut a
-thousand times, and a lookup node by node would cost a thousand dictionary lookups. So nodes only mark
-positions: a cut copies nothing, the pages of a path down an edge are one slice, and one comparison of bytes
-passes all of its nodes at once.
+thousand times. Looking it up node by node would cost a thousand dictionary lookups. So nodes only mark
+positions. A cut copies nothing, and the pages of a path down an edge are one slice. One comparison of bytes
+passes all nodes of an edge at once.
 
 A page records its edge as its owner. Cuts do not change that owner, so finding the node of a page is a
 bisection and never a scan (compaction needs it).

@@ -74,9 +74,9 @@ class SizeClass:
 
 @dataclass(slots=True)
 class PrefixShape:
-    """One place in the tree: ``tokens`` from the root to it, ``hits`` of it and all below, ``age_s`` since
-    the last use of any of them, ``branches`` that go on from it, ``readers`` running now, ``namespace`` by
-    number (0: not among those that are listed)."""
+    """One place in the tree. ``tokens``: from the root to the place. ``hits``: its own and of all nodes
+    below. ``age_s``: since the last use of any of them. ``branches``: its children. ``readers``: leases that
+    run now. ``namespace``: by number, 0 if it is not listed."""
 
     tokens: int
     hits: int

@@ -2,7 +2,7 @@
 
 Two sequences with the same tokens may publish in one step, before either is in the tree. Each path that a
 draft will add is remembered by the place where it leaves the tree. So the second sequence sees the first
-one's pages as if they were the tree's, and the reservation says exactly which pages the tree adopts and which
+one's pages as if they were the tree's. The reservation says exactly which pages the tree adopts and which
 ones a sequence frees:
 
     tree       [0..512)

@@ -1,1 +1,1 @@
-"""The cache policy that keeps what saves most seconds per byte; see ``policy``."""
+"""The value policy: keep what saves the most seconds per byte; see ``policy``."""

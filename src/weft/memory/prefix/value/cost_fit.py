@@ -1,18 +1,17 @@
-"""What computing a prompt costs, from the steps that an engine has measured: linear + quadratic, online.
+"""The cost of computing a prompt, fitted to the measured steps of an engine: linear + quadratic, online.
 
     seconds of a step  =  fixed + a x prefill tokens + b x pairs + c x decodes + d x context
 
     a prompt of n tokens adds  a n + b n (n + 1) / 2        so its linear term is a + b / 2, and its
                                                             quadratic one b / 2
 
-Least squares of the relative error, kept as the five sums of its normal equations: a step costs 25
-multiplications and no memory. Terms that would be negative are left out, the worst first. What is told here
-is ``weft.sim.cost.Work``: the same model that a recording is fitted with, which has all steps at hand.
+Least squares of the relative error, stored as the five sums of its normal equations: a step costs 25
+multiplications and no memory. Terms that would be negative are left out, the worst first. The measurements
+are those of ``weft.sim.cost.Work``, the model that a recording is fitted with.
 
-A policy compares states of one model with each other, so only the ratio of the two terms matters to it, and
-the linear one is 1 by definition: nothing that was valued before is in other units. Until prompts are long
-enough to tell the terms apart, and there are enough of them, the ratio stays what the sizes of the model say;
-as long as they are short, it makes no difference either.
+A policy compares states of one model, so only the ratio of the two terms matters. The linear term is 1 by
+definition, so earlier values keep their unit. The sizes of the model give the ratio until the prompts are
+long enough, and numerous enough, to tell the terms apart. Short prompts make the ratio irrelevant anyway.
 
 Rejected: the ratio of a long and a short prompt's times (steps are shared with decodes); a fit at every step.
 """
@@ -26,13 +25,13 @@ from weft.memory.prefix.policy import PrefillCost
 FIT_EVERY = 256
 """Steps with prefill between two fits."""
 STEPS_REMEMBERED = 16384
-"""When so many are in the sums, each counts half from then on."""
+"""Steps after which everything in the sums counts half."""
 PAIRS_SHARE_MIN = 0.05
-"""Of the cost of all prefill so far, as guessed, so much must be attention's."""
+"""The least share of attention in the guessed cost of all prefill so far."""
 
 
 class PrefillFit:
-    """``guess``: linear term 1; what is assumed until there is more to go by."""
+    """``guess``: linear term 1; the cost until enough steps were measured."""
 
     __slots__ = ("_guess", "_matrix", "_pairs", "_prefills", "_sums", "_tokens")
 
@@ -43,8 +42,8 @@ class PrefillFit:
         self._tokens = self._pairs = 0
         self._prefills = 0
 
-    def told(self, prefill_tokens: int, pairs: int, decodes: int, context: int, seconds: float) -> bool:
-        """A step took ``seconds``. Whether it is time to ask for ``cost``."""
+    def add(self, prefill_tokens: int, pairs: int, decodes: int, context: int, seconds: float) -> bool:
+        """A step took ``seconds``. True if ``cost`` is due."""
         if seconds <= 0:
             return False
         row = np.array([1.0, prefill_tokens, pairs, decodes, context]) / seconds
@@ -61,7 +60,7 @@ class PrefillFit:
         return self._prefills % FIT_EVERY == 0
 
     def cost(self) -> PrefillCost:
-        """In units of the linear term."""
+        """The cost in units of the linear term."""
         guessed = 2 * self._guess.quadratic * self._pairs
         if self._prefills < FIT_EVERY or guessed < PAIRS_SHARE_MIN * (self._tokens + guessed):
             return self._guess
@@ -73,14 +72,14 @@ class PrefillFit:
     def _terms(self) -> list[float]:
         """Seconds of each kind of work, none negative."""
         size = np.sqrt(np.diag(self._matrix))
-        kept = np.flatnonzero(size)
+        columns = np.flatnonzero(size)
         while True:
-            scaled = self._matrix[np.ix_(kept, kept)] / np.outer(size[kept], size[kept])
-            found, *_ = np.linalg.lstsq(scaled, self._sums[kept] / size[kept], rcond=1e-12)
-            if found.min() >= 0 or len(kept) == 1:
+            scaled = self._matrix[np.ix_(columns, columns)] / np.outer(size[columns], size[columns])
+            solution, *_ = np.linalg.lstsq(scaled, self._sums[columns] / size[columns], rcond=1e-12)
+            if solution.min() >= 0 or len(columns) == 1:
                 break
-            kept = np.delete(kept, found.argmin())
+            columns = np.delete(columns, solution.argmin())
         terms = np.zeros(5)
-        terms[kept] = np.maximum(found, 0.0) / size[kept]
+        terms[columns] = np.maximum(solution, 0.0) / size[columns]
         values: list[float] = terms.tolist()
         return values

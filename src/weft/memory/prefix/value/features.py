@@ -1,21 +1,20 @@
-"""What is known of a kept state when it is kept or used, as kinds and small buckets. Pure functions, no
-names.
+"""Features of a checkpoint when it is added or used, as kinds and small buckets. Pure functions, no names.
 
-    kind      END     where an answer ended: the next turn of a conversation goes on from there
+    kind      END     where an answer ended: the next turn of a conversation continues there
               LAST    near the end of a prompt: the same question again, or another answer
-              WAY     on the way through a prompt: shared beginnings
-              USED    any of them, once somebody began there, and places where prompts are known to part
+              WAY     on the path through a prompt: shared beginnings
+              USED    any of them after its first use, and places where prompts are known to part
 
-    of a new one     length of the prompt           log2: one-shot requests of a service often have a length
-                     share that was known           eighths: who repeats most of a prompt is in a conversation
-                     length of the answer           log2, where a request ended
+    of a new one     length of the prompt           log2: one-shot requests of a service often share a length
+                     share that was known           eighths: a mostly known prompt is in a conversation
+                     length of the answer           log2, if a request ended there
     of a used one    times used                     1, 2, 3, 4-7, 8-15, more
                      mean time between uses         log2 of seconds
-                     what it was before             END that was gone on from is seldom asked for again
-                     turn                           how many answers were gone on from to come here
+                     kind at its creation           a continued END is seldom asked for again
+                     turn                           answers of the conversation before it
 
-Every count is by kind, so a bucket means one thing. Buckets are few because each has to be learned from
-scratch, on the traffic that is there.
+Every count is by kind, so a bucket means one thing. Buckets are few, because each one is learned from scratch
+on live traffic.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ CODE_COUNT = _CODES_PER_KIND * len(Kind)
 
 
 def codes_of_new(kind: Kind, *, prompt_tokens: int, known_tokens: int, answer_tokens: int | None) -> Codes:
-    """Of a state that nobody used yet. ``known_tokens``: how much of the prompt was seen before;
-    ``answer_tokens`` None where the request goes on."""
+    """Codes of a state before its first use. ``known_tokens``: how much of the prompt was seen before.
+    ``answer_tokens`` None: the request continues."""
     first = kind * _CODES_PER_KIND
     share = min(_SHARES, known_tokens * _SHARES // max(1, prompt_tokens))
     answer = NO_CODE
@@ -55,8 +54,8 @@ def codes_of_new(kind: Kind, *, prompt_tokens: int, known_tokens: int, answer_to
 
 
 def codes_of_used(*, uses: int, mean_gap_s: float | None, origin: Kind, turn: int) -> Codes:
-    """Of a state that was used ``uses`` times, so many seconds apart; None where that is not known.
-    ``origin``: what it was when it was kept; ``turn``: of its conversation then, 0 for the first."""
+    """Codes of a state after ``uses`` uses. ``mean_gap_s``: mean seconds between them, None if unknown.
+    ``origin``: its kind at creation. ``turn``: the turn of its conversation then, 0 for the first."""
     first = Kind.USED * _CODES_PER_KIND
     gap = 0 if mean_gap_s is None else 1 + min(_GAP_BITS, int(mean_gap_s + 1).bit_length())
     return (first + _FIRST + _uses_bucket(uses), first + _SECOND + gap, first + _THIRD + origin,

@@ -1,4 +1,4 @@
-"""How soon things are used again: a hazard by kind and age, times what their features say. Learned by
+"""How soon things are used again: a hazard by kind and age, times a factor for the features. Learned by
 counting.
 
     hazard(kind, age, features) = rate[kind][age bin]  x  product of factor[kind, feature, bucket]
@@ -6,16 +6,16 @@ counting.
     rate   = (uses + PRIOR_USES) / (exposure + PRIOR_USES / prior rate)        exposure in seconds x factors
     factor = (uses + PRIOR_FACTOR) / (expected uses + PRIOR_FACTOR)            expected by everything else
 
-This is a Poisson regression whose coefficients are updated one at a time by what happened over what was
-expected, each with a gamma prior: a feature that says nothing stays at 1, a bucket that was seen twice
-hardly moves, and nothing has a learning rate. Exposure counts for what was evicted as for what was kept, as
-long as it is remembered (ghosts): without that a policy learns only what it chose to see.
+This is a Poisson regression. Its coefficients are updated one at a time by observed over expected uses, each
+with a gamma prior. A feature without information stays at 1, a bucket seen twice hardly moves, and nothing
+has a learning rate. Evicted states add exposure like those in memory, as long as they are remembered
+(ghosts). Without that a policy would learn only from what it chose to see.
 
 Age bins double, from one second to some ten minutes. The prior falls with age like the gaps of anything that
-spans many scales (0.2 / (age + 60 s)); it is gone after a few dozen uses.
+spans many scales (0.2 / (age + 60 s)); a few dozen uses outweigh it.
 
 Rejected: a table crossed over all features (each cell sees too little); forgetting old counts (worse, and one
-more constant); finer bins, smoothing over ages (change nothing); step sizes.
+more constant); finer bins, smoothing over ages (no change); step sizes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PRIOR_USES = 2.0
 PRIOR_FACTOR = 2.5
 FACTOR_MAX = 64.0
 NO_CODE = 0
-"""The code of a feature that is not there: its factor is always 1."""
+"""The code of an absent feature: its factor is always 1."""
 
 _BINS = 11
 EDGES: Floats = np.concatenate([[0.0], 2.0 ** np.arange(_BINS - 1)])
@@ -57,13 +57,13 @@ def seconds_by_bin(since_s: Floats, until_s: Floats) -> Floats:
 
 
 def prior_rates() -> Floats:
-    """Uses per second that are assumed of anything before it was seen."""
+    """Uses per second that are assumed before any observation."""
     rates: Floats = 0.2 / (EDGES + WIDTHS / 2 + 60.0)
     return rates
 
 
 class Hazard:
-    """``kinds`` and ``codes``: how many there are; code NO_CODE stands for no feature."""
+    """``kinds`` and ``codes``: their counts. NO_CODE stands for no feature."""
 
     __slots__ = ("_code_expected", "_code_uses", "_exposure", "_prior", "_uses", "factors", "rates")
 
@@ -79,7 +79,7 @@ class Hazard:
         """[codes]; as of the last ``learn``."""
 
     def factor_of(self, codes: tuple[int, ...]) -> float:
-        """The product of the factors of ``codes``, within reason."""
+        """The product of the factors of ``codes``, clipped to FACTOR_MAX."""
         product = 1.0
         for code in codes:
             product *= float(self.factors[code])
@@ -91,7 +91,7 @@ class Hazard:
         return products
 
     def waited(self, kinds: Ints, codes: Ints, factors: Floats, since_s: Floats, until_s: Floats) -> None:
-        """Things of ``kinds`` [rows] with ``codes`` [rows, features] and ``factors`` [rows] were not used
+        """Records with ``kinds`` [rows], ``codes`` [rows, features] and ``factors`` [rows] were not used
         between the ages ``since_s`` and ``until_s`` [rows]."""
         weighted = seconds_by_bin(since_s, until_s) * factors[:, None]
         for kind in range(len(self.rates)):
@@ -103,7 +103,7 @@ class Hazard:
 
     def one_waited(self, kind: int, codes: tuple[int, ...], factor: float, since_s: float,
                    until_s: float) -> None:
-        """``waited`` of one thing, for a tenth of the time."""
+        """``waited`` of one record, in a tenth of the time."""
         expected, at = 0.0, bin_of(since_s)
         while since_s < until_s:
             end_s = min(until_s, _ENDS_LIST[at])
@@ -114,13 +114,13 @@ class Hazard:
             self._code_expected[code] += expected * factor / self.factors[code]
 
     def used(self, kind: int, codes: tuple[int, ...], age_s: float) -> None:
-        """One of them was used at that age."""
+        """One record was used at age ``age_s``."""
         self._uses[kind, bin_of(age_s)] += 1.0
         for code in codes:
             self._code_uses[code] += 1.0
 
     def learn(self) -> None:
-        """Take in what was counted."""
+        """Turn the counts into rates and factors."""
         self.rates = (self._uses + PRIOR_USES) / (self._exposure + PRIOR_USES / self._prior)
         self.factors = (self._code_uses + PRIOR_FACTOR) / (self._code_expected + PRIOR_FACTOR)
         self.factors[NO_CODE] = 1.0

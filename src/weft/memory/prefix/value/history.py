@@ -1,20 +1,20 @@
-"""What was seen: a second prefix tree, of tokens only, that also remembers what is no longer there.
+"""The history: a second prefix tree, of tokens only, that also remembers evicted states.
 
-    live tree      pages and states that exist                      of the memory, exact, audited
-    history        tokens of prompts and answers of late,            of the policy, bounded, a hint
-                   with a record where a state is or was (a *ghost*)
+    live tree      pages and states in memory                       of the memory, exact, audited
+    history        tokens of recent prompts and answers,             of the policy, bounded, a hint
+                   with a record at each state, live or evicted (a *ghost*)
 
-          [0 ......... 512) --+-- [512 ...... 2048) o  ghost: who comes back to it computes it again
-                              '-- [512 .. 900) o  kept
+          [0 ......... 512) --+-- [512 ...... 2048) o  ghost: a request that returns to it computes it again
+                              '-- [512 .. 900) o  in memory
 
-A lookup in it says how far a prompt was seen before, though its KV is gone (the fork that a third prompt may
-part at), and which record it would have used. What nothing hangs on, neither a record nor a running request,
-is forgotten at once. So the bound is one on ghosts and their tokens, and the policy keeps it.
+A lookup says how far a prompt was seen before, even if its KV is evicted: a third prompt may part at that
+fork. It also says which record the prompt would have used. A span without a record and without a running
+request is forgotten at once. So the bound is one on ghosts and their tokens, and the policy keeps it.
 
-It mirrors the verbs of the live tree, lease by lease, and never asks it anything. When the two disagree,
-because something was forgotten here that is still there, a record is not made; nothing else happens.
+It mirrors the verbs of the live tree, lease by lease, and never reads it. If the two disagree, because
+something was forgotten here that is still in memory, a record is not added. Nothing else happens.
 
-Rejected: nodes of the live tree without pages (whoever walks it would have to know; a mistake in a statistic
+Rejected: nodes of the live tree without pages (every walk would have to know, and a mistake in a statistic
 would be one in the cache); hashes of prefixes (a thousand of them for a prompt of 64,000 tokens, at each
 lookup).
 """
@@ -27,8 +27,7 @@ from weft.units import PAD, SeqId, SlotId
 
 
 class History:
-    """Records are numbers, and stand where a slot stands in the live tree. ``token_count``: tokens of all
-    edges."""
+    """Records are numbers, in the place of slots in the live tree. ``token_count``: tokens of all edges."""
 
     __slots__ = ("_held", "_tree", "token_count")
 
@@ -38,20 +37,21 @@ class History:
         self.token_count = 0
 
     def find(self, salt: str, tokens: bytes) -> tuple[int, int]:
-        """How far ``tokens`` was seen, in whole pages, and the deepest record on the way, PAD without one."""
+        """How far ``tokens`` was seen, in whole pages, and the deepest record on the path, PAD without
+        one."""
         match = self._tree.find(salt, tokens)
         if match is None:
             return 0, PAD
         return match.kv_tokens, match.anchor.slot if match.anchor is not None else PAD
 
     def opened(self, seq: SeqId, place: Node) -> None:
-        """``seq`` begins at ``place``; what it computes follows its whole pages."""
+        """``seq`` opens at ``place``; its new tokens follow the whole pages of it."""
         at = place.parent if place.is_tail else place
         if at is not None and at.parent is not None:
             self._hold(seq, at)
 
     def published(self, seq: SeqId, salt: str, start: int, tokens: bytes) -> None:
-        """``seq`` computed ``tokens`` (int32 bytes, whole pages count) from ``start`` on."""
+        """``seq`` computed ``tokens`` (int32 bytes; whole pages count) from ``start`` on."""
         base = self._held.get(seq)
         if (base.end if base is not None else 0) < start:
             return
@@ -64,8 +64,8 @@ class History:
             self._hold(seq, node)
 
     def place(self, seq: SeqId, position: int, rest: bytes) -> Node | None:
-        """Where a state after ``position`` tokens of ``seq`` stands; ``rest``: tokens beyond whole pages.
-        None where that was forgotten."""
+        """The place of a state after ``position`` tokens of ``seq``; ``rest``: its tokens past whole pages.
+        None if the path was forgotten."""
         path = self._held.get(seq)
         if path is None:
             return None
@@ -82,7 +82,7 @@ class History:
         self._tree.set_slot(node, SlotId(record), 0)
 
     def forget(self, node: Node) -> None:
-        """The record at ``node`` goes, and what only it kept here."""
+        """Remove the record at ``node``, and the spans that only it needs."""
         self._tree.take_slot(node)
         self._prune(node)
 

@@ -1,12 +1,12 @@
-"""The candidates for eviction: a few hundred rows in order of value, the lowest first.
+"""The pool of candidates for eviction: a few hundred rows in order of value, the lowest first.
 
     values   0.1  0.4  0.4  0.9 ...      two lists side by side, always sorted
     rows      17    3   40    8 ...
 
-One that changes is taken out and put in where it belongs now; all of them are valued anew at once, as arrays.
-Reading is walking a list: what is asked for with each plan costs nothing.
+A row that changes is taken out and inserted at its new place. A refresh values all rows again at once, as
+arrays. Reading walks a list, so ranking costs a plan nothing.
 
-Rejected: a heap (a tuple for each entry, entries that no longer count, and each reader takes a copy apart).
+Rejected: a heap (a tuple for each entry, outdated entries, and each reader takes a copy apart).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Pool:
         return len(self._rows)
 
     def ranked(self) -> Iterator[tuple[float, int]]:
-        """Values and rows, the lowest value first; as they are now, whatever happens meanwhile."""
+        """Values and rows, the lowest value first; a snapshot."""
         return zip(self._values.copy(), self._rows.copy(), strict=True)
 
     @property
@@ -39,7 +39,7 @@ class Pool:
         return np.array(self._rows, np.int64)
 
     def put(self, row: int, value: float) -> None:
-        """``row`` is worth ``value`` now, and a candidate if it was none."""
+        """``row`` has ``value`` from now on; it becomes a candidate if it was none."""
         self.drop(row)
         self._members.add(row)
         at = bisect_right(self._values, value)
@@ -47,14 +47,14 @@ class Pool:
         self._rows.insert(at, row)
 
     def drop(self, row: int) -> None:
-        """``row`` is no candidate any more, if it was one."""
+        """``row`` is not a candidate any more."""
         if row in self._members:
             self._members.remove(row)
             at = self._rows.index(row)
             del self._rows[at], self._values[at]
 
     def fill(self, rows: npt.NDArray[np.int64], values: npt.NDArray[np.float64], most: int) -> None:
-        """The candidates are the ``most`` of ``rows`` with the lowest ``values``, or all; both [rows]."""
+        """The candidates become the ``most`` of ``rows`` with the lowest ``values``; both [rows]."""
         if values.size > most:
             low = np.argpartition(values, most)[:most]
             rows, values = rows[low], values[low]

@@ -1,13 +1,16 @@
-"""What the policy knows of each state that is there or was of late: columns of numbers, a row each.
-
-Columns are numpy arrays where a sweep reads all rows at once, and lists where one row is asked for. Rows are
-used again, the last one given up first, so the same run has the same rows.
+"""Records: what the policy knows of each state, in memory or evicted of late. Columns of numbers, a row each.
 
     row   kind codes factor | born counted | rate | live | place node | uses gap
-            what it is        age, waiting   gain   there?  where       what was seen
+          what it is          age, waiting   gain   in       where        observed
+                                                    memory
 
-``heir``: a ghost further on, whose uses would come here: a conversation whose end was evicted goes on from
-the state before it, so that one is now worth what was expected of the end.
+A column is a numpy array if a sweep reads all of its rows at once. It is a list if rows are read one at a
+time. Rows are reused, the last one freed first, so the same run has the same rows.
+
+``heir``: a ghost further on the path. A conversation whose end was evicted resumes at the state before it, so
+that state is now worth what was expected of the end.
+
+Rejected: an object per record (a sweep would touch thousands of them).
 """
 
 from __future__ import annotations
@@ -31,36 +34,37 @@ class Records:
     def __init__(self) -> None:
         rows = _ROWS_FIRST
         self.count = 0
-        """Rows that were ever used; those beyond are untouched."""
+        """Rows in use at any time so far; those beyond are untouched."""
         self._free: list[int] = []
         self.kinds = np.zeros(rows, np.int64)
         self.codes = np.zeros((rows, FEATURES_MAX), np.int64)
         self._codes: list[Codes] = []
-        """The same, for who asks for one."""
+        """The same as tuples, for single rows."""
         self.factors = np.ones(rows)
         self.tables = np.zeros(rows, np.int64)
-        """Where the index of its kind and factor begins; for who knows the index, as the factor is."""
+        """Where the indexes of its kind and factor begin in the table of ``Prospects``, which also sets
+        ``factors``."""
         self.born_s = np.zeros(rows)
-        """When it was made, or used last."""
+        """Time of creation, or of the last use."""
         self.counted_s = np.zeros(rows)
-        """Up to when its waiting was counted."""
+        """Time up to which its waiting is counted."""
         self.rates = np.zeros(rows)
-        """Seconds that a use saves, by byte that it alone holds."""
+        """Seconds that a use saves, per byte that only this state needs."""
         self.heirs = np.full(rows, PAD, np.int64)
         self.live = np.zeros(rows, np.bool_)
         self.used = np.zeros(rows, np.bool_)
-        """Rows that are taken; of a ghost too."""
+        """Rows with a record, ghosts included."""
         self.nodes: list[Node | None] = []
-        """In the live tree."""
+        """Its node in the live tree; None for a ghost."""
         self.places: list[Node | None] = []
-        """In the history."""
+        """Its node in the history."""
         self.uses: list[int] = []
         self.gaps_s: list[float | None] = []
         """Moving average of the time between uses."""
         self.origins: list[Kind] = []
-        """What it was when it was kept."""
+        """Its kind at creation."""
         self.turns: list[int] = []
-        """Of the conversation it was kept in: answers that were gone on from to come there."""
+        """The turn of its conversation at creation: answers before it."""
 
     def add(self, kind: Kind, codes: Codes, turn: int, place: Node, now_s: float) -> int:
         if self._free:
@@ -84,7 +88,7 @@ class Records:
         return row
 
     def become(self, row: int, kind: Kind, codes: Codes, now_s: float) -> None:
-        """From now on it is this, and new. Its factor is for who knows the hazard."""
+        """The record changes its kind and codes, and its age begins at 0. ``Prospects`` sets its factor."""
         self.kinds[row] = kind
         self.codes[row] = self._codes[row] = codes
         self.born_s[row] = self.counted_s[row] = now_s
@@ -93,18 +97,18 @@ class Records:
         return self._codes[row]
 
     def remove(self, row: int) -> None:
-        assert not self.live[row], f"record {row} is of a state that is there"
+        assert not self.live[row], f"record {row} is of a state in memory"
         self.used[row] = False
         self.heirs[self.heirs == row] = PAD
         self.places[row] = None
         self._free.append(row)
 
     def ghosts(self, rows: Ints) -> npt.NDArray[np.bool_]:
-        """Which of ``rows`` are of states that are gone."""
+        """Which of ``rows`` are ghosts."""
         return self.used[rows] & ~self.live[rows]
 
     def rows(self, first: int, end: int) -> Ints:
-        """Those of [first, end) that are taken."""
+        """The rows of [first, end) with a record."""
         return first + np.flatnonzero(self.used[first:end])
 
     def _grow(self) -> None:

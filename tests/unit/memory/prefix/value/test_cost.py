@@ -26,7 +26,7 @@ def feed(fit: PrefillFit, steps: int, *, longest: int, pair_s: float = PAIR_S, n
         context = decodes * random.randint(100, longest)
         seconds = FIXED_S + tokens * TOKEN_S + pairs * pair_s + decodes * DECODE_S + context * CONTEXT_S
         seconds *= slower * random.uniform(1 - noise, 1 + noise)
-        due += fit.told(tokens, pairs, decodes, context, seconds)
+        due += fit.add(tokens, pairs, decodes, context, seconds)
     return due
 
 
@@ -58,7 +58,7 @@ def test_what_would_be_negative_is_left_out_and_steps_without_time_are_not_steps
     fit = PrefillFit(GUESS)
     feed(fit, 2000, longest=100_000, pair_s=0.0, noise=0.2)
     assert 0 <= fit.cost().quadratic < 0.1 * PAIR_S / 2 / TOKEN_S
-    assert not fit.told(100, 100, 0, 0, 0.0)
+    assert not fit.add(100, 100, 0, 0, 0.0)
 
 
 def test_old_steps_count_less_so_a_device_that_has_changed_is_learned_again(
