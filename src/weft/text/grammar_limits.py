@@ -43,6 +43,13 @@ def check_length(grammar: bytes, field: str) -> None:
                            param=field, code="invalid_grammar")
 
 
+def check_nesting(schema: Any, field: str) -> None:
+    try:
+        _walk_schema(schema, set())
+    except ValueError as error:
+        raise RequestError(f"{field} {error}", param=field, code="invalid_grammar") from None
+
+
 def check_shape(grammars: Sequence[dict[str, Any]]) -> None:
     """``grammars``: the list that a ``Grammar`` holds, parsed. Raises ValueError with the number and the
     limit."""

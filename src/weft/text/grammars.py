@@ -29,7 +29,7 @@ import msgspec
 
 from weft.errors import RequestError
 from weft.request import Grammar
-from weft.text.grammar_limits import check_choice_count, check_length
+from weft.text.grammar_limits import check_choice_count, check_length, check_nesting
 
 WHITESPACE = r"( |\n {0,24}|\n\t{0,8})"
 """Between two tokens of JSON: a space, or a line end and the indentation of a deeply nested value."""
@@ -74,6 +74,7 @@ def json_schema(schema: Any, *, field: str, whitespace: str | None = WHITESPACE)
         schema = {}
     if not isinstance(schema, dict):
         raise RequestError(f"{field} is {type(schema).__name__}; a JSON schema is an object", param=field)
+    check_nesting(schema, field)
     options: dict[str, Any] = {"whitespace_flexible": False}
     if whitespace is not None:
         options = {"whitespace_pattern": whitespace}

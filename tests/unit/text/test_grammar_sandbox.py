@@ -144,7 +144,7 @@ def test_a_long_grammar_is_refused_where_it_is_written_down() -> None:
     nested: dict[str, Any] = {}
     for _ in range(100_000):
         nested = {"not": nested}
-    with pytest.raises(RequestError, match="nested too deeply"):
+    with pytest.raises(RequestError, match="nested more than 100 levels"):
         json_grammar(nested, field="f")
 
 
