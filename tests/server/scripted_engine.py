@@ -25,7 +25,7 @@ from weft.assemble import Assembled
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
-from weft.engine.scripted import made_up_logprobs
+from weft.engine.scripted import scripted_logprobs
 from weft.errors import CheckpointError
 from weft.info import MemoryRow, ModelInfo
 from weft.memory.frames.plan import plan_arena
@@ -95,14 +95,14 @@ class AnsweringExecutor:
             if run in plan.prompt_logprob_runs:
                 top = admission.sampling.prompt_logprobs
                 end = min(int(plan.starts[run] + plan.lengths[run]), admission.prompt_tokens - 1)
-                prompt_logprobs[run] = [made_up_logprobs(tokens[at + 1], at, top)
+                prompt_logprobs[run] = [scripted_logprobs(tokens[at + 1], at, top)
                                         for at in range(int(plan.starts[run]), end)]
             if plan.samples[run]:
                 token = self._token(admission, len(tokens) - admission.prompt_tokens, script)
                 tokens.append(token)
                 chosen[run] = token
                 if admission.sampling.logprobs is not None:
-                    logprobs[run] = made_up_logprobs(token, len(tokens), admission.sampling.logprobs)
+                    logprobs[run] = scripted_logprobs(token, len(tokens), admission.sampling.logprobs)
         return StepResult(tokens=chosen, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
     def sleep(self, level: int) -> None:

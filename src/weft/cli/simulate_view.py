@@ -93,7 +93,7 @@ def _lost(study: Study) -> Table:
     for size in study.sizes:
         for at, report in enumerate(size.reports):
             shares = [f"{report.lost[reason] / max(1, report.prompt_tokens):.1%}" for reason in reasons]
-            table.add_row(_size(size) if not at else "", report.arm, *shares, f"{report.states_kept:,}",
+            table.add_row(_size(size) if not at else "", report.arm, *shares, f"{report.states_saved:,}",
                           f"{report.cache.evicted_states:,}")
     return table
 

@@ -28,8 +28,8 @@ Record = tuple[int, ...]
 
 
 class CompressedDigests:
-    """Works on the device's own ``cells``, ``states`` and ``readers``. ``claim_frame(frame, kind)`` notes what
-    a frame is used for. Raises PlanViolation. The forms of ``ids`` are those of ``WorkKind``."""
+    """Works on the device's own ``cells``, ``states`` and ``readers``. ``claim_frame(frame, kind)`` notes
+    what a frame is used for. Raises PlanViolation. The forms of ``ids`` are those of ``WorkKind``."""
 
     def __init__(self, arena: ArenaPlan, cells: Digests, states: Digests, readers: Int32s,
                  claim_frame: ClaimFrame) -> None:
@@ -100,7 +100,8 @@ class CompressedDigests:
         for page, first, last, start in ids.tolist():
             self._check_record(page, first, last, start)
             require(page not in packed, f"L5: page {page} is compressed after it was overwritten")
-            require((self._readers[[page, first, last]] == 0).all(), f"L7: page {page} is compressed and read")
+            unread = (self._readers[[page, first, last]] == 0).all()
+            require(unread, f"L7: page {page} is compressed and read")
             record = tuple(self._cells[page].tolist())
             require(UNWRITTEN not in record, f"L6: page {page} is compressed and holds no KV")
             packed.setdefault(first, {})[start] = record
@@ -124,7 +125,8 @@ class CompressedDigests:
                 "L4: KV is compressed outside the arena")
         require(0 <= start < size, f"a compressed page begins at byte {start} of a page of {size}")
         on_one_page = start + self._arena.compressed_kv_bytes <= size
-        require(on_one_page == (first == last), f"a compressed page at byte {start} of {first} ends on {last}")
+        require(on_one_page == (first == last),
+                f"a compressed page at byte {start} of {first} ends on {last}")
 
     def _claim_page(self, page: int) -> None:
         self._claim_frame(page // self._arena.pages_per_frame, "pages")

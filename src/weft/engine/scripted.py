@@ -17,8 +17,9 @@ cleared, a slot that holds another sequence's state or an older one of its own, 
 position, a page written under a second reader (L7), memory that changed kind without zeroing (L6), a chunk
 that ends off the grid, a wrong token fed to a decode, a budget overrun; and, because a copy carries its
 digests along, a hit on another prefix's state or page, a state at another position than the run starts at, a
-compressed state or page that is put together from other pages or in another order, a page replaced by one with
-other tokens, a copy of what was never written, a tap off the grid, outside its run or into a slot in use.
+compressed state or page that is put together from other pages or in another order, a page replaced by one
+with other tokens, a copy of what was never written, a tap off the grid, outside its run or into a slot in
+use.
 
 The token chosen is a pure function of the tokens before it and of the sequence's seed (none when greedy):
 ``reference_tokens`` computes a whole answer without any engine, and batching, chunking and preemption must
@@ -60,21 +61,21 @@ def reference_tokens(prompt: list[int], sampling: SamplingParams, *, seed: int, 
     """The whole answer of one sequence, computed alone and without an engine. ``seed`` is the sequence's."""
     rule = stop_rule(sampling, eos_ids, max_model_len - len(prompt))
     state = digest_of(prompt)
-    made: list[int] = []
+    answer: list[int] = []
     if sampling.max_tokens == 0:
-        return made, "length"
+        return answer, "length"
     while True:
         token = next_token(state, 0 if sampling.greedy else seed)
         state = digest(state, token)
-        made.append(token)
-        reason = rule.reason(token, len(made))
+        answer.append(token)
+        reason = rule.reason(token, len(answer))
         if reason is not None:
-            return made, reason
+            return answer, reason
 
 
 @dataclass(slots=True)
 class _Row:
-    """What the device was told of a row. ``digests[p]``: of tokens [0, p]; known tokens only."""
+    """What the device knows of a row. ``digests[p]``: of tokens [0, p]; known tokens only."""
 
     admission: Admission
     tokens: list[int]
@@ -143,7 +144,7 @@ class ScriptedExecutor(LateExecutor):
             if plan.samples[run]:
                 tokens[run] = self._sample(row)
                 if row.admission.sampling.logprobs is not None:
-                    logprobs[run] = made_up_logprobs(int(tokens[run]), row.digests[-1],
+                    logprobs[run] = scripted_logprobs(int(tokens[run]), row.digests[-1],
                                                      row.admission.sampling.logprobs)
         return StepResult(tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
@@ -210,7 +211,8 @@ class ScriptedExecutor(LateExecutor):
             require(run >= plan.decode_count, f"{here}: a decode run keeps no state on its way")
             require(start < tap.position <= end, f"{here} is outside the run")
             require(tap.position % self._grid_tokens == 0, f"{here} is off the grid of {self._grid_tokens}")
-            require(0 <= tap.slot < self.arena.plan.slot_count, f"{here}: slot {tap.slot} is outside the arena")
+            require(0 <= tap.slot < self.arena.plan.slot_count,
+                    f"{here}: slot {tap.slot} is outside the arena")
             users = [other.slot for other in plan.taps].count(tap.slot) + int((plan.slots == tap.slot).sum())
             require(users == 1, f"L1: {here}: slot {tap.slot} is used twice in this step")
             self.arena.claim_slot(tap.slot)
@@ -286,11 +288,11 @@ class ScriptedExecutor(LateExecutor):
         top = row.admission.sampling.prompt_logprobs
         assert top is not None
         end = min(start + length, row.admission.prompt_tokens - 1)
-        return [made_up_logprobs(row.tokens[at + 1], row.digests[at], top) for at in range(start, end)]
+        return [scripted_logprobs(row.tokens[at + 1], row.digests[at], top) for at in range(start, end)]
 
 
-def made_up_logprobs(token: int, before: int, top: int) -> TokenLogprobs:
-    """Logprobs of ``token`` after the tokens with digest ``before``: invented, but the same each time."""
+def scripted_logprobs(token: int, before: int, top: int) -> TokenLogprobs:
+    """Logprobs of ``token`` after the tokens with digest ``before``: invented, but a pure function of both."""
     first = -(digest(before, token) % 4096) / 1024
     return TokenLogprobs(token=token, logprob=first, rank=0,
                          top=[(token + at, first - at) for at in range(top)])

@@ -1,14 +1,14 @@
 """The arena of the scripted device: pages and slots that hold digests instead of numbers.
 
-    cells    uint64 [pages, 16]   digest of tokens [0, p] for the token at position p, 0 where nothing is written
+    cells    uint64 [pages, 16]   digest of tokens [0, p] for position p, 0 where nothing is written
     states   uint64 [slots]       digest of tokens [0, p) for the state at position p
     readers  int32 [pages]        rows whose table names the page
     kinds    by frame             what it is used for since it was zeroed
 
-It performs ``ArenaWork`` as the device's arena does, in the order of ``ArenaWork.ordered``, and it checks what
-a kernel would suffer: memory that changed kind without zeros (L6), ids outside the arena (L4), a source that
-holds nothing, a destination that a row reads (L7). Whatever is moved carries its digests along, so a wrong
-move shows where a run reads them. Compressed contents are in ``compressed_digests``.
+It performs ``ArenaWork`` as the device's arena does, in the order of ``ArenaWork.ordered``, and it checks
+what a kernel would suffer: memory that changed kind without zeros (L6), ids outside the arena (L4), a source
+that holds nothing, a destination that a row reads (L7). Whatever is moved carries its digests along, so a
+wrong move shows where a run reads them. Compressed contents are in ``compressed_digests``.
 
 Rejected: the same checks on the plan alone (a plan cannot tell what older steps have left in a page).
 """

@@ -75,6 +75,6 @@ class Submission:
             seq = Sequence(SeqId(self._next_seq), prompt=prompt, sampling=sampling, seed=split(seed, index),
                            stop_ids=ends, rank=(request.priority, number, index), salt=request.cache_salt,
                            boundaries=tuple(request.boundaries), marks=tuple(request.marks),
-                           grammar=grammar, made_max=rule.new_tokens_max)
+                           grammar=grammar, new_tokens_max=rule.new_tokens_max)
             self._next_seq += 1
             yield seq, rule

@@ -5,8 +5,8 @@
                         changed kind                                  pages      tables and slots
 
 A draft asks for this work, the reservation and the step plan carry it, and an arena performs it: the device's
-(``weft.runner.arena``), or the scripted one that stands in for it (``weft.engine.scripted``). All of them take
-the order from ``ArenaWork.ordered``, so the order that is checked is the order that ships.
+(``weft.runner.arena``), or the scripted one that stands in for it (``weft.engine.scripted``). All of them
+take the order from ``ArenaWork.ordered``, so the order that is checked is the order that ships.
 
 Why this order:
 
@@ -54,7 +54,7 @@ class WorkKind(Enum):
 
     ``ZERO_FRAMES``                             [k]            frames
     ``RESTORE_STATES``, ``COMPRESS_STATES``     [k, 1 + pages] a slot and the pages of its compressed state
-    ``RESTORE_KV``, ``COMPRESS_KV``             [k, 4]         a page, the first and the last page of its record
+    ``RESTORE_KV``, ``COMPRESS_KV``             [k, 4]         a page, the first and last page of its record
                                                                (perhaps the same), and the byte of the first
                                                                page where the record begins
     ``COPY_SLOTS``, ``COPY_PAGES``              [2, k]         sources, destinations; no destination twice
@@ -145,7 +145,8 @@ class CompressKv:
 
 @dataclass(frozen=True, slots=True)
 class RestoreKv:
-    """The compressed KV of ``node``, which begins at byte ``skip_bytes`` of ``packed``, is written to ``pages``.
+    """The compressed KV of ``node``, which begins at byte ``skip_bytes`` of ``packed``, is written to
+    ``pages``.
 
     ``pages`` are most of ``packed`` and some new ones. The rest of ``packed`` is free from the next draft
     on."""

@@ -2,7 +2,7 @@
 
     draft.seal() --> Reservation  version | frames pages slots         what is claimed and allocated, in order
                                           | opened extended saved      which lease gets it
-                                          | published moves            which pages and slots change their owner
+                                          | published moves            pages and slots that change their owner
                                           | closed evicted             what is free afterwards
                                           | arena_work table_patches   what the device must do (arena_work.py)
 
@@ -26,8 +26,8 @@ from weft.units import PageId, SeqId, SlotId
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A lease begins. ``pages``: all of its pages, those of the tree first. ``slot`` is PAD in a model without
-    recurrent layers."""
+    """A lease begins. ``pages``: all of its pages, those of the tree first. ``slot`` is PAD in a model
+    without recurrent layers."""
 
     seq: SeqId
     pages: tuple[PageId, ...]

@@ -5,8 +5,8 @@ Persistent here:                                   prompts of sequences that ask
 Per step, in one staging buffer:                   tokens, positions, starts, slots, contexts, rows, what to
                                                    sample, table writes, ids of arena work, the table of runs
 
-``apply`` stages what the step brings and sends it in one copy (``staging``). Then it updates rows and arena in the
-order that the plan promises (L5, L6):
+``apply`` stages what the step brings and sends it in one copy (``staging``). Then it updates rows and arena
+in the order that the plan promises (L5, L6):
 
     rows_cleared -> admissions -> table_writes, table_patches -> arena work, in the order of ``ArenaWork``
 
@@ -55,8 +55,8 @@ Item = TypeVar("Item", bound=np.generic)
 
 @dataclass(frozen=True, slots=True)
 class PromptSpan:
-    """A request for prompt logprobs in run ``run``. ``next_tokens_N`` (int64, on the device) follow the tokens at
-    index ``first``, ``first + 1``, ... of T. Each comes with the ``top_count`` best tokens."""
+    """A request for prompt logprobs in run ``run``. ``next_tokens_N`` (int64, on the device) follow the
+    tokens at index ``first``, ``first + 1``, ... of T. Each comes with the ``top_count`` best tokens."""
 
     run: int
     first: int
@@ -68,9 +68,10 @@ class PromptSpan:
 class StepBatch:
     """``inputs``: the model's, or the block of a graph if the step has one.
 
-    ``sample_runs``, ``sample_rows``, ``sample_positions``: int64 [X], for the runs that sample: the index in the
-    plan, the row, and the position of the token to choose. On the device: ``sample_index_X``, the index in T of
-    their last token, None if that is every token; ``sample_rows_X``, their rows, None in a steady step."""
+    ``sample_runs``, ``sample_rows``, ``sample_positions``: int64 [X], for the runs that sample: the index in
+    the plan, the row, and the position of the token to choose. On the device: ``sample_index_X``, the index
+    in T of their last token, None if that is every token; ``sample_rows_X``, their rows, None in a steady
+    step."""
 
     inputs: StepInputs | DecodeBlock
     sample_runs: Int64s
@@ -90,9 +91,9 @@ class StepBatch:
 class _StagedRuns:
     """The runs of a step, staged by ``apply`` for ``build``. By run, with PAD rows: ``offsets``, ``lengths``.
 
-    ``flat``: tokens, positions [T each], starts, slots, contexts, rows [R each]. ``sampling``: index in T, row
-    [X each]. Both int64. ``unknown``: some decodes have PAD for their token. ``following``: the tokens behind
-    those of each run in the plan's ``prompt_logprob_runs``."""
+    ``flat``: tokens, positions [T each], starts, slots, contexts, rows [R each]. ``sampling``: index in T,
+    row [X each]. Both int64. ``unknown``: some decodes have PAD for their token. ``following``: the tokens
+    behind those of each run in the plan's ``prompt_logprob_runs``."""
 
     plan: StepPlan
     pads: int
@@ -213,10 +214,12 @@ class BatchBuilder:
             plan, pads, graphed, offsets, lengths, fresh, taps, flat,
             unknown=bool((tokens[:decodes] == PAD).any()), sampling=sampling, sample_runs=sample_runs,
             sample_positions=contexts[in_batch].copy(), runs_table=runs_table,
-            following=tuple(self.rows.staging.add(self._following(plan, run)) for run in plan.prompt_logprob_runs))
+            following=tuple(self.rows.staging.add(self._following(plan, run))
+                            for run in plan.prompt_logprob_runs))
 
     def build(self, plan: StepPlan) -> StepBatch:
-        """Inputs of the forward pass for the plan applied last. The next ``apply`` overwrites their memory."""
+        """Inputs of the forward pass for the plan applied last. The next ``apply`` overwrites their
+        memory."""
         if self._steady is not None:
             assert self._steady.step == plan.step, "the plan was not applied"
             return StepBatch(self._steady.inputs(), self._steady.runs, self._steady.rows,
@@ -226,9 +229,12 @@ class BatchBuilder:
         assert staged.plan.step == plan.step, "the plan was not applied"
         every = len(staged.sample_runs) == len(staged.offsets) == staged.plan.token_count
         return StepBatch(
-            inputs=self._block(staged) if staged.graphed else self._inputs(staged), sample_runs=staged.sample_runs,
-            sample_rows=plan.rows[staged.sample_runs].astype(np.int64), sample_positions=staged.sample_positions,
-            sample_index_X=None if every else staged.sampling.device[0], sample_rows_X=staged.sampling.device[1],
+            inputs=self._block(staged) if staged.graphed else self._inputs(staged),
+            sample_runs=staged.sample_runs,
+            sample_rows=plan.rows[staged.sample_runs].astype(np.int64),
+            sample_positions=staged.sample_positions,
+            sample_index_X=None if every else staged.sampling.device[0],
+            sample_rows_X=staged.sampling.device[1],
             prompt_spans=tuple(self._prompt_spans(staged)))
 
     def _block(self, staged: _StagedRuns) -> DecodeBlock:

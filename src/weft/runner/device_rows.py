@@ -4,9 +4,8 @@
                    '------------------- one copy -------------------'
     device    table int32 [rows + 1, pages]     chosen int64 [rows + 1]
 
-Whatever a step changes is staged with the rest of the step. After the copy, indexed writes on the device apply
-it, in the order of the stream. Nothing here waits for the device.
-"""
+Whatever a step changes is staged with the rest of the step. After the copy, indexed writes on the device
+apply it, in the order of the stream. Nothing here waits for the device. """
 
 from __future__ import annotations
 
@@ -53,7 +52,8 @@ class DeviceRows:
     def steady(self, plan: StepPlan) -> SteadyDecodes | None:
         return None   # a step goes over in one copy, or is a graph's
 
-    def note_chosen(self, rows: npt.NDArray[np.int64], rows_X: torch.Tensor | None, choice: TokenChoice) -> None:
+    def note_chosen(self, rows: npt.NDArray[np.int64], rows_X: torch.Tensor | None,
+                    choice: TokenChoice) -> None:
         if rows_X is not None:
             self.chosen.index_copy_(0, rows_X, as_tensor(choice.chosen_X))
 

@@ -6,9 +6,8 @@
 Most steps change a few entries, and an indexed write of torch costs more than all of them in numpy. So tables
 are written while the step is staged, and the arena takes the ids of its work as the plan has them.
 
-A step of the same decodes as the one before it reuses that step's inputs (``decodes``). They hold a copy of the
-table by run, which is updated together with the table here.
-"""
+A step of the same decodes as the one before it reuses that step's inputs (``decodes``). They hold a copy of
+the table by run, which is updated together with the table here. """
 
 from __future__ import annotations
 
@@ -62,7 +61,8 @@ class HostRows:
             self._steady = SteadyDecodes(plan, self._table, self._chosen)
         return self._steady
 
-    def note_chosen(self, rows: npt.NDArray[np.int64], rows_X: torch.Tensor | None, choice: TokenChoice) -> None:
+    def note_chosen(self, rows: npt.NDArray[np.int64], rows_X: torch.Tensor | None,
+                    choice: TokenChoice) -> None:
         chosen_X = choice.chosen_X
         self._chosen[rows] = chosen_X if isinstance(chosen_X, np.ndarray) else chosen_X.numpy()
 

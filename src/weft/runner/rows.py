@@ -7,8 +7,8 @@
 ``HostRows`` writes tables in place, ``DeviceRows`` by a copy. The executor decides once which one it has
 (``rows_on``), and the batch builder does not ask.
 
-Laws: L4 (one row more than there are rows stays PAD: it is the row of every PAD run), L5 (a cleared row is PAD
-before its next sequence writes it), L6 and L7 (the order of ``ArenaWork``).
+Laws: L4 (one row more than there are rows stays PAD: it is the row of every PAD run), L5 (a cleared row is
+PAD before its next sequence writes it), L6 and L7 (the order of ``ArenaWork``).
 
 Rejected: one class with a table that is None on a device (four methods asked which of two machines they are).
 """
@@ -56,7 +56,8 @@ class Rows(Protocol):
         """The inputs of ``plan`` if it is of decodes alone and they can go on from step to step."""
         ...
 
-    def note_chosen(self, rows: npt.NDArray[np.int64], rows_X: torch.Tensor | None, choice: TokenChoice) -> None:
+    def note_chosen(self, rows: npt.NDArray[np.int64], rows_X: torch.Tensor | None,
+                    choice: TokenChoice) -> None:
         """``choice`` is what ``rows`` decode next; ``rows_X``: the same rows on the device."""
         ...
 
@@ -65,7 +66,8 @@ class Rows(Protocol):
         ...
 
 
-def rows_on(device: torch.device, *, rows_max: int, pages_max: int, step_tokens_max: int, remote: bool) -> Rows:
+def rows_on(device: torch.device, *, rows_max: int, pages_max: int, step_tokens_max: int,
+            remote: bool) -> Rows:
     """``remote``: the host reaches the memory of ``device`` by copies only. The staging buffer holds a usual
     step of up to ``step_tokens_max`` tokens."""
     staging_bytes = step_bytes(max(step_tokens_max, rows_max), rows_max, pages_max)

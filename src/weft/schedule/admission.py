@@ -9,9 +9,9 @@ A sequence is admitted with memory for all of its known tokens, and with some pa
 sequences that run. It starts behind what the cache has of it. A sequence that does not fit ends the pass:
 smaller ones behind it must not starve it.
 
-When the head of the queue does not fit, the cache makes room for it and for those behind it that would fit into
-the same step. Otherwise short requests would join one a step wherever the cache has filled the arena. The
-prefix that the head would resume on is not evicted for this while other sequences run.
+When the head of the queue does not fit, the cache makes room for it and for those behind it that would fit
+into the same step. Otherwise short requests would join one a step wherever the cache has filled the arena.
+The prefix that the head would resume on is not evicted for this while other sequences run.
 
 Laws: L3 (no room is a plan without that sequence), L8 (cached tokens are those of the match).
 
@@ -81,7 +81,8 @@ class AdmissionPlanner:
             producers.admitted(seq, known, match.cached_tokens)
         return matches
 
-    def _admit(self, step: PlanBuilder, seq: Sequence, row: RowId, match: Match, known: Int32s, end: int) -> bool:
+    def _admit(self, step: PlanBuilder, seq: Sequence, row: RowId, match: Match, known: Int32s,
+               end: int) -> bool:
         """A lease for all of ``known``, or False and nothing."""
         start = match.cached_tokens
         assert start < known.size
@@ -98,9 +99,9 @@ class AdmissionPlanner:
         return headroom_pages(len(self._running) + len(step.admissions), seq.preemption_count)
 
     def _make_room(self, step: PlanBuilder, seq: Sequence, match: Match, rows_free: int) -> None:
-        """``seq`` does not fit. The cache makes room for it and for the sequences behind it that would join the
-        same step, or else for ``seq`` alone. The prefix that ``seq`` resumes on is spared while others run:
-        recomputing it would cost more than the wait."""
+        """``seq`` does not fit. The cache makes room for it and for the sequences behind it that would join
+        the same step, or else for ``seq`` alone. The prefix that ``seq`` resumes on is spared while others
+        run: recomputing it would cost more than the wait."""
         own, awaited = match.anchor, self._reuse.awaited()
         step.draft.evict_last([own, *awaited])
         cached = match.cached_tokens

@@ -1,19 +1,18 @@
-"""The token budget of one step: one object per pass, spent in order of claim.
+"""The token budget of one step: one object per plan, spent in order of claim.
 
     step_tokens_max   | d d d d | p0 p0 p0 p0 p0 p0 p0 p0 | p1 p1 p1 p1 |
                         decodes   first prefill              next prefill, to a multiple of CHUNK_TOKENS
 
-Decodes come first and always all of them. A prefill that does not reach the end of its known tokens stops
-on the absolute grid of CHUNK_TOKENS, so that a prompt goes through the same chunks of the recurrent
-kernels however it is cut, and its numbers do not depend on the company it had (promise 1).
+Decodes come first, and always all of them. A prefill that does not reach the end of its known tokens stops on
+the absolute grid of CHUNK_TOKENS. So a prompt goes through the same chunks of the recurrent kernels however
+it is cut, and its numbers do not depend on other sequences in the batch (promise 1).
 
-A grid has a smallest step, so a budget below it could starve every prefill for as long as decodes run.
-Hence one chunk's worth is always left for prefill: a step has at most ``step_tokens_bound`` tokens, which
-is ``step_tokens_max`` unless that is nearly used up by decodes. Buffers are sized by the bound.
+A grid has a smallest step, so a small budget could starve every prefill while decodes run. Therefore one
+chunk is always left for prefill. A step has at most ``step_tokens_bound`` tokens, which is
+``step_tokens_max`` unless decodes nearly use it up. Buffers are sized by the bound.
 
-Rejected: cutting a prefill off the grid to fill the budget to the last token (the answer would depend on
-who else was in the batch); skipping decodes in favour of prefill (a stall that the reader of the stream
-sees).
+Rejected: a prefill cut off the grid to fill the budget to the last token (the answer would depend on the rest
+of the batch); skipped decodes in favour of prefill (a stall that the reader of the stream sees).
 """
 
 from __future__ import annotations

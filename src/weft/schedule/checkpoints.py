@@ -1,4 +1,5 @@
-"""Which states are kept for later requests: the sources of checkpoints, and the flag that chooses among them.
+"""Which states are saved for later requests: the sources of checkpoints, and the flag that chooses among
+them.
 
     --checkpoints LIST      LIST = first { "," item }      item = source | "-" source
 
@@ -13,20 +14,20 @@
                 marks           what the client asks for in its request             taps
                 forks           where the prompt was seen further than any state    a tap
                 insurance       growing distances in long prompts                   taps
-                spare           between these, in slots that nobody needs           taps
+                spare           between these, in slots beyond the reserve           taps
                 every:N         every N tokens of the prompt                        taps
                 decode[:N]      every N tokens of the answer; by weight without N   a copy between two steps
                 request-end     where an answer ended                               the running slot, donated
                 preemption      where a sequence gave way                           the running slot, donated
 
 Items are read from left to right: a source is added, with a minus it is taken away. ``auto,-forks``,
-``prompt,every:1024,decode:4096``, ``boundaries,request-end``. What a waiting twin asks for is kept whatever
-the list says: without it the twin would compute the same again at once.
+``prompt,every:1024,decode:4096``, ``boundaries,request-end``. A state that a waiting request needs
+is saved whatever the list says: without it the request would compute the same prefix again at once.
 
 A model without recurrent layers needs none of this: it resumes at every page.
 
-Rejected: one switch per source (nine flags that are read together anyway); a list without presets (nobody
-should have to know the sources to turn one off).
+Rejected: one switch per source (nine flags that are read together anyway); a list without presets (a user
+should not need to know all sources to turn one off).
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Who decodes, as arrays in run order: made once for as long as nobody joins and nobody leaves.
+"""The decode batch: all decoding rows as arrays in run order, rebuilt only when a sequence joins or leaves.
 
     rows     4  0  7  2        seqs   9  3  12  5         best rank first
     slots    1  6  0  3        lengths, fresh, samples    the same for every decode
 
-A plan of decodes alone takes these arrays as they are, and so does the next one: they are frozen, and whoever
-sees the same array again knows that nothing in it has changed (``runner.decodes``). What does change in every
-step, positions and tokens, is read from the row table.
+A plan of decodes alone has these arrays themselves, and so does the next one. They are frozen: a reader that
+sees the same array again knows that nothing in it has changed (``runner.decodes``). Positions and tokens
+change in every step, and are read from the row table.
 
-Two things that may be due for a decode are far away in nearly every step: it has computed all that it ever
-will, or it has come to where its answer leaves a state. Each decode moves on by at most one position a step,
-so the nearest of them is a lower bound in steps, and until then nobody looks (``Countdown``).
+Two events are rare for a decode: it has computed its last token, or it has arrived where its answer saves a
+state. Each decode moves by at most one position a step. So the nearest event is a lower bound in steps, and
+until then nothing is checked (``Countdown``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Countdown:
         return self._left <= 0
 
     def start(self, distances: Int32s) -> None:
-        """In how many steps each of them is due at the earliest; one that is due now keeps it over."""
+        """``distances``: steps until each event, at the earliest. An event that is due now keeps the count at
+        0."""
         self._left = int(distances.min(initial=np.iinfo(np.int32).max))
 
     def step(self, steps: int) -> None:
@@ -45,7 +46,7 @@ class Countdown:
 
 
 class DecodeBatch:
-    """``rows`` and ``slots``: int32 [decodes], ``seqs``: whose they are. Read only."""
+    """``rows`` and ``slots``: int32 [decodes], ``seqs``: their sequences. Read only."""
 
     __slots__ = ("ends", "fresh", "lengths", "rows", "samples", "seqs", "slots", "states")
 
@@ -62,7 +63,7 @@ class DecodeBatch:
         """Of decodes that have come to where their answer leaves a state."""
 
     def step(self, steps: int = 1) -> None:
-        """So many steps more are computed: nobody is further than by as many positions."""
+        """``steps`` more steps are computed; no decode has moved further than this."""
         self.ends.step(steps)
         self.states.step(steps)
 

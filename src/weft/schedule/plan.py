@@ -1,14 +1,14 @@
 """The plan of one step: a frozen value that says everything the step will do.
 
     plan (decides, changes nothing) -> commit (only writer of memory) -> execute (only user of the device)
-                                                                       -> settle (tokens home)
+                                                                       -> settle (tokens arrive)
 
-It can be printed, compared, replayed, and simulated. The executor sees nothing else of the pure half:
-no sequence object, no memory object. Persistent per-row state on the device (page table, sampling
-parameters, token counts) is kept in step with ``rows_cleared``, ``admissions``, ``table_writes`` and
-``table_patches``; then memory is made ready with ``zero_frames``, ``state_compressions``, ``state_restores``,
-``kv_restores``, ``kv_compressions``, ``slot_copies`` and ``page_copies``. All of it is applied in that order before
-anything is computed.
+It can be printed, compared, replayed, and simulated. The executor sees nothing else of the pure half: no
+sequence object, no memory object. Persistent per-row state on the device (page table, sampling parameters,
+token counts) is kept in step with ``rows_cleared``, ``admissions``, ``table_writes`` and ``table_patches``;
+then memory is made ready with ``zero_frames``, ``state_compressions``, ``state_restores``, ``kv_restores``,
+``kv_compressions``, ``slot_copies`` and ``page_copies``. All of it is applied in that order before anything
+is computed.
 
     runs are ordered: first every decode (length 1, start > 0), then every prefill.
 
@@ -51,7 +51,7 @@ class CompiledGrammar(Protocol):
 
     @property
     def token_count(self) -> int:
-        """Tokens that a mask of its matcher tells of, from 0 on."""
+        """Tokens that a mask of its matcher covers, from 0 on."""
         ...
 
     def matcher(self) -> Any:
@@ -61,12 +61,11 @@ class CompiledGrammar(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A sequence takes a row: what the executor must know for as long as it holds it.
+    """A sequence gets a row: what the executor must know while the sequence holds it.
 
-    ``tokens`` is the prompt and, for a sequence that resumes after preemption, the tokens it had made;
-    ``prompt_tokens`` counts the prompt's, so that penalties count what was *generated* exactly.
-    ``seed`` is the sequence's own 64-bit seed (already split for n > 1).
-    """
+    ``tokens`` is the prompt and, after a preemption, the tokens generated before it. ``prompt_tokens`` counts
+    the prompt's, so that penalties count exactly the *generated* ones. ``seed`` is the sequence's own 64-bit
+    seed (already split for n > 1). """
 
     row: RowId
     seq: SeqId
@@ -75,9 +74,9 @@ class Admission:
     sampling: SamplingParams
     seed: int
     stop_ids: tuple[int, ...]
-    """Ids that end the sequence; the sampler masks them while fewer than ``min_tokens`` are made."""
+    """Ids that end the sequence; the sampler masks them until ``min_tokens`` are generated."""
     grammar: CompiledGrammar | None = None
-    """What its answer must match, if it must."""
+    """The grammar of its answer, if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +122,7 @@ class StepPlan:
     finished: tuple[SeqId, ...] = ()
     """Sequences that ended (or were cancelled) since the last plan; their rows are in rows_cleared."""
     reclaiming: bool = False
-    """Somebody did not fit, and memory makes room for the next plan: the cache gives up, or things move."""
+    """A sequence did not fit, and memory makes room for the next plan by evictions or moves."""
     table_patches: Int32s = field(default_factory=no_writes)
     arena_work: ArenaWork = NO_WORK
 

@@ -1,7 +1,7 @@
 """What one call of the scheduler has decided so far, and how it becomes a plan.
 
-The builder is filled in order of claim (``scheduler``), over one draft of memory. ``seal`` freezes both into a
-``StepPlan``. It writes nothing but itself: dropping it is the whole rollback.
+The builder is filled in order of claim (``scheduler``), over one draft of memory. ``seal`` freezes both into
+a ``StepPlan``. It writes nothing but itself: dropping it is the whole rollback.
 
     runs of the plan     [ decodes: arrays from the row table ][ prefills in progress | admissions ]
                                                                  lists by run, ``prefill_*``
@@ -53,8 +53,8 @@ class _Runs(NamedTuple):
 
 @dataclass(slots=True)
 class PlanBuilder:
-    """``decode_batch``: all decoding rows. ``short``: a decode got no page. ``reclaiming``: memory makes room for
-    the next plan. ``publishing``: number of sequences that publish."""
+    """``decode_batch``: all decoding rows. ``short``: a decode got no page. ``reclaiming``: memory makes room
+    for the next plan. ``publishing``: number of sequences that publish."""
 
     draft: Draft
     decode_batch: DecodeBatch
@@ -130,8 +130,8 @@ class PlanBuilder:
         starts, tokens = rows.computed[self.decode_rows], rows.last_token[self.decode_rows]
         decode_batch, moved = self.decode_batch, reservation.moves.slot_patches
         if self.decode_rows is decode_batch.rows and not self.prefill_rows and not moved:
-            runs = _Runs(decode_batch.seqs, decode_batch.rows, starts, decode_batch.lengths, decode_batch.slots,
-                         decode_batch.fresh, decode_batch.samples, tokens)
+            runs = _Runs(decode_batch.seqs, decode_batch.rows, starts, decode_batch.lengths,
+                         decode_batch.slots, decode_batch.fresh, decode_batch.samples, tokens)
         else:
             runs = self._runs(starts, tokens, rows)
             for patch in moved:

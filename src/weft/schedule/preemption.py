@@ -1,28 +1,27 @@
-"""Who gives way when memory is short: pure functions over numbers, tested as tables.
+"""Preemption: which sequences give way when memory is short. Pure functions over numbers, tested as tables.
 
-The running sequences are in rank order, best first. Some of them need one more page and there is none:
-they are *short*, and do not run in this step.
+The running sequences are in rank order, best first. Some of them need one more page and there is none: they
+are *short*, and do not run in this step.
 
     best                                   worst
     [ A ]  [ B short ]  [ C ]  [ D ]  [ E short ]
                                 ^ victims are always a tail of this list; the best is never one
 
-Victims are taken from the tail until what they free (with what finished sequences free in the same step)
-gives a page to each of the short ones that remain. They lose their memory, not their tokens. What they
-free serves from the next step on; what they leave in the cache goes last (reuse.py).
+Victims come from the tail until their pages, and those of sequences that finished in this step, suffice for
+the short ones that remain. A victim loses its memory, not its tokens. What it frees serves from the next step
+on, and what it leaves in the cache is evicted last (reuse.py).
 
 Two rules make progress certain (law L3):
-* the best of all is never a victim, gets memory before any other, and fits when alone; so it finishes;
-* the worst of all, when it is short, preempts nobody: it waits, keeping its state, and is the first to
-  go as soon as another is short. Nobody loses computed work for the sake of a sequence that ranks below.
+* The best sequence is never a victim, gets memory before any other, and fits alone. So it finishes.
+* The worst sequence preempts none when it is short. It waits with its state, and it is the first victim once
+  another is short. No sequence loses computed work for one that ranks below it.
 
-A sequence that comes back needs more room to spare each time it was preempted, or it would come back into
-the very memory that its betters are about to grow into, and be computed over and over.
+A preempted sequence needs more headroom each time before it is admitted again. Otherwise it would take the
+very memory that better ones are about to grow into, and be computed again and again.
 
-Rejected: swapping state out to host memory (it belongs to checkpoint tiers); choosing the victim that
-has the least to recompute (two victims can alternate for ever; rank cannot); a victim that takes the slot it
-donated back instead of copying from it (that could be done once in 46 preemptions of the simulator).
-"""
+Rejected: swapping state out to host memory (this belongs to checkpoint tiers); the victim with the least to
+recompute (two victims can alternate for ever; rank cannot); a victim that reuses the slot it donated instead
+of copying from it (possible once in 46 preemptions of the simulator). """
 
 from __future__ import annotations
 
@@ -32,10 +31,10 @@ _DOUBLINGS_MAX = 2
 
 
 def victim_count(pages_held: Seq[int], short: Seq[bool], pages_freed: int) -> int:
-    """How many of the running sequences, from the worst up, must give back their memory.
+    """The number of running sequences, from the worst up, that must give their memory back.
 
-    ``pages_held`` and ``short`` are by rank, best first; ``pages_freed`` is what finished sequences give
-    back in this step anyway. At most all but the best.
+    ``pages_held`` and ``short`` are by rank, best first. ``pages_freed``: pages of sequences that finished in
+    this step. At most all but the best.
     """
     assert len(pages_held) == len(short)
     claims = sum(short[:-1])  # the worst claims nothing
@@ -43,7 +42,7 @@ def victim_count(pages_held: Seq[int], short: Seq[bool], pages_freed: int) -> in
     freed = pages_freed
     while freed < claims:
         victims += 1
-        assert victims < len(short), "the best sequence cannot run and there is nobody left to give way"
+        assert victims < len(short), "the best sequence cannot run and no other sequence is left to give way"
         freed += pages_held[-victims]
         if victims > 1 and short[-victims]:
             claims -= 1
@@ -51,9 +50,9 @@ def victim_count(pages_held: Seq[int], short: Seq[bool], pages_freed: int) -> in
 
 
 def headroom_pages(running_count: int, preemption_count: int) -> int:
-    """Pages that must stay free when a sequence is admitted: one for each running one to grow into,
-    doubled for each time this one was preempted, up to 4-fold. None when nothing else runs.
+    """Pages that must stay free at an admission: one for each running sequence, doubled for each preemption
+    of this one, up to 4-fold. 0 when no other sequence runs.
 
-    One page each halves what is recomputed against none at all, doubling takes another tenth, and more than
-    that changes nothing but how long a sequence waits (60 sequences in pools of 30 to 200 pages)."""
+    One page each halves the recomputed tokens, and doubling saves another tenth. More only makes sequences
+    wait longer (60 sequences in pools of 30 to 200 pages)."""
     return running_count << min(preemption_count, _DOUBLINGS_MAX)

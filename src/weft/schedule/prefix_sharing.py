@@ -15,9 +15,9 @@ The request waits if this saves enough tokens, and if the producer is not behind
 prefix: then the state arrives no later than the request could compute it. The producer gets a tap at
 ``point`` for it, whether or not its own policy wants one.
 
-No request waits for ever. A producer runs now and ranks better, so it gets memory and tokens first. Once it is
-preempted, ends, or passes the point without a free slot for the tap, it is a producer no more, and the request
-is admitted without it. Requests behind a waiting one in the queue do not wait with it.
+No request waits for ever. A producer runs now and ranks better, so it gets memory and tokens first. Once it
+is preempted, ends, or passes the point without a free slot for the tap, it is a producer no more, and the
+request is admitted without it. Requests behind a waiting one in the queue do not wait with it.
 
 Producers are found by their first chunk of tokens. So a search costs a lookup, not a comparison with every
 running sequence. Pure functions over numbers and arrays.
@@ -78,9 +78,9 @@ def common_tokens(left: Int32s, right: Int32s) -> int:
 
 def wait_for(known: Int32s, cached: int, rank: Rank, producers: Iterable[PrefixProducer], *,
              stateful: bool, grid: int = CHUNK_TOKENS) -> PrefixWait | None:
-    """The wait that saves most for a request with ``known`` tokens, ``cached`` of them in the cache; the first
-    of equal ones. ``stateful`` False: the model resumes at any page, and every computed page is published.
-    ``grid``: states are saved at its multiples."""
+    """The wait that saves most for a request with ``known`` tokens, ``cached`` of them in the cache; the
+    first of equal ones. ``stateful`` False: the model resumes at any page, and every computed page is
+    published. ``grid``: states are saved at its multiples."""
     best: PrefixWait | None = None
     saved_most = SAVED_TOKENS_MIN - 1
     for producer in producers:
@@ -97,8 +97,8 @@ def wait_for(known: Int32s, cached: int, rank: Rank, producers: Iterable[PrefixP
 
 def position_in_flight(known: Int32s, cached: int, producers: Iterable[PrefixProducer], *, stateful: bool,
                        grid: int = CHUNK_TOKENS) -> int:
-    """The furthest position of ``known`` whose state (or KV) a wait for one of ``producers`` would bring, worth
-    the wait or not; 0 if it is not past ``cached``."""
+    """The furthest position of ``known`` whose state (or KV) a wait for one of ``producers`` would bring,
+    worth the wait or not; 0 if it is not past ``cached``."""
     furthest = 0
     for producer in producers:
         if _may_share(producer, known, max(cached, furthest)):
@@ -115,9 +115,10 @@ def _may_share(producer: PrefixProducer, known: Int32s, position: int) -> bool:
             and bool(producer.known[position] == known[position]))
 
 
-def _points(producer: PrefixProducer, shared: int, *, stateful: bool, grid: int) -> Iterator[tuple[int, int, int]]:
-    """Positions up to ``shared`` that ``producer`` brings or can bring, the tokens it computes until then, and
-    the tap to ask it for."""
+def _points(producer: PrefixProducer, shared: int, *, stateful: bool,
+            grid: int) -> Iterator[tuple[int, int, int]]:
+    """Positions up to ``shared`` that ``producer`` brings or can bring, the tokens it computes until then,
+    and the tap to ask it for."""
     for position in producer.arriving:
         if position <= shared:
             yield position, 0, 0
@@ -163,8 +164,8 @@ class PrefixProducers:
         return wait_for(known, cached, seq.rank, producers, stateful=self._stateful, grid=self._grid)
 
     def with_not_ready(self, seq: Sequence, known: Int32s, match: Match) -> Match:
-        """``match`` of ``seq``, which is admitted without a wait. Tokens that producers compute at this moment
-        count as lost because they are not ready."""
+        """``match`` of ``seq``, which is admitted without a wait. Tokens that producers compute at this
+        moment count as lost because they are not ready."""
         producers = self._of_same_prefix(seq, known, match.cached_tokens)
         in_flight = 0
         if producers:

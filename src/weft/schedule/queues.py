@@ -1,10 +1,8 @@
-"""Sequences in rank order: the waiting queue and the set of running ones are both this.
+"""Sequences in rank order: both the waiting queue and the set of running ones.
 
-A sorted list and binary search. The numbers are small (at most ``queue_max`` + ``rows_max``), and moving
-a thousand pointers costs less than one step's bookkeeping in a heap, which moreover cannot remove from
-its middle: a cancelled entry would stay behind as a tombstone, and a queue of tombstones has no bound
-(law L11: what is removed is gone at once).
-"""
+A sorted list and binary search. The numbers are small: at most ``queue_max`` + ``rows_max``. To move a
+thousand pointers costs less than one step's bookkeeping in a heap. A heap also cannot remove from its middle:
+a cancelled entry would stay as a tombstone, and a queue of tombstones has no bound (law L11). """
 
 from __future__ import annotations
 

@@ -74,12 +74,13 @@ class Reuse:
     # ------------------------------------------------------------------ looking and leaving
 
     def match(self, seq: Sequence, known: Int32s) -> Match:
-        """What the cache has of ``known``. Prompt logprobs need logits at every position of the prompt, so then
-        nothing may be skipped."""
+        """What the cache has of ``known``. Prompt logprobs need logits at every position of the prompt, so
+        then nothing may be skipped."""
         return self._memory.match(known[:0] if seq.prompt_logprobs_due else known, salt=seq.salt)
 
     def leave(self, step: PlanBuilder, seq: Sequence, *, preempted: bool) -> None:
-        """``seq`` gives up its memory. It donates what it computed, or at least the states saved on the way."""
+        """``seq`` gives up its memory. It donates what it computed, or at least the states saved on the
+        way."""
         if not self.enabled:
             step.draft.close(seq.id)
             return
@@ -92,8 +93,8 @@ class Reuse:
         step.draft.close(seq.id, keep=keep if donates else None)
 
     def preempted(self, seq: Sequence) -> None:
-        """``seq`` waits again, and the cache has what it donated. A lookup leaves the last token out, because it
-        is always computed; here that token may be in flight."""
+        """``seq`` waits again, and the cache has what it donated. A lookup leaves the last token out, because
+        it is always computed; here that token may be in flight."""
         known = seq.known()
         if seq.computed_before == known.size:
             known = np.append(known, np.int32(PAD))
@@ -115,7 +116,8 @@ class Reuse:
     # ------------------------------------------------------------------ in a plan
 
     def publish(self, step: PlanBuilder) -> None:
-        """What the last step computed, of sequences that go on. A sequence that leaves publishes by closing."""
+        """What the last step computed, of sequences that go on. A sequence that leaves publishes by
+        closing."""
         if not self._unpublished:
             return
         leaving = {seq.id for seq in step.preempted}
@@ -141,8 +143,8 @@ class Reuse:
             match = matches.get(seq.id)
             row = step.prefill_rows[prefill]
             wanted = self._rows.wanted[row] if match is None else self._wishes(seq, match)
-            positions = taps_in_run([*step.requested_taps.get(seq.id, ()), *wanted], step.prefill_starts[prefill],
-                                    step.prefill_ends[prefill])
+            positions = taps_in_run([*step.requested_taps.get(seq.id, ()), *wanted],
+                                    step.prefill_starts[prefill], step.prefill_ends[prefill])
             for position in positions:
                 slot = step.draft.save(seq.id, position)
                 if slot is None:
@@ -164,7 +166,8 @@ class Reuse:
                 step.add_tap(prefill, position, slot)
 
     def _plan_copies(self, step: PlanBuilder) -> None:
-        """States at which decodes have arrived. This step overwrites the running slot, so it is copied first."""
+        """States at which decodes have arrived. This step overwrites the running slot, so it is copied
+        first."""
         decode_batch = step.decode_batch
         if not self._decode_distance or not decode_batch.states.over:
             return
@@ -193,8 +196,8 @@ class Reuse:
 
     def producers(self, step: PlanBuilder, running: Iterable[Sequence],
                   closing: Iterable[Sequence]) -> PrefixProducers:
-        """Sequences that compute, or have just computed, a prefix that others need: prefills among ``running``,
-        sequences with something to publish, and those that end."""
+        """Sequences that compute, or have just computed, a prefix that others need: prefills among
+        ``running``, sequences with something to publish, and those that end."""
         producers = PrefixProducers(enabled=self.enabled, stateful=self._stateful, grid=self._grid)
         if not self.enabled:
             return producers
@@ -205,7 +208,8 @@ class Reuse:
             publishes = seq.id in unpublished
             if (known is None and not publishes) or producers.has(seq) or seq in step.preempted:
                 continue
-            producers.add(self._producer(seq, row, seq.known() if known is None else known, publishes=publishes))
+            known = seq.known() if known is None else known
+            producers.add(self._producer(seq, row, known, publishes=publishes))
         for seq in closing:
             row = self._rows.row_of(seq)
             computed = int(self._rows.computed[row])

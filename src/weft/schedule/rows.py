@@ -1,4 +1,4 @@
-"""Rows of the page table, and what the planner knows of the sequence in each: arrays, one element a row.
+"""Rows of the page table, and the planner's numbers for the sequence in each: arrays, one element a row.
 
     row        0    1    2    3   ...  rows_max-1
     seq       [7]  [.]  [9]  [4]                    Sequence or None
@@ -8,9 +8,9 @@
     capacity  144       304   32                    positions that its pages hold, if its model has pages
     slot        3         1    0                    state slot, PAD without recurrent layers
 
-A decode is planned from these arrays alone: one gather each, whatever the number of sequences, and
-Python per sequence only for those that cross into a new page. Owns: which row is whose. Keeps L5: a row is
-given back by ``release`` (the plan that does it lists it in ``rows_cleared``), which wipes it.
+A decode is planned from these arrays alone: one gather each for any number of sequences. Python runs per
+sequence only for those that cross into a new page. Owns: the sequence of each row. Keeps L5: ``release``
+wipes a row, and the plan that does this lists it in ``rows_cleared``.
 
 Rejected: attributes of Sequence objects (256 attribute reads cost more than the whole plan).
 """

@@ -9,8 +9,8 @@
     (execute)
     advance(plan, tokens)           positions move on; the engine appends tokens and ends sequences
 
-If steps overlap (``weft.engine.overlap``), a step is advanced over when it begins, before its tokens are known,
-and the next step is planned. Its decodes are then fed "the token that the row chose last".
+If steps overlap (``weft.engine.overlap``), a step is advanced over when it begins, before its tokens are
+known, and the next step is planned. Its decodes are then fed "the token that the row chose last".
 
 One plan, in order of claim:
 
@@ -260,8 +260,8 @@ class Scheduler:
 
     def advance(self, plan: StepPlan, tokens: Int32s | int) -> None:
         """The step is computed, or will be before any later one. Positions move on, and the next decodes feed
-        ``tokens``: int32 [runs], PAD where none was chosen, or PAD for all while they are not known. Sequences
-        that ended in the meantime still hold their rows."""
+        ``tokens``: int32 [runs], PAD where none was chosen, or PAD for all while they are not known.
+        Sequences that ended in the meantime still hold their rows."""
         self.rows.advance(plan.rows, plan.starts + plan.lengths, tokens)
         if self._decode_batch is not None:
             self._decode_batch.step()
@@ -272,22 +272,23 @@ class Scheduler:
                 self._decode_batch = None
 
     def leap(self, plan: StepPlan, steps: int) -> None:
-        """``plan``, of decodes alone, was computed ``steps`` more times, one position further each time. For a
-        replay, which knows that nothing else happens in these steps."""
+        """``plan``, of decodes alone, was computed ``steps`` more times, one position further each time. For
+        a replay, which knows that nothing else happens in these steps."""
         self.rows.computed[plan.rows] += steps
         if self._decode_batch is not None:
             self._decode_batch.step(steps)
 
     def learn_late(self, plan: StepPlan, run: int, token: int) -> None:
-        """``token`` of ``run`` arrives for a sequence that has ended. If the next step computed it, it belongs
-        to what the sequence leaves in the cache: pages and states lie there under exactly their tokens."""
+        """``token`` of ``run`` arrives for a sequence that has ended. If the next step computed it, it
+        belongs to what the sequence leaves in the cache: pages and states lie there under exactly their
+        tokens."""
         seq = self.rows.seqs[int(plan.rows[run])]
         if seq is not None and seq.id == plan.seqs[run]:
             seq.generated.append(token)
 
     def audit(self, in_flight: Container[SeqId] = ()) -> None:
-        """Recounts rows and queues from the sequences (L1). ``in_flight``: sequences with a run whose token is
-        not known yet."""
+        """Recounts rows and queues from the sequences (L1). ``in_flight``: sequences with a run whose token
+        is not known yet."""
         self.waiting.audit()
         self.running.audit()
         self.rows.audit((*self.running, *self._closing), in_flight)

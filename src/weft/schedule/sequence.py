@@ -1,4 +1,4 @@
-"""One sequence: what was asked, what it has made, and where it stands. One request of ``n`` makes n.
+"""One sequence: its prompt, its generated tokens and its state. A request with ``n`` choices makes n of them.
 
                  admitted                     last token, or cancelled
     WAITING  ----------------->  RUNNING  ------------------------------->  FINISHED
@@ -6,14 +6,13 @@
        '--------- preempted --------'          cancelled while waiting --------'
                   (tokens kept, memory not)
 
-A sequence knows its tokens and its rank. What a running one holds on the device (row, slot, pages) and
-how far it is computed are in the row table: one array element per row, not a field per object, because
-the planner reads them for all rows at once (``rows.py``). Its memory is the lease kept by ``Memory``.
+A sequence knows its tokens and its rank. The row table has what a running one holds on the device (row, slot,
+pages) and how far it is computed. That is one array element per row, not a field per object, because the
+planner reads all rows at once (``rows.py``). Its memory is a lease of ``Memory``.
 
-``rank`` orders everything: who is admitted first, who gets memory first, who is preempted last. Lower
-``priority`` first, then first come first served, then the index within the request. It never changes,
-so a sequence that was preempted goes back to its own place in the queue and not to the end.
-"""
+``rank`` orders everything: the best-ranked sequence is admitted first, gets memory first and is preempted
+last. Lower ``priority`` comes first, then the order of arrival, then the index within the request. The rank
+never changes, so a preempted sequence returns to its own place in the queue and not to the end. """
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ class Sequence:
     def __init__(self, seq: SeqId, *, prompt: Int32s, sampling: SamplingParams, seed: int,
                  stop_ids: tuple[int, ...], rank: Rank, salt: str = "",
                  boundaries: tuple[int, ...] = (), marks: tuple[int, ...] = (),
-                 grammar: CompiledGrammar | None = None, made_max: int = UNBOUNDED) -> None:
+                 grammar: CompiledGrammar | None = None, new_tokens_max: int = UNBOUNDED) -> None:
         assert prompt.size > 0, "an empty prompt is refused where requests are accepted"
         self.id = seq
         self.prompt = prompt
@@ -59,8 +58,8 @@ class Sequence:
         self.boundaries = boundaries
         self.marks = marks
         self.grammar = grammar
-        self.computed_max = min(int(prompt.size) + made_max - 1, UNBOUNDED)
-        """Tokens that are computed of it at most: all but the last of ``made_max`` generated ones."""
+        self.computed_max = min(int(prompt.size) + new_tokens_max - 1, UNBOUNDED)
+        """Most tokens that are ever computed: all but the last of ``new_tokens_max`` generated ones."""
         self.generated: list[int] = []
         self.state = SeqState.WAITING
         self.preemption_count = 0

@@ -1,10 +1,10 @@
-"""Where the recurrent state of a sequence is kept on its way: pure functions over numbers, tested as tables.
+"""Taps: where a sequence saves its recurrent state on the way. Pure functions over numbers, tested as tables.
 
-A *tap* is a position inside a run at which every recurrent layer also writes its state to a checkpoint
-slot, during the forward pass that goes through there anyway. Taps lie on an absolute grid, the chunk that
-the recurrent kernels compute at once, so that a hit computes the same chunks as a cold run: CHUNK_TOKENS, or
-a page where they go token by token (docs/decisions/0017-grid.md). They never lie at the last known token, as
-one token at least is computed to have logits.
+A *tap* is a position inside a run. There every recurrent layer also writes its state to a checkpoint slot,
+during the forward pass that goes through there anyway. Taps lie on an absolute grid, the chunk of the
+recurrent kernels, so a hit computes the same chunks as a cold run. The grid is CHUNK_TOKENS, or a page for
+kernels that go token by token (docs/decisions/0017-grid.md). No tap lies at the last known token: at least
+one token must be computed for its logits.
 
     a prompt of n tokens        |system + tools|  turn 1  |   turn 2      |  question   |
     boundary (declared)                        b          b               b
@@ -16,32 +16,32 @@ one token at least is computed to have logits.
     decode: d, 2d, ... of the answer that follows                                      d       2d
 
 * *prompt end*: the same prompt again, and n > 1, compute the last chunk only.
-* *tail*: the last tokens of a prompt are the least likely to come again as they are: a template adds a few
-  that it later takes away, a question is put in other words. So it lies on a grid that grows with the prompt,
-  an eighth of it or less, up to 512: found by whoever shares the rest; no more than that is computed again.
-* *boundary*: a system prompt is shared by requests that share nothing else; waiting for a second one to see
-  that it is would pay for it twice.
-* *fork*: two prompts are known to have parted here, so a third may.
-* *insurance*: what nobody declared. With doubling distances, a prompt that shares p tokens with this one
-  finds more than p / 2 of them, for log2(n) states. The first distance is where the KV of the tokens behind
-  it weighs as much as the state itself: closer ones would fill memory with states.
+* *tail*: the last tokens of a prompt are the least likely to come again: a template adds a few and later
+  removes them, a question changes its words. So the tail lies on a grid that grows with the prompt, an eighth
+  of it or less, up to 512: a prompt that shares the rest finds it, and computes no more than that again.
+* *boundary*: a system prompt is shared by requests that share nothing else. To wait for the second request
+  would mean to compute the system prompt twice.
+* *fork*: two prompts are known to differ from here on, so a third may.
+* *insurance*: for positions that are not declared. With doubling distances, a prompt that shares p tokens
+  with this one finds more than p / 2 of them, for log2(n) states. The first distance is where the KV of the
+  tokens behind it weighs as much as the state itself: closer ones would fill memory with states.
 * *spare*: with places a fifth apart that prompt finds five sixths of its p tokens. That takes four times as
-  many states, which nobody asked for: they get slots that are free beyond what is kept free for others, and
-  none once memory is full (docs/decisions/0014-cache-policy.md).
-* *marks*: what the client asks for. First of all wishes, as it knows what it will send next.
-* *decode*: an answer of many thousand tokens may be taken up in its middle (edited, cut, its reasoning left
-  out). The kernels of decode runs look for no taps, and need not: between two steps the running slot holds
-  the state after everything computed, and the plan of the step that would overwrite it has it copied. The
-  distance makes these states weigh at most a quarter of the KV they go with.
+  many states, and no client asked for them. They get slots beyond the reserve for others, and none once
+  memory is full (docs/decisions/0014-cache-policy.md).
+* *marks*: positions that the client asks for. They come first, as the client knows what it will send next.
+* *decode*: a request may resume inside an answer of many thousand tokens (edited, cut, without its
+  reasoning). Decode kernels have no taps and need none: between two steps the running slot holds the state
+  after every computed token. The plan of the step that overwrites it copies it first. At this distance the
+  states weigh at most a quarter of the KV that belongs to them.
 
-What ends (or is preempted) donates its running slot besides; that needs no tap.
+A sequence that ends (or is preempted) donates its running slot besides. That needs no tap.
 
-All of this is a wish (law L9): a run is never cut for a tap, and a tap that finds no slot is left out.
-Wishes are ordered, the ones most likely to be used first, because that is the order in which slots are given
-out when they are few.
+All of this is a wish (law L9): a run is never cut for a tap, and a tap without a free slot is left out.
+Wishes are ordered by how likely they are to be used, because slots are given out in this order when they are
+few.
 
 Rejected: a checkpoint at each multiple of a block (the states of 397B weigh 6,253 tokens of KV each); only
-one at the prompt's end (it lies in the unique tail of most prompts, where nobody finds it).
+one at the prompt's end (it lies in the unique tail of most prompts, where no other prompt finds it).
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ TAPS_PER_RUN_MAX = 32
 
 
 def on_grid(position: int, grid: int = CHUNK_TOKENS) -> int:
-    """The last position of the grid that is not behind ``position``."""
+    """The last position of the grid up to ``position``."""
     return position - position % grid
 
 
 def tail_position(known_tokens: int, grid: int = CHUNK_TOKENS) -> int:
-    """A little before the end of so many tokens: see *tail*."""
+    """The position of *tail* for ``known_tokens``."""
     while grid < TAIL_GRID_MAX and 2 * grid * _TAIL_PARTS <= known_tokens:
         grid *= 2
     return (known_tokens - 1) // grid * grid
@@ -103,20 +103,20 @@ def decode_distance(policy: CheckpointPolicy, slot_bytes: int, page_bytes: int) 
 
 
 def decodes_due(computed: Int32s, targets: Int32s, distance: int) -> list[int]:
-    """Which of the decodes, with so many tokens ``computed`` and their prefill up to ``targets`` behind them
-    (int32 [decodes]), have come as far as their next state: multiples of ``distance`` from the grid point at
-    which the answer began, so all on the grid."""
-    made = _made(computed, targets)
-    due: list[int] = np.flatnonzero((made % distance == 0) & (made > 0)).tolist()
+    """Indices of the decodes that have arrived at their next state. ``computed``: tokens; ``targets``: where
+    their prefill ended; int32 [decodes]. States are multiples of ``distance`` from the grid point at which
+    the answer began, so all are on the grid."""
+    answered = _answer_tokens(computed, targets)
+    due: list[int] = np.flatnonzero((answered % distance == 0) & (answered > 0)).tolist()
     return due
 
 
 def until_due(computed: Int32s, targets: Int32s, distance: int) -> Int32s:
-    """Tokens that each of these decodes is from its next state, where none is due now."""
-    return distance - _made(computed, targets) % distance
+    """Tokens from each of these decodes to its next state, while none is due."""
+    return distance - _answer_tokens(computed, targets) % distance
 
 
-def _made(computed: Int32s, targets: Int32s) -> Int32s:
+def _answer_tokens(computed: Int32s, targets: Int32s) -> Int32s:
     """Tokens since the grid point at which the answer began."""
     return computed - (targets - targets % CHUNK_TOKENS)
 
@@ -166,15 +166,15 @@ def taps_in_run(wanted: Iterable[int], start: int, end: int) -> list[int]:
     return [position for position in dict.fromkeys(wanted) if start < position <= end][:TAPS_PER_RUN_MAX]
 
 
-def spare_in_run(taken: Sequence[int], start: int, end: int, *, known_tokens: int, insurance_first: int,
+def spare_in_run(tapped: Sequence[int], start: int, end: int, *, known_tokens: int, insurance_first: int,
                  grid: int = CHUNK_TOKENS) -> list[int]:
     """Places at growing distances that the run [start, end) of a prompt passes or reaches, from the front:
-    none within an eighth of one of ``taken``. With ``taken`` at most TAPS_PER_RUN_MAX."""
-    found: list[int] = []
+    none within an eighth of one of ``tapped``. With ``tapped`` at most TAPS_PER_RUN_MAX."""
+    spare: list[int] = []
     last = min(end, on_grid(known_tokens - 1, grid))
     position = insurance_first
     while position <= last:
-        if position > start and all(abs(other - position) > position // 8 for other in taken):
-            found.append(position)
+        if position > start and all(abs(other - position) > position // 8 for other in tapped):
+            spare.append(position)
         position = max(position + grid, on_grid(int(position * _SPARE_GROWTH), grid))
-    return found[: max(0, TAPS_PER_RUN_MAX - len(taken))]
+    return spare[: max(0, TAPS_PER_RUN_MAX - len(tapped))]

@@ -1,12 +1,12 @@
-"""What a step computes, in the four numbers that its seconds depend on: for cost models, recordings, and
-whoever learns what a prompt costs while the engine runs.
+"""The work of a step, in the four numbers that its time depends on: for cost models, recordings and the
+engine's own estimate of what a prompt costs.
 
     prefill tokens     weights are applied to each of them
     pairs              (query, key) pairs of their attention: grows with the square of a prompt
     decodes            sequences that compute one token
-    context            tokens whose KV those read
+    context            tokens whose KV the decodes read
 
-Readings of a plan; nothing is measured here.
+These are readings of a plan; nothing is measured here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def pairs_of(start: int, end: int) -> int:
 
 
 def work_of(plan: StepPlan) -> Work:
-    """What the step ``plan`` computes."""
+    """The work of the step ``plan``."""
     decodes = plan.decode_count
     starts, lengths = plan.starts, plan.lengths
     context = int(starts[:decodes].sum()) + decodes

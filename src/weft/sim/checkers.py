@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from weft.engine.digests import digest, digest_of
-from weft.engine.scripted import NextToken, made_up_logprobs, reference_tokens
+from weft.engine.scripted import NextToken, reference_tokens, scripted_logprobs
 from weft.engine.seeds import split
 from weft.memory.memory import Memory
 from weft.request import FinishReason, Request, TokenEvent, TokenLogprobs
@@ -88,8 +88,8 @@ class Ledger:
             assert event.queued_s >= 0
         assert event.cached_tokens < len(account.request.prompt_tokens), f"{name}: all of it was cached"
         account.reason = event.finish_reason
-        made = len(account.tokens)
-        assert account.tokens == account.expected[:made], f"{name}: tokens differ from the reference"
+        count = len(account.tokens)
+        assert account.tokens == account.expected[:count], f"{name}: tokens differ from the reference"
         if event.finish_reason is not None:
             self._check_end(name, account)
 
@@ -120,7 +120,7 @@ def expected_prompt_logprobs(request: Request) -> list[TokenLogprobs | None]:
     expected: list[TokenLogprobs | None] = [None]
     state = digest_of(request.prompt_tokens[:1])
     for token in request.prompt_tokens[1:]:
-        expected.append(made_up_logprobs(token, state, top))
+        expected.append(scripted_logprobs(token, state, top))
         state = digest(state, token)
     return expected
 
@@ -141,7 +141,7 @@ class Progress:
         assert self._best_before not in plan.preempted, f"the best sequence {self._best_before} was preempted"
         best = next((seq.id for seq in self._scheduler.running), None)
         idle = best is not None and best not in plan.seqs
-        # Where memory is short it comes in pieces: a step that evicts, state_compressions or moves is closer to its end.
+        # A shortage ends in several steps: one that evicts, compresses or moves comes closer to its end.
         reservation = plan.reservation
         work = reservation.arena_work
         moved = bool(reservation.evicted or reservation.published or reservation.moves
@@ -166,8 +166,8 @@ class _Touched:
 class InFlight:
     """Told of each step when it begins (its plan was committed) and when it is home.
 
-    What a step only copies from (a state that moves or is compressed, a checkpoint) may have another owner in the
-    next plan already: it is read before that plan's writes, as steps are computed in order."""
+    What a step only copies from (a state that moves or is compressed, a checkpoint) may have another owner in
+    the next plan already: it is read before that plan's writes, as steps are computed in order."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -179,8 +179,8 @@ class InFlight:
         pages = {*reservation.pages, *_within(zeroed, arena.pages_per_frame)}
         slots = {*reservation.slots, *_within(zeroed, arena.slots_per_frame)}
         for flight in self._flights:
-            for kind, taken, touched in (("page", pages, flight.pages), ("slot", slots, flight.slots)):
-                both = taken & touched
+            for kind, granted, touched in (("page", pages, flight.pages), ("slot", slots, flight.slots)):
+                both = granted & touched
                 assert not both, (f"{kind} {min(both)} is handed out by step {plan.step} while step "
                                   f"{flight.step} is in flight and uses it")
         self._flights.append(self._touched(plan))
@@ -192,7 +192,8 @@ class InFlight:
     def _touched(self, plan: StepPlan) -> _Touched:
         pages: set[int] = {page for seq in plan.seqs for page in self._memory.lease(seq).pages}
         pages |= plan.arena_work.pages_written()
-        slots: set[int] = {*plan.slots.tolist(), *plan.arena_work.slots_written(), *(tap.slot for tap in plan.taps)}
+        slots: set[int] = {*plan.slots.tolist(), *plan.arena_work.slots_written()}
+        slots.update(tap.slot for tap in plan.taps)
         return _Touched(plan.step, frozenset(pages), frozenset(slots - {PAD}))
 
 

@@ -17,9 +17,8 @@ token, and 4 x heads x head_dim per pair and attention layer. A step reads the w
 whole, and of the experts those that at least one of its tokens is expected to choose.
 
 The bytes that a step compresses, restores and copies (``ArenaWork.moved_bytes``) are read and written by
-kernels of their own, in front of the others, so their seconds come on top. A fit has no number for them: the steps it was fitted to had theirs
-in their times.
-"""
+kernels of their own, in front of the others, so their seconds come on top. A fit has no number for them: the
+steps it was fitted to had theirs in their times. """
 
 from __future__ import annotations
 
@@ -135,20 +134,20 @@ class Roofline:
 def roofline(load: ModelLoad, device: str, *, count: int, flops_share: float = FLOPS_SHARE,
              bandwidth_share: float = BANDWIDTH_SHARE, fixed_s: float = STEP_FIXED_S) -> Roofline:
     """``count`` accelerators of the name ``device`` side by side. Raises ConfigError that lists the names."""
-    found = DEVICES.get(device.lower())
-    if found is None:
+    accelerator = DEVICES.get(device.lower())
+    if accelerator is None:
         names = ", ".join(one.name for one in DEVICES.values())
         raise ConfigError(f"--device {device!r} is not in the table: it has {names}; or fit the times of a "
                           "running engine with --fit", param="--device")
-    flops = count * flops_share * (found.flops_8 if load.eight_bit else found.flops_16)
-    traffic = count * bandwidth_share * found.memory_bytes_s
+    flops = count * flops_share * (accelerator.flops_8 if load.eight_bit else accelerator.flops_16)
+    traffic = count * bandwidth_share * accelerator.memory_bytes_s
     return Roofline(
-        name=f"{count} x {found.name}", fixed_s=fixed_s,
+        name=f"{count} x {accelerator.name}", fixed_s=fixed_s,
         token_s=2 * load.active_params / flops, pair_s=load.pair_flops / flops,
         dense_s=load.dense_params * load.weight_bytes / traffic,
         experts_s=load.expert_params * load.weight_bytes / traffic, expert_share=load.expert_share,
         kv_token_s=load.kv_bytes / traffic, state_s=2 * load.state_bytes / traffic,
-        byte_s=1 / (bandwidth_share * found.memory_bytes_s))
+        byte_s=1 / (bandwidth_share * accelerator.memory_bytes_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,14 +191,14 @@ def fit_steps(steps: Sequence[tuple[Work, float]], *, name: str = "the recording
     features = np.asarray([(1, *work) for work, _ in timed], dtype=np.float64)
     scale = np.maximum(np.abs(features).max(axis=0), 1.0)
     rows = features / scale / seconds[:, None]
-    kept = [column for column in range(features.shape[1]) if features[:, column].any()]
+    columns = [column for column in range(features.shape[1]) if features[:, column].any()]
     while True:
-        found, *_ = np.linalg.lstsq(rows[:, kept], np.ones(len(timed)), rcond=None)
-        if found.min() >= 0 or len(kept) == 1:
+        solution, *_ = np.linalg.lstsq(rows[:, columns], np.ones(len(timed)), rcond=None)
+        if solution.min() >= 0 or len(columns) == 1:
             break
-        del kept[int(found.argmin())]
+        del columns[int(solution.argmin())]
     terms = np.zeros(features.shape[1])
-    terms[kept] = np.maximum(found, 0) / scale[kept]
+    terms[columns] = np.maximum(solution, 0) / scale[columns]
     error = float(np.median(np.abs(features @ terms - seconds) / seconds))
     fixed_s, token_s, pair_s, decode_s, context_s = terms.tolist()
     return Fitted(fixed_s, token_s, pair_s, decode_s, context_s, error, len(timed))

@@ -10,7 +10,7 @@ hold A's answer. Then B's block begins with A's tail, and A's answer is what B's
     A   [ b0 | b1 | b2.tail ]  answer
     B   [ b0 | b1 | b2'                | b3' ... ]      b2' begins with A's tail, then A's answer
 
-An inference, and part of every figure that is made with it; ``linked`` False leaves it out.
+An inference, and part of every figure that is computed with it; ``linked`` False leaves it out.
 """
 
 from __future__ import annotations
@@ -99,15 +99,15 @@ class _Links:
 
     def fronts(self) -> dict[int, Int32s]:
         """Tokens by block. A block that begins with another's front does so to the token."""
-        made: dict[int, Int32s] = {}
+        fronts: dict[int, Int32s] = {}
 
         def tokens_of(block: int) -> Int32s:
             first = block * self._block_tokens
             tokens = np.arange(first, first + self._block_tokens, dtype=np.int32)
-            if block in made:
-                tokens[:made[block].size] = made[block]
+            if block in fronts:
+                tokens[:fronts[block].size] = fronts[block]
             return tokens
 
         for block, (source, tail) in self._tails.items():  # in order of arrival: sources come first
-            made[block] = tokens_of(source)[:tail]
-        return made
+            fronts[block] = tokens_of(source)[:tail]
+        return fronts

@@ -128,7 +128,7 @@ def oracle(traffic: Traffic, spans: Sequence[Span | None], room: Room, cost: Cos
 def possible_holds(traffic: Traffic, spans: Sequence[Span | None], room: Room, policy: CheckpointPolicy, *,
                    foresight: bool) -> Instance:
     forest = Forest(traffic)
-    kept, parted = _placement(traffic, spans, room, policy, forest)
+    saved, parted = _placement(traffic, spans, room, policy, forest)
     known = [span for span in spans if span is not None]
     times = np.unique([moment for span in known for moment in (span.began_s, span.prompt_s, span.ended_s)])
     index_of = {moment: at for at, moment in enumerate(times.tolist())}
@@ -141,7 +141,7 @@ def possible_holds(traffic: Traffic, spans: Sequence[Span | None], room: Room, p
             continue
         prompt, end = traffic.requests[index].prompt_tokens, computed_tokens(traffic, index)
         for place in paths[index]:
-            if (place.end in (*kept[index], end) or (foresight and place in parted) or not room.state_bytes):
+            if (place.end in (*saved[index], end) or (foresight and place in parted) or not room.state_bytes):
                 ready_s = span.prompt_s if place.end < min(prompt, end) else span.ended_s
                 sources.setdefault(place, []).append(Source(index, index_of[ready_s]))
     for column in sources.values():
@@ -158,18 +158,18 @@ def _placement(traffic: Traffic, spans: Sequence[Span | None], room: Room, polic
     """Positions at which each request leaves states by ``policy``, and the places where any parts from what
     was there before it. ``forest`` gets every request, and a place at each of these."""
     first = insurance_tokens(int(room.state_bytes), int(PAGE_TOKENS * room.kv_token_bytes))
-    kept: list[list[int]] = []
+    saved: list[list[int]] = []
     forks: list[int] = []
     for index, span in enumerate(spans):
         one = traffic.requests[index]
         common = 0 if span is None else forest.add(index, computed_tokens(traffic, index))[0]
-        kept.append([] if span is None else wanted_positions(
+        saved.append([] if span is None else wanted_positions(
             policy, known_tokens=one.prompt_tokens, start=0, boundaries=one.boundaries, marks=one.marks,
             kv_tokens=common, insurance_first=first, grid=room.grid_tokens))
         forks.append(on_grid(min(common, one.prompt_tokens - 1), room.grid_tokens))
-        for position in kept[-1]:
+        for position in saved[-1]:
             forest.place_at(index, position)
-    return kept, {forest.place_at(index, fork) for index, fork in enumerate(forks) if fork}
+    return saved, {forest.place_at(index, fork) for index, fork in enumerate(forks) if fork}
 
 
 # ---------------------------------------------------------------------- what is held
@@ -214,15 +214,15 @@ class Ledger:
         return (place.end - place.start) * self._room.kv_token_bytes
 
     def _missing(self, held: dict[Place, Bools], place: Place, begin: int, end: int) -> Floats:
-        there = held.get(place)
-        return np.ones(end - begin) if there is None else (~there[begin:end]).astype(np.float64)
+        stored = held.get(place)
+        return np.ones(end - begin) if stored is None else (~stored[begin:end]).astype(np.float64)
 
     def _cover(self, held: dict[Place, Bools], place: Place, begin: int, end: int, size: float) -> None:
-        there = held.get(place)
-        if there is None:
-            there = held[place] = np.zeros(self.used.size, dtype=np.bool_)
-        self.used[begin:end] += ~there[begin:end] * size
-        there[begin:end] = True
+        stored = held.get(place)
+        if stored is None:
+            stored = held[place] = np.zeros(self.used.size, dtype=np.bool_)
+        self.used[begin:end] += ~stored[begin:end] * size
+        stored[begin:end] = True
 
 
 class Choices:

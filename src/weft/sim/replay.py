@@ -9,7 +9,7 @@ Nothing is computed, so nothing is looked at but tokens, bytes and time. Agreeme
 requests and step times is a test: the same hits, the same evictions, the same cached tokens for each request.
 
 **Jumps.** Most steps only decode, and many of them change nothing: no page, no arrival, no end. Such a
-*still* plan would be made again, one position on, until the first sequence crosses into a page or ends, or
+*still* plan would be planned again, one position on, until the first sequence crosses into a page or ends, or
 the next request is due. These steps are advanced in one go, the clock by the cost of each: the same result as
 one by one (tested with ``jump`` False), for a tenth of the work.
 
@@ -17,7 +17,7 @@ What is not here: text, sampling, the host's own time (a step costs what the cos
 wait for an answer before they ask again (arrivals are as recorded), refusals (the queue is unbounded).
 
 Rejected: a simulator with a model of the cache of its own (it agrees with itself); EngineCore with an
-executor that returns made-up tokens (an event per token and a list of integers per prompt: three times the
+executor that returns invented tokens (an event per token and a list of integers per prompt: three times the
 work).
 """
 
@@ -61,9 +61,9 @@ OnProgress = Callable[[int, int], None]
 
 
 class _Played(Sequence):
-    """A sequence whose answer is known: ``made`` of its ``target`` tokens so far."""
+    """A sequence whose answer is known: ``answered`` of its ``target`` tokens so far."""
 
-    __slots__ = ("all_tokens", "index", "made", "target")
+    __slots__ = ("all_tokens", "answered", "index", "target")
 
     def __init__(self, index: int, traffic: Traffic) -> None:
         one = traffic.requests[index]
@@ -77,15 +77,15 @@ class _Played(Sequence):
                          stop_ids=(), rank=(one.priority, index, 0), salt=one.salt, boundaries=one.boundaries,
                          marks=one.marks)
         self.index = index
-        self.made = 0
+        self.answered = 0
         self.target = one.output_tokens
 
     @property
     def known_count(self) -> int:
-        return int(self.prompt.size) + self.made
+        return int(self.prompt.size) + self.answered
 
     def known(self) -> Int32s:
-        return self.all_tokens[:self.prompt.size + self.made]
+        return self.all_tokens[:self.prompt.size + self.answered]
 
 
 @dataclass(slots=True)
@@ -228,12 +228,12 @@ class _Player:
                 self._counts.saved_s += self._cost.prefill_s(0, cached)
 
     def _settle(self, plan: StepPlan) -> bool:
-        """Tokens home; whether anybody ended."""
+        """Tokens arrive; returns whether a sequence ended."""
         live, before = self._live, self._counts.ended
         for seq_id in plan.seqs[:plan.decode_count]:
             seq = live[seq_id]
-            seq.made += 1
-            if seq.made >= seq.target:
+            seq.answered += 1
+            if seq.answered >= seq.target:
                 self._end(seq)
         for run in range(plan.decode_count, plan.run_count):
             seq = live[plan.seqs[run]]
@@ -241,10 +241,10 @@ class _Player:
             if seq.prompt_logprobs_due and done >= seq.prompt.size:
                 seq.prompt_logprobs_due = False
             if plan.samples[run]:
-                seq.made += 1
-                if seq.made == 1:
+                seq.answered += 1
+                if seq.answered == 1:
                     self._times.first[seq.index] = self.clock()
-                if seq.made >= seq.target:
+                if seq.answered >= seq.target:
                     self._end(seq)
             elif not seq.samples and done == seq.known_count:
                 self._end(seq)
@@ -270,7 +270,7 @@ class _Player:
         # A page begins, or an answer passes a place where its state is kept, at multiples of these only.
         most = min(int((table.capacity[rows] - computed).min()),
                    int((-computed % CHUNK_TOKENS).min()),
-                   min(seq.target - seq.made for seq in seqs) - 1)
+                   min(seq.target - seq.answered for seq in seqs) - 1)
         due_s = self._due_s()
         counts, steps = self._counts, 0
         while steps < most and self.clock() < due_s:
@@ -281,7 +281,7 @@ class _Player:
         if steps:
             self.scheduler.leap(plan, steps)
             for seq in seqs:
-                seq.made += steps
+                seq.answered += steps
             counts.steps += steps
             counts.computed_tokens += steps * len(seqs)
 
@@ -315,7 +315,7 @@ class _Player:
             ttft=Percentiles.of((times.first_s - arrivals)[first]),
             tpot=Percentiles.of(((times.ended_s - times.first_s) / np.maximum(outputs - 1, 1))[several]),
             running_max=counts.running_max, preemptions=self.scheduler.preemption_count, steps=counts.steps,
-            virtual_s=self.clock(), busy_s=counts.busy_s, states_kept=counts.taps,
+            virtual_s=self.clock(), busy_s=counts.busy_s, states_saved=counts.taps,
             pages_held_max=usage.pages_held_max, slots_held_max=usage.slots_held_max,
             mean_bytes=self._mean_bytes, timeline=times,
             cache=usage.cache)

@@ -52,7 +52,7 @@ class Timeline:
 @dataclass(slots=True)
 class MeanBytes:
     """What the arena's bytes were used for, each byte counted for the time it was: ``leased_ahead`` of the KV
-    of running sequences is not computed yet; ``cached_*`` is read by nobody, and wide; ``open``: holes in
+    of running sequences is not computed yet; ``cached_*`` is read by no sequence, and wide; ``open``: holes in
     frames; ``free``: for either kind."""
 
     running_kv: float = 0.0
@@ -110,7 +110,7 @@ class Report:
     busy_s: float
     cache: CacheCounts
     """What memory counted, readmissions of preempted sequences included."""
-    states_kept: int
+    states_saved: int
     pages_held_max: int
     slots_held_max: int
     mean_bytes: MeanBytes = field(repr=False, compare=False)

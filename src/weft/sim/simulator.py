@@ -252,8 +252,8 @@ class Simulation:
             self.ledger.accepted(request)
 
     def _cancel(self, cancel: Cancel) -> None:
-        found = self.core.cancel(cancel.request_id, cancel.index)
-        self.trace.note(f"cancel {cancel.request_id}[{cancel.index}] {found}")
+        cancelled = self.core.cancel(cancel.request_id, cancel.index)
+        self.trace.note(f"cancel {cancel.request_id}[{cancel.index}] {cancelled}")
 
     def _check_everything_was_given_back(self) -> None:
         usage = self.core.memory.usage()

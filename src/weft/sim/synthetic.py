@@ -77,17 +77,17 @@ class _Readers:
 
     def traffic(self, requests: int) -> Traffic:
         library, random = self._library, self._random
-        made: list[TrafficRequest] = []
+        arrivals: list[TrafficRequest] = []
         again: list[_Due] = []
         now = 0.0
-        while len(made) < requests:
+        while len(arrivals) < requests:
             now += random.expovariate(library.requests_per_s * (1 - library.asks_again))
             due = sorted((one for one in again if one.at_s <= now), key=lambda one: one.at_s)
             again = [one for one in again if one.at_s > now]
             for one in (*due, _Due(now, self._way(now))):
-                made.append(self._ask(one, again))
-        made = sorted(made[:requests], key=lambda one: one.at_s)
-        return Traffic(made, block_tokens=BLOCK_TOKENS, block_count=next(self._numbers))
+                arrivals.append(self._ask(one, again))
+        arrivals = sorted(arrivals[:requests], key=lambda one: one.at_s)
+        return Traffic(arrivals, block_tokens=BLOCK_TOKENS, block_count=next(self._numbers))
 
     def _ask(self, due: _Due, again: list[_Due]) -> TrafficRequest:
         """A request, and perhaps the one that will go on with it: then its answer is in blocks, as it comes

@@ -137,11 +137,11 @@ def _long_arrivals(random: Random, arena: ArenaPlan, max_model_len: int) -> tupl
     comes behind it is as long."""
     growers = random.randrange(2, 6)
     prompts = [random.randrange(1, 60) for _ in range(growers)]
-    pages_taken = sum(pages_for(prompt + 10) for prompt in prompts) + growers + random.randrange(2)
+    pages_used = sum(pages_for(prompt + 10) for prompt in prompts) + growers + random.randrange(2)
     if arena.slots_per_frame:
         slot_frames = ceil_div(growers + 1, arena.slots_per_frame)
-        pages_taken += (slot_frames - 1) * arena.pages_per_frame  # the first is not in max_model_len
-    longest = max(1, max_model_len - pages_taken * PAGE_TOKENS)
+        pages_used += (slot_frames - 1) * arena.pages_per_frame  # the first is not in max_model_len
+    longest = max(1, max_model_len - pages_used * PAGE_TOKENS)
     prompts += [max(1, longest - random.randrange(16)) for _ in range(random.randrange(1, 4))]
     arrivals: list[Arrival] = []
     for number, prompt in enumerate(prompts):
