@@ -18,9 +18,7 @@ NOT_YET_CLEAN: dict[str, set[str]] = {
         "src/weft/models",
         "src/weft/planning",
         "src/weft/runner",
-        "src/weft/schedule",
         "src/weft/server",
-        "src/weft/sim",
         "src/weft/text",
     },
     "class names": {
