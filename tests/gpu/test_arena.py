@@ -13,7 +13,7 @@ import torch
 from weft.memory.arena_work import CompressKv, KvForm, WorkKind
 from weft.memory.frames.plan import ArenaPlan, plan_arena, with_compression
 from weft.memory.values import NodeId
-from weft.runner.arena import NAN_BYTE, DeviceArena
+from weft.runner.arena import NAN_BYTE, DeviceArena, warm
 from weft.runner.staging import Staging
 from weft.spec import (
     CompressedKvName,
@@ -275,7 +275,7 @@ def test_a_warmed_arena_compiles_nothing_inside_a_request(
     plan = plan_arena(spec, 600_000, compress=True, compress_kv="int8")
     arena = DeviceArena(plan, device)
     arena._never_written = None   # as on a GPU: frames are zeroed the first time too
-    arena.warm()
+    warm(arena)
     warmed = set(launches)
     assert len(warmed) >= 8
     launches.clear()

@@ -1,34 +1,35 @@
-"""The bytes of the arena on the device, and the only code that touches them without a layer's view.
+"""The bytes of the arena on the device. No other code touches them without a layer's view.
 
-    buffer   uint8 [arena_bytes], one allocation; given up while the engine sleeps (0 bytes), then made anew
+    buffer   uint8 [arena_bytes], one allocation; freed while the engine sleeps (0 bytes), then allocated
+    again
       page i    bytes [i P,  (i + 1) P)          frame f   bytes [f F, (f + 1) F)
       slot j    bytes [j S', (j + 1) S')
 
 ``zero_frames`` is law L6: memory whose frame changed kind, or was never used, is zero before its first use.
 
-    on a CPU     anonymous memory of the system's: zero until somebody writes it, and not there until somebody
-                 touches it. Nobody writes into a frame before it was named here once, as every plan promises
-                 (the scripted executor and the simulator check it): so the first time there is nothing to do
-    elsewhere    unspecified bytes: whatever is named is written, by the device that uses it
+    on a CPU     anonymous memory of the system: zero until the first write, and not resident until the first
+                 touch. Every plan names a frame here before it writes to it (the scripted executor and the
+                 simulator check it), so the first time there is nothing to do
+    elsewhere    unspecified bytes: the device that uses a frame writes zeros
 
-To write zeros over zeros would have the system bring every page of the frame at once, in the middle of a
-step; most of a large frame is needed much later, or never.
+Zeros over zeros would make the system bring every page of the frame at once, in the middle of a step. Most of
+a large frame is needed much later, or never.
 
-``fill_frames`` and its two sisters, for a page and a slot, let tests and evaluations write garbage where
-nothing may be read, or into what must be read: 0xFF in every byte is NaN in float32, bfloat16 and float16
-alike. Whoever fills writes where no plan has been: from then on no frame counts as never written.
+``fill_frames``, ``fill_pages`` and ``fill_slots`` let tests and evaluations write garbage: 0xFF in every byte
+is NaN in float32, bfloat16 and float16. They write where no plan has been, so no frame counts as never
+written from then on.
 
-``copy_slots`` and ``copy_pages`` are how a checkpoint becomes the state of a sequence, a shared page that is
-partly filled becomes a page of one's own (law L7), and memory moves to empty a frame. All sources of a call
-are read before anything is written: a batch may move a into b and b into c.
+``copy_slots`` and ``copy_pages`` turn a checkpoint into the state of a sequence, give a sequence its own copy
+of a partly filled shared page (law L7), and move memory to empty a frame. A call reads all sources before it
+writes: a batch may move a into b and b into c.
 
-Items (frames, pages, slots) are named by arrays on the host or by pieces of the step's staging buffer, whose
-twins are on the device already. On a GPU each call is one launch (``arena_kernels``), or two for copies whose
-destinations are sources as well; torch's own operators are the twin that everything else runs.
+Items (frames, pages, slots) are named by arrays on the host or by pieces of the step's staging buffer, which
+are on the device already. On a GPU each call is one launch (``arena_kernels``), or two for copies whose
+destinations are also sources. Elsewhere torch's own operators do the same.
 
-Nothing is touched at start, which would cost the whole arena in page faults. And nothing hangs on law L6
-alone: a fresh sequence starts its states explicitly, and a page is masked beyond what was written (kernels
-select, they never multiply with 0).
+Nothing is touched at start on a CPU, which would cost the whole arena in page faults. And nothing depends on
+law L6 alone. A fresh sequence starts its states explicitly, and a page is masked beyond its written tokens
+(kernels select, they never multiply with 0).
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ WORD_BYTES = 8
 
 
 class DeviceArena:
-    """``plan.arena_bytes`` of device memory. Raises RuntimeError if there is not so much."""
+    """``plan.arena_bytes`` of device memory. Raises RuntimeError if the device has less."""
 
     def __init__(self, plan: ArenaPlan, device: torch.device) -> None:
         self.plan = plan
@@ -76,12 +77,12 @@ class DeviceArena:
         self.allocate()
 
     def allocate(self) -> None:
-        """All of it. Views of what was there before are not valid any more."""
+        """All of it. Earlier views are void."""
         size = self.plan.arena_bytes
         if self.device.type == "cpu":
-            # A kernel that meets PAD inside a context, which is a bug of a plan, reads the page before the
+            # An op that meets PAD inside a context, which is a bug of a plan, may read the page before the
             # first one: that must show in the numbers, and not end the process. Pages of the usual size: with
-            # those of 2 MiB a prompt that begins a frame waits for the system to make room for them.
+            # 2 MiB pages a prompt that begins a frame waits for the system to make room.
             before = ceil_div(self.plan.page_bytes, _ALIGNED_BYTES) * _ALIGNED_BYTES
             self.buffer = _zeros_of_the_system(before + size)[before:]
             self._host: npt.NDArray[np.uint8] | None = self.buffer.numpy()
@@ -91,7 +92,7 @@ class DeviceArena:
             self._host = self._never_written = None
 
     def release(self) -> None:
-        """Give the bytes back, once nobody has views of them. Idempotent."""
+        """Free the bytes, once no view of them is left. Idempotent."""
         self.buffer = torch.empty(0, dtype=torch.uint8, device=self.device)
         self._host = self._never_written = None
 
@@ -120,25 +121,8 @@ class DeviceArena:
             case WorkKind.COPY_PAGES:
                 self.copy_pages(*_both(ids))
 
-    def warm(self) -> None:
-        """Run every kernel of arena work once, so that none compiles inside a request. The bytes of the first
-        pages and slots change: only before the arena's first use."""
-        plan, circle = self.plan, [[0, 1], [1, 0]]
-        self.zero_frames([0])
-        for stride, copy in ((plan.slot_stride_bytes, self.copy_slots), (plan.page_bytes, self.copy_pages)):
-            if stride and plan.arena_bytes // stride > 1:
-                copy([0], [1])
-                copy(*circle)
-        if plan.compressed_pages:
-            state = [[0] * (1 + plan.compressed_pages)]
-            self.compress(np.array(state))
-            self.restore(np.array(state))
-        if plan.compressed_kv_bytes:
-            self.compress_kv(np.zeros((1, 4), np.int64))
-            self.restore_kv(np.zeros((1, 4), np.int64))
-
     def zero_frames(self, frames: Items) -> None:
-        """They are zero now, and may be written from here on."""
+        """``frames`` are zero now, and may be written from here on."""
         never = self._never_written
         if never is None:
             self._fill(frames, self.plan.frame_bytes, 0)
@@ -189,11 +173,11 @@ class DeviceArena:
         self._compress_kv(state_restores, restore=True)
 
     def _compress_kv(self, records: Items, *, restore: bool) -> None:
-        there = _on_host(records)
-        if not there.size:
+        host = _on_host(records)
+        if not host.size:
             return
-        assert (there >= 0).all(), "PAD is compressed"
-        assert there[:, :3].max() < self.plan.page_count, "KV is compressed outside the arena"
+        assert (host >= 0).all(), "PAD is compressed"
+        assert host[:, :3].max() < self.plan.page_count, "KV is compressed outside the arena"
         records_K4 = self._on_device(records)
         if not gpu.fits(self.buffer):
             (restore_kv if restore else compress_kv)(self.buffer, self.plan, records_K4)
@@ -205,11 +189,11 @@ class DeviceArena:
         packed_kernels.compress(self.buffer, self.plan, self._packed_kv, records_K4, restore=restore)
 
     def _compress(self, states: Items, *, restore: bool) -> None:
-        there = _on_host(states)
-        if not there.size:
+        host = _on_host(states)
+        if not host.size:
             return
-        assert there.shape[1] == 1 + self.plan.compressed_pages, "a compressed state of another geometry"
-        assert (there >= 0).all(), "PAD is compressed"
+        assert host.shape[1] == 1 + self.plan.compressed_pages, "a compressed state of another geometry"
+        assert (host >= 0).all(), "PAD is compressed"
         states_KP = self._on_device(states)
         if not gpu.fits(self.buffer):
             (restore_states if restore else compress_states)(self.buffer, self.plan, states_KP)
@@ -250,15 +234,34 @@ class DeviceArena:
             arena_kernels.fill(self.buffer.view(torch.int64), self._on_device(items),
                                stride_bytes // WORD_BYTES, byte)
             return
-        there = self.buffer if self._host is None else self._host
+        target = self.buffer if self._host is None else self._host
         for item in filled:
-            there[item * stride_bytes : (item + 1) * stride_bytes] = byte
+            target[item * stride_bytes : (item + 1) * stride_bytes] = byte
 
     def _on_device(self, items: Items) -> torch.Tensor:
         """int64."""
         if isinstance(items, Staged):
             return items.device
         return torch.from_numpy(_on_host(items).astype(np.int64)).to(self.buffer.device)
+
+
+def warm(arena: DeviceArena) -> None:
+    """Run every kernel of arena work once, so that none compiles inside a request. The bytes of the first
+    pages and slots change: only before the arena's first use."""
+    plan, circle = arena.plan, [[0, 1], [1, 0]]
+    arena.zero_frames([0])
+    for stride, copy in ((plan.slot_stride_bytes, arena.copy_slots), (plan.page_bytes, arena.copy_pages)):
+        if stride and plan.arena_bytes // stride > 1:
+            copy([0], [1])
+            copy(*circle)
+    if plan.compressed_pages:
+        state = np.zeros((1, 1 + plan.compressed_pages), np.int64)
+        arena.compress(state)
+        arena.restore(state)
+    if plan.compressed_kv_bytes:
+        record = np.zeros((1, 4), np.int64)
+        arena.compress_kv(record)
+        arena.restore_kv(record)
 
 
 def _both(copies: Items) -> tuple[Items, Items]:
@@ -274,8 +277,8 @@ def _on_host(items: Items) -> npt.NDArray[Any]:
 
 
 def _zeros_of_the_system(size: int) -> torch.Tensor:
-    """uint8 [size]: anonymous memory, which every system hands out as zeros. An allocator's need not be: it
-    gives out again what was given back."""
+    """uint8 [size]: anonymous memory, which every system hands out as zeros. An allocator reuses freed
+    memory, which is not zero."""
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:

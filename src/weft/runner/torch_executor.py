@@ -39,7 +39,7 @@ from weft.engine.sleep_state import PARTS, Part
 from weft.errors import CheckpointError, ConfigError, EngineUnavailableError
 from weft.memory.frames.plan import ArenaPlan
 from weft.models.loading import LoadedModel
-from weft.runner.arena import DeviceArena
+from weft.runner.arena import DeviceArena, warm
 from weft.runner.batch import BatchBuilder, StepBatch
 from weft.runner.graphs import (
     Capture,
@@ -133,7 +133,7 @@ class TorchExecutor:
         with current(device):
             self.sampler.warm()
             if device.type == "cuda":
-                self.arena.warm()
+                warm(self.arena)
         self._readback = Readback(device, remote=remote)
         self._keeps_room = not remote
         self._room: LogitsRoom | None = None
