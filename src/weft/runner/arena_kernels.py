@@ -1,18 +1,18 @@
-"""The arena's own work on a GPU, one launch each: fill frames, copy slots or pages, compress and restore states.
+"""Arena work on a GPU, one launch each: fill frames, copy slots or pages, compress and restore states.
 
     fill      program (item, block)     words of item i at i x stride               a byte, 8 times in a word
     copy      program (item, block)     item a -> item b
-    compress      program (piece, state)    rows of a slot -> codes and scales in pages      restore: the way back
+    compress  program (piece, state)    rows of a slot -> codes, scales in pages     restore: the way back
 
 The arena is seen as 64-bit words: everything in it is aligned to 256 bytes. Addresses are 64 bits wide, as an
 arena is larger than 2^31 of anything. PAD as an item means no work (L4).
 
 A copy reads every source before it writes anything. Where no destination is also a source, one launch from
 place to place is that already. Where one is (a moves to b while b moves to c), the programs of one launch
-would race, so there are two: out to scratch memory, and in from there.
+would race, so there are two: out to scratch memory, and back in.
 
-A compressed state is scattered over pages, so each of its bytes is looked up: byte b of compressed state k is at
-``pages[k, b // page_bytes] * page_bytes + b % page_bytes``. A row's codes may lie on two pages; no number
+A compressed state is scattered over pages, so each of its bytes is looked up: byte b of compressed state k is
+at ``pages[k, b // page_bytes] * page_bytes + b % page_bytes``. A row's codes may lie on two pages; no number
 does. A *piece* is what one program takes: some rows of an accumulator, or some words of a field that is kept
 as it is; the pieces of a geometry are one table on the device, made once.
 
@@ -100,7 +100,8 @@ def _compress_kernel(arena, states, states_stride, pieces, page_bytes, slot_byte
         values_RC = in_slot.to(tl.pointer_type(STATE)) + at_RC
         codes_RC = arena + _compressed_address(pages, compressed_at + at_RC, page_bytes, inside_RC)
         codes_RC = codes_RC.to(tl.pointer_type(tl.int8))
-        scales_R = arena + _compressed_address(pages, scales_at + row.to(tl.int64) * 4, page_bytes, row < count)
+        scale_at_R = scales_at + row.to(tl.int64) * 4
+        scales_R = arena + _compressed_address(pages, scale_at_R, page_bytes, row < count)
         scales_R = scales_R.to(tl.pointer_type(tl.float32))
         if RESTORE:
             scale_R = tl.load(scales_R, mask=row < count, other=0.0)
@@ -113,15 +114,15 @@ def _compress_kernel(arena, states, states_stride, pieces, page_bytes, slot_byte
             tl.store(scales_R, scale_R, mask=row < count)
     else:
         word_RC = row[:, None].to(tl.int64) * COLUMNS + column[None, :]
-        kept_RC = word_RC < count
+        inside_words_RC = word_RC < count
         offset_RC = compressed_at + word_RC * UNIT_BYTES
-        there_RC = arena + _compressed_address(pages, offset_RC, page_bytes, kept_RC)
-        there_RC = there_RC.to(tl.pointer_type(UNIT))
+        packed_RC = arena + _compressed_address(pages, offset_RC, page_bytes, inside_words_RC)
+        packed_RC = packed_RC.to(tl.pointer_type(UNIT))
         here_RC = in_slot.to(tl.pointer_type(UNIT)) + word_RC
         if RESTORE:
-            tl.store(here_RC, tl.load(there_RC, mask=kept_RC), mask=kept_RC)
+            tl.store(here_RC, tl.load(packed_RC, mask=inside_words_RC), mask=inside_words_RC)
         else:
-            tl.store(there_RC, tl.load(here_RC, mask=kept_RC), mask=kept_RC)
+            tl.store(packed_RC, tl.load(here_RC, mask=inside_words_RC), mask=inside_words_RC)
 
 
 def fill(words: torch.Tensor, items: torch.Tensor, item_words: int, byte: int) -> None:
@@ -149,24 +150,26 @@ def copy(words: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, item
 
 
 class CompressionTable:
-    """The pieces of ``plan``'s compressed states on ``device``: int64 [pieces, 5] of the offset in the slot, the
-    offset in the compressed state, that of its scales (negative: kept as it is), rows or words, and columns."""
+    """The pieces of ``plan``'s compressed states on ``device``: int64 [pieces, 5] of the offset in the slot,
+    the offset in the compressed state, that of its scales (negative: copied as it is), rows or words, and
+    columns."""
 
     def __init__(self, plan: ArenaPlan, device: torch.device) -> None:
-        coded = [compressed for compressed in plan.compressed_fields if compressed.scale_offset_bytes is not None]
+        coded = [compressed for compressed in plan.compressed_fields
+                 if compressed.scale_offset_bytes is not None]
         dtypes = {compressed.field.dtype for compressed in coded}
-        assert len(dtypes) <= 1, "accumulators of one model are kept in one dtype"
+        assert len(dtypes) <= 1, "accumulators of one model have one dtype"
         self.state_dtype = dtypes.pop() if dtypes else "float32"
         widest = max((compressed.field.shape[-1] for compressed in coded), default=1)
         self.columns = max(16, triton.next_power_of_2(widest))
         self.rows = max(1, PIECE_NUMBERS // self.columns)
-        plain = [_field_bytes(compressed.field.shape, compressed.field.dtype) for compressed in plan.compressed_fields
-                 if compressed.scale_offset_bytes is None]
+        plain = [_field_bytes(compressed.field.shape, compressed.field.dtype)
+                 for compressed in plan.compressed_fields if compressed.scale_offset_bytes is None]
         self.unit_bytes = 4 if all(size % 4 == 0 for size in plain) else 1
         self.pieces = torch.from_numpy(self._cut(plan)).to(device)
 
     def _cut(self, plan: ArenaPlan) -> Int64s:
-        found = []
+        pieces = []
         for compressed in plan.compressed_fields:
             field, scales_at = compressed.field, compressed.scale_offset_bytes
             width = field.shape[-1]
@@ -183,10 +186,10 @@ class CompressionTable:
                 slot_step, compressed_step = width * _ITEM_BYTES[field.dtype], width
                 scale_at = scales_at + first * 4
                 count = np.minimum(self.rows, rows - first)
-            found.append(np.stack([field.offset_bytes + first * slot_step,
+            pieces.append(np.stack([field.offset_bytes + first * slot_step,
                                    compressed.offset_bytes + first * compressed_step, scale_at, count,
                                    np.full(len(first), width)], axis=1))
-        return np.concatenate(found).astype(np.int64)
+        return np.concatenate(pieces).astype(np.int64)
 
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "int8": 1}
@@ -209,12 +212,11 @@ def compress(arena: torch.Tensor, plan: ArenaPlan, table: CompressionTable, stat
 
 def compilations() -> list[Compilation]:
     """What a GPU asks for: ids of 64 bits, accumulators in each dtype, rows of 16 and of 128."""
-    made = [Compilation("fill", _fill_kernel, {"words": "*i64", "items": "*i64", "value": "i32",
-                                               "item_words": "i32", "BLOCK": "constexpr"},
-                        {"BLOCK": BLOCK_WORDS})]
+    filling = {"words": "*i64", "items": "*i64", "value": "i32", "item_words": "i32", "BLOCK": "constexpr"}
+    kernels = [Compilation("fill", _fill_kernel, filling, {"BLOCK": BLOCK_WORDS})]
     ids = {"sources": "*i64", "source_items": "*i64", "targets": "*i64", "target_items": "*i64",
            "item_words": "i32", "FROM_SCRATCH": "constexpr", "TO_SCRATCH": "constexpr", "BLOCK": "constexpr"}
-    made += [Compilation(f"copy from_scratch={in_} to_scratch={out}", _copy_kernel, ids,
+    kernels += [Compilation(f"copy from_scratch={in_} to_scratch={out}", _copy_kernel, ids,
                          {"FROM_SCRATCH": in_, "TO_SCRATCH": out, "BLOCK": BLOCK_WORDS})
              for in_, out in ((False, False), (False, True), (True, False))]
     compression = {"arena": "*u8", "states": "*i64", "states_stride": "i32", "pieces": "*i64",
@@ -222,8 +224,9 @@ def compilations() -> list[Compilation]:
     compression |= dict.fromkeys(("STATE", "UNIT", "UNIT_BYTES", "RESTORE", "ROWS", "COLUMNS"), "constexpr")
     for dtype, columns in (("float32", 128), ("bfloat16", 128), ("float16", 128), ("float32", 16)):
         for restore in (False, True):
-            made.append(Compilation(
-                f"{'restore' if restore else 'compress'} {dtype} rows of {columns}", _compress_kernel, compression,
+            verb = "restore" if restore else "compress"
+            kernels.append(Compilation(
+                f"{verb} {dtype} rows of {columns}", _compress_kernel, compression,
                 {"STATE": _TL_TYPES[dtype], "UNIT": tl.int32, "UNIT_BYTES": 4, "RESTORE": restore,
                  "ROWS": PIECE_NUMBERS // columns, "COLUMNS": columns}))
-    return made
+    return kernels

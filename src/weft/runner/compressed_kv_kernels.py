@@ -1,12 +1,12 @@
-"""Compressed KV on a GPU: two launches for a group of pages in int8, three in int4; the twin is ``packed_kv``.
+"""Compressed KV on a GPU: two launches for a group of pages in int8, three in int4. Twin: ``packed_kv``.
 
     compress      program (block, record)   a head of a K or V block -> codes and scales in scratch
               program (piece, record)   scratch -> where the record lies on its two pages
     restore   the same, the other way about
 
-Two, because pages are compressed in place: a record goes to a page that another program may still have to read.
-Scratch memory has GROUP records at most. Addresses are 64 bits wide. PAD in place of a page means no work
-(L4).
+Two, because pages are compressed in place: a record goes to a page that another program may still have to
+read. Scratch memory has GROUP records at most. Addresses are 64 bits wide. PAD in place of a page means no
+work (L4).
 
 In int4 rows are channels of K and tokens of V, so there is a launch for each of the two. A number of steps
 has four bits and a step eight, so their product is exact, and it is the same whether it is fused or not.
@@ -147,13 +147,13 @@ def _place_kernel(words, records, scratch, page_words, record_words, GATHER: tl.
     word = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = word < record_words
     at = start + word
-    there = words + tl.where(at < page_words, first * page_words + at, last * page_words + at - page_words)
+    target = words + tl.where(at < page_words, first * page_words + at, last * page_words + at - page_words)
     staged = scratch + number * record_words + word
     if (first >= 0) & (last >= 0):
         if GATHER:
-            tl.store(staged, tl.load(there, mask=inside), mask=inside)
+            tl.store(staged, tl.load(target, mask=inside), mask=inside)
         else:
-            tl.store(there, tl.load(staged, mask=inside), mask=inside)
+            tl.store(target, tl.load(staged, mask=inside), mask=inside)
 
 
 class BlockTable:
@@ -175,8 +175,8 @@ class BlockTable:
                     codes_at = (block * field.kv_heads + head) * size // (2 if nibbles else 1)
                     rows.append((offset + head * size * ITEM_BYTES[plan.kv_dtype],
                                  compressed.offset_bytes + codes_at,
-                                 compressed.scale_offset_bytes + scales_at * COMPRESSED_SCALE_BYTES, field.head_dim,
-                                 block))
+                                 compressed.scale_offset_bytes + scales_at * COMPRESSED_SCALE_BYTES,
+                                 field.head_dim, block))
         self.channels = triton.next_power_of_2(max(row[3] for row in rows))
         self.k_rows = sum(row[4] == 0 for row in rows)
         self.rows = torch.tensor(rows, dtype=torch.int64, device=device)
@@ -231,19 +231,19 @@ def compilations() -> list[Compilation]:
     nibbles |= dict.fromkeys(("ROWS", "PAIRS", "AS_K"), "constexpr")
     placing = {"words": "*i64", "records": "*i64", "scratch": "*i64", "page_words": "i32",
                "record_words": "i32", "GATHER": "constexpr", "BLOCK": "constexpr"}
-    made = []
+    kernels = []
     for restore in (False, True):
         verb = "restore" if restore else "compress"
-        made.append(Compilation(f"{verb} kv, place", _place_kernel, placing,
+        kernels.append(Compilation(f"{verb} kv, place", _place_kernel, placing,
                                 {"GATHER": restore, "BLOCK": BLOCK_WORDS}))
         for dtype, channels in (("bfloat16", 256), ("float16", 128), ("float32", 64)):
-            made.append(Compilation(
+            kernels.append(Compilation(
                 f"{verb} kv of {dtype}, {channels} channels", _code_kernel, coding,
                 {"NUMBER": _TL_TYPES[dtype], "PACK": 4 // ITEM_BYTES[dtype], "TOKENS": PAGE_TOKENS,
                  "CHANNELS": channels, "RESTORE": restore}))
-            made += [Compilation(
+            kernels += [Compilation(
                 f"{verb} {'k' if as_k else 'v'} of {dtype} in 4 bits, {channels} channels", _nibble_kernel,
                 nibbles, {"NUMBER": _TL_TYPES[dtype], "PACK": 4 // ITEM_BYTES[dtype], "TOKENS": PAGE_TOKENS,
                           "AS_K": as_k, **nibble_tile(channels, as_k=as_k), "RESTORE": restore})
                      for as_k in (True, False)]
-    return made
+    return kernels

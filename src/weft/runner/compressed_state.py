@@ -4,8 +4,8 @@
                <--                                                            <--
 
 A compressed state lies in pages that need not be side by side. Each field of it is laid out in one piece of
-staging memory (``ArenaPlan.compressed_fields``), and that is cut into pages. Accumulators become codes and scales
-(``ops.state_codes``); windows are the same bytes.
+staging memory (``ArenaPlan.compressed_fields``), and that is cut into pages. Accumulators become codes and
+scales (``ops.state_codes``); windows are the same bytes.
 
 At most GROUP states are in staging at a time. All of it happens before the step computes, on what was there
 before the step: no source of it is written by the step's other copies, and no destination is read by them.
@@ -30,7 +30,8 @@ GROUP = 8
 
 
 def compress_states(buffer: torch.Tensor, plan: ArenaPlan, state_compressions: torch.Tensor) -> None:
-    """``buffer``: the arena's bytes; ``state_compressions`` int64 [k, 1 + pages]: a slot, and where its state goes."""
+    """``buffer``: the arena's bytes; ``state_compressions`` int64 [k, 1 + pages]: a slot, and where its state
+    goes."""
     for slots_K, pages_KP, staging in _groups(buffer, plan, state_compressions):
         for state, compressed_K, scales_K in _fields(buffer, staging, plan):
             source_K = state.index_select(0, slots_K)
@@ -72,8 +73,8 @@ def _fields(buffer: torch.Tensor, staging: torch.Tensor, plan: ArenaPlan) -> Ite
                               offset_bytes=compressed.offset_bytes, shape=field.shape,
                               dtype=torch.int8 if coded else dtype)
         scales = None if compressed.scale_offset_bytes is None else strided_view(
-            staging, count=count, stride_bytes=plan.compressed_bytes, offset_bytes=compressed.scale_offset_bytes,
-            shape=field.shape[:-1], dtype=torch.float32)
+            staging, count=count, stride_bytes=plan.compressed_bytes,
+            offset_bytes=compressed.scale_offset_bytes, shape=field.shape[:-1], dtype=torch.float32)
         yield state, staged, scales
 
 

@@ -207,11 +207,11 @@ def _threshold(values_NW: torch.Tensor, filters: Filters,
     width, top_k_N, top_p_N = values_NW.shape[1], filters.top_k_N, filters.top_p_N
     kth_N = values_NW.gather(1, (top_k_N.clamp(1, width) - 1)[:, None])[:, 0]
     kth_N = torch.where(top_k_N > 0, kth_N, torch.full_like(kth_N, -math.inf))
-    kept_NW = values_NW >= kth_N[:, None]
-    weights_NW = values_NW.exp().double().masked_fill_(~kept_NW, 0.0)
+    above_kth_NW = values_NW >= kth_N[:, None]
+    weights_NW = values_NW.exp().double().masked_fill_(~above_kth_NW, 0.0)
     mass_N = torch.where(top_k_N > 0, weights_NW.sum(dim=1), mass_N)
     better_NW = weights_NW.cumsum(dim=1) - weights_NW
-    inside_NW = kept_NW & (better_NW < (top_p_N * mass_N)[:, None])
+    inside_NW = above_kth_NW & (better_NW < (top_p_N * mass_N)[:, None])
     inside_NW[:, 0] = True
     nucleus_N = values_NW.masked_fill(~inside_NW, math.inf).amin(dim=1)
     nucleus_N = torch.where(top_p_N < 1.0, nucleus_N, torch.full_like(nucleus_N, -math.inf))

@@ -5,12 +5,12 @@
     Masks.apply(logits)     logit[token] = -inf for what the grammar does not allow
     Constrained.advance(tokens)  each matcher takes the token that was chosen
 
-Owns one matcher per constrained row. Its state is a function of the answer's tokens and nothing else: a sequence
-that comes back after a preemption is admitted with what it had made, and its matcher reads that again. Rows
-without a grammar are never looked at: their logits are not touched, and a step without constrained rows costs one
-look at an empty dict. Which tokens may come next hangs on the last one: where steps overlap, the step before
-must be home before ``begin``. Its ``Constrained`` holds the matchers themselves, not their rows, which may belong
-to others by the time it is home.
+Owns one matcher per constrained row. Its state is a function of the answer's tokens and nothing else: a
+sequence that comes back after a preemption is admitted with what it had made, and its matcher reads that
+again. Rows without a grammar are never looked at: their logits are not touched, and a step without
+constrained rows costs one look at an empty dict. Which tokens may come next hangs on the last one: where
+steps overlap, the step before must be home before ``begin``. Its ``Constrained`` holds the matchers
+themselves, not their rows, which may belong to others by the time it is home.
 
     mask words (int32 [N, vocabulary / 32], a bit per token) --to the device--> bool [N, V] --> logits[rows]
 

@@ -10,26 +10,25 @@ Owns, per row of the executor, what a sequence asked for: parameters in numpy co
 no loop over rows) and, for the rows that need them, their edits. A row is written by ``admit`` and emptied by
 ``clear``, when the plan says so (L5).
 
-Everything is a function of the row alone: its logits, its parameters, its own tokens, and the pair (seed,
-position). No row sees another, so company in the batch changes nothing; there is no generator state, so
+A token is a function of its row alone: logits, parameters, the row's own tokens, and the pair (seed,
+position). No row sees another, so the rest of the batch changes nothing. There is no generator state, so
 preemption changes nothing.
 
 A step goes through in three parts, so that the host never waits for a device in the middle of one:
 
     stage      what it draws with, and which rows ask for logprobs, go over with the step's other inputs
-    launch     logits -> tokens, asked for and not looked at: a ``TokenChoice``
-    TokenChoice.result(pieces)    what it made is home: histories and grammars learn it, logprobs are put together
+    launch     logits -> tokens, asked for and not read: a ``TokenChoice``
+    result     of a ``TokenChoice``: histories and grammars learn the tokens, logprobs are put together
 
-Penalties and grammars need the tokens of the step before (``looks_back``): it is home before ``launch``, and
-what follows from it goes over in a second small copy. A ``TokenChoice`` keeps the histories and grammars that it
-will tell, not their rows: by then these may belong to other sequences.
+Penalties and grammars need the tokens of the step before (``looks_back``). That step is read back before
+``launch``, and its effects follow in a second small copy. A ``TokenChoice`` holds the histories and grammars
+that will learn its tokens, not their rows, which may belong to other sequences by then.
 
 A row of logits with NaN in it (a bug of a model or a kernel) neither raises nor spreads: NaN counts as
-impossible. On a CPU whether there are any is seen by looking at the best logit, which numpy finds: rows of
-150,000 logits in a seventh of the time that torch takes for it. On a device nobody looks
-(``remote``): kernels (``sampling_kernels``) take NaN for the lowest number as they read, and where there are
-none for this, all logits are gone over once. Rejected: a flag that comes home with the tokens and makes the
-step be sampled again (the next one has been fed what was chosen by then).
+impossible. On a CPU the best logit shows whether a row has any. Numpy finds it in a seventh of torch's time
+for rows of 150,000 logits. On a device (``remote``) the host does not look: kernels (``sampling_kernels``)
+read NaN as the lowest number, and without kernels one pass replaces it in all logits. Rejected: a flag that
+comes with the tokens and repeats the sampling (the next step has been fed the wrong tokens by then).
 """
 
 from __future__ import annotations
@@ -267,7 +266,8 @@ class Sampler:
 
     def _edit(self, logits_XV: torch.Tensor, edits: list[tuple[int, int, RowEdits]],
               rows: npt.NDArray[np.int64]) -> Masks | None:
-        """Change the logits, by one copy of what that takes. Returns the masks of constrained rows, if any."""
+        """Change the logits, by one copy of what that takes. Returns the masks of constrained rows, if
+        any."""
         if not edits and not self._grammars.any:
             return None
         self._late.begin()

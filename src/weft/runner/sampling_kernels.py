@@ -83,7 +83,7 @@ def _threshold(row, limit, most, best, temperature, V, MASS: tl.constexpr, MASKE
 
 
 @triton.jit
-def _kept(row, begin, most, floor, best, temperature, V, MASKED: tl.constexpr, BLOCK: tl.constexpr):
+def _weights_above(row, begin, most, floor, best, temperature, V, MASKED: tl.constexpr, BLOCK: tl.constexpr):
     """Weights of a block, float64 [BLOCK], 0 for what is filtered."""
     worse = _worse(row, begin, best, temperature, V, MASKED, BLOCK)
     keep = (worse.to(tl.uint32, bitcast=True) <= most) & (-worse >= floor)
@@ -101,18 +101,19 @@ def _drawn(row, best, temperature, top_k, top_p, floor, uniform, V, MASKED: tl.c
     if top_p < 1.0:
         mass = top_p * 0.0
         for begin in range(0, V, BLOCK):
-            mass += tl.sum(_kept(row, begin, most, float("-inf"), best, temperature, V, MASKED, BLOCK))
+            mass += tl.sum(_weights_above(row, begin, most, float("-inf"), best, temperature, V, MASKED,
+                                          BLOCK))
         most = tl.minimum(most, _threshold(row, top_p * mass, most, best, temperature, V, True, MASKED,
                                            BLOCK))
     total = top_p * 0.0
     for begin in range(0, V, BLOCK):
-        total += tl.sum(_kept(row, begin, most, floor, best, temperature, V, MASKED, BLOCK))
+        total += tl.sum(_weights_above(row, begin, most, floor, best, temperature, V, MASKED, BLOCK))
     target = uniform * total
-    token, running, found = tl.full((), 0, tl.int32), top_p * 0.0, tl.full((), 0, tl.int32)
+    token, running, chosen_yet = tl.full((), 0, tl.int32), top_p * 0.0, tl.full((), 0, tl.int32)
     for begin in range(0, V, BLOCK):
-        weight = _kept(row, begin, most, floor, best, temperature, V, MASKED, BLOCK)
+        weight = _weights_above(row, begin, most, floor, best, temperature, V, MASKED, BLOCK)
         here = tl.sum(weight)
-        if (found == 0) & (here > 0.0):
+        if (chosen_yet == 0) & (here > 0.0):
             # Where rounding puts the target at the end: the last token that adds anything.
             at = begin + tl.arange(0, BLOCK)
             sums = running + tl.cumsum(weight, axis=0)
@@ -120,7 +121,7 @@ def _drawn(row, best, temperature, top_k, top_p, floor, uniform, V, MASKED: tl.c
             last = tl.max(tl.where(weight > 0.0, at, -1))
             over = running + here > target
             token = tl.where(over, tl.minimum(above, last), last)
-            found = over.to(tl.int32)
+            chosen_yet = over.to(tl.int32)
         running += here
     return token
 
