@@ -255,11 +255,11 @@ def warm(arena: DeviceArena) -> None:
             copy([0], [1])
             copy(*circle)
     if plan.compressed_pages:
-        state = np.zeros((1, 1 + plan.compressed_pages), np.int64)
+        state = np.zeros((1, 1 + plan.compressed_pages), np.int32)
         arena.compress(state)
         arena.restore(state)
     if plan.compressed_kv_bytes:
-        record = np.zeros((1, 4), np.int64)
+        record = np.zeros((1, 4), np.int32)
         arena.compress_kv(record)
         arena.restore_kv(record)
 
