@@ -1,4 +1,4 @@
-"""The requests of a program while an engine answers them: who gets which piece, and who steps the engine.
+"""The requests of a program while an engine answers them: their pieces, and the steps of the engine.
 
     Call --submit--> EngineCore --TokenEvent--> Choice --Piece--> call.pieces
                         ^

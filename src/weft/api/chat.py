@@ -20,9 +20,10 @@ from weft.engine.choices import Piece
 from weft.engine.detokenize import TextDecoder
 from weft.errors import RequestError
 from weft.request import SamplingParams
-from weft.text.chat import ChatMessage, load_chat_template
-from weft.text.chat_request import ChatPrompt, ChatRequest, EncodedChat, chat_prompt, encode_prompt, read_chat
+from weft.text.chat import TEMPLATE_CHARS_MAX, ChatMessage, load_chat_template
+from weft.text.chat_request import ChatRequest, EncodedChat, encode_prompt, read_chat
 from weft.text.dialect import AnswerPlan, Dialect
+from weft.text.template_worker import ChatPrompt, chat_prompt
 from weft.text.tokenizer import Tokenizer
 
 
@@ -93,4 +94,4 @@ class ChatWriter:
         except msgspec.ValidationError as error:
             raise RequestError(f"messages: {error}", param="messages") from None
         request = read_chat(turns, template_variables=self._template.variables, variables=template, **fields)
-        return request, chat_prompt(self._template, request)
+        return request, chat_prompt(self._template, turns, chars_cut=TEMPLATE_CHARS_MAX, **request.rendering)

@@ -7,9 +7,8 @@ into the middle of a running step:
     the same thread    the garbage collector closes a half read      -> ``mine`` says so, and the cancel waits
                        stream wherever it runs: inside a step, too      until the step is over
 
-Rejected: one lock that every thread waits for (the thread that steps takes it again at once, so another one
-may wait for as long as the first has work); no guard (the second step finds half a plan, and the engine is
-lost).
+Rejected: one lock that every thread waits for (the thread that steps takes it again at once, and starves the
+others); no guard (the second step finds half a plan, and the engine is lost).
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
     TokenEvent --tokens--> IncrementalDetokenizer --text--> StopStrings --safe text--> Piece
                   \\--logprobs, ids-----------------(wait for their text)------------/
 
-A piece leaves when it has text, or when the sequence ends; tokens and logprobs that gave no text yet
-(half a character, the possible start of a stop string) travel with the next piece that has some, so that
-clients never see an empty delta and lose no token.
+A piece leaves when it has text, or when the sequence ends. Tokens without text yet (half a character, the
+possible start of a stop string) wait with their logprobs for the next piece that has some. So clients never
+see an empty delta and lose no token.
 
 The token that ends an answer (eos, stop_token_ids) counts as generated and is in ``tokens`` and
-``logprobs``, but its text is not shown unless the request sets ``include_stop_str_in_output``. Stop
-strings are looked for only once ``min_tokens`` were made.
+``logprobs``. Its text shows only if the request sets ``include_stop_str_in_output``. Stop strings count only
+after ``min_tokens`` tokens.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Choice:
 
     @property
     def stopped_by_text(self) -> bool:
-        """A stop string was found: whoever feeds this choice cancels its sequence in the engine."""
+        """The text met a stop string: the caller cancels the sequence in the engine."""
         return self._stops.stopped is not None
 
     def take(self, event: TokenEvent) -> Piece | None:
@@ -76,11 +76,11 @@ class Choice:
         self.recomputed_tokens = event.recomputed_tokens
         if event.prompt_logprobs:
             self.prompt_logprobs.extend(event.prompt_logprobs)
-        kept = self._take_tokens(event)
+        token_count = self._take_tokens(event)
         waiting = self._waiting
-        waiting.tokens.extend(event.tokens[:kept])
+        waiting.tokens.extend(event.tokens[:token_count])
         if event.logprobs:
-            waiting.logprobs.extend(event.logprobs[:kept])
+            waiting.logprobs.extend(event.logprobs[:token_count])
         if self.stopped_by_text:
             return self._finish("stop", self._stops.stopped)
         if event.finish_reason is not None:

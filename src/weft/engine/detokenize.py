@@ -42,7 +42,7 @@ class TextDecoder(Protocol):
 
 class IncrementalDetokenizer:
     """One per sequence. ``context``: the prompt's last ids, so that an answer that continues a word is
-    not taken for the start of a text; only the last few are used, and they are never emitted."""
+    not decoded as the start of a text; only the last few are used, and they are never emitted."""
 
     __slots__ = ("_decoder", "_piece_start", "_shown_chars", "_shown_tokens", "_skip", "_window")
 

@@ -3,8 +3,8 @@
     sequence seed = split(request seed, index)        the same whatever n is and whatever else runs
     request seed  = the request's, or split(engine seed, number of the request since the start)
 
-So index 0 of n = 3 makes the text of n = 1, and a run of the engine on the same requests in the same
-order is the same run (no state, no clock, no randomness in the pure half).
+So index 0 of n = 3 has the text of n = 1. A run of the engine on the same requests in the same order is the
+same run: the pure half has no hidden state, no clock and no randomness.
 
 The mix is the finaliser of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
 Generators, OOPSLA 2014), applied to the seed plus a multiple of its golden gamma.

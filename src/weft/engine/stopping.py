@@ -1,15 +1,15 @@
 """When an answer ends: by token in the engine, by text where it is detokenized.
 
-    token ids  -> StopRule.reason(token, made)      eos, stop_token_ids, max_tokens, end of context
+    token ids  -> StopRule.reason(token, position)      eos, stop_token_ids, max_tokens, end of context
     text       -> StopStrings.push(piece)           stop strings; text comes out only when it is safe
 
-The two live apart because the engine has no text. Whoever detokenizes feeds ``StopStrings``, shows what
-it returns, and cancels the sequence when it says ``stopped``.
+The two live apart because the engine has no text. The code that detokenizes feeds ``StopStrings``, shows the
+text that it returns, and cancels the sequence when it says ``stopped``.
 
-``StopStrings`` runs one KMP automaton per stop string. The state of an automaton is the length of the
-longest suffix of the text that is a prefix of its stop string, which is exactly the text that must be
-held back: it may yet become the stop. So work per character is constant, the text held is shorter than
-the longest stop string (law L11), and the outcome does not depend on how the text was cut into pieces.
+``StopStrings`` runs one KMP automaton per stop string. The state of an automaton is a length: of the longest
+suffix of the text that is a prefix of its stop string. Exactly this suffix must be held back, since it may
+become the stop. So work per character is constant, and the text held is shorter than the longest stop string
+(law L11). The outcome does not depend on how the text was cut into pieces.
 
 Rejected: searching the whole answer after each token (quadratic, and it has already emitted half of the
 stop string when it finds it); comparing token ids of the stop string (the same text has many
@@ -28,7 +28,7 @@ from weft.request import FinishReason, SamplingParams
 @dataclass(frozen=True, slots=True)
 class StopRule:
     """The token-level end of one sequence. ``new_tokens_max`` is ``max_tokens`` or what the context leaves,
-    whichever is less; stop ids count only once ``min_tokens`` were made before them."""
+    whichever is less; stop ids count only after ``min_tokens`` tokens."""
 
     ids: frozenset[int]
     named_ids: frozenset[int]
@@ -36,7 +36,7 @@ class StopRule:
     new_tokens_max: int
 
     def reason(self, token: int, position: int) -> FinishReason | None:
-        """Why the sequence ends with ``token`` as its ``made``-th generated token (from 1), or None."""
+        """Why the sequence ends with ``token`` as generated token number ``position`` (from 1), or None."""
         if token in self.ids and position > self.min_tokens:
             return "stop"
         return "length" if position >= self.new_tokens_max else None
@@ -57,7 +57,7 @@ def stop_rule(sampling: SamplingParams, eos_ids: Iterable[int], context_left: in
 
 @lru_cache(maxsize=256)
 def _shared(ids: tuple[int, ...]) -> frozenset[int]:
-    """One set for all that end alike: a step looks into each one's, and most are the model's own."""
+    """One set for all sequences with the same ends: most have the model's own, and a step reads each."""
     return frozenset(ids)
 
 

@@ -107,7 +107,7 @@ class _Handlers:
         self._service.check_open()
         body = conversation(await read_body(await self._body(request), CountTokensBody))
         model = self._service.model_for(body.model)
-        text = (await model.chat_prompt(body)).text
+        text = (await model.write_chat(body))[1].text
         await model.check_text(text, param="messages")
         return _json({"input_tokens": len(await model.encode(text, add_special_tokens=False))})
 
@@ -134,7 +134,7 @@ class _Handlers:
             body = await read_body(raw, TokenizeChatBody)
             model = self._service.model_for(body.model)
             add_special_tokens = bool(body.add_special_tokens)
-            prompt = await model.chat_prompt(body)
+            _, prompt = await model.write_chat(body)
             tokens = await model.encode(prompt.text, add_special_tokens=add_special_tokens)
         else:
             body = await read_body(raw, TokenizePromptBody)

@@ -26,9 +26,7 @@ from weft.server.protocol import ChatBody, refuse_stream_fields, sampling_params
 from weft.server.service import ServedModel, Service
 from weft.server.sse import DONE, sse_line
 from weft.server.structured import grammar_of
-from weft.text.chat import ChatMessage
 from weft.text.dialect import AnswerPlan, Heard
-from weft.text.tools.definitions import read_choice, read_tools
 from weft.text.tools.reader import CallDelta
 
 
@@ -245,21 +243,6 @@ def _call_delta(delta: CallDelta) -> ToolCall:
     return call
 
 
-def _plan(model: ServedModel, body: ChatBody, prompt: str) -> AnswerPlan:
-    tools = read_tools(body.tools)
-    continued = _content_of(body.messages[-1]) if body.continue_final_message else None
-    return model.dialect.plan(prompt, tools=tools, choice=read_choice(body.tool_choice, tools),
-                              several_calls=body.parallel_tool_calls is not False, grammar=grammar_of(body),
-                              continued=continued)
-
-
-def _content_of(message: ChatMessage) -> str:
-    if isinstance(message.content, str):
-        return message.content
-    parts = message.content or ()
-    return "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in parts)
-
-
 async def prepare_chat(service: Service, body: ChatBody) -> ChatJob:
     """Raises RequestError, UnknownModelError, EngineUnavailableError."""
     refuse_stream_fields(body)
@@ -272,10 +255,9 @@ async def prepare_chat(service: Service, body: ChatBody) -> ChatJob:
         raise RequestError("prompt_logprobs with stream is not supported", param="prompt_logprobs",
                            code="unsupported_parameter")
     model = service.model_for(body.model)
-    prompt = await model.chat_prompt(body)
+    request, prompt = await model.write_chat(body)
     await model.check_text(prompt.text, param="messages")
-    plan = _plan(model, body, prompt.text)
-    special = bool(body.add_special_tokens)
-    tokens, boundaries, marks = await model.encode_chat(prompt, add_special_tokens=special)
-    marks += body.cache_boundaries or []
-    return ChatJob(service, model, body, Prompt(tokens, prompt.text, boundaries, marks), plan)
+    plan = request.plan(model.dialect, prompt.text, grammar_of(body))
+    encoded = await model.encode_chat(prompt, add_special_tokens=bool(body.add_special_tokens))
+    marks = encoded.marks + (body.cache_boundaries or [])
+    return ChatJob(service, model, body, Prompt(encoded.tokens, prompt.text, encoded.boundaries, marks), plan)

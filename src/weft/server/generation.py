@@ -6,8 +6,8 @@
 
 A choice whose text met a stop string is cancelled in the engine by itself; the others go on.
 
-Also the clockwork of the latency metrics, because this is where events of one sequence pass in order.
-All pieces that wait are taken at once, so a slow client gets fewer, larger pieces, not a longer queue.
+It also measures latencies, because the events of one sequence pass here in order. A client gets all waiting
+pieces at once: a slow one gets fewer, larger pieces, not a longer queue.
 """
 
 from __future__ import annotations

@@ -23,13 +23,12 @@ from weft.server.edge import Edge
 from weft.server.metrics import Metrics
 from weft.server.protocol import ChatBody, TokenizeChatBody
 from weft.server.tokenize_budget import TokenizeBudget
-from weft.text.cache_marks import without_marks
 from weft.text.chat import read_chat_template
+from weft.text.chat_request import ChatRequest, EncodedChat, encode_prompt, read_chat
 from weft.text.dialect import Dialect
 from weft.text.template_sandbox import TemplateSandbox
 from weft.text.template_worker import ChatPrompt
 from weft.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
-from weft.text.tools.definitions import read_choice, read_tools
 from weft.units import parse_bytes
 
 ANY_NAME = "default"
@@ -85,43 +84,25 @@ class ServedModel:
         with self.budget.spending(len(text)):
             return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
-    async def encode_chat(self, prompt: ChatPrompt, *,
-                          add_special_tokens: bool) -> tuple[list[int], list[int], list[int]]:
-        """Tokens of ``prompt``; the positions in them up to which another conversation is likely to be the
-        same; and the positions behind which the client set a ``cache_control``."""
-        encode = functools.partial(self.tokenizer.encode_with_boundaries, prompt.text,
-                                   [*prompt.ends, *prompt.marks], add_special_tokens=add_special_tokens)
-        tokens, positions = encode() if len(prompt.text) < LONG_TEXT_CHARS else await asyncio.to_thread(encode)
-        count = len(prompt.ends)
-        return tokens, positions[:count], [at for at in positions[count:] if at]
+    async def encode_chat(self, prompt: ChatPrompt, *, add_special_tokens: bool) -> EncodedChat:
+        encode = functools.partial(encode_prompt, self.tokenizer, prompt,
+                                   add_special_tokens=add_special_tokens)
+        return encode() if len(prompt.text) < LONG_TEXT_CHARS else await asyncio.to_thread(encode)
 
-    async def chat_prompt(self, body: ChatBody | TokenizeChatBody) -> ChatPrompt:
-        """The conversation as the model's template writes it."""
+    async def write_chat(self, body: ChatBody | TokenizeChatBody) -> tuple[ChatRequest, ChatPrompt]:
+        """The checked conversation, and its text as the model's template writes it. Raises RequestError."""
         if self.template is None:
             raise RequestError("this model has no chat template, so it serves /v1/completions only; start "
                                "the server with --chat-template FILE to give it one", param="messages")
-        variables = self._variables(body, self.template)
-        tools = [tool.definition for tool in read_tools(body.tools)] if "tools" in variables else []
-        return await self.template.write(
-            body.messages, add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=bool(body.continue_final_message), variables=variables, tools=tools,
-            chars_cut=_HEAD_CHARS_PER_TOKEN * self.info.max_model_len if isinstance(body, ChatBody) else 0)
-
-    def _variables(self, body: ChatBody | TokenizeChatBody, template: TemplateSandbox) -> dict[str, Any]:
-        variables: dict[str, Any] = dict(body.chat_template_kwargs or {})
-        tools = read_tools(body.tools)
-        if tools and read_choice(body.tool_choice, tools).mode != "none":
-            variables["tools"] = without_marks([tool.definition for tool in tools])
-        for name, value, neutral in (("documents", body.documents, []),
-                                     ("reasoning_effort", body.reasoning_effort, "none")):
-            if value is None:
-                continue
-            if name in template.variables:
-                variables[name] = value
-            elif value != neutral:
-                raise RequestError(f"{name} is not supported: this model's chat template does not use it",
-                                   param=name, code="unsupported_parameter")
-        return variables
+        several = body.parallel_tool_calls if isinstance(body, ChatBody) else None
+        request = read_chat(
+            body.messages, template_variables=self.template.variables, variables=body.chat_template_kwargs,
+            tools=body.tools, tool_choice=body.tool_choice, parallel_tool_calls=several,
+            documents=body.documents, reasoning_effort=body.reasoning_effort,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message)
+        chars_cut = _HEAD_CHARS_PER_TOKEN * self.info.max_model_len if isinstance(body, ChatBody) else 0
+        return request, await self.template.write(body.messages, chars_cut=chars_cut, **request.rendering)
 
 
 def load_served_model(info: ModelInfo, config: ServerConfig) -> ServedModel:

@@ -6,8 +6,8 @@
                                           '-- plan(dialect, prompt, grammar) --> AnswerPlan: grammar, reader
 
 ``ChatRequest`` holds the checked fields: messages, tools, the choice of a tool, the variables of the
-template. It runs no template. The server renders in a process with limits, the Python API with
-``chat_prompt`` in place.
+template. It runs no template. The server renders in a process with limits (``weft.text.template_sandbox``),
+the Python API in its own (``weft.text.template_worker.chat_prompt``).
 
 *Boundaries* are positions up to which another conversation is likely to be the same. *Marks* are positions
 behind which the client set a ``cache_control``.
@@ -19,13 +19,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from weft.errors import RequestError
 from weft.request import Grammar
-from weft.text.cache_marks import marked_characters, without_marks
-from weft.text.chat import ChatMessage, ChatTemplate
+from weft.text.cache_marks import without_marks
+from weft.text.chat import ChatMessage
 from weft.text.dialect import AnswerPlan, Dialect
+from weft.text.template_worker import ChatPrompt
 from weft.text.tokenizer import Tokenizer
 from weft.text.tools.definitions import Tool, ToolChoice, read_choice, read_tools
 
@@ -44,9 +43,12 @@ class ChatRequest:
     continue_final_message: bool = False
 
     @property
-    def marked_tools(self) -> list[Any]:
-        """The tools that the template sees, with the ``cache_control`` that it does not see."""
-        return [tool.definition for tool in self.tools] if "tools" in self.variables else []
+    def rendering(self) -> dict[str, Any]:
+        """The arguments of ``chat_prompt`` besides the messages. Its tools still have their
+        ``cache_control``, which the template does not see."""
+        tools = [tool.definition for tool in self.tools] if "tools" in self.variables else []
+        return {"add_generation_prompt": self.add_generation_prompt, "tools": tools,
+                "continue_final_message": self.continue_final_message, "variables": self.variables}
 
     def plan(self, dialect: Dialect, prompt: str, grammar: Grammar | None) -> AnswerPlan:
         """``prompt``: the rendered text; ``grammar``: the structured output that the request asks for. Raises
@@ -62,15 +64,6 @@ class EncodedChat:
 
     tokens: list[int]
     boundaries: list[int]
-    marks: list[int]
-
-
-class ChatPrompt(msgspec.Struct, tag=True):
-    """A conversation as text. ``ends``: characters after which it may differ from another conversation;
-    ``marks``: characters behind which the client set a ``cache_control``."""
-
-    text: str
-    ends: list[int]
     marks: list[int]
 
 
@@ -100,16 +93,6 @@ def read_chat(messages: list[ChatMessage], *, template_variables: Collection[str
                        several_calls=parallel_tool_calls is not False, variables=shown,
                        add_generation_prompt=add_generation_prompt,
                        continue_final_message=bool(continue_final_message))
-
-
-def chat_prompt(template: ChatTemplate, request: ChatRequest) -> ChatPrompt:
-    """Renders ``request`` in this process. Raises RequestError."""
-    text = template.render(request.messages, add_generation_prompt=request.add_generation_prompt,
-                           continue_final_message=request.continue_final_message, variables=request.variables)
-    ends = template.boundaries(request.messages, text, variables=request.variables)
-    marks = marked_characters(template, request.messages, text, variables=request.variables,
-                              tools=request.marked_tools)
-    return ChatPrompt(text, ends, marks)
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: ChatPrompt, *,
