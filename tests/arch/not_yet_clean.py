@@ -28,7 +28,6 @@ NOT_YET_CLEAN: dict[str, set[str]] = {
         "src/weft/memory",
         "src/weft/server",
         "src/weft/sim",
-        "src/weft/text",
     },
     "prose": {
         "csrc",
@@ -49,7 +48,6 @@ NOT_YET_CLEAN: dict[str, set[str]] = {
         "docs/server.md",
         "docs/simulate.md",
         "src/weft",
-        "src/weft/api",
         "src/weft/cli",
         "src/weft/engine",
         "src/weft/eval",
