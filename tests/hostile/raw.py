@@ -71,6 +71,11 @@ class RawClient:
         body, self._pending = self._pending[:size], self._pending[size:]
         return Answer(int(status_line.split(" ")[1]), headers, body)
 
+    def wait_for_more(self) -> None:
+        """For bytes behind the last answer, or for the end. Raises TimeoutError."""
+        if not self._pending:
+            self._read()
+
     def is_closed(self, limit_s: float = 5.0) -> bool:
         """Reads until the server closes the connection; False if it does not in time."""
         self.socket.settimeout(limit_s)

@@ -88,9 +88,7 @@ def test_unfinished_bodies_share_one_budget(server: RunningServer) -> None:
         before = rss_of(pid)
         clients = [stack.enter_context(RawClient(server.url)) for _ in range(20)]
         for client in clients:
-            client.send(START + b"Content-Length: 50000001\r\n\r\n")
-        for client in clients:
-            client.send(b" " * 50 * MB)
+            client.send(START + b"Content-Length: 50000001\r\n\r\n" + b" " * 50 * MB)
         assert rss_of(pid) < before + 250 * MB
         refused = re.search(r'http_refusals_total{code="server_buffers_full".*} (\S+)',
                             server.get("/metrics", headers=KEY).text)

@@ -10,6 +10,8 @@ from starlette.types import Receive, Scope, Send
 
 from tests.server.running import RunningServer
 from weft.server.gate import Gate
+from weft.server.origins import Origins
+from weft.server.tenants import Keys
 
 SERVER = {"api_key": ["first-key", "second-key"]}
 
@@ -46,17 +48,17 @@ def test_an_operators_key_opens_everything_and_alone_what_adds_up_over_clients(p
         await Response("in")(scope, receive, send)
 
     def status(gate: Gate, key: str) -> int:
-        client = TestClient(gate, raise_server_exceptions=True)
+        client = TestClient(gate, base_url="http://127.0.0.1")
         return client.get(path, headers={"Authorization": f"Bearer {key}"} if key else {}).status_code
 
-    guarded = Gate(answer, api_keys=["client"], operator_keys=["boss"])
+    guarded = Gate(answer, keys=Keys(["client"], ["boss"]), origins=Origins())
     is_open = path == "/v1/models"
     assert [status(guarded, key) for key in ("boss", "client", "other", "")] == [
         200, 200 if is_open else 401, 401, 401]
-    without_clients = Gate(answer, api_keys=[], operator_keys=["boss"])
+    without_clients = Gate(answer, keys=Keys([], ["boss"]), origins=Origins())
     others = 200 if is_open else 401
     assert [status(without_clients, key) for key in ("boss", "other", "")] == [200, others, others]
-    without_operators = Gate(answer, api_keys=["client"])
+    without_operators = Gate(answer, keys=Keys(["client"]), origins=Origins())
     assert status(without_operators, "client") == 200
 
 

@@ -17,7 +17,9 @@ from starlette.types import Message, Receive, Scope, Send
 from tests.server.running import RunningServer, eventually
 from tests.server.scripted_engine import SONG
 from weft.server.gate import Gate
+from weft.server.origins import Origins
 from weft.server.sse import EventStream
+from weft.server.tenants import Keys
 
 FACTORY = "build_slow"
 SERVER = {"sse_keep_alive": 0.05}
@@ -91,7 +93,7 @@ def test_a_client_that_resets_the_connection_is_noticed(server: RunningServer) -
     body = b'{"prompt": "sing", "max_tokens": 2000, "stream": true}'
     with socket.create_connection((host, int(port))) as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
-        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                     b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
         assert raw.recv(100)
         assert eventually(lambda: server.running() == 1)
@@ -122,18 +124,19 @@ async def test_an_answer_to_a_closed_connection_ends_quietly(stream: bool) -> No
         raise RuntimeError("Unexpected ASGI message")
 
     scope = {"type": "http", "path": "/v1/completions", "headers": [], "method": "POST"}
-    await Gate(app, api_keys=[])(scope, never, closed)
+    gate = Gate(app, keys=Keys([]), origins=Origins())
+    await gate(scope, never, closed)
     assert ended == (["end"] if stream else [])
     with pytest.raises(RuntimeError, match="ASGI"):
-        await Gate(app, api_keys=[])(scope, never, broken)
+        await gate(scope, never, broken)
 
 
 def test_a_slow_reader_does_not_slow_the_others(server: RunningServer) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     body = b'{"prompt": "sing", "max_tokens": 1500, "stream": true}'
     with socket.create_connection((host, int(port))) as sleeper:
-        sleeper.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-                        b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+        sleeper.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
         began_s = time.monotonic()
         answer = server.post("/v1/completions", {"prompt": "say:quick", "max_tokens": 50})
         assert answer.json()["choices"][0]["text"] == "quick"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import resource
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.server.running import eventually
 from tests.server.scripted_engine import build, write_model_directory
 from tests.server.test_engine_loop import Loop
 from weft.config import EngineConfig
@@ -191,3 +193,36 @@ def test_the_engine_s_loop_records_what_it_serves(tmp_path: Path) -> None:
     assert recording.traffic.requests[0].output_tokens == 5
     assert len(recording.traffic) == 2
     assert start_recording(Launch(factory="", config={}, folder=""), made) is None
+
+
+def test_a_full_disk_is_said_once_and_later_lines_are_tried(
+        core: EngineCore, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The limit on file sizes fails as a full disk does: after half a line."""
+    file = tmp_path / "r.jsonl"
+    recorder = make(core, file)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with caplog.at_level(logging.WARNING, "weft.server"):
+        ask(core, recorder, "first")
+        while core.has_work:
+            recorder.events(core.step())
+        assert eventually(lambda: file.read_text().count("\n") == 2)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 100, hard))
+        try:
+            for at in range(3):
+                ask(core, recorder, f"full{at}")
+            while core.has_work:
+                recorder.events(core.step())
+            assert eventually(lambda: recorder._lines.empty())
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        ask(core, recorder, "last")
+        finish(core, recorder)
+    assert sum("cannot be written" in record.message for record in caplog.records) == 1
+    assert file.read_text().endswith("\n")
+    assert 2 <= len(read(file).traffic) < 5
+    assert json.loads(file.read_text().splitlines()[-1])["dropped"] >= 1
+
+
+def test_a_recording_is_for_its_owner_alone(core: EngineCore, tmp_path: Path) -> None:
+    make(core, tmp_path / "r.jsonl").close()
+    assert (tmp_path / "r.jsonl").stat().st_mode & 0o777 == 0o600

@@ -41,11 +41,12 @@ from weft.server.protocol import (
     read_body,
 )
 from weft.server.service import ServedModel, Service
-from weft.server.sleep import check_origin, read_sleep, read_tags, sleep_answer, state_answer, wake_answer
+from weft.server.sleep import read_sleep, read_tags, sleep_answer, state_answer, wake_answer
 from weft.server.sse import ClientGoneError, EventStream, unless_gone
+from weft.server.tenants import Keys, Tenant
 
 _CLIENT_CLOSED_REQUEST = 499
-"""Nobody reads it; it is for the access log."""
+"""No client reads it; it is for the access log."""
 
 
 class Job(Protocol):
@@ -83,7 +84,10 @@ def build_app(service: Service) -> ASGIApp:
         WeftError: on_weft_error, HTTPException: on_http_error, ClientGoneError: _on_client_gone,
         Exception: on_bug})
     app.router.redirect_slashes = False
-    return Gate(app, api_keys=service.config.api_key, operator_keys=service.config.operator_key)
+    config = service.config
+    keys = Keys(config.client_keys(), config.operator_key, quotas=config.quotas(),
+                tenant_by_key=config.tenant_by_key)
+    return Gate(app, keys=keys, origins=config.origins())
 
 
 class _Handlers:
@@ -94,12 +98,14 @@ class _Handlers:
     async def chat(self, request: Request) -> Response:
         self._service.check_open()
         body = await read_body(await self._body(request), ChatBody, unserved=UNSERVED_IN_CHAT)
+        body.cache_salt = _namespace(request, body.cache_salt)
         job = await prepare_chat(self._service, body)
         return await self._answer(request, job, stream=bool(body.stream))
 
     async def messages(self, request: Request) -> Response:
         self._service.check_open()
         body = await read_body(await self._body(request), MessagesBody, unserved=UNSERVED_IN_MESSAGES)
+        body.cache_salt = _namespace(request, body.cache_salt)
         job = await prepare_messages(self._service, body)
         return await self._answer(request, job, stream=bool(body.stream))
 
@@ -114,6 +120,7 @@ class _Handlers:
     async def completions(self, request: Request) -> Response:
         self._service.check_open()
         body = await read_body(await self._body(request), CompletionBody, unserved=UNSERVED_IN_COMPLETIONS)
+        body.cache_salt = _namespace(request, body.cache_salt)
         job = await prepare_completion(self._service, body)
         return await self._answer(request, job, stream=bool(body.stream))
 
@@ -171,14 +178,12 @@ class _Handlers:
         return _json(cache_report(stats.memory, shape) if stats is not None else {})
 
     async def flush_cache(self, request: Request) -> Response:
-        check_origin(request.headers)
         self._service.check_open()
         await self._service.engine.flush_cache()
         self._looks.forget()
         return await self.cache(request)
 
     async def sleep(self, request: Request) -> Response:
-        check_origin(request.headers)
         self._service.check_open()
         asked = read_sleep(request.query_params, await self._body(request))
         news = await self._service.engine.sleep(asked.level, asked.mode, asked.timeout_s)
@@ -186,7 +191,6 @@ class _Handlers:
         return _json(sleep_answer(news))
 
     async def wake_up(self, request: Request) -> Response:
-        check_origin(request.headers)
         self._service.check_open()
         tags = read_tags(request.query_params, await self._body(request))
         return _json(wake_answer(await self._service.engine.wake_up(tags), tags))
@@ -203,19 +207,25 @@ class _Handlers:
     async def _answer(self, request: Request, job: Job, *, stream: bool) -> Response:
         """Errors up to the engine's acceptance have a status of their own, for streams too."""
         await unless_gone(job.generation.start(), request.receive)
+        tenant = _tenant(request)
+
+        def end() -> None:
+            job.generation.close()
+            if tenant is not None:
+                tenant.spend(job.generation.usage().total_tokens)
+
         if stream:
-            return EventStream(job.lines(), on_end=job.generation.close,
-                               keep_alive_s=self._service.config.sse_keep_alive)
+            return EventStream(job.lines(), on_end=end, keep_alive_s=self._service.config.sse_keep_alive)
         try:
             return Response(await unless_gone(job.answer(), request.receive), media_type="application/json")
         finally:
-            job.generation.close()
+            end()
 
     async def _body(self, request: Request) -> bytes:
         """Raises WrongMediaTypeError; ClientGoneError if the client left. ``connection`` bounds the size."""
-        media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-        if media_type != "application/json" and not media_type.endswith("+json"):
-            raise WrongMediaTypeError(f"the body is {media_type}; send JSON with the header "
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type != "application/json" and not media_type.endswith("+json") and _has_body(request):
+            raise WrongMediaTypeError(f"the body is {media_type or 'of no type'}; send JSON with the header "
                                       "'Content-Type: application/json'", param="Content-Type")
         parts: list[bytes] = []
         while True:
@@ -224,7 +234,29 @@ class _Handlers:
                 raise ClientGoneError
             parts.append(message.get("body", b""))
             if not message.get("more_body", False):
-                return b"".join(parts)
+                break
+        raw = b"".join(parts)
+        tenant = _tenant(request)
+        if tenant is not None:
+            request.scope["state"]["body_bytes"] = len(raw)  # released by the gate
+            refusal = tenant.admit(len(raw))
+            if refusal is not None:
+                raise refusal
+        return raw
+
+
+def _has_body(request: Request) -> bool:
+    return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+
+
+def _tenant(request: Request) -> Tenant | None:
+    tenant: Tenant | None = request.scope["state"].get("tenant")
+    return tenant
+
+
+def _namespace(request: Request, salt: str | None) -> str | None:
+    tenant = _tenant(request)
+    return salt if tenant is None else tenant.namespace(salt)
 
 
 def _has_messages(raw: bytes) -> bool:

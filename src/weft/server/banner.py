@@ -71,14 +71,14 @@ def print_banner(console: Console, model: ServedModel, url: str, config: ServerC
     line(f"page     {url}/")
     line(f"metrics  {url}/metrics")
     line(f"health   {url}/health")
-    if config.api_key:
+    if config.client_keys():
         line("Requests need a key; the snippets read it from $WEFT_API_KEY.")
     line()
     line("Try it in a shell:", "bold")
-    line(curl_snippet(model, url, with_key=bool(config.api_key)))
+    line(curl_snippet(model, url, with_key=bool(config.client_keys())))
     line()
     line("or in Python (pip install openai):", "bold")
-    line(openai_snippet(model, url, with_key=bool(config.api_key)))
+    line(openai_snippet(model, url, with_key=bool(config.client_keys())))
     line()
     line("Ctrl-C finishes what is running and stops; twice stops at once.", "dim")
 

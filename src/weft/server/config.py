@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from weft.errors import ConfigError
 from weft.server.edge import EdgeLimits
+from weft.server.origins import Origins
+from weft.server.tenants import Quotas
 from weft.text.reasoning import check_reasoning_parser
 from weft.text.tools.formats import check_tool_parser
 from weft.units import parse_bytes
@@ -38,6 +40,22 @@ class ServerConfig:
     operator_key: tuple[str, ...] = _flag((), "Key that opens everything, and alone opens /metrics, "
                                               "/v1/cache, /sleep and /wake_up; may be given several "
                                               "times. Without one, every --api-key opens those.")
+    api_key_file: str | None = _flag(None, "File with further keys for --api-key, one a line; ps "
+                                           "shows a command line to all users.")
+    tenant_by_key: bool = _flag(False, "Give each API key a cache namespace of its own: requests of two keys "
+                                       "never share a cached prefix.")
+    key_requests_per_minute: int = _flag(0, "Requests that one API key may send a minute (429); 0: no limit.",
+                                         least=0)
+    key_tokens_per_minute: int = _flag(0, "Tokens, of prompts and answers, that one API key may use a minute "
+                                          "(429); 0: no limit.", least=0)
+    key_mb_in_flight: int = _flag(0, "MB that the bodies of one API key's unfinished requests may hold "
+                                     "(429); 0: no limit.", least=0)
+    hide_cached_tokens: bool = _flag(False, "Answer with cached_tokens 0: the number tells a client "
+                                            "whether another one sent the same prefix.")
+    allowed_host: tuple[str, ...] = _flag((), "Host name under which clients reach this server, besides "
+                                              "loopback names and IP addresses; may be given several times.")
+    allowed_origin: tuple[str, ...] = _flag((), "Origin of web pages that may use this server, such as "
+                                                "https://app.example.org, or *; may be given several times.")
     served_model_name: tuple[str, ...] = _flag(
         (), "Name(s) that requests may use for the model, besides 'default'; may be given several times. "
             "Default: the model's own.")
@@ -98,6 +116,30 @@ class ServerConfig:
                               "new one: name another, or remove it", param="--record")
         return str(file), limit
 
+    def client_keys(self) -> tuple[str, ...]:
+        """Of --api-key and --api-key-file. Raises ConfigError."""
+        if self.api_key_file is None:
+            return self.api_key
+        try:
+            lines = Path(self.api_key_file).expanduser().read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--api-key-file {self.api_key_file}: {error}",
+                              param="--api-key-file") from None
+        keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+        if not keys:
+            raise ConfigError(f"--api-key-file {self.api_key_file}: it has no key", param="--api-key-file")
+        return (*self.api_key, *keys)
+
+    def quotas(self) -> Quotas:
+        return Quotas(requests_per_minute=self.key_requests_per_minute,
+                      tokens_per_minute=self.key_tokens_per_minute,
+                      bytes_in_flight=self.key_mb_in_flight * _MB)
+
+    def origins(self) -> Origins:
+        """Raises ConfigError."""
+        return Origins(bound_host=self.host, allowed_hosts=self.allowed_host,
+                       allowed_origins=self.allowed_origin)
+
     def edge_limits(self) -> EdgeLimits:
         return EdgeLimits(
             request_line_bytes=self.max_request_line, header_bytes=self.max_header_bytes,
@@ -127,6 +169,10 @@ class ServerConfig:
                               param="--operator-key")
         if any(not name.strip() for name in self.served_model_name):
             raise ConfigError("--served-model-name is empty", param="--served-model-name")
+        self.origins()
+        if not self.client_keys() and (self.tenant_by_key or self.quotas().any):
+            raise ConfigError("--tenant-by-key and the quotas of keys need keys: --api-key or --api-key-file",
+                              param="--tenant-by-key" if self.tenant_by_key else "--api-key")
         check_reasoning_parser(self.reasoning_parser)
         check_tool_parser(self.tool_parser)
         if self.chat_template is not None:  # now, not when a large model has been read

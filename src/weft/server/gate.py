@@ -1,46 +1,45 @@
-"""What every request passes before it is routed: an id, and the key.
+"""What every request passes before it is routed: its origin, an id, the key.
 
-* ``X-Request-Id``: the client's own is echoed (if it is short and printable), else one is made. It is in
-  every answer, errors too.
+* ``origins``: the Host and Origin headers decide whether a web page may send this request at all.
+* ``X-Request-Id``: the client's own is echoed if it is short and printable, else the server draws one.
+  Every answer has it, errors too, and ``X-Content-Type-Options: nosniff``.
 * ``--api-key``: without a right one nothing is answered but /health and the files of the page (``page``),
-  which say nothing of this server. Keys are compared as SHA-256 digests in constant time, and all of them
-  each time, so that timing says nothing about any.
-* ``--operator-key``: a right one opens everything. Where there is one, /metrics and /v1/cache open to no
-  other: what they say adds up over all clients, and differences of it tell one about the others. Nor do
-  /sleep and /wake_up, which are felt by all clients.
+  which say nothing of this server. The key also names the tenant (``tenants``).
+* ``--operator-key``: a right one opens everything. If there is one, no other key opens /metrics and
+  /v1/cache: their numbers add up over all clients, and differences tell one client about the others. The
+  same holds for /sleep and /wake_up, which every client feels.
 
 Plain ASGI rather than Starlette's BaseHTTPMiddleware, which puts a queue and two tasks around every
-response, streams included.
-"""
+response, streams included. """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 import uuid
-from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from weft.errors import AuthenticationError
+from weft.errors import AuthenticationError, WeftError
 from weft.server.errors import error_response
+from weft.server.origins import Origins
 from weft.server.page import page_routes
 from weft.server.sse import ClientGoneError
+from weft.server.tenants import Keys
 
 _OPEN_PATHS = frozenset({"/health", *(route.path for route in page_routes())})
 _OPERATOR_PATHS = ("/metrics", "/v1/cache", "/sleep", "/wake_up")
 _CLOSED = "the handler is closed"
-"""uvloop's words for writing to a connection that is no more."""
+"""uvloop's words for a write to a connection that has ended."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class Gate:
-    def __init__(self, app: ASGIApp, *, api_keys: Sequence[str], operator_keys: Sequence[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, *, keys: Keys, origins: Origins) -> None:
         self._app = app
-        self._operators = [hashlib.sha256(key.encode()).digest() for key in operator_keys]
-        self._clients = [hashlib.sha256(key.encode()).digest() for key in api_keys]
+        self._keys = keys
+        self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -52,50 +51,63 @@ class Gate:
             request_id = uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
+        cors_headers = self._origins.cors_headers(headers)
         is_gone = False
 
         async def send_with_id(message: Message) -> None:
             nonlocal is_gone
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                answer_headers = MutableHeaders(scope=message)
+                answer_headers["x-request-id"] = request_id
+                answer_headers["x-content-type-options"] = "nosniff"
+                answer_headers.raw.extend(cors_headers)
             try:
                 await send(message)
             except RuntimeError as error:
-                # A request pipelined behind another is begun by uvicorn on a closed connection too, and not
-                # told of it: writing is the first that knows.
+                # The connection may have ended between the last look and this write.
                 if _CLOSED not in str(error):
                     raise
                 is_gone = True
                 raise ClientGoneError from None
 
-        refused = None
-        if scope["path"] not in _OPEN_PATHS:
-            refused = self._refusal(scope["path"], headers.get("authorization", ""))
-        answer = self._app if refused is None else error_response(refused)
         try:
-            await answer(scope, receive, send_with_id)
+            await self._answer(scope, headers)(scope, receive, send_with_id)
         except Exception:
             if not is_gone:  # else there is no client to answer
                 raise
         finally:
             if "body_lease" in state:
                 state["body_lease"].release()
+            if "body_bytes" in state:
+                state["tenant"].release(state["body_bytes"])
 
-    def _refusal(self, path: str, authorization: str) -> AuthenticationError | None:
-        for_operators = bool(self._operators) and path.startswith(_OPERATOR_PATHS)
-        if not self._clients and not for_operators:
-            return None
+    def _answer(self, scope: Scope, headers: Headers) -> ASGIApp:
+        method = scope["method"]
+        preflight_headers = self._origins.preflight_headers(method, headers)
+        if preflight_headers is not None:
+            return Response(status_code=204, headers=preflight_headers)
+        refusal: WeftError | None = self._origins.refusal(method, headers)
+        if refusal is None and scope["path"] not in _OPEN_PATHS:
+            key = headers.get("x-api-key")  # where clients of the Messages API have it
+            authorization = headers.get("authorization") or (f"Bearer {key}" if key else "")
+            refusal = self._key_refusal(scope, authorization)
+        return self._app if refusal is None else error_response(refusal)
+
+    def _key_refusal(self, scope: Scope, authorization: str) -> AuthenticationError | None:
+        """None for a right key, with its tenant in the state of the request."""
+        path = scope["path"]
+        for_operators = self._keys.has_operators and path.startswith(_OPERATOR_PATHS)
         scheme, _, key = authorization.partition(" ")
+        tenant, is_operator = self._keys.match(key.strip()) if scheme.lower() == "bearer" else (None, False)
+        if tenant is not None and (is_operator or not for_operators):
+            scope["state"]["tenant"] = tenant
+            return None
+        if not self._keys.has_clients and not for_operators:
+            return None
         if not authorization:
             return AuthenticationError("this server wants an API key: send the header 'Authorization: Bearer "
                                        "KEY' (api_key= in the openai client)", code="missing_api_key")
-        given = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
-        client_matches = [hmac.compare_digest(given, digest) for digest in self._clients]
-        operator_matches = [hmac.compare_digest(given, digest) for digest in self._operators]
-        is_bearer = scheme.lower() == "bearer"
-        if is_bearer and (any(operator_matches) or (any(client_matches) and not for_operators)):
-            return None
-        if is_bearer and any(client_matches):
+        if tenant is not None:
             return AuthenticationError(f"{path} is for the operator of this server (--operator-key)",
                                        code="invalid_api_key")
         return AuthenticationError("this API key is not one of the server's", code="invalid_api_key")

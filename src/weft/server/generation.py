@@ -180,9 +180,13 @@ class Generation:
         generated = sum(choice.generated_tokens for choice in self.choices)
         return Usage(prompt_tokens=prompt_tokens, completion_tokens=generated,
                      total_tokens=prompt_tokens + generated,
-                     prompt_tokens_details=PromptTokensDetails(
-                         cached_tokens=self.cached_tokens(), lost_tokens=self.lost_tokens(),
-                         recomputed_tokens=sum(choice.recomputed_tokens for choice in self.choices)))
+                     prompt_tokens_details=self._details())
+
+    def _details(self) -> PromptTokensDetails:
+        if self._service.config.hide_cached_tokens:
+            return PromptTokensDetails(cached_tokens=0, lost_tokens=LostTokens(), recomputed_tokens=0)
+        return PromptTokensDetails(cached_tokens=self.cached_tokens(), lost_tokens=self.lost_tokens(),
+                                   recomputed_tokens=sum(choice.recomputed_tokens for choice in self.choices))
 
     def prompt_of(self, index: int) -> Prompt:
         """The prompt that choice ``index`` answers."""

@@ -5,28 +5,31 @@ simulate``.
                         |  ended sequences
                    bounded queue ---> a thread of its own: hashes (sim.recording), JSON, the file
 
-What is in the file, and why no text can be read out of it, is in ``sim.recording``. The key of the hashes is
-drawn here and forgotten with the process.
+What is in the file, and why no text can be read out of it, is in ``sim.recording``. The key of the hashes
+is drawn here and forgotten with the process.
 
-Nothing waits for the file. When the thread falls behind, sequences are dropped and counted; when the file has
-reached its limit, or cannot be written (a full disk), recording ends, the server says so once, and goes on.
-Steps are thinned: each time as many were written as before, every second one of those that follow is left
-out, so their part of the file stays small however long the engine runs.
+Nothing waits for the file. When the thread falls behind, sequences are dropped and counted. At its limit
+the recording ends, and one line of the log says so. A line that the disk has no room for is dropped,
+counted and cut off the file again; the log says so once, and later lines are tried. Only the file's owner
+can read it. Steps are thinned: each time as many were written as before, every second one of those that
+follow is left out, so their part of the file stays small however long the engine runs.
 
-Laws: L11 (queue, file and steps are bounded; the message names the flag).
-"""
+Laws: L11 (queue, file and steps are bounded; the message names the flag). """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import queue
 import secrets
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from weft.engine.engine import EngineCore
 from weft.errors import ConfigError
@@ -139,8 +142,8 @@ class Recorder:
 
     def _write_lines(self) -> None:
         while (line := self._lines.get()) is not None:
-            if self._writer.open:
-                self._writer.write(line())
+            if self._writer.open and not self._writer.write(line()):
+                self._dropped += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +172,10 @@ class _Writer:
     def __init__(self, path: Path, limit_bytes: int) -> None:
         self._path = path
         self._left = limit_bytes
+        self._size = 0
+        self._has_failed = False
         try:
-            self._file: BinaryIO = path.open("xb")
+            self._file: FileIO | None = FileIO(path, "xb", opener=_open_private)
         except FileExistsError:
             raise ConfigError(f"--record {path}: the file is there already, and a recording begins a "
                               "new one: name another, or remove it", param="--record") from None
@@ -179,23 +184,40 @@ class _Writer:
 
     @property
     def open(self) -> bool:
-        return not self._file.closed
+        return self._file is not None
 
-    def write(self, line: dict[str, Any]) -> None:
+    def write(self, line: dict[str, Any]) -> bool:
+        """Whether the line is in the file, whole."""
+        assert self._file is not None
         text = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         if len(text) > self._left:
             _log.warning("--record: %s is full and ends here; --record-limit sets how large it may grow",
                          self._path)
             self.close()
-            return
+            return False
         try:
-            self._file.write(text)
-            self._file.flush()
+            unwritten = memoryview(text)
+            while unwritten:
+                unwritten = unwritten[self._file.write(unwritten):]
         except OSError as error:
-            _log.warning("--record: %s cannot be written and ends here: %s", self._path, error.strerror)
-            self.close()
-            return
+            if not self._has_failed:
+                _log.warning("--record: %s cannot be written: %s; lines are dropped while this lasts",
+                             self._path, error.strerror)
+            self._has_failed = True
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._size)
+                self._file.seek(self._size)
+            return False
+        self._size += len(text)
         self._left -= len(text)
+        return True
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

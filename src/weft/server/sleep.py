@@ -14,10 +14,10 @@ import math
 from typing import Any
 
 import msgspec
-from starlette.datastructures import Headers, QueryParams
+from starlette.datastructures import QueryParams
 
 from weft.engine.sleep_state import Part, SleepState, check_level, check_parts
-from weft.errors import ForbiddenError, RequestError
+from weft.errors import RequestError
 from weft.server.messages import SleepMode, SleepOutcome
 from weft.server.protocol import parse_body
 
@@ -44,15 +44,6 @@ class SleepRequest(msgspec.Struct, frozen=True):
     level: int
     mode: SleepMode | None
     timeout_s: float
-
-
-def check_origin(headers: Headers) -> None:
-    """Raises ForbiddenError for a browser that acts for another site. A page can make its visitor's browser
-    send a POST without asking; the Origin header then names the page. Programs send no Origin."""
-    origin = headers.get("origin")
-    if origin is not None and origin.partition("://")[2] != headers.get("host"):
-        raise ForbiddenError(f"a page of {origin} may not put this server to sleep, wake it or flush its "
-                             "cache", param="Origin")
 
 
 def read_sleep(query: QueryParams, raw: bytes) -> SleepRequest:

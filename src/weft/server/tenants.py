@@ -1,0 +1,149 @@
+"""API keys as tenants: a cache namespace and quotas for each.
+
+    key --SHA-256--> digest --compared with all, in constant time--> Tenant
+                                       |
+                namespace: SHA-256(digest, salt)         --tenant-by-key
+                buckets:   requests, tokens              --key-requests-per-minute, --key-tokens-per-minute
+                in flight: bytes of bodies               --key-mb-in-flight
+
+With ``--tenant-by-key`` requests of two keys never share a cached prefix. A request may bring a
+``cache_salt``; it names a namespace within its key's. A digest as namespace cannot be guessed by a client
+that has another key.
+
+A bucket holds one minute of its rate and refills all the time. Tokens are known when a request has ended,
+so a bucket may go below zero; the next request then waits until it is above.
+
+Laws: L10 (namespaces), L11 (quotas; the error names the flag).
+
+Rejected: tenants by a header (any client could send it); a queue per key (fair shares are a matter of the
+scheduler; ``priority`` is there for them). """
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from weft.server.errors import EdgeError
+
+_MINUTE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Quotas:
+    """Of each key; 0 is no limit."""
+
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    bytes_in_flight: int = 0
+
+    @property
+    def any(self) -> bool:
+        return bool(self.requests_per_minute or self.tokens_per_minute or self.bytes_in_flight)
+
+
+class _Bucket:
+    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+        self._per_minute = per_minute
+        self._clock = clock
+        self._level = float(per_minute)
+        self._level_s = clock()
+
+    def wait_s(self) -> float:
+        """Until one unit can be taken; 0 for now."""
+        if not self._per_minute:
+            return 0.0
+        now_s = self._clock()
+        rate = self._per_minute / _MINUTE_S
+        self._level = min(self._level + (now_s - self._level_s) * rate, self._per_minute)
+        self._level_s = now_s
+        return max(0.0, (1 - self._level) / rate)
+
+    def take(self, amount: int) -> None:
+        self._level -= amount
+
+
+class Tenant:
+    """One API key."""
+
+    def __init__(self, digest: bytes, quotas: Quotas, *, has_namespace: bool,
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self._digest = digest
+        self._quotas = quotas
+        self._has_namespace = has_namespace
+        self._requests = _Bucket(quotas.requests_per_minute, clock)
+        self._tokens = _Bucket(quotas.tokens_per_minute, clock)
+        self.bytes_in_flight = 0
+
+    def namespace(self, salt: str | None) -> str | None:
+        """The cache salt of a request that brings ``salt``."""
+        if not self._has_namespace:
+            return salt
+        return hashlib.sha256(self._digest + (salt or "").encode("utf-8", "surrogatepass")).hexdigest()
+
+    def admit(self, body_bytes: int) -> EdgeError | None:
+        """Counts a request whose body has arrived, or returns the refusal. ``release`` must follow."""
+        self.bytes_in_flight += body_bytes
+        quotas = self._quotas
+        if 0 < quotas.bytes_in_flight < self.bytes_in_flight:
+            return _over(f"the requests of your API key hold {self.bytes_in_flight} bytes; the limit is "
+                         f"{quotas.bytes_in_flight}", "--key-mb-in-flight", 1.0)
+        for bucket, flag, unit, limit in (
+                (self._requests, "--key-requests-per-minute", "requests", quotas.requests_per_minute),
+                (self._tokens, "--key-tokens-per-minute", "tokens", quotas.tokens_per_minute),
+        ):
+            wait_s = bucket.wait_s()
+            if wait_s > 0:
+                return _over(f"your API key has used its {limit} {unit} a minute", flag, wait_s)
+        self._requests.take(1)
+        return None
+
+    def release(self, body_bytes: int) -> None:
+        self.bytes_in_flight -= body_bytes
+
+    def spend(self, tokens: int) -> None:
+        """Of the prompt and the answer, when a request has ended."""
+        self._tokens.take(tokens)
+
+
+class Keys:
+    """Compares with all keys each time, as digests and in constant time: timing says nothing about any
+    key."""
+
+    def __init__(self, client_keys: Sequence[str], operator_keys: Sequence[str] = (), *,
+                 quotas: Quotas | None = None, tenant_by_key: bool = False) -> None:
+        self._tenants = [Tenant(_digest(key), quotas or Quotas(), has_namespace=tenant_by_key)
+                         for key in client_keys]
+        self._clients = [_digest(key) for key in client_keys]
+        self._operators = [Tenant(_digest(key), Quotas(), has_namespace=tenant_by_key)
+                           for key in operator_keys]
+        self._operator_digests = [_digest(key) for key in operator_keys]
+
+    @property
+    def has_clients(self) -> bool:
+        return bool(self._clients)
+
+    @property
+    def has_operators(self) -> bool:
+        return bool(self._operators)
+
+    def match(self, key: str) -> tuple[Tenant | None, bool]:
+        """The tenant of a key, None if it is unknown; and whether it is an operator's."""
+        digest = _digest(key)
+        clients = [hmac.compare_digest(digest, known) for known in self._clients]
+        operators = [hmac.compare_digest(digest, known) for known in self._operator_digests]
+        if any(operators):
+            return self._operators[operators.index(True)], True
+        return (self._tenants[clients.index(True)], False) if any(clients) else (None, False)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _over(message: str, flag: str, wait_s: float) -> EdgeError:
+    return EdgeError(429, f"{message} ({flag})", param=flag, code="rate_limit_exceeded",
+                     retry_after_s=max(1, math.ceil(wait_s)))
