@@ -1,7 +1,7 @@
 """Bytes that are nearly HTTP: mutations of valid requests, with a fixed seed and budget.
 
-The server must answer 2xx or 4xx or close the connection, must not fail with a 5xx, and must serve a bystander.
-"""
+The server must answer 2xx or 4xx or close the connection, must not fail with a 5xx, and must serve a
+bystander. """
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ SEEDS = (
     b"POST /tokenize HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
     b"10\r\n{\"prompt\": \"abc\"}\r\n0\r\n\r\n",
     b"POST /v1/chat/completions HTTP/1.1\r\n" + HEAD + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n{}",
-    b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\nOrigin: null\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n",
+    b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\nOrigin: null\r\nUpgrade: websocket\r\n"
+    b"Connection: upgrade\r\n\r\n",
 )
 TOKENS = (b"\r\n", b"\n", b"\r", b"\x00", b" ", b":", b"\xff\xfe", b"Content-Length: 5\r\n",
-          b"Content-Length: -1\r\n", b"Content-Length: 99999999999999999999\r\n", b"Transfer-Encoding: chunked\r\n", b"Host: a\r\n",
-          b"HTTP/9.9", b"CONNECT a:1 ", b"%00", b"%ff", b"//", b"http://a@b:c/", b"0\r\n\r\n", b"ffffffffffffffff\r\n",
+          b"Content-Length: -1\r\n", b"Content-Length: 99999999999999999999\r\n", b"Transfer-Encoding: chunked\r\n",
+          b"Host: a\r\n", b"HTTP/9.9", b"CONNECT a:1 ", b"%00", b"%ff", b"//", b"http://a@b:c/", b"0\r\n\r\n", b"ffffffffffffffff\r\n",
           b"Connection: close\r\n", b" folded: a\r\n\tb\r\n", b"a" * 9000)
 
 
