@@ -64,7 +64,7 @@ test-gpu:
 	@WEFT_TEST_DEVICE=cuda TRITON_INTERPRET=0 PYTHONPATH=src $(GPU_PYTHON) -m pytest -p no:cacheprovider \
 	  $(GPU_TESTS) $(ARGS)
 
-# Every shape of every Triton kernel, compiled for sm_80 and sm_90: minutes, and no GPU.
+# Every shape of every Triton kernel, compiled for each GPU of the gate: minutes, and no GPU.
 compile-gpu: install
 	@TRITON_INTERPRET=0 $(BIN)/python -m weft.tensor.gpu.compile_gate --all
 

@@ -14,8 +14,15 @@ from types import ModuleType
 import pytest
 
 from weft.tensor.gpu import compile_gate
-from weft.tensor.gpu.compilation import Compilation
-from weft.tensor.gpu.compile_gate import compilations_of, kernel_modules, most_demanding
+from weft.tensor.gpu.compilation import SMALL_SHARED, Compilation
+from weft.tensor.gpu.compile_gate import (
+    SHARED_MAX_BYTES,
+    compilations_of,
+    in_turn,
+    kernel_modules,
+    most_demanding,
+    variants_for,
+)
 
 
 def test_every_kernel_compiles_for_a_gpu_that_it_is_made_for(tmp_path: Path) -> None:
@@ -26,9 +33,30 @@ def test_every_kernel_compiles_for_a_gpu_that_it_is_made_for(tmp_path: Path) -> 
     faults = [line for line in ran.stdout.splitlines() if " sm_" in line and not line.endswith(" ok")]
     assert not faults, "\n".join(faults)
     assert ran.returncode == 0, ran.stderr
-    counts = [ran.stdout.count(f" sm_{capability} ") for capability in (80, 90)]
+    counts = [ran.stdout.count(f" sm_{capability} ") for capability in SHARED_MAX_BYTES]
     assert sum(counts) >= len(kernel_modules())
-    assert abs(counts[0] - counts[1]) <= 1
+    assert max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize("capability", [80, 86, 89, 90, 120])
+def test_every_kernel_has_a_variant_for_every_gpu(capability: int) -> None:
+    """GPUs with 99 KiB of shared memory have variants of their own where the others would not fit."""
+    assert capability in SHARED_MAX_BYTES
+    for module in kernel_modules():
+        listed = compilations_of(module)
+        chosen = variants_for(listed, capability)
+        assert {id(one.kernel) for one in chosen} == {id(one.kernel) for one in listed}, module.__name__
+        assert all(one.small_shared in (None, capability in SMALL_SHARED) for one in chosen)
+
+
+def test_kernels_take_turns_on_the_gpus_each_at_its_largest_there() -> None:
+    one, other = object(), object()
+    listed = [Compilation("large", one, {}, {"BLOCK": 64}, small_shared=False),
+              Compilation("small", one, {}, {"BLOCK": 32}, small_shared=True),
+              Compilation("any", other, {}), Compilation("new", other, {}, {"BLOCK": 32}, oldest=90)]
+    turns = [[(pair[0].name, pair[1]) for pair in in_turn(listed, iter(capabilities))]
+             for capabilities in ((80, 86), (89, 90))]
+    assert turns == [[("large", 80), ("any", 86)], [("small", 89), ("new", 90)]]
 
 
 def test_a_kernel_file_that_does_not_say_how_it_is_compiled_is_refused() -> None:

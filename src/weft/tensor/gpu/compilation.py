@@ -9,6 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+SMALL_SHARED_BYTES = 99 * 1024
+"""Shared memory of one program on GPUs without a data-centre die."""
+SMALL_SHARED = frozenset({86, 89, 120, 121})
+"""Their compute capabilities, times ten."""
+
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
@@ -23,3 +28,5 @@ class Compilation:
     num_stages: int = 2
     oldest: int = 80
     """The lowest compute capability (times ten) that uses this variant."""
+    small_shared: bool | None = None
+    """True: for GPUs with SMALL_SHARED_BYTES of shared memory; False: for the others; None: for all."""

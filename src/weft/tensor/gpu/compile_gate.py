@@ -1,9 +1,9 @@
 """Compiles every Triton kernel for GPUs ahead of time: a check for machines without a GPU.
 
-    python -m weft.tensor.gpu.compile_gate          the largest shape of each kernel, for the two GPUs in turn
-    python -m weft.tensor.gpu.compile_gate --all    every shape that a kernel file lists, for both
+    python -m weft.tensor.gpu.compile_gate          the largest shape of each kernel, for the GPUs in turn
+    python -m weft.tensor.gpu.compile_gate --all    every shape that a kernel file lists, for each GPU
 
-    src/weft/**/triton.py, *_kernels.py --compilations()--> signature, constants --> cubin for sm_80, sm_90
+    src/weft/**/triton.py, *_kernels.py --compilations()--> signature, constants --> cubin for each GPU
                                                                               shared memory <= an SM's
                                                                               registers spilled: reported
 
@@ -22,17 +22,18 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from math import prod
 from pathlib import Path
 from types import ModuleType
 
-from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.compilation import SMALL_SHARED, SMALL_SHARED_BYTES, Compilation
 
-SHARED_MAX_BYTES = {80: 163 * 1024, 90: 227 * 1024}
-"""Compute capability -> shared memory of one program: A100, H100."""
+SHARED_MAX_BYTES = {80: 163 * 1024, 90: 227 * 1024, 86: SMALL_SHARED_BYTES, 89: SMALL_SHARED_BYTES,
+                    120: SMALL_SHARED_BYTES}
+"""Compute capability -> shared memory of one program: A100, H100, RTX 30, RTX 40 and L40, RTX 50."""
 WARP_THREADS = 32
 _KERNEL_FILE = re.compile(r"(triton|\w+_kernels)\.py")
 _DEFINES = re.compile(r"^@triton\.jit", re.MULTILINE)
@@ -79,6 +80,22 @@ def most_demanding(compilations: Sequence[Compilation]) -> list[Compilation]:
         if held is None or size(one) > size(held):
             largest[id(one.kernel)] = one
     return list(largest.values())
+
+
+def variants_for(listed: Sequence[Compilation], capability: int) -> list[Compilation]:
+    """The variants that a GPU of ``capability`` launches."""
+    return [one for one in listed if capability >= one.oldest
+            and one.small_shared in (None, capability in SMALL_SHARED)]
+
+
+def in_turn(listed: Sequence[Compilation], capabilities: Iterator[int]) -> list[tuple[Compilation, int]]:
+    """Each kernel at its largest, for the next of ``capabilities``."""
+    pairs = []
+    for kernel in {id(one.kernel): one.kernel for one in listed}.values():
+        capability = next(capabilities)
+        largest = most_demanding(variants_for([one for one in listed if one.kernel is kernel], capability))
+        pairs += [(one, capability) for one in largest]
+    return pairs
 
 
 def compiled(one: Compilation, capability: int) -> CompileResult:
@@ -131,21 +148,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="modules with this in their name")
     args = parser.parse_args(argv)
     assert os.environ.get("TRITON_INTERPRET", "0") != "1", "interpreted kernels are not compiled"
-    faults, in_turn = 0, cycle(SHARED_MAX_BYTES)
+    faults, capabilities = 0, cycle(SHARED_MAX_BYTES)
     for module in kernel_modules():
         if args.only not in module.__name__:
             continue
         listed = compilations_of(module)
-        for one in listed if args.all else most_demanding(listed):
-            for capability in SHARED_MAX_BYTES if args.all else [next(in_turn)]:
-                if capability < one.oldest:
-                    continue
-                outcome = compiled(one, capability)
-                faults += outcome.fault is not None
-                print(f"{module.__name__.removeprefix('weft.')}  {one.name}  sm_{capability}  "
-                      f"{outcome.shared_bytes / 1024:.0f} KiB shared  {outcome.spilled_bytes} B spilled  "
-                      f"{outcome.seconds:.1f} s  "
-                      f"{outcome.fault or 'ok'}", flush=True)
+        every = [(one, capability) for capability in SHARED_MAX_BYTES
+                 for one in variants_for(listed, capability)] if args.all else in_turn(listed, capabilities)
+        for one, capability in every:
+            outcome = compiled(one, capability)
+            faults += outcome.fault is not None
+            print(f"{module.__name__.removeprefix('weft.')}  {one.name}  sm_{capability}  "
+                  f"{outcome.shared_bytes / 1024:.0f} KiB shared  {outcome.spilled_bytes} B spilled  "
+                  f"{outcome.seconds:.1f} s  "
+                  f"{outcome.fault or 'ok'}", flush=True)
     print(f"{faults} faults")
     return min(faults, 1)
 

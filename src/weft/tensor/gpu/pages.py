@@ -27,6 +27,7 @@ import triton
 import triton.language as tl
 
 from weft.tensor import gpu
+from weft.tensor.gpu.compilation import SMALL_SHARED
 
 FP8_NONE, FP8_HARDWARE, FP8_BITS = 0, 1, 2
 
@@ -57,6 +58,14 @@ def product_of(query: torch.dtype, page: torch.dtype) -> tuple[tl.dtype, str]:
     if query == torch.float16 and page in (torch.float16, torch.float8_e4m3fn):
         return tl.float16, "tf32"
     return tl.float32, "tf32"
+
+
+def small_shared(device: torch.device) -> bool:
+    """Whether programs on ``device`` have little shared memory: 99 KiB."""
+    if device.type != "cuda":
+        return False
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor in SMALL_SHARED
 
 
 def block_dim(dim: int) -> int:

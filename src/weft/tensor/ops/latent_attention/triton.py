@@ -35,6 +35,7 @@ from weft.tensor.gpu.pages import (
     load_token_scales,
     page_ids,
     product_of,
+    small_shared,
     widen,
 )
 from weft.tensor.gpu.runs import device_runs
@@ -85,7 +86,8 @@ def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tenso
         queries = queries_of(main, product)
         _prefill[(heads * (CHUNK_TOKENS // queries), known.chunk_count)](
             *common, runs.starts_R, known.offsets_R, known.chunk_run_C, known.chunk_first_C,
-            known.chunk_tokens_C, known.chunk_count, **constants, TOKENS=queries, **blocks_of(main, product))
+            known.chunk_tokens_C, known.chunk_count, **constants, TOKENS=queries,
+            **blocks_of(main, product, small_shared(q_THW.device)))
     return out_THV
 
 
@@ -95,7 +97,7 @@ def _launch_decode(common: tuple[Any, ...], runs: Runs, constants: dict[str, Any
     splits = min(most, max(1, ceil_div(runs.page_table_RP.shape[1] * PAGE_TOKENS, SPLIT_TOKENS)))
     partial = torch.empty((rows, heads, splits, main), dtype=torch.float32, device=device)
     logs = torch.empty((rows, heads, splits), dtype=torch.float32, device=device)
-    blocks = blocks_of(main, constants["PRODUCT"])
+    blocks = blocks_of(main, constants["PRODUCT"], small_shared(device))
     _decode[(rows, ceil_div(heads, HEADS_AT_ONCE), splits)](
         *common, runs.context_R, partial, logs, splits, **constants, SPLITS_MAX=most,
         TILE_HEADS=HEADS_AT_ONCE, **blocks)
@@ -112,8 +114,10 @@ def kv_splits_of_row(width: int, value_dim: int) -> tuple[int, int]:
     return main, block_dim(width - main)
 
 
-def blocks_of(main: int, product: tl.dtype) -> dict[str, int]:
-    return {"PAGES": 1 if main > 512 or product == tl.float32 else 2, "num_warps": 8, "num_stages": 2}
+def blocks_of(main: int, product: tl.dtype, small: bool) -> dict[str, int]:
+    """``small``: shared memory of 99 KiB, which holds one stage."""
+    return {"PAGES": 1 if main > 512 or product == tl.float32 else 2, "num_warps": 8,
+            "num_stages": 1 if small else 2}
 
 
 def queries_of(main: int, product: tl.dtype) -> int:
@@ -256,14 +260,15 @@ def compilations() -> list[Compilation]:
              "FP8": 0, "PRODUCT": product, "PRECISION": precision}
     split_args = {"context": "*i64", "partial": "*fp32", "logs": "*fp32", "splits": "i32"}
     chunks = {"starts": "*i64"} | dict.fromkeys(CHUNKS[1:], "*i32")
-    blocks = blocks_of(main, product)
     variants = []
     for name, kernel, signature, tile_constants in (
             ("decode", _decode, {**common, **split_args}, {"SPLITS_MAX": 64, "TILE_HEADS": HEADS_AT_ONCE}),
             ("prefill", _prefill, {**common, **chunks, "chunk_count": "i32"},
              {"TOKENS": queries_of(main, product)})):
-        constants = {**shape, **tile_constants, "PAGES": blocks["PAGES"]}
-        variants.append(Compilation(f"latent_attention {name} 576", kernel,
-                                signature | dict.fromkeys(constants, "constexpr"), constants,
-                                blocks["num_warps"], blocks["num_stages"]))
+        for small in (False, True):
+            blocks = blocks_of(main, product, small)
+            constants = {**shape, **tile_constants, "PAGES": blocks["PAGES"]}
+            variants.append(Compilation(
+                f"latent_attention {name} 576", kernel, signature | dict.fromkeys(constants, "constexpr"),
+                constants, blocks["num_warps"], blocks["num_stages"], small_shared=small))
     return variants

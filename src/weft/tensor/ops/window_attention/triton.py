@@ -26,7 +26,7 @@ import triton.language as tl
 
 from weft.tensor import native
 from weft.tensor.gpu.compilation import Compilation
-from weft.tensor.gpu.pages import TRITON_TYPES, as_bits, block_dim, fp8_kind, product_of, widen
+from weft.tensor.gpu.pages import TRITON_TYPES, as_bits, block_dim, fp8_kind, product_of, small_shared, widen
 from weft.tensor.gpu.runs import device_runs
 from weft.tensor.gpu.softmax import finish, softmax_step
 from weft.tensor.inputs import Runs
@@ -61,7 +61,8 @@ def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tens
                                                **decode_blocks(dim, ring_S2HWD.itemsize, heads // kv_heads))
     prefills = runs.run_count - runs.decode_count
     if prefills:
-        blocks = attend_blocks(dim, ring_S2HWD.itemsize, heads // kv_heads, product)
+        blocks = attend_blocks(dim, ring_S2HWD.itemsize, heads // kv_heads, product,
+                               small_shared(q_THD.device))
         grid = (ceil_div(heads // kv_heads, blocks["TILE_HEADS"]), kv_heads, known.chunk_count)
         _attend[grid](*queries, *common, known.offsets_R, known.chunk_run_C, known.chunk_first_C,
                       known.chunk_tokens_C, **shape, **sizes, **blocks)
@@ -76,13 +77,14 @@ def decode_blocks(dim: int, itemsize: int, group: int) -> dict[str, Any]:
     return {"PLACES": places, "ROWS": max(ROWS_MIN, block_dim(group)), "num_warps": 4, "num_stages": 3}
 
 
-def attend_blocks(dim: int, itemsize: int, group: int, product: tl.dtype) -> dict[str, Any]:
+def attend_blocks(dim: int, itemsize: int, group: int, product: tl.dtype, small: bool) -> dict[str, Any]:
+    """``small``: shared memory of 99 KiB, which holds one stage."""
     itemsize = 4 if product == tl.float32 else itemsize
     wide = block_dim(dim) * itemsize > 512
     tile_heads = 1 if group == 1 or wide else 2
     places = min(64, max(16, BLOCK_BYTES // (block_dim(dim) * itemsize)))
     return {"TOKENS": CHUNK_TOKENS, "TILE_HEADS": tile_heads, "PLACES": places, "num_warps": 4 * tile_heads,
-            "num_stages": 2}
+            "num_stages": 1 if small else 2}
 
 
 @triton.jit
@@ -243,15 +245,17 @@ def _of(dtype: torch.dtype, dim: int) -> list[Compilation]:
     shape: dict[str, Any] = {"KV_HEADS": 4, "WINDOW": 512, "D": dim, "BLOCK_D": dim, "FP8": 0}
     sizes = {"HEADS": 16, "GROUP": 4, "PRODUCT": product, "PRECISION": precision}
     variants = []
-    for name, kernel, signature, blocks in (
-            ("decode", _decode, {**queries, **common}, {**sizes, **decode_blocks(dim, dtype.itemsize, 4)}),
-            ("attend", _attend, {**queries, **common, **tables},
-             {**sizes, **attend_blocks(dim, dtype.itemsize, 4, product)}),
-            ("update", _update, {**common, **tables, "decode_count": "i32"},
+    attend = [(small, attend_blocks(dim, dtype.itemsize, 4, product, small)) for small in (False, True)]
+    for name, kernel, signature, small, blocks in (
+            ("decode", _decode, {**queries, **common}, None, sizes | decode_blocks(dim, dtype.itemsize, 4)),
+            *(("attend", _attend, {**queries, **common, **tables}, small, sizes | blocks)
+              for small, blocks in attend),
+            ("update", _update, {**common, **tables, "decode_count": "i32"}, None,
              {"PLACES": UPDATE_BLOCK, "num_warps": 4, "num_stages": 2})):
         options = {key: blocks.pop(key) for key in ("num_warps", "num_stages")}
         constants = {**shape, **blocks}
         used = {key: value for key, value in signature.items() if key in kernel.arg_names}
         variants.append(Compilation(f"window_attention {name} {dim}", kernel,
-                                used | dict.fromkeys(constants, "constexpr"), constants, **options))
+                                    used | dict.fromkeys(constants, "constexpr"), constants,
+                                    small_shared=small, **options))
     return variants
