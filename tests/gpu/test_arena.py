@@ -109,7 +109,8 @@ def test_compression_gives_the_codes_and_scales_that_torch_gives(device: torch.d
     spec = ModelSpec("tiny", 32, 16, 512, "float32", (attention(1, 8), RECURRENT[name]))
     plan = with_compression(plan_arena(spec, 300_000), spec)
     state_compressions = compressed_rows(plan)
-    before, kernels, alone = both_ways(plan, device, lambda arena: arena.compress(state_compressions), numbers=True)
+    before, kernels, alone = both_ways(plan, device, lambda arena: arena.compress(state_compressions),
+                                       numbers=True)
     meant = bytes_that_mean_something(plan, state_compressions)
     assert torch.equal(kernels[meant], alone[meant])
     assert not torch.equal(kernels[meant], before[meant])
@@ -157,7 +158,8 @@ def test_states_in_half_the_bytes_are_compressed_alike(device: torch.device, dty
 @pytest.mark.parametrize(("compressed", "least", "most"), [("int8", 1e-4, 0.01), ("int4", 1e-2, 0.1)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_kv_is_compressed_and_restored_by_kernels_as_by_torch(
-        device: torch.device, dtype: DTypeName, compressed: CompressedKvName, least: float, most: float) -> None:
+        device: torch.device, dtype: DTypeName, compressed: CompressedKvName, least: float,
+        most: float) -> None:
     """Codes and scales to the bit; what is restored in 16 bits to one unit in the last place: the interpreter
     cuts off where a GPU rounds."""
     spec = ModelSpec("tiny", 32, 16, 512, dtype, (attention(2, 16), RECURRENT["mamba1"], attention(1, 32)))

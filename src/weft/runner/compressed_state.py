@@ -1,6 +1,6 @@
 """States to 8 bits and back, between slots and pages; ``weft.memory.prefix.compressed_state`` plans it.
 
-    slots [k]  --each part of each layer-->  staging uint8 [k, compressed bytes]  --whole pages-->  pages [k, p]
+    slots [k]  --each part of each layer-->  staging uint8 [k, compressed bytes] --whole pages--> pages [k, p]
                <--                                                            <--
 
 A compressed state lies in pages that need not be side by side. Each field of it is laid out in one piece of

@@ -34,7 +34,7 @@ def arena() -> DeviceArena:
 
 @pytest.fixture(autouse=True, params=["on the host", "by copies"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every promise holds for both kinds of rows: as on a CPU, and as on a GPU, where one copy brings a step."""
+    """Every promise holds for both kinds of rows: as on a CPU, and as on a GPU, with one copy a step."""
     monkeypatch.setattr(sys.modules[__name__], "REMOTE", request.param == "by copies")
 
 
