@@ -1,17 +1,16 @@
-"""Decodes that go on: the inputs of a step in which the same rows decode as in the one before, on a CPU.
+"""Steady decodes: the inputs of a step in which the same rows decode as in the one before, on a CPU.
 
-    kept while the rows stay    rows, slots, offsets, lengths, fresh, their tensors; the page table by run
+    reused while rows stay      rows, slots, offsets, lengths, fresh, their tensors; the page table by run
     written in each step        tokens | starts | contexts            three rows of one array, in place
-    made in each step           the list of starts, and the values that hold it all together
+    new in each step            the list of starts, and the values that hold it all together
 
-What a step of decodes brings is small: a token and a position for each, and a page for the few that cross
-into a new one. To make tensors of all the rest again is what costs: an operator of torch takes a microsecond
-where it is called in a loop, and twenty once a model has been through the caches. So none is called while the
-rows stay.
+A step of decodes brings little: a token and a position for each, and a page for the few that cross into a new
+one. New tensors for all the rest would cost most: an operator of torch takes a microsecond in a loop, and
+twenty once a model has been through the caches. So none is called while the rows stay.
 
 ``goes_on`` asks by identity: the planner hands out the same frozen arrays as long as the same sequences
-decode (``schedule.decode_batch``), and a plan written by hand gets new inputs each time. The page table by run is a
-copy of the rows' table: whoever writes that table tells ``write`` as well, or drops this (``BatchBuilder``).
+decode (``schedule.decode_batch``), and a plan written by hand gets new inputs each time. The page table by
+run is a copy of the rows' table: ``HostRows`` writes both, or drops this.
 
 Only where the host's memory is the device's. On a GPU a step goes over in one copy, or is a graph's.
 """

@@ -1,12 +1,12 @@
-"""A step that was launched, until its tokens are home.
+"""A step that was launched, until its tokens have arrived.
 
     launch k    ... chosen on the device --copy--> PendingReadback      LaunchedStep: what to make of it
     launch k+1  (fed from the device)    ^
     home k      -------------------------'   StepResult; histories and grammars know the tokens of k
 
-Two threads may ask for it: the one that waits for the step's result, and the one that launches the next step,
-where penalties or a grammar of that one hang on these tokens. Whoever comes first brings it home, the other
-gets the same result.
+Two threads may wait for it. One needs the step's result. The other launches the next step, and needs these
+tokens if that step has penalties or a grammar. The first thread reads the result back, the second gets the
+same.
 """
 
 from __future__ import annotations
@@ -70,24 +70,24 @@ class LaunchedStep:
         tokens: npt.NDArray[np.int32] | None = None
         logprobs: dict[int, TokenLogprobs] = {}
         failures: dict[int, str] = {}
-        taken = 0
+        offset = 0
         if self._choice is not None and self._sample_runs is not None:
-            taken = self._choice.piece_count
-            sampled = self._choice.result(pieces[:taken])
+            offset = self._choice.piece_count
+            sampled = self._choice.result(pieces[:offset])
             if len(sampled.tokens) == self._run_count:
                 tokens = sampled.tokens
             else:
                 tokens = np.full(self._run_count, PAD, np.int32)
                 tokens[self._sample_runs] = sampled.tokens
-            logprobs = {int(self._sample_runs[i]): found for i, found in sampled.logprobs.items()}
+            logprobs = {int(self._sample_runs[i]): entry for i, entry in sampled.logprobs.items()}
             failures = {int(self._sample_runs[i]): why for i, why in sampled.failures.items()}
         prompts: dict[int, list[TokenLogprobs]] = {}
         for prompt in self._prompts:
             entries = prompts.setdefault(prompt.run, [])
             for _ in range(prompt.count):
-                part = pieces[taken : taken + PIECES]
+                part = pieces[offset : offset + PIECES]
                 entries += token_logprobs(part, [prompt.top_count] * len(part[0]))
-                taken += PIECES
+                offset += PIECES
         if tokens is None:
             tokens = np.full(self._run_count, PAD, np.int32)
         return StepResult(tokens, logprobs, prompts, time.perf_counter() - self._began_s, failures)

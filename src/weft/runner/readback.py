@@ -1,15 +1,16 @@
-"""What a step brings back to the host, in one buffer, one copy and one wait.
+"""Readback: what a step brings back to the host, in one buffer, one copy and one wait.
 
     device          tokens [X] | logprobs, ranks, best ones of rows that asked | the same of prompts
                        '------------- one asynchronous copy, an event behind it -------------'
     host (pinned)   words of 64 bits                       PendingReadback.open(): waits for the event, cuts them up
 
-The mirror of ``staging``. The copy is asked for when the step is launched and waited for when somebody wants
-the tokens, so the host may launch the next step in between: that is what makes ``PendingReadback`` a thing of its
-own.
-Numbers travel as 64-bit words, floats as float64, which holds them exactly; a step where nobody asks for more
-than tokens copies those as they are. A step that brings nothing is waited for as well: what a step costs is
-measured by when it is home.
+The mirror of ``staging``. The copy is enqueued when the step is launched. The wait comes when the tokens are
+needed, so the host may launch the next step in between. ``PendingReadback`` is a copy that may still be under
+way.
+
+Numbers travel as 64-bit words, floats as float64, which holds them exactly. A step without logprobs copies
+its tokens as they are. A step that brings nothing is waited for as well: what a step costs is measured by
+when it is home.
 
 Two buffers in turn. The one of the step before the last was opened long ago, as two steps are on their way at
 most; if not, it is opened before it is written again.
@@ -40,7 +41,7 @@ class PendingReadback:
     def __init__(self, shapes: Sequence[tuple[tuple[int, ...], bool]], words: Words | None, event: Any,
                  pieces: list[npt.NDArray[Any]] | None = None) -> None:
         """``shapes``: of each piece, and whether it holds floats; ``words``: where they arrive, once
-        ``event`` has come (None: they are there). ``pieces``: what is there already."""
+        ``event`` has come (None: at once). ``pieces``: those that are on the host already."""
         self._shapes = shapes
         self._words = words
         self._event = event
@@ -57,13 +58,13 @@ class PendingReadback:
             if self._event is not None:
                 wait_for(self._event)
             assert self._words is not None
-            words, begin, found = self._words.copy(), 0, []
+            words, begin, pieces = self._words.copy(), 0, []
             for shape, floats in self._shapes:
                 count = int(np.prod(shape))
                 piece = words[begin : begin + count].reshape(shape)
-                found.append(piece.view(np.float64) if floats else piece)
+                pieces.append(piece.view(np.float64) if floats else piece)
                 begin += count
-            self._pieces = found
+            self._pieces = pieces
         return self._pieces
 
 
@@ -80,7 +81,7 @@ class Readback:
     def send(self, pieces: Sequence[torch.Tensor]) -> PendingReadback:
         """Integers or floats of any shape, none of which is written later."""
         if not self._remote:
-            return self.there([piece.numpy() for piece in pieces])
+            return self.arrived_now([piece.numpy() for piece in pieces])
         self._turn = 1 - self._turn
         before = self._pending[self._turn]
         if before is not None:
@@ -91,14 +92,14 @@ class Readback:
         count = sum(piece.numel() for piece in flat)
         room = self._room(count)
         if count:
-            there = flat[0].view(-1) if len(flat) == 1 else torch.cat([piece.view(-1) for piece in flat])
-            room.copy_(there, non_blocking=True)
-        made = self._pending[self._turn] = PendingReadback(shapes, room.numpy(), self._event())
-        return made
+            words = flat[0].view(-1) if len(flat) == 1 else torch.cat([piece.view(-1) for piece in flat])
+            room.copy_(words, non_blocking=True)
+        pending = self._pending[self._turn] = PendingReadback(shapes, room.numpy(), self._event())
+        return pending
 
     @staticmethod
-    def there(pieces: list[npt.NDArray[Any]]) -> PendingReadback:
-        """What is on the host already."""
+    def arrived_now(pieces: list[npt.NDArray[Any]]) -> PendingReadback:
+        """A readback whose ``pieces`` are on the host already."""
         return PendingReadback((), None, None, pieces)
 
     def _room(self, count: int) -> torch.Tensor:

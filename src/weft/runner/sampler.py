@@ -87,7 +87,7 @@ class TokenChoice:
     def sent(self, readback: Readback, more: list[torch.Tensor]) -> PendingReadback:
         """Everything on its way home, ``more`` behind it."""
         if isinstance(self.chosen_X, np.ndarray) and not self.logprobs and not more:
-            return readback.there([self.chosen_X])
+            return readback.arrived_now([self.chosen_X])
         return readback.send([as_tensor(self.chosen_X), *self.logprobs, *more])
 
     def result(self, pieces: list[npt.NDArray[Any]]) -> Sampled:

@@ -4,7 +4,7 @@
                     '------------------------- one asynchronous copy --------------------------------'
     device          | tokens, positions, starts, ... | table writes | frames to zero | copies | ... |
 
-A step asks for its pieces with ``take`` (to be filled in place) or ``add`` (an array that is there already),
+A step asks for its pieces with ``take`` (to be filled in place) or ``add`` (an existing array),
 and each is a ``Staged``: the host's view of it now, the device's after ``send``. A dozen small copies would
 cost the host ten microseconds each, and one from memory that is not pinned makes it wait for the device.
 
@@ -136,13 +136,13 @@ class Staging:
                 piece._device = torch.from_numpy(piece.host)
             return
         used = min(self._used, self.capacity_bytes)  # the last piece may end inside its padding
-        self._there[:used].copy_(self._pinned[self._turn][:used], non_blocking=True)
+        self._device_bytes[:used].copy_(self._pinned[self._turn][:used], non_blocking=True)
         self._note_copy()
         for piece in self._pieces:
             if piece._begin == _ELSEWHERE:
                 piece._device = torch.from_numpy(piece.host).to(self._device)
                 continue
-            flat = self._there[piece._begin : piece._begin + piece.host.nbytes]
+            flat = self._device_bytes[piece._begin : piece._begin + piece.host.nbytes]
             dtype = torch.from_numpy(piece.host).dtype
             piece._device = flat.view(dtype).view(piece.host.shape)
 
@@ -165,5 +165,5 @@ class Staging:
         self._pinned = [torch.empty(capacity_bytes, dtype=torch.uint8, pin_memory=pinned)
                         for _ in range(2 if self._remote else 1)]
         self._hosts = [buffer.numpy() for buffer in self._pinned]
-        self._there = torch.empty(capacity_bytes if self._remote else 0, dtype=torch.uint8,
+        self._device_bytes = torch.empty(capacity_bytes if self._remote else 0, dtype=torch.uint8,
                                   device=self._device)

@@ -1,20 +1,19 @@
-"""Steps on a thread of their own, so that the host plans and settles while one is computed.
+"""A thread that launches steps, so that the host plans and settles while one is computed.
 
     engine's thread   begin(k+1)  finish(k) ...                begin(k+2)  finish(k+1)
                           |           ^                            |
     this thread       launch k+1 .    |                        launch k+2 .
     a GPU             [ step k       ][ step k+1                      ][ step k+2
 
-This thread launches: it asks for everything that a step takes, and on a GPU that is over long before the step
-is. Whoever finishes waits, on his own thread, so that nothing keeps this one from launching the next step
-while the one before is computed. On a CPU launching is computing; kernels and torch let go of the interpreter
-meanwhile.
+This thread launches: it enqueues everything that a step needs, and on a GPU this ends long before the step
+does. ``finish`` waits on the caller's thread, so this one is free to launch the next step while one is
+computed. On a CPU launching is computing; kernels and torch release the interpreter lock.
 
-One thread and one queue: steps are launched in the order in which they were begun, and what one writes is
-there for the next one, on any device (all of them use one stream). After a step that failed nothing is
-launched: rows and memory are half way into it.
+One thread and one queue: steps are launched in the order in which they began. All use one stream, so each
+step sees what the one before it wrote. After a failed step nothing is launched: rows and memory are half way
+into it.
 
-Rejected: a thread for each step (their order would have to be made again with locks).
+Rejected: a thread for each step (their order would need locks).
 """
 
 from __future__ import annotations

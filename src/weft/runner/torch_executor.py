@@ -73,7 +73,7 @@ PROMPT_LOGITS_TOKENS = 128
 
 
 class Model(Protocol):
-    """What ``weft.models`` makes: see there."""
+    """A model of ``weft.models``."""
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -98,8 +98,8 @@ class LogitsRoom(NamedTuple):
 
     @staticmethod
     def of(rows: int, vocab_size: int) -> LogitsRoom:
-        made = torch.empty((rows, vocab_size))
-        return LogitsRoom(rows, made, made.numpy())
+        logits_XV = torch.empty((rows, vocab_size))
+        return LogitsRoom(rows, logits_XV, logits_XV.numpy())
 
 
 class TorchExecutor:
@@ -234,8 +234,8 @@ class TorchExecutor:
         caches = self.arena.layer_caches(len(self.model.spec.layers))
         if self.arena.plan.kv_dtype == "float8_e4m3":
             with current(device):
-                found = head_scales(self.model, self._kv_scales, device)
-            for layer, scales in found.items():
+                scales_by_layer = head_scales(self.model, self._kv_scales, device)
+            for layer, scales in scales_by_layer.items():
                 caches[layer].head_scales = scales.to(device, DTYPES[self.model.spec.dtype])
         return caches
 
