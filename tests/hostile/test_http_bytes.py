@@ -25,8 +25,9 @@ SEEDS = (
     b"Connection: upgrade\r\n\r\n",
 )
 TOKENS = (b"\r\n", b"\n", b"\r", b"\x00", b" ", b":", b"\xff\xfe", b"Content-Length: 5\r\n",
-          b"Content-Length: -1\r\n", b"Content-Length: 99999999999999999999\r\n", b"Transfer-Encoding: chunked\r\n",
-          b"Host: a\r\n", b"HTTP/9.9", b"CONNECT a:1 ", b"%00", b"%ff", b"//", b"http://a@b:c/", b"0\r\n\r\n", b"ffffffffffffffff\r\n",
+          b"Content-Length: -1\r\n", b"Content-Length: 99999999999999999999\r\n",
+          b"Transfer-Encoding: chunked\r\n", b"Host: a\r\n", b"HTTP/9.9", b"CONNECT a:1 ", b"%00",
+          b"%ff", b"//", b"http://a@b:c/", b"0\r\n\r\n", b"ffffffffffffffff\r\n",
           b"Connection: close\r\n", b" folded: a\r\n\tb\r\n", b"a" * 9000)
 
 

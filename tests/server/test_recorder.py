@@ -24,6 +24,7 @@ from weft.server.engine_process import start_recording
 from weft.server.messages import Cancel, Launch
 from weft.server.recorder import Recorder
 from weft.sim.recording import Recording, read_recording
+from weft.sim.trace_files import read_trace
 
 PROMPT = "The quick brown fox said:so what, and left. " * 3
 
@@ -221,6 +222,20 @@ def test_a_full_disk_is_said_once_and_later_lines_are_tried(
     assert file.read_text().endswith("\n")
     assert 2 <= len(read(file).traffic) < 5
     assert json.loads(file.read_text().splitlines()[-1])["dropped"] >= 1
+
+
+def test_a_torn_last_line_is_left_out(core: EngineCore, tmp_path: Path) -> None:
+    recorder = make(core, tmp_path / "r.jsonl")
+    for name in ("a", "b"):
+        ask(core, recorder, name)
+    finish(core, recorder)
+    lines = (tmp_path / "r.jsonl").read_text().splitlines(keepends=True)
+    torn = tmp_path / "torn.jsonl"
+    torn.write_text("".join(lines[:-1]) + lines[-1][:5])
+    assert len(read_trace(str(torn))[0]) == 2
+    torn.write_text("".join(lines[:1]) + lines[1][:20] + "\n" + "".join(lines[2:]))
+    with pytest.raises(ConfigError, match="line 2"):
+        read_trace(str(torn))
 
 
 def test_a_recording_is_for_its_owner_alone(core: EngineCore, tmp_path: Path) -> None:

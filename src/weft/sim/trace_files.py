@@ -58,6 +58,8 @@ def _rows(path: Path, name: str) -> Iterator[dict[str, Any]]:
                 try:
                     row = json.loads(line)
                 except ValueError as error:
+                    if number > 1 and not line.endswith("\n"):
+                        return  # the server was killed, or the disk was full, in the middle of the last line
                     raise ConfigError(f"{name}, line {number}: not JSON ({error})", param="TRACE") from None
                 if not isinstance(row, dict):
                     raise ConfigError(f"{name}, line {number}: a JSON object is needed", param="TRACE")
