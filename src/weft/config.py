@@ -2,11 +2,12 @@
 
     EngineConfig (asked)  --resolve against model and machine, once-->  Sizes (resolved, never changed)
 
-Every field carries its help text, so that the CLI makes its flags from this one class, the Python API
-takes the same names as keywords, and an error can name the flag. ``weft.memory.frames.sizes.fit_sizes`` computes
+Every field carries its help text. The CLI makes its flags from this one class, the Python API takes the same
+names as keywords, and an error can name the flag. ``weft.memory.frames.sizes.fit_sizes`` computes
 ``Sizes``: what does not fit is shrunk, and ``Sizes.notes`` says so in words.
 
-``EngineConfig.check`` reads each field's type hint, so a choice or range is declared once (see ``config_check``).
+``EngineConfig.check`` reads each field's type hint, so a choice or range is declared once (see
+``config_check``).
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class EngineConfig:
                                         "byte products: faster, see docs/quantization.md.")
     twelve_bit: bool = _flag(True, "Keep bfloat16 matrices on a CPU in 12 bits a weight, from which every bit "
                                 "comes back: a quarter less to hold and to read, and the same answers.")
-    allow_nonfinite: bool = _flag(False, "Serve a checkpoint whose weights have NaN or infinite values, which is "
+    allow_nonfinite: bool = _flag(False, "Serve a checkpoint whose weights have NaN or infinite values, which "
+                                         "is "
                                          "otherwise refused.")
     memory: str | None = _flag(None, "Memory for KV pages and recurrent states together, such as 4GiB; "
                                      "default: 40 % of the RAM that is free once weights are loaded; on a "
@@ -68,7 +70,8 @@ class EngineConfig:
     exact: bool = _flag(True, "Keep cached KV and states as they are. With --no-exact they go into 8 bits "
                               "when memory is short: twice to four times as many, and what begins on them "
                               "differs a little.")
-    compress_kv: CompressedKvChoice = _flag("int8", "What cached KV goes into with --no-exact: int8, or int4: three "
+    compress_kv: CompressedKvChoice = _flag("int8", "What cached KV goes into with --no-exact: int8, or int4: "
+                                            "three "
                                             "times as much as in 16 bits, and answers differ more.")
     cache_policy: str = _flag("value", "What leaves the prefix cache first: value (what saves the fewest "
                                        "seconds per byte), lru (least recently used) or marconi (compare).")
@@ -76,7 +79,8 @@ class EngineConfig:
                                     "for operators, as it tells whoever reads it what other tenants sent.")
     grammar_seconds: int = _flag(3, "CPU seconds that compiling the grammar of one request may take.")
     grammar_memory: str = _flag("256MiB", "Memory that compiling the grammar of one request may take.")
-    grammar_cache: str = _flag("512MiB", "Memory of compiled grammars that are kept for later requests; running "
+    grammar_cache: str = _flag("512MiB", "Memory of compiled grammars that are kept for later requests; "
+                                             "running "
                                          "answers may hold as much again.")
     seed: int = _flag(0, "Seed of the engine: of requests that bring none.")
     threads: int | None = _flag(None, "CPU threads of the model; default: all cores.", least=1,

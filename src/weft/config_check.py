@@ -1,13 +1,14 @@
-"""A config dataclass checked by its own declaration: type hints say the kind and the choices, metadata the range.
+"""A config dataclass checked by its own declaration: type hints say the kind and the choices, metadata the
+range.
 
     overlap: Literal["auto", "on", "off"]              one of those
     threads: int | None, least=1, most=1024            a whole number in that range, or None
     exact: bool                                        True or False
     memory: str | None                                 text, or None
 
-The command line converts text, so it can only get choices and ranges wrong. Python keywords can be anything, and a
-file of settings too. All of them get the same sentence, which names the flag. A name that is no field gets the hint
-that the command line gives for the flag: the name of it here, or the nearest one.
+The command line converts text, so it can only get choices and ranges wrong. Python keywords can be anything,
+and a file of settings too. All of them get the same sentence, which names the flag. A name that is no field
+gets the hint that the command line gives for the flag: the name of it here, or the nearest one.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def without_none(hint: Any) -> Any:
 
 
 def check_fields(config: Any) -> None:
-    """Raises ConfigError for the first field of the dataclass ``config`` whose value its declaration excludes."""
+    """Raises ConfigError for the first field of the dataclass ``config`` whose value its declaration
+    excludes."""
     hints = typing.get_type_hints(type(config))
     for declared in fields(config):
         value, hint = getattr(config, declared.name), hints[declared.name]

@@ -78,7 +78,7 @@ class AuthenticationError(UserError):
 
 
 class ForbiddenError(UserError):
-    """Whoever asks may not ask this, whatever key they have."""
+    """This client may not send this request, whatever its key."""
 
     status = 403
     kind = "permission_error"

@@ -5,8 +5,8 @@
                           ---- a link out of it                        refused
                           ---- a link into the hub cache's own blobs   read: snapshots/X/f -> blobs/H
 
-The bounds hold memory: a text is never longer than its limit, and JSON is never deeper than any real file needs.
-A file that is missing, no text, no JSON, too long or too deep is a CheckpointError that names it.
+The bounds hold memory: a text is never longer than its limit, and JSON is never deeper than any real file
+needs. A file that is missing, no text, no JSON, too long or too deep is a CheckpointError that names it.
 
 Rejected: following every link. A checkpoint that is unpacked from an archive could then show any file of the
 machine, as its chat template for example, to every client.

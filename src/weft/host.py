@@ -1,8 +1,7 @@
 """What this process may use of its machine: cores and RAM, within the limits of its container.
 
-Asked where the engine is put together (threads, the default of ``--memory``) and where ``weft doctor`` says
-what there is, so that both speak of the same numbers. Limits of cgroup v2 and v1 are read from their files;
-where there are none, the system's own numbers hold.
+``weft.assemble`` (threads, the default of ``--memory``) and ``weft doctor`` both read it, so their numbers
+agree. Limits of cgroup v2 and v1 are read from their files; without limits, the system's own numbers hold.
 """
 
 from __future__ import annotations

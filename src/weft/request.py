@@ -201,7 +201,7 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     ``tokens`` are the new ids, the stop token included; ``finish_reason`` is set on the last event.
     ``stop_reason`` is the stop token id that ended it, when it was one of ``stop_token_ids``.
-    Stop *strings* are found by whoever detokenizes; that side then cancels the sequence.
+    Stop *strings* are matched on the side that detokenizes, which then cancels the sequence.
     """
 
     request_id: str

@@ -42,8 +42,8 @@ TOKEN_SCALE_BYTES: dict[str, int] = {"int8": 2}
 class StatePart:
     """One tensor of a recurrent layer's state for one sequence.
 
-    ``dtype`` is "float32" for accumulators unless they are asked for in another one, or "model" for what is
-    kept in the model's own dtype (convolution windows).
+    ``dtype`` is "float32" for accumulators (or as ``--state-dtype`` says), and "model" for the model's own
+    dtype (convolution windows).
     """
 
     name: str
@@ -76,7 +76,7 @@ class LayerSpec:
     has_values: bool = True
 
     @property
-    def kept_heads(self) -> int:
+    def cached_heads(self) -> int:
         """KV heads whose keys the layer keeps, in pages or in a ring."""
         return self.kv_heads or next((part.shape[1] for part in self.state if part.name == "window"), 0)
 
@@ -108,9 +108,9 @@ class ModelSpec:
     @property
     def state_dtype(self) -> CacheDTypeName:
         """What the accumulators are kept in; the model's dtype where there are none."""
-        kept = [part.dtype for layer in self.layers for part in layer.state
+        accumulators = [part.dtype for layer in self.layers for part in layer.state
                 if part.dtype != "model" and part.name != "window"]
-        return kept[0] if kept else self.dtype
+        return accumulators[0] if accumulators else self.dtype
 
     def kv_bytes_per_token(self, kv_dtype: CacheDTypeName) -> int:
         return sum(layer.kv_bytes_per_token(kv_dtype) for layer in self.layers)
@@ -120,17 +120,17 @@ class ModelSpec:
         return sum(part.part_bytes(model_dtype) for layer in self.layers for part in layer.state)
 
 
-def kept_in(spec: ModelSpec, kv_dtype: CacheDTypeName | None,
+def with_cache_dtypes(spec: ModelSpec, kv_dtype: CacheDTypeName | None,
             state_dtype: CacheDTypeName | None) -> ModelSpec:
     """``spec`` with its accumulators kept in ``state_dtype`` and its rings of keys and values in ``kv_dtype``
     (int8 rings stay in the model's dtype: a ring has no room for scales). None changes nothing; convolution
     windows always stay in the model's dtype."""
-    def kept(layer: LayerSpec, part: StatePart) -> StatePart:
+    def accumulators(layer: LayerSpec, part: StatePart) -> StatePart:
         if layer.kind == "window_attention":
             return part if kv_dtype in (None, "int8") else replace(part, dtype=kv_dtype)
         return part if part.dtype == "model" or state_dtype is None else replace(part, dtype=state_dtype)
 
-    return replace(spec, layers=tuple(replace(layer, state=tuple(kept(layer, part) for part in layer.state))
+    return replace(spec, layers=tuple(replace(layer, state=tuple(accumulators(layer, part) for part in layer.state))
                                       for layer in spec.layers))
 
 

@@ -25,8 +25,8 @@ PAGE_TOKENS = 16
 """Tokens in a KV page."""
 
 CHUNK_TOKENS = 64
-"""The absolute grid of the chunked recurrent kernels: chunks start at multiples of this position, so a
-prompt computed in any pieces (that end on the grid) goes through the same chunks as in one piece."""
+"""The absolute grid of the chunked recurrent kernels: chunks start at multiples of it. A prompt computed in
+any pieces that end on the grid goes through the same chunks as in one piece."""
 
 ALIGN_BYTES = 256
 """Every field in a page or slot starts at a multiple of this."""
@@ -54,8 +54,8 @@ def pages_for(tokens: int) -> int:
 def parse_bytes(text: str, *, flag: str) -> int:
     """``"80GiB"``, ``"512 MB"``, ``"1e9"``, ``"1048576"`` -> bytes.
 
-    Raises ConfigError naming ``flag`` and the forms that are understood, also for a small number without a unit:
-    ``--memory 24`` means gigabytes far more often than bytes.
+    Raises ConfigError naming ``flag`` and the forms that are understood, also for a small number without a
+    unit: ``--memory 24`` means gigabytes far more often than bytes.
     """
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][0-9]+)?)\s*([A-Za-z]*)\s*", text)
     scale = _SUFFIX.get(match.group(2).upper()) if match else None

@@ -121,7 +121,7 @@ def test_what_does_not_fit_says_what_is_needed_and_that_is_enough(capsys: pytest
 def test_the_memory_of_a_device_is_weights_arena_and_a_tenth_of_the_rest(
         capsys: pytest.CaptureFixture[str]) -> None:
     found = data(capsys, "Qwen3.5-9B", "--memory", "48GiB")
-    weights, kept, arena = found["weights"]["bytes"], found["kept_bytes"], found["arena"]
+    weights, kept, arena = found["weights"]["bytes"], found["workspace_bytes"], found["arena"]
     assert kept == (found["memory_bytes"] - weights) // 10
     left = found["memory_bytes"] - weights - kept - arena["bytes"]
     assert 0 <= left < arena["frame_bytes"]

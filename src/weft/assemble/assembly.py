@@ -12,11 +12,11 @@
                    |             \\   |   /
                    +-----------> EngineCore            + ModelInfo: all of it in words and numbers
 
-The order matters. What can be refused without weights is refused before weights are read. The OpenMP wait policy
-is set before torch is imported, since torch reads it once; spinning threads of two processes on the same cores
-cost ten times the work itself. Memory is measured after the weights are loaded, so that its default is a share of
-what is really left. On a GPU it is measured after a step too. Graphs are recorded last, when everything that they
-hold addresses of is in its place.
+The order matters. What can be refused without weights is refused before weights are read. The OpenMP wait
+policy is set before torch is imported, since torch reads it once; spinning threads of two processes on the
+same cores cost ten times the work itself. Memory is measured after the weights are loaded, so that its
+default is a share of what is really left. On a GPU it is measured after a step too. Graphs are recorded last,
+when everything that they hold addresses of is in its place.
 
 Importing this module costs nothing: torch comes in with ``assemble``, so the process that serves HTTP can
 name ``ModelInfo`` without it.
@@ -74,8 +74,8 @@ class Assembled:
 
 
 def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> Assembled:
-    """Raises ConfigError (a flag cannot work), CheckpointError or UnknownArchitectureError (the model cannot be
-    read or served); each names the flag, file or tensor.
+    """Raises ConfigError (a flag cannot work), CheckpointError or UnknownArchitectureError (the model cannot
+    be read or served); each names the flag, file or tensor.
     """
     tell = on_progress or (lambda line: None)
     notes: list[str] = []
@@ -146,8 +146,8 @@ def _guessed_cost(loaded: LoadedModel) -> PrefillCost:
 
 
 def _cost_learner(policy: Policy, guess: PrefillCost) -> Callable[[StepPlan, float], None]:
-    """Gives ``policy`` the cost of computing a prompt here, fitted to measured steps. A step of decodes alone is
-    like the step before it, so one in sixteen of them is enough."""
+    """Gives ``policy`` the cost of computing a prompt here, fitted to measured steps. A step of decodes alone
+    is like the step before it, so one in sixteen of them is enough."""
     fit = PrefillFit(guess)
 
     def measured(plan: StepPlan, seconds: float) -> None:

@@ -3,8 +3,8 @@
     CPU   free RAM, weights loaded             -> a share by default, nearly all of it at most
     GPU   free bytes - what a step was measured to take    -> x --gpu-memory-fraction, by default and at most
 
-Memory is measured after the weights are loaded, so a default is a share of what is really left. ``--memory`` beyond
-the room is shrunk, and a note says so.
+Memory is measured after the weights are loaded, so a default is a share of what is really left. ``--memory``
+beyond the room is shrunk, and a note says so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weft.errors import ConfigError
 from weft.host import free_ram_bytes
 from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.memory.frames.sizes import WORKSPACE_SHARE, default_memory_bytes
-from weft.spec import ITEM_BYTES, KV_DTYPES, CacheDTypeName, ModelSpec, kept_in
+from weft.spec import ITEM_BYTES, KV_DTYPES, CacheDTypeName, ModelSpec, with_cache_dtypes
 from weft.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -41,13 +41,13 @@ def cache_dtypes(config: EngineConfig, spec: ModelSpec) -> tuple[ModelSpec, Cach
             raise ConfigError(f"--kv-dtype is {config.kv_dtype}, which packs {packed} numbers of a head: the "
                               f"{layer.head_dim} of this model's heads are no multiple of that; use "
                               "--kv-dtype float32", param="--kv-dtype")
-    return kept_in(spec, asked, config.state_dtype), kv_dtype
+    return with_cache_dtypes(spec, asked, config.state_dtype), kv_dtype
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaRoom:
-    """What an arena may take: ``most_bytes`` at most, ``usual_bytes`` without ``--memory``. ``why``: where the
-    limit comes from, a sentence."""
+    """What an arena may take: ``most_bytes`` at most, ``usual_bytes`` without ``--memory``. ``why``: where
+    the limit comes from, a sentence."""
 
     most_bytes: int
     usual_bytes: int
@@ -56,8 +56,9 @@ class ArenaRoom:
 
 def ram_room(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName) -> ArenaRoom:
     available = free_ram_bytes()
-    return ArenaRoom(int(available * (1 - WORKSPACE_SHARE)), default_memory_bytes(available, spec, config, kv_dtype),
-                 f"{format_bytes(available)} of RAM are free now.")
+    return ArenaRoom(int(available * (1 - WORKSPACE_SHARE)),
+                     default_memory_bytes(available, spec, config, kv_dtype),
+                     f"{format_bytes(available)} of RAM are free now.")
 
 
 def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec, kv_dtype: CacheDTypeName,
@@ -96,5 +97,5 @@ def plan_memory(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName,
     asked = room.usual_bytes if config.memory is None else parse_bytes(config.memory, flag="--memory")
     size = min(asked, room.most_bytes)
     note = f"--memory {config.memory} shrunk to {format_bytes(size)}: {room.why}"
-    return (plan_arena(spec, size, kv_dtype=kv_dtype, compress=not config.exact, compress_kv=config.compress_kv),
-            [note] if size < asked and config.memory is not None else [])
+    arena = plan_arena(spec, size, kv_dtype=kv_dtype, compress=not config.exact, compress_kv=config.compress_kv)
+    return (arena, [note] if size < asked and config.memory is not None else [])

@@ -45,9 +45,9 @@ def kernels(device: str, geometries: tuple[str, ...], groups: tuple[str, ...], d
             threads: int | None, instructions: str | None, output_json: Path | None) -> int:
     """Time each kernel on real layer shapes: own kernels beside torch, and beside what the machine can do.
 
-    "of ceiling" is the least time that the call's bytes and arithmetic take at the copy bandwidth and matrix
-    rate measured in this run, divided by the kernel's time. On a GPU, fla and FlashInfer are timed too where
-    they are installed.
+    "of ceiling" is a least time divided by the kernel's time. The least time is that of the call's bytes and
+    arithmetic at the copy bandwidth and matrix rate measured in this run. On a GPU, fla and FlashInfer are
+    timed too where they are installed.
     """
     import torch
 

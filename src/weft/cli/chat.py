@@ -137,14 +137,14 @@ def _turn(model: Any, conversation: Conversation, text: str, fields: dict[str, A
 
 
 def _cost(usage: dict[str, Any], first: float | None, seconds: float) -> str:
-    made = usage.get("completion_tokens")
-    if made is None or first is None:
+    generated = usage.get("completion_tokens")
+    if generated is None or first is None:
         return f"{seconds:.1f} s"
     prompt = usage.get("prompt_tokens", 0)
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     streamed = seconds - first
-    rate = f", {(made - 1) / streamed:.0f} tokens/s" if streamed > _RATE_SECONDS_MIN else ""
-    return (f"{made} tokens, first after {first:.2f} s{rate}, {cached:,} of {prompt:,} prompt tokens "
+    rate = f", {(generated - 1) / streamed:.0f} tokens/s" if streamed > _RATE_SECONDS_MIN else ""
+    return (f"{generated} tokens, first after {first:.2f} s{rate}, {cached:,} of {prompt:,} prompt tokens "
             "from cache")
 
 

@@ -56,7 +56,7 @@ def _cpu(cpu: Mapping[str, Any]) -> list[Finding]:
     features = cpu["features"]
     if features is None:
         return [*rows, Finding("CPU features", "unknown on this system", "note")]
-    present = [name for name, there in features.items() if there]
+    present = [name for name, available in features.items() if available]
     fast = any(features[name] for name in ("avx512_bf16", "amx_bf16", "bf16"))
     wide = any(features[name] for name in ("avx2", "avx512f", "asimd"))
     if fast:

@@ -15,8 +15,8 @@ way it came, and an error says which way that was.
     T | None                  as T; None is "not given"
     metadata positional       an argument, and --x as well
 
-A flag that is not there is looked up in ``foreign`` (flags of other engines) and then among the near
-names, so that the answer to a wrong flag is always the right one.
+An unknown flag is looked up in ``foreign`` (flags of other engines), then among near names. So the answer to
+a wrong flag names the right one.
 """
 
 from __future__ import annotations

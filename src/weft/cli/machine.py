@@ -141,9 +141,9 @@ def _read_cpuinfo(path: Path) -> tuple[str | None, frozenset[str]]:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None, frozenset()
-    found: dict[str, str] = {}
+    facts: dict[str, str] = {}
     for line in lines:
         key, _, value = line.partition(":")
-        found.setdefault(key.strip().lower(), value.strip())
-    flags = found.get("flags") or found.get("features") or ""
-    return found.get("model name"), frozenset(flags.split())
+        facts.setdefault(key.strip().lower(), value.strip())
+    flags = facts.get("flags") or facts.get("features") or ""
+    return facts.get("model name"), frozenset(flags.split())

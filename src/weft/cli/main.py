@@ -11,8 +11,8 @@ stderr and never in a traceback:
     Ctrl-C                    exit code 130
     anything else             a bug: the traceback is wanted, so it is left alone
 
-Rejected: argparse (its errors cannot be caught one by one), typer (flags are made from dataclasses
-here, so its decorators would add nothing but its import time).
+Rejected: argparse, whose errors cannot be caught one by one. Rejected: typer; flags come from dataclasses
+here, so its decorators would add nothing but its import time.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def unknown_verb(verb: str) -> str:
     cls=Verbs,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="First steps: `weft serve`, then open another terminal and `weft chat --url http://127.0.0.1:8000`.",
+    epilog="First steps: `weft serve`, then open another terminal and `weft chat --url "
+           "http://127.0.0.1:8000`.",
 )
 @click.option("--version", is_flag=True, help="Print the version and exit.")
 @click.pass_context

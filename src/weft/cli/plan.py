@@ -39,12 +39,12 @@ class DTypeParam(click.ParamType[CacheDTypeName]):
         return f"[{'|'.join(self._names)}]"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> CacheDTypeName:
-        found = self._names.get(str(value).lower())
-        if found is None and value in self._names.values():
-            found = value
-        if found is None:
+        name = self._names.get(str(value).lower())
+        if name is None and value in self._names.values():
+            name = value
+        if name is None:
             self.fail(f"{value!r} is not one of {', '.join(self._names)}.", param, ctx)
-        return found
+        return name
 
 
 @click.command("plan", cls=FlagCommand, params=[

@@ -1,8 +1,7 @@
 """A client of any OpenAI-compatible server, as small as the terminal needs: models, and a streamed chat.
 
-``weft chat`` uses it for its own server and for others alike, so there is one way to talk and stopping an
-answer is always the same thing: closing the stream. Rejected: the ``openai`` package, a dependency ten
-times this size for two requests.
+``weft chat`` uses it for its own server and for others alike. Stopping an answer is always the same act:
+closing the stream. Rejected: the ``openai`` package, a dependency ten times this size for two requests.
 """
 
 from __future__ import annotations

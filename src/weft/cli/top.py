@@ -3,8 +3,8 @@
     /metrics   ---> Reading  (numbers by name and label) --.
     /v1/cache  ---> what is cached, the biggest prefixes    +--> frame(now, before, ...) --> rich
                                                            -'
-Rates are differences of two readings; the first frame, and the one of ``--once``, has totals only. All of it
-is read from the two pages that every operator can read, so what is shown here can be had by other tools too.
+Rates are differences of two readings; the first frame, and the one of ``--once``, has totals only. All
+numbers come from two pages that every operator can read, so other tools can show them too.
 
 Rejected: an endpoint of its own (a third place for the same numbers); reading the engine's socket (the server
 may be on another machine).
@@ -140,13 +140,13 @@ def _memory(now: Reading) -> RenderableType:
 
 def _reuse(now: Reading, before: Reading | None) -> RenderableType:
     values = now.values
-    asked, found = (values.get(f"prefix_cache_{what}_total", 0.0) for what in ("queries", "hits"))
+    asked, hits = (values.get(f"prefix_cache_{what}_total", 0.0) for what in ("queries", "hits"))
     table = _table("prefix cache", "tokens", "of prompts")
 
     def row(words: str, tokens: float) -> None:
         table.add_row(words, _count(tokens), f"{tokens / asked:.1%}" if asked else "")
 
-    row("found", found)
+    row("found", hits)
     reasons = {"no_checkpoint": "lost: no state kept there", "evicted_state": "lost: its state gave way",
                "evicted_kv": "lost: its KV gave way", "not_ready": "lost: being computed",
                "salt": "lost: of another salt"}
@@ -164,8 +164,8 @@ def _reuse(now: Reading, before: Reading | None) -> RenderableType:
 
 
 def _recent_hit_rate(now: Reading, before: Reading | None) -> float | None:
-    asked, found = (now.rate(f"prefix_cache_{what}_total", before) for what in ("queries", "hits"))
-    return found / asked if asked and found is not None else None
+    asked, hits = (now.rate(f"prefix_cache_{what}_total", before) for what in ("queries", "hits"))
+    return hits / asked if asked and hits is not None else None
 
 
 def _prefixes(cache: Mapping[str, Any]) -> RenderableType:
@@ -175,8 +175,8 @@ def _prefixes(cache: Mapping[str, Any]) -> RenderableType:
         return Text("no prefix is shared yet", "bright_black")
     table = _table("biggest prefixes", "tokens", "hits", "branches", "read by", "last used", first_width=18)
     for place, row in enumerate(rows, start=1):
-        kept = "state kept" if row["checkpoint"] else "KV only"
-        table.add_row(f"{place}. {kept}", _count(row["tokens"]), _count(row["hits"]), _count(row["branches"]),
+        holds = "state kept" if row["checkpoint"] else "KV only"
+        table.add_row(f"{place}. {holds}", _count(row["tokens"]), _count(row["hits"]), _count(row["branches"]),
                       _count(row["readers"]), _age(row["age_s"]))
     count = shape["namespace_count"]
     return Group(table, Text(f"{cache['nodes']:,} nodes, {cache['states']:,} states{_compressed(cache)}, {count} "
@@ -208,7 +208,7 @@ def _age(seconds: float) -> str:
 
 
 def look(server: RemoteModel) -> tuple[Reading, Mapping[str, Any]]:
-    """Both pages. Raises what says that nobody answers, or not as a weft server does."""
+    """Both pages. Raises an error if no server answers, or not as a weft server does."""
     reading = read_metrics(server.get("/metrics", timeout_s=TIMEOUT_S).text, time.monotonic())
     if reading.values.get("engine_up") != 1.0:
         return reading, {}

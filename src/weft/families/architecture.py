@@ -87,10 +87,11 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """Multi-head latent attention (DeepSeek-V2, 2024): keys and values of all heads are made from one latent
-    of ``latent_dim`` numbers per token, and only that is cached, with ``shared_dim`` numbers of key that all
-    heads share. ``own_dim``: the part of a key that each head makes of the latent; ``value_dim``: its value.
-    ``query_rank``: width of the query's own bottleneck, None for a plain projection. No rotary (Kimi)."""
+    """Multi-head latent attention (DeepSeek-V2, 2024): keys and values of all heads come from one latent
+    of ``latent_dim`` numbers per token. Only the latent is cached, with ``shared_dim`` numbers of key that
+    all heads share. ``own_dim``: the part of a key that each head makes of the latent; ``value_dim``: its
+    value. ``query_rank``: width of the query's own bottleneck, None for a plain projection. No rotary
+    (Kimi)."""
 
     heads: int
     latent_dim: int
@@ -288,7 +289,7 @@ class Experts:
     ``normalized``: the weights of the chosen experts sum to 1 (``normalizer_eps`` is added to their sum).
     ``scoring``: what makes a weight of a router's score. ``choice_bias``: a learned number per expert is
     added to choose, and not to weigh. ``scale`` multiplies the weights. ``groups``: experts come in so many
-    groups, of which the ``groups_kept`` with the best two scores in sum are chosen from. ``latent_width``:
+    groups, of which the ``groups_chosen`` with the best two scores in sum are chosen from. ``latent_width``:
     routed experts work on a projection of this width (0: on the stream itself)."""
 
     count: int
@@ -302,7 +303,7 @@ class Experts:
     scale: float = 1.0
     normalizer_eps: float = 0.0
     groups: int = 1
-    groups_kept: int = 1
+    groups_chosen: int = 1
     activation: Activation = "silu"
     gated: bool = True
     latent_width: int = 0

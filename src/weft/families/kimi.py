@@ -14,8 +14,8 @@ from weft.families.reading import build_architecture, layer_kinds
 
 
 def read_kimi_linear(family: str, keys: ConfigKeys) -> Architecture:
-    found = keys.get("linear_attn_config") or {}
-    inner = ConfigKeys(found if isinstance(found, Mapping) else {}, fallback={})
+    settings = keys.get("linear_attn_config") or {}
+    inner = ConfigKeys(settings if isinstance(settings, Mapping) else {}, fallback={})
     delta = KimiDelta(heads=inner.integer("num_heads", keys.integer("linear_num_heads", 32)),
                       head_dim=inner.integer("head_dim", keys.integer("linear_head_dim", 128)),
                       conv_kernel=inner.integer("short_conv_kernel_size",
@@ -89,4 +89,4 @@ def _experts(keys: ConfigKeys) -> Experts:
                    normalized=keys.boolean("moe_renormalize", keys.boolean("norm_topk_prob", True)),
                    shared_width=width * shared, scoring="sigmoid", choice_bias=True,
                    scale=keys.number("routed_scaling_factor", 2.446),
-                   normalizer_eps=1e-20, groups=groups, groups_kept=keys.integer("topk_group", 1))
+                   normalizer_eps=1e-20, groups=groups, groups_chosen=keys.integer("topk_group", 1))

@@ -2,9 +2,9 @@
 
 Which is which stands in ``hybrid_override_pattern`` (M, *, -, E) or in a list of names.
 
-The step of its Mamba-2 layers is clamped to ``time_step_limit``, for prompts and for single tokens alike, and
-not to ``time_step_min``, which is a bound of the initialisation: transformers clamps prompts (only) to it,
-the model was trained without, and perplexity suffers from it (docs/models.md).
+The step of its Mamba-2 layers is clamped to ``time_step_limit``, for prompts and for single tokens alike.
+``time_step_min`` bounds the initialisation alone. transformers clamps prompts (only) to it; the model was
+trained without, and perplexity suffers from it (docs/models.md).
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ def read_nemotron_h(family: str, keys: ConfigKeys) -> Architecture:
 def _kinds(keys: ConfigKeys) -> list[str]:
     pattern = keys.get("hybrid_override_pattern")
     listed = keys.get("layers_block_type", keys.get("layer_types"))
-    name, table, found = "layers_block_type", _NAMES, listed
+    name, table, kinds = "layers_block_type", _NAMES, listed
     if listed is None:
-        name, table, found = "hybrid_override_pattern", _PATTERN, pattern
-    if not isinstance(found, (str, list)) or not found:
-        fail(name, found, "it must give the kind of each layer")
-    for kind in found:
+        name, table, kinds = "hybrid_override_pattern", _PATTERN, pattern
+    if not isinstance(kinds, (str, list)) or not kinds:
+        fail(name, kinds, "it must give the kind of each layer")
+    for kind in kinds:
         if kind not in table:
             fail(name, kind, f"the layer kinds served are {', '.join(table)}")
-    return [table[kind] for kind in found]
+    return [table[kind] for kind in kinds]
 
 
 def _attention(keys: ConfigKeys) -> Attention:
@@ -87,5 +87,5 @@ def _experts(keys: ConfigKeys) -> Experts:
                    normalized=keys.boolean("norm_topk_prob", True),
                    shared_width=keys.integer("moe_shared_expert_intermediate_size", 7688),
                    scoring="sigmoid", choice_bias=True, scale=keys.number("routed_scaling_factor", 1.0),
-                   normalizer_eps=1e-20, groups=groups, groups_kept=keys.integer("topk_group", 1),
+                   normalizer_eps=1e-20, groups=groups, groups_chosen=keys.integer("topk_group", 1),
                    activation="relu2", gated=False, latent_width=latent)

@@ -4,11 +4,13 @@
                  |  model.safetensors.index.json -> model-0000N-of-...   an index over several
                  |  *.safetensors                                        several without an index
 
-``CheckpointFiles.open`` reads config.json and the headers, and no weight. What it can see is refused there: files that
-are missing, truncated, broken or linked out of the directory, and an index that names what no file holds.
+``CheckpointFiles.open`` reads config.json and the headers, and no weight. What it can see is refused there:
+files that are missing, truncated, broken or linked out of the directory, and an index that names what no file
+holds.
 
-Tensor names: the language model lies at ``model.``, inside a multimodal wrapper at ``model.language_model.`` or
-``language_model.model.``, at ``backbone.`` (Mamba, Nemotron-H), or bare. The embedding's name decides ``prefix``.
+Tensor names: the language model lies at ``model.``, inside a multimodal wrapper at ``model.language_model.``
+or ``language_model.model.``, at ``backbone.`` (Mamba, Nemotron-H), or bare. The embedding's name decides
+``prefix``.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
     hidden = norm(x)        logits = head(hidden) / logits_divisor      (only for rows that are sampled)
 
 Where only some rows are asked for (``StepInputs.asked``: a prompt's last token), the others end in the last
-mixer: their KV and states are written, and nobody reads what would come after. The share of one layer in a
-prompt is what that saves.
+mixer: their KV and states are written, and nothing reads further values. That saves the share of one layer in
+a prompt.
 
 A family is a function that fills a ``CausalModel`` (see ``registry``), not a subclass of it: what differs
 between families is which tensors make which block, and that is over once loading is. Rejected: a module
@@ -111,12 +111,12 @@ class CausalModel:
 
     def logits(self, hidden_XD: torch.Tensor, out_XV: torch.Tensor | None = None) -> torch.Tensor:
         """Any rows of ``forward``'s result -> float32 [X, vocab]: in ``out_XV`` where that is given and they
-        are made anew from another dtype."""
+        are converted from another dtype."""
         if out_XV is None:
             logits_XV = self.head(hidden_XD).float()
         else:
-            made_XV = self._through_head(hidden_XD, out_XV)
-            logits_XV = made_XV if made_XV.dtype == torch.float32 else out_XV.copy_(made_XV)
+            headed_XV = self._through_head(hidden_XD, out_XV)
+            logits_XV = headed_XV if headed_XV.dtype == torch.float32 else out_XV.copy_(headed_XV)
         divisor = self.architecture.logits_divisor
         return logits_XV if divisor == 1.0 else logits_XV.div_(divisor)
 

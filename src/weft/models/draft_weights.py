@@ -1,7 +1,7 @@
 """Heads for multi-token prediction that a checkpoint brings (``mtp.*``): a handle, nothing is read.
 
-They are left out of the model and of its bytes. Speculation with them opens the handle and asks for tensors as
-model code does, by the names behind ``mtp.``.
+They are left out of the model and of its bytes. Speculation with them opens the handle and asks for tensors
+as model code does, by the names behind ``mtp.``.
 """
 
 from __future__ import annotations

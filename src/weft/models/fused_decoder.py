@@ -8,8 +8,8 @@ result. It takes steps of few rows (``tensor.chain``), all of them asked for, of
 plain residual pair: a norm before each mixer and SwiGlu, nothing behind or beside them. Everything else goes
 layer by layer.
 
-Bound to addresses: of weights, which stay where they are while a model lives on a CPU, and of the arena's
-views, which are another list after a sleep. It keeps no view itself, or the arena could not be given back.
+Bound to addresses: of weights, which do not move while a model lives on a CPU, and of the arena's views.
+After a sleep the views are another list. It keeps no view itself, or the arena could not be given back.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ class FusedDecoder:
                 norms.append(norm)
         if not all(_servable(norm, width) for norm in (*norms, self._final_norm)):
             return [None]
-        bound = native.extension().FusedDecoder(self._scale, _norm_of(self._final_norm), self._final_norm.plus_one)
+        bound = native.extension().FusedDecoder(self._scale, _norm_of(self._final_norm),
+                                                self._final_norm.plus_one)
         held = [bound]
         for norm, (staged, rope_index) in zip(norms, stages, strict=True):
             fused = staged.fused.bound(x_TD)

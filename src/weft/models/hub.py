@@ -43,7 +43,7 @@ def _from_hub(name: str, revision: str | None, fetched: list[str]) -> Path:
 
     asked = f"model {name!r}" + (f" at revision {revision!r}" if revision else "")
     try:
-        found = Path(hub.snapshot_download(name, revision=revision, allow_patterns=fetched,
+        snapshot = Path(hub.snapshot_download(name, revision=revision, allow_patterns=fetched,
                                            ignore_patterns=_NOT_FETCHED))
     except errors.HFValidationError as error:
         reason = f"there is no such directory, and it is not a hub name (owner/name): {error}"
@@ -59,7 +59,7 @@ def _from_hub(name: str, revision: str | None, fetched: list[str]) -> Path:
     except (errors.HfHubHTTPError, OSError) as error:
         reason = f"the hub did not deliver it: {error}"
     else:
-        if (found / "config.json").is_file():
-            return found
+        if (snapshot / "config.json").is_file():
+            return snapshot
         reason = "the hub has it, but without config.json: not a checkpoint in Hugging Face format"
     raise CheckpointError(f"{asked}: {reason}", param="model")

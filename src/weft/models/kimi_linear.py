@@ -1,7 +1,7 @@
 """Kimi Linear: three layers of Kimi delta attention to one of latent attention, and experts.
 
 Names differ between hub releases and what transformers saves: the forget gate's tensors lie in the layer or
-in ``forget_gate``, its convolutions are three tensors or one, and experts are
+in ``forget_gate``; its convolutions are three tensors or one; experts are
 ``block_sparse_moe.experts.3.w1`` or stacked under ``mlp.experts``. Both are read. Source: transformers
 ``kimi_linear``.
 """
@@ -73,8 +73,8 @@ def _latent(source: TensorSource, shape: LatentAttention, name: str, hidden: int
         bias = source.rows([(f"{name}.{part}.bias", rows) for part, rows in into])
     query = source.linear([(f"{name}.{'q_proj' if rank is None else 'q_b_proj'}.weight",
                             heads * shape.key_dim)], hidden if rank is None else rank)
-    made = source.tensor(f"{name}.kv_b_proj.weight", heads * (shape.own_dim + shape.value_dim), latent)
-    keys, values = torch.split(made.view(heads, -1, latent), [shape.own_dim, shape.value_dim], dim=1)
+    expansion = source.tensor(f"{name}.kv_b_proj.weight", heads * (shape.own_dim + shape.value_dim), latent)
+    keys, values = torch.split(expansion.view(heads, -1, latent), [shape.own_dim, shape.value_dim], dim=1)
     query_norm = None
     if rank is not None:
         query_norm = Norm(source.tensor(f"{name}.q_a_layernorm.weight", rank), NORM_EPS)

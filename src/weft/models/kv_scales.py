@@ -33,7 +33,7 @@ def read_kv_scales(checkpoint: CheckpointFiles, spec: ModelSpec) -> tuple[dict[i
         match = _NAME.search(name)
         if match is None or int(match[1]) >= len(spec.layers):
             continue
-        layer, heads = int(match[1]), spec.layers[int(match[1])].kept_heads
+        layer, heads = int(match[1]), spec.layers[int(match[1])].cached_heads
         names.add(name)
         if not heads:
             continue

@@ -2,8 +2,8 @@
 
     config.json -> Architecture -> build against headers (no weights read) -> build against the files
 
-The first build reports every missing or mis-shaped tensor and counts the bytes. So the second cannot fail half
-way, but for values that are not finite, and progress has a denominator. See ``weights``.
+The first build reports every missing or mis-shaped tensor and counts the bytes. So the second cannot fail
+half way, but for values that are not finite, and progress has a denominator. See ``weights``.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ _NAME_OF_STORED: dict[str, DTypeName] = {"F32": "float32", "F64": "float32", "BF
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """``spec.dtype`` is the dtype of all computation. ``weights_bytes``: the memory that the weights take,
-    ``weights_form`` their form in words. ``read_bytes`` of the files were read in ``read_s`` seconds, ordering
-    and rounding included. ``draft``: multi-token prediction heads, where the files have them; not read yet.
-    ``kv_scales``: the checkpoint's, see there. ``warnings``: one sentence each, about the checkpoint."""
+    ``weights_form`` their form in words. ``read_bytes`` of the files were read in ``read_s`` seconds,
+    ordering and rounding included. ``draft``: multi-token prediction heads, where the files have them; not
+    read yet. ``kv_scales``: the checkpoint's, see there. ``warnings``: one sentence each, about the
+    checkpoint."""
 
     model: CausalModel
     spec: ModelSpec
@@ -62,12 +63,12 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
                quantize_inputs: bool = True, twelve_bit: bool = True,
                device: torch.device | None = None, allow_nonfinite: bool = False) -> LoadedModel:
     """Load the checkpoint in ``directory`` with weights in ``dtype``; "auto" is the dtype that config.json
-    names, or else that of the stored embedding. ``on_progress(done_bytes, all_bytes)`` is called as tensors are
-    read. ``quantize``, ``quantize_inputs`` and ``twelve_bit``: see ``runtime_form``. ``device``: where the
-    weights go, the CPU by default. ``allow_nonfinite``: NaN and infinity in weights are a warning.
+    names, or else that of the stored embedding. ``on_progress(done_bytes, all_bytes)`` is called as tensors
+    are read. ``quantize``, ``quantize_inputs`` and ``twelve_bit``: see ``runtime_form``. ``device``: where
+    the weights go, the CPU by default. ``allow_nonfinite``: NaN and infinity in weights are a warning.
 
-    Before any weight is read, raises UnknownArchitectureError, or CheckpointError naming file, tensor, and stored
-    and expected shape. While weights are read, CheckpointError for values that are not finite.
+    Before any weight is read, raises UnknownArchitectureError, or CheckpointError naming file, tensor, and
+    stored and expected shape. While weights are read, CheckpointError for values that are not finite.
     """
     checkpoint = CheckpointFiles.open(Path(directory))
     name = named_dtype(checkpoint.config) if dtype == "auto" else dtype

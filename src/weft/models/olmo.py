@@ -35,8 +35,8 @@ def _layer(architecture: Architecture, source: TensorSource, index: int) -> Deco
     feed_forward = parts.swiglu(source, f"{name}.mlp", hidden, feed.width)
 
     def norm(saved: str, on_the_hub: str = "") -> Norm:
-        found = on_the_hub if source.has(f"{name}.{on_the_hub}.weight") else saved
-        return Norm(source.tensor(f"{name}.{found}.weight", hidden), eps)
+        stored = on_the_hub if source.has(f"{name}.{on_the_hub}.weight") else saved
+        return Norm(source.tensor(f"{name}.{stored}.weight", hidden), eps)
 
     if isinstance(shape, GatedDelta):
         return DecoderLayer(

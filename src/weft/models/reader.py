@@ -5,14 +5,14 @@
                           v
     build(source)         asks for a: copied, widened, packed or rounded by the caller's thread
 
-Files are memory-mapped and fetching copies out of the map. So the peak is the weights, the tensors fetched ahead
-and the one matrix in work; page cache aside. Each thread checks its tensor for NaN and infinity while the bytes
-are in its cache (``stored_values``).
+Files are memory-mapped and fetching copies out of the map. So the peak is the weights, the tensors fetched
+ahead and the one matrix in work; page cache aside. Each thread checks its tensor for NaN and infinity while
+the bytes are in its cache (``stored_values``).
 
 On a GPU each tensor goes there as it was read, and is joined, ordered or rounded there.
 
-Rejected: keeping views of the map as weights. They would be evicted under memory pressure and are unaligned for
-the CPU's matrix kernels. And the process would die of SIGBUS if the file is overwritten.
+Rejected: keeping views of the map as weights. They would be evicted under memory pressure and are unaligned
+for the CPU's matrix kernels. And the process would die of SIGBUS if the file is overwritten.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 The angles are computed in float32 from the positions, as transformers does, so that the numbers agree to the
 last bit. A step of decodes on a CPU needs one row for each sequence, and the operators for that cost the host
-more than what they compute: beside kernels of C++ it gathers them from a table of the first positions, which
-grows as it is asked for. A table over all positions was rejected: at 262,144 positions it costs more memory
-than a small model, and prompts, which read most of it, gain nothing by it.
+more than their arithmetic. Beside kernels of C++ it gathers the rows from a table of the first positions,
+which grows with the positions in use. A table over all positions was rejected: at 262,144 positions it costs
+more memory than a small model, and prompts, which read most of it, gain nothing by it.
 
 Sources: RoPE (Su et al., 2021); linear interpolation (Chen et al., 2023); YaRN (Peng et al., 2023,
 "NTK-by-parts", equations 17-22); llama3 scaling (the Llama 3.1 release's reference code).
@@ -43,9 +43,9 @@ class RotaryTable:
         """int64 [T] -> cos, sin float32 [T, rotary_dim]; both halves carry the same angles. PAD positions
         give finite values. Valid until the next call."""
         if self._gathered is not None and positions_T.shape[0] <= DECODES_MAX and native.in_use():
-            found = self._gathered.at(positions_T)
-            if found is not None:
-                return found
+            gathered = self._gathered.at(positions_T)
+            if gathered is not None:
+                return gathered
         return self.computed(positions_T)
 
     def computed(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,7 +61,7 @@ class RotaryTable:
 class _Gathered:
     """cos and sin of the first positions, and room for one step's."""
 
-    __slots__ = ("_asked", "_cos", "_found", "_most", "_positions", "_rooms", "_rotary", "_sin")
+    __slots__ = ("_asked", "_cos", "_last", "_most", "_positions", "_rooms", "_rotary", "_sin")
 
     def __init__(self, rotary: RotaryTable) -> None:
         self._rotary = rotary
@@ -70,7 +70,7 @@ class _Gathered:
         self._asked: torch.Tensor | None = None
         self._positions: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._rooms: tuple[npt.NDArray[Any], ...] = ()
-        self._found: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._last: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def at(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         """None where a position is beyond the table."""
@@ -84,12 +84,12 @@ class _Gathered:
                 return None
             self._cos.take(self._positions, axis=0, out=cos)
         self._sin.take(self._positions, axis=0, out=sin)
-        return self._found
+        return self._last
 
     def _make_room(self, positions_T: torch.Tensor) -> None:
         self._asked, self._positions = positions_T, positions_T.numpy()
         cos, sin = torch.empty((2, positions_T.shape[0], self._rotary.rotary_dim))
-        self._rooms, self._found = (cos.numpy(), sin.numpy()), (cos, sin)
+        self._rooms, self._last = (cos.numpy(), sin.numpy()), (cos, sin)
 
     def _grow(self) -> bool:
         """To the positions asked for; False where that is too far."""
@@ -127,8 +127,8 @@ def _llama3(rope: Rope, plain: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn(rope: Rope, plain: torch.Tensor) -> torch.Tensor:
-    """Dims that turn more than beta_fast times over the original context are kept, those that turn less than
-    beta_slow times interpolated, with a linear ramp over the dims between."""
+    """Dims that turn more than beta_fast times over the original context stay; dims that turn less than
+    beta_slow times are interpolated; a linear ramp covers the dims between."""
     def dim_of(turns: float) -> float:
         return rope.rotary_dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (
             2 * math.log(rope.theta))

@@ -10,8 +10,8 @@ w8a8 has the codes of int8; its inputs are int8 as well, on every machine (csrc/
 
 Never rounded: embeddings, norms, convolutions, routers and gates of one row, whatever a family reads with
 ``TensorSource.tensor``. A head tied to the embedding is tiled with it or stays plain (the matrix library's
-order gives no rows back), and is rounded as a copy, since every step reads all of it and only a few rows of
-the embedding.
+order gives no rows back). It is rounded as a copy: every step reads all of the head and few rows of the
+embedding.
 """
 
 from __future__ import annotations

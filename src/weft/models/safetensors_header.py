@@ -2,9 +2,9 @@
 
     | u64 n | n bytes of JSON: {name: {dtype, shape, data_offsets: [begin, end]}, ...} | data ... |
 
-The header answers every question that can go wrong at load time: does the tensor exist, has it the right shape,
-is the file as long as its header says, do two tensors share bytes. So all of it is checked before any weight is
-read, and a checkpoint of 100 GB with one bad tensor fails at once and by name. Format: the safetensors
+The header answers every question that can go wrong at load time: does the tensor exist, has it the right
+shape, is the file as long as its header says, do two tensors share bytes. All of it is checked before any
+weight is read: a checkpoint of 100 GB with one bad tensor fails at once and by name. Format: the safetensors
 specification, which forbids tensors that overlap.
 
 Rejected: ``safetensors.safe_open`` for this part; its errors name neither the file nor the tensor.
@@ -43,8 +43,8 @@ class StoredTensor:
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """The tensors of one file, by name.
 
-    Raises CheckpointError naming the file, and the tensor where one is to blame, when the file is missing,
-    is not safetensors, ends before its tensors do, or holds tensors that overlap.
+    Raises CheckpointError naming the file, and the tensor if one is to blame. The file may be missing, no
+    safetensors, shorter than its tensors, or hold tensors that overlap.
     """
     inside(path)
     size = path.stat().st_size

@@ -1,7 +1,7 @@
 """What of a multimodal checkpoint is left on disk: its eyes and ears. Weft serves the text part.
 
-A tower is known by where its tensors lie. What is skipped is said in one line with its bytes, so that nobody
-wonders where the rest of the files went or expects images to be understood.
+A tower is known by the place of its tensors. One line names the skipped towers and their bytes. So the
+account of the files is complete, and it is clear that images are not understood.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ SKIPPED_PREFIXES: tuple[str, ...] = tuple(
 
 def skipped_line(tensors: Mapping[str, StoredTensor]) -> str | None:
     """One sentence for the user; None for a checkpoint of text alone."""
-    found = []
+    towers = []
     for tower, names in _TOWERS.items():
         prefixes = names + tuple(f"model.{name}" for name in names)
         sizes = [stored.stored_bytes for name, stored in tensors.items() if name.startswith(prefixes)]
         if sizes:
             plural = "s" if len(sizes) > 1 else ""
-            found.append(f"{tower} ({len(sizes)} tensor{plural}, {format_bytes(sum(sizes))})")
-    if not found:
+            towers.append(f"{tower} ({len(sizes)} tensor{plural}, {format_bytes(sum(sizes))})")
+    if not towers:
         return None
-    return f"Skipped the {' and the '.join(found)}: weft serves the text part of this model."
+    return f"Skipped the {' and the '.join(towers)}: weft serves the text part of this model."

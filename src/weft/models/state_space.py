@@ -1,8 +1,8 @@
 """Mamba layers as they lie in a checkpoint, under the names that all families agree on.
 
-``in_proj``, ``conv1d`` ([C, 1, K]), ``A_log``, ``D``, ``out_proj`` are everybody's; Mamba-2 has ``dt_bias``
-and ``norm`` besides, Mamba-1 ``x_proj``, ``dt_proj`` and sometimes ``dt_layernorm``, ``b_layernorm``,
-``c_layernorm``. Families differ in what stands before these names.
+``in_proj``, ``conv1d`` ([C, 1, K]), ``A_log``, ``D``, ``out_proj`` belong to both kinds; Mamba-2 has
+``dt_bias`` and ``norm`` besides, Mamba-1 ``x_proj``, ``dt_proj`` and sometimes ``dt_layernorm``,
+``b_layernorm``, ``c_layernorm``. Families differ in what stands before these names.
 """
 
 from __future__ import annotations

@@ -16,8 +16,9 @@ _UNNAMED_FORM = " (quantised tensors need a quantization_config in config.json)"
 
 
 class TensorCheck(TensorSource):
-    """Notes every fault; ``raise_problems`` then reports them together. ``order``: the names in the order of the
-    build, which is the order that the reader fetches them in. ``read_bytes``: what the reader will read."""
+    """Notes every fault; ``raise_problems`` then reports them together. ``order``: the names in the order of
+    the build, which is the order that the reader fetches them in. ``read_bytes``: what the reader will
+    read."""
 
     def __init__(self, checkpoint: CheckpointFiles, dtype: torch.dtype,
                  runtime: RuntimeForm | None = None) -> None:

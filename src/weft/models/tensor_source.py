@@ -1,10 +1,11 @@
 """Named tensors of a checkpoint as a model asks for them: checked against headers first, then read.
 
-    CheckpointFiles --+-- TensorCheck    answers each request with a meta tensor, notes what is missing or mis-shaped
+    CheckpointFiles --+-- TensorCheck    answers each request with a meta tensor, notes what is missing or
+    mis-shaped
                       +-- TensorReader   answers the same requests with weights
 
-``TensorAccess`` is the part that both share: single tensors, several below each other, and what they take in memory.
-``weights.TensorSource`` adds matrices, which may be quantised.
+``TensorAccess`` is the part that both share: single tensors, several below each other, and what they take in
+memory. ``weights.TensorSource`` adds matrices, which may be quantised.
 
 ``tensor`` and ``rows`` give values in the model's dtype, whatever they are stored in (``forms``).
 """

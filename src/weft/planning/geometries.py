@@ -138,8 +138,8 @@ def find_geometry(name: str) -> Geometry | None:
     key = _key(name)
     exact = [geometry for geometry in GEOMETRIES if _key(geometry.name) == key]
     begun = [geometry for geometry in GEOMETRIES if _key(geometry.name).startswith(key + "-")]
-    found = exact or (begun if "/" not in name else [])
-    return found[0] if len(found) == 1 else None
+    matches = exact or (begun if "/" not in name else [])
+    return matches[0] if len(matches) == 1 else None
 
 
 def near_names(name: str) -> list[str]:

@@ -19,8 +19,8 @@ Each is given its own bytes and no weights, graphs or activations, so this is ab
 What prefix caching holds per running request is counted apart (``Load.cached``): padded pages keep one more
 state in their aligned mode, static pools four (the room for snapshots that their cache reserves).
 
-Sources, for behaviour: vLLM's hybrid KV cache (pull request 20016; block sizes in its issues 40696 and 53749,
-672 tokens for Nemotron-Nano-9B-v2 in 24280), its proposal of packed pages (pull request 35703), SGLang's
+Sources, for behaviour: vLLM's hybrid KV cache (pull request 20016). Block sizes: its issues 40696 and 53749;
+672 tokens for Nemotron-Nano-9B-v2 in 24280. Its proposal of packed pages: pull request 35703. SGLang's
 ``--mamba-full-memory-ratio`` and the slots that a request reserves (its cookbook for Qwen3.8-27B).
 """
 
@@ -124,7 +124,7 @@ class PaddedPages:
         return self.blocks(load) * self.group_layers * self.page_bytes
 
     def sequences(self, load: Load) -> int:
-        """One block is the null block and belongs to nobody."""
+        """One block is the null block and belongs to no sequence."""
         blocks = self.arena_bytes // (self.group_layers * self.page_bytes) - 1
         return max(0, blocks) // self.blocks(load)
 
@@ -203,9 +203,9 @@ def padded_pages(spec: ModelSpec, kv_dtype: CacheDTypeName, arena_bytes: int, *,
 def draft_log_bytes(spec: ModelSpec) -> int:
     """Inputs of one token of all recurrent layers, from which its step can be replayed.
 
-    Of a layer with a matrix state: keys (or B) and values (or x) in the model's dtype, which are what its
-    convolution carries without the queries (or C), and two numbers per head in float32 for gates. Of a
-    convolution alone: its input.
+    Of a layer with a matrix state: keys (or B) and values (or x) in the model's dtype, and two numbers per
+    head in float32 for gates. Its convolution carries these, and queries (or C) too. Of a convolution alone:
+    its input.
     """
     item = ITEM_BYTES[spec.dtype]
     total = 0

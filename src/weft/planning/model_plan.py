@@ -3,9 +3,9 @@
     memory of a device  = weights | kept free for the step | arena
                                     WORKSPACE_SHARE of it    frames: KV pages or states
 
-The arena's geometry and the count of what fits are ``memory.plan``'s own (``plan_arena``, ``frames_for``), so
-that they are what the engine allocates with ``--memory`` set to the arena's bytes. With ``arena_bytes`` given
-instead of a device's memory, weights are left out of the account.
+The arena's geometry and the count of what fits are those of ``memory.frames`` (``plan_arena``,
+``frames_for``). The engine allocates the same with ``--memory`` set to the arena's bytes. With
+``arena_bytes`` instead of a device's memory, weights are left out of the account.
 
 Pure: the configuration and the bytes are passed in.
 """
@@ -30,7 +30,7 @@ from weft.memory.frames.sizes import WORKSPACE_SHARE, fit_sizes
 from weft.planning.layouts import Frames, Layout, Load, all_layouts, draft_log_bytes
 from weft.planning.ranks import possible_tps, rank_architecture
 from weft.planning.weights import Weights, count_weights, form_of
-from weft.spec import CacheDTypeName, DTypeName, ModelSpec, kept_in
+from weft.spec import CacheDTypeName, DTypeName, ModelSpec, with_cache_dtypes
 
 LENGTHS = (4096, 32768, 131072)
 """Lengths shown unless others are asked for; the longest the model takes comes on top."""
@@ -79,7 +79,7 @@ class ModelPlan:
     weights: Weights
     state_dtype: CacheDTypeName
     arena: ArenaPlan
-    kept_bytes: int
+    workspace_bytes: int
     fits: tuple[Fit, ...]
     need_bytes: int
     tp_that_fits: int | None
@@ -153,7 +153,7 @@ def make_plan(name: str, config: Mapping[str, Any], asked: Asked) -> ModelPlan:
     return ModelPlan(
         name=name, asked=asked, architecture=whole, spec=spec, weights=weights,
         state_dtype=spec.state_dtype, arena=arena,
-        kept_bytes=max(0, (asked.memory_bytes or 0) - weights.rank_bytes - available),
+        workspace_bytes=max(0, (asked.memory_bytes or 0) - weights.rank_bytes - available),
         fits=fits, need_bytes=_need_bytes(asked, spec, weights, lengths[0]),
         tp_that_fits=None if fits[0].sequences else _tp_that_fits(config, whole, asked, lengths[0]),
         layouts=tuple(all_layouts(spec, arena)))
@@ -162,7 +162,7 @@ def make_plan(name: str, config: Mapping[str, Any], asked: Asked) -> ModelPlan:
 def _of_rank(config: Mapping[str, Any], whole: Architecture, asked: Asked,
              tp: int) -> tuple[ModelSpec, Weights]:
     rank = rank_architecture(whole, tp)
-    spec = kept_in(rank.spec(), asked.kv_dtype, asked.state_dtype)
+    spec = with_cache_dtypes(rank.spec(), asked.kv_dtype, asked.state_dtype)
     return spec, count_weights(whole, rank, tp, form_of(config, whole.dtype, asked.weights))
 
 

@@ -63,10 +63,10 @@ def _share(record: Any, tp: int) -> Any:
 
 
 def _indivisible(architecture: Architecture, tp: int) -> list[str]:
-    found: dict[str, None] = {}
+    stuck: dict[str, None] = {}
     for record in dict.fromkeys((*architecture.mixers, *architecture.feed_forwards)):
-        found |= dict.fromkeys(_stuck_fields(record, tp))
-    return list(found)
+        stuck |= dict.fromkeys(_stuck_fields(record, tp))
+    return list(stuck)
 
 
 def _stuck_fields(record: Any, tp: int) -> list[str]:

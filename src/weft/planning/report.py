@@ -23,7 +23,7 @@ def plan_data(plan: ModelPlan, *, compare: bool) -> dict[str, Any]:
         "recurrent_layers": len(plan.spec.recurrent_layers),
         "max_positions": plan.spec.max_positions, "tp": plan.asked.tp,
         "dtype": plan.spec.dtype, "kv_dtype": arena.kv_dtype, "state_dtype": plan.state_dtype,
-        "memory_bytes": plan.asked.memory_bytes, "kept_bytes": plan.kept_bytes,
+        "memory_bytes": plan.asked.memory_bytes, "workspace_bytes": plan.workspace_bytes,
         "weights": {"parameters": weights.parameters, "bytes": weights.rank_bytes, "form": weights.form,
                     "parts": dict(weights.parts)},
         "kv_bytes_per_token": plan.kv_token_bytes,

@@ -93,16 +93,16 @@ def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None) -> W
     """
     if asked is not None:
         return FORMS[asked]
-    found = config.get("quantization_config")
-    if not isinstance(found, Mapping) or not found:
+    settings = config.get("quantization_config")
+    if not isinstance(settings, Mapping) or not settings:
         return WeightForm(dtype, 8 * ITEM_BYTES[dtype])
-    method = str(found.get("quant_method", "unknown"))
+    method = str(settings.get("quant_method", "unknown"))
     if method == "fp8":
-        rows, columns = found.get("weight_block_size") or (1, 1 << 20)
+        rows, columns = settings.get("weight_block_size") or (1, 1 << 20)
         return WeightForm("fp8", 8, int(rows) * int(columns), 32)
-    scheme: Any = {"num_bits": found.get("bits"), "group_size": found.get("group_size")}
+    scheme: Any = {"num_bits": settings.get("bits"), "group_size": settings.get("group_size")}
     if method == "compressed-tensors":
-        groups = found.get("config_groups") or {}
+        groups = settings.get("config_groups") or {}
         scheme = next((group.get("weights") for group in groups.values()), None) or {}
     bits = scheme.get("num_bits")
     if bits not in (4, 8):

@@ -53,7 +53,7 @@ def head_scales(model: ProbedModel, from_checkpoint: Mapping[int, torch.Tensor],
                 device: torch.device | None = None) -> Scales:
     """For every layer of ``model`` that keeps keys. ``from_checkpoint``: as Scales, any positive numbers;
     ``device``: where the model is, the CPU by default. The scales are on the CPU."""
-    layers = [i for i, layer in enumerate(model.spec.layers) if layer.kept_heads]
+    layers = [i for i, layer in enumerate(model.spec.layers) if layer.cached_heads]
     scales = {i: _power_of_two(scale) for i, scale in from_checkpoint.items() if i in layers}
     if len(scales) < len(layers):
         largest = _measured(model, device)
@@ -73,7 +73,7 @@ def _measured(model: ProbedModel, device: torch.device | None) -> Scales:
     spec, count = model.spec, min(PROBE_TOKENS, model.spec.max_positions)
     caches = [_wide_cache(i, layer, spec, device) for i, layer in enumerate(spec.layers)]
     model.forward(one_prompt(count, spec.vocab_size, device), caches)
-    return {i: _largest(cache).cpu() for i, cache in enumerate(caches) if spec.layers[i].kept_heads}
+    return {i: _largest(cache).cpu() for i, cache in enumerate(caches) if spec.layers[i].cached_heads}
 
 
 def one_prompt(count: int, vocab_size: int, device: torch.device | None = None, *,

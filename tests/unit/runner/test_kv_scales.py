@@ -34,11 +34,11 @@ def is_power_of_two(x: torch.Tensor) -> bool:
 def test_what_a_model_says_of_itself_fits_with_room_above(name: str) -> None:
     loaded = load_model(checkpoint(name))
     found = head_scales(loaded.model, {})
-    assert sorted(found) == [i for i, layer in enumerate(loaded.spec.layers) if layer.kept_heads]
+    assert sorted(found) == [i for i, layer in enumerate(loaded.spec.layers) if layer.cached_heads]
     for layer, scales in found.items():
         assert is_power_of_two(scales)
         kept = loaded.spec.layers[layer]
-        assert scales.shape == (1 + kept.has_values, kept.kept_heads)
+        assert scales.shape == (1 + kept.has_values, kept.cached_heads)
     again = head_scales(loaded.model, {})
     assert all(torch.equal(found[layer], again[layer]) for layer in found)
 

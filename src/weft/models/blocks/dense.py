@@ -26,12 +26,12 @@ class DenseBlock:
     down: Linear
 
     def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
-        made = self.into(x_TD)
+        inner = self.into(x_TD)
         gate_factor, factor = self.shape.multipliers
         if self.shape.gated:
-            gate, up = made.chunk(2, dim=-1)
-            made = activate(gate if gate_factor == 1.0 else gate * gate_factor, self.shape.activation) * up
+            gate, up = inner.chunk(2, dim=-1)
+            inner = activate(gate if gate_factor == 1.0 else gate * gate_factor, self.shape.activation) * up
         else:
-            made = activate(made, self.shape.activation)
-        y_TD = self.down(made)
+            inner = activate(inner, self.shape.activation)
+        y_TD = self.down(inner)
         return y_TD if factor == 1.0 else y_TD * factor

@@ -2,10 +2,10 @@
 
     scores = softmax(x @ router)  ->  top k  ->  sum of weight_e * expert_e(x)   (+ shared(x), maybe gated)
 
-With normalised weights, softmax over all experts, picking k and dividing by their sum equals softmax over
-the k picked scores, which is what is computed: it needs no pass over all experts and is how Granite is
-defined; Qwen's order gives the same numbers. Later routers score each expert by a sigmoid, choose with a bias
-that is not weighed with, and may choose groups of experts first (DeepSeek-V3, 2024).
+Normalised weights are computed as a softmax over the k picked scores. That equals softmax over all experts,
+picked and divided by their sum. It needs no pass over all experts and is how Granite is defined; Qwen's order
+gives the same numbers. Later routers score each expert by a sigmoid. A bias takes part in the choice, not in
+the weights, and groups of experts may be chosen first (DeepSeek-V3, 2024).
 
 Sources: transformers ``Qwen2MoeSparseMoeBlock`` (Qwen3-Next, Qwen3.5-MoE), ``GraniteMoeHybridMoE``,
 ``NemotronHMoE``.
@@ -70,10 +70,10 @@ class ExpertsBlock:
     def _route_by_sigmoid(self, scores_TE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         shape = self.shape
         choice_TE = scores_TE if self.choice_bias is None else scores_TE + self.choice_bias
-        if shape.groups > shape.groups_kept:
+        if shape.groups > shape.groups_chosen:
             choice_TGE = choice_TE.view(-1, shape.groups, shape.count // shape.groups)
             best_TG = choice_TGE.topk(2, dim=-1).values.sum(-1)
-            out_TG = best_TG.topk(shape.groups - shape.groups_kept, dim=-1, largest=False).indices
+            out_TG = best_TG.topk(shape.groups - shape.groups_chosen, dim=-1, largest=False).indices
             left = torch.zeros_like(best_TG, dtype=torch.bool).scatter_(1, out_TG, True)
             choice_TE = choice_TGE.masked_fill(left[..., None], -torch.inf).flatten(1)
         ids_TK = choice_TE.topk(shape.per_token, dim=-1).indices

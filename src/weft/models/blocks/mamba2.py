@@ -59,10 +59,10 @@ class Mamba2Block:
                            inputs.runs, cache.layer)
             if y_TD is not None:
                 return y_TD
-        made = self.project(x_TD)
+        projected = self.project(x_TD)
         if self.factors is not None:
-            made = made * self.factors
-        y_TC = mamba2_layer(made, self.core, cache.state["conv"], cache.state["recurrent"], inputs.runs,
+            projected = projected * self.factors
+        y_TC = mamba2_layer(projected, self.core, cache.state["conv"], cache.state["recurrent"], inputs.runs,
                             cache.layer)
         return self.out(inputs.asked_of(y_TC))
 

@@ -50,8 +50,8 @@ class Awq(StoredForm):
         if self.zero_point:
             zeros = _rows_in_order(ask(_part(name, "qzeros"), (groups, rows // 8), ("I32",))).T
         whole = -(-columns // LINE) * LINE
-        made = Codes(_BITS, codes.T, scales, zeros, group if self.group > 0 else whole)
-        return made if self.grouping(name, columns) is not None else made.dense()
+        stored = Codes(_BITS, codes.T, scales, zeros, group if self.group > 0 else whole)
+        return stored if self.grouping(name, columns) is not None else stored.dense()
 
 
 def _rows_in_order(words: torch.Tensor) -> torch.Tensor:

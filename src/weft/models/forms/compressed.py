@@ -83,8 +83,8 @@ class Compressed(StoredForm):
                 zeros = zeros.reshape(-1, groups).expand(rows, groups)
         scales = scales.reshape(-1, groups).expand(rows, groups)
         group = columns // groups if groups > 1 else -(-columns // LINE) * LINE
-        made = Codes(bits, codes, scales, zeros, group)
-        return made if self.grouping(name, columns) is not None else made.dense()
+        stored = Codes(bits, codes, scales, zeros, group)
+        return stored if self.grouping(name, columns) is not None else stored.dense()
 
     def _scale_shape(self, name: str, rows: int) -> tuple[int, ...]:
         """As it is stored, where that is one of the shapes there are; else by rows, for the error."""

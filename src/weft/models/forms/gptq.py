@@ -7,7 +7,7 @@
 
 Two quirks. The first version of the format (``checkpoint_format`` gptq, and where none is named) stores zeros
 minus one, modulo 2^bits; ``gptq_v2`` stores them as they are. And with ``desc_act`` groups are not
-neighbouring columns: projections that are multiplied together would each want its own order of the input, so
+neighbouring columns. Projections that are multiplied together would each want its own order of the input. So
 such a checkpoint is widened to the model's dtype (--quantize int4 rounds it anew).
 
 Source: Frantar et al., 2023, and the packing of AutoGPTQ and GPTQModel.
@@ -60,8 +60,8 @@ class Gptq(StoredForm):
             zeros = (zeros + 1) & ((1 << self.bits) - 1)
         if not self.ordered:
             whole = -(-columns // LINE) * LINE
-            made = Codes(int(self.bits), codes, scales, zeros, group if self.group > 0 else whole)
-            return made if self.grouping(name, columns) is not None else made.dense()
+            stored = Codes(int(self.bits), codes, scales, zeros, group if self.group > 0 else whole)
+            return stored if self.grouping(name, columns) is not None else stored.dense()
         of_column = ask(_part(name, "g_idx"), (columns,), ("I32", "I64")).long()
         return (codes.float() - zeros.float()[:, of_column]) * scales[:, of_column]
 

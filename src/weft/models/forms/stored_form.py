@@ -5,8 +5,8 @@
       Codes (kept in 8 or 4 bits)  or  a float32 tensor (widened)  <--------------------------------------+
 
 ``ask(name, shape, dtypes)`` gives one stored tensor as it lies in the file. Against headers it gives a meta
-tensor and notes what is wrong, so a form states what it needs once, like a model does, and its arithmetic
-must run on meta tensors: no decision by value.
+tensor and notes what is wrong. So a form states what it needs once, like a model does. Its arithmetic must
+run on meta tensors: no decision by value.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class StoredForm(ABC):
 
     tensors: Mapping[str, StoredTensor]
     left_ends: tuple[str, ...] = ()
-    """How names end that nobody asks for and that may be there."""
+    """Ends of names that no model reads and that a checkpoint may have."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.settings = settings
