@@ -324,4 +324,4 @@ def _typed(count: int) -> tuple[int, str]:
     for suffix, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count > 100 * scale:
             return ceil_div(count, scale) * scale, f"--memory {ceil_div(count, scale)}{suffix}"
-    return count, f"--memory {count}"
+    return count, f"--memory {count}B"

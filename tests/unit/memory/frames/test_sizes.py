@@ -33,7 +33,7 @@ SPECS = {"tiny": TINY, "attention": ATTENTION_ONLY, "recurrent": RECURRENT_ONLY,
 
 def typed_memory(text: str) -> int:
     """The number of the ``--memory X`` that a sentence tells the user to type."""
-    found = re.search(r"--memory (\d+(?:[KMG]iB)?)(?=[ ;,.]|$)", text)
+    found = re.search(r"--memory (\d+(?:[KMG]i)?B)(?=[ ;,.]|$)", text)
     assert found, text
     return parse_bytes(found.group(1), flag="--memory")
 
