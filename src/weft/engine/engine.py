@@ -73,8 +73,7 @@ class EngineCore:
         """The exception that ended the engine: from ``execute``, or an assert."""
         self.sleep_state = AWAKE
         """Changed by ``weft.engine.sleeper`` alone."""
-        self._submission = Submission(vocab_size=vocab_size, sizes=sizes, eos_ids=eos_ids,
-                                      grammars=self.grammars, seed=seed)
+        self._submission = Submission(vocab_size=vocab_size, sizes=sizes, eos_ids=eos_ids, seed=seed)
         self._flush = CacheFlush(memory, self.scheduler)
         self._ages = Ages()
         self._closed = False
@@ -105,7 +104,8 @@ class EngineCore:
         except QueueFullError:
             self.counters.requests_refused += 1
             raise
-        grammar = self._submission.grammar(request)
+        asked = request.sampling.grammar
+        grammar = None if asked is None else self.grammars.compile(asked)
         now_s = self.parts.clock()
         number = self.counters.requests
         self.counters.requests += 1

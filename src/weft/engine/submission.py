@@ -13,7 +13,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from weft.config import Sizes
-from weft.engine.grammars import GrammarCompiler
 from weft.engine.seeds import split
 from weft.engine.stopping import StopRule, stop_ids, stop_rule
 from weft.errors import QueueFullError, RequestError
@@ -26,12 +25,10 @@ from weft.units import SeqId
 class Submission:
     """``eos_ids`` are the model's own end tokens; ``seed`` is the engine's."""
 
-    def __init__(self, *, vocab_size: int, sizes: Sizes, eos_ids: tuple[int, ...], grammars: GrammarCompiler,
-                 seed: int) -> None:
+    def __init__(self, *, vocab_size: int, sizes: Sizes, eos_ids: tuple[int, ...], seed: int) -> None:
         self._vocab_size = vocab_size
         self._sizes = sizes
         self._eos_ids = eos_ids
-        self._grammars = grammars
         self._seed = seed
         self._next_seq = 0
 
@@ -57,11 +54,6 @@ class Submission:
                 f"{waiting} sequences are waiting and this request brings {new}; the limit is "
                 f"{self._sizes.queue_max} (--max-queued-requests). Try again later, or raise the limit",
                 param="--max-queued-requests", code="queue_full")
-
-    def grammar(self, request: Request) -> CompiledGrammar | None:
-        """Raises RequestError for a grammar that does not compile."""
-        grammar = request.sampling.grammar
-        return None if grammar is None else self._grammars.compile(grammar)
 
     def sequences(self, request: Request, prompt: Int32s, grammar: CompiledGrammar | None,
                   number: int) -> Iterator[tuple[Sequence, StopRule]]:
