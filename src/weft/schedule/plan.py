@@ -16,7 +16,7 @@ is computed.
         run r covers tokens [offset_r, offset_r + length_r) at positions [start_r, start_r + length_r)
 
 Laws: L4 (PAD), L5 (rows cleared when a sequence leaves, before the row is used again), L6
-(``zero_frames`` before first use), L7 (what is shared is copied before it is written: the copies).
+(frames are zeroed before first use), L7 (what is shared is copied before it is written: the copies).
 
 Rejected: a plan of per-sequence dicts (slow, and it invites the executor to look things up), and
 page tables sent whole each step (linear in context length).

@@ -54,12 +54,12 @@ _COMPRESSED: dict[str, CompressedKvName] = {"+compressed": "int8", "+compressed4
 
 
 def _exact(make: MakeMemory) -> MakeMemory:
-    """A memory that state_compressions nothing, whatever the geometry would allow."""
+    """A memory that compresses nothing, whatever the geometry allows."""
     return lambda plan, cost, clock: make(replace(plan, compressed_pages=0, compressed_kv_bytes=0), cost, clock)
 
 
 def _compression(make: MakeMemory, dtype: CompressedKvName) -> MakeMemory:
-    """A memory that state_compressions what the geometry allows, KV in ``dtype``."""
+    """A memory that compresses what the geometry allows, KV in ``dtype``."""
     def compressed(plan: ArenaPlan, cost: CostModel, clock: Clock) -> Memory:
         return make(with_compressed_kv(plan, dtype) if plan.compressed_kv_bytes and plan.kv_fields else plan, cost,
                     clock)
