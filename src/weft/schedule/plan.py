@@ -3,12 +3,10 @@
     plan (decides, changes nothing) -> commit (only writer of memory) -> execute (only user of the device)
                                                                        -> settle (tokens arrive)
 
-It can be printed, compared, replayed, and simulated. The executor sees nothing else of the pure half: no
-sequence object, no memory object. Persistent per-row state on the device (page table, sampling parameters,
-token counts) is kept in step with ``rows_cleared``, ``admissions``, ``table_writes`` and ``table_patches``;
-then memory is made ready with ``zero_frames``, ``state_compressions``, ``state_restores``, ``kv_restores``,
-``kv_compressions``, ``slot_copies`` and ``page_copies``. All of it is applied in that order before anything
-is computed.
+It can be printed, compared, replayed and simulated. The executor sees nothing else of the pure half: no
+sequence object, no memory object. ``rows_cleared``, ``admissions``, ``table_writes`` and ``table_patches``
+keep the per-row state on the device (page table, sampling parameters, token counts) up to date. Then
+``arena_work`` makes memory ready. All of it is applied in this order before the step computes.
 
     runs are ordered: first every decode (length 1, start > 0), then every prefill.
 
