@@ -1,0 +1,88 @@
+"""Hit rates of the pages are those of committed results, and the sample's results are those of today's code.
+
+The replays run in processes of their own, with other SIMD features of numpy and other thread counts: the
+documented claim is that the same inputs give the same numbers on any machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.arch.rules import ROOT
+
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = (ROOT / "docs" / "simulate.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+NO_SIMD = "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX2 FMA3"
+GB = 10**9
+
+
+def results(name: str) -> dict[str, Any]:
+    whole: dict[str, Any] = json.loads((RESULTS / f"simulate-{name}.json").read_text(encoding="utf-8"))
+    return whole
+
+
+def percentages(name: str, arm: str) -> list[str]:
+    """Hit rates of ``arm`` by memory, as a page writes them."""
+    rows = [row for row in results(name)["results"] if row["arm"] == arm]
+    assert rows, f"no results of {arm}"
+    rows.sort(key=lambda row: row["memory_bytes"])
+    return [f"{row['cached_tokens'] / row['prompt_tokens']:.1%}".removesuffix("%") for row in rows]
+
+
+def replayed(policy: str, memory: str, **variables: str) -> dict[str, Any]:
+    """One row of `weft simulate sample`, by a process with ``variables`` in its environment."""
+    command = [sys.executable, "-m", "weft", "simulate", "sample", "--model", "Qwen3.5-397B-A17B",
+               "--tp", "8", "--weights", "fp8", "--memory", memory, "--policy", policy, "--no-oracle",
+               "--json"]
+    answer = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True)
+    [row] = json.loads(answer.stdout)["results"]
+    assert isinstance(row, dict)
+    return row
+
+
+def test_the_sample_of_the_page_is_the_committed_result() -> None:
+    for arm in ("lru", "value"):
+        on_page = re.findall(rf"^(?:\d+ GB)? +{arm} +([\d.]+)% +\d+ s", PAGE, re.MULTILINE)
+        assert on_page == percentages("sample", arm)
+    oracle = [f"{one['hit_rate']:.1%}" for one in results("sample")["oracle"]]
+    assert re.findall(r"^ +oracle +([\d.]+%)", PAGE, re.MULTILINE) == oracle
+
+
+@pytest.mark.parametrize("arm", ["value", "lru", "every:2048", "value+compressed", "value+compressed4"])
+def test_the_conversation_trace_of_the_page_is_the_committed_result(arm: str) -> None:
+    [cells] = re.findall(rf"^\| `{re.escape(arm)}` \| ([\d.| ]+) \|$", PAGE, re.MULTILINE)
+    assert cells.split(" | ") == percentages("conversation", arm)
+
+
+def test_the_readme_has_the_same_figures() -> None:
+    [line] = [line for line in README.splitlines() if line.startswith("| prompt tokens found")]
+    assert " / ".join(percentages("conversation", "value")) in line
+    assert " / ".join(percentages("conversation", "lru")) in line
+
+
+@pytest.mark.parametrize(("policy", "variables"), [
+    ("lru", {}),
+    ("value", {"OMP_NUM_THREADS": "2"}),
+    ("value", {"OMP_NUM_THREADS": "1", "NPY_DISABLE_CPU_FEATURES": NO_SIMD}),
+], ids=["lru", "value", "value without SIMD"])
+def test_the_sample_gives_the_committed_numbers_on_any_machine(
+        policy: str, variables: dict[str, str]) -> None:
+    row = replayed(policy, "4GB", **variables)
+    [committed] = [one for one in results("sample")["results"]
+                   if one["arm"] == policy and abs(one["memory_bytes"] - 4 * GB) < 0.01 * GB]
+    assert row["cached_tokens"] == committed["cached_tokens"]
+    assert row["hash"] == committed["hash"]
+
+
+def test_another_policy_has_another_hash() -> None:
+    """The control: the hash tells two replays apart."""
+    rows = results("sample")["results"]
+    assert len({row["hash"] for row in rows}) == len(rows)
