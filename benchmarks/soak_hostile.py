@@ -24,12 +24,13 @@ from urllib.parse import urlsplit
 
 HEAD = b"Host: localhost\r\nContent-Type: application/json\r\n"
 WELL_BEHAVED = b'{"prompt": "Once upon a time", "max_tokens": 4, "temperature": 0}'
-BODIES = (WELL_BEHAVED, b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}', b"{}", b"[", b"\xff",
-          b'{"prompt": ' + b"[" * 3000, b'{"prompt": "a", "max_tokens": -1}', b'{"prompt": [1e9]}')
+BODIES = (WELL_BEHAVED, b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}', b"{}", b"[",
+          b"\xff", b'{"prompt": ' + b"[" * 3000, b'{"prompt": "a", "max_tokens": -1}', b'{"prompt": [1e9]}')
 PATHS = (b"/v1/completions", b"/v1/chat/completions", b"/tokenize", b"/detokenize", b"/nowhere",
          b"/sleep?level=1")
 EXTRA = (b"", b"Origin: http://evil.example\r\n", b"Host: evil.example\r\n", b"A: b\r\n" * 200,
-         b"Content-Length: 1\r\n", b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n", b"X: " + b"y" * 40_000 + b"\r\n")
+         b"Content-Length: 1\r\n", b"Transfer-Encoding: chunked\r\n", b"Connection: close\r\n",
+         b"X: " + b"y" * 40_000 + b"\r\n")
 
 
 def post(path: bytes, body: bytes, extra: bytes = b"") -> bytes:
@@ -45,7 +46,8 @@ def hostile(source: random.Random) -> bytes:
     return bytes(data[:source.randrange(len(data))] if source.random() < 0.2 else data)
 
 
-def status_and_body(address: tuple[str, int], data: bytes, *, leaves: bool, wait_s: float) -> tuple[int, bytes]:
+def status_and_body(address: tuple[str, int], data: bytes, *, leaves: bool,
+                    wait_s: float) -> tuple[int, bytes]:
     """The first answer on a new connection; (0, b"") if there was none."""
     answer = b""
     try:
@@ -107,7 +109,7 @@ def main() -> int:
         if is_warm and not first_rss:
             first_rss = rss_bytes(args.pid)
     grown = rss_bytes(args.pid) / first_rss - 1 if first_rss else 0.0
-    print(f"{sent} requests, statuses {dict(sorted(statuses.items()))} (0: no answer was waited for or given)")
+    print(f"{sent} requests, statuses {dict(sorted(statuses.items()))} (0: no answer)")
     print(f"well-behaved answers: {dict(texts)}; memory {grown:+.1%} since the first tenth")
     is_right = len(texts) == 1 and not next(iter(texts)).startswith("status")
     return 0 if is_right and grown <= args.growth and not any(code >= 500 for code in statuses) else 1
