@@ -22,6 +22,7 @@ a wrong flag names the right one.
 from __future__ import annotations
 
 import difflib
+import os
 import tomllib
 import types
 import typing
@@ -33,12 +34,12 @@ from typing import Any, TypeVar, get_args, get_origin
 import click
 from click.core import ParameterSource
 
+from weft.cli.variables import ENV_PREFIX, unknown_variables
 from weft.config_check import flag_name
 from weft.foreign import foreign_flag, foreign_sentence
 
 ConfigT = TypeVar("ConfigT")
 
-ENV_PREFIX = "WEFT_"
 _AS_FLAG = "_as_flag"
 """Suffix of the hidden twin of a positional field: ``--model X`` beside ``MODEL``."""
 
@@ -77,6 +78,7 @@ class FlagCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = list(args)
+        self._warn_of_variables()
         try:
             rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -88,6 +90,13 @@ class FlagCommand(click.Command):
             raise click.BadParameter(error.message + where, ctx, error.param) from None
         _merge_positional(ctx)
         return rest
+
+    def _warn_of_variables(self) -> None:
+        own = {name for param in self.params
+               for name in ([param.envvar] if isinstance(param.envvar, str) else param.envvar or ())}
+        warning = unknown_variables(os.environ, own)
+        if warning is not None:
+            click.echo(f"warning: {warning}", err=True)
 
     def unknown_flag(self, name: str, args: Sequence[str]) -> str:
         """The sentence for a flag this command does not have.

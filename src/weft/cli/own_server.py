@@ -22,7 +22,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import IO
 
-from weft.cli.flags import ENV_PREFIX, arguments_of
+from weft.cli.flags import arguments_of
+from weft.cli.variables import ENV_PREFIX
 from weft.config import EngineConfig
 from weft.errors import UserError, WeftError
 
