@@ -180,7 +180,7 @@ def main() -> None:
         if watch.seconds:
             each = watch.seconds / len(sizes) / study.requests
             pages = study.prompt_tokens / study.requests / PAGE_TOKENS
-            print(f"cost of the value policy: {each * 1e6:.0f} us a request, {each / pages * 1e6:.2f} us a page",
+            print(f"cost of the policy: {each * 1e6:.0f} us a request, {each / pages * 1e6:.2f} us a page",
                   flush=True)
         if asked.json is not None:
             asked.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

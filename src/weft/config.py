@@ -48,9 +48,9 @@ class EngineConfig:
                 "machine); none keeps what the checkpoint has.")
     quantize_inputs: bool = _flag(True, "Round the inputs of int8 and int4 layers to int8 where the CPU has "
                                         "byte products: faster, see docs/quantization.md.")
-    twelve_bit: bool = _flag(True, "Keep bfloat16 matrices on a CPU in 12 bits a weight, from which every bit "
+    twelve_bit: bool = _flag(True, "Keep bfloat16 matrices on a CPU in 12 bits a weight; every bit "
                                 "comes back: a quarter less to hold and to read, and the same answers.")
-    allow_nonfinite: bool = _flag(False, "Serve a checkpoint whose weights have NaN or infinite values, which "
+    allow_nonfinite: bool = _flag(False, "Serve a checkpoint with NaN or infinite weights, which "
                                          "is "
                                          "otherwise refused.")
     memory: str | None = _flag(None, "Memory for KV pages and recurrent states together, such as 4GiB; "
@@ -70,9 +70,9 @@ class EngineConfig:
     exact: bool = _flag(True, "Keep cached KV and states as they are. With --no-exact they go into 8 bits "
                               "when memory is short: twice to four times as many, and what begins on them "
                               "differs a little.")
-    compress_kv: CompressedKvChoice = _flag("int8", "What cached KV goes into with --no-exact: int8, or int4: "
-                                            "three "
-                                            "times as much as in 16 bits, and answers differ more.")
+    compress_kv: CompressedKvChoice = _flag(
+        "int8", "What cached KV goes into with --no-exact: int8, or int4: three times as much as in 16 bits, "
+                "and answers differ more.")
     cache_policy: str = _flag("value", "What leaves the prefix cache first: value (what saves the fewest "
                                        "seconds per byte), lru (least recently used) or marconi (compare).")
     count_salt: bool = _flag(False, "Count in /metrics the prompt tokens that only another cache_salt holds: "
@@ -113,8 +113,8 @@ class EngineConfig:
             raise ConfigError(f"--compress-kv {self.compress_kv} needs --no-exact: without it nothing is "
                               "compressed", param="--compress-kv")
         if self.quantize == "w8a8" and not self.quantize_inputs:
-            raise ConfigError("--quantize is w8a8, which rounds inputs, and --no-quantize-inputs leaves them as "
-                              "they are; use --quantize int8 with it", param="--quantize-inputs")
+            raise ConfigError("--quantize is w8a8, which rounds inputs, and --no-quantize-inputs leaves them "
+                              "as they are; use --quantize int8 with it", param="--quantize-inputs")
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,8 @@ def inside(path: Path) -> Path:
     if home.parent.name == "snapshots":  # the hub cache: models--owner--name/{snapshots/REVISION,blobs}
         homes.append(home.parent.parent / "blobs")
     if not any(real.is_relative_to(one) for one in homes):
-        raise CheckpointError(f"{path}: is a link out of the checkpoint's directory; put the file itself there",
-                              param="model")
+        raise CheckpointError(f"{path}: is a link out of the checkpoint's directory; put the file itself "
+                              "there", param="model")
     if not real.is_file():
         raise CheckpointError(f"{path}: is no file", param="model")
     return path

@@ -65,7 +65,8 @@ def parse_bytes(text: str, *, flag: str) -> int:
     count = int(float(match.group(1)) * scale)
     if not match.group(2) and 0 < count < _BARE_BYTES_LEAST:
         number = match.group(1)
-        raise ConfigError(f"{flag} {text!r} has no unit: write {number}GiB, {number}MiB or {number}B", param=flag)
+        raise ConfigError(f"{flag} {text!r} has no unit: write {number}GiB, {number}MiB or {number}B",
+                          param=flag)
     return count
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
 
-BASE = {"errors", "units", "spec", "config", "request", "families", "files", "info", "host", "config_check", "foreign"}
+BASE = {"errors", "units", "spec", "config", "request", "families", "files", "info", "host",
+        "config_check", "foreign"}
 PURE = {"base", "memory", "planning", "schedule", "engine", "sim", "text"}
 """Groups that never import torch, not even through something else."""
 EDGES = {"server", "cli", "eval", "embedded", "bench"}
@@ -48,8 +49,8 @@ ARROWS: dict[str, set[str]] = {
 
 EXTRA_MODULES: dict[str, set[str]] = {
     "tensor": {"weft._native"},
-    "runner": {"weft.schedule.plan", "weft.engine.executor", "weft.engine.sleep_state", "weft.memory.frames.plan",
-               "weft.memory.arena_work"},
+    "runner": {"weft.schedule.plan", "weft.engine.executor", "weft.engine.sleep_state",
+               "weft.memory.frames.plan", "weft.memory.arena_work"},
 }
 """Single modules a group may see of groups that are otherwise closed to it: plain values and Protocols."""
 

@@ -47,7 +47,9 @@ def test_an_import_into_a_higher_room_is_a_complaint() -> None:
     guarded = ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
                "    from weft.memory.prefix.tree import PrefixTree\n")
     assert len(room_complaints([Source("src/weft/memory/frames/arena.py", guarded)])) == 1
-    assert len(room_complaints([Source("src/weft/memory/values.py", "from weft.memory.frames.arena import Arena\n"),
-                                Source("src/weft/memory/prefix/cache.py", "from weft.memory.books import Books\n")])) == 2
-    assert not room_complaints([Source("src/weft/memory/draft.py", guarded),
-                                Source("src/weft/memory/prefix/cache.py", "from weft.memory.lease import Lease\n")])
+    assert len(room_complaints([
+        Source("src/weft/memory/values.py", "from weft.memory.frames.arena import Arena\n"),
+        Source("src/weft/memory/prefix/cache.py", "from weft.memory.books import Books\n")])) == 2
+    assert not room_complaints([
+        Source("src/weft/memory/draft.py", guarded),
+        Source("src/weft/memory/prefix/cache.py", "from weft.memory.lease import Lease\n")])

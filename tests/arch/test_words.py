@@ -22,7 +22,8 @@ def test_a_name_that_says_nothing_is_noticed(text: str) -> None:
 
 
 def test_words_in_other_words_are_no_complaint() -> None:
-    fine = Source("src/weft/a.py", "foundation = mistaken = '''made'''\nexcept_ = FileNotFoundError  # kept\n")
+    fine = Source("src/weft/a.py",
+                  "foundation = mistaken = '''made'''\nexcept_ = FileNotFoundError  # kept\n")
     assert vague_name_complaints([fine]) == []
 
 

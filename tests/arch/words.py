@@ -27,7 +27,8 @@ def identifiers(source: Source) -> Iterator[tuple[int, str]]:
 
 
 def components(name: str) -> set[str]:
-    """made_TW -> made, tw; KeptFrames -> kept, frames; FileNotFoundError -> file: Python and others name it."""
+    """made_TW -> made, tw; KeptFrames -> kept, frames; FileNotFoundError -> file: Python and others name
+    it."""
     return set(re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name.removesuffix("NotFoundError")).lower().split("_"))
 
 

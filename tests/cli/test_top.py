@@ -47,7 +47,8 @@ def test_the_first_frame_has_totals_and_no_rates() -> None:
 
 
 def test_compressed_states_are_told_apart_once_there_were_any() -> None:
-    compressed = {**CACHE, "states_compressed": 3, "compressed_bytes": 3 << 20, "counts": {"compressed": 5, "restored": 2}}
+    compressed = {**CACHE, "states_compressed": 3, "compressed_bytes": 3 << 20,
+                  "counts": {"compressed": 5, "restored": 2}}
     text = shown(reading(0.0, 2), cache=compressed)
     assert "7 states (3 of them compressed in 3.0 MiB; 2 requests began on one), 2 namespaces" in text
     none = shown(reading(0.0, 2), cache={**compressed, "counts": {"compressed": 0, "restored": 0}})

@@ -21,10 +21,10 @@ from weft.spec import (
     ModelSpec,
     attention,
     gated_delta,
-    with_cache_dtypes,
     mamba1,
     mamba2,
     short_conv,
+    with_cache_dtypes,
 )
 from weft.tensor import gpu
 from weft.tensor.layout import DTYPES
@@ -131,7 +131,8 @@ def test_compression_gives_the_codes_and_scales_that_torch_gives(device: torch.d
 def test_states_in_half_the_bytes_are_compressed_alike(device: torch.device, dtype: DTypeName) -> None:
     """Compressed, to the bit. Restored, to one unit in the last place: the interpreter cuts off where a GPU
     rounds."""
-    spec = with_cache_dtypes(ModelSpec("tiny", 32, 16, 512, "float32", (attention(1, 8), RECURRENT["mamba2"])), None,
+    layers = (attention(1, 8), RECURRENT["mamba2"])
+    spec = with_cache_dtypes(ModelSpec("tiny", 32, 16, 512, "float32", layers), None,
                    dtype)
     plan = with_compression(plan_arena(spec, 200_000), spec)
     state_compressions = compressed_rows(plan)

@@ -1,4 +1,5 @@
-"""Checkpoints from strangers: each broken or hostile file is one clear line that names it, before weights are read."""
+"""Checkpoints from strangers: each broken or hostile file is one clear line that names it, before weights
+are read."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def refused(directory: Path, *words: str) -> str:
 def rewrite(directory: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
     tensors = load_file(directory / "model.safetensors")
     change(tensors)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors")
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(whole, directory / "model.safetensors")
 
 
 def change_header(directory: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -78,7 +80,8 @@ def test_one_infinity_of_each_sign_and_large_finite_values_are_told_apart(direct
     """Their sum is NaN; that of values near the largest float overflows, and is no reason to refuse."""
     rewrite(directory, lambda tensors: tensors[DOWN].fill_(3e38))
     load_model(directory)
-    rewrite(directory, lambda tensors: tensors[DOWN][:1, :2].copy_(torch.tensor([[1.0, -1.0]]) * float("inf")))
+    infinite = torch.tensor([[1.0, -1.0]]) * float("inf")
+    rewrite(directory, lambda tensors: tensors[DOWN][:1, :2].copy_(infinite))
     refused(directory, DOWN)
 
 
@@ -110,8 +113,8 @@ def test_tensors_that_overlap_are_refused_by_both_names(directory: Path) -> None
     lambda header: header[DOWN].update(dtype=["F32"]),
     lambda header: header.update({DOWN: None}),
 ])
-def test_offsets_shapes_and_dtypes_that_cannot_be_are_refused(directory: Path,
-                                                              change: Callable[[dict[str, Any]], Any]) -> None:
+def test_offsets_shapes_and_dtypes_that_cannot_be_are_refused(
+        directory: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     change_header(directory, change)
     refused(directory, "model.safetensors")
 
@@ -131,7 +134,8 @@ NAMES = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_c
     DEEP, '{"a":' * 100_000, '{"a": ' + "[" * JSON_DEPTH_MAX + "]" * JSON_DEPTH_MAX + "}", "{", "[]", "7", "",
     "\x00"], ids=["deep", "deep and cut", "just too deep", "cut", "array", "number", "empty", "zero"])
 @pytest.mark.parametrize("name", NAMES)
-def test_json_that_cannot_be_read_is_refused_by_its_file_s_name(directory: Path, name: str, content: str) -> None:
+def test_json_that_cannot_be_read_is_refused_by_its_file_s_name(
+        directory: Path, name: str, content: str) -> None:
     (directory / name).write_text(content)
     refused(directory, str(directory / name))
 
@@ -143,16 +147,20 @@ def test_a_file_that_is_no_text_is_refused_by_its_name(directory: Path, name: st
 
 
 @pytest.mark.parametrize(("name", "size"), [("config.json", 17 << 20), ("chat_template.jinja", 5 << 20)])
-def test_a_file_that_is_too_long_is_refused_and_read_no_further(directory: Path, name: str, size: int) -> None:
+def test_a_file_that_is_too_long_is_refused_and_read_no_further(
+        directory: Path, name: str, size: int) -> None:
     with (directory / name).open("wb") as file:
         file.truncate(size)
     refused(directory, str(directory / name), "longer than")
 
 
 @pytest.mark.parametrize(("key", "value"), [
-    ("num_hidden_layers", 10**9), ("hidden_size", 10**15), ("vocab_size", 2**62), ("num_attention_heads", 10**12),
-    ("max_position_embeddings", 10**400), ("head_dim", -1), ("rope_theta", 10**400), ("layer_types", "x" * 10**6)])
-def test_a_configuration_of_monstrous_numbers_is_refused_at_once(tmp_path: Path, key: str, value: object) -> None:
+    ("num_hidden_layers", 10**9), ("hidden_size", 10**15), ("vocab_size", 2**62),
+    ("num_attention_heads", 10**12),
+    ("max_position_embeddings", 10**400), ("head_dim", -1), ("rope_theta", 10**400),
+    ("layer_types", "x" * 10**6)])
+def test_a_configuration_of_monstrous_numbers_is_refused_at_once(
+        tmp_path: Path, key: str, value: object) -> None:
     directory = copy_checkpoint(checkpoint("qwen3"), tmp_path / "monstrous", **{key: value})
     refused(directory)
 

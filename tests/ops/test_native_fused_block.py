@@ -28,7 +28,8 @@ RUNS = make_runs([Run(7, slot=3), PAD_ROW, Run(200, slot=0)], [Run(0, 4, slot=1,
 TOKENS, WIDTH = tokens_in(RUNS), 48
 FORMS = ["float32 tiles", "bfloat16 tiles", "int8"]
 Kept = list[torch.Tensor]
-Block = tuple[int, int, Kept, Callable[[FusedBlock, torch.Tensor, Kept], Any], Callable[[torch.Tensor, Kept], Any]]
+Block = tuple[int, int, Kept, Callable[[FusedBlock, torch.Tensor, Kept], Any],
+              Callable[[torch.Tensor, Kept], Any]]
 """Rows of the first weight, columns of the second, what is kept, the fused, the core by itself."""
 
 
@@ -49,7 +50,8 @@ def product(x: torch.Tensor, weight: Any, bias: torch.Tensor | None) -> torch.Te
 
 
 def swiglu(dtype: torch.dtype) -> Block:
-    return (2 * 96, 96, [], lambda fused, x, _: silu_mul.run_fused(fused, x), lambda x, _: silu_mul.silu_mul(x))
+    return (2 * 96, 96, [], lambda fused, x, _: silu_mul.run_fused(fused, x),
+            lambda x, _: silu_mul.silu_mul(x))
 
 
 def lfm2(dtype: torch.dtype) -> Block:

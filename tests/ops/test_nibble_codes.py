@@ -74,7 +74,7 @@ def parts_of(arena: DeviceArena) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_pages_come_back_from_where_they_were_compressed_as_their_rows_say(dtype: DTypeName) -> None:
-    """Each channel of K and each token of V comes back as it does by itself; pages that were not compressed stay
+    """Each channel of K and each token of V comes back as it does alone; pages outside the group stay
     as they are."""
     plan = kv_plan(dtype)
     arena = DeviceArena(plan, torch.device("cpu"))

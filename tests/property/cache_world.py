@@ -89,8 +89,8 @@ class World:
     def __init__(self, geometry: tuple[int, int, int], left_out: Set[str] = frozenset(), *,
                  cache: bool = True, compressed_pages: int = 0, compressed_kv_share: float = 0,
                  policy: str = "lru") -> None:
-        """``compressed_pages``: of a compressed state, where the model has both kinds. ``compressed_kv_share``: of a
-        page, that it takes when it is compressed. ``policy``: what goes first."""
+        """``compressed_pages``: of a compressed state, where the model has both kinds.
+        ``compressed_kv_share``: the share of a page that its compressed form takes. ``policy``: what goes first."""
         self.n, self.m, self.frames = geometry
         compressed_pages = min(compressed_pages, self.n) if self.m else 0
         self.memory = small_memory(*geometry, cache=cache, compressed_pages=compressed_pages, policy=policy,
@@ -319,8 +319,9 @@ class World:
             before = running.salt, running.tokens[:start]
             assert self.states[running.slot] == before, "the state to go on from"
         read_only = {page for node in self.memory._books.cache.tree.nodes() for page in node.pages}
-        read_only |= {page for pages in self.memory._books.cache.compressed_states.pages.values() for page in pages}
-        read_only |= {page for one in self.memory._books.cache.compressed_kv.by_node.values() for page in one.pages}
+        cache = self.memory._books.cache
+        read_only |= {page for pages in cache.compressed_states.pages.values() for page in pages}
+        read_only |= {page for one in cache.compressed_kv.by_node.values() for page in one.pages}
         for position in range(start, end):
             if self.n:
                 page = running.table[position // PAGE_TOKENS]

@@ -366,7 +366,8 @@ BROKEN: list[Break] = [
     a_compressed_state_is_not_restored, a_compressed_state_is_restored_in_another_order,
     a_state_is_not_put_into_its_pages, pages_of_compressed_states_leak, the_slot_of_a_compressed_state_leaks,
     compressed_kv_is_not_restored, compressed_kv_is_restored_in_another_order, kv_is_not_put_into_its_pages,
-    kv_is_compressed_under_who_opens_on_it, pages_of_compressed_kv_leak, what_compressed_kv_leaves_is_taken_for_exact,
+    kv_is_compressed_under_who_opens_on_it, pages_of_compressed_kv_leak,
+    what_compressed_kv_leaves_is_taken_for_exact,
     a_state_behind_compressed_kv_is_taken_for_exact,
     a_state_is_not_copied, a_partly_filled_page_is_not_copied, a_table_is_not_patched,
     a_hit_is_as_far_as_kv_matches, salts_share_a_namespace, what_a_lease_reads_can_be_evicted,
@@ -399,5 +400,6 @@ def test_with_the_cache_off_nothing_is_kept_and_nothing_else_differs() -> None:
 
 def test_a_reservation_without_caching_says_nothing_about_it() -> None:
     empty = Reservation(version=0, frames=(), pages=(), slots=(), opened=(), extended=(), closed=())
-    assert not any((empty.saved, empty.published, empty.evicted, empty.arena_work.page_copies, empty.arena_work.slot_copies,
+    assert not any((empty.saved, empty.published, empty.evicted, empty.arena_work.page_copies,
+                    empty.arena_work.slot_copies,
                     empty.table_patches))

@@ -46,7 +46,8 @@ def found(name: str, megabytes: int, arm: str) -> Report:
 
 
 @pytest.mark.parametrize(("name", "megabytes"), [("documents", 8), ("one-shots", 24), ("scans", 8)])
-def test_the_value_policy_finds_and_saves_more_than_any_reference_at_equal_bytes(name: str, megabytes: int) -> None:
+def test_the_value_policy_finds_and_saves_more_than_any_reference_at_equal_bytes(
+        name: str, megabytes: int) -> None:
     value = found(name, megabytes, "value")
     for arm in REFERENCES:
         other = found(name, megabytes, arm)
@@ -56,7 +57,8 @@ def test_the_value_policy_finds_and_saves_more_than_any_reference_at_equal_bytes
 
 
 def test_what_is_compressed_in_fewer_bits_leaves_room_to_find_more() -> None:
-    rates = [found("documents", 8, arm).hit_rate for arm in ("value", "value+compressed", "value+compressed4")]
+    rates = [found("documents", 8, arm).hit_rate
+             for arm in ("value", "value+compressed", "value+compressed4")]
     assert rates == sorted(rates)
     assert rates[2] > rates[1] + 0.01 > rates[0] + 0.02
     compressed, nibbles = (found("documents", 8, arm) for arm in ("value+compressed", "value+compressed4"))

@@ -1,5 +1,5 @@
-"""The whole engine in virtual time with compression. The executor checks that each compressed state is read from
-its own pages, in order, and that a sequence which resumes on it gets the state of its tokens."""
+"""The whole engine in virtual time with compression. The executor checks that each compressed state is read
+from its own pages, in order, and that a sequence which resumes on it gets the state of its tokens."""
 
 from __future__ import annotations
 
@@ -158,7 +158,8 @@ def without_state_restores(plan: StepPlan) -> StepPlan:
 
 @pytest.mark.parametrize("broken", [without_the_last_state, with_pages_of_a_state_in_another_order,
                                     without_state_restores, without_the_last_kv,
-                                    with_pages_restored_in_another_order, without_kv_restores], ids=lambda broken: broken.__name__)
+                                    with_pages_restored_in_another_order, without_kv_restores],
+                         ids=lambda broken: broken.__name__)
 def test_the_executor_notices_when(broken: object, monkeypatch: pytest.MonkeyPatch) -> None:
     seal = PlanBuilder.seal
     monkeypatch.setattr(PlanBuilder, "seal", lambda *args: broken(seal(*args)))  # type: ignore[operator]

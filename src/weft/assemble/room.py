@@ -97,5 +97,6 @@ def plan_memory(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName,
     asked = room.usual_bytes if config.memory is None else parse_bytes(config.memory, flag="--memory")
     size = min(asked, room.most_bytes)
     note = f"--memory {config.memory} shrunk to {format_bytes(size)}: {room.why}"
-    arena = plan_arena(spec, size, kv_dtype=kv_dtype, compress=not config.exact, compress_kv=config.compress_kv)
+    arena = plan_arena(spec, size, kv_dtype=kv_dtype, compress=not config.exact,
+                       compress_kv=config.compress_kv)
     return (arena, [note] if size < asked and config.memory is not None else [])

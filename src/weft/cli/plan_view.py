@@ -140,7 +140,8 @@ def _costs(plan: ModelPlan) -> Table:
                       f"as much as the KV of {plan.checkpoint_tokens:,} tokens" if plan.kv_token_bytes
                       else "one state")
     if plan.compressed_bytes:
-        table.add_row("one in 8 bits", format_bytes(plan.compressed_bytes), "--no-exact, when memory is short")
+        table.add_row("one in 8 bits", format_bytes(plan.compressed_bytes),
+                      "--no-exact, when memory is short")
     if plan.compressed_kv_token_bytes:
         table.add_row("KV in 8 bits", format_bytes(plan.compressed_kv_token_bytes),
                       "a token, --no-exact: cached and read by nobody")

@@ -46,9 +46,9 @@ DEFAULT_DEVICE = "H100"
     click.Option(["--memory"], help="Memory for KV and states on each device, as `weft serve --memory`; "
                                     f"several with commas. Default: {DEFAULT_MEMORY}, or as recorded."),
     click.Option(["--policy"], default=DEFAULT_ARM, show_default=True,
-                 help=f"What the cache keeps and drops: {', '.join(ARMS)}, every:N, each also with +compressed "
-                      "(KV and states in 8 bits, as `weft serve --no-exact`) or +compressed4 (as with --compress-kv "
-                      "int4 besides); several with commas."),
+                 help=f"Cache policy: {', '.join(ARMS)}, every:N. Each also with +compressed (KV and "
+                      "states in 8 bits, as `weft serve --no-exact`) or +compressed4 (with --compress-kv int4 "
+                      "besides). Several with commas."),
     click.Option(["--tp"], type=click.IntRange(min=1), default=1, show_default=True,
                  help="Devices that share the model."),
     click.Option(["--device"], help=f"The device: {', '.join(one.name for one in DEVICES.values())}. "

@@ -176,10 +176,12 @@ def _prefixes(cache: Mapping[str, Any]) -> RenderableType:
     table = _table("biggest prefixes", "tokens", "hits", "branches", "read by", "last used", first_width=18)
     for place, row in enumerate(rows, start=1):
         holds = "state kept" if row["checkpoint"] else "KV only"
-        table.add_row(f"{place}. {holds}", _count(row["tokens"]), _count(row["hits"]), _count(row["branches"]),
+        table.add_row(f"{place}. {holds}", _count(row["tokens"]), _count(row["hits"]),
+                      _count(row["branches"]),
                       _count(row["readers"]), _age(row["age_s"]))
     count = shape["namespace_count"]
-    return Group(table, Text(f"{cache['nodes']:,} nodes, {cache['states']:,} states{_compressed(cache)}, {count} "
+    return Group(table, Text(f"{cache['nodes']:,} nodes, {cache['states']:,} states{_compressed(cache)}, "
+                             f"{count} "
                              f"namespace{'' if count == 1 else 's'}", "bright_black"))
 
 
@@ -188,7 +190,8 @@ def _compressed(cache: Mapping[str, Any]) -> str:
     counts: Mapping[str, int] = cache.get("counts", {})
     compressed = []
     if counts.get("compressed"):
-        compressed += [f"{cache['states_compressed']:,} of them compressed in {format_bytes(cache['compressed_bytes'])}",
+        compressed += [f"{cache['states_compressed']:,} of them compressed in "
+                       f"{format_bytes(cache['compressed_bytes'])}",
                    f"{counts['restored']:,} requests began on one"]
     if counts.get("compressed_pages"):
         compressed += [f"KV of {cache['pages_compressed'] * PAGE_TOKENS:,} tokens compressed in "

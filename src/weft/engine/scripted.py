@@ -292,7 +292,7 @@ class ScriptedExecutor(LateExecutor):
 
 
 def scripted_logprobs(token: int, before: int, top: int) -> TokenLogprobs:
-    """Logprobs of ``token`` after the tokens with digest ``before``: invented, but a pure function of both."""
+    """Invented logprobs of ``token`` after the tokens with digest ``before``: a pure function of both."""
     first = -(digest(before, token) % 4096) / 1024
     return TokenLogprobs(token=token, logprob=first, rank=0,
                          top=[(token + at, first - at) for at in range(top)])

@@ -75,7 +75,8 @@ class ConfigKeys:
     def numbers(self, key: str, default: tuple[float, ...]) -> tuple[float, ...]:
         """A list of as many numbers as ``default`` has."""
         value = self.get(key, default)
-        if not isinstance(value, (list, tuple)) or len(value) != len(default) or not all(map(_is_number, value)):
+        if not (isinstance(value, (list, tuple)) and len(value) == len(default)
+                and all(map(_is_number, value))):
             fail(key, value, f"it must be a list of {len(default)} numbers")
         return tuple(float(number) for number in value)
 
@@ -118,8 +119,8 @@ class ConfigKeys:
 def read_rope(keys: ConfigKeys, head_dim: int, *, theta: float, partial: float, layer_kind: str | None = None,
               scaled: bool = True) -> Rope:
     """The rotary settings of ``keys``; ``theta`` and ``partial`` are the family's defaults. ``layer_kind``
-    ("sliding_attention") selects a set where each kind of layer has its own. ``scaled`` False: the scaling of a
-    single set is for other layers than these, its theta for all.
+    ("sliding_attention") selects a set where each kind of layer has its own. ``scaled`` False: the scaling
+    of a single set is for other layers than these, its theta for all.
 
     Raises CheckpointError for a scaling that is not served or lacks a number.
     """

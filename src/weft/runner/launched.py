@@ -40,7 +40,8 @@ class LaunchedStep:
     """Of ``run_count`` runs, launched at ``began_s`` (``time.perf_counter``). ``choice``: of the runs
     ``sample_runs``, its pieces first in the pending, those of ``prompts`` behind them."""
 
-    def __init__(self, began_s: float, run_count: int, pending: PendingReadback, choice: TokenChoice | None = None,
+    def __init__(self, began_s: float, run_count: int, pending: PendingReadback,
+                 choice: TokenChoice | None = None,
                  sample_runs: npt.NDArray[np.int64] | None = None,
                  prompts: tuple[ScoredPrompt, ...] = ()) -> None:
         self._began_s = began_s

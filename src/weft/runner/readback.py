@@ -2,7 +2,7 @@
 
     device          tokens [X] | logprobs, ranks, best ones of rows that asked | the same of prompts
                        '------------- one asynchronous copy, an event behind it -------------'
-    host (pinned)   words of 64 bits                       PendingReadback.open(): waits for the event, cuts them up
+    host (pinned)   words of 64 bits                  PendingReadback.open(): waits for the event, cuts them
 
 The mirror of ``staging``. The copy is enqueued when the step is launched. The wait comes when the tokens are
 needed, so the host may launch the next step in between. ``PendingReadback`` is a copy that may still be under

@@ -107,7 +107,8 @@ class TorchExecutor:
     fp8, and measured for the other layers. ``reload`` reads the checkpoint again,
     after a sleep of level 2. ``capture``: how decode steps are recorded as graphs, once ``record_graphs`` is
     called; None: never. ``pad_decode_to`` and the two hooks are described above and in
-    ``weft.runner.batch``. ``remote``: the host reaches device memory only by the copies of a step; by default so on every device but
+    ``weft.runner.batch``. ``remote``: the host reaches device
+    memory only by the copies of a step; by default so on every device but
     the CPU. Not thread-safe: one step at a time."""
 
     def __init__(self, model: Model, arena_plan: ArenaPlan, sizes: Sizes, *,

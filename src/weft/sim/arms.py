@@ -7,8 +7,8 @@
     prompt      at the end of prompts and of requests               least recently used
     every:N     every N tokens of a prompt, at forks, at its end    least recently used
     none        nowhere: nothing is cached                          -
-    ARM+compressed  as ARM                                              as ARM; but KV and states are compressed first
-    ARM+compressed4 as ARM                                              the same, KV in 4 bits
+    ARM+compressed  as ARM                                          as ARM; KV and states are compressed first
+    ARM+compressed4 as ARM                                          the same, KV in 4 bits
 
 An arm is data: a ``CheckpointPolicy`` for the scheduler and a factory for the memory. A new policy is a new
 row.
@@ -55,13 +55,15 @@ _COMPRESSED: dict[str, CompressedKvName] = {"+compressed": "int8", "+compressed4
 
 def _exact(make: MakeMemory) -> MakeMemory:
     """A memory that compresses nothing, whatever the geometry allows."""
-    return lambda plan, cost, clock: make(replace(plan, compressed_pages=0, compressed_kv_bytes=0), cost, clock)
+    return lambda plan, cost, clock: make(
+        replace(plan, compressed_pages=0, compressed_kv_bytes=0), cost, clock)
 
 
 def _compression(make: MakeMemory, dtype: CompressedKvName) -> MakeMemory:
     """A memory that compresses what the geometry allows, KV in ``dtype``."""
     def compressed(plan: ArenaPlan, cost: CostModel, clock: Clock) -> Memory:
-        return make(with_compressed_kv(plan, dtype) if plan.compressed_kv_bytes and plan.kv_fields else plan, cost,
+        compresses = plan.compressed_kv_bytes and plan.kv_fields
+        return make(with_compressed_kv(plan, dtype) if compresses else plan, cost,
                     clock)
     return compressed
 
@@ -103,5 +105,6 @@ def find_arm(name: str) -> Arm:
                           f"(N tokens, a multiple of 64), each also with {' or '.join(_COMPRESSED)}",
                           param="--policy")
     if plus:
-        return replace(arm, name=exact_name + plus + suffix, make_memory=_compression(arm.make_memory, _COMPRESSED[plus + suffix]))
+        compressing = _compression(arm.make_memory, _COMPRESSED[plus + suffix])
+        return replace(arm, name=exact_name + plus + suffix, make_memory=compressing)
     return replace(arm, make_memory=_exact(arm.make_memory))

@@ -52,8 +52,8 @@ class Timeline:
 @dataclass(slots=True)
 class MeanBytes:
     """What the arena's bytes were used for, each byte counted for the time it was: ``leased_ahead`` of the KV
-    of running sequences is not computed yet; ``cached_*`` is read by no sequence, and wide; ``open``: holes in
-    frames; ``free``: for either kind."""
+    of running sequences is not computed yet; no sequence reads ``cached_*``, which is exact; ``open``: holes
+    in frames; ``free``: for either kind."""
 
     running_kv: float = 0.0
     leased_ahead: float = 0.0
@@ -87,7 +87,8 @@ def bytes_by_use(usage: MemoryUsage, plan: ArenaPlan, pages_ahead: int, seconds:
         cached_kv=((usage.pages_cached - usage.pages_shared) * page - usage.compressed_bytes
                    - usage.compressed_kv_bytes),
         cached_states=usage.slots_cached * slot, compressed_kv=usage.compressed_kv_bytes,
-        compressed_states=usage.compressed_bytes, open=usage.open_bytes, free=usage.free_bytes, seconds=seconds)
+        compressed_states=usage.compressed_bytes, open=usage.open_bytes, free=usage.free_bytes,
+        seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +134,8 @@ class Report:
 
     @property
     def digest(self) -> str:
-        """Equal for equal runs: a hash of all numbers, and of every request's cached tokens and times. Names are
-        not part of it, so renaming a field or a policy changes no hash."""
+        """Equal for equal runs: a hash of all numbers, and of every request's cached tokens and times. Names
+        are not part of it, so a renamed field or policy changes no hash."""
         numbers = [value for name, value in self._numbers().items() if name != "arm"]
         hashed = blake2b(json.dumps(_without_names(numbers)).encode(), digest_size=16)
         for column in (self.timeline.cached_tokens, self.timeline.began_s, self.timeline.first_s,

@@ -1,5 +1,5 @@
-"""The order of arena work: the scripted device performs it as ``ArenaWork.ordered`` says, and an executor with
-another order is caught."""
+"""The order of arena work: the scripted device performs it as ``ArenaWork.ordered`` says, and an executor
+with another order is caught."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ def device() -> ScriptedExecutor:
 
 
 def steps() -> Iterator[StepPlan]:
-    """A prompt keeps its states at 64 and 128. The one at 64 is compressed, into a frame that is zeroed in the
-    same step. Then it is restored for a second sequence, and in that step its pages get the one at 128."""
+    """A prompt keeps its states at 64 and 128. The one at 64 is compressed, into a frame that is zeroed in
+    the same step. Then it is restored for a second sequence, and in that step its pages get the one at
+    128."""
     yield plans.plan([(0, 0, PROMPT, 0, True)], admissions=[plans.admission(0, PROMPT)],
                      table_writes=[(0, index, 10 + index) for index in range(9)], zero_frames=[0, 1, 2],
                      taps=[Tap(0, 64, SlotId(1)), Tap(0, 128, SlotId(2))])

@@ -19,7 +19,7 @@ from weft.units import SeqId
 
 def small_arena(pages_per_frame: int, slots_per_frame: int, frame_count: int, *,
                 compressed_pages: int = 0, compressed_kv_share: float = 0) -> ArenaPlan:
-    """An arena of the least bytes with so many items to a frame; 0 leaves a kind out. A compressed state takes
+    """An arena of the least bytes with these items to a frame; 0 leaves a kind out. A compressed state takes
     ``compressed_pages``, and a compressed page of KV such a share of one; 0: none is ever compressed."""
     n, m = pages_per_frame, slots_per_frame
     page_bytes, slot_bytes = 256 * (m or 1) * (n > 0), 256 * (n or 1) * (m > 0)
@@ -27,7 +27,8 @@ def small_arena(pages_per_frame: int, slots_per_frame: int, frame_count: int, *,
                      slot_stride_bytes=slot_bytes, slots_per_frame=m,
                      frame_bytes=n * page_bytes or m * slot_bytes, frame_count=frame_count,
                      kv_dtype="float32", model_dtype="float32", kv_fields=(), state_fields=(),
-                     compressed_pages=compressed_pages, compressed_kv_bytes=int(page_bytes * compressed_kv_share))
+                     compressed_pages=compressed_pages,
+                     compressed_kv_bytes=int(page_bytes * compressed_kv_share))
 
 
 def small_memory(pages_per_frame: int, slots_per_frame: int, frame_count: int, *,

@@ -210,7 +210,8 @@ def test_weights_in_one_file_of_another_name_are_found(directory: Path) -> None:
 
 
 def shared_blocks(directory: Path) -> tuple[str, str]:
-    """Rewrite a Zamba2 checkpoint so that each layer with a shared block stores it; an original and its copy."""
+    """Rewrite a Zamba2 checkpoint so that each layer with a shared block stores it; an original and its
+    copy."""
     tensors = load_file(directory / "model.safetensors")
     first = next(name for name in tensors if ".shared_transformer.feed_forward.down_proj.weight" in name)
     layer = first.split(".shared_transformer")[0]

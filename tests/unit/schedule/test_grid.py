@@ -36,6 +36,7 @@ def test_the_tail_of_a_long_prompt_does_not_depend_on_it() -> None:
 def test_a_follower_waits_for_the_last_common_position_of_its_grid() -> None:
     producer = PrefixProducer(SeqId(1), "", AHEAD, tokens(1050, own=50), 0)
     known = tokens(1050)
-    assert wait_for(known, 0, WAITER, [producer], stateful=True, grid=16) == PrefixWait(SeqId(1), on_grid(1000, 16))
+    expected = PrefixWait(SeqId(1), on_grid(1000, 16))
+    assert wait_for(known, 0, WAITER, [producer], stateful=True, grid=16) == expected
     assert wait_for(known, 0, WAITER, [producer], stateful=True) == PrefixWait(SeqId(1), 960)
     assert position_in_flight(known, 0, [producer], stateful=True, grid=16) == 992

@@ -40,22 +40,27 @@ def test_common_tokens_end_at_the_first_difference() -> None:
 
 @pytest.mark.parametrize(("case", "expected"), [
     # The last grid point that both share, and not the follower's last token.
-    ({"producer": producer(1000), "known": tokens(1050, own=50)}, PrefixWait(SeqId(1), 960)),
+    ({"producer": producer(1000), "known": tokens(1050, own=50)},
+     PrefixWait(SeqId(1), 960)),
     ({"producer": producer(1000), "known": tokens(960)}, PrefixWait(SeqId(1), 896)),
     ({"producer": producer(1000), "known": tokens(961)}, PrefixWait(SeqId(1), 960)),
     # The producer is past it, and has nothing on the way.
     ({"producer": producer(1000, computed=960), "known": tokens(1050, own=50)}, None),
-    ({"producer": producer(1000, computed=959), "known": tokens(1050, own=50)}, PrefixWait(SeqId(1), 960)),
+    ({"producer": producer(1000, computed=959), "known": tokens(1050, own=50)},
+     PrefixWait(SeqId(1), 960)),
     # It is on the way.
-    ({"producer": producer(1000, computed=1000, arriving=(448, 960)), "known": tokens(1050, own=50)}, PrefixWait(SeqId(1))),
+    ({"producer": producer(1000, computed=1000, arriving=(448, 960)), "known": tokens(1050, own=50)},
+     PrefixWait(SeqId(1))),
     ({"producer": producer(1000, computed=1000, arriving=(992,)), "known": tokens(1050, own=80)}, None),
     # Saves too little.
     ({"producer": producer(1000), "known": tokens(1050, own=50), "cached": 897}, None),
-    ({"producer": producer(1000, computed=900), "known": tokens(1050, own=50), "cached": 896}, PrefixWait(SeqId(1), 960)),
+    ({"producer": producer(1000, computed=900), "known": tokens(1050, own=50), "cached": 896},
+     PrefixWait(SeqId(1), 960)),
     ({"producer": producer(63), "known": tokens(63)}, None),
     # The follower has more of it cached than the producer has computed: it is faster itself.
     ({"producer": producer(1000, computed=64), "known": tokens(1050, own=50), "cached": 512}, None),
-    ({"producer": producer(1000, computed=512), "known": tokens(1050, own=50), "cached": 512}, PrefixWait(SeqId(1), 960)),
+    ({"producer": producer(1000, computed=512), "known": tokens(1050, own=50), "cached": 512},
+     PrefixWait(SeqId(1), 960)),
     # Rank: nobody waits for who is behind; who ends is waited for by all, one step.
     ({"producer": producer(1000, rank=BEHIND), "known": tokens(1050, own=50)}, None),
     ({"producer": producer(1000, rank=None, computed=500), "known": tokens(1050, own=50)}, None),
@@ -74,7 +79,8 @@ def test_the_leader_that_saves_most_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize(("at", "arriving", "expected"), [
-    (0, (), PrefixWait(SeqId(1))), (990, (), PrefixWait(SeqId(1))), (992, (), None), (992, (992,), PrefixWait(SeqId(1))),
+    (0, (), PrefixWait(SeqId(1))), (990, (), PrefixWait(SeqId(1))), (992, (), None),
+    (992, (992,), PrefixWait(SeqId(1))),
     (1000, (1000,), PrefixWait(SeqId(1))),
 ])
 def test_without_states_pages_are_waited_for_and_nothing_is_demanded(at: int, arriving: tuple[int, ...],

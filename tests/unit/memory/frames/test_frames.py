@@ -11,7 +11,7 @@ def test_a_frame_never_used_is_zeroed_once() -> None:
     memory = small_memory(pages_per_frame=4, slots_per_frame=2, frame_count=3)
     first = open_now(memory, (1, 16))
     assert set(first.arena_work.zero_frames) == {0, 1}, "one frame of slots, one of pages"
-    assert open_now(memory, (2, 32)).arena_work.zero_frames == (), "they are in use: the second sequence joins them"
+    assert open_now(memory, (2, 32)).arena_work.zero_frames == (), "in use: the second sequence joins them"
 
 
 def test_a_frame_that_returns_to_its_own_kind_is_not_zeroed() -> None:

@@ -63,7 +63,7 @@ def test_compression_is_only_where_it_is_asked_for() -> None:
 
 @pytest.mark.parametrize(("pages", "slots", "at_once", "expected"), [
     (0, 4, 9, 0),      # 4 frames of slots, 4 there are: nothing is missing, and nobody asks
-    (10, 4, 9, 2),     # 5 frames wanted: two compressed give two frames and take 6 pages, which make 16: one each
+    (10, 4, 9, 2),     # 5 frames wanted: two compressed give two frames and take 6 pages, 16 in all: one each
     (0, 5, 9, 2),      # one is compressed: 3 pages take the frame it gave. Two: still one
     (0, 5, 1, 0),      # only one can be: nothing gained
     (40, 4, 9, 3),     # out of reach: as far as it helps

@@ -102,8 +102,8 @@ def test_what_is_asked_again_and_again_stays_though_long_prompts_pass_through() 
 
 
 def test_it_learns_which_conversations_continue() -> None:
-    """Conversations of short answers continue after 20 seconds, those of long answers never do. A short one then
-    outlives a newer long one of the same size."""
+    """Conversations of short answers continue after 20 seconds, those of long answers never do. A short one
+    then outlives a newer long one of the same size."""
     bench = Bench("value", 40)
     for number in range(80):
         continues = number % 2 == 0
@@ -128,8 +128,8 @@ def test_it_learns_which_conversations_continue() -> None:
 
 @pytest.mark.parametrize("rounds", [0, 60])
 def test_it_learns_at_which_turn_a_conversation_stops(rounds: int) -> None:
-    """The first end of each conversation is asked again and again after its first use, the second one never. Both
-    ends have the same number of uses. Without these rounds the policy has no such opinion."""
+    """The first end of each conversation is asked again and again after its first use, the second one never.
+    Both ends have the same number of uses. Without these rounds the policy has no such opinion."""
     bench = Bench("value", 60)
 
     def turns(token: int) -> tuple[list[int], list[int]]:
@@ -158,8 +158,8 @@ def test_it_learns_at_which_turn_a_conversation_stops(rounds: int) -> None:
 
 
 def test_candidates_are_valued_again_with_each_request() -> None:
-    """Values fall with age. An opening values all candidates again; a closing leaves those that it did not touch,
-    and that is the control."""
+    """Values fall with age. An opening values all candidates again; a closing leaves those that it did not
+    touch, and that is the control."""
     bench = Bench("value", 40)
     for number in range(6):
         bench.ask(prompt((number, 40)), answer=4)
