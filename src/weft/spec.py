@@ -131,7 +131,8 @@ def with_cache_dtypes(spec: ModelSpec, kv_dtype: CacheDTypeName | None,
         return part if part.dtype == "model" or state_dtype is None else replace(part, dtype=state_dtype)
 
     return replace(spec, layers=tuple(
-        replace(layer, state=tuple(accumulators(layer, part) for part in layer.state)) for layer in spec.layers))
+        replace(layer, state=tuple(accumulators(layer, part) for part in layer.state))
+        for layer in spec.layers))
 
 
 def attention(kv_heads: int, head_dim: int) -> LayerSpec:

@@ -47,8 +47,8 @@ DEFAULT_DEVICE = "H100"
                                     f"several with commas. Default: {DEFAULT_MEMORY}, or as recorded."),
     click.Option(["--policy"], default=DEFAULT_ARM, show_default=True,
                  help=f"Cache policy: {', '.join(ARMS)}, every:N. Each also with +compressed (KV and "
-                      "states in 8 bits, as `weft serve --no-exact`) or +compressed4 (with --compress-kv int4 "
-                      "besides). Several with commas."),
+                      "states in 8 bits, as `weft serve --no-exact`) or +compressed4 (and --compress-kv "
+                      "int4). Several with commas."),
     click.Option(["--tp"], type=click.IntRange(min=1), default=1, show_default=True,
                  help="Devices that share the model."),
     click.Option(["--device"], help=f"The device: {', '.join(one.name for one in DEVICES.values())}. "
