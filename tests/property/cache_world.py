@@ -90,7 +90,7 @@ class World:
                  cache: bool = True, compressed_pages: int = 0, compressed_kv_share: float = 0,
                  policy: str = "lru") -> None:
         """``compressed_pages``: of a compressed state, where the model has both kinds.
-        ``compressed_kv_share``: the share of a page that its compressed form takes. ``policy``: of eviction."""
+        ``compressed_kv_share``: the share of a page that its compressed form takes. ``policy``: its name."""
         self.n, self.m, self.frames = geometry
         compressed_pages = min(compressed_pages, self.n) if self.m else 0
         self.memory = small_memory(*geometry, cache=cache, compressed_pages=compressed_pages, policy=policy,
