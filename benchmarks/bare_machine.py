@@ -2,11 +2,11 @@
 
     with_stand_ins() -> names of what is missing     before anything of weft is imported
 
-weft's kernels import torch, Triton and numpy and nothing else. Its engine also wants msgspec, for the values
-that cross to another process, and its loader safetensors, of which a step on random weights uses no more than
-the names. Here msgspec's ``Struct`` is a class that keeps what it is given, and of all other packages every
-name is there and does nothing. Good for measuring on a borrowed machine that nothing can be installed on, and
-for nothing else: no file is read and no request is checked with them.
+weft's kernels import torch, Triton and numpy and nothing else. Its engine also imports msgspec, for the
+values that cross to another process. Its loader imports safetensors, but a step on random weights uses only
+the names. Here msgspec's ``Struct`` is a class that stores its arguments. Every name of the other packages
+exists and does nothing. The stand-ins serve for measuring on a borrowed machine where nothing can be
+installed, and for nothing else: they read no file and check no request.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python benchmarks/cache_dtypes.py [--model DIR] [--length 1024] [--texts 8]
 
-The same texts go through an engine for each dtype, and the logprob of every token of them is compared with
-that of the engine whose cache is in the model's dtype (float32 states): mean and largest difference,
-perplexity, and how often the most likely token is the same. Texts are conversations of the embedded model's
-kind, which any model can read; nothing is generated, so the speed is that of prefills.
+The same texts go through an engine for each dtype. The reference is the engine with its cache in the model's
+dtype (float32 states). The logprob of every token is compared with the reference: mean and largest
+difference, perplexity, and how often the most likely token is the same. Texts are conversations of the
+embedded model's kind, which any model can read; nothing is generated, so the speed is that of prefills.
 
 "compressed int8" and "compressed int4" are KV as `--no-exact` leaves it, and `--compress-kv int4`, at the
 worst: texts are computed 128 tokens at a time, and all that was computed before went into the codes and back.

@@ -9,10 +9,10 @@
     tests       make test-gpu, where pytest is installed
     compile     every shape of every Triton kernel, for the GPUs it is made for
 
-It asks for torch, Triton and numpy and nothing else, and needs nobody beside it: a part is a process of its
-own (``gpu_parts``), with a share of the time; one that hangs or dies is ended, what it said until then is
-kept, and where it goes over kernels it is started again behind the one that ended it. The file is written
-anew after each result, so that a run that is cut short has left what it found.
+It needs torch, Triton and numpy and nothing else, and runs unattended. A part is a process of its own
+(``gpu_parts``), with a share of the time. A part that hangs or dies is ended, and its results until then
+stay. A part that goes over kernels is started again behind the kernel that ended it. The file is rewritten
+after each result, so a run that is cut short leaves its results.
 
 The figures of docs/gpu.md come from this file.
 """

@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu_parts PART [--after N] [...]      lines of "@{json}", one for each result
 
-Results are printed as they come, so that a part that is ended early has said what it had. Parts that go over
-kernels print the name of each before they try it: when one takes the process with it (an address that is not
-there ends every later call on a GPU), the part is started again behind it (``--after``).
+Results are printed as they come, so a part that is ended early has reported them. Parts that go over kernels
+print the name of each kernel before they try it. If a kernel ends the process, the part is started again
+behind it (``--after``): an invalid address fails every later call on a GPU.
 
     machine   GPU, driver, torch, Triton, and what else is not installed
     check     each kernel's first call beside torch's on the same numbers: the largest difference

@@ -2,12 +2,12 @@
 
     python -m benchmarks.overlap [--model PATH] [--running 1 16 64] [--tokens 64] [--rounds 5] [--threads N]
 
-One process, two engines over the same checkpoint, rounds in turn (on, off, off, on, ...), so that what else
-the machine does falls on both. A round is ``running`` requests of 32 prompt tokens with answers of ``tokens``
-tokens; its events are encoded as the engine's process does for the server. Printed: milliseconds of a decode
-step, the median over rounds, and the ratio (above 1: overlap is faster). ``--python`` makes a model of 24
-layers with next to nothing in each (``benchmarks.step_python``): then the host's own work is what there is to
-hide.
+One process runs two engines over the same checkpoint, with rounds in turn (on, off, off, on, ...). So other
+load on the machine falls on both. A round is ``running`` requests of 32 prompt tokens with answers of
+``tokens`` tokens; its events are encoded as the engine's process does for the server. Printed: milliseconds
+of a decode step, the median over rounds, and the ratio (above 1: overlap is faster). ``--python`` makes a
+model of 24 layers with next to nothing in each (``benchmarks.step_python``): then the work to hide is the
+host's own.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ less a price for byte-seconds, for every price). A policy that tells answers apa
 has learned all there is to learn of them, comes to this. Many classes with few answers each fit the chance
 in the trace, and are shown for that.
 
-Left out: the beginnings that all share, forks, and whoever runs; memory is what waiting conversations have.
-KV and state as in `cache_policy.py`: 15,360 B a token and 24.01 MB.
+Left out: the beginnings that all share, forks, and running requests; memory is what waiting conversations
+have. KV and state as in `cache_policy.py`: 15,360 B a token and 24.01 MB.
 """
 
 from __future__ import annotations

@@ -2,13 +2,12 @@
 
     python -m benchmarks.soak --requests 10000 --seed 1
 
-Half of the requests go through one engine that is never started anew, the others through many small ones
-whose devices fall off the bus now and then. Both have what the simulator knows of trouble (``weft.sim``):
-memory in which little more than one sequence fits, bursts longer than the queue, cancels between and inside
-steps, twins, conversations that are taken up, flushes while a step is in flight, many choices of
-``--checkpoints``. After each step all books are recounted from their owners; every answer is compared with
-what it must be, every page and state that is read with what must be in it; the best sequence may not stand
-still.
+Half of the requests go through one engine that never restarts. The others go through many small engines whose
+devices fall off the bus now and then. Both have the simulator's kinds of trouble (``weft.sim``): memory for
+little more than one sequence; bursts longer than the queue; cancels between and inside steps; twins; resumed
+conversations; flushes while a step is in flight; many choices of ``--checkpoints``. After each step all books
+are recounted from their owners. Every answer is compared with the right one, and every page and state that is
+read with its right content. The best sequence must make progress.
 
 A failure prints the seed, the law and the last steps, and ends with code 1: the same command finds it again,
 and ``--only SEED`` runs that scenario alone. Nothing here is a measurement: the seconds are of the checks.

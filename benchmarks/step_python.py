@@ -156,8 +156,8 @@ def measure(core: EngineCore, running: int, steps: int) -> dict[str, float]:
 
 
 def in_kernels(core: EngineCore, steps: int) -> dict[str, float]:
-    """Median microseconds of a step inside the calls of kernels and of torch's matrix products, how many
-    there were, and what is left of the step: the host's."""
+    """Median microseconds of a step inside the calls of kernels and of torch's matrix products; the number of
+    calls; and the rest of the step, which is the host's."""
     kernels, products, whole = Stopwatch(), Stopwatch(), Stopwatch()
     step = whole.around(core.step)
     extension, linear = native._extension, functional.linear

@@ -4,21 +4,21 @@
     python benchmarks/useful_bytes.py --frames 8 16 25 50 100 200 --models 397B
     python benchmarks/useful_bytes.py --cached 1500
 
-The real ``Memory``, no model and no tensors. *Useful* are the exact bytes of the tokens and states of those
-who run: padding of slots, the rest of the last page of each sequence, holes and frames that are left over all
-count against it.
+The real ``Memory``, no model and no tensors. *Useful* are the exact bytes of the tokens and states of running
+sequences. Padding of slots, the rest of each sequence's last page, holes and unused frames all count against
+it.
 
     new        sequences of one length come into an empty arena until no other fits; of the frames they took
     full       then shorter ones, by quarters, down to a page; of the whole arena
     churned    first ``--rounds`` times: sequences of random lengths come until memory is full, and half of
                all leave at random; then as for ``full``; of the whole arena
-    stuck      the same with compaction turned off: what lies badly stays, and whoever does not fit waits
+    stuck      the same with compaction turned off: what lies badly stays, and what does not fit waits
     moved      bytes copied by compaction, as a share of the bytes of all the sequences that came
 
 Where one sequence of that length does not fit the arena there is a dash. With ``--frames``: arenas of so many
-frames, ``churned`` and ``stuck`` only, mean and least of six seeds and four lengths. With ``--cached``: what
-compaction copies while so many requests go through a full prefix cache, half of them going on from an earlier
-one, as a share of the bytes that had to be computed.
+frames, ``churned`` and ``stuck`` only, mean and least of six seeds and four lengths. With ``--cached``: this
+number of requests goes through a full prefix cache, and half of them continue an earlier one. Printed are the
+bytes that compaction copies, as a share of the bytes that had to be computed.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ struct Stage {
   StreamNorm norm;
   const FusedBlock* fused;
   Core core;
-  const void* layer;       // GatedDeltaLayer, Mamba2Layer or AttentionLayer
-  ConvWeights conv;        // of short_conv
-  SlotView first, second;  // window and state, or K and V pages
-  TokenScales scales;      // of pages
+  const void* layer;       // GatedDeltaLayer, Mamba2Layer or AttentionLayer.
+  ConvWeights conv;        // Of short_conv.
+  SlotView first, second;  // Window and state, or K and V pages.
+  TokenScales scales;      // Of pages.
   int64_t number;          // of the layer, see StateKind
   int64_t rope;            // which of the step's cos and sin, -1 for none
 };

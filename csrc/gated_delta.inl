@@ -1,12 +1,12 @@
 // The gated delta rule, token by token, for decodes and prefills. Kimi's variant has one decay for each line of the
 // state instead of one for all.
 //
-//   per value head   S <- e^g S;   d = beta (v - k^T S);   S <- S + k d^T;   o = q^T S      S [K, V]
+//     per value head   S <- e^g S;   d = beta (v - k^T S);   S <- S + k d^T;   o = q^T S      S [K, V]
 //
-// Prefills: an item of work is 16 or 32 columns of one head of one run. Its part of S (K x 16 floats, 8 kB) stays in the
-// L1 cache for all tokens of the run, and one pass over it per token does everything:
+// Prefills: an item of work is 16 or 32 columns of one head of one run. Its part of S (K x 16 floats, 8 kB) stays in
+// the L1 cache for all tokens of the run. One pass over it per token does everything:
 //
-//   line k of S:   s = e^g s + k_t[k] d       o += q_t[k] s       ahead += e^(g_(t+1)) k_(t+1)[k] s
+//     line k of S:   s = e^g s + k_t[k] d       o += q_t[k] s       ahead += e^(g_(t+1)) k_(t+1)[k] s
 //
 // The next token needs ``ahead`` before it can start, so S is read and written once per token. The arithmetic is that of
 // the recurrence itself. How a prompt is cut changes no bit of the result, and a tap at any position is a copy of S. On

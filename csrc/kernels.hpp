@@ -86,8 +86,8 @@ struct GatedDeltaArgs {
 
 struct Mamba2Args {
   const Runs* runs;
-  Rows x, b, c;            // [T, heads, P], [T, groups, N] twice
-  Rows dt;                 // [T, heads] (head_stride 1), before bias and softplus
+  Rows x, b, c;            // [T, heads, P], [T, groups, N] twice;
+  Rows dt;                 // [T, heads] (head_stride 1), before bias and softplus;
   const float *a, *d, *dt_bias;  // [heads]
   void* out;               // [T, heads, P] dense, dtype of x
   void* state;             // [slots, heads, P, N]

@@ -1,9 +1,9 @@
 // The kernels between the two projections of a layer, in one crossing from Python. Each call and each tensor costs some
 // microseconds there: a decode step of 24 layers would spend more time on that than in the kernels.
 //
-//   gated delta   [ q | k | v | z | b | a ]    conv -> delta rule -> norm, gated by z
-//   Mamba-2       [ gate | x | B | C | dt ]    conv -> state space -> norm, gated
-//   attention     [ q | (gate) | k | v | (head gates) ]    norms -> rotary -> pages -> attention -> gates
+//     gated delta   [ q | k | v | z | b | a ]    conv -> delta rule -> norm, gated by z
+//     Mamba-2       [ gate | x | B | C | dt ]    conv -> state space -> norm, gated
+//     attention     [ q | (gate) | k | v | (head gates) ]    norms -> rotary -> pages -> attention -> gates
 //
 // A layer is built once, from addresses of weights that its owner keeps alive. A call brings what changes from step to
 // step. Numbers between the kernels have the dtype of the model, and are rounded where separate calls would round them.

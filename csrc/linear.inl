@@ -1,11 +1,11 @@
 // Matrix products y = x W^T of weights in every form but float tiles (tiles.inl). The memory bandwidth of W bounds them.
 //
-//   item     64 rows of W: four tiles of 16
-//   inside   up to 6 rows of x at a time; every vector of W that is loaded meets all of them
+//     item     64 rows of W: four tiles of 16
+//     inside   up to 6 rows of x at a time; every vector of W that is loaded meets all of them
 //
-//   rows (bfloat16, float32)    a row of W times a row of x, added across at the end
-//   tiles (int8, int4)          tile | columns 0-3 of 16 rows | columns 4-7 of 16 rows | ...
-//                               a lane is a row of W: nothing is added across, a scale is one multiplication
+//     rows (bfloat16, float32)    a row of W times a row of x, added across at the end
+//     tiles (int8, int4)          tile | columns 0-3 of 16 rows | columns 4-7 of 16 rows | ...
+//                                 a lane is a row of W: nothing is added across, a scale is one multiplication
 //
 // Tiles meet x in one of two ways. *Rounded*: x is int8 with a scale for 32 columns, and four products of bytes are one
 // lane of vpdpbusd. Integers are exact, and scales are added in the order of the columns. So a row of x gives the same

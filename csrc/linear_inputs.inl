@@ -1,8 +1,8 @@
 // Rows of x in the shape that a matrix kernel reads: float32, bfloat16, or int8 codes with a scale for 32 columns.
 //
-//   floats   values [rows][padded]     value_sums [rows][lines]     exact products with any form of weight
-//   halves   bfloat16 [rows][padded]                                products of pairs (vdpbf16ps)
-//   codes    int8 [rows][padded]       scales, sums [rows][lines]   products of four bytes (vpdpbusd)
+//     floats   values [rows][padded]     value_sums [rows][lines]     exact products with any form of weight
+//     halves   bfloat16 [rows][padded]                                products of pairs (vdpbf16ps)
+//     codes    int8 [rows][padded]       scales, sums [rows][lines]   products of four bytes (vpdpbusd)
 //
 // A line is 32 columns; the columns behind the last one are zero. The sums of a line fold the zero point of the weights
 // into one multiplication. A row depends on no other row, so a row of x gives the same bits in any batch.

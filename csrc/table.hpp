@@ -1,11 +1,11 @@
 // The kernels of one instruction set, WEFT_TABLE, in several files that compile side by side:
 //
-//   table_attention.cpp     attention over pages
-//   table_states.cpp        recurrences with a state
-//   table_conv.cpp          convolutions with a window
-//   table_products.cpp      matrix products, experts
-//   table_rows.cpp          norms and the small things between
-//   table.cpp               the table itself
+//     table_attention.cpp     attention over pages
+//     table_states.cpp        recurrences with a state
+//     table_conv.cpp          convolutions with a window
+//     table_products.cpp      matrix products, experts
+//     table_rows.cpp          norms and the small things between
+//     table.cpp               the table itself
 //
 // Each includes its kernels as .inl files, whose code is local to it: no code of one set can be linked into another.
 // Instances of the standard library's templates are not local, and the linker takes the first of several. So the

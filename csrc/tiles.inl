@@ -1,24 +1,24 @@
 // Matrix products y = x W^T of float weights in tiles: float32 on every CPU, bfloat16 by products of pairs
 // (AVX512-BF16).
 //
-//   tile   column 0 of 16 rows | column 1 of 16 rows | ...       64 bytes each, one stream from memory
-//          (bfloat16: columns 0-1, columns 2-3, ...)
-//   item   64 rows of W: four tiles
-//   block  6 rows of x meet 4 tiles: 24 sums in registers for the whole width of W     (AVX2: 6 rows, 1 tile)
+//     tile   column 0 of 16 rows | column 1 of 16 rows | ...       64 bytes each, one stream from memory
+//            (bfloat16: columns 0-1, columns 2-3, ...)
+//     item   64 rows of W: four tiles
+//     block  6 rows of x meet 4 tiles: 24 sums in registers for the whole width of W     (AVX2: 6 rows, 1 tile)
 //
-//   part   the rows of x that stay in the L2 cache (96 at 1,024 columns of bfloat16); a prompt has several
+//     part   the rows of x that stay in the L2 cache (96 at 1,024 columns of bfloat16); a prompt has several
 //
-//   per 64 bytes of a tile     4 vectors of W loaded, 6 numbers of x spread over the lanes, 24 products added
-//                              and, of the first blocks, 64 or 128 bytes of the thread's next item asked for
+//     per 64 bytes of a tile     4 vectors of W loaded, 6 numbers of x spread over the lanes, 24 products added
+//                                and, of the first blocks, 64 or 128 bytes of the thread's next item asked for
 //
 // A lane is a row of W: nothing is added across. Each sum adds column after column in one accumulator, so a row of x
 // gives the same bits in any batch. The four tiles (128 KB at 1,024 columns of bfloat16) stay in the L2 cache for all
-// blocks of a part, and the part's rows stay there for all tiles. 32 rows and prompts alike run at some 95 % of the
+// blocks of a part. The part's rows stay there for all tiles. 32 rows and prompts alike run at some 95 % of the
 // products of a core, and a single row at the speed of memory.
 //
 // Memory and arithmetic overlap only because a thread knows its next item (Pool::for_each_ahead) and prefetches it.
-// Otherwise the first block of an item waits for memory while the other blocks leave memory idle, and 32 rows take the
-// sum of both times. The hardware's prefetcher follows the tiles within an item, not into the next.
+// Otherwise the first block of an item waits for memory while the other blocks leave memory idle. 32 rows then take
+// the sum of both times. The hardware's prefetcher follows the tiles within an item, not into the next.
 //
 // Rejected: cutting the columns into parts that fit the L1 cache (sums would go through memory; nothing gained up
 // to 12,288 columns); blocks of 8 rows and 3 tiles (as fast, and 64 rows are no whole number of them); all rows of a

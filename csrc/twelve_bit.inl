@@ -1,33 +1,34 @@
 // Tiles of bfloat16 in 12 bits a weight, without loss. A step that is bound by memory takes three quarters of the time.
 //
-//   bfloat16   s e e e e e e e | e m m m m m m m      the upper byte is a sign and an exponent without its last bit;
-//                                                    16 of its 256 values cover nearly all weights of a tile
+//     bfloat16   s e e e e e e e | e m m m m m m m   the upper byte is a sign and an exponent without its last bit;
+//                                                   16 of its 256 values cover nearly all weights of a tile
 //
-//   tile       16 bytes that a code of 4 bits stands for   (Weight.scales)
-//   unit       8 columns of 16 rows: 128 weights in 3 lines of 64 bytes
-//                lower bytes of columns 0-3 | lower bytes of columns 4-7 | codes, 0-3 in the lower halves
-//   two tiles  a unit of one, a unit of the other, the next unit of the one, ...: one stream from memory
-//   odd        the weights whose upper byte is none of the 16, whole:  place in the tile << 16 | bits, by place,
-//              and one behind all places at the end of each tile's
+//     tile       16 bytes that a code of 4 bits stands for   (Weight.scales)
+//     unit       8 columns of 16 rows: 128 weights in 3 lines of 64 bytes
+//                  lower bytes of columns 0-3 | lower bytes of columns 4-7 | codes, 0-3 in the lower halves
+//     two tiles  a unit of one, a unit of the other, the next unit of the one, ...: one stream from memory
+//     odd        the weights whose upper byte is none of the 16, whole:  place in the tile << 16 | bits, by place,
+//                and one behind all places at the end of each tile's
 //
 // Nothing is added in another order than in tiles.inl, so sums are those of plain tiles to the last bit. Where a unit
 // becomes the four vectors that it was (table lookups and interleaving of bytes, 9 instructions):
 //
-//   under 96 rows of x   in registers, each time that it is multiplied
-//     block              up to 12 rows of x meet two tiles: 24 sums in registers for the whole width of W, and half a
-//                        unit of both tiles at a time
-//     x                  copied once: 8 columns of all rows of a block, the next 8, ..., one stream of its own
-//     item               4 tiles, for all blocks of a part of x; what is asked for ahead is as in tiles.inl
-//   more                 an item is unpacked into the L2 cache, and meets up to 512 KB of x as plain tiles do; where an
-//                        item of W is so wide that it leaves no room for x there, as above
+//     under 96 rows of x   in registers, each time that it is multiplied
+//       block              up to 12 rows of x meet two tiles: 24 sums in registers for the whole width of W, and half a
+//                          unit of both tiles at a time
+//       x                  copied once: 8 columns of all rows of a block, the next 8, ..., one stream of its own
+//       item               4 tiles, for all blocks of a part of x; what is asked for ahead is as in tiles.inl
+//     more                 an item is unpacked into the L2 cache, and meets up to 512 KB of x as plain tiles do;
+//                          where an item of W is so wide that it leaves no room for x there, as above
 //
 // Interleaving within 16 bytes fixes the order of a unit's bytes; pack_twelve_bit.cpp writes them.
 //
-// Rejected, for 32 rows: unpacking into memory, at once, by the first block for the others, or beside all blocks of the
-// item before (6 to 8 % slower than plain tiles: the L2 cache also writes and reads each line). 128 columns at a time,
-// which stay in the L1 cache (15 %: sums go through memory). Blocks of 24 rows and one tile: each product then loads its
-// own number of x, and a core loads one vector in the time of a product (5 %). Tiles one after the other: a single row
-// waits for its one sum, or reads two streams, at four fifths of the speed of one.
+// Rejected, for 32 rows: unpacking into memory (6 to 8 % slower than plain tiles: the L2 cache also writes and reads
+// each line). Tried were unpacking at once, by the first block for the others, and beside all blocks of the item
+// before. 128 columns at a time, which stay in the L1 cache (15 %: sums go through memory). Blocks of 24 rows and one
+// tile: each product then loads its own number of x, and a core loads one vector in the time of a product (5 %).
+// Tiles one after the other: a single row waits for its one sum, or reads two streams, at four fifths of the speed of
+// one.
 
 namespace weft {
 namespace {

@@ -1,9 +1,8 @@
 """The model that is trained: gated delta net and gated attention layers, as Qwen3.5-text computes them.
 
-Written again here because the stock training path is several times slower on one core, and because a
-model of 200 lines can be corrupted on purpose (see `train/score.py`). Names of parameters are those of
-the checkpoint, so the export is a cast and nothing else; `tests/train` holds the logits against
-`transformers`.
+Written again here because the stock training path is several times slower on one core. And a model of 200
+lines can be corrupted on purpose (see `train/score.py`). Names of parameters are those of the checkpoint, so
+the export is a cast and nothing else; `tests/train` holds the logits against `transformers`.
 
     x -> norm -> delta net | attention -> + -> norm -> MLP (gated) -> +      for each layer
 

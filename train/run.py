@@ -1,9 +1,9 @@
 """Trains a checkpoint from nothing: `python -m train.run recall` or `python -m train.run states-only`.
 
 The curriculum is the heart of it. Recall is learned in one jump, and the jump comes when most of the loss
-is about short lists. So rows start short and grow when the exact match of the stage is reached, and 30 %
-of the batches always come from earlier stages. The last part of the run adds rows of full length while
-the learning rate falls.
+is about short lists. So rows start short and grow when the exact match of the stage is reached. 30 % of the
+batches always come from earlier stages. The last part of the run adds rows of full length while the learning
+rate falls.
 
 The matrices are moved by Muon, the rest by AdamW. Everything is drawn from the seed and runs on one
 thread, so on the same machine the same command writes the same bytes.

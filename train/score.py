@@ -7,11 +7,11 @@ An answer is right when every one of its tokens is the greedy choice, its end in
 earlier answers. That is what greedy decoding does at the first question and, as long as the model has
 made no mistake, at all later ones; `weft eval recall` measures the rest through the server.
 
-A score means something only if damage shows, so the controls are part of it. All of them strike at one
-place, a chunk border near 60 % of the text, and only those answers count that must come from before it:
-the question stands behind the border, and the number does not stand between the two.
+A score means something only if damage shows, so the controls are part of it. All of them strike at one place,
+a chunk border near 60 % of the text. Only answers that must come from before it count: the question stands
+behind the border, and the number does not stand between the two.
 
-    kv zeroed      all keys and values before the border are zero: the memory was handed to nobody
+    kv zeroed      all keys and values before the border are zero: the memory was handed to no reader
     kv swapped     they are those of another conversation: a page table points at the wrong row
     kv one range   only the first 64 tokens of them are swapped: one block is wrong
     state zeroed   every recurrent state is zero at the border: a checkpoint was lost

@@ -1,9 +1,9 @@
 """The tokenizer of the shipped checkpoints: byte-level BPE of 1,024 entries, trained on generated chats.
 
-Two choices serve recall. Every digit is its own token, so that numbers are copied digit by digit. A
-word that starts with a capital letter never joins the space before it, so a name has the same tokens
-at the start of a line, after a bullet and in the middle of a question; without that the model would
-have to learn each name's two spellings.
+Two choices serve recall. Every digit is its own token, so that numbers are copied digit by digit. A word that
+starts with a capital letter never joins the space before it. So a name has the same tokens at the start of a
+line, after a bullet and in the middle of a question. Otherwise the model would have to learn two spellings of
+each name.
 """
 
 from __future__ import annotations

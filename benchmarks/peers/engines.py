@@ -4,8 +4,8 @@
     transformers           a process asked over pipes (benchmarks.serve.peer), static batches
 
 A setting is an engine with flags (``vllm-cache``: with its prefix cache). One engine runs at a time. A server
-is in a process group of its own, is stopped by its own process id, and a start that takes too long is given
-up. What goes wrong becomes Absent (not here, or refuses the model) or Failed (broke off); the run goes on.
+is in a process group of its own and is stopped by its own process id. A start that takes too long is given
+up. A fault becomes Absent (not here, or refuses the model) or Failed (broke off); the run goes on.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class HttpSide:
 
 
 class PipeSide:
-    """transformers. Whoever waits when a batch is done makes up the next one; a turn of all conversations is
-    a batch, computed from its beginning."""
+    """transformers. The requests that wait when a batch is done form the next one; a turn of all
+    conversations is a batch, computed from its beginning."""
 
     def __init__(self, peer: Peer, limit_s: float) -> None:
         self.peer, self.limit_s = peer, limit_s
@@ -308,7 +308,7 @@ def last_error(log: IO[str]) -> str:
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
-    """End the child and what it started: they share a process group that nobody else is in."""
+    """End the child and what it started: they share a process group with no other process."""
     if child.poll() is None:
         child.terminate()
     with suppress(subprocess.TimeoutExpired):

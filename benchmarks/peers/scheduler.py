@@ -149,7 +149,7 @@ Rows = dict[str, dict[str, list[float]]]
 
 def in_turn(measures: dict[str, dict[str, Callable[[], float]]], rounds: int,
             say: Callable[[str], None]) -> Rows:
-    """Every measure on both sides, round by round, who is first alternating."""
+    """Every measure on both sides, round by round; the first side alternates."""
     rows: Rows = {name: {side: [] for side in sides} for name, sides in measures.items()}
     for number in range(rounds):
         for name, sides in measures.items():

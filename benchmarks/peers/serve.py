@@ -61,7 +61,7 @@ class Results:
 
 
 def order_of(names: Sequence[str], number: int) -> list[str]:
-    """Who comes when in round ``number``, counted from 0."""
+    """The order of the engines in round ``number``, counted from 0."""
     return list(names) if number % 2 == 0 else list(reversed(names))
 
 

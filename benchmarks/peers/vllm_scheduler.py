@@ -135,8 +135,8 @@ class Bench:
         return taken
 
     def prefix(self, tokens: int, repeats: int) -> dict[str, list[float]]:
-        """Lookup of ``tokens`` tokens of which all that this manager can share are cached, the same with the
-        hashing that precedes it, and the hit's share."""
+        """Lookup of ``tokens`` tokens, the same with the hashing that precedes it, and the hit's share. All
+        tokens that this manager can share are cached."""
         prompt = [5 + i * i % 30_011 for i in range(tokens)]
         self.scheduler.add_request(self.request(prompt, 1))
         self.run_dry()

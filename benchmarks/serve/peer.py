@@ -72,7 +72,7 @@ class Peer:
         return [Timing(sent, [(when, 1) for when in times], row) for row in answer["tokens"]]
 
     def kill(self) -> None:
-        """End it now; whoever waits for its answer gets a RuntimeError."""
+        """End it now; a caller that waits for its answer gets a RuntimeError."""
         self._child.kill()
 
     def _read(self) -> str:

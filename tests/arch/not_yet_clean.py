@@ -22,7 +22,6 @@ NOT_YET_CLEAN: dict[str, set[str]] = {
         "src/weft/sim",
     },
     "prose": {
-        "csrc",
         "docs/adding-a-model.md",
         "docs/chat.md",
         "docs/cli.md",
@@ -38,13 +37,10 @@ NOT_YET_CLEAN: dict[str, set[str]] = {
         "docs/simulate.md",
         "src/weft/engine",
         "src/weft/eval",
-        "src/weft/memory",
-        "src/weft/runner",
         "src/weft/schedule",
         "src/weft/server",
         "src/weft/sim",
         "src/weft/text",
-        "train",
     },
     "width": {
         "docs/chat.md",

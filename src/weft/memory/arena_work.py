@@ -16,7 +16,7 @@ Why this order:
   use the same order (``transaction.apply``: what is taken comes before what is given back), so an id means
   the same bytes in both.
 * Copies come last. A copy reads a checkpoint, a shared page or a running slot. The draft never compresses
-  what it opens on, and the destination of a copy is new, so no earlier kind writes what a copy reads (L7).
+  what it opens on, and the destination of a copy is new. So no earlier kind writes what a copy reads (L7).
 * Within a kind, all sources are read before any destination is written, except for KV records. Those go row
   by row, because each row may overwrite what an earlier row has read.
 
@@ -52,12 +52,12 @@ Int32s = npt.NDArray[np.int32]
 class WorkKind(Enum):
     """The value is the name of the field of ``ArenaWork``. The ids of each kind are int32:
 
-    ``ZERO_FRAMES``                             [k]            frames
-    ``RESTORE_STATES``, ``COMPRESS_STATES``     [k, 1 + pages] a slot and the pages of its compressed state
-    ``RESTORE_KV``, ``COMPRESS_KV``             [k, 4]         a page, the first and last page of its record
+        ``ZERO_FRAMES``                         [k]            frames
+        ``RESTORE_STATES``, ``COMPRESS_STATES`` [k, 1 + pages] a slot and the pages of its compressed state
+        ``RESTORE_KV``, ``COMPRESS_KV``         [k, 4]         a page, the first and last page of its record
                                                                (perhaps the same), and the byte of the first
                                                                page where the record begins
-    ``COPY_SLOTS``, ``COPY_PAGES``              [2, k]         sources, destinations; no destination twice
+        ``COPY_SLOTS``, ``COPY_PAGES``          [2, k]         sources, destinations; no destination twice
     """
 
     ZERO_FRAMES = "zero_frames"

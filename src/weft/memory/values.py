@@ -9,7 +9,7 @@ These values cross boundaries. The tree, eviction, leases and the policies read 
 plan carries them. So this file imports nothing of ``weft.memory``, and every other file there may import it.
 ``arena_work`` (what the device does) and ``reservation`` (what a step changes in the books) stand on it.
 
-Values are plain numbers in tuples. A node has its id and tokens are bytes, so a value can be compared, hashed
+Values are plain numbers in tuples. A node has its id and tokens are bytes. So a value can be compared, hashed
 and printed, and it keeps no part of the books alive.
 
 Law: L8 (a lost token has its reason).

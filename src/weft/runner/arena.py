@@ -19,9 +19,9 @@ a large frame is needed much later, or never.
 is NaN in float32, bfloat16 and float16. They write where no plan has been, so no frame counts as never
 written from then on.
 
-``copy_slots`` and ``copy_pages`` turn a checkpoint into the state of a sequence, give a sequence its own copy
-of a partly filled shared page (law L7), and move memory to empty a frame. A call reads all sources before it
-writes: a batch may move a into b and b into c.
+``copy_slots`` and ``copy_pages`` have three uses. They turn a checkpoint into the state of a sequence. They
+give a sequence its own copy of a partly filled shared page (law L7). They move memory to empty a frame. A
+call reads all sources before it writes: a batch may move a into b and b into c.
 
 Items (frames, pages, slots) are named by arrays on the host or by pieces of the step's staging buffer, which
 are on the device already. On a GPU each call is one launch (``arena_kernels``), or two for copies whose

@@ -11,15 +11,15 @@ in the order that the plan promises (L5, L6):
     rows_cleared -> admissions -> table_writes, table_patches -> arena work, in the order of ``ArenaWork``
 
 ``build`` makes the model inputs of what was staged. Decodes come first, so padding follows them: up to
-``pad_decode_to`` rows in every step, and in a step of decodes alone up to the next of ``decode_widths``, the
-batch sizes for which there are graphs:
+``pad_decode_to`` rows in every step. A step of decodes alone is padded to the next of ``decode_widths``, the
+batch sizes with graphs:
 
     runs       d0 d1 PAD PAD | p0 p1                 PAD row: slot PAD, start PAD, context 0, table all PAD
     tokens_T   d0 d1  0   0  | p0 p0 p0 p1 p1        its position is PAD: no read, no write (L4)
 
-A decode whose token is PAD in the plan is fed the token that its row chose last, on the device
-(``Rows.chosen``, written as soon as tokens are chosen). So a step can be sent before the tokens of the one
-before it have arrived.
+If the plan has PAD as a decode's token, the decode reads the last token of its row on the device.
+``Rows.chosen`` holds it, written as soon as tokens are chosen. So a step can be sent before the tokens of the
+previous step have arrived.
 
 A step of the same decodes as the one before it, on a CPU, reuses the inputs of that step (``decodes``).
 

@@ -4,13 +4,13 @@
                <--                                                                  <--
 
 A row of ``records`` is int64 [4]: a page, the two pages that its record lies on (or one, twice), and the byte
-of the first at which it begins. Rows come in an order in which each may write what those before it have
-read; at most GROUP of them are in staging at a time, all read before one is written, which that order allows.
+of the first at which it begins. Rows are ordered so that each may overwrite what earlier rows have read. At
+most GROUP of them are in staging at a time. The order allows all of them to be read before one is written.
 
-In int8 a record has the codes in the order that the numbers have in the page (``tensor.layout``), and a
-float32 scale for each block, head and token: rounding is that of ``ops.state_codes``, with a row for each. In
-int4 it has rows, those of K of one channel and of V of one token, with a least number and a step for each:
-that is ``ops.nibble_codes``.
+In int8 a record has the codes in the order of the page's numbers (``tensor.layout``), and a float32 scale for
+each block, head and token. Rounding is that of ``ops.state_codes``, with a row for each. In int4 a record has
+rows: a row of K is one channel, a row of V is one token. Each row has a minimum and a step, as in
+``ops.nibble_codes``.
 
 This is the form for every device; on a GPU ``packed_kernels`` does the same in two launches for a group, or
 three.

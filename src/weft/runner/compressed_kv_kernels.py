@@ -9,7 +9,7 @@ read. Scratch memory has GROUP records at most. Addresses are 64 bits wide. PAD 
 work (L4).
 
 In int4 rows are channels of K and tokens of V, so there is a launch for each of the two. A number of steps
-has four bits and a step eight, so their product is exact, and it is the same whether it is fused or not.
+has four bits and a step has eight, so their product is exact. It is the same fused or not.
 
 Rounding is that of ``arena_kernels``: to the nearest, halves to the even one, by additions that every backend
 rounds alike, and the division that is asked for by name. To bfloat16 it is done on the bits.

@@ -8,9 +8,9 @@ A step of decodes brings little: a token and a position for each, and a page for
 one. New tensors for all the rest would cost most: an operator of torch takes a microsecond in a loop, and
 twenty once a model has been through the caches. So none is called while the rows stay.
 
-``goes_on`` asks by identity: the planner hands out the same frozen arrays as long as the same sequences
-decode (``schedule.decode_batch``), and a plan written by hand gets new inputs each time. The page table by
-run is a copy of the rows' table: ``HostRows`` writes both, or drops this.
+``goes_on`` asks by identity: the planner hands out the same frozen arrays while the same sequences decode
+(``schedule.decode_batch``). A plan written by hand gets new inputs each time. The page table by run is a copy
+of the rows' table: ``HostRows`` writes both, or drops this.
 
 Only where the host's memory is the device's. On a GPU a step goes over in one copy, or is a graph's.
 """

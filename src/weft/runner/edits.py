@@ -11,12 +11,12 @@ frequency and presence are those of the OpenAI API.
 
 A row holds the distinct tokens it has seen and how often each was generated, not a count per token of
 the vocabulary: a step gathers a few thousand logits, changes them and puts them back, whatever the size of
-the vocabulary, and rows that ask for nothing cost nothing. The seen tokens are bounded by the sequence's
-length (L11). What was generated is told by ``TokenHistory.add``, so the counts never wait for a plan. On a
-GPU all numbers of a step's edits go over in one copy (``staging``).
+the vocabulary. Rows that ask for nothing cost nothing. The seen tokens are bounded by the sequence's length
+(L11). ``TokenHistory.add`` reports generated tokens, so the counts never wait for a plan. On a GPU all
+numbers of a step's edits go over in one copy (``staging``).
 
-Rejected: dense counts [rows, vocabulary] (0.7 MB per row at 150,000 tokens, read and written whole
-every step), and recounting the sequence each step (quadratic in its length).
+Rejected: dense counts [rows, vocabulary] (0.7 MB per row at 150,000 tokens, read and written whole every
+step); recounting the sequence each step (quadratic in its length).
 """
 
 from __future__ import annotations

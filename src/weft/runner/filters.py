@@ -15,11 +15,11 @@ is that of transformers' generation (temperature, top-k, top-p, min-p); min-p is
 which no earlier filter changes.
 
 Sorting a vocabulary of 150,000 for each row is the cost here. So rows with top-k or top-p look at their few
-best candidates first, and only where the threshold is not strictly inside them at the whole row. Both ways
-give the same token: the weights outside the threshold are zeros, and zeros move no running sum. Work goes
-over blocks of rows, so that scratch memory is bounded whatever the batch. Whether the candidates were enough
-is seen on the host; on a device that it would have to wait for (``remote``) every row is sorted instead. That
-is the twin of ``sampling_kernels``, which sort nothing.
+best candidates first. They look at the whole row only if the threshold is not strictly inside these
+candidates. Both ways give the same token: the weights outside the threshold are zeros, and zeros move no
+running sum. Work goes over blocks of rows, so that scratch memory is bounded whatever the batch. Whether the
+candidates were enough is seen on the host; on a device that it would have to wait for (``remote``) every row
+is sorted instead. That is the twin of ``sampling_kernels``, which sort nothing.
 
 Rejected: removing sorted positions (ties are cut arbitrarily), drawing in sorted order (the same).
 """
@@ -198,11 +198,11 @@ def _mass(logits_NV: torch.Tensor, filters: Filters, best_N1: torch.Tensor) -> t
 
 def _threshold(values_NW: torch.Tensor, filters: Filters,
                mass_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(the value below which a token is filtered, float32 [N]; whether the best W told it all, bool [N]).
+    """(the value below which a token is filtered, float32 [N]; whether the best W suffice, bool [N]).
 
     ``values_NW``: the best W of each row, descending; ``mass_N``: sum of exp over the whole row, read
-    where there is no top-k. With fewer than the vocabulary, a threshold at the last of them says nothing of
-    what ties with it or lies below, and a top-k there leaves the mass that top-p divides unknown.
+    where there is no top-k. If W is less than the vocabulary, a threshold at the last of them says nothing of
+    tokens that tie with it or lie below. A top-k there leaves the mass that top-p divides unknown.
     """
     width, top_k_N, top_p_N = values_NW.shape[1], filters.top_k_N, filters.top_p_N
     kth_N = values_NW.gather(1, (top_k_N.clamp(1, width) - 1)[:, None])[:, 0]

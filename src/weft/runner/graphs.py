@@ -9,9 +9,9 @@ A decode step of a small model is some hundred launches of a few microseconds ea
 issue them than the device needs to run them. Recorded, they are one call.
 
 Recording fixes every address that a graph reads or writes. So each of them has an owner that outlives the
-graph: the static block receives the inputs, the page table is gathered from the rows' table inside the graph,
-``_Recorded`` holds the table of runs beside the replay, and arena and weights do not move (after a sleep all
-graphs are recorded again). A step is padded to the next recorded width. PAD rows read and write nothing (L4),
+graph: the static block receives the inputs; the page table is gathered from the rows' table inside the graph;
+``_Recorded`` holds the table of runs beside the replay; arena and weights do not move. After a sleep all
+graphs are recorded again. A step is padded to the next recorded width. PAD rows read and write nothing (L4),
 so a replay touches only pages and slots of live rows (L5). An idle rank of a data-parallel group can replay
 PAD rows alone.
 
@@ -29,8 +29,8 @@ of one stream only, and cuBLAS takes a workspace for each stream.
 ``Capture`` is the seam: ``CudaCapture`` records. ``EagerCapture`` runs the recorded function at every replay,
 on the same static block with the same padding; tests without a GPU use it.
 
-Rejected: graphs of the sampler (requests decide what it does), a graph for each width of the page table (as
-many times the recording), and a padding row that points at a real page.
+Rejected: graphs of the sampler (requests decide what it does); a graph for each width of the page table (as
+many times the recording); a padding row that points at a real page.
 """
 
 from __future__ import annotations

@@ -6,18 +6,18 @@
     running sum  .1 .1  .5 .5 .5 1.0
     u * total            ^ first index whose running sum is above it
 
-There is no state to save, restore or share: a sequence that was preempted, batched differently or
-recomputed draws the same number for the same position, so the same seed and request give the same text
-whatever the batch. (The logits themselves may differ in the last bits with the batch's shape; a draw
-changes only when a boundary of the distribution falls inside that noise.)
+There is no state to save, restore or share: a sequence that was preempted, batched differently or recomputed
+draws the same number for the same position. So the same seed and request give the same text whatever the
+batch. (The logits themselves may differ in the last bits with the batch's shape; a draw changes only when a
+boundary of the distribution falls inside that noise.)
 
 ``mix`` is the finaliser of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
 generators", 2014). The seed is mixed before the position is added, so that neighbouring seeds do not walk
 along the same sequence.
 
-Rejected: one torch.Generator per row (state that preemption and batching must carry), the
-Gumbel trick (a random number per token of the vocabulary), sorting the vocabulary before drawing (ties
-would make the order, and with it the text, depend on the sort).
+Rejected: one torch.Generator per row (state that preemption and batching must carry); the Gumbel trick (a
+random number per token of the vocabulary); sorting the vocabulary before drawing (ties would make the order,
+and with it the text, depend on the sort).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ Two buffers in turn. The one of the step before the last was opened long ago, as
 most; if not, it is opened before it is written again.
 
 On a CPU nothing is copied: the tensors are the host's. Rejected: a copy for each kind of number (each is a
-wait of ten microseconds), and asking in between whether a row needs another look (see ``sampler``).
+wait of ten microseconds); asking in between whether a row needs another look (see ``sampler``).
 """
 
 from __future__ import annotations

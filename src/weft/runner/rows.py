@@ -7,8 +7,8 @@
 ``HostRows`` writes tables in place, ``DeviceRows`` by a copy. The executor decides once which one it has
 (``rows_on``), and the batch builder does not ask.
 
-Laws: L4 (one row more than there are rows stays PAD: it is the row of every PAD run), L5 (a cleared row is
-PAD before its next sequence writes it), L6 and L7 (the order of ``ArenaWork``).
+Laws: L4 (one extra row stays PAD: it is the row of every PAD run); L5 (a cleared row is PAD before its next
+sequence writes it); L6 and L7 (the order of ``ArenaWork``).
 
 Rejected: one class with a table that is None on a device (four methods asked which of two machines they are).
 """

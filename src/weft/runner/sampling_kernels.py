@@ -3,18 +3,18 @@
     _choose    a program: a row     best token --greedy--> done
                                     threshold (top-k, top-p, min-p) --> mass kept --> token at u x mass
 
-The promises are those of ``filters`` and ``randomness``: every filter is a threshold on the scaled logit,
-ties share their fate, and the draw is by inverse CDF over the kept tokens in ascending id, with sums in
+The promises are those of ``filters`` and ``randomness``: every filter is a threshold on the scaled logit;
+ties share their fate; the draw is by inverse CDF over the remaining tokens in ascending id, with sums in
 float64. What differs is how the threshold is found. Sorting 150,000 logits for each row is the cost of the
 torch path, and looking at the best few first wants the host to decide. Here nothing is sorted: a scaled logit
-is at most 0, so the bits of its negative are an integer that grows as the token gets worse, and the threshold
-is the largest integer t for which
+is at most 0, so the bits of its negative are an integer that grows as the token gets worse. The threshold is
+the largest integer t for which
 
     top-k    fewer than k tokens                are better than t
     top-p    less than p of the mass (of what top-k kept) is better than t
 
-Both counts grow with t, so t is found two bits at a time, in 16 passes over a row that lies in the L2 cache.
-Rows without top-k or top-p make none of them.
+Both counts grow with t, so a search finds t two bits at a time. It takes 16 passes over a row that lies in
+the L2 cache. Rows without top-k or top-p make none of them.
 
 NaN is taken for the lowest finite number as it is read, +inf for the highest. -inf is the lowest too, but not
 in a step with grammars (``masked``): there the rows were made finite before the masks, and -inf is what they

@@ -6,7 +6,7 @@
     level 2                the model is dropped; waking reads the checkpoint again
 
 Storages are moved, not tensors. Views, slices of joined matrices and a head tied to its embedding share one
-storage, and all of them are valid again when it is, because a kernel takes the address at each call. A
+storage. All of them are valid again when the storage is, because a kernel takes the address at each call. A
 captured graph holds addresses over several steps, so it is dropped with the arena.
 
 Tensors are found by a walk over the model's own objects. Rejected: a list of tensors in every block (a second

@@ -19,8 +19,8 @@ again, as it does on a GPU.
 The buffer has the size of the largest usual step (``step_bytes``): a whole token budget of one prompt, with a
 prefix hit of the longest context. Otherwise the first long prompt would go by copies of pageable memory, and
 the host would wait for each. A step that needs more (many long hits at once) gets the rest by copies of their
-own, and the next step finds a larger buffer. That is bounded by the largest step (law L11). Rejected: a
-buffer for every row's whole table at once (hundreds of megabytes for a case that is never seen).
+own. The next step has a larger buffer. That is bounded by the largest step (law L11). Rejected: a buffer for
+every row's whole table at once (hundreds of megabytes for a case that is never seen).
 """
 
 from __future__ import annotations
