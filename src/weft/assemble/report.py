@@ -14,10 +14,16 @@ if TYPE_CHECKING:
     from weft.models.loading import LoadedModel
 
 
+_RATE_BYTES_MIN = 256 << 20
+
+
 def read_in_words(loaded: LoadedModel) -> str:
-    """``1.2 GiB read in 0.8 s, 1.5 GiB/s``; ordering and rounding included."""
-    rate = format_bytes(int(loaded.read_bytes / max(loaded.read_s, 1e-9)))
-    return f"{format_bytes(loaded.read_bytes)} read in {loaded.read_s:.1f} s, {rate}/s"
+    """``1.2 GiB read and packed in 0.8 s, 1.5 GiB/s``. Small models have no rate: their seconds are the first use
+    of the kernels, not reading."""
+    words = f"{format_bytes(loaded.read_bytes)} read and packed in {loaded.read_s:.1f} s"
+    if loaded.read_bytes < _RATE_BYTES_MIN:
+        return words
+    return f"{words}, {format_bytes(int(loaded.read_bytes / max(loaded.read_s, 1e-9)))}/s"
 
 
 def layers_in_words(spec: ModelSpec) -> str:

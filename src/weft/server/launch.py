@@ -281,8 +281,11 @@ def _set_up_logging(config: ServerConfig) -> None:
 
 
 def _is_no_look(record: logging.LogRecord) -> bool:
-    """False for a look that succeeded: monitors and the page take one a second, and would fill the log."""
+    """False for a look that succeeded, and for a poll of the health: monitors and the page send one a second,
+    which would fill the log."""
     match record.args:
+        case (_, "GET", "/health" | "/ping", _, _):
+            return False
         case (_, "GET", str(path), _, 200):
             return path.partition("?")[0] not in _LOOKS
     return True
