@@ -18,8 +18,8 @@ _RATE_BYTES_MIN = 256 << 20
 
 
 def read_in_words(loaded: LoadedModel) -> str:
-    """``1.2 GiB read and packed in 0.8 s, 1.5 GiB/s``. Small models have no rate: their seconds are the first use
-    of the kernels, not reading."""
+    """``1.2 GiB read and packed in 0.8 s, 1.5 GiB/s``. Small models have no rate: their seconds are the first
+    use of the kernels, not reading."""
     words = f"{format_bytes(loaded.read_bytes)} read and packed in {loaded.read_s:.1f} s"
     if loaded.read_bytes < _RATE_BYTES_MIN:
         return words
