@@ -121,7 +121,8 @@ def test_prompt_tokens_are_found_lost_or_new_and_add_up(readings: MiniRacer) -> 
 
 @pytest.mark.parametrize(("path", "method", "status", "written"), [
     ("/metrics", "GET", 200, False), ("/v1/cache?x=1", "GET", 200, False), ("/metrics", "GET", 401, True),
-    ("/health", "GET", 503, False), ("/v1/cache/flush", "POST", 200, True), ("/v1/models", "GET", 200, True), ("/", "GET", 200, True)])
+    ("/health", "GET", 503, False),
+    ("/v1/cache/flush", "POST", 200, True), ("/v1/models", "GET", 200, True), ("/", "GET", 200, True)])
 def test_looks_that_succeed_do_not_fill_the_access_log(path: str, method: str, status: int,
                                                        written: bool) -> None:
     record = logging.LogRecord("uvicorn.access", logging.INFO, __file__, 1, '%s - "%s %s HTTP/%s" %d',
