@@ -1,7 +1,7 @@
 """The routes: what is answered where. docs/server.md lists them for users.
 
-Handlers are short: read the body, prepare a job, answer it. What a job does is in ``completions`` and
-``chat``; who may pass is in ``gate``; how failures look is in ``errors``.
+Handlers are short: read the body, prepare a job, answer it. ``completions`` and ``chat`` have the jobs,
+``gate`` has keys and origins, and ``errors`` has the form of failures.
 """
 
 from __future__ import annotations

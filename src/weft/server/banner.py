@@ -96,13 +96,13 @@ def openai_snippet(model: ServedModel, url: str, *, with_key: bool) -> str:
     arguments = ", ".join(f"{name}={value!r}" for name, value in body.items())
     chat = path.endswith("/chat/completions")
     call = "chat.completions" if chat else "completions"
-    found = "message.content" if chat else "text"
+    text_attribute = "message.content" if chat else "text"
     return "\n".join((
         *(("import os",) if with_key else ()),
         "from openai import OpenAI",
         f"client = OpenAI(base_url={url + '/v1'!r}, api_key={key})",
         f"answer = client.{call}.create({arguments})",
-        f"print(answer.choices[0].{found})",
+        f"print(answer.choices[0].{text_attribute})",
     ))
 
 

@@ -1,10 +1,10 @@
 """GET /v1/cache: what the prefix cache holds and what it has done, in sizes, counts and ages.
 
-No text, no tokens, no names of tenants: nothing that says what anybody asked. That somebody asked something
-is still to be seen in numbers that move, so with ``--operator-key`` this is for operators only (``gate``).
+The report has no text, no tokens and no names of tenants. Numbers that move still show that requests
+arrive, so with ``--operator-key`` the report is for operators only (``gate``).
 
-The engine looks at every node of its tree to answer, between two steps. ``Looks`` lets it do so at most once
-in LOOK_EVERY_S, however many ask.
+To answer, the engine visits every node of its tree between two steps. ``Looks`` bounds that to once in
+LOOK_EVERY_S, for any number of requests.
 """
 
 from __future__ import annotations

@@ -6,16 +6,17 @@
       |                    |                    |
     closed               408                  408
 
-uvicorn's parser has no bound on a request line, a header or their number, keeps a connection that never
-finishes a head or body, and starts pipelined requests of a client that has left. This subclass adds:
+uvicorn's parser has no bound on a request line, a header or the number of headers. It keeps a connection
+that never finishes a head or body, and it starts pipelined requests of a client that has left. This subclass
+adds:
 
 * sizes: request line (414), headers in bytes and number (431), body (413), the bytes of all bodies (503);
 * clocks: ``sweep`` compares the current phase with its limit; a client that reads nothing is cut after
   ``write_s``;
 * pipelining: at most ``pipelined`` requests wait; when the client leaves, the running one is cancelled and
   the waiting ones never start;
-* refusals in OpenAI's shape. The refused client may go on sending for LINGER_S, so that it reads the
-  answer.
+* refusals in OpenAI's shape (``edge_refusals``). The refused client may go on sending for LINGER_S, so that
+  it reads the answer.
 
 A value in flight is invisible until the parser has all of it. Hence ``_unparsed_bytes``: the bytes fed
 since the parser last reported progress. One read (at most 256 KB with uvloop) can pass before the check.
@@ -31,8 +32,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import uuid
-from http import HTTPStatus
 from typing import Any
 
 import httptools
@@ -41,7 +40,17 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from weft.server.edge import LINGER_S, Edge
-from weft.server.errors import EdgeError, error_body, error_headers
+from weft.server.edge_refusals import (
+    body_timed_out,
+    body_too_large,
+    header_timed_out,
+    headers_too_large,
+    not_http,
+    raw_answer,
+    request_line_too_long,
+    too_many_pipelined,
+)
+from weft.server.errors import EdgeError
 
 _BODY_GRACE_S = 5.0
 """Before ``body_rate_min`` counts."""
@@ -108,11 +117,10 @@ class BoundedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             self._end_input()  # no other protocol is spoken here: the answer is the last one
         except httptools.HttpParserError:
-            self._refuse(self._refusal or EdgeError(400, "the bytes received are not an HTTP/1.1 request",
-                                                    code="invalid_http"))
+            self._refuse(self._refusal or not_http())
         else:
             if self._unparsed_bytes > self._limits.header_bytes:
-                self._refuse(self._headers_too_large())
+                self._refuse(headers_too_large(self._limits))
 
     def sweep(self, now_s: float) -> None:
         """Twice a second: ends what has taken too long."""
@@ -128,16 +136,11 @@ class BoundedProtocol(HttpToolsProtocol):
         limits = self._limits
         if self._phase is _Phase.HEAD:
             if elapsed_s > limits.header_s:
-                self._refuse(EdgeError(408, f"no complete request header came in {limits.header_s:g} s "
-                                            "(--header-timeout)", param="--header-timeout",
-                                       code="request_timeout"))
+                self._refuse(header_timed_out(limits))
             return
         least_bytes = (elapsed_s - _BODY_GRACE_S) * limits.body_rate_min
         if elapsed_s > limits.body_s or self._body_bytes < least_bytes:
-            self._refuse(EdgeError(
-                408, f"the body has {self._body_bytes} bytes after {elapsed_s:.0f} s; it must be complete in "
-                     f"{limits.body_s:g} s (--body-timeout) and bring {limits.body_rate_min} bytes a second "
-                     "(--min-body-rate)", param="--body-timeout", code="request_timeout"))
+            self._refuse(body_timed_out(limits, self._body_bytes, elapsed_s))
 
     def abort(self) -> None:
         self.transport.abort()
@@ -152,25 +155,23 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
         if len(self.url) > self._limits.request_line_bytes:
-            self._stop(EdgeError(
-                414, f"the request line has more than {self._limits.request_line_bytes} bytes "
-                     "(--max-request-line)", param="--max-request-line", code="request_line_too_long"))
+            self._stop(request_line_too_long(self._limits))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Trailers come here as well, behind the body."""
         self._header_bytes += len(name) + len(value) + 4
         if self._header_bytes > self._limits.header_bytes or len(self.headers) >= self._limits.header_count:
-            self._stop(self._headers_too_large())
+            self._stop(headers_too_large(self._limits))
         if self._phase is _Phase.HEAD:  # uvicorn appends a trailer to the headers of the running request
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self._active is not None and not self._active.response_complete \
                 and len(self.pipeline) >= self._limits.pipelined:
-            self._stop(EdgeError(429, "too many requests are pipelined", code="too_many_pipelined"))
+            self._stop(too_many_pipelined())
         for name, value in self.headers:
             if name == b"content-length" and value.isdigit() and int(value) > self._limits.body_bytes:
-                self._stop(self._body_too_large(int(value)))
+                self._stop(body_too_large(self._limits, int(value)))
         self.scope["state"]["body_lease"] = self._edge.lease()
         super().on_headers_complete()
         self._enter(_Phase.BODY)
@@ -179,7 +180,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unparsed_bytes = 0
         self._body_bytes += len(body)
         if self._body_bytes > self._limits.body_bytes:
-            self._stop(self._body_too_large(self._body_bytes))
+            self._stop(body_too_large(self._limits, self._body_bytes))
         if not self.cycle.response_complete:
             refusal = self.cycle.scope["state"]["body_lease"].grow(len(body))
             if refusal is not None:
@@ -214,7 +215,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Takes no more input. Answers if that breaks into no other answer."""
         self._edge.refusals[refusal.code or ""] += 1
         active = self._active
-        answer = _raw_answer(refusal)
+        answer = raw_answer(refusal)
         if active is not None and self._phase is _Phase.BODY and self.cycle is active:
             if active.response_complete:
                 answer = b""  # it was answered before its body was complete
@@ -251,25 +252,3 @@ class BoundedProtocol(HttpToolsProtocol):
             self._unsent_s = now_s
         self._unsent_bytes = unsent_bytes
         return unsent_bytes > 0 and now_s - self._unsent_s > self._limits.write_s
-
-    def _headers_too_large(self) -> EdgeError:
-        limits = self._limits
-        return EdgeError(
-            431, f"the headers have more than {limits.header_bytes} bytes (--max-header-bytes) or "
-                 f"{limits.header_count} fields (--max-headers)", param="--max-header-bytes",
-            code="headers_too_large")
-
-    def _body_too_large(self, size_bytes: int) -> EdgeError:
-        return EdgeError(413, f"the body has {size_bytes} bytes or more; the limit is "
-                              f"{self._limits.body_bytes} bytes (--max-body-mb)", param="--max-body-mb",
-                         code="body_too_large")
-
-
-def _raw_answer(refusal: EdgeError) -> bytes:
-    body = error_body(refusal)
-    headers = {**error_headers(refusal), "content-type": "application/json",
-               "content-length": str(len(body)), "connection": "close",
-               "x-content-type-options": "nosniff", "x-request-id": uuid.uuid4().hex}
-    lines = [f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}",
-             *(f"{name}: {value}" for name, value in headers.items())]
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

@@ -10,10 +10,12 @@
 The port is bound first, so that a busy one is said before a model is loaded; without --port the next
 free one is taken and the banner says which.
 
-Exit codes: 0 after a drain (even one that its time limit cut short: that is the operator's choice), 130 after
-the second Ctrl-C, 2 when the flags or the checkpoint cannot work, 1 when the engine died, 3 when it stalled
-and --exit-on-stall is set. A server whose engine died stays up and answers 503 with the reason until it is
-stopped; --exit-on-engine-death ends it at once, for supervisors that restart on exit.
+Exit codes: 0 after a drain, also after one that its time limit cut short: the operator chose the limit.
+130 after the second Ctrl-C. 2 when the flags or the checkpoint cannot work. 1 when the engine died. 3 when
+it stalled and --exit-on-stall is set.
+
+When the engine dies, the server stays up and answers 503 with the reason until it is stopped.
+--exit-on-engine-death ends it at once, for supervisors that restart on exit.
 """
 
 from __future__ import annotations
@@ -87,7 +89,7 @@ def bind(config: ServerConfig) -> socket.socket:
 
 
 class PortBusyError(ConfigError):
-    """Someone else listens there."""
+    """Another program listens on the port."""
 
 
 class Serving:

@@ -5,8 +5,8 @@
 
 With ``--metrics-prefix vllm`` published dashboards load as they are. ``kv_cache_usage_perc`` is the share
 of the whole arena in use, which is what "full" means where pages and states share one memory;
-``state_cache_usage_perc`` is the share of state slots. What is cached and gives way to whoever comes
-is not in use.
+``state_cache_usage_perc`` is the share of state slots. Cached bytes give way to running sequences, so they
+are not in use.
 
 The registry is this object's, not the library's global one, so that two servers in one process (tests)
 do not meet.

@@ -5,9 +5,9 @@
 What a field means is in docs/server.md. Three rules hold for every body:
 
 * a field that this server serves is checked for its type, and the error names field, expected, got;
-* a field that the field's APIs know and this server does not serve is refused unless its value is the one
-  that asks for nothing (``functions: []``): nobody should get an answer that silently lacks what was asked;
-* a field nobody knows is ignored, as clients of every API version send some.
+* a known field that this server does not serve is refused, unless its value asks for nothing
+  (``functions: []``): no answer may silently lack a feature of its request;
+* an unknown field is ignored, as clients of every API version send some.
 
 ``null`` always means "not given". Refusals are 400 and not 501: clients of the field retry a 5xx.
 """

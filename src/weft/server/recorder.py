@@ -11,8 +11,8 @@ is drawn here and forgotten with the process.
 Nothing waits for the file. When the thread falls behind, sequences are dropped and counted. At its limit
 the recording ends, and one line of the log says so. A line that the disk has no room for is dropped,
 counted and cut off the file again; the log says so once, and later lines are tried. Only the file's owner
-can read it. Steps are thinned: each time as many were written as before, every second one of those that
-follow is left out, so their part of the file stays small however long the engine runs.
+can read it. Steps are thinned: whenever the number of steps has doubled, the share that is written halves.
+Their part of the file stays small however long the engine runs.
 
 Laws: L11 (queue, file and steps are bounded; the message names the flag). """
 

@@ -1,8 +1,8 @@
 """What every handler needs, in one value: the engine, the model's text side, the names, the doors.
 
-The model's text side (tokenizer, chat template, sampling defaults) is loaded when the engine says which
-directory it serves, so that a server answers /health from its first second. Before that, while draining,
-and after the engine's death, ``model_for`` raises the 503 that says which of the three it is.
+The engine says which directory it serves; then the model's text side is loaded: tokenizer, chat template,
+sampling defaults. So the server answers /health from its first second. Before that, while draining, and
+after the engine's death, ``model_for`` raises a 503 that names the reason.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Answers while the client is still there: server-sent events, and work that ends when it leaves.
 
-A client that disconnects must stop costing. uvicorn tells of it only to whoever waits in ``receive``, so
-both kinds of answer run beside such a wait, and whichever ends first cancels the other:
+A client that disconnects must stop costing. uvicorn reports the disconnect only to a task that waits in
+``receive``. Both kinds of answer therefore run beside such a task, and the first to end cancels the other:
 
     stream:   pump (lines -> send)      | until_gone(receive)
     whole:    the work of the handler   | until_gone(receive)
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class ClientGoneError(Exception):
-    """The client left; there is nobody to answer."""
+    """The client left, so no answer can be sent."""
 
 
 def sse_line(json: bytes) -> bytes:
@@ -125,7 +125,7 @@ async def _send_part(send: Send, body: bytes) -> None:
 
 
 async def _cancel(task: asyncio.Future[Any]) -> None:
-    """Waits until it is over; a result or error of its own that nobody took is dropped."""
+    """Waits until the task is over. Drops its result or error."""
     if not task.done():
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):

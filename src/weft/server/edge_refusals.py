@@ -1,0 +1,68 @@
+"""What a connection answers when it refuses a request, each with the flag that raises the limit.
+
+    limit crossed --> EdgeError(status, message, flag, code) --raw_answer--> bytes of a whole HTTP answer
+
+``connection`` decides when a limit is crossed; this file has the words. The codes are those in docs/server.md
+and the labels of ``http_refusals_total``. A refusal goes out before the request reaches the application, so
+``raw_answer`` writes the HTTP answer itself, in OpenAI's shape.
+
+Laws: L11 (the message names the flag).
+
+Rejected: an answer through the application (it would wait for a body that is too large or never comes).
+"""
+
+from __future__ import annotations
+
+import uuid
+from http import HTTPStatus
+
+from weft.server.edge import EdgeLimits
+from weft.server.errors import EdgeError, error_body, error_headers
+
+
+def not_http() -> EdgeError:
+    return EdgeError(400, "the bytes received are not an HTTP/1.1 request", code="invalid_http")
+
+
+def header_timed_out(limits: EdgeLimits) -> EdgeError:
+    return EdgeError(408, f"no complete request header came in {limits.header_s:g} s (--header-timeout)",
+                     param="--header-timeout", code="request_timeout")
+
+
+def body_timed_out(limits: EdgeLimits, received_bytes: int, elapsed_s: float) -> EdgeError:
+    return EdgeError(
+        408, f"the body has {received_bytes} bytes after {elapsed_s:.0f} s; it must be complete in "
+             f"{limits.body_s:g} s (--body-timeout) and bring {limits.body_rate_min} bytes a second "
+             "(--min-body-rate)", param="--body-timeout", code="request_timeout")
+
+
+def body_too_large(limits: EdgeLimits, size_bytes: int) -> EdgeError:
+    return EdgeError(413, f"the body has {size_bytes} bytes or more; the limit is {limits.body_bytes} bytes "
+                          "(--max-body-mb)", param="--max-body-mb", code="body_too_large")
+
+
+def request_line_too_long(limits: EdgeLimits) -> EdgeError:
+    return EdgeError(414, f"the request line has more than {limits.request_line_bytes} bytes "
+                          "(--max-request-line)", param="--max-request-line", code="request_line_too_long")
+
+
+def too_many_pipelined() -> EdgeError:
+    return EdgeError(429, "too many requests are pipelined", code="too_many_pipelined")
+
+
+def headers_too_large(limits: EdgeLimits) -> EdgeError:
+    return EdgeError(
+        431, f"the headers have more than {limits.header_bytes} bytes (--max-header-bytes) or "
+             f"{limits.header_count} fields (--max-headers)", param="--max-header-bytes",
+        code="headers_too_large")
+
+
+def raw_answer(refusal: EdgeError) -> bytes:
+    """The whole HTTP answer; the connection closes behind it."""
+    body = error_body(refusal)
+    headers = {**error_headers(refusal), "content-type": "application/json",
+               "content-length": str(len(body)), "connection": "close",
+               "x-content-type-options": "nosniff", "x-request-id": uuid.uuid4().hex}
+    lines = [f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}",
+             *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
