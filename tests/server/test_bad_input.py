@@ -13,7 +13,7 @@ from tests.server.running import RunningServer, eventually
 from tests.server.scripted_engine import MAX_MODEL_LEN, VOCAB_SIZE
 
 FACTORY = "build_paced"
-SERVER = {"max_body_mb": 1}
+SERVER = {"max_body_mb": 1, "max_answer_logprobs": 200}
 ENGINE = {"max_num_seqs": 4, "max_queued_requests": 8}
 
 CHAT = "/v1/chat/completions"
@@ -311,3 +311,25 @@ def test_garbage_on_the_wire_does_not_hurt_the_server(server: RunningServer) -> 
         with socket.create_connection((host, int(port)), timeout=5) as raw:
             raw.sendall(garbage)
     assert server.post(COMPLETIONS, {"prompt": "say:ok"}).json()["choices"][0]["text"] == "ok"
+
+
+@pytest.mark.parametrize(("path", "body", "field"), [
+    (COMPLETIONS, {"prompt": "say:a", "logprobs": 4, "max_tokens": 10, "n": 5}, "logprobs"),
+    (COMPLETIONS, {"prompt": ["say:a"] * 5, "logprobs": 4, "max_tokens": 10}, "logprobs"),
+    (COMPLETIONS, {"prompt": [1] * 60, "logprobs": 3, "max_tokens": 1, "echo": True, "stream": True},
+     "logprobs"),
+    (COMPLETIONS, {"prompt": [1] * 60, "prompt_logprobs": 3, "max_tokens": 1}, "prompt_logprobs"),
+    (CHAT, {"messages": HI, "logprobs": True, "top_logprobs": 4, "max_tokens": 10, "n": 5}, "top_logprobs"),
+])
+def test_an_answer_with_too_many_logprobs_is_refused(server: RunningServer, path: str, body: dict[str, Any],
+                                                     field: str) -> None:
+    error = error_of(server.post(path, body))
+    assert (error["code"], error["param"]) == ("too_many_logprobs", field)
+    assert "--max-answer-logprobs" in error["message"]
+    assert field in error["message"]
+
+
+def test_a_stream_has_no_bound_on_the_logprobs_of_its_answers(server: RunningServer) -> None:
+    body = {"prompt": "say:a", "logprobs": 4, "max_tokens": 10, "n": 5}
+    assert server.post(COMPLETIONS, body | {"stream": True}).status_code == 200
+    assert server.post(COMPLETIONS, body | {"n": 4}).status_code == 200

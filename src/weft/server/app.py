@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from weft.errors import RequestError, WeftError
+from weft.errors import WeftError
 from weft.server.anthropic.answers import prepare_messages
 from weft.server.anthropic.protocol import UNSERVED_IN_MESSAGES, CountTokensBody, MessagesBody
 from weft.server.anthropic.turns import conversation
@@ -37,8 +37,8 @@ from weft.server.protocol import (
     CompletionBody,
     DetokenizeBody,
     TokenizeChatBody,
-    TokenizePromptBody,
     read_body,
+    read_tokenize_body,
 )
 from weft.server.service import ServedModel, Service
 from weft.server.sleep import read_sleep, read_tags, sleep_answer, state_answer, wake_answer
@@ -135,17 +135,13 @@ class _Handlers:
 
     async def tokenize(self, request: Request) -> Response:
         self._service.check_open()
-        raw = await self._body(request)
-        body: TokenizePromptBody | TokenizeChatBody
-        if _has_messages(raw):
-            body = await read_body(raw, TokenizeChatBody)
-            model = self._service.model_for(body.model)
+        body = await read_tokenize_body(await self._body(request))
+        model = self._service.model_for(body.model)
+        if isinstance(body, TokenizeChatBody):
             add_special_tokens = bool(body.add_special_tokens)
             _, prompt = await model.write_chat(body)
             tokens = await model.encode(prompt.text, add_special_tokens=add_special_tokens)
         else:
-            body = await read_body(raw, TokenizePromptBody)
-            model = self._service.model_for(body.model)
             tokens = await model.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
         texts = [model.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
         return _json({"count": len(tokens), "max_model_len": model.info.max_model_len, "tokens": tokens,
@@ -257,18 +253,6 @@ def _tenant(request: Request) -> Tenant | None:
 def _namespace(request: Request, salt: str | None) -> str | None:
     tenant = _tenant(request)
     return salt if tenant is None else tenant.namespace(salt)
-
-
-def _has_messages(raw: bytes) -> bool:
-    try:
-        value = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False  # parse_body says what is wrong with it
-    if not isinstance(value, dict) or "messages" not in value:
-        return False
-    if "prompt" in value:
-        raise RequestError("prompt and messages are both given; send one of them", param="messages")
-    return True
 
 
 def _model_card(model: ServedModel, name: str) -> dict[str, Any]:

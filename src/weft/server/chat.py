@@ -10,6 +10,7 @@ Reasoning goes out under both names that clients look for, ``reasoning`` and ``r
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -127,6 +128,7 @@ class ChatJob:
         self.generation = Generation(service, model, [prompt], [sampling], priority=body.priority or 0,
                                      cache_salt=body.cache_salt or "",
                                      decoder=model.tokenizer.showing(plan.shown_ids), prompt_field="messages")
+        self.generation.check_logprob_count(streamed=bool(body.stream), field="top_logprobs")
         self._with_reasoning = body.include_reasoning is not False
         self._readers = [plan.reader(eager=bool(body.stream)) for _ in self.generation.choices]
 
@@ -134,6 +136,7 @@ class ChatJob:
         generation, body = self.generation, self._body
         choices = []
         for piece in await generation.whole():
+            await asyncio.sleep(0)  # a choice with many logprobs takes long: others are served between two
             choices.append(ChatChoice(index=piece.index, message=self._message(piece),
                                       logprobs=self._logprobs(piece), finish_reason=self.reason(piece),
                                       stop_reason=piece.stop_reason,

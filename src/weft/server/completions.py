@@ -7,6 +7,7 @@ the answer's; a stream sends both in its first chunk.
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -78,12 +79,16 @@ class CompletionJob:
         self._namer = namer(model.tokenizer, as_ids=as_ids, escape_bytes=True)
         self.generation = Generation(service, model, prompts, [self._sampling(prompt) for prompt in prompts],
                                      priority=body.priority or 0, cache_salt=body.cache_salt or "")
+        self.generation.check_logprob_count(streamed=bool(body.stream), field="logprobs")
         self._shown_chars = [0] * len(self.generation.choices)
 
     async def answer(self) -> bytes:
         generation = self.generation
         pieces = await generation.whole()
-        choices = [self._choice(piece, first=True) for piece in pieces]
+        choices = []
+        for piece in pieces:
+            await asyncio.sleep(0)  # a choice with many logprobs takes long: others are served between two
+            choices.append(self._choice(piece, first=True))
         return _encoder.encode(self._response(choices, generation.usage()))
 
     async def lines(self) -> AsyncGenerator[bytes, None]:

@@ -62,6 +62,9 @@ class ServerConfig:
     chat_template: str | None = _flag(None, "File with the chat template to use instead of the checkpoint's.")
     max_tokenize_chars: int = _flag(16_000_000, "Characters of long texts that may be tokenized at once "
                                                 "(413, 503).", least=4096)
+    max_answer_logprobs: int = _flag(1_000_000, "Logprobs that an answer may have in one piece: n x tokens x "
+                                                "(logprobs + 1) over all prompts (400). Streams count "
+                                                "those of prompts only.", least=1)
     template_seconds: float = _flag(5.0, "Seconds that rendering one conversation may take.")
     template_chars: int = _flag(32_000_000, "Characters that a conversation may be rendered to.")
     template_memory: str = _flag("512MiB", "Memory that a process that renders conversations may take.")

@@ -24,6 +24,7 @@ from weft.engine.choices import Choice, Piece
 from weft.engine.detokenize import TextDecoder
 from weft.errors import RequestError
 from weft.request import LostTokens, Request, SamplingParams, TokenEvent
+from weft.server.answer_size import check_logprob_count
 from weft.server.client import Stream
 from weft.server.metrics import SequenceTimes
 from weft.server.service import ServedModel, Service
@@ -79,6 +80,7 @@ class Generation:
         self._arrived_s = time.perf_counter()
         self._stream: Stream | None = None
         self._closed = False
+        self._context_tokens = model.info.max_model_len
         engine_id = uuid.uuid4().hex
         for sampling in samplings:
             sampling.check(model.info.vocab_size)
@@ -101,6 +103,11 @@ class Generation:
                 self._by_event[request.request_id, index] = choice
                 self.choices.append(choice)
                 self._times.append(SequenceTimes(self._arrived_s, len(prompt.tokens)))
+
+    def check_logprob_count(self, *, streamed: bool, field: str) -> None:
+        """``field``: the field of the request that asks for alternatives. Raises RequestError."""
+        check_logprob_count(self._requests, context_tokens=self._context_tokens, streamed=streamed,
+                            limit=self._service.config.max_answer_logprobs, field=field)
 
     async def start(self) -> None:
         """Raises what the engine rejects it with, or EngineUnavailableError."""

@@ -15,10 +15,11 @@ What a field means is in docs/server.md. Three rules hold for every body:
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -188,14 +189,35 @@ LARGE_BODY_BYTES = 1 << 20
 
 async def read_body(raw: bytes, body_type: type[Body], *, unserved: Unserved = UNSERVED) -> Body:
     """``parse_body``, beside the event loop for a large body."""
-    if len(raw) <= LARGE_BODY_BYTES:
-        return parse_body(raw, body_type, unserved=unserved)
-    return await asyncio.to_thread(parse_body, raw, body_type, unserved=unserved)
+    return await _beside_loop(raw, functools.partial(parse_body, body_type=body_type, unserved=unserved))
+
+
+async def read_tokenize_body(raw: bytes) -> TokenizePromptBody | TokenizeChatBody:
+    """``parse_tokenize_body``, beside the event loop for a large body."""
+    return await _beside_loop(raw, parse_tokenize_body)
+
+
+async def _beside_loop(raw: bytes, parse: Callable[[bytes], Body]) -> Body:
+    return parse(raw) if len(raw) <= LARGE_BODY_BYTES else await asyncio.to_thread(parse, raw)
 
 
 def parse_body(raw: bytes, body_type: type[Body], *, unserved: Unserved = UNSERVED) -> Body:
     """Raises RequestError: not JSON, not an object, a key twice, a refused field, a wrong type, a missing
     field."""
+    return _converted(_json_object(raw), body_type, unserved)
+
+
+def parse_tokenize_body(raw: bytes) -> TokenizePromptBody | TokenizeChatBody:
+    """``messages`` in the body choose the type. Raises RequestError."""
+    value = _json_object(raw)
+    if "messages" not in value:
+        return _converted(value, TokenizePromptBody, UNSERVED)
+    if "prompt" in value:
+        raise RequestError("prompt and messages are both given; send one of them", param="messages")
+    return _converted(value, TokenizeChatBody, UNSERVED)
+
+
+def _json_object(raw: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(raw)
         json.loads(raw, object_pairs_hook=_refuse_duplicates)
@@ -205,6 +227,10 @@ def parse_body(raw: bytes, body_type: type[Body], *, unserved: Unserved = UNSERV
         raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise RequestError(f"the body is {_kind(value)}; it must be an object", code="invalid_json")
+    return value
+
+
+def _converted(value: dict[str, Any], body_type: type[Body], unserved: Unserved) -> Body:
     refuse_unserved(value, unserved)
     try:
         return msgspec.convert(value, body_type, str_keys=True)
