@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -117,6 +119,33 @@ def test_a_failed_turn_leaves_no_trace_in_the_conversation() -> None:
     model, written = _chat("one", "too long", "two", answer=failing)
     assert "error: 5000 tokens are more than 4096\n" in written
     assert [m["content"] for m in model.asked[2]] == ["one", "you said 1 things", "two"]
+
+
+@pytest.mark.parametrize(("terminal", "answer", "code"), [
+    (False, 400, 1), (False, 200, 0), (True, 400, 0)])
+def test_a_failed_answer_is_exit_code_1_of_a_piped_chat(
+        capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool, answer: int,
+        code: int) -> None:
+    class Stdin(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    def stream(
+        self: RemoteModel, messages: list[dict[str, str]], fields: dict[str, Any]
+    ) -> Generator[Piece, None, None]:
+        if answer != 200:
+            raise UserError("too long")
+        yield Piece("hi")
+
+    monkeypatch.setattr("sys.stdin", Stdin("one\n"))
+    monkeypatch.setattr("builtins.input", lambda prompt: sys.stdin.readline() or _end())
+    monkeypatch.setattr(RemoteModel, "stream_chat", stream)
+    assert main(["chat", "some-model", "--url", "http://127.0.0.1:9"]) == code
+    assert ("error: too long" in capsys.readouterr().out) == (answer == 400)
+
+
+def _end() -> str:
+    raise EOFError
 
 
 # ---------------------------------------------------------------- the client

@@ -87,6 +87,13 @@ def test_a_group_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[
     assert shown.err == ""
 
 
+def test_the_help_of_eval_is_not_cut_off(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "made-up names and numbers, and count the exact answers." in shown
+    assert "..." not in shown.replace("[ARGS]...", "")
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_explains_itself(capsys: pytest.CaptureFixture[str], verb: str) -> None:
     assert main([verb, "--help"]) == 0

@@ -88,7 +88,9 @@ class ChatWriter:
     def _write(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any] | None,
                **fields: Any) -> tuple[ChatRequest, ChatPrompt]:
         if self._template is None:
-            raise RequestError("this model has no chat template: use generate", param="messages")
+            raise RequestError("this model has no chat template: put chat_template.jinja into the checkpoint "
+                               "directory, or complete plain text: Engine.generate, `weft generate` without "
+                               "--chat", param="messages")
         try:
             turns = msgspec.convert(list(messages), list[ChatMessage])
         except msgspec.ValidationError as error:

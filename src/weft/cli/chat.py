@@ -61,17 +61,21 @@ class Conversation:
 
 def talk(
     model: Any, conversation: Conversation, fields: dict[str, Any], *, read: ReadLine, write: Write
-) -> None:
-    """Turns until the reader ends (EOFError) or leaves. ``model`` has ``stream_chat`` as RemoteModel has."""
+) -> int:
+    """Turns until the reader ends (EOFError) or leaves; the number of turns that failed.
+
+    ``model`` has ``stream_chat`` as RemoteModel has.
+    """
+    failures = 0
     while True:
         text = _read_message(read, write)
         if text is None:
-            return
+            return failures
         command = text.split()[0]
         if not command.startswith("/"):
-            _turn(model, conversation, text, fields, write)
+            failures += not _turn(model, conversation, text, fields, write)
         elif command in _LEAVE:
-            return
+            return failures
         elif command == "/reset":
             conversation.reset()
             write("forgotten\n")
@@ -102,7 +106,8 @@ def _rest_of_block(first: str, read: ReadLine) -> str:
     return "\n".join(lines).rstrip().removesuffix(QUOTES)
 
 
-def _turn(model: Any, conversation: Conversation, text: str, fields: dict[str, Any], write: Write) -> None:
+def _turn(model: Any, conversation: Conversation, text: str, fields: dict[str, Any], write: Write) -> bool:
+    """One question and its answer, written as it comes. False: the answer failed."""
     begin = time.monotonic()
     first: float | None = None
     parts: list[str] = []
@@ -129,11 +134,12 @@ def _turn(model: Any, conversation: Conversation, text: str, fields: dict[str, A
         note = ", stopped"
     except WeftError as error:
         write(("\n" if parts else "") + f"error: {error.message}\n")
-        return
+        return False
     finally:
         pieces.close()
     conversation.keep(text, "".join(parts))
     write("\n" + click.style(_cost(usage, first, time.monotonic() - begin) + note, dim=True) + "\n")
+    return True
 
 
 def _cost(usage: dict[str, Any], first: float | None, seconds: float) -> str:
@@ -157,7 +163,7 @@ def _cost(usage: dict[str, Any], first: float | None, seconds: float) -> str:
 @click.pass_context
 def command(
     ctx: click.Context, /, url: str | None, api_key: str | None, system: str | None, **values: Any
-) -> None:
+) -> int:
     """Talk to a model in the terminal.
 
     MODEL is a checkpoint directory or a hub name; without one, the embedded model. With --url it is the
@@ -173,20 +179,20 @@ def command(
         if idle:
             raise ConfigError(f"{', '.join(idle)} cannot change the server at --url {url}; give "
                               f"{'it' if len(idle) == 1 else 'them'} to `weft serve`", param=idle[0])
-        _converse(url, values["model"], api_key, conversation, fields)
-        return
+        return _converse(url, values["model"], api_key, conversation, fields)
     from weft.cli.own_server import own_server
     from weft.cli.waiting import waiting
 
     config = build(EngineConfig, values)
     with waiting("starting the engine") as on_wait, own_server(config, on_wait=on_wait) as own:
         on_wait.done()
-        _converse(own, None, None, conversation, fields)
+        return _converse(own, None, None, conversation, fields)
 
 
 def _converse(
     url: str, name: str | None, api_key: str | None, conversation: Conversation, fields: dict[str, Any]
-) -> None:
+) -> int:
+    """The exit code: 1 where an answer failed and no terminal showed the user so."""
     from weft.cli.remote import RemoteModel
 
     model = RemoteModel(url, model=name, api_key=api_key)
@@ -196,7 +202,9 @@ def _converse(
             import readline  # noqa: F401  (input() edits lines and keeps a history once it is imported)
 
             click.echo(f"{model.model} at {url}. /help for commands, /exit to leave.")
-        talk(model, conversation, fields, read=_terminal_line if terminal else _piped_line, write=_write)
+        failures = talk(model, conversation, fields, read=_terminal_line if terminal else _piped_line,
+                        write=_write)
+        return 1 if failures and not terminal else 0
     finally:
         model.close()
 

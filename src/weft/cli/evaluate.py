@@ -20,7 +20,16 @@ from weft.errors import EngineUnavailableError, UserError
 from weft.eval.score import LENGTHS, RecallReport, score_recall
 
 
-@click.group("eval")
+class Tasks(click.Group):
+    """A group whose help shows the first sentence of each task in full: click alone cuts it off."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        tasks = [(name, task.get_short_help_str(limit=1000)) for name, task in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(tasks)
+
+
+@click.group("eval", cls=Tasks)
 def command() -> None:
     """Score a model on tasks whose answers are known."""
 
