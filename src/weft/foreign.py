@@ -1,8 +1,14 @@
 """Flags and verbs of other engines that people will try here, and what to type instead.
 
-Every row answers two questions: why is it not here, and what is nearest. ``nearest`` is one of weft's
-own flags (a test holds this), or a sentence where no flag is needed. Kept in one table so that a
-message can be read, corrected and counted in one place.
+Every row answers two questions: why is it not here, and what to do instead. One table holds all rows, so
+that every message can be read and corrected in one place.
+
+    because           instead                 sentence
+    a reason          --memory                X is not supported here, because ...; nearest: --memory
+    a reason          leave it out            X is not supported here, because ...; leave it out
+    _OTHER_NAME       --cuda-graphs off       X has another name here: --cuda-graphs off
+
+``instead`` begins with one of weft's own flags (a test compares them), or tells what to do.
 """
 
 from __future__ import annotations
@@ -13,13 +19,14 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Foreign:
     because: str
-    nearest: str
+    instead: str
 
 
 _ONE_DEVICE = "a model runs on the cores of one machine"
 _ONE_POOL = "KV pages and recurrent states share one memory that is given in bytes"
 _FRAMES = "pages have 16 tokens and states have slots of their own, so there is no block size to tune"
-_OTHER_NAME = "it has another name"
+_OTHER_NAME = ""
+"""The flag is here under another name: there is no reason to give."""
 _OWN_CODE = "model code ships with weft and checkpoints cannot bring their own"
 _EAGER = "decode steps are recorded as CUDA graphs where the model allows it, and nothing is compiled"
 _NO_SPECULATION = "weft does not speculate yet"
@@ -32,7 +39,7 @@ _LEAVE_OUT = "leave it out"
 
 FOREIGN_FLAGS: dict[str, Foreign] = {
     # memory
-    "--gpu-memory-utilization": Foreign("it is a share of what weights and a step leave free",
+    "--gpu-memory-utilization": Foreign("its share is of all memory, weights included",
                                         "--gpu-memory-fraction"),
     "--kv-cache-memory-bytes": Foreign(_ONE_POOL, "--memory"),
     "--mem-fraction-static": Foreign(_OTHER_NAME, "--gpu-memory-fraction"),
@@ -77,23 +84,23 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--max-prefill-tokens": Foreign(_BUDGET, "--max-num-batched-tokens"),
     "--batch-size": Foreign(_BUDGET, "--max-num-batched-tokens"),
     "--ubatch-size": Foreign(_BUDGET, "--max-num-batched-tokens"),
-    "--max-running-requests": Foreign("it has another name", "--max-num-seqs"),
-    "--parallel": Foreign("it has another name", "--max-num-seqs"),
-    "-np": Foreign("it has another name", "--max-num-seqs"),
-    "--max-num-queued-reqs": Foreign("it has another name", "--max-queued-requests"),
-    "--max-queued-reqs": Foreign("it has another name", "--max-queued-requests"),
+    "--max-running-requests": Foreign(_OTHER_NAME, "--max-num-seqs"),
+    "--parallel": Foreign(_OTHER_NAME, "--max-num-seqs"),
+    "-np": Foreign(_OTHER_NAME, "--max-num-seqs"),
+    "--max-num-queued-reqs": Foreign(_OTHER_NAME, "--max-queued-requests"),
+    "--max-queued-reqs": Foreign(_OTHER_NAME, "--max-queued-requests"),
     "--scheduling-policy": Foreign("requests run by priority, then first come first served",
                                    "send `priority` in the request"),
     "--schedule-policy": Foreign("requests run by priority, then first come first served",
                                  "send `priority` in the request"),
     "--schedule-conservativeness": Foreign("a prompt is admitted when all of it fits", "--memory"),
     "--async-scheduling": Foreign(_OTHER_NAME, "--overlap"),
-    "--disable-overlap-schedule": Foreign("it is one of three values (off)", "--overlap"),
+    "--disable-overlap-schedule": Foreign(_OTHER_NAME, "--overlap off"),
     # length
-    "--context-length": Foreign("it has another name", "--max-model-len"),
-    "--ctx-size": Foreign("it has another name", "--max-model-len"),
-    "-c": Foreign("it has another name", "--max-model-len"),
-    "--max-seq-len": Foreign("it has another name", "--max-model-len"),
+    "--context-length": Foreign(_OTHER_NAME, "--max-model-len"),
+    "--ctx-size": Foreign(_OTHER_NAME, "--max-model-len"),
+    "-c": Foreign(_OTHER_NAME, "--max-model-len"),
+    "--max-seq-len": Foreign(_OTHER_NAME, "--max-model-len"),
     # devices
     "--tensor-parallel-size": Foreign(_ONE_DEVICE, "--threads"),
     "-tp": Foreign(_ONE_DEVICE, "--threads"),
@@ -109,17 +116,17 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "-ngl": Foreign(_WHOLE, "--device"),
     "--flash-attn": Foreign(_KERNELS, _LEAVE_OUT),
     "-fa": Foreign(_KERNELS, _LEAVE_OUT),
-    "--enforce-eager": Foreign("it has another name, with the value off", "--cuda-graphs"),
+    "--enforce-eager": Foreign(_OTHER_NAME, "--cuda-graphs off"),
     "--compilation-config": Foreign(_EAGER, _LEAVE_OUT),
     "-O": Foreign(_EAGER, _LEAVE_OUT),
     "--cuda-graph-max-bs": Foreign(_EAGER, _LEAVE_OUT),
-    "--disable-cuda-graph": Foreign("it has another name, with the value off", "--cuda-graphs"),
-    "-t": Foreign("it has another name", "--threads"),
+    "--disable-cuda-graph": Foreign(_OTHER_NAME, "--cuda-graphs off"),
+    "-t": Foreign(_OTHER_NAME, "--threads"),
     # model
-    "--model-path": Foreign("it has another name", "--model"),
-    "-m": Foreign("it has another name", "--model"),
-    "-hf": Foreign("it has another name", "--model"),
-    "--hf-repo": Foreign("it has another name", "--model"),
+    "--model-path": Foreign(_OTHER_NAME, "--model"),
+    "-m": Foreign(_OTHER_NAME, "--model"),
+    "-hf": Foreign(_OTHER_NAME, "--model"),
+    "--hf-repo": Foreign(_OTHER_NAME, "--model"),
     "--tokenizer": Foreign(_FROM_CHECKPOINT, "put tokenizer.json beside config.json"),
     "--tokenizer-mode": Foreign(_FROM_CHECKPOINT, _LEAVE_OUT),
     "--hf-overrides": Foreign(_FROM_CHECKPOINT, "edit config.json in the checkpoint"),
@@ -127,8 +134,8 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
                                    "send the sampling fields in the request"),
     "--trust-remote-code": Foreign(_OWN_CODE, _LEAVE_OUT),
     "--load-format": Foreign("weights are read from safetensors files", "--model"),
-    "--quantization": Foreign(_ONE_MODEL, "--dtype"),
-    "-q": Foreign(_ONE_MODEL, "--dtype"),
+    "--quantization": Foreign(_OTHER_NAME, "--quantize"),
+    "-q": Foreign(_OTHER_NAME, "--quantize"),
     "--download-dir": Foreign("the hub cache is used", "set the variable HF_HOME"),
     "--enable-lora": Foreign(_ONE_MODEL, "merge the adapter into the checkpoint"),
     "--lora-modules": Foreign(_ONE_MODEL, "merge the adapter into the checkpoint"),
@@ -158,7 +165,7 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--disable-log-requests": Foreign("the log level info has one line per request", "--log-level"),
     "--no-enable-log-requests": Foreign("the log level info has one line per request", "--log-level"),
     "--uvicorn-log-level": Foreign("there is one log", "--log-level"),
-    "--sse-keep-alive-interval": Foreign("it has another name", "--sse-keep-alive"),
+    "--sse-keep-alive-interval": Foreign(_OTHER_NAME, "--sse-keep-alive"),
     "--disable-log-stats": Foreign("/metrics costs nothing until it is read", _LEAVE_OUT),
     "--otlp-traces-endpoint": Foreign("no traces are exported", "watch /metrics"),
     "--enable-sleep-mode": Foreign("every server can sleep: POST /sleep", _LEAVE_OUT),
@@ -189,4 +196,7 @@ def foreign_flag(typed: str) -> Foreign | None:
 
 
 def foreign_sentence(typed: str, foreign: Foreign) -> str:
-    return f"{typed} is not supported here, because {foreign.because}; nearest: {foreign.nearest}"
+    if foreign.because == _OTHER_NAME:
+        return f"{typed} has another name here: {foreign.instead}"
+    nearest = "nearest: " if foreign.instead.startswith("--") else ""
+    return f"{typed} is not supported here, because {foreign.because}; {nearest}{foreign.instead}"

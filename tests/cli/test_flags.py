@@ -13,7 +13,7 @@ from weft.cli.flags import FlagCommand, arguments_of, build, given_flags
 from weft.cli.serve import command as serve_command
 from weft.config import EngineConfig
 from weft.config_check import flag_name
-from weft.foreign import FOREIGN_FLAGS
+from weft.foreign import FOREIGN_FLAGS, foreign_sentence
 from weft.server.config import ServerConfig
 
 CONFIGS = (EngineConfig, ServerConfig)
@@ -151,8 +151,7 @@ def _serve_refusal(*arguments: str) -> str:
 
 @pytest.mark.parametrize("flag", FOREIGN_FLAGS)
 def test_a_flag_of_another_engine_says_why_not_and_what_instead(flag: str) -> None:
-    row = FOREIGN_FLAGS[flag]
-    expected = f"{flag} is not supported here, because {row.because}; nearest: {row.nearest}"
+    expected = foreign_sentence(flag, FOREIGN_FLAGS[flag])
     assert _serve_refusal("some/model", flag, "2") == expected
     if flag.startswith("--"):
         assert _serve_refusal(flag + "=2") == expected
@@ -160,8 +159,21 @@ def test_a_flag_of_another_engine_says_why_not_and_what_instead(flag: str) -> No
         assert _serve_refusal(typed) == expected.replace(flag, typed, 1)
 
 
+@pytest.mark.parametrize(("flag", "sentence"), [
+    ("--enforce-eager", "--enforce-eager has another name here: --cuda-graphs off"),
+    ("--cpu-offload-gb", "--cpu-offload-gb is not supported here, because a model lies on one device as a "
+                         "whole; nearest: --memory"),
+    ("--tokenizer-mode", "--tokenizer-mode is not supported here, because this is read from the checkpoint; "
+                         "leave it out"),
+    ("--n-predict", "--n-predict is not supported here, because it belongs to a request; send `max_tokens` "
+                    "in the request"),
+])
+def test_a_sentence_reads_as_one(flag: str, sentence: str) -> None:
+    assert foreign_sentence(flag, FOREIGN_FLAGS[flag]) == sentence
+
+
 def test_the_nearest_flags_are_flags_of_serve_and_none_of_ours_is_called_foreign() -> None:
     assert isinstance(serve_command, FlagCommand)
     own = set(serve_command.flag_names)
-    assert {row.nearest for row in FOREIGN_FLAGS.values() if row.nearest.startswith("--")} <= own
+    assert {row.instead.split()[0] for row in FOREIGN_FLAGS.values() if row.instead.startswith("--")} <= own
     assert not own & set(FOREIGN_FLAGS)

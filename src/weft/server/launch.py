@@ -171,7 +171,8 @@ class Serving:
         service = self._service
         service.draining = True
         if service.active:
-            self._say(f"finishing {service.active} requests, at most {self._config.drain_timeout:g} s; "
+            self._say(f"finishing {service.active} request{'' if service.active == 1 else 's'}, at most "
+                      f"{self._config.drain_timeout:g} s; "
                       "Ctrl-C again stops at once")
         finished = asyncio.ensure_future(service.idle.wait())
         try:
