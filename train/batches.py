@@ -20,7 +20,7 @@ from torch import Tensor
 from train.chat import small_talk, story_turn
 from train.tokenizer import END_OF_TEXT, TURN_END, TURN_START
 from weft.eval.codes import make_codes_episode
-from weft.eval.recall import CountTokens, Episode, Turn, make_episode
+from weft.eval.recall import CountTokens, Episode, EpisodeTurn, make_episode
 
 PROMPT_WEIGHT, STORY_WEIGHT = 0.1, 0.3
 STORY_CHARACTERS_MIN = 200
@@ -90,7 +90,7 @@ def wide_episode(rng: random.Random, length_tokens: int, count_tokens: CountToke
     if chance < 0.09:
         short = min(length_tokens, rng.choice((64, 96, 128, 192)))
         return make_episode(rng, short, count_tokens, split="training", absent_rate=0.3)
-    extra: list[Turn] = []
+    extra: list[EpisodeTurn] = []
     if chance < 0.24 and length_tokens >= 256:
         extra = [small_talk(rng)]
         if rng.random() < 0.2 and length_tokens >= 512:

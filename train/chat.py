@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from weft.eval.prose import ANIMALS, story
-from weft.eval.recall import Turn
+from weft.eval.recall import EpisodeTurn
 
 WHO = "I am the small model that ships with weft. I can remember a list of names and numbers for you."
 HELP = "Give me a list of names and numbers and ask me about it, or ask me for a story."
@@ -108,13 +108,13 @@ STORY_ABOUT = (
 )
 
 
-def small_talk(rng: random.Random) -> Turn:
+def small_talk(rng: random.Random) -> EpisodeTurn:
     asked, reply = rng.choice(SMALL_TALK)
-    return Turn(rng.choice(asked), reply, "told")
+    return EpisodeTurn(rng.choice(asked), reply, "told")
 
 
-def story_turn(rng: random.Random) -> Turn:
+def story_turn(rng: random.Random) -> EpisodeTurn:
     hero = rng.choice(ANIMALS)
     if rng.random() < 0.6:
-        return Turn(rng.choice(STORY_ABOUT).format(hero=hero), story(rng, hero), "told")
-    return Turn(rng.choice(STORY_REQUESTS), story(rng, hero), "told")
+        return EpisodeTurn(rng.choice(STORY_ABOUT).format(hero=hero), story(rng, hero), "told")
+    return EpisodeTurn(rng.choice(STORY_REQUESTS), story(rng, hero), "told")

@@ -13,10 +13,10 @@ import pytest
 
 from weft.cli.chat import Conversation, talk
 from weft.cli.main import main
-from weft.cli.remote import Piece, RemoteModel
+from weft.cli.remote import AnswerDelta, RemoteModel
 from weft.errors import ConfigError, EngineUnavailableError, UserError, WeftError
 
-Answer = Callable[[list[dict[str, str]]], Generator[Piece, None, None]]
+Answer = Callable[[list[dict[str, str]]], Generator[AnswerDelta, None, None]]
 
 
 class FakeModel:
@@ -28,17 +28,17 @@ class FakeModel:
 
     def stream_chat(
         self, messages: list[dict[str, str]], fields: dict[str, Any]
-    ) -> Generator[Piece, None, None]:
+    ) -> Generator[AnswerDelta, None, None]:
         self.asked.append(messages)
         return self.answer(messages)
 
 
-def _counting(messages: list[dict[str, str]]) -> Generator[Piece, None, None]:
-    yield Piece("you said ")
-    yield Piece(f"{sum(m['role'] == 'user' for m in messages)} things")
-    yield Piece(finish_reason="stop")
-    yield Piece(usage={"prompt_tokens": 2048, "completion_tokens": 4,
-                       "prompt_tokens_details": {"cached_tokens": 1920}})
+def _counting(messages: list[dict[str, str]]) -> Generator[AnswerDelta, None, None]:
+    yield AnswerDelta("you said ")
+    yield AnswerDelta(f"{sum(m['role'] == 'user' for m in messages)} things")
+    yield AnswerDelta(finish_reason="stop")
+    yield AnswerDelta(usage={"prompt_tokens": 2048, "completion_tokens": 4,
+                             "prompt_tokens_details": {"cached_tokens": 1920}})
 
 
 def _chat(*lines: str, answer: Answer = _counting, system: str | None = None) -> tuple[FakeModel, str]:
@@ -58,10 +58,10 @@ def _chat(*lines: str, answer: Answer = _counting, system: str | None = None) ->
 
 
 def test_reasoning_is_shown_before_the_answer_and_not_kept() -> None:
-    def thinking(messages: list[dict[str, str]]) -> Generator[Piece, None, None]:
-        yield Piece(reasoning="hm, ")
-        yield Piece(reasoning="well")
-        yield Piece("Yes.")
+    def thinking(messages: list[dict[str, str]]) -> Generator[AnswerDelta, None, None]:
+        yield AnswerDelta(reasoning="hm, ")
+        yield AnswerDelta(reasoning="well")
+        yield AnswerDelta("Yes.")
 
     model, written = _chat("one", "two", answer=thinking)
     assert "well" in written.split("\n\nYes.")[0]
@@ -100,8 +100,8 @@ def test_quotes_hold_a_message_of_several_lines_and_blank_lines_are_no_message()
 
 
 def test_ctrl_c_in_an_answer_keeps_what_was_said_and_at_the_prompt_keeps_the_chat() -> None:
-    def interrupted(messages: list[dict[str, str]]) -> Generator[Piece, None, None]:
-        yield Piece("so far")
+    def interrupted(messages: list[dict[str, str]]) -> Generator[AnswerDelta, None, None]:
+        yield AnswerDelta("so far")
         if len(messages) == 1:
             raise KeyboardInterrupt
 
@@ -111,7 +111,7 @@ def test_ctrl_c_in_an_answer_keeps_what_was_said_and_at_the_prompt_keeps_the_cha
 
 
 def test_a_failed_turn_leaves_no_trace_in_the_conversation() -> None:
-    def failing(messages: list[dict[str, str]]) -> Generator[Piece, None, None]:
+    def failing(messages: list[dict[str, str]]) -> Generator[AnswerDelta, None, None]:
         if messages[-1]["content"] == "too long":
             raise UserError("5000 tokens are more than 4096")
         yield from _counting(messages)

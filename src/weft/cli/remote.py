@@ -19,7 +19,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerDelta:
     """A part of a streamed answer. ``usage`` comes with the last one, where the server sends it;
     ``reasoning`` before the text, where the model reasons."""
 
@@ -66,7 +66,7 @@ class RemoteModel:
         _raise_for(response)
         return response
 
-    def stream_chat(self, messages: list[dict[str, str]], fields: dict[str, Any]) -> Iterator[Piece]:
+    def stream_chat(self, messages: list[dict[str, str]], fields: dict[str, Any]) -> Iterator[AnswerDelta]:
         """Pieces of the answer to ``messages`` as they arrive. Closing the iterator cancels the request.
 
         Raises UserError with the server's own sentence where it refuses, EngineUnavailableError where the
@@ -90,7 +90,7 @@ class RemoteModel:
                            "name another with --url", param="--url")
 
 
-def _pieces(lines: Iterator[str]) -> Iterator[Piece]:
+def _pieces(lines: Iterator[str]) -> Iterator[AnswerDelta]:
     for line in lines:
         if not line.startswith("data:"):  # blank lines between events, comments that keep the line open
             continue
@@ -103,8 +103,8 @@ def _pieces(lines: Iterator[str]) -> Iterator[Piece]:
         choices = chunk.get("choices") or [{}]
         delta = choices[0].get("delta") or {}
         reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
-        yield Piece(delta.get("content") or "", choices[0].get("finish_reason"), chunk.get("usage") or {},
-                    reasoning)
+        yield AnswerDelta(delta.get("content") or "", choices[0].get("finish_reason"),
+                          chunk.get("usage") or {}, reasoning)
 
 
 def _raise_for(response: httpx.Response) -> None:

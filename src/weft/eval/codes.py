@@ -1,8 +1,8 @@
 """The codes task: a few coloured codes that change while the talk goes on, for models without attention.
 
-A model that has only recurrent layers can hold no list of eighty names, but it can hold a handful of
-codes, and it can overwrite one. Nothing but its states can carry the answer across the text in
-between, so a lost, stale or swapped state is a wrong answer.
+A model with only recurrent layers cannot hold a list of eighty names. It can hold a handful of codes, and
+it can overwrite one. Only its states can carry the answer across the text in between, so a lost, stale or
+swapped state is a wrong answer.
 
     user       Red 71, Blue 29.              assistant  Noted.
     user       What is Red?                  assistant  Red 71
@@ -14,9 +14,9 @@ through its convolution, so it can write "what followed Red" under the key "Red"
 other end of a sentence a model this small learned to name the latest code and no more. Two digits, for
 the same reason: at a third one the colour has left the window, and codes that begin alike are mixed up.
 
-The colours are few and known; what must not be learned by heart is which code a colour has. So each
-(colour, code) pair belongs to one side by its checksum, as the words of `words.py` do: a pair that is
-scored was never seen in training.
+The colours are few and known, but the code of a colour must not be learned by heart. So each (colour,
+code) pair belongs to one side by its checksum, as the words of `words.py` do. Training never sees a pair
+that is scored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from __future__ import annotations
 import random
 
 from weft.eval.prose import filler_sentence
-from weft.eval.recall import NOTED, TURN_OVERHEAD_TOKENS, CountTokens, Episode, Turn
+from weft.eval.recall import NOTED, TURN_OVERHEAD_TOKENS, CountTokens, Episode, EpisodeTurn
 from weft.eval.words import Split, split_of
 
 COLOURS = ["Red", "Blue", "Green", "Black", "White", "Yellow", "Purple", "Orange", "Brown", "Pink"]
@@ -54,20 +54,20 @@ def make_codes_episode(
     """One conversation that fills `length_tokens` with questions, changes and a little other text."""
     chosen = rng.sample(COLOURS, colours or rng.randint(1, min(CODES_MAX, length_tokens // 32)))
     codes = {colour: make_code(rng, colour, split) for colour in chosen}
-    told = ", ".join(f"{colour} {code}" for colour, code in codes.items())
-    turns = [Turn(f"{told}.", NOTED, "told")]
+    initial_codes = ", ".join(f"{colour} {code}" for colour, code in codes.items())
+    turns = [EpisodeTurn(f"{initial_codes}.", NOTED, "told")]
     room = length_tokens - count_tokens(turns[0].user) - count_tokens(NOTED) - TURN_OVERHEAD_TOKENS
     while True:
         chance = rng.random()
         colour = rng.choice(chosen)
         if chance < 0.76:
             question = rng.choice(QUESTIONS).format(colour=colour)
-            turn = Turn(question, f"{colour} {codes[colour]}", "recall")
+            turn = EpisodeTurn(question, f"{colour} {codes[colour]}", "recall")
         elif chance < 0.92:
             code = make_code(rng, colour, split)
-            turn = Turn(f"Now {colour} {code}.", NOTED, "told")
+            turn = EpisodeTurn(f"Now {colour} {code}.", NOTED, "told")
         else:
-            turn = Turn(filler_sentence(rng), NOTED, "told")
+            turn = EpisodeTurn(filler_sentence(rng), NOTED, "told")
         room -= count_tokens(turn.user) + count_tokens(turn.reply) + TURN_OVERHEAD_TOKENS
         if room < 0 and any(earlier.kind == "recall" for earlier in turns):
             return Episode(None, tuple(turns), length_tokens, tuple(chosen))

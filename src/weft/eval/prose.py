@@ -1,9 +1,11 @@
 """Plain English from templates: filler between list and question, and the stories the model can tell.
 
-Filler has to look like text, cost little to make and never hold a number that could be an answer.
-Stories keep one hero, one place and one thing from the first sentence to the last, so that a small
-model can learn what makes a text hang together. Text from outside was rejected: it would need a
-licence, a download, and a larger vocabulary than the embedded model has.
+Filler has to look like text, cost little to generate and never hold a number that could be an answer.
+Stories keep one hero, one place and one thing from the first sentence to the last. From them a small model
+learns what makes a text coherent.
+
+Rejected: text from outside, which needs a licence, a download and a larger vocabulary than the embedded
+model has.
 """
 
 from __future__ import annotations
@@ -74,10 +76,10 @@ def story(rng: random.Random, hero: str | None = None) -> str:
         f"On the way they shared some {food} and told each other old stories.",
         "They crossed the bridge and waited until the rain had stopped.",
     ]
-    kept = sorted(rng.sample(range(len(middle)), rng.randint(4, len(middle))))
+    chosen = sorted(rng.sample(range(len(middle)), rng.randint(4, len(middle))))
     ending = [
         f"{person.capitalize()} was very {feeling} to see the {thing} again.",
         f'"Thank you," said {person}, and gave them {food} to take home.',
         f"From that day on the {hero} and the {friend} were good friends.",
     ]
-    return " ".join(beginning + [middle[index] for index in kept] + ending)
+    return " ".join(beginning + [middle[index] for index in chosen] + ending)

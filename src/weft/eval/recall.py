@@ -1,8 +1,8 @@
 """The recall task: a list of made-up names and numbers, other text, then questions about the list.
 
-What it owns: the conversations that `train/` learns from and that `weft eval recall` asks. There is
-one generator for both, so a way to ask that is scored is a way to ask that was trained, while the
-names of the two sides never meet (`words.py`).
+What it owns: the conversations that `train/` learns from and that `weft eval recall` asks. One generator
+serves both, so every scored form of question was also trained. The names of the two sides never meet
+(`words.py`).
 
     [system]                                     sometimes
     user       list, maybe with text in between, maybe with the first question
@@ -11,16 +11,16 @@ names of the two sides never meet (`words.py`).
     user       question            \\
     assistant  name: number        / until the length is full, or the questions are used up
 
-The answer repeats the name, as a person would ("Bemo: 4821"). That is more than politeness: name and
-number then stand side by side in the answer as they do in the list, and a small model learns to look
-up far sooner than when it has to answer with the number alone (train/README.md).
+The answer repeats the name, as a person would ("Bemo: 4821"). Name and number then stand side by side in
+the answer, as they do in the list. A small model learns this lookup far sooner than an answer of the
+number alone (train/README.md).
 
 Why a memory bug shows: the answer is four to six random digits that occur once, far back. Nothing in
 the weights and nothing near the question helps. Wrong KV, a page of another request or a lost page is
 a wrong digit, and a wrong digit is a wrong answer: scoring is exact match, no partial credit.
 
-Lengths are met with `count_tokens`, given from outside: the generator knows no tokenizer, and this
-package imports no torch.
+The caller passes `count_tokens`, which fits the length: the generator knows no tokenizer, and this package
+imports no torch.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ QUESTIONS = (
 
 
 @dataclass(frozen=True)
-class Turn:
+class EpisodeTurn:
     """One user message and the one right reply. Only "recall" turns are scored."""
 
     user: str
@@ -110,7 +110,7 @@ class Episode:
     """
 
     system: str | None
-    turns: tuple[Turn, ...]
+    turns: tuple[EpisodeTurn, ...]
     length_tokens: int
     names: tuple[str, ...]
 
@@ -148,10 +148,10 @@ class _Draft:
     room_tokens: int
     noun: str
     line: str
-    turns: list[Turn]
+    turns: list[EpisodeTurn]
 
     def add(self, user: str, reply: str, kind: TurnKind) -> None:
-        self.turns.append(Turn(user, reply, kind))
+        self.turns.append(EpisodeTurn(user, reply, kind))
         self.room_tokens -= self.count_tokens(user) + self.count_tokens(reply) + TURN_OVERHEAD_TOKENS
 
     def sentences(self, tokens: int) -> list[str]:
@@ -187,11 +187,11 @@ def _list_text(draft: _Draft, intro: str, pairs: list[tuple[str, str]], filler: 
 
 def _make_pairs(draft: _Draft, count: int) -> list[tuple[str, str]]:
     numbers: dict[str, str] = {}
-    taken: set[str] = set()
+    used: set[str] = set()
     while len(numbers) < count:
         name = make_name(draft.rng, draft.split, numbers)
-        numbers[name] = make_number(draft.rng, taken)
-        taken.add(numbers[name])
+        numbers[name] = make_number(draft.rng, used)
+        used.add(numbers[name])
     return list(numbers.items())
 
 
@@ -281,16 +281,16 @@ def make_episode(
         questions = max(1, min(questions, int(0.45 * length_tokens) // QUESTION_TOKENS))
         list_room = room - questions * QUESTION_TOKENS - 2 * TURN_OVERHEAD_TOKENS
         filler_tokens = 0
-    told = _make_pairs(draft, pairs or _pairs_count(rng, list_room, prefer_long=questions is None))
+    entries = _make_pairs(draft, pairs or _pairs_count(rng, list_room, prefer_long=questions is None))
     if questions is not None:
         line_tokens = sum(
             count_tokens(draft.line.format(name=name, number=number, noun=draft.noun)) + 1
-            for name, number in told
+            for name, number in entries
         )
         filler_tokens = max(0, list_room - line_tokens)
-    filler_tokens = _write_list(draft, told, filler_tokens, may_ask=questions != 1)
-    _write_questions(draft, told, filler_tokens, questions, absent_rate)
-    return Episode(system, tuple(draft.turns), length_tokens, tuple(name for name, _ in told))
+    filler_tokens = _write_list(draft, entries, filler_tokens, may_ask=questions != 1)
+    _write_questions(draft, entries, filler_tokens, questions, absent_rate)
+    return Episode(system, tuple(draft.turns), length_tokens, tuple(name for name, _ in entries))
 
 
 def make_episodes(

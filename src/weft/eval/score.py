@@ -1,13 +1,12 @@
 """Scores the recall task through the HTTP API, as a client that knows nothing of the engine would.
 
 Each conversation is held as a chat: ask, append the model's *own* answer, ask the next. A wrong answer
-therefore stays in the context, as it would for a user, and the prompt of a later question is the prompt
-of the earlier one grown longer: prefix hits, states carried over and pages reused are all on the path
-that is scored. Several conversations run at once, bounded, so requests also share batches.
+therefore stays in the context, as it would for a user. The prompt of a later question extends the prompt of
+the earlier one, so the score covers prefix hits, carried states and reused pages. A bounded number of
+conversations runs at once, so requests also share batches.
 
-Lengths are fitted to what the server's `/tokenize` counts; against a server without it they are estimated
-from characters. Decoding is greedy, so a score is a fact about
-the server and not about luck.
+Lengths are fitted to the counts of the server's `/tokenize`. For a server without it they are estimated from
+characters. Decoding is greedy, so a score measures the server and not luck.
 """
 
 from __future__ import annotations
@@ -135,15 +134,15 @@ async def _fitted_episodes(asker: _Asker, seed: int, length: int, questions: int
         def count(text: str) -> int:
             return math.ceil(len(text) / rate)
 
-        made = make_episodes(seed, length, questions, count, questions=QUESTIONS_PER_EPISODE)
-        kept: list[Episode] = []
+        candidates = make_episodes(seed, length, questions, count, questions=QUESTIONS_PER_EPISODE)
+        chosen: list[Episode] = []
         asked = 0
-        for episode in made:
+        for episode in candidates:
             if asked >= questions:
                 break
-            kept.append(episode)
+            chosen.append(episode)
             asked += sum(turn.kind == "recall" for turn in episode.turns)
-        return kept
+        return chosen
 
     rate = CHARACTERS_PER_TOKEN
     for _ in range(FITTING_ROUNDS):

@@ -3,8 +3,9 @@
 A recall test is honest only when the answer cannot come from the weights. So names are made of random
 syllables (or of random letters), and every *word* of a name belongs to exactly one side: the checksum
 of the word says which. Training draws from one side, scoring from the other, and the two cannot meet
-whatever seeds they are given. Splitting by seed alone was rejected: two seeds may draw the same name,
-and nobody would notice.
+under any seeds.
+
+Rejected: a split by seed alone, since two seeds may draw the same name without a sign.
 
     crc32("bemo") % 8 == 0  ->  held out, scoring only      (about one word in eight)
     anything else           ->  training only
@@ -54,20 +55,20 @@ def make_word(rng: random.Random, split: Split) -> str:
             return word
 
 
-def make_name(rng: random.Random, split: Split, taken: Container[str] = ()) -> str:
-    """A name of one or two words that is not in `taken`."""
+def make_name(rng: random.Random, split: Split, excluded: Container[str] = ()) -> str:
+    """A name of one or two words that is not in `excluded`."""
     while True:
         name = make_word(rng, split)
         if rng.random() < 0.3:
             name = f"{name} {make_word(rng, split)}"
-        if name not in taken:
+        if name not in excluded:
             return name
 
 
-def make_number(rng: random.Random, taken: Container[str] = ()) -> str:
-    """Four to six digits, the first one not zero, not in `taken`."""
+def make_number(rng: random.Random, excluded: Container[str] = ()) -> str:
+    """Four to six digits, the first one not zero, not in `excluded`."""
     while True:
         digits = rng.randint(4, 6)
         number = str(rng.randrange(10 ** (digits - 1), 10**digits))
-        if number not in taken:
+        if number not in excluded:
             return number

@@ -49,7 +49,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class Completion(msgspec.Struct, kw_only=True):
+class CompletionResponse(msgspec.Struct, kw_only=True):
     """A whole answer and a chunk of a stream have the same shape."""
 
     id: str
@@ -126,9 +126,10 @@ class CompletionJob:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=wanted)
         return sampling
 
-    def _response(self, choices: list[CompletionChoice], usage: Usage | UnsetType | None) -> Completion:
-        return Completion(id=self._id, created=self._created_s, model=self._name, choices=choices,
-                          usage=usage)
+    def _response(self, choices: list[CompletionChoice],
+                  usage: Usage | UnsetType | None) -> CompletionResponse:
+        return CompletionResponse(id=self._id, created=self._created_s, model=self._name, choices=choices,
+                                  usage=usage)
 
     def _choice(self, piece: Piece, *, first: bool) -> CompletionChoice:
         """``first``: nothing of this choice was sent before, so what belongs to the prompt goes with it."""

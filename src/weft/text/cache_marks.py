@@ -41,14 +41,14 @@ def marked_characters(template: ChatTemplate, messages: list[ChatMessage], text:
         raise RequestError(f"cache_control is set in {len(marks)} places; the limit is {CACHE_CONTROLS_MAX} "
                            "in a request. cache_boundaries takes more, as positions in tokens",
                            param="cache_control")
-    found = set()
+    positions = set()
     for tool, message, part in marks:
         if message is None:
             shown = {**(variables or {}), "tools": [*without_marks(tools[:tool + 1]), _OTHER_TOOL]}
-            found.add(common_characters(_rendered(template, messages, shown), text))
+            positions.add(common_characters(_rendered(template, messages, shown), text))
         else:
-            found.add(_behind(template, messages, message, part, text, variables))
-    return sorted(found - {0})
+            positions.add(_behind(template, messages, message, part, text, variables))
+    return sorted(positions - {0})
 
 
 def without_marks(tools: Sequence[Any]) -> list[Any]:
@@ -100,8 +100,8 @@ def _with_mark(message: ChatMessage, part: int | None) -> str | list[Any]:
     if not isinstance(content, list):
         return (content or "") + MARK
     last = len(content) - 1 if part is None else part
-    found = content[last] if content else ""
-    said = found if isinstance(found, str) else found.get("text") or found.get("refusal") or ""
+    shown = content[last] if content else ""
+    said = shown if isinstance(shown, str) else shown.get("text") or shown.get("refusal") or ""
     return [*content[:last], said + MARK]
 
 

@@ -2,10 +2,10 @@
 
     messages (JSON) --ChatMessage--> checked roles and contents --template--> text --tokenizer--> ids
 
-Owns the Jinja environment and what a template may see. A template comes with the weights, from a
-stranger: it runs in Jinja's immutable sandbox (no attribute access to Python internals, no mutation of
-what it is given), and anything it raises is the *request's* error, in the template's own words, because
-templates use ``raise_exception`` to refuse conversations ("roles must alternate").
+Owns the Jinja environment and what a template may see. A template comes with the weights and is not
+trusted. It runs in Jinja's immutable sandbox: no attribute access to Python internals, no mutation of its
+variables. Any exception of a template is the *request's* error, in the template's own words: templates use
+``raise_exception`` to refuse conversations ("roles must alternate").
 
 What templates of the field rely on, provided here: trimmed and left-stripped blocks, ``{% break %}`` and
 ``{% continue %}``, ``{% generation %}`` blocks (a training marker: rendered through), ``tojson`` that
@@ -18,10 +18,10 @@ template does not know the newer word.
 *Continuing the last message.* The template is rendered with a mark behind the last message's content,
 and the text is cut at the mark: this needs no guess about what the template writes after a message.
 
-*Boundaries.* Conversations share their beginning up to the end of the system prompt or of some message, and
-``boundaries`` says where that is in a rendered text: by rendering the first messages alone and comparing.
-A template that writes a message differently when others follow it has no boundary there. They are hints
-for what to keep, so nothing depends on them being right.
+*Boundaries.* Conversations share their beginning up to the end of the system prompt or of some message.
+``boundaries`` finds these ends in a rendered text: it renders the first messages alone and compares. If a
+template writes a message differently when others follow it, there is no boundary there. Boundaries are hints
+for the cache, and no answer depends on them.
 
 Rejected: silently dropping what a template does not use. A variable the request sets (``documents``,
 ``reasoning_effort``) that the template never reads is an error that says so.
@@ -123,17 +123,17 @@ class ChatTemplate:
         """Characters of ``text``, which ``render`` made of ``messages``, after which it may differ from the
         text of another conversation: where the first message after the system prompt (and tools) begins,
         and where messages but the last end. Ascending."""
-        found = set()
+        positions = set()
         leading = next((at for at, message in enumerate(messages)
                         if message.role not in ("system", "developer")), len(messages))
         other_question = ChatMessage(role="user", content=MARK)
         other = self._beginning([*messages[:leading], other_question], variables)
-        found.add(common_characters(other, text))
+        positions.add(common_characters(other, text))
         for count in range(max(leading + 1, len(messages) - MESSAGE_ENDS_MAX), len(messages)):
             beginning = self._beginning(messages[:count], variables)
             if text.startswith(beginning):
-                found.add(len(beginning))
-        return sorted(found - {0})
+                positions.add(len(beginning))
+        return sorted(positions - {0})
 
     def _beginning(self, messages: list[ChatMessage], variables: Mapping[str, Any] | None) -> str:
         """Empty where the template refuses so short a conversation."""

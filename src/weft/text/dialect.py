@@ -2,12 +2,12 @@
 
     template + vocabulary + flags --Dialect--> plan(request) --> AnswerPlan: grammar, reader, tokens to show
 
-Owns the decisions between a request and its answer's text: what is told apart, what the answer must match,
-and which marker tokens the detokenizer has to leave in the text because they are read there.
+Owns the decisions between a request and its answer's text: which parts of the text are separated, what the
+answer must match, and which marker tokens the detokenizer leaves in the text for the readers.
 
-*What the answer must match.* Tools that must be called and structured output both are grammars; with tools
-that may be called and a schema, the answer is either. In front of all of them stands the reasoning, where the
-model reasons: free text up to its end marker.
+*What the answer must match.* Required tool calls and structured output are both grammars. With optional tools
+and a schema, the answer is either. If the model reasons, its reasoning comes first: free text up to its end
+marker.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The process that compiles grammars of strangers: ``python -m weft.text.grammar_worker``.
+"""The process that compiles untrusted grammars: ``python -m weft.text.grammar_worker``.
 
     stdin:   one Start, then grammars; its end means that the engine is gone
     stdout:  one Verdict per grammar, in the order in which they end
@@ -11,9 +11,9 @@ The tokenizer is built once. Every job runs in a fork, which shares it and costs
 has a limit of CPU time, of memory and of stack; each of them ends the fork and becomes a sentence for the
 client. So a grammar that is slow, large or deadly holds up no other grammar, and leaves nothing behind.
 
-The first masks are built on a stack of 1 MiB, half of what the threads that build masks in the engine have,
-and the grammar is compiled on at most 8 MiB, an eighth of what the engine gives it. Compiling is a function
-of the grammar, so what passed here stays within its stack there.
+The first masks are built on a stack of 1 MiB, half the stack of the engine's mask threads. The grammar is
+compiled on at most 8 MiB, an eighth of the stack in the engine. Compiling is a function of the grammar, so
+a grammar that passed here stays within its stack there.
 
 This module imports no torch. The loop has one thread, so that a fork is safe.
 

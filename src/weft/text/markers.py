@@ -1,7 +1,7 @@
 """Texts that mean something inside a stream of text, which may arrive in pieces.
 
-A marker such as ``</think>`` may come in one piece or in nine. Whoever looks for it shows what cannot be the
-beginning of one, and holds back the rest:
+A marker such as ``</think>`` may come in one piece or in nine. A reader shows the text that cannot be the
+beginning of a marker, and holds back the rest:
 
     "so 2 < 3 </th"   ->   shows "so 2 < 3 ", holds "</th"
 """

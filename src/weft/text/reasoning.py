@@ -102,7 +102,7 @@ class ReasoningSplitter:
         self._opened = inside
         self._state = _State.BEFORE
         self._held = ""
-        self._told = False
+        self._has_emitted = False
         """Some reasoning was given out: line ends at its beginning are not part of it."""
         self.over = False
         """The end marker came."""
@@ -136,7 +136,7 @@ class ReasoningSplitter:
         """The answer is over: what was held back is what it looked like."""
         held, self._held = self._held, ""
         if self.inside:
-            return Split(reasoning=held.rstrip("\n") if self._told else held.strip("\n"))
+            return Split(reasoning=held.rstrip("\n") if self._has_emitted else held.strip("\n"))
         return Split(content=held)
 
     def _begin(self) -> None:
@@ -149,7 +149,7 @@ class ReasoningSplitter:
 
     def _reason(self) -> str:
         end = self._row.end
-        if not self._told:
+        if not self._has_emitted:
             self._held = self._held.lstrip("\n")
         at = self._held.find(end)
         if at >= 0:
@@ -158,5 +158,5 @@ class ReasoningSplitter:
             return reasoning
         safe = self._held[:len(self._held) - held_characters(self._held, (end,))].rstrip("\n")
         self._held = self._held[len(safe):]
-        self._told = self._told or bool(safe)
+        self._has_emitted = self._has_emitted or bool(safe)
         return safe

@@ -10,10 +10,10 @@ transformers.
 Two things in a tokenizer.json are switched off at load, because they would change prompts silently:
 ``truncation`` and ``padding``, which some checkpoints carry from their training scripts.
 
-*Bytes of a token.* Logprobs report each token's bytes, and one token may be half a character, so its
-text alone does not say what it is. The bytes follow from the decoder that the file declares: a
-byte-level alphabet (each byte drawn as one printable character), byte fallback (``<0xE2>`` pieces), or
-neither (then the bytes are those of the text).
+*Bytes of a token.* Logprobs report each token's bytes. One token may be half a character, so its text alone
+does not determine them. The bytes follow from the decoder that the file declares: a byte-level alphabet
+(each byte drawn as one printable character), byte fallback (``<0xE2>`` pieces), or neither (then the bytes
+are those of the text).
 
 *Threads.* ``encode_batch`` of the library lets other threads run, ``encode`` does not: a long text goes
 through the first, alone in its batch.

@@ -4,9 +4,8 @@
     CallPart(arguments='{"zone": ')               more of its arguments, JSON text
     CallPart(arguments='"UTC"}', complete=True)   it is whole
 
-A reader takes what stands between the markers of one envelope. It keeps all of that text, and says how much
-of it has become calls: what does not turn out to be one is content after all, and nobody has lost a
-character.
+A reader takes the text between the markers of one envelope. It keeps all of that text and counts how much of
+it has become calls. Text that turns out to be no call is shown as content, so no character is lost.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ class CallPart:
 class BodyReader(ABC):
     """``close`` is the marker that ends the envelope, or None where the calls end by themselves.
 
-    ``whole``: how many characters have become complete calls. ``told``: how many have been given out in
-    parts. ``end``: where the envelope ended, once it has. ``broken``: what comes is not a call.
+    ``whole``: how many characters have become complete calls. ``emitted``: how many have been given out
+    in parts. ``end``: where the envelope ended, once it has. ``broken``: what comes is not a call.
     """
 
     def __init__(self, close: str | None) -> None:
         self.close = close
         self.text = ""
         self.whole = 0
-        self.told = 0
+        self.emitted = 0
         self.end: int | None = None
         self.broken = False
         self.call_count = 0
@@ -56,4 +55,4 @@ class BodyReader(ABC):
 
     def _completed(self, at: int) -> None:
         self.call_count += 1
-        self.whole = self.told = at
+        self.whole = self.emitted = at

@@ -31,8 +31,8 @@ class Tool:
 
     @property
     def properties(self) -> dict[str, Any]:
-        found = self.parameters.get("properties")
-        return found if isinstance(found, dict) else {}
+        properties = self.parameters.get("properties")
+        return properties if isinstance(properties, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class HeadedCalls(BodyReader):
         fresh = "".join(scanner.escaped[self._given:])
         if fresh:
             parts.append(CallPart(arguments=fresh))
-            self._given, self.told = len(scanner.escaped), scanner.at
+            self._given, self.emitted = len(scanner.escaped), scanner.at
         if scanner.end is None:
             return False
         try:

@@ -118,7 +118,7 @@ class JsonCalls(BodyReader):
         elif rest[0] == "]" and self._list:
             self._list = False
             self._at += 1
-            self.whole = self.told = self._at
+            self.whole = self.emitted = self._at
             if self.close is None:
                 self.end = self._at
         elif self.call_count and not self._list:
@@ -162,7 +162,7 @@ class JsonCalls(BodyReader):
         if fresh:
             parts.append(CallPart(arguments=fresh))
             self._given = len(scanner.escaped)
-            self.told = scanner.at if scanner.copy_end is None else scanner.copy_end
+            self.emitted = scanner.at if scanner.copy_end is None else scanner.copy_end
 
 
 def read_call(text: str) -> tuple[str, str] | None:

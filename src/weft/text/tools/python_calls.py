@@ -36,7 +36,7 @@ class PythonCalls(BodyReader):
             return []
         self.end = end
         self.call_count = len(calls)
-        self.whole = self.told = end
+        self.whole = self.emitted = end
         return [CallPart(name=name, arguments=arguments, complete=True) for name, arguments in calls]
 
 
@@ -59,20 +59,20 @@ def _json_calls(text: str) -> list[tuple[str, str]] | None:
     except (ValueError, RecursionError):
         return None
     calls = [call_of(item) for item in (value if isinstance(value, list) else [value])]
-    found = [call for call in calls if call is not None]
-    if len(found) < len(calls):
+    valid = [call for call in calls if call is not None]
+    if len(valid) < len(calls):
         raise ValueError("an item is no call")
-    return found
+    return valid
 
 
 def _expressions(text: str) -> list[ast.expr]:
-    found: list[ast.expr] = []
+    expressions: list[ast.expr] = []
     for statement in ast.parse(text).body:
         if not isinstance(statement, ast.Expr):
             raise ValueError("not an expression")
         value = statement.value
-        found += value.elts if isinstance(value, (ast.List, ast.Tuple)) else [value]
-    return found
+        expressions += value.elts if isinstance(value, (ast.List, ast.Tuple)) else [value]
+    return expressions
 
 
 def _call(node: ast.expr) -> tuple[str, str]:

@@ -103,13 +103,13 @@ class ToolCallReader:
             self._envelope, self._text, self._begun = at_start, bare, True
             return True
         self._begun = self._begun or bool(bare)
-        found = first_marker(self._text, self._row.opens)
-        if found is None:
+        match = first_marker(self._text, self._row.opens)
+        if match is None:
             safe = len(self._text) - held_characters(self._text, self._row.opens)
             self._show(read, self._text[:safe])
             self._text = self._text[safe:]
             return False
-        at, marker = found
+        at, marker = match
         self._show(read, self._text[:at])
         self._envelope = next(envelope for envelope in self._row.envelopes if envelope.open == marker)
         self._text = self._text[at + len(marker):]
@@ -151,7 +151,7 @@ class ToolCallReader:
         for part in body.push(text, last=last):
             self._take(read, part)
         if body.broken:
-            done = max(body.whole, body.told if self._eager else 0)
+            done = max(body.whole, body.emitted if self._eager else 0)
             self._text, self._body, self._envelope = body.text[done:], None, None
             self._pending.clear()
             if not done:  # the marker is content, and must not be taken for one again

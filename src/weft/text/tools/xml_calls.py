@@ -6,8 +6,8 @@
     </parameter>
     </function>
 
-A value is text. What it means is in the tool's schema: a string is taken as it stands (without the line end
-on either side), anything else is read as JSON, and stays a string where that fails.
+A value is text, and the tool's schema gives its type. A string is used unchanged, without the line end on
+either side. Any other type is read as JSON, and stays a string if that fails.
 
 The arguments are given out parameter by parameter: ``{"city": "Paris"``, then ``, "days": 3``, then ``}``.
 """
@@ -60,7 +60,7 @@ class XmlCalls(BodyReader):
                 return False
             self._function, self._parameters = name, 0
             self._at += length
-            self.told = self._at
+            self.emitted = self._at
             parts.append(CallPart(name=name))
         elif may_become(rest, expected) and not last:
             return False
@@ -81,7 +81,7 @@ class XmlCalls(BodyReader):
                                             f"{json.dumps(name, ensure_ascii=False)}: {value}"))
             self._parameters += 1
             self._at += end + len(PARAMETER_END)
-            self.told = self._at
+            self.emitted = self._at
         elif rest.startswith(FUNCTION_END):
             parts.append(CallPart(arguments="}" if self._parameters else "{}", complete=True))
             self._at += len(FUNCTION_END)
@@ -155,7 +155,7 @@ def followed(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str,
     reference = schema.get("$ref")
     if not isinstance(reference, str):
         return schema
-    found: Any = root
+    target: Any = root
     for step in reference.removeprefix("#/").split("/"):
-        found = found.get(step) if isinstance(found, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+        target = target.get(step) if isinstance(target, Mapping) else None
+    return target if isinstance(target, Mapping) else {}
