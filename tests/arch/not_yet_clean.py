@@ -5,8 +5,7 @@ from __future__ import annotations
 NOT_YET_CLEAN: dict[str, set[str]] = {
     "circles": set(),
     "sizes": set(),
-    "vague names": {
-    },
+    "vague names": set(),
     "class names": {
         "src/weft/engine",
         "src/weft/memory",
