@@ -15,9 +15,6 @@ NOT_YET_CLEAN: dict[str, set[str]] = {
     "prose": {
         "docs/page.md",
         "docs/server.md",
-        "src/weft/engine",
-        "src/weft/schedule",
-        "src/weft/sim",
     },
     "width": {
         "docs/page.md",

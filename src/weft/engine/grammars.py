@@ -14,8 +14,8 @@ thread and ``keep``s the result before it submits the request; ``compile`` is bo
 copy of the compiled grammar, which costs microseconds. All copies share the work of the first mask, so
 ``build`` asks for it too.
 
-The tokenizer's own form (a trie of all tokens' bytes) costs some tenths of a second, in which Python stands
-still, and a few dozen MB. The first grammar builds it, or ``warm`` when a server starts.
+The tokenizer's own form (a trie of all tokens' bytes) costs a few dozen MB. Building it takes some tenths of
+a second, in which Python stands still. The first grammar builds it, or ``warm`` when a server starts.
 
 The bytes of a compiled grammar are what the sandbox measured. The cache drops the least recently used
 grammars above its limit; running answers may hold as much again, and a grammar beyond that is refused (law

@@ -12,14 +12,13 @@ sequence at p a hash of tokens [0, p). So whatever is read can be compared with 
 
     read of [0, 17) through the row == hashes of the row's own tokens, or ``PlanViolation`` says which is not
 
-It catches, each with a negative control in tests/unit/engine: a wrong page-table write, a row that was not
-cleared, a slot that holds another sequence's state or an older one of its own, a skipped or repeated
-position, a page written under a second reader (L7), memory that changed kind without zeroing (L6), a chunk
-that ends off the grid, a wrong token fed to a decode, a budget overrun; and, because a copy carries its
-digests along, a hit on another prefix's state or page, a state at another position than the run starts at, a
-compressed state or page that is put together from other pages or in another order, a page replaced by one
-with other tokens, a copy of what was never written, a tap off the grid, outside its run or into a slot in
-use.
+It catches, each with a negative control in tests/unit/engine: a wrong page-table write; a row that was not
+cleared; a slot that holds another sequence's state or an older one of its own; a skipped or repeated
+position; a page written under a second reader (L7); memory that changed kind without zeroing (L6); a chunk
+that ends off the grid; a wrong token fed to a decode; a budget overrun. A copy carries its digests along, so
+it also catches a hit on another prefix's state or page; a state at another position than the run starts at; a
+compressed state or page restored from other pages or in another order; a page replaced by one with other
+tokens; a copy of bytes that were never written; a tap off the grid, outside its run or into a slot in use.
 
 The token chosen is a pure function of the tokens before it and of the sequence's seed (none when greedy):
 ``reference_tokens`` computes a whole answer without any engine, and batching, chunking and preemption must

@@ -9,9 +9,9 @@ A sequence is admitted with memory for all of its known tokens, and with some pa
 sequences that run. It starts behind what the cache has of it. A sequence that does not fit ends the pass:
 smaller ones behind it must not starve it.
 
-When the head of the queue does not fit, the cache makes room for it and for those behind it that would fit
-into the same step. Otherwise short requests would join one a step wherever the cache has filled the arena.
-The prefix that the head would resume on is not evicted for this while other sequences run.
+When the head of the queue does not fit, the cache makes room for it. It also makes room for later sequences
+that would fit into the same step. Otherwise short requests would join one a step wherever the cache has
+filled the arena. The prefix that the head would resume on is not evicted for this while other sequences run.
 
 Laws: L3 (no room is a plan without that sequence), L8 (cached tokens are those of the match).
 

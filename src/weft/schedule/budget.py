@@ -5,7 +5,7 @@
 
 Decodes come first, and always all of them. A prefill that does not reach the end of its known tokens stops on
 the absolute grid of CHUNK_TOKENS. So a prompt goes through the same chunks of the recurrent kernels however
-it is cut, and its numbers do not depend on other sequences in the batch (promise 1).
+it is cut. Its numbers do not depend on other sequences in the batch (promise 1).
 
 A grid has a smallest step, so a small budget could starve every prefill while decodes run. Therefore one
 chunk is always left for prefill. A step has at most ``step_tokens_bound`` tokens, which is

@@ -13,11 +13,11 @@ keep the per-row state on the device (page table, sampling parameters, token cou
         tokens_T   [ d0 d1 d2 | p0 p0 p0 p0 p0 | p1 p1 ... ]     flat, in run order
         run r covers tokens [offset_r, offset_r + length_r) at positions [start_r, start_r + length_r)
 
-Laws: L4 (PAD), L5 (rows cleared when a sequence leaves, before the row is used again), L6
-(frames are zeroed before first use), L7 (what is shared is copied before it is written: the copies).
+Laws: L4 (PAD); L5 (rows cleared when a sequence leaves, before the row is used again); L6 (frames are zeroed
+before first use); L7 (what is shared is copied before it is written: the copies).
 
-Rejected: a plan of per-sequence dicts (slow, and it invites the executor to look things up), and
-page tables sent whole each step (linear in context length).
+Rejected: a plan of per-sequence dicts (slow, and it invites the executor to look things up); page tables sent
+whole each step (linear in context length).
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ The request waits if this saves enough tokens, and if the producer is not behind
 prefix: then the state arrives no later than the request could compute it. The producer gets a tap at
 ``point`` for it, whether or not its own policy wants one.
 
-No request waits for ever. A producer runs now and ranks better, so it gets memory and tokens first. Once it
-is preempted, ends, or passes the point without a free slot for the tap, it is a producer no more, and the
-request is admitted without it. Requests behind a waiting one in the queue do not wait with it.
+No request waits for ever. A producer runs now and ranks better, so it gets memory and tokens first. It is a
+producer no more once it is preempted, ends, or passes the point without a free slot for the tap. The request
+is then admitted without it. Requests behind a waiting one in the queue do not wait with it.
 
 Producers are found by their first chunk of tokens. So a search costs a lookup, not a comparison with every
 running sequence. Pure functions over numbers and arrays.

@@ -25,11 +25,11 @@ One plan, in order of claim:
                                                      step saves states if slots are left
 
 Laws: L3 (a shortage is a plan without that sequence; the best-ranked sequence runs, or its memory is on the
-way, and it fits alone), L5 (the plan that takes a sequence out clears its row, before another sequence gets
-it), L11 (the engine bounds the waiting queue when it accepts requests).
+way, and it fits alone); L5 (the plan that takes a sequence out clears its row, before another sequence gets
+it); L11 (the engine bounds the waiting queue when it accepts requests).
 
-``plan`` never returns None while work is possible. If nothing runs or closes, the cache has nothing to evict
-and no last token is in flight, then the head of the queue must fit. This is asserted, not waited for.
+``plan`` never returns None while work is possible. The head of the queue must fit if nothing runs or closes,
+the cache has nothing to evict and no last token is in flight. This is asserted, not waited for.
 
 Rejected: skipping a head of the queue that does not fit (a long prompt starves under a stream of short ones);
 preemption for an admission (two sequences could evict each other for ever); freeing memory at finish time (a

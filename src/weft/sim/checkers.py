@@ -55,7 +55,7 @@ class Ledger:
         self._accepted = 0
         self.steps_bound = 100
         """Steps that surely suffice for what was accepted: each sequence runs once as the best, at least
-        every second step, and may lose what it had a few times to ones with better rank."""
+        every second step. It may lose its memory a few times to sequences with better rank."""
 
     def accepted(self, request: Request) -> None:
         sampling = request.sampling

@@ -17,7 +17,7 @@ token, and 4 x heads x head_dim per pair and attention layer. A step reads the w
 whole, and of the experts those that at least one of its tokens is expected to choose.
 
 The bytes that a step compresses, restores and copies (``ArenaWork.moved_bytes``) are read and written by
-kernels of their own, in front of the others, so their seconds come on top. A fit has no number for them: the
+kernels of their own, in front of the others. So their seconds come on top. A fit has no number for them: the
 steps it was fitted to had theirs in their times. """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What a model asks of a device, from its architecture: the numbers that a roofline is made of.
 
 Parameters are counted by kind: routed experts, of which a token passes some, and all else, which every token
-does. A lookup in the embedding is no arithmetic and reads one row, so the table of a model whose head is
-another one is left out. Attention costs 2 FLOP per number of a key and of a value, for each head and pair of
-tokens; recurrent layers cost the same for every token and are far below their projections, so they are left
-out.
+does. A lookup in the embedding is no arithmetic and reads one row. So the embedding is left out if the
+model's head is a separate table. Attention costs 2 FLOP per number of a key and of a value, for each head and
+pair of tokens; recurrent layers cost the same for every token and are far below their projections, so they
+are left out.
 """
 
 from __future__ import annotations

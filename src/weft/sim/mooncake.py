@@ -2,10 +2,10 @@
 
     {"timestamp": ms, "input_length": n, "output_length": m, "hash_ids": [one per 512 tokens of the prompt]}
 
-Such a trace does not say which request goes on with the conversation of which, and its last, partial block
-has an id that nobody shares. So with ``linked`` turns are inferred: request B continues A when B shares
-exactly A's full blocks (at least 2), goes its own way inside A's last partial block, and is long enough to
-hold A's answer. Then B's block begins with A's tail, and A's answer is what B's prompt holds there:
+A trace of this form does not say which request continues which conversation, and its last, partial block has
+an id of its own. So with ``linked`` turns are inferred. Request B continues A if three things hold: B shares
+exactly A's full blocks (at least 2); B diverges inside A's last partial block; B is long enough to hold A's
+answer. Then B's block begins with A's tail, and A's answer is what B's prompt holds there:
 
     A   [ b0 | b1 | b2.tail ]  answer
     B   [ b0 | b1 | b2'                | b3' ... ]      b2' begins with A's tail, then A's answer

@@ -1,22 +1,22 @@
 """What a cache could reach with the future known: an upper reference for policies.
 
-A real cache decides with the past. This one is told every request in advance, and when each began and ended
-(from a replay with the same memory), and chooses which states, with the KV under them, are held from where
-they were kept to where they are used:
+A real cache decides with the past. This one knows every request in advance, and when each began and ended
+(from a replay with the same memory). It chooses which states, with the KV under them, are held from where
+they were saved to where they are used:
 
     time ->        begin         end                     begin
     request 3        |============|  state @ its end       .
     request 9                     '--- held? ------------->|   saves prefill_s(0, position)
-    bytes            the state, and what KV of its path nobody holds at that time anyway
+    bytes            the state, and the KV of its path that is not held at that time anyway
 
 Each possible use is a *hold*: a request, a position of its prompt at which an earlier one left its state, and
-the time between. Holds are taken greedily, the most seconds saved per byte-second first, as long as there is
-room at every moment of them, beside what the running requests have. KV that two holds share is paid once. A
+the time between. Holds are chosen greedily, the most seconds saved per byte-second first. A hold needs room
+at each of its moments, beside the memory of the running requests. KV that two holds share is paid once. A
 hold that goes further than one taken before for the same request pays and earns the difference.
 
-Placement is that of ``--checkpoints auto`` with every fork seen (positions follow from ``wanted_positions``,
-the function of the real scheduler, told how far a prompt was there before), and with ``foresight`` also the
-last grid point that any later request will share, as if it had been marked.
+Placement is that of ``--checkpoints auto`` with every fork seen. Positions follow from ``wanted_positions``,
+the function of the real scheduler, given the length of the prompt's known prefix. With ``foresight`` the last
+grid point that any later request will share is added, as if it had been marked.
 
 What is left out flatters it: frames, the grain of pages, steps in which memory is given up, eviction in order
 of time. What is not optimal in it is the greed: choosing holds is a knapsack at every moment. A search
@@ -229,8 +229,8 @@ class Choices:
     """Where each request begins so far, and which of them must compute through a place for others: a request
     that begins behind a place leaves no state there.
 
-    At first (``binding`` False) only those count as sources that could never begin behind it, so that nothing
-    that is taken stands in the way of anything else."""
+    At first (``binding`` False) only requests that could never begin behind the place count as sources. So no
+    chosen hold stands in the way of another."""
 
     def __init__(self, instance: Instance) -> None:
         count = len(instance.begins)
@@ -254,7 +254,7 @@ class Choices:
 
 
 def greedy(instance: Instance, ledger: Ledger, cost: CostModel) -> list[int]:
-    """Cached tokens by request. Holds that stand in nobody's way come first, then those of states that a
+    """Cached tokens by request. Holds that block no other hold come first. Then come those of states that a
     request leaves again because it gives up beginning behind them."""
     choices = Choices(instance)
     _take_best(instance, ledger, cost, choices)

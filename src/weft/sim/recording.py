@@ -6,10 +6,10 @@ replayed.
     {"steps": [[prefill tokens, pairs, decodes, context, s], ...]}   times of some steps, to fit a cost model
     {"ended": true, "dropped": 0}
 
-**Never text, never tokens.** A block of 16 tokens is written as 8 bytes of a keyed hash (BLAKE2b) over the
-salt of the request and all tokens up to the block's end. The key is drawn when recording starts, and is in no
-file: without it nobody can try texts against the hashes. What a file does tell is when requests came, how
-long they and their answers were, and which of them begin alike, and that only within one cache salt.
+**Never text, never tokens.** A block of 16 tokens is written as 8 bytes of a keyed hash (BLAKE2b). The hash
+covers the salt of the request and all tokens up to the block's end. The key is drawn when recording starts,
+and is in no file: without it texts cannot be tried against the hashes. A file does tell when requests came,
+and how long they and their answers were. It tells which of them begin alike, but only within one cache salt.
 
     tokens    [ 16 | 16 | 16 | 7 ]        blocks   [ h1 | h2 | h3 | h4 ]       each over all before it too
 

@@ -1,12 +1,12 @@
 """Workloads whose requests share prefixes, for the simulator with the cache on.
 
-A family of conversations over few system prompts: each request either begins one (a system prompt and some
-tokens of its own), takes up an earlier one (its prompt, its answer, and some tokens more), repeats one, or
-goes another way from some point of one. They come in bursts, so twins are computed side by side; salts
+A family of conversations over few system prompts: each request begins one (a system prompt and some tokens of
+its own), continues one, repeats one, or diverges at some point of one. To continue is to send an earlier
+prompt, its answer, and some tokens more. They come in bursts, so twins are computed side by side; salts
 differ now and then; boundaries are declared, wrong ones among them.
 
-The answers are those that the engine must give (``reference_tokens``), so that taking up a conversation meets
-what the engine has kept of it, to the token.
+The answers are those that the engine must give (``reference_tokens``). So a continued conversation matches
+the engine's cached prefix to the token.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
                           ^                             |
                           '------ clock moves by the cost of the step
 
-Inside a step, the executor first checks the plan (``ScriptedExecutor``), then time passes, then requests
-arrive and are cancelled while the step is "in flight", as they do when the server's messages are read
-there. Where steps overlap all of this happens when the result is asked for, with the next step begun. Before
-some steps the plan is made once more and dropped: planning must change nothing.
+Inside a step, the executor first checks the plan (``ScriptedExecutor``), then time passes. Then requests
+arrive and are cancelled while the step is "in flight", as they do when the server's messages are read there.
+Where steps overlap all of this happens when the result is asked for, with the next step begun. Before some
+steps the plan is made once more and dropped: planning must change nothing.
 
 ``Simulation(scenario).run()`` raises ``SimulationFailed`` with the seed and the last plans, or returns what
 happened as an ``Outcome``; the same scenario always gives the same ``trace_hash``.

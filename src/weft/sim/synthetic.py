@@ -1,4 +1,4 @@
-"""Traffic that nobody recorded: seeded generators, to see a cache policy on what it was not tuned on.
+"""Traffic that was never recorded: seeded generators, to see a cache policy on what it was not tuned on.
 
     document_traffic     a library of documents that branch; each request reads one way through a document and
                          asks, and some ask again
@@ -7,7 +7,7 @@
                                |              '-- [ part' ]         or at the end of the part they need
                                '-- [ part'' ] ...
 
-    with_one_shots       long prompts that nobody asks again, spread evenly
+    with_one_shots       long prompts that are never asked again, spread evenly
     with_scans           bursts of prompts that share an instruction and nothing else: a batch job
 
 Popularity follows Zipf's law, and drifts: a document enters the library, is read for a while and leaves it,
@@ -135,7 +135,7 @@ class _Readers:
 
 def with_one_shots(traffic: Traffic, seed: int, *, share: float = 0.1, tokens: int = 48_000) -> Traffic:
     """``share`` as many requests besides, of ``tokens`` tokens give or take, that share nothing with
-    anybody."""
+    others."""
     random = Random(seed)
     ends_s = traffic.requests[-1].at_s
     numbers = count(traffic.block_count)
@@ -168,7 +168,7 @@ def _single(at_s: float, tokens: int, block_tokens: int, numbers: Iterable[int],
 
 
 def _mixed(traffic: Traffic, more: list[TrafficRequest], block_count: int) -> Traffic:
-    """Both, by arrival; who goes on with whom is numbered anew."""
+    """Both, by arrival; the links between turns are numbered anew."""
     order = sorted(range(len(traffic) + len(more)),
                    key=lambda at: ((*traffic.requests, *more)[at].at_s, at))
     place = {at: number for number, at in enumerate(order)}

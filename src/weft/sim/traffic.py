@@ -2,7 +2,7 @@
 
 A trace has no text. It names the blocks of a prompt by ids, and equal ids are equal tokens. That is all the
 memory, the tree and the scheduler ever look at, so tokens are made up here: each block number owns a stretch
-of the integers, and what nobody shares gets a stretch of its own.
+of the integers, and an unshared block gets a stretch of its own.
 
     blocks        [ 7 | 3 | 9 | 12.. ]     block b is tokens b * block_tokens + (0, 1, 2, ...)
     fronts        {9: [...]}               the first tokens of a block that are another's, to the token

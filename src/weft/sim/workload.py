@@ -1,8 +1,8 @@
 """What a simulated run is given: an arena, limits, and a script of arrivals and cancellations.
 
 A ``Scenario`` is a value and a pure function of its seed: the seed of a failed run is the whole bug report.
-Scenarios are small on purpose. The arena is often so tight that exactly one sequence of full length fits,
-prompts and answers are a few pages, and arrivals come in bursts longer than the queue: pressure in every
+Scenarios are small on purpose. The arena is often so tight that exactly one sequence of full length fits.
+Prompts and answers are a few pages, and arrivals come in bursts longer than the queue: pressure in every
 step, thousands of scenarios a minute.
 
     Arrival(at_s, request)             submitted when the clock has passed at_s
