@@ -25,6 +25,10 @@ KvDTypeChoice = Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8"]
 CompressedKvChoice = Literal["int8", "int4"]
 StateDTypeChoice = Literal["float32", "bfloat16", "float16"]
 
+DTYPE_SPELLINGS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "float8_e4m3": "fp8"}
+"""Other spellings of dtypes that flags, variables, files and keywords take."""
+_DTYPE_FIELDS = ("dtype", "kv_dtype", "state_dtype")
+
 THREADS_MAX = 1024
 
 
@@ -102,8 +106,13 @@ class EngineConfig:
 
     @classmethod
     def of(cls, **fields: Any) -> EngineConfig:
-        """As the constructor, with a ConfigError for a name that is no field: the flag that was meant."""
-        return cls(**known_fields(cls, fields))
+        """As the constructor, with other spellings of dtypes (``DTYPE_SPELLINGS``). Raises ConfigError for a
+        name that is no field, with the name that was probably meant."""
+        known = dict(known_fields(cls, fields))
+        for name in _DTYPE_FIELDS:
+            if isinstance(known.get(name), str):
+                known[name] = DTYPE_SPELLINGS.get(known[name], known[name])
+        return cls(**known)
 
     def check(self) -> None:
         """Raises ConfigError that names the flag, for a value of a wrong type, choice or range, and for flags

@@ -82,6 +82,19 @@ def test_variables_and_files_take_the_same_names_and_the_nearest_source_wins(
     assert parse().kind == "cpu"
 
 
+@pytest.mark.parametrize(("short", "long"), [("fp16", "float16"), ("bf16", "bfloat16"), ("fp32", "float32")])
+def test_both_spellings_of_a_dtype_are_taken_everywhere(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: str, long: str) -> None:
+    expected = EngineConfig(dtype=long, state_dtype=long)  # type: ignore[arg-type]
+    for spelled in (short, long):
+        assert parse("--dtype", spelled, "--state-dtype", spelled, config=EngineConfig) == expected
+        assert EngineConfig.of(dtype=spelled, state_dtype=spelled) == expected
+    file = tmp_path / "weft.toml"
+    file.write_text(f'state_dtype = "{short}"\n')
+    monkeypatch.setenv("WEFT_DTYPE", short)
+    assert parse("--config", str(file), config=EngineConfig) == expected
+
+
 def test_dashes_in_a_file_are_as_good_as_underscores(tmp_path: Path) -> None:
     file = tmp_path / "weft.toml"
     file.write_text("max-model-len = 99\nmax_num_seqs = 3\n")

@@ -62,7 +62,7 @@ def test_the_comparison_shows_every_layout_with_and_without_speculation_in_any_w
         capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     shown = said(capsys, "Qwen3.5-4B", "--memory", "24GiB", "--compare")
-    wide = said(capsys, "LFM2-1.2B", "--memory", "80GiB", "--compare", "--length", "500")
+    wide = said(capsys, "LFM2-1.2B", "--memory", "80GiB", "--compare", "--max-model-len", "500")
     assert sum("weft: frames" in line for line in wide.splitlines()) == 2   # no label is broken over lines
     assert max(len(line) for line in wide.splitlines()) <= columns
     lines = shown.splitlines()
@@ -77,7 +77,7 @@ def test_the_comparison_shows_every_layout_with_and_without_speculation_in_any_w
 
 
 def test_bars_are_as_long_as_their_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = said(capsys, "Qwen3.5-4B", "--memory", "24GiB", "--compare", "--length", "4096")
+    shown = said(capsys, "Qwen3.5-4B", "--memory", "24GiB", "--compare", "--max-model-len", "4096")
     picture = shown.split("4,096 tokens\n")[1].splitlines()[:4]
     numbers = [[int(word) for word in line.split() if word.isdecimal()] for line in picture]
     numbers[2] = numbers[2][1:]         # the name "8 layers a page" has one too
@@ -138,7 +138,7 @@ def test_dtypes_are_told_by_short_and_long_names(capsys: pytest.CaptureFixture[s
     assert 2 * short["kv_bytes_per_token"] == plain["kv_bytes_per_token"] == 16384
     assert short["state_bytes_per_sequence"] == 77322240
     assert plain["state_bytes_per_sequence"] == 152819712
-    int4 = data(capsys, *asked, "--weights", "int4")
+    int4 = data(capsys, *asked, "--quantize", "int4")
     assert int4["weights"]["bytes"] < 0.3 * plain["weights"]["bytes"]
 
 
@@ -186,8 +186,8 @@ def test_a_known_model_may_be_named_loosely(capsys: pytest.CaptureFixture[str], 
     (["lfm2-1.2b", "--memory", "lots"], ["--memory 'lots' is not a size"]),
     (["lfm2-1.2b", "--memory", "0"], ["--memory 0 is no memory at all"]),
     (["lfm2-1.2b", "--memory", "1GiB", "--arena", "1GiB"], ["--memory and --arena"]),
-    (["lfm2-1.2b", "--kv-dtype", "fp7"], ["--kv-dtype", "'fp7' is not one of bf16, fp8, int8, fp16, fp32"]),
-    (["lfm2-1.2b", "--length", "999999"], ["--length 999999", "128000"]),
+    (["lfm2-1.2b", "--kv-dtype", "fp7"], ["--kv-dtype", "'fp7' is not one of 'auto', 'float32', 'bfloat16'"]),
+    (["lfm2-1.2b", "--max-model-len", "999999"], ["--max-model-len 999999", "128000"]),
     (["lfm2-1.2b", "--plot", "bars.png"], ["--plot bars.png", ".svg or .html"]),
     (["lfm2-1.2b", "--memmory", "1GiB"], ["did you mean --memory?"]),
 ])

@@ -40,7 +40,7 @@ def percentages(name: str, arm: str) -> list[str]:
 def replayed(policy: str, memory: str, **variables: str) -> dict[str, Any]:
     """One row of `weft simulate sample`, by a process with ``variables`` in its environment."""
     command = [sys.executable, "-m", "weft", "simulate", "sample", "--model", "Qwen3.5-397B-A17B",
-               "--tp", "8", "--weights", "fp8", "--memory", memory, "--policy", policy, "--no-oracle",
+               "--tp", "8", "--quantize", "fp8", "--memory", memory, "--policy", policy, "--no-oracle",
                "--json"]
     answer = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True)
     [row] = json.loads(answer.stdout)["results"]

@@ -35,6 +35,7 @@ import click
 from click.core import ParameterSource
 
 from weft.cli.variables import ENV_PREFIX, unknown_variables
+from weft.config import DTYPE_SPELLINGS
 from weft.config_check import flag_name
 from weft.foreign import foreign_flag, foreign_sentence
 
@@ -48,6 +49,14 @@ class _ListItem(click.types.StringParamType):
     """Text whose environment variable holds several, separated by commas."""
 
     envvar_list_splitter = ","
+
+
+class SpelledChoice(click.Choice[str]):
+    """A choice that also takes other spellings of a dtype: ``bf16`` is ``bfloat16``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        spelled = DTYPE_SPELLINGS.get(str(value).lower(), value)
+        return super().convert(spelled if spelled in self.choices else value, param, ctx)
 
 
 class FlagCommand(click.Command):
@@ -181,7 +190,7 @@ def _without_none(hint: Any) -> Any:
 
 def _click_type(inner: Any) -> click.ParamType[Any]:
     if get_origin(inner) is typing.Literal:
-        return click.Choice([str(arm) for arm in get_args(inner)])
+        return SpelledChoice([str(arm) for arm in get_args(inner)])
     plain: dict[Any, click.ParamType[Any]] = {int: click.INT, float: click.FLOAT, str: click.STRING}
     return plain[inner]
 

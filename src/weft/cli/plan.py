@@ -13,38 +13,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
-from weft.cli.flags import FlagCommand
+from weft.cli.flags import FlagCommand, SpelledChoice
+from weft.config import DTypeChoice, KvDTypeChoice, StateDTypeChoice
 from weft.errors import CheckpointError, ConfigError
 from weft.planning.weights import FORMS
-from weft.spec import CacheDTypeName
+from weft.spec import KV_DTYPES
 from weft.units import parse_bytes
 
-_DTYPES: dict[str, CacheDTypeName] = {
-    "fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3", "int8": "int8"}
-
-
-class DTypeParam(click.ParamType[CacheDTypeName]):
-    """A dtype by its short or its long name: bf16 or bfloat16."""
-
-    name = "dtype"
-
-    def __init__(self, *short: str) -> None:
-        self._names = {name: _DTYPES[name] for name in short}
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return f"[{'|'.join(self._names)}]"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> CacheDTypeName:
-        name = self._names.get(str(value).lower())
-        if name is None and value in self._names.values():
-            name = value
-        if name is None:
-            self.fail(f"{value!r} is not one of {', '.join(self._names)}.", param, ctx)
-        return name
+DTYPES = SpelledChoice(get_args(DTypeChoice))
+KV_DTYPE_CHOICE = SpelledChoice(get_args(KvDTypeChoice))
+STATE_DTYPE_CHOICE = SpelledChoice(get_args(StateDTypeChoice))
+QUANTIZE = click.Choice(["none", *FORMS])
+"""The types of the flags that ``weft serve`` has too; fp8 is the form of published checkpoints."""
 
 
 @click.command("plan", cls=FlagCommand, params=[
@@ -55,15 +39,15 @@ class DTypeParam(click.ParamType[CacheDTypeName]):
                                    "`weft serve --memory` names."),
     click.Option(["--tp"], type=click.IntRange(min=1), default=1, show_default=True,
                  help="Devices that share the model (tensor parallelism)."),
-    click.Option(["--dtype"], type=DTypeParam("bf16", "fp16", "fp32"),
-                 help="Dtype of weights and KV; default: the checkpoint's own."),
-    click.Option(["--kv-dtype"], type=DTypeParam("bf16", "fp8", "int8", "fp16", "fp32"),
-                 help="What KV is kept in; default: --dtype."),
-    click.Option(["--state-dtype"], type=DTypeParam("fp32", "bf16", "fp16"),
-                 help="What recurrent states are kept in; default: fp32, as weft does."),
-    click.Option(["--weights"], type=click.Choice(list(FORMS)),
-                 help="What matrices are stored in; default: as config.json says."),
-    click.Option(["--length", "lengths"], type=click.IntRange(min=1), multiple=True,
+    click.Option(["--dtype"], type=DTYPES, default="auto", show_default=True,
+                 help="Dtype of weights and KV; auto takes the checkpoint's own."),
+    click.Option(["--kv-dtype"], type=KV_DTYPE_CHOICE, default="auto", show_default=True,
+                 help="What KV is kept in; auto takes --dtype."),
+    click.Option(["--state-dtype"], type=STATE_DTYPE_CHOICE,
+                 help="What recurrent states are kept in; default: float32, as weft does."),
+    click.Option(["--quantize"], type=QUANTIZE, default="none", show_default=True,
+                 help="What matrices are stored in; none: as config.json says."),
+    click.Option(["--max-model-len", "lengths"], type=click.IntRange(min=1), multiple=True,
                  help="Tokens of a sequence; may be given several times. Default: 4k, 32k, 128k and the "
                       "model's longest."),
     click.Option(["--compare"], is_flag=True, help="The same bytes as other engines would cut them."),
@@ -90,7 +74,7 @@ def command(model: str | None, memory: str | None, arena: str | None, lengths: t
     from weft.planning.report import plan_data
 
     sizes, from_here = _sizes(memory, arena)
-    plan = make_plan(*find_config(model, revision), Asked(**sizes, lengths=lengths, **more))
+    plan = make_plan(*find_config(model, revision), Asked(**sizes, lengths=lengths, **stored_as(more)))
     if as_json:
         click.echo(json.dumps(plan_data(plan, compare=compare), indent=2))
     if plot is not None or not as_json:
@@ -98,6 +82,12 @@ def command(model: str | None, memory: str | None, arena: str | None, lengths: t
 
         show(plan, compare=compare, from_here=from_here, quiet=as_json, file=plot)
     return 0 if plan.enough else 1
+
+
+def stored_as(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """``flags`` as ``Asked`` names dtypes and forms: None for auto and none."""
+    return {name: KV_DTYPES.get(value) if name.endswith("dtype") else None if value == "none" else value
+            for name, value in flags.items()}
 
 
 def find_config(model: str, revision: str | None = None) -> tuple[str, Mapping[str, Any]]:

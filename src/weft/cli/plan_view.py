@@ -185,7 +185,7 @@ def _verdict(plan: ModelPlan) -> Text:
 
 def _as_served(plan: ModelPlan) -> bool:
     """Whether ``weft serve`` can cut its memory the same way."""
-    return plan.asked.tp == 1 and plan.asked.weights is None
+    return plan.asked.tp == 1 and plan.asked.quantize is None
 
 
 def _dtype_flags(plan: ModelPlan) -> str:

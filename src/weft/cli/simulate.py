@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from weft.cli.flags import FlagCommand
-from weft.cli.plan import DTypeParam, find_config
+from weft.cli.plan import KV_DTYPE_CHOICE, QUANTIZE, find_config, stored_as
 from weft.errors import ConfigError
-from weft.planning.weights import FORMS
 from weft.sim.arms import ARMS, DEFAULT_ARM, find_arm
 from weft.sim.cost import BANDWIDTH_SHARE, DEVICES, FLOPS_SHARE, STEP_FIXED_S
 from weft.sim.replay import ROWS_MAX, STEP_TOKENS_MAX
@@ -55,10 +54,10 @@ DEFAULT_DEVICE = "H100"
                                     f"Default: {DEFAULT_DEVICE}, or times fitted from the recording."),
     click.Option(["--fit"], type=click.Path(path_type=Path), help="Recording whose step times the cost is "
                                                                   "fitted to, instead of a roofline."),
-    click.Option(["--weights"], type=click.Choice(list(FORMS)),
-                 help="What matrices are stored in; default: as config.json says."),
-    click.Option(["--kv-dtype"], type=DTypeParam("bf16", "fp8", "int8", "fp16", "fp32"),
-                 help="What KV is kept in; default: the model's dtype."),
+    click.Option(["--quantize"], type=QUANTIZE, default="none", show_default=True,
+                 help="What matrices are stored in; none: as config.json says."),
+    click.Option(["--kv-dtype"], type=KV_DTYPE_CHOICE, default="auto", show_default=True,
+                 help="What KV is kept in; auto takes the model's dtype."),
     click.Option(["--limit"], type=click.IntRange(min=1), help="Only the first so many requests."),
     click.Option(["--rate"], type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True,
                  help="Requests arrive so many times as fast."),
@@ -136,9 +135,10 @@ def _setup(memory: str | None, recording: Recording | None, more: dict[str, Any]
 
     name, config = find_config(more["model"], more["revision"])
     sizes = _sizes(memory or DEFAULT_MEMORY)
-    tp, kv_dtype = more["tp"], more["kv_dtype"]
-    plan = make_plan(name, config, Asked(arena_bytes=max(sizes), tp=tp, kv_dtype=kv_dtype,
-                                         weights=more["weights"]))
+    asked = Asked(arena_bytes=max(sizes),
+                  **stored_as({flag: more[flag] for flag in ("tp", "kv_dtype", "quantize")}))
+    tp, kv_dtype = asked.tp, asked.kv_dtype
+    plan = make_plan(name, config, asked)
     plans = [_enough(plan_arena(plan.spec, size, kv_dtype=kv_dtype, compress=True), size) for size in sizes]
     cost = _fitted(more["fit"], recording, more["device"])
     if cost is None:

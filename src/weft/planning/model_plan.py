@@ -42,7 +42,7 @@ _AMPLE_BYTES = 1 << 50
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What the user asked for. Exactly one of ``memory_bytes`` (of a device, with weights) and
-    ``arena_bytes`` (for pages and states alone). ``weights``: a name of ``weights.FORMS``. None: the
+    ``arena_bytes`` (for pages and states alone). ``quantize``: a name of ``weights.FORMS``. None: the
     model's own."""
 
     memory_bytes: int | None = None
@@ -51,7 +51,7 @@ class Asked:
     dtype: DTypeName | None = None
     kv_dtype: CacheDTypeName | None = None
     state_dtype: CacheDTypeName | None = None
-    weights: str | None = None
+    quantize: str | None = None
     lengths: tuple[int, ...] = ()
     drafts: int = DRAFTS
 
@@ -163,7 +163,7 @@ def _of_rank(config: Mapping[str, Any], whole: Architecture, asked: Asked,
              tp: int) -> tuple[ModelSpec, Weights]:
     rank = rank_architecture(whole, tp)
     spec = with_cache_dtypes(rank.spec(), asked.kv_dtype, asked.state_dtype)
-    return spec, count_weights(whole, rank, tp, form_of(config, whole.dtype, asked.weights))
+    return spec, count_weights(whole, rank, tp, form_of(config, whole.dtype, asked.quantize))
 
 
 def _available_bytes(asked: Asked, weights: Weights) -> int:
@@ -195,7 +195,7 @@ def _lengths(asked: Asked, longest: int) -> tuple[int, ...]:
     """As asked for; or the usual ones below the model's longest, and that."""
     too_long = [tokens for tokens in asked.lengths if tokens > longest]
     if too_long:
-        raise ConfigError(f"--length {too_long[0]} is longer than the {longest} positions of this model",
-                          param="--length")
+        raise ConfigError(f"--max-model-len {too_long[0]} is longer than the {longest} positions of this "
+                          "model", param="--max-model-len")
     chosen: Sequence[int] = asked.lengths or [*(tokens for tokens in LENGTHS if tokens < longest), longest]
     return tuple(sorted(set(chosen)))

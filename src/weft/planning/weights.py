@@ -64,7 +64,7 @@ FORMS: dict[str, WeightForm] = {
     "w8a8": WeightForm("w8a8", 8, 128, 16),         # the codes of int8
     "int4": WeightForm("int4", 4, 128, 16 + 4),     # AWQ, GPTQ: a 16-bit scale and a 4-bit zero for each 128
 }
-"""What ``--weights`` may name."""
+"""What ``--quantize`` of a plan may name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,8 @@ def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None) -> W
     bits = scheme.get("num_bits")
     if bits not in (4, 8):
         raise CheckpointError(f"config.json: quantization_config is of method {method!r}, whose sizes are "
-                              f"not known here: say how weights are stored with --weights fp8, int8 or int4",
-                              param="--weights")
+                              f"not known here: say how weights are stored with --quantize fp8, int8 or int4",
+                              param="--quantize")
     size = scheme.get("group_size") or 0        # -1 or none: a scale for each row
     return WeightForm(f"{method} {bits}-bit", bits, size if size > 0 else 4096, 16 if bits == 8 else 20)
 

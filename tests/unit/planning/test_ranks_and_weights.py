@@ -90,7 +90,7 @@ def test_a_rank_of_one_is_the_model_itself() -> None:
 
 
 def test_quantised_weights_take_what_their_form_says() -> None:
-    bf16, fp8, int4 = (plan_of("Qwen3.5-9B", weights=form).weights for form in (None, "fp8", "int4"))
+    bf16, fp8, int4 = (plan_of("Qwen3.5-9B", quantize=form).weights for form in (None, "fp8", "int4"))
     tables = bf16.parts["embedding"] + bf16.parts["head"]
     assert fp8.parts["embedding"] == bf16.parts["embedding"]
     for form, bits in ((fp8, 8), (int4, 4 + 20 / 128)):
@@ -116,7 +116,7 @@ def test_the_form_of_weights_is_read_from_config_json(quantization: object, name
 @pytest.mark.parametrize("quantization", [{"quant_method": "magic"}, {"quant_method": "awq", "bits": 3},
                                           {"quant_method": "compressed-tensors"}])
 def test_an_unknown_form_names_its_method_and_the_flag(quantization: dict[str, object]) -> None:
-    with pytest.raises(CheckpointError, match="--weights"):
+    with pytest.raises(CheckpointError, match="--quantize"):
         form_of({"quantization_config": quantization}, "bfloat16", None)
 
 
