@@ -12,12 +12,6 @@ NOT_YET_CLEAN: dict[str, set[str]] = {
         "src/weft/server",
         "src/weft/sim",
     },
-    "prose": {
-        "docs/page.md",
-        "docs/server.md",
-    },
-    "width": {
-        "docs/page.md",
-        "docs/server.md",
-    },
+    "prose": set(),
+    "width": set(),
 }

@@ -4,8 +4,8 @@
     prompt:  n x prompt tokens x (prompt_logprobs + 1)    a stream has them in its first piece
 
 Tokens cost the engine time step by step, and other requests run between the steps. The logprobs of a whole
-answer become JSON at its end, on the event loop, and no other client is served meanwhile. A stream writes
-the answer's logprobs step by step, so they count for whole answers only.
+answer become JSON at its end, on the event loop, which serves other clients only between two choices. A
+stream writes the answer's logprobs step by step, so they count for whole answers only.
 
 The sum is known before the first step, from the fields of the request. Without ``max_tokens`` an answer may
 fill the context, so the rest of the context counts.
