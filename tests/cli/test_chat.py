@@ -132,10 +132,10 @@ def test_a_failed_answer_is_exit_code_1_of_a_piped_chat(
 
     def stream(
         self: RemoteModel, messages: list[dict[str, str]], fields: dict[str, Any]
-    ) -> Generator[Piece, None, None]:
+    ) -> Generator[AnswerDelta, None, None]:
         if answer != 200:
             raise UserError("too long")
-        yield Piece("hi")
+        yield AnswerDelta("hi")
 
     monkeypatch.setattr("sys.stdin", Stdin("one\n"))
     monkeypatch.setattr("builtins.input", lambda prompt: sys.stdin.readline() or _end())
