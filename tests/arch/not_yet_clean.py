@@ -6,12 +6,7 @@ NOT_YET_CLEAN: dict[str, set[str]] = {
     "circles": set(),
     "sizes": set(),
     "vague names": set(),
-    "class names": {
-        "src/weft/engine",
-        "src/weft/memory",
-        "src/weft/server",
-        "src/weft/sim",
-    },
+    "class names": set(),
     "prose": set(),
     "width": set(),
 }

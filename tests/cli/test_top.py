@@ -10,7 +10,7 @@ from rich.console import Console
 from tests.unit.engine.rig import Rig
 from weft.cli.top import Reading, frame, read_metrics
 from weft.errors import UserError
-from weft.server.edge import Edge, EdgeLimits
+from weft.server.edge import EdgeLimits, HttpEdge
 from weft.server.metrics import Metrics
 
 PREFIX: dict[str, Any] = {"tokens": 4096, "hits": 17, "branches": 3, "readers": 2, "checkpoint": True,
@@ -24,7 +24,7 @@ def reading(at_s: float, requests: int, *, prefix: str = "weft", alive: bool = T
     for number in range(requests):
         rig.submit(f"r{number}", list(range(70)), max_tokens=5)
         rig.run()
-    metrics = Metrics(prefix, Edge(EdgeLimits()))
+    metrics = Metrics(prefix, HttpEdge(EdgeLimits()))
     metrics.name_model("small")
     return read_metrics(metrics.text(rig.core.stats(), alive=alive).decode(), at_s)
 

@@ -38,7 +38,7 @@ from weft.sim.recording import Recording, read_recording
 from weft.sim.replay import replay
 from weft.sim.report import Report
 from weft.sim.sharing import sharing_scenario
-from weft.sim.workload import EOS_IDS, VOCAB_SIZE, Arrival, Cancel, Scenario
+from weft.sim.workload import EOS_IDS, VOCAB_SIZE, Arrival, Scenario, ScriptedCancel
 
 COST = Fitted(fixed_s=1e-3, token_s=2e-5, pair_s=1e-9, decode_s=1e-5, context_s=1e-8)
 
@@ -70,7 +70,7 @@ class Ran:
 
 
 def run_engine(core: EngineCore, clock: VirtualClock, file: Path, arrivals: tuple[Arrival, ...],
-               cancels: tuple[Cancel, ...] = (), checkpoints: str = "auto") -> Ran:
+               cancels: tuple[ScriptedCancel, ...] = (), checkpoints: str = "auto") -> Ran:
     """Everything through the engine, recorded into ``file``; arrivals come between steps, as in a server."""
     core.parts.executor = TimedExecutor(core.executor, clock)
     recorder = Recorder(file, core, model="m", checkpoints=checkpoints, limit_bytes=10**8, clock=clock)

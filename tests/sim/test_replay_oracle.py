@@ -13,7 +13,7 @@ from weft.sim.arms import find_arm
 from weft.sim.bounds import infinite_cache
 from weft.sim.cost import Fitted
 from weft.sim.forest import Forest, computed_tokens
-from weft.sim.oracle import Room, Span, oracle
+from weft.sim.oracle import OracleMemory, Span, oracle
 from weft.sim.study import run_study
 from weft.sim.synthetic import document_traffic
 from weft.sim.traffic import Traffic, TrafficRequest
@@ -46,15 +46,16 @@ def tiny_traffic(random: Random) -> tuple[Traffic, list[Span | None]]:
 class Search:
     """Every choice of where each request begins, checked moment by moment with sets of prefixes."""
 
-    def __init__(self, traffic: Traffic, spans: list[Span | None], room: Room, foresight: bool) -> None:
-        self.room = room
+    def __init__(self, traffic: Traffic, spans: list[Span | None], memory: OracleMemory,
+                 foresight: bool) -> None:
+        self.memory = memory
         self.spans = [span for span in spans if span is not None]
         self.tokens = [tuple(traffic.tokens(index).tolist()) for index in range(len(traffic))]
         self.prompts = [one.prompt_tokens for one in traffic.requests]
         self.ends = [computed_tokens(traffic, index) for index in range(len(traffic))]
         self.moments = sorted({moment for span in self.spans
                                for moment in (span.began_s, span.prompt_s, span.ended_s)})
-        first = insurance_tokens(int(room.state_bytes), int(16 * room.kv_token_bytes))
+        first = insurance_tokens(int(memory.state_bytes), int(16 * memory.kv_token_bytes))
         self.left: list[set[int]] = []
         parted: list[tuple[int, int]] = []
         for index, prompt in enumerate(self.prompts):
@@ -103,8 +104,9 @@ class Search:
                     held += 1
                     prefixes.update(self._prefixes(index, hold[0]))
                     states.add(self.tokens[index][:hold[0]])
-            used = len(prefixes) * self.room.kv_token_bytes + (running + len(states)) * self.room.state_bytes
-            if held and used > self.room.memory_bytes:
+            used = (len(prefixes) * self.memory.kv_token_bytes
+                    + (running + len(states)) * self.memory.state_bytes)
+            if held and used > self.memory.memory_bytes:
                 return False
         return True
 
@@ -135,10 +137,10 @@ def test_the_oracle_is_possible_and_seldom_worse_than_the_best_of_all_choices(fo
     for seed in range(80):
         random = Random(seed)
         traffic, spans = tiny_traffic(random)
-        room = Room(random.choice([250.0, 300.0, 350.0, 420.0, 500.0]), 1.0, STATE_BYTES)
-        best, possible = Search(traffic, spans, room, foresight).best()
-        most, _ = Search(traffic, spans, Room(1e9, 1.0, STATE_BYTES), foresight).best()
-        found = oracle(traffic, spans, room, COST, foresight=foresight)
+        memory = OracleMemory(random.choice([250.0, 300.0, 350.0, 420.0, 500.0]), 1.0, STATE_BYTES)
+        best, possible = Search(traffic, spans, memory, foresight).best()
+        most, _ = Search(traffic, spans, OracleMemory(1e9, 1.0, STATE_BYTES), foresight).best()
+        found = oracle(traffic, spans, memory, COST, foresight=foresight)
         assert found.cached_tokens in possible, f"seed {seed}: {found.cached_tokens} is not possible"
         assert found.saved_s <= best + 1e-9
         tight += best < most - 1e-9
@@ -160,16 +162,16 @@ def chain(count: int, *, gap_s: float = 10.0) -> tuple[Traffic, list[Span | None
 
 @pytest.mark.parametrize("held", [0, 1, 3, 8])
 def test_of_equals_the_oracle_holds_as_many_as_fit(held: int) -> None:
-    """Eight prompts whose gaps all overlap, and room for some beside the one that runs."""
+    """Eight prompts whose gaps all overlap, and memory for some beside the one that runs."""
     traffic, spans = chain(8)
-    room = Room((129 + STATE_BYTES) + held * (128 + STATE_BYTES), 1.0, STATE_BYTES)
-    assert sum(count > 0 for count in oracle(traffic, spans, room, COST).cached_tokens) == held
+    memory = OracleMemory((129 + STATE_BYTES) + held * (128 + STATE_BYTES), 1.0, STATE_BYTES)
+    assert sum(count > 0 for count in oracle(traffic, spans, memory, COST).cached_tokens) == held
 
 
 def test_a_request_that_did_not_run_is_neither_counted_nor_used() -> None:
     traffic, spans = chain(1)
-    assert oracle(traffic, spans, Room(1e9, 1.0, STATE_BYTES), COST).cached_tokens == (0, 128)
-    found = oracle(traffic, [None, spans[1]], Room(1e9, 1.0, STATE_BYTES), COST)
+    assert oracle(traffic, spans, OracleMemory(1e9, 1.0, STATE_BYTES), COST).cached_tokens == (0, 128)
+    found = oracle(traffic, [None, spans[1]], OracleMemory(1e9, 1.0, STATE_BYTES), COST)
     assert found.cached_tokens == (0,)
     assert found.prompt_tokens == 129
 
@@ -177,7 +179,7 @@ def test_a_request_that_did_not_run_is_neither_counted_nor_used() -> None:
 def test_without_states_the_oracle_resumes_where_prompts_part() -> None:
     requests = [TrafficRequest(0.0, 150, 1, (0, 1, 2)), TrafficRequest(5.0, 190, 1, (0, 1, 3))]
     spans: list[Span | None] = [Span(one.at_s, one.at_s + 1, one.at_s + 2) for one in requests]
-    found = oracle(Traffic(requests, block_tokens=BLOCK), spans, Room(1e9, 1.0, 0.0), COST)
+    found = oracle(Traffic(requests, block_tokens=BLOCK), spans, OracleMemory(1e9, 1.0, 0.0), COST)
     assert found.cached_tokens == (0, 128)
 
 

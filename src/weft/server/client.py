@@ -1,8 +1,8 @@
 """The HTTP process's end of the engine: starts it, talks to it, notices its death.
 
-    submit(requests) -> Stream         returns when the engine accepts them, raises when it refuses one
-    stream.events() -> [TokenEvent]    all events since the last call; waits for at least one
-    cancel(request_id, index)          at any time; unknown ids are ignored
+    submit(requests) -> RequestStream  returns when the engine accepts them, raises when it refuses one
+    stream.events() -> [TokenEvent]     all events since the last call; waits for at least one
+    cancel(request_id, index)           at any time; unknown ids are ignored
 
 One task reads reports and sorts their events into streams. One task waits for the process to end. One task
 watches the heartbeat (``weft.server.heartbeat``). Death has one path: ``_die(reason)`` fails every open
@@ -56,7 +56,7 @@ _LAST_WORDS_S = 0.5
 State = Literal["starting", "ready", "dead"]
 
 
-class Stream:
+class RequestStream:
     """Events of one request, or of several that belong together, in order. ``submit`` returns it."""
 
     def __init__(self, request_ids: list[str]) -> None:
@@ -104,7 +104,7 @@ class EngineClient:
         self._record = record
         self._on_progress = on_progress
         self._link = EngineLink()
-        self._streams: dict[str, Stream] = {}
+        self._streams: dict[str, RequestStream] = {}
         self._replies = PendingReplies()
         self._started, self._died, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._stopping = False
@@ -132,10 +132,10 @@ class EngineClient:
 
     # ------------------------------------------------------------------ requests
 
-    async def submit(self, requests: list[Request]) -> Stream:
+    async def submit(self, requests: list[Request]) -> RequestStream:
         """All or none: raises the refusal of the first that the engine refuses, or EngineUnavailableError."""
         self.check_alive()
-        stream = Stream([request.request_id for request in requests])
+        stream = RequestStream([request.request_id for request in requests])
         self._streams.update(dict.fromkeys(stream.request_ids, stream))
         try:
             with contextlib.ExitStack() as expected:
@@ -157,7 +157,7 @@ class EngineClient:
         if self.state == "ready":
             self._link.post(Cancel(request_id, index))
 
-    def close(self, stream: Stream) -> None:
+    def close(self, stream: RequestStream) -> None:
         """Later events of the stream are dropped."""
         for request_id in stream.request_ids:
             self._streams.pop(request_id, None)

@@ -39,7 +39,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from weft.server.edge import LINGER_S, Edge
+from weft.server.edge import LINGER_S, HttpEdge
 from weft.server.edge_refusals import (
     body_timed_out,
     body_too_large,
@@ -66,7 +66,7 @@ class _StopParsingError(Exception):
 
 class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any],
-                 _loop: asyncio.AbstractEventLoop | None = None, *, edge: Edge) -> None:
+                 _loop: asyncio.AbstractEventLoop | None = None, *, edge: HttpEdge) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._edge = edge
         self._limits = edge.limits

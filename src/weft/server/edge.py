@@ -4,7 +4,7 @@
                      |      |
               enter, leave  BodyLease.grow, release
                      v      v
-                   Edge: connections by address, buffered bytes, refusals by code
+                   HttpEdge: connections by address, buffered bytes, refusals by code
                      |
                    sweep, twice a second: every connection checks its own clock
 
@@ -69,7 +69,7 @@ class Connection(Protocol):
     def abort(self) -> None: ...
 
 
-class Edge:
+class HttpEdge:
     """Shared by all connections of one server; lives on the event loop's thread."""
 
     def __init__(self, limits: EdgeLimits) -> None:
@@ -134,7 +134,7 @@ class BodyLease:
 
     __slots__ = ("_counted_bytes", "_edge", "_size_bytes")
 
-    def __init__(self, edge: Edge) -> None:
+    def __init__(self, edge: HttpEdge) -> None:
         self._edge = edge
         self._size_bytes = 0
         self._counted_bytes = 0

@@ -25,7 +25,7 @@ from weft.engine.detokenize import TextDecoder
 from weft.errors import RequestError
 from weft.request import LostTokens, Request, SamplingParams, TokenEvent
 from weft.server.answer_size import check_logprob_count
-from weft.server.client import Stream
+from weft.server.client import RequestStream
 from weft.server.metrics import SequenceTimes
 from weft.server.service import ServedModel, Service
 
@@ -78,7 +78,7 @@ class Generation:
         self._engine = service.engine
         self._metrics = service.metrics
         self._arrived_s = time.perf_counter()
-        self._stream: Stream | None = None
+        self._stream: RequestStream | None = None
         self._closed = False
         self._context_tokens = model.info.max_model_len
         engine_id = uuid.uuid4().hex

@@ -25,7 +25,7 @@ from weft.engine.stats import EngineStats
 from weft.memory.memory import MemoryUsage
 from weft.request import SamplingParams, TokenEvent
 from weft.server.cache import memory_bytes
-from weft.server.edge import Edge
+from weft.server.edge import HttpEdge
 from weft.server.sleep import STATES, state_name
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
@@ -77,7 +77,7 @@ class SequenceTimes:
 class Metrics:
     """``prefix`` has been checked by ``ServerConfig.check``."""
 
-    def __init__(self, prefix: str, edge: Edge) -> None:
+    def __init__(self, prefix: str, edge: HttpEdge) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self._prefix = prefix
         self._edge = edge

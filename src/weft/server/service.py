@@ -19,7 +19,7 @@ from weft.errors import ContextLengthError, EngineUnavailableError, RequestError
 from weft.info import ModelInfo
 from weft.server.client import EngineClient
 from weft.server.config import ServerConfig
-from weft.server.edge import Edge
+from weft.server.edge import HttpEdge
 from weft.server.metrics import Metrics
 from weft.server.protocol import ChatBody, TokenizeChatBody
 from weft.server.tokenize_budget import TokenizeBudget
@@ -127,7 +127,7 @@ class Service:
     def __init__(self, config: ServerConfig, engine: EngineClient) -> None:
         self.config = config
         self.engine = engine
-        self.edge = Edge(config.edge_limits())
+        self.edge = HttpEdge(config.edge_limits())
         self.metrics = Metrics(config.metrics_prefix, self.edge)
         engine.on_step_tokens = self.metrics.steps_ran
         self.model: ServedModel | None = None

@@ -1,13 +1,13 @@
 """What must be true of every run, checked from outside while it runs.
 
-    Ledger      every index of every accepted request: events in order, exactly one end and it is the last,
-                the tokens of the pure reference (all of them, or a prefix when cancelled), logprobs,
-                prompt logprobs and queue time once
-    Progress    the best ranked sequence computes at least every second step and is never preempted; a
-                step without runs is followed by one with runs; the whole run ends in bounded steps (a step
-                in which the cache gives up or takes over something does not count)
-    InFlight    where steps overlap: no page and no slot that a run in flight reads or writes, or that
-                something is copied to, is handed out, and no frame with one of them is zeroed
+    Ledger         every index of every accepted request: events in order, exactly one end and it is the last,
+                   the tokens of the pure reference (all of them, or a prefix when cancelled), logprobs,
+                   prompt logprobs and queue time once
+    ProgressCheck  the best ranked sequence computes at least every second step and is never preempted; a
+                   step without runs is followed by one with runs; the whole run ends in bounded steps (a step
+                   in which the cache gives up or takes over something does not count)
+    InFlight       where steps overlap: no page and no slot that a run in flight reads or writes, or that
+                   something is copied to, is handed out, and no frame with one of them is zeroed
 
 Memory, rows and queues are recounted by ``EngineCore.audit`` after each step, and what kernels would read
 is checked by ``ScriptedExecutor``. A checker raises AssertionError; the simulator adds the seed and the
@@ -125,7 +125,7 @@ def expected_prompt_logprobs(request: Request) -> list[TokenLogprobs | None]:
     return expected
 
 
-class Progress:
+class ProgressCheck:
     """Looks at each plan as it is executed, after it was committed."""
 
     def __init__(self, scheduler: Scheduler) -> None:

@@ -48,7 +48,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class OracleMemory:
     """Bytes: of all memory, of a token's KV, of a state (0: the model resumes at any token). States stand at
     multiples of ``grid_tokens``."""
 
@@ -109,12 +109,12 @@ class Instance:
     holds: list[Hold] = field(repr=False)
 
 
-def oracle(traffic: Traffic, spans: Sequence[Span | None], room: Room, cost: CostModel, *,
+def oracle(traffic: Traffic, spans: Sequence[Span | None], memory: OracleMemory, cost: CostModel, *,
            policy: CheckpointPolicy = AUTO, foresight: bool = True) -> Hindsight:
     """``spans`` by request, None for one that did not run. ``foresight``: states are also kept where a later
     request will part; else only where ``policy`` keeps them."""
-    instance = possible_holds(traffic, spans, room, policy, foresight=foresight)
-    ledger = Ledger(instance, room)
+    instance = possible_holds(traffic, spans, memory, policy, foresight=foresight)
+    ledger = HoldLedger(instance, memory)
     cached = greedy(instance, ledger, cost)
     ran = [index for index, span in enumerate(spans) if span is not None]
     return Hindsight(sum(traffic.requests[index].prompt_tokens for index in ran),
@@ -125,10 +125,10 @@ def oracle(traffic: Traffic, spans: Sequence[Span | None], room: Room, cost: Cos
 # ---------------------------------------------------------------------- what could be held
 
 
-def possible_holds(traffic: Traffic, spans: Sequence[Span | None], room: Room, policy: CheckpointPolicy, *,
-                   foresight: bool) -> Instance:
+def possible_holds(traffic: Traffic, spans: Sequence[Span | None], memory: OracleMemory,
+                   policy: CheckpointPolicy, *, foresight: bool) -> Instance:
     forest = Forest(traffic)
-    saved, parted = _placement(traffic, spans, room, policy, forest)
+    saved, parted = _placement(traffic, spans, memory, policy, forest)
     known = [span for span in spans if span is not None]
     times = np.unique([moment for span in known for moment in (span.began_s, span.prompt_s, span.ended_s)])
     index_of = {moment: at for at, moment in enumerate(times.tolist())}
@@ -141,7 +141,8 @@ def possible_holds(traffic: Traffic, spans: Sequence[Span | None], room: Room, p
             continue
         prompt, end = traffic.requests[index].prompt_tokens, computed_tokens(traffic, index)
         for place in paths[index]:
-            if (place.end in (*saved[index], end) or (foresight and place in parted) or not room.state_bytes):
+            if (place.end in (*saved[index], end) or (foresight and place in parted)
+                    or not memory.state_bytes):
                 ready_s = span.prompt_s if place.end < min(prompt, end) else span.ended_s
                 sources.setdefault(place, []).append(Source(index, index_of[ready_s]))
     for column in sources.values():
@@ -153,11 +154,11 @@ def possible_holds(traffic: Traffic, spans: Sequence[Span | None], room: Room, p
     return Instance(times, begins, ends, paths, holds)
 
 
-def _placement(traffic: Traffic, spans: Sequence[Span | None], room: Room, policy: CheckpointPolicy,
+def _placement(traffic: Traffic, spans: Sequence[Span | None], memory: OracleMemory, policy: CheckpointPolicy,
                forest: Forest) -> tuple[list[list[int]], set[Place]]:
     """Positions at which each request leaves states by ``policy``, and the places where any parts from what
     was there before it. ``forest`` gets every request, and a place at each of these."""
-    first = insurance_tokens(int(room.state_bytes), int(PAGE_TOKENS * room.kv_token_bytes))
+    first = insurance_tokens(int(memory.state_bytes), int(PAGE_TOKENS * memory.kv_token_bytes))
     saved: list[list[int]] = []
     forks: list[int] = []
     for index, span in enumerate(spans):
@@ -165,8 +166,8 @@ def _placement(traffic: Traffic, spans: Sequence[Span | None], room: Room, polic
         common = 0 if span is None else forest.add(index, computed_tokens(traffic, index))[0]
         saved.append([] if span is None else wanted_positions(
             policy, known_tokens=one.prompt_tokens, start=0, boundaries=one.boundaries, marks=one.marks,
-            kv_tokens=common, insurance_first=first, grid=room.grid_tokens))
-        forks.append(on_grid(min(common, one.prompt_tokens - 1), room.grid_tokens))
+            kv_tokens=common, insurance_first=first, grid=memory.grid_tokens))
+        forks.append(on_grid(min(common, one.prompt_tokens - 1), memory.grid_tokens))
         for position in saved[-1]:
             forest.place_at(index, position)
     return saved, {forest.place_at(index, fork) for index, fork in enumerate(forks) if fork}
@@ -175,11 +176,11 @@ def _placement(traffic: Traffic, spans: Sequence[Span | None], room: Room, polic
 # ---------------------------------------------------------------------- what is held
 
 
-class Ledger:
+class HoldLedger:
     """Bytes in use at every moment, and what is held when. Moment i is [times[i], times[i + 1])."""
 
-    def __init__(self, instance: Instance, room: Room) -> None:
-        self._room = room
+    def __init__(self, instance: Instance, memory: OracleMemory) -> None:
+        self._memory = memory
         self._paths = instance.paths
         self.durations = np.diff(instance.times, append=instance.times[-1:]) if instance.times.size else (
             np.empty(0))
@@ -187,13 +188,13 @@ class Ledger:
         self._kv: dict[Place, Bools] = {}
         self._states: dict[Place, Bools] = {}
         for path, begin, end in zip(instance.paths, instance.begins, instance.ends, strict=True):
-            self.used[begin:end] += room.state_bytes if path else 0
+            self.used[begin:end] += memory.state_bytes if path else 0
             for place in path:
                 self._cover(self._kv, place, begin, end, self._kv_bytes(place))
 
     def needs(self, hold: Hold, begin: int, end: int) -> Floats:
         """Bytes more at each of the moments [begin, end) if ``hold`` is taken."""
-        more = self._missing(self._states, hold.place, begin, end) * self._room.state_bytes
+        more = self._missing(self._states, hold.place, begin, end) * self._memory.state_bytes
         place: Place | None = hold.place
         while place is not None and place.end:
             more += self._missing(self._kv, place, begin, end) * self._kv_bytes(place)
@@ -201,17 +202,17 @@ class Ledger:
         return more
 
     def fits(self, more: Floats, begin: int, end: int) -> bool:
-        return bool((self.used[begin:end] + more <= self._room.memory_bytes)[more > 0].all())
+        return bool((self.used[begin:end] + more <= self._memory.memory_bytes)[more > 0].all())
 
     def take(self, hold: Hold, begin: int, end: int) -> None:
-        self._cover(self._states, hold.place, begin, end, self._room.state_bytes)
+        self._cover(self._states, hold.place, begin, end, self._memory.state_bytes)
         place: Place | None = hold.place
         while place is not None and place.end:
             self._cover(self._kv, place, begin, end, self._kv_bytes(place))
             place = place.parent
 
     def _kv_bytes(self, place: Place) -> float:
-        return (place.end - place.start) * self._room.kv_token_bytes
+        return (place.end - place.start) * self._memory.kv_token_bytes
 
     def _missing(self, held: dict[Place, Bools], place: Place, begin: int, end: int) -> Floats:
         stored = held.get(place)
@@ -253,7 +254,7 @@ class Choices:
         self._most[source.request] = min(self._most[source.request], hold.place.end)
 
 
-def greedy(instance: Instance, ledger: Ledger, cost: CostModel) -> list[int]:
+def greedy(instance: Instance, ledger: HoldLedger, cost: CostModel) -> list[int]:
     """Cached tokens by request. Holds that block no other hold come first. Then come those of states that a
     request leaves again because it gives up beginning behind them."""
     choices = Choices(instance)
@@ -263,7 +264,7 @@ def greedy(instance: Instance, ledger: Ledger, cost: CostModel) -> list[int]:
     return choices.cached
 
 
-def _take_best(instance: Instance, ledger: Ledger, cost: CostModel, choices: Choices) -> None:
+def _take_best(instance: Instance, ledger: HoldLedger, cost: CostModel, choices: Choices) -> None:
     """Holds by seconds saved per byte-second, the best first; each is looked at again when its turn comes, as
     what was taken meanwhile may have made it dearer, cheaper or useless."""
 

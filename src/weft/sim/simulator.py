@@ -26,10 +26,10 @@ from weft.memory.memory import Memory
 from weft.schedule.budget import step_tokens_bound
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan, StepResult
-from weft.sim.checkers import InFlight, Ledger, Progress
+from weft.sim.checkers import InFlight, Ledger, ProgressCheck
 from weft.sim.clock import VirtualClock
 from weft.sim.trace import Trace, plan_bytes
-from weft.sim.workload import EOS_IDS, VOCAB_SIZE, Cancel, Scenario
+from weft.sim.workload import EOS_IDS, VOCAB_SIZE, Scenario, ScriptedCancel
 
 STEP_BASE_S = 1e-3
 STEP_TOKEN_S = 2e-5
@@ -125,11 +125,11 @@ class Simulation:
             checkpoints=parse_checkpoints(scenario.checkpoints), overlap=scenario.overlap)
         self.ledger = Ledger(engine_seed=scenario.seed, eos_ids=EOS_IDS, max_model_len=sizes.max_model_len,
                              next_token=self.device.next_token)
-        self.progress = Progress(self.core.scheduler)
+        self.progress = ProgressCheck(self.core.scheduler)
         self.flights = InFlight(self.core.memory)
         self._arrivals = list(reversed(scenario.arrivals))
         self._cancels = list(reversed([one for one in scenario.cancels if one.in_step is None]))
-        self._cancels_in_step: dict[int, list[Cancel]] = {}
+        self._cancels_in_step: dict[int, list[ScriptedCancel]] = {}
         for cancel in scenario.cancels:
             if cancel.in_step is not None:
                 self._cancels_in_step.setdefault(cancel.in_step, []).append(cancel)
@@ -251,7 +251,7 @@ class Simulation:
             assert not full, "the queue is not bounded"
             self.ledger.accepted(request)
 
-    def _cancel(self, cancel: Cancel) -> None:
+    def _cancel(self, cancel: ScriptedCancel) -> None:
         cancelled = self.core.cancel(cancel.request_id, cancel.index)
         self.trace.note(f"cancel {cancel.request_id}[{cancel.index}] {cancelled}")
 

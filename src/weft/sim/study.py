@@ -16,7 +16,7 @@ from weft.memory.frames.plan import ArenaPlan
 from weft.sim.arms import Arm
 from weft.sim.bounds import InfiniteCache, infinite_cache
 from weft.sim.cost import CostModel
-from weft.sim.oracle import Hindsight, Room, Span, oracle
+from weft.sim.oracle import Hindsight, OracleMemory, Span, oracle
 from weft.sim.replay import ROWS_MAX, STEP_TOKENS_MAX, replay, sizes_for
 from weft.sim.report import Report
 from weft.sim.traffic import Traffic
@@ -92,6 +92,6 @@ def hindsight(traffic: Traffic, plan: ArenaPlan, cost: CostModel, report: Report
                                    strict=True):
         ran = not (np.isnan(began) or np.isnan(ended))
         spans.append(Span(began, ended if np.isnan(first) else first, ended) if ran else None)
-    room = Room(plan.arena_bytes, plan.page_bytes / plan.page_tokens, plan.slot_stride_bytes,
-                grid_tokens)
-    return oracle(traffic, spans, room, cost)
+    memory = OracleMemory(plan.arena_bytes, plan.page_bytes / plan.page_tokens, plan.slot_stride_bytes,
+                          grid_tokens)
+    return oracle(traffic, spans, memory, cost)

@@ -5,8 +5,8 @@ Scenarios are small on purpose. The arena is often so tight that exactly one seq
 Prompts and answers are a few pages, and arrivals come in bursts longer than the queue: pressure in every
 step, thousands of scenarios a minute.
 
-    Arrival(at_s, request)             submitted when the clock has passed at_s
-    Cancel(request_id, index, when)    at a time between steps, or inside the step number so-and-so
+    Arrival(at_s, request)                     submitted when the clock has passed at_s
+    ScriptedCancel(request_id, index, when)    at a time between steps, or inside the step number so-and-so
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
+class ScriptedCancel:
     """``index`` None: the whole request. With ``in_step`` it happens while that step executes, else when the
     clock has passed ``at_s``. It may come before the arrival or after the end: then it finds nothing."""
 
@@ -54,7 +54,7 @@ class Scenario:
     arena: ArenaPlan
     sizes: Sizes
     arrivals: tuple[Arrival, ...]
-    cancels: tuple[Cancel, ...]
+    cancels: tuple[ScriptedCancel, ...]
     fail_in_step: int | None = None
     cache: bool = False
     checkpoints: str = "auto"
@@ -175,9 +175,9 @@ def _random_request(random: Random, number: int, max_model_len: int, priorities:
                    prompt_tokens=[(first * 31 + at * 7) % VOCAB_SIZE for at in range(prompt)])
 
 
-def random_cancels(random: Random, arrivals: tuple[Arrival, ...]) -> tuple[Cancel, ...]:
+def random_cancels(random: Random, arrivals: tuple[Arrival, ...]) -> tuple[ScriptedCancel, ...]:
     share = random.choice([0.0, 0.1, 0.5])
-    cancels: list[Cancel] = []
+    cancels: list[ScriptedCancel] = []
     for arrival in arrivals:
         if random.random() >= share:
             continue
@@ -185,5 +185,5 @@ def random_cancels(random: Random, arrivals: tuple[Arrival, ...]) -> tuple[Cance
         index = random.choice([None, random.randrange(request.sampling.n)])
         at_s = arrival.at_s + random.choice([0.0, 0.01, 0.1, 1.0, 5.0])
         in_step = random.choice([None, random.randrange(0, 200)])
-        cancels.append(Cancel(request.request_id, index, at_s, in_step))
+        cancels.append(ScriptedCancel(request.request_id, index, at_s, in_step))
     return tuple(sorted(cancels, key=lambda cancel: (cancel.at_s, cancel.request_id)))
