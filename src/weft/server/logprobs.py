@@ -11,6 +11,7 @@ JSON has no infinity.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -19,18 +20,20 @@ from weft.request import TokenLogprobs
 from weft.text.tokenizer import Tokenizer
 
 _LEAST = -9999.0
+_NAMES_MAX = 1 << 16
+"""Names of tokens that a request keeps: the same tokens come again and again."""
 
 Namer = Callable[[int], str]
 """Token id -> how it is written as text."""
 
 
-class TopLogprob(msgspec.Struct, frozen=True):
+class TopLogprob(msgspec.Struct, frozen=True, gc=False):
     token: str
     logprob: float
     bytes: list[int]
 
 
-class ChatTokenLogprob(msgspec.Struct, frozen=True):
+class ChatTokenLogprob(msgspec.Struct, frozen=True, gc=False):
     token: str
     logprob: float
     bytes: list[int]
@@ -48,7 +51,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     text_offset: list[int]
 
 
-class PromptTokenLogprob(msgspec.Struct, frozen=True):
+class PromptTokenLogprob(msgspec.Struct, frozen=True, gc=False):
     logprob: float
     rank: int | None
     decoded_token: str
@@ -62,6 +65,7 @@ def namer(tokenizer: Tokenizer, *, as_ids: bool, escape_bytes: bool) -> Namer:
     if as_ids:
         return lambda token: f"token_id:{token}"
 
+    @functools.lru_cache(_NAMES_MAX)
     def named(token: int) -> str:
         raw = tokenizer.token_bytes(token)
         try:
@@ -76,12 +80,16 @@ def namer(tokenizer: Tokenizer, *, as_ids: bool, escape_bytes: bool) -> Namer:
 
 def chat_logprobs(entries: Sequence[TokenLogprobs], tokenizer: Tokenizer, name: Namer,
                   top: int) -> ChatLogprobs:
+    @functools.lru_cache(_NAMES_MAX)
+    def bytes_of(token: int) -> list[int]:
+        return list(tokenizer.token_bytes(token))
+
     content = []
     for entry in entries:
-        most_likely = [TopLogprob(name(token), _finite(value), list(tokenizer.token_bytes(token)))
+        most_likely = [TopLogprob(name(token), _finite(value), bytes_of(token))
                        for token, value in entry.top[:top]]
-        content.append(ChatTokenLogprob(name(entry.token), _finite(entry.logprob),
-                                        list(tokenizer.token_bytes(entry.token)), most_likely))
+        content.append(ChatTokenLogprob(name(entry.token), _finite(entry.logprob), bytes_of(entry.token),
+                                        most_likely))
     return ChatLogprobs(content)
 
 
