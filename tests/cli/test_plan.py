@@ -12,7 +12,9 @@ import pytest
 from huggingface_hub import constants
 
 from weft.cli.main import main
+from weft.cli.serve import command as serve_command
 from weft.planning.geometries import GEOMETRIES, find_geometry
+from weft.units import parse_bytes
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +55,7 @@ def test_one_screen_says_whether_it_fits_how_many_and_what_a_checkpoint_costs(
                   "131,072", "the model's longest", "fits: up to 262,144 tokens"):
         assert words in shown
     lines = shown.splitlines()
-    assert len(lines) < 24
+    assert len(lines) <= 25
     assert max(len(line) for line in lines) <= 80
 
 
@@ -229,3 +231,28 @@ def test_a_plan_imports_no_torch_and_no_server() -> None:
     loaded = set(answer.stdout.rsplit("LOADED", 1)[1].split())
     assert "weft.planning.model_plan" in loaded
     assert not loaded & {"torch", "transformers", "numpy", "httpx", "starlette", "huggingface_hub"}
+
+
+@pytest.mark.parametrize(("arguments", "line"), [
+    (("Qwen3.5-9B", "--memory", "48GiB"), "weft serve Qwen/Qwen3.5-9B --memory "),
+    (("Qwen3.5-9B", "--memory", "48GiB", "--tp", "2"), "weft serve Qwen/Qwen3.5-9B --memory "),
+    (("Qwen3.5-9B", "--memory", "16GiB"), "weft serve Qwen/Qwen3.5-9B --quantize int8 --memory "),
+    (("Qwen3.5-9B", "--arena", "8GiB", "--quantize", "int4", "--kv-dtype", "fp8", "--state-dtype", "fp16",
+      "--max-model-len", "4096"),
+     "weft serve Qwen/Qwen3.5-9B --quantize int4 --kv-dtype fp8 --state-dtype float16 --memory 8192MiB "
+     "--max-model-len 4096"),
+    (("weft-recall", "--memory", "64MiB"), "weft serve --memory "),
+    (("Qwen3.5-397B-A17B", "--memory", "141GiB", "--tp", "8"),
+     "no `weft serve` line fits: it runs on one device"),
+])
+def test_a_plan_ends_with_the_line_that_serves_it(
+        capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], line: str) -> None:
+    assert main(["plan", *arguments]) in (0, 1)
+    shown = " ".join(capsys.readouterr().out.replace("\\\n", "").split())
+    start = shown.rfind(line)
+    assert start >= 0, shown[-200:]
+    words = shown[start:].split()
+    if words[0] == "weft":
+        command = serve_command.make_context("serve", words[2:])
+        size = parse_bytes(command.params["memory"], flag="--memory")
+        assert 0 < size <= 48 << 30

@@ -17,6 +17,7 @@ from typing import Any, get_args
 
 import click
 
+import weft
 from weft.cli.flags import FlagCommand, SpelledChoice
 from weft.config import DTypeChoice, KvDTypeChoice, StateDTypeChoice
 from weft.errors import CheckpointError, ConfigError
@@ -29,6 +30,9 @@ KV_DTYPE_CHOICE = SpelledChoice(get_args(KvDTypeChoice))
 STATE_DTYPE_CHOICE = SpelledChoice(get_args(StateDTypeChoice))
 QUANTIZE = click.Choice(["none", *FORMS])
 """The types of the flags that ``weft serve`` has too; fp8 is the form of published checkpoints."""
+
+
+_EMBEDDED = Path(weft.__file__).parent / "embedded"
 
 
 @click.command("plan", cls=FlagCommand, params=[
@@ -74,13 +78,18 @@ def command(model: str | None, memory: str | None, arena: str | None, lengths: t
     from weft.planning.report import plan_data
 
     sizes, from_here = _sizes(memory, arena)
-    plan = make_plan(*find_config(model, revision), Asked(**sizes, lengths=lengths, **stored_as(more)))
+    name, config = find_config(model, revision)
+    plan = make_plan(name, config, Asked(**sizes, lengths=lengths, **stored_as(more)))
     if as_json:
         click.echo(json.dumps(plan_data(plan, compare=compare), indent=2))
     if plot is not None or not as_json:
         from weft.cli.plan_view import show
+        from weft.cli.serve_line import serve_line
 
-        show(plan, compare=compare, from_here=from_here, quiet=as_json, file=plot)
+        is_path = Path(model).expanduser().exists()
+        served = model if is_path else None if (_EMBEDDED / name).is_dir() else name
+        show(plan, compare=compare, from_here=from_here, quiet=as_json, file=plot,
+             serve=serve_line(served, revision, config, plan))
     return 0 if plan.enough else 1
 
 
@@ -138,9 +147,7 @@ def _embedded_name() -> str:
 
 
 def _embedded_directory() -> Path:
-    import weft
-
-    return Path(weft.__file__).parent / "embedded" / _embedded_name()
+    return _EMBEDDED / _embedded_name()
 
 
 def _sizes(memory: str | None, arena: str | None) -> tuple[dict[str, Any], bool]:

@@ -13,6 +13,8 @@ without colours: bars differ by their fill. The same screen goes to a file when 
 from __future__ import annotations
 
 import io
+import re
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +27,6 @@ from rich.text import Text
 from weft.planning.layouts import Load
 from weft.planning.model_plan import Fit, ModelPlan
 from weft.planning.report import SHORT_TOKENS, loads
-from weft.spec import KV_DTYPES
 from weft.units import ceil_div, format_bytes
 
 BAR_CELLS_MAX = 60
@@ -35,18 +36,20 @@ FULL, PART = "█", "░"
 _COST_COLUMNS = ("bold", "", "dim")
 
 
-def show(plan: ModelPlan, *, compare: bool, from_here: bool, quiet: bool, file: Path | None) -> None:
+def show(plan: ModelPlan, *, compare: bool, from_here: bool, quiet: bool, file: Path | None,
+         serve: str | None) -> None:
     """Print the screen unless ``quiet``, and write it to ``file`` (.svg or .html). ``from_here``: the memory
     is this machine's own."""
     console = Console(highlight=False, record=file is not None, file=io.StringIO() if quiet else None)
-    console.print(screen(plan, compare=compare, from_here=from_here, width=console.width))
+    console.print(screen(plan, compare=compare, from_here=from_here, width=console.width, serve=serve))
     if file is not None and file.suffix == ".svg":
         console.save_svg(str(file), title=f"weft plan {plan.name}")
     elif file is not None:
         console.save_html(str(file))
 
 
-def screen(plan: ModelPlan, *, compare: bool, from_here: bool, width: int) -> RenderableType:
+def screen(plan: ModelPlan, *, compare: bool, from_here: bool, width: int,
+           serve: str | None) -> RenderableType:
     """All of it, for a terminal of ``width`` columns."""
     parts: list[RenderableType] = [_head(plan), "", *_device(plan, from_here, width), _costs(plan), ""]
     parts += [_lengths(plan), "", _verdict(plan)]
@@ -55,6 +58,7 @@ def screen(plan: ModelPlan, *, compare: bool, from_here: bool, width: int) -> Re
         if plan.enough:
             parts += ["", *_pictures(plan, width)]
         parts += ["", _footnote(plan)]
+    parts.append(_serve_line(serve, width))
     return Group(*parts)
 
 
@@ -176,23 +180,17 @@ def _verdict(plan: ModelPlan) -> Text:
             text.append(f"; {plan.longest_tokens:,} tokens do fit", style="not bold default")
         return text
     text = Text("fits", style="green bold")
-    words = f": up to {plan.longest_tokens:,} tokens"
-    if plan.asked.memory_bytes is not None and _as_served(plan):
-        words += f"; `weft serve` takes the arena as --memory {_typed(plan.arena.arena_bytes, up=False)}"
-        words += _dtype_flags(plan)
-    return text.append(words, style="not bold default")
+    return text.append(f": up to {plan.longest_tokens:,} tokens", style="not bold default")
 
 
-def _as_served(plan: ModelPlan) -> bool:
-    """Whether ``weft serve`` can cut its memory the same way."""
-    return plan.asked.tp == 1 and plan.asked.quantize is None
-
-
-def _dtype_flags(plan: ModelPlan) -> str:
-    """What `weft serve` must be told of the cache besides its bytes."""
-    kv, state = plan.asked.kv_dtype, plan.asked.state_dtype
-    name = next((name for name, dtype in KV_DTYPES.items() if dtype == kv), None)
-    return (f" --kv-dtype {name}" if name else "") + (f" --state-dtype {state}" if state else "")
+def _serve_line(line: str | None, width: int) -> Text:
+    """The command, broken where a shell goes on reading; or why there is none."""
+    if line is None:
+        return Text("no `weft serve` line fits: it runs on one device", style="dim")
+    flags_with_values = re.sub(r"(--\S+) (?!-)", "\\1\N{NO-BREAK SPACE}", line)
+    rows = textwrap.wrap(flags_with_values, width - 2, subsequent_indent="  ", break_long_words=False,
+                         break_on_hyphens=False)
+    return Text(" \\\n".join(rows).replace("\N{NO-BREAK SPACE}", " "), style="bold")
 
 
 def _comparison(plan: ModelPlan) -> Table:
