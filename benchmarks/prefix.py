@@ -33,6 +33,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.serve.checkpoints import save_tokenizer
 from weft.assemble import assemble
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
@@ -211,6 +212,7 @@ def random_checkpoint(size: str, under: Path) -> str:
     auto: Any = transformers.AutoModelForCausalLM
     model = auto.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(under)
+    save_tokenizer(under, config.vocab_size)
     print(f"random checkpoint: {sum(p.numel() for p in model.parameters()) / 1e6:.0f}M weights in bfloat16")
     return str(under)
 

@@ -31,6 +31,7 @@ import torch
 import torch.nn.functional as functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.serve.checkpoints import save_tokenizer
 from weft.assemble import assemble
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
@@ -69,6 +70,7 @@ def make_checkpoint(family: str, layers: int, under: Path) -> str:
     auto: Any = transformers.AutoModelForCausalLM
     config = transformers.AutoConfig.for_model(name, **settings)
     auto.from_config(config, dtype=torch.bfloat16).save_pretrained(under)
+    save_tokenizer(under, config.vocab_size)
     return str(under)
 
 

@@ -103,7 +103,7 @@ def _build(family: Family, size: Size, dtype: DTypeName, seed: int, directory: P
     model = auto.from_config(config, dtype=getattr(torch, dtype))
     model.save_pretrained(directory)
     _name_layers_as_published(directory / "config.json")
-    _save_tokenizer(directory, config.vocab_size)
+    save_tokenizer(directory, config.vocab_size)
     parameters = sum(p.numel() for p in model.parameters())
     facts = {"vocab_size": config.vocab_size, "parameters": parameters}
     (directory / "benchmark.json").write_text(json.dumps(facts))
@@ -143,7 +143,7 @@ def _name_layers_as_published(path: Path) -> None:
         path.write_text(json.dumps(config, indent=2))
 
 
-def _save_tokenizer(directory: Path, vocab_size: int) -> None:
+def save_tokenizer(directory: Path, vocab_size: int) -> None:
     """Ids 0-2 special, then one per byte, then made-up words: every id decodes to some text."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
