@@ -34,6 +34,7 @@ from typing import Any, TypeVar, get_args, get_origin
 import click
 from click.core import ParameterSource
 
+from weft.cli.help_groups import AS_FLAG, help_all_option, write_groups
 from weft.cli.variables import ENV_PREFIX, unknown_variables
 from weft.config import DTYPE_SPELLINGS
 from weft.config_check import flag_name
@@ -41,8 +42,6 @@ from weft.foreign import foreign_flag, foreign_sentence
 
 ConfigT = TypeVar("ConfigT")
 
-_AS_FLAG = "_as_flag"
-"""Suffix of the hidden twin of a positional field: ``--model X`` beside ``MODEL``."""
 
 
 class _ListItem(click.types.StringParamType):
@@ -74,7 +73,7 @@ class FlagCommand(click.Command):
         for config_type in self.config_types:
             self.params += parameters_of(config_type, positional=positional)
         if self.config_types:
-            self.params.append(_config_file_option())
+            self.params += [_config_file_option(), help_all_option()]
             self.epilog = (f"Each config flag is also an environment variable ({ENV_PREFIX}MAX_MODEL_LEN) "
                            "and a key of the --config file (max_model_len). The command line wins, then the "
                            "variable, then the file.")
@@ -84,6 +83,13 @@ class FlagCommand(click.Command):
         """Every ``--flag`` this command takes."""
         return [opt for param in self.params if isinstance(param, click.Option)
                 for opt in (*param.opts, *param.secondary_opts) if opt.startswith("--")]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.config_types:
+            names = {f.name for config_type in self.config_types for f in fields(config_type)}
+            write_groups(ctx, formatter, self.get_params(ctx), names)
+        else:
+            super().format_options(ctx, formatter)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = list(args)
@@ -170,7 +176,7 @@ def _parameters(f: Field[Any], hint: Any, positional: bool) -> list[click.Parame
     if positional:
         assert default is None
         return [click.Argument([f.name], required=False, type=kind, envvar=variable),
-                click.Option([flag_name(f.name), f.name + _AS_FLAG], type=kind, help=help_text)]
+                click.Option([flag_name(f.name), f.name + AS_FLAG], type=kind, help=help_text)]
     return [click.Option([flag_name(f.name), f.name], type=kind, multiple=several, default=default,
                          envvar=variable, help=help_text, show_default=default not in (None, ()))]
 
@@ -196,8 +202,8 @@ def _click_type(inner: Any) -> click.ParamType[Any]:
 
 
 def _merge_positional(ctx: click.Context) -> None:
-    for name in [n for n in ctx.params if n.endswith(_AS_FLAG)]:
-        value, field_name = ctx.params.pop(name), name.removesuffix(_AS_FLAG)
+    for name in [n for n in ctx.params if n.endswith(AS_FLAG)]:
+        value, field_name = ctx.params.pop(name), name.removesuffix(AS_FLAG)
         if value is None:
             continue
         typed = ctx.get_parameter_source(field_name) is ParameterSource.COMMANDLINE
