@@ -100,6 +100,7 @@ def rss_returns(pid: int, before: int, *, share: float = 0.1, limit_s: float = 1
         if time.monotonic() > end_s:
             return False
         time.sleep(0.1)
+    assert rss_of(pid), f"process {pid} has ended"  # a dead process holds no memory, and proves nothing
     return True
 
 

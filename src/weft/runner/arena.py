@@ -156,17 +156,17 @@ class DeviceArena:
         """[k] page ids each; no destination twice."""
         self._copy(sources, destinations, self.plan.page_bytes)
 
-    def compress(self, state_compressions: Items) -> None:
+    def compress(self, states: Items) -> None:
         """[k, 1 + pages] of a slot and the pages that its state goes to, in 8 bits."""
-        self._compress(state_compressions, restore=False)
+        self._compress(states, restore=False)
 
     def restore(self, state_restores: Items) -> None:
         """[k, 1 + pages] of a slot and the pages that its state comes from."""
         self._compress(state_restores, restore=True)
 
-    def compress_kv(self, state_compressions: Items) -> None:
+    def compress_kv(self, records: Items) -> None:
         """[k, 4] of a page, the two pages that its record goes to, in 8 bits, and where it begins there."""
-        self._compress_kv(state_compressions, restore=False)
+        self._compress_kv(records, restore=False)
 
     def restore_kv(self, state_restores: Items) -> None:
         """[k, 4] of a page, and where its record comes from."""
