@@ -17,26 +17,28 @@ SRC = ROOT / "src"
 
 BASE = {"errors", "units", "spec", "config", "request", "families", "files", "info", "host",
         "config_check", "foreign"}
-PURE = {"base", "memory", "planning", "schedule", "engine", "sim", "text"}
+PURE = {"base", "memory", "planning", "speculation", "schedule", "engine", "sim", "text"}
 """Groups that never import torch, not even through something else."""
 EDGES = {"server", "cli", "eval", "embedded", "bench"}
 """Groups that no group but an edge may import."""
 
-BELOW_EDGES = {"base", "memory", "schedule", "engine", "sim", "tensor", "models", "runner", "assemble", "api",
-               "text", "planning"}
+BELOW_EDGES = {"base", "memory", "speculation", "schedule", "engine", "sim", "tensor", "models", "runner",
+               "assemble", "api", "text", "planning"}
 ARROWS: dict[str, set[str]] = {
     "base": {"base"},
     "memory": {"base"},
     "planning": {"base", "memory"},
-    "schedule": {"base", "memory"},
-    "engine": {"base", "memory", "schedule"},
-    "sim": {"base", "memory", "schedule", "engine"},
+    "speculation": {"base", "memory"},
+    "schedule": {"base", "memory", "speculation"},
+    "engine": {"base", "memory", "speculation", "schedule"},
+    "sim": {"base", "memory", "speculation", "schedule", "engine"},
     "text": {"base"},
     "tensor": {"base"},
     "models": {"base", "tensor"},
     "runner": {"base", "tensor", "models"},
-    "assemble": {"base", "memory", "schedule", "engine", "tensor", "models", "runner", "text"},
-    "api": {"base", "memory", "schedule", "engine", "tensor", "models", "runner", "assemble", "text"},
+    "assemble": {"base", "memory", "speculation", "schedule", "engine", "tensor", "models", "runner", "text"},
+    "api": {"base", "memory", "speculation", "schedule", "engine", "tensor", "models", "runner", "assemble",
+            "text"},
     "weft": {"base", "api"},
     "eval": {"base", "text"},
     "embedded": {"base"},
@@ -60,7 +62,7 @@ TRITON_FILES = re.compile(
 
 IMPURE_MODULES = {"time", "random", "os", "socket", "secrets", "subprocess", "threading", "pathlib", "io"}
 """Clock, randomness, environment and I/O: passed into these groups, never imported by them."""
-CLOCKLESS = {"memory", "schedule", "engine"}
+CLOCKLESS = {"memory", "speculation", "schedule", "engine"}
 
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70

@@ -1,0 +1,71 @@
+"""The seam between drafts and their verification: known tokens go in, guesses of the next tokens come out.
+
+    begin(key, tokens)           a sequence has its first token: prompt and answer so far
+    draft(rows)                  for the step that is planned now: key -> tokens that may come next
+    settle(key, tokens, ...)     the tokens that the step chose, drafts among them
+    end(key)                     the sequence has ended
+
+A draft is a guess and needs no chance of its own. A token is a function of logits, seed and position
+(decision 0006), so the step chooses a token at every drafted position. A draft is right if it equals the
+chosen token, and the first difference is the next token. A wrong draft costs time and changes no text.
+
+Laws of the seam:
+
+- ``draft`` changes nothing that a later call could see. A plan may be dropped, so two calls without a
+  ``settle`` between them have the same answer.
+- ``draft`` returns at most ``limit`` tokens for a row. The planner may verify fewer: the first ones.
+- ``settle`` reports each step that chose a token for the sequence, with or without drafts.
+- A preempted sequence stays begun. Its rows are missing from ``draft`` until it decodes again.
+- Drafts of one salt never hold tokens of another (law L10).
+
+The engine's thread calls all of it, between steps. Nothing here has a clock or a device.
+
+Rejected: chances beside the tokens (the planner would weigh sources that it does not know; the drafter
+chooses the number itself); a draft per call (the number of drafts of one row depends on all rows).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class DraftGrammar(Protocol):
+    """A compiled grammar, as ``weft.schedule.plan.CompiledGrammar`` describes it."""
+
+    def matcher(self) -> Any:
+        """A new matcher (``llguidance.LLMatcher``) that has seen no token."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRow:
+    """One decoding sequence of the step. ``key``: the number of the sequence. ``limit``: most tokens that may
+    be drafted (taps, the context, ``max_tokens`` and the step's budget bound it)."""
+
+    key: int
+    limit: int
+
+
+class Drafter(Protocol):
+    """Where the planner gets drafts."""
+
+    def begin(self, key: int, tokens: Sequence[int], *, prompt_length: int, salt: str | None,
+              prediction: Sequence[int] | None, grammar: DraftGrammar | None = None) -> None:
+        """The sequence ``key`` is about to decode. ``tokens``: its prompt of ``prompt_length`` tokens, and
+        the answer so far. ``prediction``: the client's guess of the whole answer."""
+        ...
+
+    def draft(self, rows: Sequence[DraftRow]) -> dict[int, tuple[int, ...]]:
+        """The tokens to verify in the step of ``rows``, by key. Keys without drafts are missing."""
+        ...
+
+    def settle(self, key: int, tokens: Sequence[int], *, drafted: int, accepted: int) -> None:
+        """The step added ``tokens`` to the sequence. ``drafted`` tokens of the last ``draft`` were verified,
+        and the first ``accepted`` of them were right. Both are 0 in a step without drafts."""
+        ...
+
+    def end(self, key: int) -> None:
+        """The sequence has ended. A key that never began is no error: an answer may end in its first step."""
+        ...
