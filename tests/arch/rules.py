@@ -17,13 +17,13 @@ SRC = ROOT / "src"
 
 BASE = {"errors", "units", "spec", "config", "request", "families", "files", "info", "host",
         "config_check", "foreign"}
-PURE = {"base", "memory", "planning", "speculation", "schedule", "engine", "sim", "text"}
+PURE = {"base", "memory", "planning", "speculation", "schedule", "engine", "sim", "text", "store"}
 """Groups that never import torch, not even through something else."""
 EDGES = {"server", "cli", "eval", "embedded", "bench"}
 """Groups that no group but an edge may import."""
 
 BELOW_EDGES = {"base", "memory", "speculation", "schedule", "engine", "sim", "tensor", "models", "runner",
-               "assemble", "api", "text", "planning"}
+               "assemble", "api", "text", "planning", "store"}
 ARROWS: dict[str, set[str]] = {
     "base": {"base"},
     "memory": {"base"},
@@ -33,12 +33,14 @@ ARROWS: dict[str, set[str]] = {
     "engine": {"base", "memory", "speculation", "schedule"},
     "sim": {"base", "memory", "speculation", "schedule", "engine"},
     "text": {"base"},
+    "store": {"base"},
     "tensor": {"base"},
     "models": {"base", "tensor"},
     "runner": {"base", "tensor", "models"},
-    "assemble": {"base", "memory", "speculation", "schedule", "engine", "tensor", "models", "runner", "text"},
+    "assemble": {"base", "memory", "speculation", "schedule", "engine", "tensor", "models", "runner", "text",
+                 "store"},
     "api": {"base", "memory", "speculation", "schedule", "engine", "tensor", "models", "runner", "assemble",
-            "text"},
+            "text", "store"},
     "weft": {"base", "api"},
     "eval": {"base", "text"},
     "embedded": {"base"},
@@ -49,10 +51,15 @@ ARROWS: dict[str, set[str]] = {
 }
 """Group -> groups it may import besides itself."""
 
+_STORE_FACE = {"weft.store.values", "weft.store.protocol"}
 EXTRA_MODULES: dict[str, set[str]] = {
+    "memory": _STORE_FACE,
+    "schedule": _STORE_FACE,
+    "engine": _STORE_FACE,
+    "sim": _STORE_FACE,
     "tensor": {"weft._native"},
     "runner": {"weft.schedule.plan", "weft.engine.executor", "weft.engine.sleep_state",
-               "weft.memory.frames.plan", "weft.memory.arena_work"},
+               "weft.memory.frames.plan", "weft.memory.arena_work", *_STORE_FACE},
 }
 """Single modules a group may see of groups that are otherwise closed to it: plain values and Protocols."""
 

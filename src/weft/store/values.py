@@ -1,0 +1,148 @@
+"""The frozen values between an engine and a store: prefixes, offers, buffers, events, counters.
+
+    tokens --match--> StoredPrefix --fetch, StagingBuffers--> Ticket --poll--> StoreEvent("fetched")
+    tokens --offer--> PutOffer     --put, KvPiece, state---> Ticket --poll--> StoreEvent("written")
+
+A *grain* is the KV of 16 tokens of all attention layers, unsharded and in head order: one page of an engine
+that runs on one rank. A *KV record* holds the KV of up to 256 tokens of one edge, as grains one after the
+other. A *state record* holds the state after ``position`` tokens. A *stored checkpoint* is a state record
+with the KV records of all tokens before it.
+
+Laws:
+
+* L8: a hit is a checkpoint with all of its KV.
+* L10: tokens are compared before bytes are handed out.
+* L11: each drop is counted with its reason.
+
+Rejected: bytes inside the values. A record is megabytes; the buffers belong to the engine, and an event says
+when each may be used or freed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NewType
+
+Ticket = NewType("Ticket", int)
+"""One fetch or one put under way; each ends in exactly one ``StoreEvent``."""
+
+GRAIN_TOKENS = 16
+"""Tokens of a grain, the smallest piece of KV on disk."""
+RECORD_TOKENS_MAX = 256
+"""Most tokens of a KV record."""
+
+EventKind = Literal["fetched", "damaged", "missing", "written", "dropped"]
+DropReason = Literal["queue_full", "store_full", "rate", "read_only", "disk_error", "disk_full", "parent",
+                     "too_large", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSpan:
+    """KV record number ``record`` holds the KV of tokens [``start``, ``end``). ``form``: see ``KvPiece``."""
+
+    record: int
+    start: int
+    end: int
+    payload_bytes: int
+    form: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPrefix:
+    """A stored checkpoint: the state after ``position`` tokens and the KV of all of them.
+
+    ``exact``: every byte is what the engine computed, without rounding. ``remote``: bytes that are not on the
+    local disk yet. ``tokens`` and ``salt`` are what was asked for; a fetch compares them."""
+
+    checkpoint: int
+    position: int
+    spans: tuple[StoredSpan, ...]
+    state_bytes: int
+    state_form: int
+    exact: bool
+    tokens: bytes = field(repr=False)
+    """The first ``position`` tokens as little-endian uint32."""
+    remote: bool = False
+
+    def bytes_from(self, start: int) -> int:
+        """Bytes that a fetch of [``start``, ``position``) reads."""
+        return self.state_bytes + sum(span.payload_bytes for span in self.spans if span.end > start)
+
+
+@dataclass(frozen=True, slots=True)
+class StagingBuffers:
+    """Writable memory for one fetch. A thread writes it until the fetch's event is polled.
+
+    ``kv``: the grains of [``start``, ``position``), ``start`` rounded down and ``position`` up to 16 tokens.
+    ``state``: the state record. A span in another form (``KvPiece.form``) takes ``payload_bytes`` in ``kv``,
+    whole, in the order of the spans."""
+
+    kv: memoryview
+    state: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class PutOffer:
+    """What a put of a checkpoint needs: KV of [``start``, ``position``). The rest is stored already.
+
+    ``start`` is a multiple of 16. An offer is good until the next put."""
+
+    start: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvPiece:
+    """KV of tokens [``start``, ``end``), at most 256 of them: one record. ``start`` is a multiple of 16, and
+    so is ``end``, except at the checkpoint's position.
+
+    ``form`` 0: grains as the engine computes with them. Another number names a compressed form of the engine;
+    the store only keeps it."""
+
+    start: int
+    end: int
+    payload: memoryview
+    form: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreEvent:
+    """How a ticket ended. Its buffers belong to the engine again.
+
+    ``fetched``: the staging buffers hold verified bytes. ``damaged``: a checksum or the tokens did not match,
+    or the disk failed; the records are retired. ``missing``: a record was evicted or its object is gone.
+    ``written``: the checkpoint is durable and matches from now on. ``dropped``: it was not written."""
+
+    ticket: Ticket
+    kind: EventKind
+    reason: str = ""
+    nbytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """Counters since the store was opened, and what it holds now.
+
+    ``damaged``, ``dropped``: counts by reason. ``notes``: sentences about the state of the store that an
+    operator reads, such as that another process holds the lock."""
+
+    path: str
+    writable: bool
+    checkpoints: int
+    kv_records: int
+    stored_bytes: int
+    capacity_bytes: int
+    matches: int = 0
+    fetches: int = 0
+    fetched_bytes: int = 0
+    puts: int = 0
+    written_bytes: int = 0
+    queued_bytes: int = 0
+    evicted: int = 0
+    read_bytes_per_second: float = 0.0
+    read_latency_s: float = 0.0
+    damaged: dict[str, int] = field(default_factory=dict)
+    dropped: dict[str, int] = field(default_factory=dict)
+    remote: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
