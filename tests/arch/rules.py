@@ -17,13 +17,14 @@ SRC = ROOT / "src"
 
 BASE = {"errors", "units", "spec", "config", "request", "families", "files", "info", "host",
         "config_check", "foreign"}
-PURE = {"base", "memory", "planning", "speculation", "schedule", "engine", "sim", "text", "store"}
+PURE = {"base", "memory", "planning", "speculation", "schedule", "engine", "sim", "text", "store",
+        "router"}
 """Groups that never import torch, not even through something else."""
-EDGES = {"server", "cli", "eval", "embedded", "bench"}
+EDGES = {"server", "fleet", "cli", "eval", "embedded", "bench"}
 """Groups that no group but an edge may import."""
 
 BELOW_EDGES = {"base", "memory", "speculation", "schedule", "engine", "sim", "tensor", "models", "runner",
-               "assemble", "api", "text", "planning", "store"}
+               "assemble", "api", "text", "planning", "store", "router"}
 ARROWS: dict[str, set[str]] = {
     "base": {"base"},
     "memory": {"base"},
@@ -31,9 +32,10 @@ ARROWS: dict[str, set[str]] = {
     "speculation": {"base", "memory"},
     "schedule": {"base", "memory", "speculation"},
     "engine": {"base", "memory", "speculation", "schedule"},
-    "sim": {"base", "memory", "speculation", "schedule", "engine"},
+    "sim": {"base", "memory", "speculation", "schedule", "engine", "router"},
     "text": {"base"},
     "store": {"base"},
+    "router": {"base"},
     "tensor": {"base"},
     "models": {"base", "tensor"},
     "runner": {"base", "tensor", "models"},
@@ -45,7 +47,8 @@ ARROWS: dict[str, set[str]] = {
     "eval": {"base", "text"},
     "embedded": {"base"},
     "bench": BELOW_EDGES,
-    "server": BELOW_EDGES | {"server"},
+    "server": BELOW_EDGES | {"server", "fleet"},
+    "fleet": BELOW_EDGES | {"server"},
     "cli": BELOW_EDGES | EDGES,
     "__main__": {"cli"},
 }
@@ -69,7 +72,7 @@ TRITON_FILES = re.compile(
 
 IMPURE_MODULES = {"time", "random", "os", "socket", "secrets", "subprocess", "threading", "pathlib", "io"}
 """Clock, randomness, environment and I/O: passed into these groups, never imported by them."""
-CLOCKLESS = {"memory", "speculation", "schedule", "engine"}
+CLOCKLESS = {"memory", "speculation", "schedule", "engine", "router"}
 
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
