@@ -1,1 +1,1 @@
-"""Which replica computes a request: the protocol of routers, and routers. Pure: no clock, no I/O, no torch."""
+"""Which replica computes a request: the protocol of routers, and routers. Pure: no clock and no I/O."""

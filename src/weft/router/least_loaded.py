@@ -6,7 +6,7 @@ Sequences come first because each one adds a row to every step. Tokens break tie
 same number of sequences. The counts are the fleet's own, so the choice never waits for a report.
 
 Rejected: the engine's report of running sequences, which is up to a tenth of a second old. A burst of
-requests within that time would go to one replica. Rejected: a random pair; a few replicas can all be compared.
+requests within that time would go to one replica. Rejected: a random pair; all of a few can be compared.
 """
 
 from __future__ import annotations
