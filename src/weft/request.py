@@ -23,6 +23,8 @@ STOP_CHARS_MAX = 4096
 SEQUENCES_MAX = 64
 MARKS_MAX = 32
 """Positions that one request can mark for the cache: as many states as one run keeps at most."""
+BANNED_TOKENS_MAX = 1 << 18
+"""Tokens of all banned sequences of a request."""
 _GREEDY_BELOW = 1e-5
 
 
@@ -42,6 +44,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ``max_tokens`` None means "to the end of the context". ``logprobs`` n reports the chosen token and
     the n most likely ones (0: the chosen one only; None: nothing). ``prompt_logprobs`` the same for the
     prompt's own tokens. ``grammar`` is a grammar for the answer: it ends when the grammar does.
+    ``allowed_token_ids``: if any, the answer has no other tokens, so it ends early only if an end token is
+    among them. ``banned_sequences``: token sequences that the answer must not contain.
     """
 
     n: int = 1
@@ -64,6 +68,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+    banned_sequences: tuple[tuple[int, ...], ...] = ()
 
     @property
     def greedy(self) -> bool:
@@ -108,7 +114,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                                param="stop")
         if any(not text for text in self.stop):
             raise RequestError("stop has an empty string, which would end every answer at once", param="stop")
-        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", tuple(self.logit_bias))):
+        self._check_limits_of_tokens()
+        for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", tuple(self.logit_bias)),
+                          ("allowed_token_ids", self.allowed_token_ids),
+                          *(("bad_words", sequence) for sequence in self.banned_sequences)):
             for token in ids:
                 if not (isinstance(token, numbers.Integral) and 0 <= token < vocab_size):
                     raise RequestError(f"{name} names token {token!r}; this model has tokens 0 to "
@@ -117,6 +126,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if not (isinstance(bias, numbers.Real) and -100.0 <= bias <= 100.0):
                 raise RequestError(f"logit_bias of token {token} is {bias!r}; the range is -100 to 100",
                                    param="logit_bias")
+
+    def _check_limits_of_tokens(self) -> None:
+        if self.allowed_token_ids and self.grammar is not None:
+            raise RequestError(f"allowed_token_ids cannot be combined with {self.grammar.field}: both decide "
+                               "which tokens are possible", param="allowed_token_ids")
+        token_count = sum(map(len, self.banned_sequences))
+        if token_count > BANNED_TOKENS_MAX:
+            raise RequestError(f"bad_words are {token_count} tokens; the limit is {BANNED_TOKENS_MAX}",
+                               param="bad_words")
+        if not all(self.banned_sequences):
+            raise RequestError("bad_words has a text without tokens", param="bad_words")
+        banned = {sequence[0] for sequence in self.banned_sequences if len(sequence) == 1}
+        if self.allowed_token_ids and banned.issuperset(self.allowed_token_ids):
+            raise RequestError("every token of allowed_token_ids is one of bad_words: no token is possible",
+                               param="allowed_token_ids")
 
 
 def _within(name: str, value: float, low: float, high: float, param: str | None = None, *,

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tests.server.running import RunningServer, eventually
-from tests.server.scripted_engine import MAX_MODEL_LEN, VOCAB_SIZE
+from tests.server.scripted_engine import EOS, MAX_MODEL_LEN, VOCAB_SIZE
 
 FACTORY = "build_paced"
 SERVER = {"max_body_mb": 1, "max_answer_logprobs": 200}
@@ -111,6 +111,21 @@ def test_what_is_not_a_json_object_is_refused(server: RunningServer, raw: bytes)
     ("/tokenize", {"prompt": "a", "messages": HI}, "messages", "both"),
     ("/detokenize", {"tokens": ["a"]}, "tokens[0]", "got str"),
     ("/detokenize", {"tokens": [VOCAB_SIZE]}, "tokens", str(VOCAB_SIZE)),
+    (COMPLETIONS, {"prompt": "a", "allowed_token_ids": []}, "allowed_token_ids", "empty"),
+    (COMPLETIONS, {"prompt": "a", "allowed_token_ids": [VOCAB_SIZE]}, "allowed_token_ids", str(VOCAB_SIZE)),
+    (COMPLETIONS, {"prompt": "a", "allowed_token_ids": [97], "guided_regex": "a"}, "allowed_token_ids",
+     "guided_regex"),
+    (COMPLETIONS, {"prompt": "a", "allowed_token_ids": [64], "bad_words": ["a"]}, "allowed_token_ids",
+     "bad_words"),
+    (COMPLETIONS, {"prompt": "a", "allowed_token_ids": [EOS], "min_tokens": 1}, "allowed_token_ids",
+     "min_tokens"),
+    (CHAT, {"messages": HI, "bad_words": ["  "]}, "bad_words", "visible"),
+    (CHAT, {"messages": HI, "bad_words": ["x"] * 600}, "bad_words", "512"),
+    (CHAT, {"messages": HI, "bad_words": ["x" * 300]}, "bad_words", "256"),
+    (CHAT, {"messages": HI, "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "-1"),
+    (CHAT, {"messages": HI, "truncate_prompt_tokens": 9, "truncation_side": "right"}, "truncation_side",
+     COMPLETIONS),
+    (CHAT, {"messages": HI, "truncation_side": "middle"}, "truncation_side", "middle"),
 ])
 def test_a_wrong_value_names_its_field(server: RunningServer, path: str, body: Any, param: str,
                                        words: str) -> None:
@@ -124,9 +139,8 @@ def test_a_wrong_value_names_its_field(server: RunningServer, path: str, body: A
     ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("functions", [{"name": "f"}]), ("json_schema", {}), ("grammar", "root ::= x"), ("audio", {"voice": "x"}),
     ("modalities", ["text", "audio"]), ("best_of", 3), ("suffix", "end"), ("use_beam_search", True),
-    ("allowed_token_ids", [1]), ("bad_words", ["x"]), ("truncate_prompt_tokens", 5),
     ("chat_template", "{{ x }}"),
-    ("store", True), ("web_search_options", {}), ("prediction", {}), ("thinking_token_budget", 5),
+    ("background", True), ("web_search_options", {}), ("prediction", {}), ("thinking_token_budget", 5),
     ("prompt_embeds", "AAAA")])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_what_is_not_served_is_refused_by_name(server: RunningServer, path: str, name: str,

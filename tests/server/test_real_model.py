@@ -98,3 +98,44 @@ def test_too_long_is_an_error_with_both_numbers(server: RunningServer) -> None:
     assert response.status_code == 400
     assert "600" in response.json()["error"]["message"]
     assert "512" in response.json()["error"]["message"]
+
+
+def test_allowed_tokens_are_the_only_ones(server: RunningServer, expected: list[int]) -> None:
+    allowed = sorted(set(range(60, 200)) - set(expected))[:5]
+    answer = server.client().completions.create(**asked(extra_body={
+        "return_token_ids": True, "allowed_token_ids": allowed})).choices[0]
+    assert set(answer.token_ids) <= set(allowed)
+    assert (len(answer.token_ids), answer.finish_reason) == (ANSWER_TOKENS, "length")
+
+
+def test_bad_words_do_not_come_and_other_tokens_stay(server: RunningServer, expected: list[int]) -> None:
+    words = server.post("/detokenize", {"tokens": expected[2:4]}).json()["prompt"].strip()
+    assert words
+    answer = server.client().completions.create(**asked(extra_body={
+        "return_token_ids": True, "ignore_eos": True, "bad_words": [words]})).choices[0]
+    assert words not in answer.text
+    assert answer.token_ids[:2] == expected[:2]
+    # The control: without the field, the words come.
+    assert words in server.client().completions.create(**asked()).choices[0].text
+
+
+@pytest.mark.parametrize(("fields", "tokens"), [
+    ({"truncate_prompt_tokens": 9}, PROMPT_TOKENS[-9:]),
+    ({"truncate_prompt_tokens": 9, "truncation_side": "right"}, PROMPT_TOKENS[:9]),
+    ({"truncate_prompt_tokens": -1}, PROMPT_TOKENS),
+    ({"truncate_prompt_tokens": 500}, PROMPT_TOKENS)])
+def test_a_prompt_is_cut_where_the_client_asks(server: RunningServer, fields: dict[str, Any],
+                                               tokens: list[int]) -> None:
+    extra = {"return_token_ids": True, "echo": True, **fields}
+    answer = server.client().completions.create(**asked(extra_body=extra, max_tokens=1)).choices[0]
+    assert answer.prompt_token_ids == tokens
+    text = server.post("/detokenize", {"tokens": [*tokens, *answer.token_ids]}).json()["prompt"]
+    assert answer.text == text
+
+
+def test_minus_one_cuts_to_the_room_beside_the_answer(server: RunningServer) -> None:
+    body = {"prompt": [5] * 600, "max_tokens": 12, "truncate_prompt_tokens": -1, "ignore_eos": True}
+    usage = server.post("/v1/completions", body).json()["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (500, 12)
+    # The control: without the field this is an error.
+    assert server.post("/v1/completions", {**body, "truncate_prompt_tokens": None}).status_code == 400

@@ -80,9 +80,9 @@ class Engine:
             if len(sampling) != len(listed):
                 raise RequestError(f"sampling has {len(sampling)} sets of parameters for {len(listed)} "
                                    "prompts", param="sampling")
-            params = [sampling_from(one, fields, self.info.generation_defaults) for one in sampling]
+            params = [self._sampling(one, fields) for one in sampling]
         else:
-            params = [sampling_from(sampling, fields, self.info.generation_defaults)] * len(listed)
+            params = [self._sampling(sampling, fields)] * len(listed)
         return self._calls.complete([self._call(prompt, one, marks=cache_boundaries)
                                      for prompt, one in zip(listed, params, strict=True)], progress=progress)
 
@@ -91,7 +91,7 @@ class Engine:
         """Pieces of the answer to ``prompt`` as the engine computes them. The last piece of each of the ``n``
         answers has a ``finish_reason``. The request starts when the first piece is asked for, and its errors
         raise there, as in ``generate``. Leaving the loop early cancels it."""
-        params = sampling_from(sampling, fields, self.info.generation_defaults)
+        params = self._sampling(sampling, fields)
         yield from self._calls.stream(self._call(prompt, params, marks=cache_boundaries))
 
     def chat(self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams | None = None, *,
@@ -102,7 +102,7 @@ class Engine:
         the checkpoint's chat template renders them, with ``template`` as its extra variables. Raises
         RequestError as well where the template refuses, where the checkpoint has none, where it takes no
         tools, or for ``n`` above 1."""
-        params = sampling_from(sampling, fields, self.info.generation_defaults)
+        params = self._sampling(sampling, fields)
         if params.n != 1:
             raise RequestError(f"chat answers once; n is {params.n}: use stream_chat, or generate with "
                                f"render_chat", param="n")
@@ -116,7 +116,7 @@ class Engine:
                     tool_choice: str | Mapping[str, Any] | None = None, parallel_tool_calls: bool = True,
                     template: Mapping[str, Any] | None = None, **fields: Any) -> Iterator[ChatPiece]:
         """``stream`` for a conversation."""
-        params = sampling_from(sampling, fields, self.info.generation_defaults)
+        params = self._sampling(sampling, fields)
         prepared = self._chat.prepare(messages, params, template, tools=tools, tool_choice=tool_choice,
                                       parallel_tool_calls=parallel_tool_calls)
         yield from prepared.pieces(self._calls.stream(self._chat_call(prepared)))
@@ -126,6 +126,9 @@ class Engine:
                     template: Mapping[str, Any] | None = None) -> list[int]:
         """The token ids of a conversation, up to where the answer begins."""
         return self._chat.tokens(messages, template, tools=tools)
+
+    def _sampling(self, sampling: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams:
+        return sampling_from(sampling, fields, self.info.generation_defaults, self.tokenizer)
 
     def _chat_call(self, prepared: PreparedChat) -> Call:
         encoded = prepared.encoded

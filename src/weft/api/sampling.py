@@ -11,16 +11,23 @@ import msgspec
 
 from weft.errors import RequestError
 from weft.request import SamplingParams
+from weft.text.bad_words import banned_sequences
 from weft.text.grammars import KINDS, grammar_from
+from weft.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 """Text, or token ids that are used as they are."""
 
 
 def sampling_from(sampling: SamplingParams | None, fields: Mapping[str, Any],
-                  defaults: Mapping[str, Any]) -> SamplingParams:
-    """``fields`` change single fields of ``sampling``, or of ``defaults`` without it. Raises RequestError."""
+                  defaults: Mapping[str, Any], tokenizer: Tokenizer) -> SamplingParams:
+    """``fields`` change single fields of ``sampling``, or of ``defaults`` without it. ``tokenizer`` spells
+    ``bad_words``. Raises RequestError."""
     fields = dict(fields)
+    bad_words = fields.pop("bad_words", None)
+    if bad_words is not None:
+        words = [bad_words] if isinstance(bad_words, str) else list(bad_words)
+        fields["banned_sequences"] = banned_sequences(words, tokenizer)
     asked = {f"guided_{kind}": (kind, fields.pop(f"guided_{kind}", None)) for kind in KINDS}
     grammars = [grammar_from(kind, value, name) for name, (kind, value) in asked.items() if value is not None]
     if len(grammars) > 1:
@@ -28,7 +35,7 @@ def sampling_from(sampling: SamplingParams | None, fields: Mapping[str, Any],
                            "match; one can", param=grammars[1].field)
     if grammars:
         fields["grammar"] = grammars[0]
-    for name in ("stop", "stop_token_ids"):
+    for name in ("stop", "stop_token_ids", "allowed_token_ids"):
         if name in fields:
             value = fields[name]
             fields[name] = (value,) if isinstance(value, str | int) else tuple(value)

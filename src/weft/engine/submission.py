@@ -37,6 +37,11 @@ class Submission:
         request.sampling.check(self._vocab_size)
         request.check_length(self._sizes.max_model_len)
         request.check_marks()
+        sampling = request.sampling
+        allowed = set(sampling.allowed_token_ids)
+        if sampling.min_tokens and allowed and allowed <= set(stop_ids(sampling, self._eos_ids)):
+            raise RequestError("every token of allowed_token_ids ends the answer, so min_tokens "
+                               f"{sampling.min_tokens} cannot be reached", param="allowed_token_ids")
         try:
             tokens = np.asarray(request.prompt_tokens, dtype=np.int64)
         except (OverflowError, TypeError, ValueError):

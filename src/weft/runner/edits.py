@@ -5,6 +5,8 @@
     repetition      logit[id] = logit / r  or  * r   (by its sign), ids of the prompt or the output
     frequency       logit[id] -= f * count           ids of the output
     presence        logit[id] -= p                   ids of the output
+    banned          logit[id] = -inf                 ids that would complete a banned sequence
+    allowed         logit[id] = -inf                 all other ids; a refused one among them stays above these
 
 applied in this order. Repetition is that of Keskar et al., "CTRL" (2019), section 4.1, as in transformers;
 frequency and presence are those of the OpenAI API.
@@ -29,9 +31,12 @@ import numpy.typing as npt
 import torch
 
 from weft.request import SamplingParams
+from weft.runner.banned_sequences import BannedSequences
 from weft.runner.staging import Staged, Staging
 
 Int64s = npt.NDArray[np.int64]
+_LAST_RESORT = torch.finfo(torch.float32).min / 2
+"""The logit of an allowed token that another edit refuses: chosen before any token that is not allowed."""
 
 
 class TokenHistory:
@@ -73,7 +78,8 @@ class TokenHistory:
 class RowEdits:
     """The edits of one row for as long as a sequence holds it."""
 
-    __slots__ = ("bias_ids", "bias_values", "history", "min_position", "sampling", "stop_ids")
+    __slots__ = ("allowed_ids", "banned", "bias_ids", "bias_values", "history", "min_position", "sampling",
+                 "stop_ids")
 
     def __init__(self, sampling: SamplingParams, tokens: npt.NDArray[np.int32], prompt_tokens: int,
                  stop_ids: tuple[int, ...], vocab_size: int) -> None:
@@ -84,23 +90,42 @@ class RowEdits:
         # A checkpoint may name an end token beyond its own logits; there is nothing to mask then.
         self.stop_ids: Int64s = np.array([i for i in stop_ids if 0 <= i < vocab_size], np.int64)
         self.min_position = prompt_tokens + sampling.min_tokens
+        self.allowed_ids: Int64s = np.unique(np.array(sampling.allowed_token_ids, np.int64))
+        self.banned: BannedSequences | None = None
+        if sampling.banned_sequences:
+            self.banned = BannedSequences(sampling.banned_sequences, tokens[prompt_tokens:].tolist())
 
     @property
     def any(self) -> bool:
         asks_min = self.sampling.min_tokens > 0 and self.stop_ids.size > 0
-        return self.history is not None or self.bias_ids.size > 0 or asks_min
+        return (self.history is not None or self.bias_ids.size > 0 or asks_min or self.banned is not None
+                or self.allowed_ids.size > 0)
+
+    @property
+    def learners(self) -> list[TokenHistory | BannedSequences]:
+        """What must learn each generated token."""
+        return [learner for learner in (self.history, self.banned) if learner is not None]
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether the next choice depends on the last token of the answer."""
+        return self.history is not None or (self.banned is not None and self.banned.looks_back)
 
 
 @dataclass(frozen=True, slots=True)
 class StagedEdits:
     """What ``stage_edits`` made, None where nothing of the kind is asked. ``*_index``: int64 into the flat
-    logits; ``bias`` and the rows of ``penalties`` (repetition, what is subtracted): float32."""
+    logits; ``bias`` and the rows of ``penalties`` (repetition, what is subtracted): float32.
+    ``limited_rows``: the rows of ``allowed_index``."""
 
     masked_index: Staged | None = None
     bias_index: Staged | None = None
     bias: Staged | None = None
     penalty_index: Staged | None = None
     penalties: Staged | None = None
+    banned_index: Staged | None = None
+    allowed_index: Staged | None = None
+    limited_rows: Staged | None = None
 
     def apply(self, logits_NV: torch.Tensor) -> None:
         """Change the logits (float32, contiguous) in place."""
@@ -114,6 +139,12 @@ class StagedEdits:
             values_E = flat[index_E]
             values_E = torch.where(values_E > 0, values_E / repetition_E, values_E * repetition_E)
             flat.index_copy_(0, index_E, values_E.sub_(subtracted_E))
+        if self.banned_index is not None:
+            flat.index_fill_(0, self.banned_index.device, -math.inf)
+        if self.allowed_index is not None and self.limited_rows is not None:
+            allowed_A = flat[self.allowed_index.device].clamp_(min=_LAST_RESORT)
+            logits_NV.index_fill_(0, self.limited_rows.device, -math.inf)
+            flat.index_copy_(0, self.allowed_index.device, allowed_A)
 
 
 def stage_edits(staging: Staging, edits: list[tuple[int, int, RowEdits]], vocab_size: int) -> StagedEdits:
@@ -122,15 +153,25 @@ def stage_edits(staging: Staging, edits: list[tuple[int, int, RowEdits]], vocab_
     masked = [row * vocab_size + e.stop_ids for row, position, e in edits if position < e.min_position]
     biased = [(row, e) for row, _, e in edits if e.bias_ids.size]
     histories = [(row, e.history, e.sampling) for row, _, e in edits if e.history is not None]
-    bias_index = bias = penalty_index = penalties = None
+    banned = [row * vocab_size + e.banned.refused_ids() for row, _, e in edits if e.banned is not None]
+    limited = [(row, e) for row, _, e in edits if e.allowed_ids.size]
+    bias_index = bias = penalty_index = penalties = allowed_index = limited_rows = None
     if biased:
         bias_index = staging.add(np.concatenate([row * vocab_size + e.bias_ids for row, e in biased]))
         bias = staging.add(np.concatenate([e.bias_values for _, e in biased]))
     if histories:
         penalty_index = staging.add(np.concatenate([row * vocab_size + h.ids for row, h, _ in histories]))
         penalties = staging.add(_penalties(histories), np.float32)
+    if limited:
+        allowed_index = staging.add(np.concatenate([row * vocab_size + e.allowed_ids for row, e in limited]))
+        limited_rows = staging.add(np.array([row for row, _ in limited], np.int64))
     return StagedEdits(staging.add(np.concatenate(masked)) if masked else None, bias_index, bias,
-                       penalty_index, penalties)
+                       penalty_index, penalties, _indices(staging, banned), allowed_index, limited_rows)
+
+
+def _indices(staging: Staging, parts: list[Int64s]) -> Staged | None:
+    """All ``parts`` in one; None where they are empty."""
+    return staging.add(np.concatenate(parts)) if any(part.size for part in parts) else None
 
 
 def _penalties(histories: list[tuple[int, TokenHistory, SamplingParams]]) -> npt.NDArray[np.float64]:

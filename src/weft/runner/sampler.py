@@ -42,6 +42,7 @@ import numpy.typing as npt
 import torch
 
 from weft.request import SamplingParams, TokenLogprobs
+from weft.runner.banned_sequences import BannedSequences
 from weft.runner.edits import RowEdits, TokenHistory, stage_edits
 from weft.runner.filters import Filters, choose, fill_numbers
 from weft.runner.grammars import Constrained, GrammarRows, Masks
@@ -76,7 +77,7 @@ class TokenChoice:
     logprobs: list[torch.Tensor]
     asking: npt.NDArray[np.int64]
     top_counts: list[int]
-    histories: list[tuple[int, TokenHistory]]
+    learners: list[tuple[int, TokenHistory | BannedSequences]]
     constrained: Constrained | None
 
     @property
@@ -93,8 +94,8 @@ class TokenChoice:
     def result(self, pieces: list[npt.NDArray[Any]]) -> Sampled:
         """``pieces`` are home. Once: histories and grammars learn what was chosen."""
         tokens = pieces[0].astype(np.int32)
-        for i, history in self.histories:
-            history.add(int(tokens[i]))
+        for i, learner in self.learners:
+            learner.add(int(tokens[i]))
         failures = self.constrained.advance(tokens) if self.constrained is not None else {}
         if not self.asking.size:
             return Sampled(tokens, {}, failures)
@@ -183,7 +184,7 @@ class Sampler:
         """Whether the choice of one of ``rows`` hangs on what was chosen before: all of that must be told
         before ``begin`` and ``launch``."""
         return bool(self._grammars.among(rows)) or (bool(self._edits) and any(
-            self._edits[row].history is not None for row in rows.tolist() if row in self._edits))
+            self._edits[row].looks_back for row in rows.tolist() if row in self._edits))
 
     def begin(self, rows: npt.NDArray[np.int64]) -> None:
         """``launch`` will be called for these rows: what does not need their logits may start now."""
@@ -261,7 +262,7 @@ class Sampler:
             of_those = as_tensor(chosen_X).index_select(0, asked.asking_places.device)
             logprobs = score(raw, of_those, max(top_counts))
         return TokenChoice(chosen_X, logprobs, asked.asking, top_counts,
-                      [(i, edit.history) for i, _, edit in edits if edit.history is not None],
+                      [(i, learner) for i, _, edit in edits for learner in edit.learners],
                       self._grammars.among(rows))
 
     def _edit(self, logits_XV: torch.Tensor, edits: list[tuple[int, int, RowEdits]],

@@ -47,6 +47,8 @@ from weft.server.tenants import Keys, Tenant
 
 _CLIENT_CLOSED_REQUEST = 499
 """No client reads it; it is for the access log."""
+IGNORED_FIELDS = "x-weft-ignored"
+"""Header of an answer: the fields of its request that this server accepts and ignores."""
 
 
 class Job(Protocol):
@@ -100,7 +102,10 @@ class _Handlers:
         body = await read_body(await self._body(request), ChatBody, unserved=UNSERVED_IN_CHAT)
         body.cache_salt = _namespace(request, body.cache_salt)
         job = await prepare_chat(self._service, body)
-        return await self._answer(request, job, stream=bool(body.stream))
+        response = await self._answer(request, job, stream=bool(body.stream))
+        if body.store:
+            response.headers[IGNORED_FIELDS] = "store"
+        return response
 
     async def messages(self, request: Request) -> Response:
         self._service.check_open()

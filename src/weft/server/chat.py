@@ -27,6 +27,8 @@ from weft.server.protocol import ChatBody, refuse_stream_fields, sampling_params
 from weft.server.service import ServedModel, Service
 from weft.server.sse import DONE, sse_line
 from weft.server.structured import grammar_of
+from weft.server.truncation import check_truncation, truncated
+from weft.text.bad_words import banned_sequences
 from weft.text.dialect import AnswerPlan, Heard
 from weft.text.tools.reader import CallDelta
 
@@ -124,7 +126,8 @@ class ChatJob:
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         self._top = body.top_logprobs or 0
         sampling = sampling_params(body, model.sampling_defaults, max_tokens=max_tokens,
-                                   logprobs=self._top if body.logprobs else None, grammar=plan.grammar)
+                                   logprobs=self._top if body.logprobs else None, grammar=plan.grammar,
+                                   banned=banned_sequences(body.bad_words, model.tokenizer))
         self.generation = Generation(service, model, [prompt], [sampling], priority=body.priority or 0,
                                      cache_salt=body.cache_salt or "",
                                      decoder=model.tokenizer.showing(plan.shown_ids), prompt_field="messages")
@@ -249,6 +252,7 @@ def _call_delta(delta: CallDelta) -> ToolCall:
 async def prepare_chat(service: Service, body: ChatBody) -> ChatJob:
     """Raises RequestError, UnknownModelError, EngineUnavailableError."""
     refuse_stream_fields(body)
+    check_truncation(body, is_chat=True)
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
     if not 0 <= (body.top_logprobs or 0) <= LOGPROBS_MAX:
@@ -259,8 +263,15 @@ async def prepare_chat(service: Service, body: ChatBody) -> ChatJob:
                            code="unsupported_parameter")
     model = service.model_for(body.model)
     request, prompt = await model.write_chat(body)
-    await model.check_text(prompt.text, param="messages")
+    is_cut = body.truncate_prompt_tokens is not None
+    if not is_cut:
+        await model.check_text(prompt.text, param="messages")
     plan = request.plan(model.dialect, prompt.text, grammar_of(body))
-    encoded = await model.encode_chat(prompt, add_special_tokens=bool(body.add_special_tokens))
+    encoded = await model.encode_chat(prompt, add_special_tokens=bool(body.add_special_tokens),
+                                      is_bounded=not is_cut)
     marks = encoded.marks + (body.cache_boundaries or [])
-    return ChatJob(service, model, body, Prompt(encoded.tokens, prompt.text, encoded.boundaries, marks), plan)
+    whole = Prompt(encoded.tokens, prompt.text, encoded.boundaries, marks)
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    cut = truncated(whole, body, context_tokens=model.info.max_model_len,
+                    answer_tokens=max(body.min_tokens or 0, 1) if max_tokens is None else max_tokens)
+    return ChatJob(service, model, body, cut, plan)

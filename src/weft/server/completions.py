@@ -36,6 +36,8 @@ from weft.server.protocol import (
 from weft.server.service import ServedModel, Service
 from weft.server.sse import DONE, sse_line
 from weft.server.structured import grammar_of
+from weft.server.truncation import check_truncation, truncated
+from weft.text.bad_words import banned_sequences
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -70,6 +72,7 @@ class CompletionJob:
                  prompts: list[Prompt]) -> None:
         self._body = body
         self._grammar = grammar_of(body)
+        self._banned = banned_sequences(body.bad_words, model.tokenizer)
         self._model = model
         self._id = f"cmpl-{body.request_id or uuid.uuid4().hex}"
         self._created_s = int(time.time())
@@ -120,7 +123,7 @@ class CompletionJob:
             max_tokens = max(min(COMPLETION_TOKENS_DEFAULT, info.max_model_len - len(prompt.tokens)), 1)
             max_tokens = max(max_tokens, body.min_tokens or 0)
         sampling = sampling_params(body, self._model.sampling_defaults, logprobs=body.logprobs,
-                                   max_tokens=max_tokens, grammar=self._grammar)
+                                   max_tokens=max_tokens, grammar=self._grammar, banned=self._banned)
         if self._echo and body.logprobs is not None:
             wanted = max(body.logprobs, body.prompt_logprobs or 0)
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=wanted)
@@ -171,6 +174,7 @@ class CompletionJob:
 async def prepare_completion(service: Service, body: CompletionBody) -> CompletionJob:
     """Raises RequestError, UnknownModelError, EngineUnavailableError."""
     refuse_stream_fields(body)
+    check_truncation(body, is_chat=False)
     if body.stream and body.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs with stream is not supported; echo with logprobs streams them",
                            param="prompt_logprobs", code="unsupported_parameter")
@@ -182,10 +186,14 @@ async def prepare_completion(service: Service, body: CompletionBody) -> Completi
     for given in listed:
         if isinstance(given, str):
             add_special_tokens = body.add_special_tokens is not False
-            await model.check_text(given, param="prompt")
+            if body.truncate_prompt_tokens is None:
+                await model.check_text(given, param="prompt")
             tokens = await model.encode(given, add_special_tokens=add_special_tokens)
             prompts.append(Prompt(tokens, given, marks=marks))
         else:
             model.check_ids(given, param="prompt")
             prompts.append(Prompt(given, marks=marks))
+    answer_tokens = COMPLETION_TOKENS_DEFAULT if body.max_tokens is None else body.max_tokens
+    prompts = [truncated(prompt, body, context_tokens=model.info.max_model_len, answer_tokens=answer_tokens)
+               for prompt in prompts]
     return CompletionJob(service, model, body, prompts)

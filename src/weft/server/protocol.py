@@ -20,7 +20,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -64,6 +64,10 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     min_tokens: Int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Int] | None = None
+    allowed_token_ids: list[Int] | None = None
+    bad_words: list[str] | None = None
+    truncate_prompt_tokens: Int | None = None
+    truncation_side: Literal["left", "right"] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -103,6 +107,8 @@ class ChatBody(GenerateBody, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    store: bool | None = None
+    """Ignored, and a header of the answer says so: clients send it by default."""
 
 
 class TokenizePromptBody(msgspec.Struct, kw_only=True):
@@ -154,11 +160,7 @@ UNSERVED: Unserved = {
     "suffix": ("filling in the middle is not served", ("",)),
     "use_beam_search": ("beam search is not served", (False,)),
     "length_penalty": ("it belongs to beam search, which is not served", (1.0,)),
-    "allowed_token_ids": ("use logit_bias", ()),
-    "bad_words": ("use logit_bias", ([],)),
     "logprob_token_ids": ("use logprobs", ()),
-    "truncate_prompt_tokens": ("prompts are never cut; shorten it on your side", ()),
-    "truncation_side": ("prompts are never cut; shorten it on your side", ()),
     "thinking_token_budget": ("it is not served", ()),
     "verbosity": ("it is not served", ("medium",)),
     "store": ("this server stores no answers", (False,)),
@@ -177,7 +179,8 @@ UNSERVED: Unserved = {
 }
 """Field -> (why it is refused, values besides null that ask for nothing)."""
 
-UNSERVED_IN_CHAT = {**UNSERVED, "echo": ("it belongs to /v1/completions", (False,))}
+UNSERVED_IN_CHAT = {name: row for name, row in {
+    **UNSERVED, "echo": ("it belongs to /v1/completions", (False,))}.items() if name != "store"}
 UNSERVED_IN_COMPLETIONS = {
     **UNSERVED, "tools": (_CHAT_ONLY, ([],)), "tool_choice": (_CHAT_ONLY, ("none", "auto")),
     "include_reasoning": (_CHAT_ONLY, (True,))}
@@ -256,13 +259,17 @@ def refuse_unserved(value: Mapping[str, Any], unserved: Unserved) -> None:
 
 
 def sampling_params(body: GenerateBody, defaults: Mapping[str, Any], *, logprobs: int | None,
-                    max_tokens: int | None, grammar: Grammar | None) -> SamplingParams:
+                    max_tokens: int | None, grammar: Grammar | None,
+                    banned: tuple[tuple[int, ...], ...] = ()) -> SamplingParams:
     """The request's values, then the checkpoint's (generation_config.json), then SamplingParams' own.
+    ``banned``: the sequences of ``bad_words``.
 
     Ranges are checked by ``SamplingParams.check`` where the vocabulary is known.
     """
     if body.seed is not None and not -2**63 <= body.seed < 2**64:
         raise RequestError(f"seed must be at least {-2**63} and at most {2**64 - 1}", param="seed")
+    if body.allowed_token_ids is not None and not body.allowed_token_ids:
+        raise RequestError("allowed_token_ids is empty: no token is possible", param="allowed_token_ids")
     stop: tuple[str, ...] = ()
     if body.stop is not None:
         stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
@@ -274,6 +281,7 @@ def sampling_params(body: GenerateBody, defaults: Mapping[str, Any], *, logprobs
         "stop_token_ids": tuple(body.stop_token_ids or ()), "ignore_eos": body.ignore_eos,
         "include_stop_str_in_output": body.include_stop_str_in_output,
         "skip_special_tokens": body.skip_special_tokens, "prompt_logprobs": body.prompt_logprobs,
+        "allowed_token_ids": tuple(body.allowed_token_ids or ()), "banned_sequences": banned,
     }
     chosen = {**defaults, **{name: value for name, value in given.items() if value is not None}}
     return SamplingParams(**chosen, stop=stop, logprobs=logprobs, max_tokens=max_tokens, grammar=grammar)

@@ -84,10 +84,15 @@ class ServedModel:
         with self.budget.spending(len(text)):
             return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
 
-    async def encode_chat(self, prompt: ChatPrompt, *, add_special_tokens: bool) -> EncodedChat:
+    async def encode_chat(self, prompt: ChatPrompt, *, add_special_tokens: bool,
+                          is_bounded: bool = True) -> EncodedChat:
+        """``is_bounded``: ``check_text`` has seen the text; another one counts against the budget."""
         encode = functools.partial(encode_prompt, self.tokenizer, prompt,
                                    add_special_tokens=add_special_tokens)
-        return encode() if len(prompt.text) < LONG_TEXT_CHARS else await asyncio.to_thread(encode)
+        if len(prompt.text) < LONG_TEXT_CHARS:
+            return encode()
+        with self.budget.spending(0 if is_bounded else len(prompt.text)):
+            return await asyncio.to_thread(encode)
 
     async def write_chat(self, body: ChatBody | TokenizeChatBody) -> tuple[ChatRequest, ChatPrompt]:
         """The checked conversation, and its text as the model's template writes it. Raises RequestError."""

@@ -35,6 +35,13 @@ def edited(logits: np.ndarray, sampling: SamplingParams, prompt: list[int], outp
         logits[token] = logits[token] / r if logits[token] > 0 else logits[token] * r
     for token in set(output):
         logits[token] -= sampling.frequency_penalty * output.count(token) + sampling.presence_penalty
+    for *head, last in sampling.banned_sequences:
+        if output[len(output) - len(head):] == head:
+            logits[last] = -math.inf
+    if sampling.allowed_token_ids:
+        others = np.ones(len(logits), bool)
+        others[list(sampling.allowed_token_ids)] = False
+        logits[others] = -math.inf
     return logits
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -69,6 +70,11 @@ SAMPLINGS = [
     SamplingParams(logit_bias={5: -100.0, 6: 3.0}, top_p=0.9),
     SamplingParams(min_tokens=8),
     SamplingParams(min_tokens=2, temperature=0.0),
+    SamplingParams(allowed_token_ids=(5, 8, 5, 70)),
+    SamplingParams(allowed_token_ids=tuple(range(40)), temperature=0.0, repetition_penalty=1.3),
+    SamplingParams(banned_sequences=tuple((token,) for token in range(0, VOCAB, 2))),
+    SamplingParams(banned_sequences=((70, 2, 11), (2, 12), (13,), (2, 2, 14)), top_k=9),
+    SamplingParams(banned_sequences=((2, 5), (8,)), allowed_token_ids=(5, 8, 9, 10), temperature=0.0),
 ]
 
 
@@ -101,6 +107,37 @@ def test_rows_are_picked_by_number_and_not_by_place():
     sampler.admit(2, ids(1, 2), 2, SamplingParams(temperature=0.0, logit_bias={41: 100.0}), 1, ())
     logits = torch.zeros(2, VOCAB)
     assert sampler.sample(logits, np.array([6, 2]), np.array([2, 2])).tokens.tolist() == [40, 41]
+
+
+def test_a_banned_sequence_is_refused_at_its_last_token_alone():
+    logits = np.zeros((1, 10), np.float32)
+    logits[0, 4], logits[0, 5] = 2.0, 1.0
+    banned = SamplingParams(temperature=0.0, banned_sequences=((4, 4, 4), (6, 5)))
+    sampler = Sampler(1, 10)
+    sampler.admit(0, ids(4, 4, 4), 3, banned, 0, ())   # the prompt ends in it, which does not count
+    assert sampler.looks_back(np.array([0]))
+    answer = [int(sampler.sample(torch.from_numpy(logits.copy()), np.array([0]), np.array([3 + i])).tokens[0])
+              for i in range(6)]
+    assert answer == [4, 4, 5, 4, 4, 5]
+    # A sequence that was preempted comes back with its tokens.
+    sampler.clear(0)
+    sampler.admit(0, ids(4, 4, 4, 4, 4), 3, banned, 0, ())
+    back = sampler.sample(torch.from_numpy(logits.copy()), np.array([0]), np.array([5]))
+    assert back.tokens.tolist() == [5]
+    sampler.admit(0, ids(4, 4, 4), 3, SamplingParams(banned_sequences=((4,),)), 0, ())
+    assert not sampler.looks_back(np.array([0]))
+
+
+def test_an_allowed_token_is_chosen_even_where_every_one_is_banned_at_that_point():
+    """A dead end of two limits: the answer stays within the allowed tokens."""
+    sampling = SamplingParams(temperature=0.0, allowed_token_ids=(6,), banned_sequences=((6, 6),))
+    logits = noisy(1, 10)
+    assert sample_rows(logits, [sampling], output=[6]).tokens.tolist() == [6]
+    drawn = msgspec.structs.replace(sampling, temperature=1.0)
+    assert sample_rows(logits, [drawn], output=[6]).tokens.tolist() == [6]
+    # The control: without the list, another token is chosen.
+    free = msgspec.structs.replace(sampling, allowed_token_ids=())
+    assert sample_rows(logits, [free], output=[6]).tokens.tolist() != [6]
 
 
 def test_a_cleared_row_keeps_nothing_of_the_sequence_that_left():
