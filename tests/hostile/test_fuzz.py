@@ -130,10 +130,10 @@ def test_mutated_bodies_are_read_or_refused() -> None:
             chat = parse_body(raw, ChatBody)
             tools = read_tools(chat.tools)
             read_choice(chat.tool_choice, tools)
-            sampling_params(chat, {}, logprobs=None, max_tokens=1, grammar=grammar_of(chat)).check(1000)
+            sampling_params(chat, {}, n=chat.n, max_tokens=1, grammar=grammar_of(chat)).check(1000)
         else:
             body = parse_body(raw, CompletionBody)
-            sampling_params(body, {}, logprobs=body.logprobs, max_tokens=body.max_tokens,
+            sampling_params(body, {}, n=body.n, logprobs=body.logprobs, max_tokens=body.max_tokens,
                             grammar=grammar_of(body)).check(1000)
 
     check(BODIES, run)

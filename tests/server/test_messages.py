@@ -21,8 +21,9 @@ from tests.server.scripted_engine import write_model_directory
 from tests.server.test_tools import CALL, TEMPLATES, stop_at_end
 from weft.errors import RequestError
 from weft.server.anthropic.protocol import UNSERVED_IN_MESSAGES, MessagesBody
-from weft.server.anthropic.turns import cache_marked, chat_body
+from weft.server.anthropic.turns import cache_marked, messages_turn
 from weft.server.protocol import parse_body
+from weft.server.turn import ChatTurn
 
 WEATHER: Any = {"name": "get_weather", "description": "Weather of a city", "input_schema": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}
@@ -169,15 +170,15 @@ def test_an_unknown_model_is_a_not_found_error_of_the_client(server: RunningServ
             {"role": "user", "content": "say:a"}])
 
 
-def converted(**fields: Any) -> Any:
-    return chat_body(msgspec.convert({"max_tokens": 5, "messages": [], **fields}, MessagesBody))
+def converted(**fields: Any) -> ChatTurn:
+    return messages_turn(msgspec.convert({"max_tokens": 5, "messages": [], **fields}, MessagesBody))
 
 
 def test_turns_keep_their_order_and_marks() -> None:
-    body = converted(system="Be brief.", messages=[
+    body: Any = converted(system="Be brief.", messages=[
         {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
         {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": "s"},
-                                          {"type": "text", "text": "b"}]}])
+                                          {"type": "text", "text": "b"}]}]).conversation
     assert [message.role for message in body.messages] == ["system", "user", "assistant"]
     assert body.messages[1].content[0]["cache_control"] == {"type": "ephemeral"}
     assert body.messages[2].reasoning_content == "t"
@@ -188,8 +189,9 @@ def test_a_schema_becomes_the_answers_grammar() -> None:
     schema = {"type": "object"}
     for field in ({"output_format": {"type": "json_schema", "schema": schema}},
                   {"output_config": {"format": {"type": "json_schema", "schema": schema}}}):
-        assert converted(messages=[{"role": "user", "content": "a"}], **field).response_format[
-            "json_schema"]["schema"] == schema
+        fields = converted(messages=[{"role": "user", "content": "a"}], **field).fields
+        assert fields.response_format is not None
+        assert fields.response_format["json_schema"]["schema"] == schema
     with pytest.raises(RequestError, match="output_format"):
         converted(messages=[{"role": "user", "content": "a"}], output_format={"type": "xml"})
 
@@ -241,7 +243,7 @@ def test_a_damaged_body_is_refused_by_a_request_error_or_served() -> None:
         try:
             raw = json.dumps(body).encode("utf-8", "surrogatepass")
             parsed = parse_body(raw, MessagesBody, unserved=UNSERVED_IN_MESSAGES)
-            assert chat_body(parsed).messages or not parsed.messages
+            assert messages_turn(parsed).conversation.messages or not parsed.messages
             assert cache_marked(parsed) in (True, False)
         except RequestError:
             refused += 1

@@ -21,7 +21,7 @@ from weft.engine.detokenize import TextDecoder
 from weft.errors import RequestError
 from weft.request import SamplingParams
 from weft.text.chat import TEMPLATE_CHARS_MAX, ChatMessage, load_chat_template
-from weft.text.chat_request import ChatRequest, EncodedChat, encode_prompt, read_chat
+from weft.text.chat_request import ChatRequest, ConversationFields, EncodedChat, encode_prompt, read_chat
 from weft.text.dialect import AnswerPlan, Dialect
 from weft.text.template_worker import ChatPrompt, chat_prompt
 from weft.text.tokenizer import Tokenizer
@@ -71,7 +71,7 @@ class ChatWriter:
 
     def prepare(self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams,
                 template: Mapping[str, Any] | None, **fields: Any) -> PreparedChat:
-        """``template``: extra variables of the template; ``fields``: those of ``read_chat``. Raises
+        """``template``: extra variables of the template; ``fields``: those of ``ConversationFields``. Raises
         RequestError."""
         request, prompt = self._write(messages, template, **fields)
         plan = request.plan(self._dialect, prompt.text, sampling.grammar)
@@ -95,5 +95,6 @@ class ChatWriter:
             turns = msgspec.convert(list(messages), list[ChatMessage])
         except msgspec.ValidationError as error:
             raise RequestError(f"messages: {error}", param="messages") from None
-        request = read_chat(turns, template_variables=self._template.variables, variables=template, **fields)
+        conversation = ConversationFields(messages=turns, variables=template, **fields)
+        request = read_chat(conversation, template_variables=self._template.variables)
         return request, chat_prompt(self._template, turns, chars_cut=TEMPLATE_CHARS_MAX, **request.rendering)

@@ -23,7 +23,7 @@ from weft.server.anthropic.answers import prepare_messages
 from weft.server.anthropic.protocol import UNSERVED_IN_MESSAGES, CountTokensBody, MessagesBody
 from weft.server.anthropic.turns import conversation
 from weft.server.cache import Looks, cache_report
-from weft.server.chat import prepare_chat
+from weft.server.chat import chat_conversation, prepare_chat
 from weft.server.completions import prepare_completion
 from weft.server.errors import WrongMediaTypeError, on_bug, on_http_error, on_weft_error
 from weft.server.gate import Gate
@@ -116,9 +116,9 @@ class _Handlers:
 
     async def count_tokens(self, request: Request) -> Response:
         self._service.check_open()
-        body = conversation(await read_body(await self._body(request), CountTokensBody))
+        body = await read_body(await self._body(request), CountTokensBody)
         model = self._service.model_for(body.model)
-        text = (await model.write_chat(body))[1].text
+        text = (await model.write_chat(conversation(body), with_places=False))[1].text
         await model.check_text(text, param="messages")
         return _json({"input_tokens": len(await model.encode(text, add_special_tokens=False))})
 
@@ -144,7 +144,7 @@ class _Handlers:
         model = self._service.model_for(body.model)
         if isinstance(body, TokenizeChatBody):
             add_special_tokens = bool(body.add_special_tokens)
-            _, prompt = await model.write_chat(body)
+            _, prompt = await model.write_chat(chat_conversation(body), with_places=False)
             tokens = await model.encode(prompt.text, add_special_tokens=add_special_tokens)
         else:
             tokens = await model.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)

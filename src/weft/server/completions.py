@@ -122,8 +122,9 @@ class CompletionJob:
             # The default is cut to the context; a prompt that leaves no room is the engine's to refuse.
             max_tokens = max(min(COMPLETION_TOKENS_DEFAULT, info.max_model_len - len(prompt.tokens)), 1)
             max_tokens = max(max_tokens, body.min_tokens or 0)
-        sampling = sampling_params(body, self._model.sampling_defaults, logprobs=body.logprobs,
-                                   max_tokens=max_tokens, grammar=self._grammar, banned=self._banned)
+        sampling = sampling_params(body, self._model.sampling_defaults, max_tokens=max_tokens,
+                                   grammar=self._grammar, n=body.n, logprobs=body.logprobs,
+                                   prompt_logprobs=body.prompt_logprobs, banned=self._banned)
         if self._echo and body.logprobs is not None:
             wanted = max(body.logprobs, body.prompt_logprobs or 0)
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=wanted)

@@ -44,13 +44,11 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
-class GenerateBody(msgspec.Struct, kw_only=True):
-    """What completions and chat share."""
+class SamplingFields(msgspec.Struct, kw_only=True):
+    """What every dialect that generates takes: a field added here is served by all of them."""
 
     model: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: Int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Int | None = None
@@ -60,7 +58,6 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     frequency_penalty: float | None = None
     logit_bias: dict[Int, float] | None = None
     seed: int | None = None
-    max_tokens: Int | None = None
     min_tokens: Int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Int] | None = None
@@ -71,20 +68,28 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    prompt_logprobs: Int | None = None
     priority: Priority | None = None
     cache_salt: Salt | None = None
     cache_boundaries: list[Int] | None = None
-    request_id: AnswerId | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
-    add_special_tokens: bool | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | bool | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+
+
+class GenerateBody(SamplingFields, kw_only=True):
+    """What completions and chat share."""
+
+    stream_options: StreamOptions | None = None
+    n: Int | None = None
+    max_tokens: Int | None = None
+    prompt_logprobs: Int | None = None
+    request_id: AnswerId | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
 
 
 class CompletionBody(GenerateBody, kw_only=True):
@@ -118,19 +123,9 @@ class TokenizePromptBody(msgspec.Struct, kw_only=True):
     return_token_strs: bool | None = None
 
 
-class TokenizeChatBody(msgspec.Struct, kw_only=True):
-    """The fields that shape a prompt are those of ChatBody (Structs take one base only)."""
+class TokenizeChatBody(ChatBody, kw_only=True):
+    """The body of a chat request; only the fields that shape its prompt have an effect."""
 
-    messages: list[ChatMessage]
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[Any] | None = None
-    reasoning_effort: str | None = None
-    tools: list[Any] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    model: str | None = None
-    add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
 
@@ -258,8 +253,9 @@ def refuse_unserved(value: Mapping[str, Any], unserved: Unserved) -> None:
             raise RequestError(f"{name} is not supported: {why}", param=name, code="unsupported_parameter")
 
 
-def sampling_params(body: GenerateBody, defaults: Mapping[str, Any], *, logprobs: int | None,
-                    max_tokens: int | None, grammar: Grammar | None,
+def sampling_params(body: SamplingFields, defaults: Mapping[str, Any], *, max_tokens: int | None,
+                    grammar: Grammar | None, n: int | None = None, logprobs: int | None = None,
+                    prompt_logprobs: int | None = None,
                     banned: tuple[tuple[int, ...], ...] = ()) -> SamplingParams:
     """The request's values, then the checkpoint's (generation_config.json), then SamplingParams' own.
     ``banned``: the sequences of ``bad_words``.
@@ -274,13 +270,13 @@ def sampling_params(body: GenerateBody, defaults: Mapping[str, Any], *, logprobs
     if body.stop is not None:
         stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
     given: dict[str, Any] = {
-        "n": body.n, "temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k,
+        "n": n, "temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k,
         "min_p": body.min_p, "repetition_penalty": body.repetition_penalty,
         "presence_penalty": body.presence_penalty, "frequency_penalty": body.frequency_penalty,
         "logit_bias": body.logit_bias, "seed": body.seed, "min_tokens": body.min_tokens,
         "stop_token_ids": tuple(body.stop_token_ids or ()), "ignore_eos": body.ignore_eos,
         "include_stop_str_in_output": body.include_stop_str_in_output,
-        "skip_special_tokens": body.skip_special_tokens, "prompt_logprobs": body.prompt_logprobs,
+        "skip_special_tokens": body.skip_special_tokens, "prompt_logprobs": prompt_logprobs,
         "allowed_token_ids": tuple(body.allowed_token_ids or ()), "banned_sequences": banned,
     }
     chosen = {**defaults, **{name: value for name, value in given.items() if value is not None}}

@@ -21,10 +21,9 @@ from weft.server.client import EngineClient
 from weft.server.config import ServerConfig
 from weft.server.edge import HttpEdge
 from weft.server.metrics import Metrics
-from weft.server.protocol import ChatBody, TokenizeChatBody
 from weft.server.tokenize_budget import TokenizeBudget
 from weft.text.chat import read_chat_template
-from weft.text.chat_request import ChatRequest, EncodedChat, encode_prompt, read_chat
+from weft.text.chat_request import ChatRequest, ConversationFields, EncodedChat, encode_prompt, read_chat
 from weft.text.dialect import Dialect
 from weft.text.template_sandbox import TemplateSandbox
 from weft.text.template_worker import ChatPrompt
@@ -94,20 +93,17 @@ class ServedModel:
         with self.budget.spending(0 if is_bounded else len(prompt.text)):
             return await asyncio.to_thread(encode)
 
-    async def write_chat(self, body: ChatBody | TokenizeChatBody) -> tuple[ChatRequest, ChatPrompt]:
-        """The checked conversation, and its text as the model's template writes it. Raises RequestError."""
+    async def write_chat(self, conversation: ConversationFields, *,
+                         with_places: bool = True) -> tuple[ChatRequest, ChatPrompt]:
+        """The checked conversation, and its text as the model's template writes it. ``with_places``: also
+        where the cache may keep a state. Raises RequestError."""
         if self.template is None:
             raise RequestError("this model has no chat template, so it serves /v1/completions only; start "
                                "the server with --chat-template FILE to give it one", param="messages")
-        several = body.parallel_tool_calls if isinstance(body, ChatBody) else None
-        request = read_chat(
-            body.messages, template_variables=self.template.variables, variables=body.chat_template_kwargs,
-            tools=body.tools, tool_choice=body.tool_choice, parallel_tool_calls=several,
-            documents=body.documents, reasoning_effort=body.reasoning_effort,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message)
-        chars_cut = _HEAD_CHARS_PER_TOKEN * self.info.max_model_len if isinstance(body, ChatBody) else 0
-        return request, await self.template.write(body.messages, chars_cut=chars_cut, **request.rendering)
+        request = read_chat(conversation, template_variables=self.template.variables)
+        chars_cut = _HEAD_CHARS_PER_TOKEN * self.info.max_model_len if with_places else 0
+        return request, await self.template.write(conversation.messages, chars_cut=chars_cut,
+                                                  **request.rendering)
 
 
 def load_served_model(info: ModelInfo, config: ServerConfig) -> ServedModel:

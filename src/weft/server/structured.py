@@ -15,7 +15,7 @@ from typing import Any
 
 from weft.errors import RequestError
 from weft.request import Grammar
-from weft.server.protocol import GenerateBody
+from weft.server.protocol import SamplingFields
 from weft.text.grammars import KINDS, WHITESPACE, grammar_from, json_grammar
 
 _KINDS = (*KINDS, "json_object")
@@ -23,7 +23,7 @@ _UNSERVED = ("structural_tag", "disable_additional_properties")
 _ANY_OBJECT = {"type": "object"}
 
 
-def grammar_of(body: GenerateBody) -> Grammar | None:
+def grammar_of(body: SamplingFields) -> Grammar | None:
     """Raises RequestError that names the field. What a grammar itself says is judged by the engine."""
     asked: list[tuple[str, Grammar]] = []
     if body.response_format is not None and body.response_format.get("type") != "text":

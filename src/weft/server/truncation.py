@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from weft.errors import RequestError
 from weft.server.generation import Prompt
-from weft.server.protocol import GenerateBody
+from weft.server.protocol import SamplingFields
 
 TO_THE_CONTEXT = -1
 
 
-def check_truncation(body: GenerateBody, *, is_chat: bool) -> None:
+def check_truncation(body: SamplingFields, *, is_chat: bool) -> None:
     """Raises RequestError that names the field."""
     count = body.truncate_prompt_tokens
     if count is not None and count != TO_THE_CONTEXT and count < 1:
@@ -33,7 +33,7 @@ def check_truncation(body: GenerateBody, *, is_chat: bool) -> None:
                            "where the prompt ends", param="truncation_side")
 
 
-def truncated(prompt: Prompt, body: GenerateBody, *, context_tokens: int, answer_tokens: int) -> Prompt:
+def truncated(prompt: Prompt, body: SamplingFields, *, context_tokens: int, answer_tokens: int) -> Prompt:
     """``prompt``, cut if the request asks for it. ``answer_tokens``: what -1 leaves for the answer."""
     limit = body.truncate_prompt_tokens
     if limit is None:

@@ -1,6 +1,6 @@
 """A request for a chat answer, prepared once for the server and the Python API.
 
-    fields of the API --read_chat--> ChatRequest --template--> ChatPrompt --encode_prompt--> EncodedChat
+    ConversationFields --read_chat--> ChatRequest --template--> ChatPrompt --encode_prompt--> EncodedChat
                                           |             |
                                           |             '-- text, and characters where a state is worth it
                                           '-- plan(dialect, prompt, grammar) --> AnswerPlan: grammar, reader
@@ -27,6 +27,22 @@ from weft.text.dialect import AnswerPlan, Dialect
 from weft.text.template_worker import ChatPrompt
 from weft.text.tokenizer import Tokenizer
 from weft.text.tools.definitions import Tool, ToolChoice, read_choice, read_tools
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationFields:
+    """What shapes the prompt of a chat, in no API's words but the template's: unchecked. ``variables``: extra
+    ones for the template."""
+
+    messages: list[ChatMessage]
+    tools: Sequence[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    variables: Mapping[str, Any] | None = None
+    documents: list[Any] | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,32 +83,27 @@ class EncodedChat:
     marks: list[int]
 
 
-def read_chat(messages: list[ChatMessage], *, template_variables: Collection[str],
-              variables: Mapping[str, Any] | None = None, tools: Sequence[Any] | None = None,
-              tool_choice: Any = None, parallel_tool_calls: bool | None = None,
-              documents: list[Any] | None = None, reasoning_effort: str | None = None,
-              add_generation_prompt: bool | None = None,
-              continue_final_message: bool | None = None) -> ChatRequest:
-    """``template_variables``: the names that the template reads; ``variables``: extra ones of the request.
-    Raises RequestError that names the field."""
-    checked = read_tools(tools)
-    choice = read_choice(tool_choice, checked)
-    shown: dict[str, Any] = dict(variables or {})
+def read_chat(conversation: ConversationFields, *, template_variables: Collection[str]) -> ChatRequest:
+    """``template_variables``: the names that the template reads. Raises RequestError that names the field."""
+    checked = read_tools(conversation.tools)
+    choice = read_choice(conversation.tool_choice, checked)
+    shown: dict[str, Any] = dict(conversation.variables or {})
     if checked and choice.mode != "none":
         shown["tools"] = without_marks([tool.definition for tool in checked])
     neutral: dict[str, Any] = {"documents": [], "reasoning_effort": "none"}
-    for name, value in (("documents", documents), ("reasoning_effort", reasoning_effort)):
+    for name, allowed in neutral.items():
+        value = getattr(conversation, name)
         if value is None:
             continue
         if name in template_variables:
             shown[name] = value
-        elif value != neutral[name]:
+        elif value != allowed:
             raise RequestError(f"{name} is not supported: this model's chat template does not use it",
                                param=name, code="unsupported_parameter")
-    return ChatRequest(messages=messages, tools=checked, choice=choice,
-                       several_calls=parallel_tool_calls is not False, variables=shown,
-                       add_generation_prompt=add_generation_prompt,
-                       continue_final_message=bool(continue_final_message))
+    return ChatRequest(messages=conversation.messages, tools=checked, choice=choice,
+                       several_calls=conversation.parallel_tool_calls is not False, variables=shown,
+                       add_generation_prompt=conversation.add_generation_prompt,
+                       continue_final_message=bool(conversation.continue_final_message))
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: ChatPrompt, *,

@@ -1,6 +1,6 @@
 """The Messages dialect (``/v1/messages``), as Anthropic's clients speak it; see docs/messages.md.
 
-    MessagesBody --turns.chat_body--> ChatBody --prepare_chat--> ChatJob --answers.MessagesJob--> events
+    MessagesBody --messages_turn--> ChatTurn --prepare_turn--> PreparedTurn --MessagesJob--> events
 
-A dialect lives at the edge: nothing behind ``ChatBody`` knows which one the client spoke.
+Nothing behind ``ChatTurn`` knows which dialect the client spoke.
 """

@@ -24,10 +24,10 @@ import msgspec
 from weft.engine.choices import Piece
 from weft.errors import WeftError
 from weft.server.anthropic.protocol import MessagesBody, error_json
-from weft.server.anthropic.turns import cache_marked, chat_body
-from weft.server.chat import ChatJob, prepare_chat
+from weft.server.anthropic.turns import cache_marked, messages_turn
 from weft.server.errors import bug
 from weft.server.service import Service
+from weft.server.turn import PreparedTurn, calls_of, prepare_turn
 from weft.text.dialect import Heard
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -37,18 +37,18 @@ _encoder = msgspec.json.Encoder()
 class MessagesJob:
     """One request to /v1/messages, prepared: ``generation`` is ready to start."""
 
-    def __init__(self, chat: ChatJob, body: MessagesBody) -> None:
-        self._chat = chat
+    def __init__(self, turn: PreparedTurn, body: MessagesBody) -> None:
+        self._turn = turn
         self._marked = cache_marked(body)
         self._id = f"msg_{uuid.uuid4().hex}"
-        self.generation = chat.generation
+        self.generation = turn.generation
 
     async def answer(self) -> bytes:
         [piece] = await self.generation.whole()
-        heard = self._chat.read(piece)
+        heard = self._turn.read(piece)
         reason, sequence = self._stop(piece)
         return _encoder.encode({
-            "id": self._id, "type": "message", "role": "assistant", "model": self._chat.name,
+            "id": self._id, "type": "message", "role": "assistant", "model": self._turn.name,
             "content": _blocks(heard), "stop_reason": reason, "stop_sequence": sequence,
             "usage": self._usage()})
 
@@ -62,7 +62,7 @@ class MessagesJob:
                     started = True
                     events.append(self._start())
                 for piece in pieces:
-                    events += blocks.events_of(self._chat.read(piece))
+                    events += blocks.events_of(self._turn.read(piece))
                     if piece.finish_reason is not None:
                         events += blocks.end()
                         events += self._end(piece)
@@ -77,7 +77,7 @@ class MessagesJob:
 
     def _start(self) -> dict[str, Any]:
         message: dict[str, Any] = {
-            "id": self._id, "type": "message", "role": "assistant", "model": self._chat.name,
+            "id": self._id, "type": "message", "role": "assistant", "model": self._turn.name,
             "content": [], "stop_reason": None, "stop_sequence": None,
             "usage": {**self._usage(), "output_tokens": 0}}
         return {"type": "message_start", "message": message}
@@ -89,7 +89,7 @@ class MessagesJob:
         yield {"type": "message_stop"}
 
     def _stop(self, piece: Piece) -> tuple[str, str | None]:
-        reason = self._chat.reason(piece) or "stop"
+        reason = self._turn.finish_reason(piece) or "stop"
         if reason == "stop" and isinstance(piece.stop_reason, str):
             return "stop_sequence", piece.stop_reason
         return _STOP_REASONS.get(reason, "end_turn"), None
@@ -147,15 +147,8 @@ def _blocks(heard: Heard) -> list[dict[str, Any]]:
         blocks.append({"type": "thinking", "thinking": heard.reasoning, "signature": ""})
     if heard.content:
         blocks.append({"type": "text", "text": heard.content})
-    calls: dict[int, dict[str, Any]] = {}
-    for delta in heard.calls:
-        call = calls.setdefault(delta.index, {"type": "tool_use", "id": "", "name": "", "input": ""})
-        if delta.name is not None and delta.call_id is not None:
-            call["id"], call["name"] = delta.call_id, delta.name
-        call["input"] += delta.arguments
-    for call in calls.values():
-        call["input"] = _arguments(call["input"])
-    return [*blocks, *calls.values()]
+    return [*blocks, *({"type": "tool_use", "id": call.call_id, "name": call.name,
+                        "input": _arguments(call.arguments)} for call in calls_of(heard.calls))]
 
 
 def _arguments(text: str) -> Any:
@@ -171,5 +164,5 @@ def _line(event: dict[str, Any]) -> bytes:
 
 
 async def prepare_messages(service: Service, body: MessagesBody) -> MessagesJob:
-    """Raises what ``prepare_chat`` raises."""
-    return MessagesJob(await prepare_chat(service, chat_body(body)), body)
+    """Raises what ``prepare_turn`` raises."""
+    return MessagesJob(await prepare_turn(service, messages_turn(body)), body)

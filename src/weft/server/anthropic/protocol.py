@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from weft.errors import WeftError
-from weft.server.protocol import Salt, Unserved
+from weft.server.protocol import SamplingFields, Unserved
 
 
 class MessageTurn(msgspec.Struct, kw_only=True):
@@ -20,10 +20,9 @@ class MessageTurn(msgspec.Struct, kw_only=True):
     content: str | list[dict[str, Any]]
 
 
-class CountTokensBody(msgspec.Struct, kw_only=True):
+class CountTokensBody(SamplingFields, kw_only=True):
     """The fields that shape a prompt."""
 
-    model: str | None = None
     messages: list[MessageTurn]
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -32,19 +31,14 @@ class CountTokensBody(msgspec.Struct, kw_only=True):
 
 
 class MessagesBody(CountTokensBody, kw_only=True):
-    """``metadata`` and ``service_tier`` are accepted and change nothing. ``cache_salt`` is weft's own."""
+    """``metadata`` and ``service_tier`` are accepted and change nothing."""
 
     max_tokens: int
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
     stop_sequences: list[str] | None = None
-    stream: bool | None = None
     output_format: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
-    cache_salt: Salt | None = None
 
 
 UNSERVED_IN_MESSAGES: Unserved = {

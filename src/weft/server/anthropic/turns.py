@@ -1,4 +1,4 @@
-"""From a Messages body to the conversation that every dialect shares (``ChatBody``).
+"""From a Messages body to the turn that every dialect shares (``ChatTurn``).
 
     system                       -> a system message
     user: text                   -> a user message
@@ -19,8 +19,9 @@ import msgspec
 
 from weft.errors import RequestError
 from weft.server.anthropic.protocol import CountTokensBody, MessagesBody, MessageTurn
-from weft.server.protocol import ChatBody
+from weft.server.turn import ChatTurn
 from weft.text.chat import ChatMessage
+from weft.text.chat_request import ConversationFields
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING = ("disabled", "enabled", "adaptive")
@@ -28,18 +29,17 @@ _THINKING = ("disabled", "enabled", "adaptive")
 Block = dict[str, Any]
 
 
-def chat_body(body: MessagesBody) -> ChatBody:
+def messages_turn(body: MessagesBody) -> ChatTurn:
     """Raises RequestError that names the block or field."""
     if body.max_tokens < 1:
         raise RequestError(f"max_tokens is {body.max_tokens}; it must be at least 1", param="max_tokens")
-    shared = conversation(body)
-    return msgspec.structs.replace(
-        shared, max_tokens=body.max_tokens, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k,
-        stop=list(body.stop_sequences) if body.stop_sequences else None, stream=body.stream,
-        response_format=_response_format(body), cache_salt=body.cache_salt)
+    stop = body.stop if body.stop_sequences is None else list(body.stop_sequences)
+    fields = msgspec.structs.replace(body, stop=stop, response_format=_response_format(body))
+    return ChatTurn(conversation=conversation(body), fields=fields, max_tokens=body.max_tokens,
+                show_reasoning=_thinks(body.thinking))
 
 
-def conversation(body: CountTokensBody) -> ChatBody:
+def conversation(body: CountTokensBody) -> ConversationFields:
     """The fields that shape the prompt. Raises RequestError."""
     messages = [*_system(body.system)]
     for position, turn in enumerate(body.messages):
@@ -47,11 +47,11 @@ def conversation(body: CountTokensBody) -> ChatBody:
     last = messages[-1] if messages else None
     continued = last is not None and last.role == "assistant" and not last.tool_calls and bool(last.content)
     choice, several = _choice(body.tool_choice)
-    thinks = _thinks(body.thinking)
-    return ChatBody(model=body.model, messages=messages, continue_final_message=continued or None,
-                    tools=[_tool(f"tools.{at}", tool) for at, tool in enumerate(body.tools or ())] or None,
-                    tool_choice=choice, parallel_tool_calls=several, include_reasoning=thinks,
-                    chat_template_kwargs={"enable_thinking": thinks})
+    return ConversationFields(
+        messages=messages, continue_final_message=continued or None,
+        tools=[_tool(f"tools.{at}", tool) for at, tool in enumerate(body.tools or ())] or None,
+        tool_choice=choice, parallel_tool_calls=several,
+        variables={"enable_thinking": _thinks(body.thinking)})
 
 
 def cache_marked(body: CountTokensBody) -> bool:
@@ -184,7 +184,7 @@ def _response_format(body: MessagesBody) -> dict[str, Any] | None:
     """``output_format``, or ``output_config.format``: a JSON schema that the answer must match."""
     asked = body.output_format or (body.output_config or {}).get("format")
     if asked is None:
-        return None
+        return body.response_format
     if not isinstance(asked, dict) or asked.get("type") != "json_schema" or "schema" not in asked:
         raise RequestError("output_format has the type json_schema and a schema", param="output_format")
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": asked["schema"]}}

@@ -1,0 +1,131 @@
+"""One turn of a conversation, in no dialect: what chat completions, Responses and Messages share.
+
+    ChatBody       \\                                        / ChatJob
+    ResponsesBody   >--> ChatTurn --prepare_turn--> PreparedTurn --> ResponsesJob
+    MessagesBody   /                                        \\ MessagesJob
+
+A dialect is a mapping at the edge: its body becomes a ``ChatTurn``, and a job writes the pieces of the answer
+in the dialect's own words. Everything between is here, once: the template, tokens, the grammar, sampling, the
+reading of reasoning and calls, usage. The engine sees tokens and ``SamplingParams`` and never a dialect.
+
+A field that every dialect takes is added to ``SamplingFields``. A field that shapes the prompt is added to
+``ConversationFields``; each dialect maps its own name to it.
+
+Rejected: the body of one dialect as the type of the others (each new field of chat would concern all of
+them); a job base class with hooks (the streams of the dialects have nothing in common).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from weft.engine.choices import Piece
+from weft.server.generation import CompletionTokensDetails, Generation, Prompt, Usage
+from weft.server.protocol import SamplingFields, sampling_params
+from weft.server.service import ServedModel, Service
+from weft.server.structured import grammar_of
+from weft.server.truncation import check_truncation, truncated
+from weft.text.bad_words import banned_sequences
+from weft.text.chat_request import ConversationFields
+from weft.text.dialect import AnswerPlan, Heard
+from weft.text.tools.reader import CallDelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatTurn:
+    """``logprobs``: alternatives for each token, None for no logprobs. ``prompt_field`` and
+    ``logprobs_field`` are the dialect's names, for errors. ``show_reasoning``: else the reasoning is left
+    out of the answer."""
+
+    conversation: ConversationFields
+    fields: SamplingFields
+    max_tokens: int | None
+    n: int | None = None
+    logprobs: int | None = None
+    logprobs_field: str = "top_logprobs"
+    prompt_logprobs: int | None = None
+    prompt_field: str = "messages"
+    add_special_tokens: bool = False
+    show_reasoning: bool = True
+
+
+@dataclass(slots=True)
+class AnswerCall:
+    """A call of a tool; ``arguments`` is JSON text, of which an answer that was cut may have half."""
+
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+class PreparedTurn:
+    """A turn whose ``generation`` is ready to start. ``name`` is the model's, as the request called it."""
+
+    def __init__(self, service: Service, model: ServedModel, turn: ChatTurn, prompt: Prompt,
+                 plan: AnswerPlan) -> None:
+        fields = turn.fields
+        self.model = model
+        self.prompt = prompt
+        self.name = service.name_of(model, fields.model)
+        sampling = sampling_params(
+            fields, model.sampling_defaults, max_tokens=turn.max_tokens, grammar=plan.grammar, n=turn.n,
+            logprobs=turn.logprobs, prompt_logprobs=turn.prompt_logprobs,
+            banned=banned_sequences(fields.bad_words, model.tokenizer))
+        self.generation = Generation(
+            service, model, [prompt], [sampling], priority=fields.priority or 0,
+            cache_salt=fields.cache_salt or "", decoder=model.tokenizer.showing(plan.shown_ids),
+            prompt_field=turn.prompt_field)
+        self.generation.check_logprob_count(streamed=bool(fields.stream), field=turn.logprobs_field)
+        self._show_reasoning = turn.show_reasoning
+        self._readers = [plan.reader(eager=bool(fields.stream)) for _ in self.generation.choices]
+
+    def read(self, piece: Piece) -> Heard:
+        """The reasoning, content and calls in a piece of an answer; each piece is read once, in order."""
+        last = piece.finish_reason is not None
+        heard = self._readers[piece.index].read(piece.text, piece.tokens, last=last)
+        if not self._show_reasoning:
+            heard.reasoning = ""
+        return heard
+
+    def finish_reason(self, piece: Piece) -> str | None:
+        """``tool_calls`` for an answer that ends with calls; after the piece was read."""
+        called = self._readers[piece.index].call_count > 0
+        return "tool_calls" if called and piece.finish_reason == "stop" else piece.finish_reason
+
+    def usage(self) -> Usage:
+        reasoning_tokens = sum(reader.reasoning_tokens for reader in self._readers)
+        details = CompletionTokensDetails(reasoning_tokens=reasoning_tokens)
+        return msgspec.structs.replace(self.generation.usage(), completion_tokens_details=details)
+
+
+async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
+    """Raises RequestError, UnknownModelError, EngineUnavailableError."""
+    fields = turn.fields
+    check_truncation(fields, is_chat=True)
+    model = service.model_for(fields.model)
+    request, prompt = await model.write_chat(turn.conversation)
+    is_cut = fields.truncate_prompt_tokens is not None
+    if not is_cut:
+        await model.check_text(prompt.text, param=turn.prompt_field)
+    plan = request.plan(model.dialect, prompt.text, grammar_of(fields))
+    encoded = await model.encode_chat(prompt, add_special_tokens=turn.add_special_tokens,
+                                      is_bounded=not is_cut)
+    marks = encoded.marks + (fields.cache_boundaries or [])
+    whole = Prompt(encoded.tokens, prompt.text, encoded.boundaries, marks)
+    answer_tokens = max(fields.min_tokens or 0, 1) if turn.max_tokens is None else turn.max_tokens
+    cut = truncated(whole, fields, context_tokens=model.info.max_model_len, answer_tokens=answer_tokens)
+    return PreparedTurn(service, model, turn, cut, plan)
+
+
+def calls_of(deltas: Sequence[CallDelta]) -> list[AnswerCall]:
+    """The calls that all deltas of an answer add up to."""
+    calls: dict[int, AnswerCall] = {}
+    for delta in deltas:
+        call = calls.setdefault(delta.index, AnswerCall())
+        if delta.name is not None and delta.call_id is not None:
+            call.call_id, call.name = delta.call_id, delta.name
+        call.arguments += delta.arguments
+    return list(calls.values())
