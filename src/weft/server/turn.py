@@ -95,9 +95,11 @@ class PreparedTurn:
         called = self._readers[piece.index].call_count > 0
         return "tool_calls" if called and piece.finish_reason == "stop" else piece.finish_reason
 
+    def reasoning_tokens(self) -> int:
+        return sum(reader.reasoning_tokens for reader in self._readers)
+
     def usage(self) -> Usage:
-        reasoning_tokens = sum(reader.reasoning_tokens for reader in self._readers)
-        details = CompletionTokensDetails(reasoning_tokens=reasoning_tokens)
+        details = CompletionTokensDetails(reasoning_tokens=self.reasoning_tokens())
         return msgspec.structs.replace(self.generation.usage(), completion_tokens_details=details)
 
 
