@@ -3,6 +3,7 @@
     begin(key, tokens)           a sequence has its first token: prompt and answer so far
     draft(rows)                  for the step that is planned now: key -> tokens that may come next
     settle(key, tokens, ...)     the tokens that the step chose, drafts among them
+    observe(decodes, ...)        what the step cost, once all of its sequences are settled
     end(key)                     the sequence has ended
 
 A draft is a guess and needs no chance of its own. A token is a function of logits, seed and position
@@ -17,6 +18,8 @@ Laws of the seam:
 - ``settle`` reports each step that chose a token for the sequence, with or without drafts.
 - A preempted sequence stays begun. Its rows are missing from ``draft`` until it decodes again.
 - Drafts of one salt never hold tokens of another (law L10).
+
+- ``observe`` is called for steps without prefills, whether they had drafts or not.
 
 The engine's thread calls all of it, between steps. Nothing here has a clock or a device.
 
@@ -64,6 +67,11 @@ class Drafter(Protocol):
     def settle(self, key: int, tokens: Sequence[int], *, drafted: int, accepted: int) -> None:
         """The step added ``tokens`` to the sequence. ``drafted`` tokens of the last ``draft`` were verified,
         and the first ``accepted`` of them were right. Both are 0 in a step without drafts."""
+        ...
+
+    def observe(self, decodes: int, drafted: int, seconds: float) -> None:
+        """A step of ``decodes`` sequences that verified ``drafted`` tokens in all took ``seconds``. It
+        prefilled nothing."""
         ...
 
     def end(self, key: int) -> None:

@@ -1,0 +1,49 @@
+"""How many drafts a step verifies: those that bring more tokens per second.
+
+    survival   .97  .95  .93  .90  .82  .60  .55  .31 ...      candidates of all rows, the best first
+    tokens     R + .97  + .95 ...                              expected of the step, R rows
+    seconds    cost(R + 1), cost(R + 2), ...
+               '-- as many as make tokens / seconds largest
+
+Survivals of one sequence never rise, so the best n of all are always the first ones of each sequence. The
+whole list is tried, not only the next one: cost rises in steps, and four drafts may pay where one does not.
+
+A step without drafts is preferred unless drafts promise GAIN_MIN more. Chances and costs are estimates, and
+a draft that pays nothing still costs a longer step for all others.
+
+Rejected: a number for each row by itself (32 rows that take 3 drafts each make a step of 128 rows); a fixed
+number (right for one load, wrong for the others).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from weft.speculation.costs import StepCosts
+
+GAIN_MIN = 1.03
+_SURVIVAL_MIN = 0.05
+
+
+def choose(survivals: Sequence[Sequence[float]], decodes: int, costs: StepCosts) -> list[int]:
+    """For each list of survivals, how many of its drafts to verify. ``decodes``: rows of the step without
+    drafts."""
+    ranked = sorted(((survival, at) for at, row in enumerate(survivals) for survival in row
+                     if survival >= _SURVIVAL_MIN), key=_first, reverse=True)
+    counts = [0] * len(survivals)
+    if not ranked:
+        return counts
+    best_rate, best = GAIN_MIN * decodes / costs.seconds(decodes), 0
+    expected = float(decodes)
+    for number, (survival, _) in enumerate(ranked, 1):
+        expected += survival
+        rate = expected / costs.seconds(decodes + number)
+        if rate > best_rate:
+            best_rate, best = rate, number
+    for _, at in ranked[:best]:
+        counts[at] += 1
+    return counts
+
+
+def _first(pair: tuple[float, int]) -> float:
+    return pair[0]

@@ -1,0 +1,90 @@
+"""What a step costs by its rows, in seconds: the price of a draft.
+
+    rows     1     2     4     8     16    32 ...       decodes and drafted tokens of one step together
+    s        26.8  27.4  28.9  32.2  40.1                measured; between two of them on a straight line
+
+A step reads all weights once, whatever its rows. So a few rows more cost little, until the products cost more
+than the reading. Where that begins depends on the machine, the weights and the kernels: it is measured. The
+table begins with a guess or with a measurement at start, and each step of decodes corrects it. A figure that
+was never measured follows the nearest measured one, in the proportion of the guess.
+
+Contexts grow and machines get busy, so old measurements fade: a new one counts a tenth.
+
+Rejected: a model of the machine (bandwidth and flops are wrong by two on shared cores); a table by context
+length (all rows of a step share its growth, and a ratio is what decides).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+ROWS: tuple[int, ...] = tuple(1 << power for power in range(11))
+"""Rows whose cost is in the table; a step between two of them corrects the nearer one."""
+_NEW_SHARE = 0.1
+"""Weight of a new measurement."""
+_GUESSED_ROW_SHARE = 0.05
+"""Seconds of one more row over those of a step with one row."""
+_GUESS = [1 + _GUESSED_ROW_SHARE * (rows - 1) for rows in ROWS]
+_OUTLIER = 3.0
+"""A step that took this many times its cost says nothing: a compilation, another process."""
+
+
+class StepCosts:
+    """``measured``: seconds by rows, as far as they are known."""
+
+    def __init__(self, measured: Mapping[int, float] | None = None) -> None:
+        self._measured: list[float | None] = [None] * len(ROWS)
+        self._guides = list(range(len(ROWS)))
+        """For each figure, the nearest one that was measured."""
+        self._figures = list(_GUESS)
+        for rows, seconds in (measured or {}).items():
+            self._learn(_nearest(rows), seconds)
+        self._fill()
+
+    def seconds(self, rows: int) -> float:
+        """Of a step of ``rows`` rows; beyond the table in proportion."""
+        last = ROWS[-1]
+        if rows >= last:
+            return self._figures[-1] * rows / last
+        at = rows.bit_length() - 1
+        low, high = self._figures[at], self._figures[at + 1]
+        return low + (high - low) * (rows - ROWS[at]) / ROWS[at]
+
+    def note(self, rows: int, seconds: float) -> None:
+        """A step of ``rows`` rows, without prefills, took ``seconds``."""
+        if rows < 1 or rows > ROWS[-1]:
+            return
+        at = _nearest(rows)
+        expected = self.seconds(rows)
+        known = self._measured[at]
+        if known is None:
+            self._learn(at, seconds)
+        elif seconds > _OUTLIER * expected:
+            return
+        else:
+            # The step has other rows than the figure: the figure moves by the same share.
+            self._measured[at] = known * (1 + _NEW_SHARE * (seconds / expected - 1))
+        self._fill()
+
+    def table(self) -> dict[int, float]:
+        """Measured seconds by rows."""
+        return {rows: seconds for rows, seconds in zip(ROWS, self._measured, strict=True)
+                if seconds is not None}
+
+    def _learn(self, at: int, seconds: float) -> None:
+        """``seconds`` is the first measurement of figure ``at``: it guides its neighbours."""
+        self._measured[at] = seconds
+        known = [other for other, figure in enumerate(self._measured) if figure is not None]
+        self._guides = [min(known, key=lambda other: abs(other - place)) for place in range(len(ROWS))]
+
+    def _fill(self) -> None:
+        """``_figures`` from the measured ones: never falling, guessed where nothing was measured."""
+        least = 0.0
+        for at, guide in enumerate(self._guides):
+            seconds = (self._measured[guide] or _GUESS[guide]) * _GUESS[at] / _GUESS[guide]
+            least = self._figures[at] = seconds if seconds > least else least
+
+
+def _nearest(rows: int) -> int:
+    at = rows.bit_length() - 1
+    return at + 1 if 2 * rows >= 3 * ROWS[at] and at + 1 < len(ROWS) else at

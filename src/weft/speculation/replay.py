@@ -1,0 +1,81 @@
+"""What speculation would have accepted: known prompts and answers through a drafter, without a model.
+
+    for each step    draft  ->  the drafts that equal the known answer are accepted  ->  settle, observe
+
+The verification is exact: drafts change no token, so the answer would have been the same. Seconds come from a
+table of costs, so they are an estimate.
+
+Texts run one after the other, each alone. So later texts find earlier answers of their salt, as they would on
+a server with little load. The prefix tree is not replayed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from weft.speculation.costs import StepCosts
+from weft.speculation.drafter import Drafter, DraftGrammar, DraftRow
+
+
+@dataclass(frozen=True, slots=True)
+class KnownText:
+    """A prompt with the answer that it got."""
+
+    prompt: Sequence[int]
+    answer: Sequence[int]
+    salt: str = ""
+    prediction: Sequence[int] | None = None
+    grammar: DraftGrammar | None = None
+
+
+@dataclass(slots=True)
+class ReplayedSpeculation:
+    """``seconds`` and ``plain_seconds``: decode steps with and without drafts, in the unit of the costs."""
+
+    tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+    plain_seconds: float = 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.tokens / self.steps if self.steps else 0.0
+
+    @property
+    def speedup(self) -> float:
+        """Tokens per second with drafts over those without."""
+        return self.plain_seconds / self.seconds if self.seconds else 1.0
+
+
+def replay(drafter: Drafter, texts: Iterable[KnownText], costs: StepCosts) -> ReplayedSpeculation:
+    """``costs``: of the machine that is imagined. The drafter's own table is another object."""
+    total = ReplayedSpeculation()
+    for key, text in enumerate(texts):
+        answer = list(text.answer)
+        if not answer:
+            continue
+        # The prefill chooses the first token.
+        drafter.begin(key, [*text.prompt, answer[0]], prompt_length=len(text.prompt), salt=text.salt,
+                      prediction=text.prediction, grammar=text.grammar)
+        at = 1
+        while at < len(answer):
+            drafts = drafter.draft([DraftRow(key, len(answer) - at - 1)]).get(key, ())
+            accepted = 0
+            while accepted < len(drafts) and drafts[accepted] == answer[at + accepted]:
+                accepted += 1
+            chosen = answer[at:at + accepted + 1]
+            drafter.settle(key, chosen, drafted=len(drafts), accepted=accepted)
+            seconds = costs.seconds(1 + len(drafts))
+            drafter.observe(1, len(drafts), seconds)
+            at += len(chosen)
+            total.tokens += len(chosen)
+            total.steps += 1
+            total.drafted += len(drafts)
+            total.accepted += accepted
+            total.seconds += seconds
+            total.plain_seconds += len(chosen) * costs.seconds(1)
+        drafter.end(key)
+    return total

@@ -1,0 +1,199 @@
+"""The drafter that serves: all sources of all sequences, and how many of their drafts a step verifies.
+
+    draft    followers --proposals--> the best one of each sequence --survivals--> choice --> drafts
+    settle   every proposal is scored against what the sequence said (chances); the followers move on
+    observe  the step's seconds correct the costs
+
+For each sequence the proposal that promises most tokens competes. A grammar cuts every other source's
+proposal where it forbids the next token.
+
+A follower whose proposals are not drafted costs time on the host for nothing. After PATIENCE steps it pauses,
+and is asked again after a while, each time after a longer one. A pause ends when a proposal is drafted. The
+limit is short, because text that begins to repeat must be noticed.
+
+``draft`` may be called again for a plan that replaces a dropped one. Everything that it stores is either a
+copy of what it returned or a result that a second call would find again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from weft.speculation.chances import Chances, OwnChances
+from weft.speculation.choice import choose
+from weft.speculation.costs import StepCosts
+from weft.speculation.drafter import DraftGrammar, DraftRow
+from weft.speculation.grammar import GrammarFollower
+from weft.speculation.prediction import PredictionFollower
+from weft.speculation.proposal import SOURCES, Follower, Proposal, SourceName
+from weft.speculation.stats import SpeculationCounters, SpeculationStats
+from weft.speculation.suffix import AnswerLibrary, SuffixFollower
+from weft.speculation.tree import PrefixRoots, TreeFollower
+
+DRAFTS_MAX = 15
+"""Drafts of one sequence in one step, by default."""
+_PATIENCE = 16
+_PAUSE = 16
+_PAUSE_MAX = 64
+
+
+class _Asked:
+    """One follower of one sequence, with its chances and its pause."""
+
+    __slots__ = ("chances", "follower", "idle", "pause", "pauses", "proposal", "source")
+
+    def __init__(self, source: SourceName, follower: Follower, table: Chances) -> None:
+        self.source = source
+        self.follower = follower
+        self.chances = OwnChances(table, source)
+        self.proposal: Proposal | None = None
+        """Its answer for the step that is planned."""
+        self.idle = 0
+        """Steps since one of its proposals was drafted."""
+        self.pause = 0
+        """Steps until it is asked again."""
+        self.pauses = 0
+
+    def settle(self, tokens: Sequence[int], *, drafted: bool) -> None:
+        self.follower.extend(tokens)
+        if drafted:
+            self.idle = self.pause = self.pauses = 0
+        elif self.pause:
+            self.pause -= 1
+        else:
+            self.idle += 1
+            if self.idle >= _PATIENCE:
+                self.pause = min(_PAUSE << self.pauses, _PAUSE_MAX)
+                self.pauses += 1
+                self.idle = _PATIENCE - 1
+
+
+class _Speculation:
+    """One sequence."""
+
+    __slots__ = ("answer", "asked", "drafted", "grammar", "salt")
+
+    def __init__(self, salt: str, answer: list[int], asked: list[_Asked],
+                 grammar: GrammarFollower | None) -> None:
+        self.salt = salt
+        self.answer = answer
+        self.asked = asked
+        self.grammar = grammar
+        self.drafted: _Asked | None = None
+        """Its proposal is in the step that is planned."""
+
+
+class Speculator:
+    """A ``Drafter``. ``sources``: those in use; ``tree``: the prefix tree, None without a prefix cache;
+    ``drafts_max``: most drafts of one sequence in one step."""
+
+    def __init__(self, sources: tuple[SourceName, ...] = SOURCES, *, costs: StepCosts | None = None,
+                 tree: PrefixRoots | None = None, drafts_max: int = DRAFTS_MAX) -> None:
+        self.sources = sources
+        self.costs = costs or StepCosts()
+        self.counters = SpeculationCounters(sources)
+        self._tree = tree
+        self._drafts_max = drafts_max
+        self._chances = Chances()
+        self._library = AnswerLibrary()
+        self._by_key: dict[int, _Speculation] = {}
+        self._step_accepted = 0
+
+    # ------------------------------------------------------------------ the protocol
+
+    def begin(self, key: int, tokens: Sequence[int], *, prompt_length: int, salt: str | None,
+              prediction: Sequence[int] | None, grammar: DraftGrammar | None = None) -> None:
+        known = np.asarray(tokens, dtype=np.int32)
+        answer = known[prompt_length:].tolist()
+        followers: dict[SourceName, Follower] = {}
+        if "prediction" in self.sources and prediction:
+            followers["prediction"] = PredictionFollower(prediction, answer)
+        matcher = GrammarFollower(grammar, answer) if grammar is not None else None
+        if "grammar" in self.sources and matcher is not None:
+            followers["grammar"] = matcher
+        if "tree" in self.sources and self._tree is not None:
+            followers["tree"] = TreeFollower(self._tree, salt or "", known)
+        if "suffix" in self.sources:
+            followers["suffix"] = SuffixFollower(self._library, salt or "", known[:prompt_length], answer)
+        asked = [_Asked(source, follower, self._chances) for source, follower in followers.items()]
+        self._by_key[key] = _Speculation(salt or "", answer, asked, matcher)
+
+    def draft(self, rows: Sequence[DraftRow]) -> dict[int, tuple[int, ...]]:
+        best = [self._best(row) for row in rows]
+        counts = choose([survivals for _, survivals in best], len(rows), self.costs)
+        drafts: dict[int, tuple[int, ...]] = {}
+        for row, (asked, _), count in zip(rows, best, counts, strict=True):
+            if count:
+                assert asked is not None
+                assert asked.proposal is not None
+                self._by_key[row.key].drafted = asked
+                drafts[row.key] = asked.proposal.tokens[:count]
+        return drafts
+
+    def settle(self, key: int, tokens: Sequence[int], *, drafted: int, accepted: int) -> None:
+        state = self._by_key.get(key)
+        if state is None:
+            return
+        counters, author = self.counters, state.drafted if drafted else None
+        for asked in state.asked:
+            if asked.proposal is not None:
+                right = asked.chances.score(asked.proposal, tokens)
+                counters.proposed[asked.source] += 1
+                counters.right[asked.source] += right > 0
+                asked.proposal = None
+            asked.settle(tokens, drafted=asked is author)
+        if state.grammar is not None and "grammar" not in self.sources:
+            state.grammar.extend(tokens)
+        state.drafted = None
+        state.answer += tokens
+        if author is not None:
+            counters.drafted[author.source] += drafted
+            counters.accepted[author.source] += accepted
+            counters.sequence_steps += 1
+            self._step_accepted += accepted
+
+    def end(self, key: int) -> None:
+        state = self._by_key.pop(key, None)
+        if state is not None and "suffix" in self.sources:
+            self._library.add(state.salt, state.answer)
+
+    # ------------------------------------------------------------------ costs and numbers
+
+    def observe(self, decodes: int, drafted: int, seconds: float) -> None:
+        """A step of ``decodes`` sequences and ``drafted`` drafts, without prefills, took ``seconds``. Called
+        after its ``settle``."""
+        accepted, self._step_accepted = self._step_accepted, 0
+        if drafted:
+            alone_s = self.costs.seconds(decodes)
+            self.counters.steps += 1
+            self.counters.saved_s += alone_s * (1 + accepted / decodes) - seconds
+        self.costs.note(decodes + drafted, seconds)
+
+    def stats(self) -> SpeculationStats:
+        return self.counters.stats()
+
+    def _best(self, row: DraftRow) -> tuple[_Asked | None, list[float]]:
+        """The follower whose proposal promises most tokens, and the survivals of those tokens."""
+        state = self._by_key.get(row.key)
+        count = min(row.limit, self._drafts_max)
+        if state is None or count <= 0:
+            return None, []
+        state.drafted = None
+        best, best_survivals, most = None, [], 0.0
+        for asked in state.asked:
+            if asked.pause:
+                continue
+            proposal = asked.follower.propose(count)
+            if proposal is not None and state.grammar is not None and asked.source != "grammar":
+                allowed = state.grammar.allowed(proposal.tokens)
+                proposal = Proposal(proposal.tokens[:allowed], proposal.match) if allowed else None
+            asked.proposal = proposal
+            if proposal is None:
+                continue
+            survivals = asked.chances.survivals(proposal)
+            expected = sum(survivals)
+            if expected > most:
+                best, best_survivals, most = asked, survivals, expected
+        return best, best_survivals

@@ -1,0 +1,131 @@
+"""Drafts from the prefix tree: the sequence's own place in it, and what followed there before.
+
+    root of the salt --[ prompt )--[ answer of an earlier request )
+                             |  ^ the sequence is here: the rest of the edge is the draft
+                             '--[ another answer )               of several children, the one used last
+
+A cached answer to the same text is the best guess for the same question asked again: a retry, the next of n
+answers, an agent that repeats a call, a rollout.
+
+The follower copies the tokens behind its place, a window at a time, and follows the copy. The tree may evict,
+cut or add nodes between two steps, so no node is held. When the copy ends or differs, the follower looks up
+its place again. That compares all tokens of the sequence (40 microseconds for 100,000), so after a lookup
+without a result it waits, twice as long each time.
+
+Tokens come from the root of the sequence's own salt alone (law L10). Reads only: no lease, no recency and no
+counter of the cache changes.
+
+Rejected: holding a node (a lease of its own for each sequence, and eviction would have to know drafts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.memory.prefix.edge import TOKEN_BYTES, Node
+from weft.memory.prefix.lookup import walk
+from weft.speculation.proposal import Proposal
+
+_WINDOW_TOKENS = 128
+_CHILDREN_MAX = 64
+_WAIT_TOKENS = 16
+_WAIT_TOKENS_MAX = 256
+
+
+class PrefixRoots(Protocol):
+    """``weft.memory.prefix.tree.PrefixTree``, as far as drafts read it."""
+
+    @property
+    def roots(self) -> dict[str, Node]: ...
+
+
+class TreeFollower:
+    """``known``: tokens of the sequence so far, int32."""
+
+    __slots__ = ("_copy", "_known", "_looked_up", "_match", "_pending", "_place", "_salt", "_tree", "_wait")
+
+    def __init__(self, tree: PrefixRoots, salt: str, known: npt.NDArray[np.int32]) -> None:
+        self._tree = tree
+        self._salt = salt
+        self._known = known.astype(np.int32).tobytes()
+        self._pending: list[int] = []
+        self._copy: tuple[int, ...] = ()
+        self._place = 0
+        self._match = 0
+        self._wait = 0
+        """Tokens before the next lookup."""
+        self._looked_up = _WAIT_TOKENS
+        """The wait after a lookup without a result."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._pending += tokens
+        self._wait -= len(tokens)
+        for token in tokens:
+            if self._place < len(self._copy) and self._copy[self._place] == token:
+                self._place += 1
+                self._match += 1
+            else:
+                self._match, self._copy, self._place = 0, (), 0
+
+    def propose(self, count: int) -> Proposal | None:
+        if self._place == len(self._copy) and self._wait <= 0:
+            self._look_up()
+        tokens = self._copy[self._place:self._place + count]
+        return Proposal(tokens, self._match) if tokens else None
+
+    def _look_up(self) -> None:
+        if self._pending:
+            self._known += np.asarray(self._pending, dtype=np.int32).tobytes()
+            self._pending = []
+        root = self._tree.roots.get(self._salt)
+        following = b"" if root is None else _following(root, self._known, _WINDOW_TOKENS)
+        self._copy, self._place = tuple(np.frombuffer(following, np.int32).tolist()), 0
+        if self._copy:
+            self._wait, self._looked_up = 0, _WAIT_TOKENS
+        else:
+            self._wait = self._looked_up
+            self._looked_up = min(2 * self._looked_up, _WAIT_TOKENS_MAX)
+
+
+def _following(root: Node, known: bytes, count: int) -> bytes:
+    """int32 bytes of up to ``count`` tokens that the tree has behind ``known``; empty if it has not all of
+    ``known``."""
+    path = walk(root, known)
+    rest = known[path.end * TOKEN_BYTES:]
+    node = path.partly
+    if node is not None:
+        pieces = [node.edge.tokens_between(path.end, node.end)]
+        if not pieces[0].startswith(rest):
+            return b""
+    else:
+        node = path.passed[-1] if path.passed else root
+        child = _newest_child(node, rest)
+        if child is None:
+            return b""
+        node, pieces = child, [child.tokens]
+    size = len(pieces[0]) - len(rest)
+    while size < count * TOKEN_BYTES:
+        child = _newest_child(node, b"")
+        if child is None:
+            break
+        node = child
+        pieces.append(child.tokens)
+        size += len(pieces[-1])
+    return b"".join(pieces)[len(rest):][:count * TOKEN_BYTES]
+
+
+def _newest_child(node: Node, rest: bytes) -> Node | None:
+    """Of the children that go on with ``rest`` and further, the one used last; CHILDREN_MAX of them are
+    tried, the newest first."""
+    best = None
+    for key in islice(reversed(node.children), _CHILDREN_MAX):
+        if len(key) > len(rest) and key.startswith(rest):
+            child = node.children[key]
+            if best is None or child.used_at > best.used_at:
+                best = child
+    return best

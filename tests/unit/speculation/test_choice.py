@@ -1,0 +1,98 @@
+"""How many drafts: costs that follow measurements, chances that follow the text, and a choice between them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.speculation.chances import Chances, OwnChances
+from weft.speculation.choice import GAIN_MIN, choose
+from weft.speculation.costs import ROWS, StepCosts
+from weft.speculation.proposal import Proposal
+
+FLAT = StepCosts({1: 27.0, 16: 30.0})
+LINEAR = StepCosts({rows: float(rows) for rows in ROWS})
+
+
+def test_costs_are_interpolated_and_never_fall() -> None:
+    costs = StepCosts({1: 26.8, 2: 27.4, 4: 28.9, 8: 32.2, 16: 40.1})
+    assert costs.seconds(4) == 28.9
+    assert costs.seconds(6) == pytest.approx((28.9 + 32.2) / 2)
+    values = [costs.seconds(rows) for rows in range(1, 3000)]
+    assert values == sorted(values)
+
+
+def test_measurements_replace_the_guess_and_fade_in() -> None:
+    costs = StepCosts()
+    costs.note(1, 0.02)
+    assert costs.seconds(1) == 0.02
+    assert costs.seconds(16) == pytest.approx(0.02 * 1.75)
+    costs.note(16, 0.04)
+    for _ in range(60):
+        costs.note(16, 0.06)
+    assert costs.seconds(16) == pytest.approx(0.06, rel=0.01)
+    assert costs.seconds(1) == 0.02
+    costs.note(1, 5.0)
+    assert costs.seconds(1) == 0.02, "an outlier says nothing"
+    assert costs.table() == pytest.approx({1: 0.02, 16: 0.06}, rel=0.01)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.floats(0.06, 1.0), max_size=3), min_size=1, max_size=3), st.integers(0, 3))
+def test_no_other_number_of_drafts_is_better(chances: list[list[float]], table: int) -> None:
+    """Compared with every combination of numbers."""
+    costs = (FLAT, LINEAR, StepCosts(), StepCosts({1: 10, 2: 19, 4: 20, 8: 40}))[table]
+    survivals = [list(itertools.accumulate(row, lambda a, b: a * b)) for row in chances]
+    survivals = [[value for value in row if value >= 0.05] for row in survivals]
+    decodes = len(survivals)
+
+    def rate(counts: tuple[int, ...]) -> float:
+        expected = decodes + sum(sum(row[:count]) for row, count in zip(survivals, counts, strict=True))
+        return expected / costs.seconds(decodes + sum(counts))
+
+    chosen = tuple(choose(survivals, decodes, costs))
+    best = max(map(rate, itertools.product(*(range(len(row) + 1) for row in survivals))))
+    nothing = rate((0,) * decodes)
+    if best > nothing * GAIN_MIN * 1.000001:
+        assert rate(chosen) == pytest.approx(best)
+    else:
+        assert rate(chosen) >= nothing
+
+
+def test_where_rows_cost_as_much_as_steps_nothing_is_drafted() -> None:
+    assert choose([[0.98, 0.96]] * 4, 4, LINEAR) == [0, 0, 0, 0]
+    assert choose([[0.98, 0.96]] * 4, 4, FLAT) == [2, 2, 2, 2]
+
+
+def test_unlikely_drafts_give_way_to_likely_ones_of_other_sequences() -> None:
+    costs = StepCosts({1: 1.0, 2: 1.02, 4: 1.05, 8: 2.5})
+    assert choose([[0.9, 0.8], [0.1, 0.05]], 2, costs) == [2, 0]
+
+
+def test_chances_follow_the_text_by_length_of_match() -> None:
+    table, chance = Chances(), random.Random(1)
+    for _ in range(3000):
+        match = chance.choice((3, 20))
+        table.score("suffix", match, chance.random() < (0.1 if match == 3 else 0.9))
+    assert table.chance("suffix", 3) == pytest.approx(0.1, abs=0.06)
+    assert table.chance("suffix", 20) == pytest.approx(0.9, abs=0.06)
+    assert table.chance("tree", 3) == Chances().chance("tree", 3)
+    for _ in range(3000):
+        table.score("suffix", 3, chance.random() < 0.8)
+    assert table.chance("suffix", 3) == pytest.approx(0.8, abs=0.08)
+
+
+def test_a_sequence_that_differs_from_the_others_has_its_own_factor() -> None:
+    table = Chances()
+    poor, rich = OwnChances(table, "suffix"), OwnChances(table, "suffix")
+    for _ in range(40):
+        assert poor.score(Proposal((1, 2), 8), [5]) == 0
+        assert rich.score(Proposal((1, 2), 8), [1, 2]) == 2
+    proposal = Proposal((1, 2, 3), 8)
+    assert poor.survivals(proposal)[0] < 0.15
+    assert rich.survivals(proposal)[0] > 0.8
+    assert sorted(rich.survivals(proposal), reverse=True) == rich.survivals(proposal)
