@@ -68,15 +68,21 @@ class TokenGrammar:
     """A compiled grammar. ``matcher`` returns a matcher that has seen no token. ``token_count``: the tokens
     that its masks describe. ``size_bytes``: the memory that it holds."""
 
-    __slots__ = ("__weakref__", "_prototype", "size_bytes", "token_count")
+    __slots__ = ("__weakref__", "_prototype", "_tokenizer", "size_bytes", "token_count")
 
-    def __init__(self, prototype: Any, token_count: int, size_bytes: int) -> None:
+    def __init__(self, prototype: Any, tokenizer: Any, size_bytes: int) -> None:
         self._prototype = prototype
-        self.token_count = token_count
+        self._tokenizer = tokenizer
+        self.token_count: int = tokenizer.vocab_size
         self.size_bytes = size_bytes
 
     def matcher(self) -> Any:
         return self._prototype.deep_copy()
+
+    def forced_tokens(self, matcher: Any) -> list[int]:
+        """The text that alone may come next, in tokens; empty if there is a choice."""
+        text = matcher.compute_ff_bytes()
+        return self._tokenizer.tokenize_partial(text)[0] if text else []
 
 
 class GrammarCompiler:
@@ -148,7 +154,7 @@ class GrammarCompiler:
         if prototype.is_error():
             reason = presentable(prototype.get_error(), otherwise="it cannot be compiled")
             raise RequestError(f"{field}: {reason}", param=field, code="invalid_grammar")
-        return TokenGrammar(prototype, self._tokenizer.vocab_size, size_bytes)
+        return TokenGrammar(prototype, self._tokenizer, size_bytes)
 
     def warm(self, *, field: str = "grammar") -> None:
         """Builds the tokenizer, once. Raises RequestError where this model cannot be constrained."""

@@ -3,8 +3,9 @@
     grammar    {"city": "    '-- free text --'   ", "unit": "
     draft      ^^^^^^^^^^                         ^^^^^^^^^^^^
 
-Where a grammar leaves one continuation, its matcher names the tokens. The text is certain and the tokens are
-not: the model may cut the same text into other tokens. So these drafts have a chance like all others.
+Where a grammar leaves one continuation, its matcher names the text. The text is certain and its tokens are
+not: the model may cut the same text into other tokens. So these drafts have a chance like all others. Asking
+costs 0.2 microseconds while the grammar leaves a choice, and 30 where it forces text.
 
 The follower holds a matcher of its own. It has seen the tokens of the answer, so ``allowed`` also says how
 many tokens of another source's draft the grammar lets pass. A draft is cut there: the token behind it cannot
@@ -25,9 +26,10 @@ from weft.speculation.proposal import Proposal
 class GrammarFollower:
     """``answer``: tokens that the answer has already."""
 
-    __slots__ = ("_forced", "_match", "_matcher", "_pending")
+    __slots__ = ("_forced", "_grammar", "_match", "_matcher", "_pending")
 
     def __init__(self, grammar: DraftGrammar, answer: Sequence[int] = ()) -> None:
+        self._grammar = grammar
         self._matcher = grammar.matcher()
         self._pending: list[int] = []
         self._forced: tuple[int, ...] | None = None
@@ -47,7 +49,7 @@ class GrammarFollower:
 
     def propose(self, count: int) -> Proposal | None:
         if self._forced is None:
-            self._forced = tuple(self._matcher.compute_ff_tokens()) if self._alive() else ()
+            self._forced = tuple(self._grammar.forced_tokens(self._matcher)) if self._alive() else ()
         tokens = self._forced[:count]
         return Proposal(tokens, self._match) if tokens else None
 

@@ -32,6 +32,8 @@ from weft.memory.prefix.lookup import walk
 from weft.speculation.proposal import Proposal
 
 _WINDOW_TOKENS = 128
+_REFILL_TOKENS = 32
+"""With fewer tokens left of a whole window, the next window is copied."""
 _CHILDREN_MAX = 64
 _WAIT_TOKENS = 16
 _WAIT_TOKENS_MAX = 256
@@ -47,7 +49,7 @@ class PrefixRoots(Protocol):
 class TreeFollower:
     """``known``: tokens of the sequence so far, int32."""
 
-    __slots__ = ("_copy", "_known", "_looked_up", "_match", "_pending", "_place", "_salt", "_tree", "_wait")
+    __slots__ = ("_copy", "_known", "_match", "_pending", "_place", "_salt", "_tree", "_wait", "_wait_next")
 
     def __init__(self, tree: PrefixRoots, salt: str, known: npt.NDArray[np.int32]) -> None:
         self._tree = tree
@@ -59,7 +61,7 @@ class TreeFollower:
         self._match = 0
         self._wait = 0
         """Tokens before the next lookup."""
-        self._looked_up = _WAIT_TOKENS
+        self._wait_next = _WAIT_TOKENS
         """The wait after a lookup without a result."""
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -73,7 +75,8 @@ class TreeFollower:
                 self._match, self._copy, self._place = 0, (), 0
 
     def propose(self, count: int) -> Proposal | None:
-        if self._place == len(self._copy) and self._wait <= 0:
+        left = len(self._copy) - self._place
+        if self._wait <= 0 and (not left or (left < _REFILL_TOKENS and len(self._copy) == _WINDOW_TOKENS)):
             self._look_up()
         tokens = self._copy[self._place:self._place + count]
         return Proposal(tokens, self._match) if tokens else None
@@ -86,10 +89,10 @@ class TreeFollower:
         following = b"" if root is None else _following(root, self._known, _WINDOW_TOKENS)
         self._copy, self._place = tuple(np.frombuffer(following, np.int32).tolist()), 0
         if self._copy:
-            self._wait, self._looked_up = 0, _WAIT_TOKENS
+            self._wait, self._wait_next = 0, _WAIT_TOKENS
         else:
-            self._wait = self._looked_up
-            self._looked_up = min(2 * self._looked_up, _WAIT_TOKENS_MAX)
+            self._wait = self._wait_next
+            self._wait_next = min(2 * self._wait_next, _WAIT_TOKENS_MAX)
 
 
 def _following(root: Node, known: bytes, count: int) -> bytes:

@@ -103,6 +103,6 @@ def test_few_texts_are_searched_however_much_was_added() -> None:
         index.extend([PAD, *prose(seed, 10_000)])
     assert len(index._frozen) <= 8
     for seed in (2, 24):
-        place = index.lookup(prose(seed, 10_000)[500:540])
+        place = index.lookup(prose(seed, 10_000)[500:500 + CONTEXT_TOKENS])
         assert place is not None
         assert place.length == CONTEXT_TOKENS
