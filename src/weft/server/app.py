@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from importlib import metadata
-from typing import Any, Protocol
+from typing import Any
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -25,9 +24,9 @@ from weft.server.anthropic.turns import conversation
 from weft.server.cache import Looks, cache_report
 from weft.server.chat import chat_conversation, prepare_chat
 from weft.server.completions import prepare_completion
-from weft.server.errors import WrongMediaTypeError, on_bug, on_http_error, on_weft_error
+from weft.server.errors import on_bug, on_http_error, on_weft_error
+from weft.server.exchange import Job, answer_job, json_response, namespace_of, read_raw
 from weft.server.gate import Gate
-from weft.server.generation import Generation
 from weft.server.metrics import CONTENT_TYPE
 from weft.server.page import page_routes
 from weft.server.protocol import (
@@ -40,10 +39,11 @@ from weft.server.protocol import (
     read_body,
     read_tokenize_body,
 )
+from weft.server.responses.routes import response_routes
 from weft.server.service import ServedModel, Service
 from weft.server.sleep import read_sleep, read_tags, sleep_answer, state_answer, wake_answer
-from weft.server.sse import ClientGoneError, EventStream, unless_gone
-from weft.server.tenants import Keys, Tenant
+from weft.server.sse import ClientGoneError
+from weft.server.tenants import Keys
 
 _CLIENT_CLOSED_REQUEST = 499
 """No client reads it; it is for the access log."""
@@ -51,18 +51,11 @@ IGNORED_FIELDS = "x-weft-ignored"
 """Header of an answer: the fields of its request that this server accepts and ignores."""
 
 
-class Job(Protocol):
-    generation: Generation
-
-    async def answer(self) -> bytes: ...
-
-    def lines(self) -> Any: ...
-
-
 def build_app(service: Service) -> ASGIApp:
     handlers = _Handlers(service)
     routes = [
         Route("/v1/chat/completions", handlers.chat, methods=["POST"]),
+        *response_routes(service),
         Route("/v1/messages", handlers.messages, methods=["POST"]),
         Route("/v1/messages/count_tokens", handlers.count_tokens, methods=["POST"]),
         Route("/v1/completions", handlers.completions, methods=["POST"]),
@@ -99,8 +92,8 @@ class _Handlers:
 
     async def chat(self, request: Request) -> Response:
         self._service.check_open()
-        body = await read_body(await self._body(request), ChatBody, unserved=UNSERVED_IN_CHAT)
-        body.cache_salt = _namespace(request, body.cache_salt)
+        body = await read_body(await read_raw(request), ChatBody, unserved=UNSERVED_IN_CHAT)
+        body.cache_salt = namespace_of(request, body.cache_salt)
         job = await prepare_chat(self._service, body)
         response = await self._answer(request, job, stream=bool(body.stream))
         if body.store:
@@ -109,38 +102,38 @@ class _Handlers:
 
     async def messages(self, request: Request) -> Response:
         self._service.check_open()
-        body = await read_body(await self._body(request), MessagesBody, unserved=UNSERVED_IN_MESSAGES)
-        body.cache_salt = _namespace(request, body.cache_salt)
+        body = await read_body(await read_raw(request), MessagesBody, unserved=UNSERVED_IN_MESSAGES)
+        body.cache_salt = namespace_of(request, body.cache_salt)
         job = await prepare_messages(self._service, body)
         return await self._answer(request, job, stream=bool(body.stream))
 
     async def count_tokens(self, request: Request) -> Response:
         self._service.check_open()
-        body = await read_body(await self._body(request), CountTokensBody)
+        body = await read_body(await read_raw(request), CountTokensBody)
         model = self._service.model_for(body.model)
         text = (await model.write_chat(conversation(body), with_places=False))[1].text
         await model.check_text(text, param="messages")
-        return _json({"input_tokens": len(await model.encode(text, add_special_tokens=False))})
+        return json_response({"input_tokens": len(await model.encode(text, add_special_tokens=False))})
 
     async def completions(self, request: Request) -> Response:
         self._service.check_open()
-        body = await read_body(await self._body(request), CompletionBody, unserved=UNSERVED_IN_COMPLETIONS)
-        body.cache_salt = _namespace(request, body.cache_salt)
+        body = await read_body(await read_raw(request), CompletionBody, unserved=UNSERVED_IN_COMPLETIONS)
+        body.cache_salt = namespace_of(request, body.cache_salt)
         job = await prepare_completion(self._service, body)
         return await self._answer(request, job, stream=bool(body.stream))
 
     async def models(self, request: Request) -> Response:
         model = self._service.model_for(None)
-        return _json({"object": "list", "data": [_model_card(model, name) for name in model.names]})
+        return json_response({"object": "list", "data": [_model_card(model, name) for name in model.names]})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
         model = self._service.model_for(name)
-        return _json(_model_card(model, name))
+        return json_response(_model_card(model, name))
 
     async def tokenize(self, request: Request) -> Response:
         self._service.check_open()
-        body = await read_tokenize_body(await self._body(request))
+        body = await read_tokenize_body(await read_raw(request))
         model = self._service.model_for(body.model)
         if isinstance(body, TokenizeChatBody):
             add_special_tokens = bool(body.add_special_tokens)
@@ -149,34 +142,34 @@ class _Handlers:
         else:
             tokens = await model.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
         texts = [model.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
-        return _json({"count": len(tokens), "max_model_len": model.info.max_model_len, "tokens": tokens,
-                      "token_strs": texts})
+        return json_response({"count": len(tokens), "max_model_len": model.info.max_model_len,
+                              "tokens": tokens, "token_strs": texts})
 
     async def detokenize(self, request: Request) -> Response:
         self._service.check_open()
-        body = await read_body(await self._body(request), DetokenizeBody)
+        body = await read_body(await read_raw(request), DetokenizeBody)
         model = self._service.model_for(body.model)
         model.check_ids(body.tokens, param="tokens")
         text = await asyncio.to_thread(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
-        return _json({"prompt": text})
+        return json_response({"prompt": text})
 
     async def health(self, request: Request) -> Response:
         status, body = self._service.health()
-        return _json(body, status)
+        return json_response(body, status)
 
     async def version(self, request: Request) -> Response:
-        return _json({"version": metadata.version("weft")})
+        return json_response({"version": metadata.version("weft")})
 
     async def load(self, request: Request) -> Response:
         stats = self._service.engine.stats
-        return _json({"server_load": self._service.active, "running": stats.running if stats else 0,
+        return json_response({"server_load": self._service.active, "running": stats.running if stats else 0,
                       "waiting": stats.waiting if stats else 0})
 
     async def cache(self, request: Request) -> Response:
         self._service.check_open()
         shape = await self._looks.shape()
         stats = self._service.engine.stats
-        return _json(cache_report(stats.memory, shape) if stats is not None else {})
+        return json_response(cache_report(stats.memory, shape) if stats is not None else {})
 
     async def flush_cache(self, request: Request) -> Response:
         self._service.check_open()
@@ -186,19 +179,19 @@ class _Handlers:
 
     async def sleep(self, request: Request) -> Response:
         self._service.check_open()
-        asked = read_sleep(request.query_params, await self._body(request))
+        asked = read_sleep(request.query_params, await read_raw(request))
         news = await self._service.engine.sleep(asked.level, asked.mode, asked.timeout_s)
         self._looks.forget()
-        return _json(sleep_answer(news))
+        return json_response(sleep_answer(news))
 
     async def wake_up(self, request: Request) -> Response:
         self._service.check_open()
-        tags = read_tags(request.query_params, await self._body(request))
-        return _json(wake_answer(await self._service.engine.wake_up(tags), tags))
+        tags = read_tags(request.query_params, await read_raw(request))
+        return json_response(wake_answer(await self._service.engine.wake_up(tags), tags))
 
     async def is_sleeping(self, request: Request) -> Response:
         self._service.check_open()
-        return _json(state_answer(self._service.engine.sleep_state))
+        return json_response(state_answer(self._service.engine.sleep_state))
 
     async def metrics(self, request: Request) -> Response:
         engine = self._service.engine
@@ -206,58 +199,8 @@ class _Handlers:
         return Response(text, media_type=CONTENT_TYPE)
 
     async def _answer(self, request: Request, job: Job, *, stream: bool) -> Response:
-        """Errors up to the engine's acceptance have a status of their own, for streams too."""
-        await unless_gone(job.generation.start(), request.receive)
-        tenant = _tenant(request)
-
-        def end() -> None:
-            job.generation.close()
-            if tenant is not None:
-                tenant.spend(job.generation.usage().total_tokens)
-
-        if stream:
-            return EventStream(job.lines(), on_end=end, keep_alive_s=self._service.config.sse_keep_alive)
-        try:
-            return Response(await unless_gone(job.answer(), request.receive), media_type="application/json")
-        finally:
-            end()
-
-    async def _body(self, request: Request) -> bytes:
-        """Raises WrongMediaTypeError; ClientGoneError if the client left. ``connection`` bounds the size."""
-        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media_type != "application/json" and not media_type.endswith("+json") and _has_body(request):
-            raise WrongMediaTypeError(f"the body is {media_type or 'of no type'}; send JSON with the header "
-                                      "'Content-Type: application/json'", param="Content-Type")
-        parts: list[bytes] = []
-        while True:
-            message = await request.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGoneError
-            parts.append(message.get("body", b""))
-            if not message.get("more_body", False):
-                break
-        raw = b"".join(parts)
-        tenant = _tenant(request)
-        if tenant is not None:
-            request.scope["state"]["body_bytes"] = len(raw)  # released by the gate
-            refusal = tenant.admit(len(raw))
-            if refusal is not None:
-                raise refusal
-        return raw
-
-
-def _has_body(request: Request) -> bool:
-    return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
-
-
-def _tenant(request: Request) -> Tenant | None:
-    tenant: Tenant | None = request.scope["state"].get("tenant")
-    return tenant
-
-
-def _namespace(request: Request, salt: str | None) -> str | None:
-    tenant = _tenant(request)
-    return salt if tenant is None else tenant.namespace(salt)
+        return await answer_job(request, job, stream=stream,
+                                keep_alive_s=self._service.config.sse_keep_alive)
 
 
 def _model_card(model: ServedModel, name: str) -> dict[str, Any]:
@@ -268,7 +211,3 @@ def _model_card(model: ServedModel, name: str) -> dict[str, Any]:
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:
     return Response(status_code=_CLIENT_CLOSED_REQUEST)
-
-
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")

@@ -1,0 +1,6 @@
+"""The Responses dialect (``/v1/responses``), as OpenAI's newer clients speak it; see docs/responses.md.
+
+    ResponsesBody --responses_turn--> ChatTurn --prepare_turn--> PreparedTurn --ResponsesJob--> events
+
+Nothing behind ``ChatTurn`` knows which dialect the client spoke.
+"""

@@ -1,0 +1,194 @@
+"""A response, as one object or as its events.
+
+    response.created  response.in_progress                       before the first token
+      items (weft.server.responses.output)
+    response.completed | response.incomplete | response.failed
+
+Every event has a ``sequence_number``, from 0 without a gap. The last one carries the whole response, with its
+usage. A response that is to be kept is stored before the last event or the answer goes out: its id works as
+soon as a client knows that it is complete. If it cannot be stored, the answer says ``store: false``.
+
+A failure after the beginning of a stream is ``response.failed``; before it, an HTTP error.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from weft.engine.choices import Piece
+from weft.errors import WeftError
+from weft.server.errors import bug
+from weft.server.logprobs import ChatTokenLogprob, chat_logprobs, namer
+from weft.server.responses.output import OutputItem, OutputWriter
+from weft.server.responses.protocol import ReasoningOptions, ResponsesBody
+from weft.server.responses.turns import format_of
+from weft.server.turn import PreparedTurn
+
+_encoder = msgspec.json.Encoder()
+_ERROR_CODES = {429: "rate_limit_exceeded"}
+
+
+class InputDetails(msgspec.Struct, kw_only=True):
+    """``cache_write_tokens``: always 0; every prefix is cached, and none is paid for."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputDetails(msgspec.Struct, kw_only=True):
+    reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct, kw_only=True):
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ResponseObject(msgspec.Struct, kw_only=True):
+    """Fields of the request are given back as they were used."""
+
+    id: str
+    object: str = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: str = "in_progress"
+    background: bool = False
+    error: dict[str, str] | None = None
+    incomplete_details: dict[str, str] | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputItem] = []
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: ReasoningOptions
+    safety_identifier: str | None
+    service_tier: str = "default"
+    store: bool
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[Any]
+    top_logprobs: int
+    top_p: float
+    truncation: str
+    usage: ResponseUsage | None = None
+    user: str | None
+
+
+class ResponseEvent(msgspec.Struct, kw_only=True):
+    """``response.created`` and the others that carry the response."""
+
+    type: str
+    sequence_number: int = 0
+    response: ResponseObject
+
+
+class ResponsesJob:
+    """One request to /v1/responses, prepared: ``generation`` is ready to start. ``keep`` stores the response
+    with the tokens of its answer, and says whether that worked; None for a response that is not kept."""
+
+    def __init__(self, turn: PreparedTurn, body: ResponsesBody, *,
+                 keep: Callable[[ResponseObject, list[int]], Awaitable[bool]] | None = None) -> None:
+        self.generation = turn.generation
+        self._turn = turn
+        self._keep = keep
+        self._tokens: list[int] = []
+        self._output = OutputWriter()
+        self._sequence_number = 0
+        tokenizer = turn.model.tokenizer
+        self._namer = namer(tokenizer, as_ids=False, escape_bytes=False)
+        sampling = self.generation.samplings[0]
+        self._top = sampling.logprobs
+        self.response = ResponseObject(
+            id=f"resp_{uuid.uuid4().hex}", created_at=int(time.time()), model=turn.name,
+            instructions=body.instructions, max_output_tokens=body.max_output_tokens,
+            max_tool_calls=body.max_tool_calls, metadata=body.metadata or {},
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            previous_response_id=body.previous_response_id, prompt_cache_key=body.prompt_cache_key,
+            reasoning=body.reasoning or ReasoningOptions(), safety_identifier=body.safety_identifier,
+            store=keep is not None, temperature=sampling.temperature, text={"format": format_of(body)},
+            tool_choice=body.tool_choice or "auto", tools=body.tools or [],
+            top_logprobs=body.top_logprobs or 0, top_p=sampling.top_p,
+            truncation=body.truncation or "disabled", user=body.user)
+
+    async def answer(self) -> bytes:
+        async for pieces in self.generation.pieces():
+            for piece in pieces:
+                for _ in self._events(piece):
+                    pass  # the items are what counts
+        await self._complete()
+        return _encoder.encode(self.response)
+
+    async def lines(self) -> AsyncGenerator[bytes, None]:
+        try:
+            yield self._response_line("response.created") + self._response_line("response.in_progress")
+            async for pieces in self.generation.pieces():
+                lines = [self._line(event) for piece in pieces for event in self._events(piece)]
+                if lines:
+                    yield b"".join(lines)
+            await self._complete()
+            yield self._response_line(f"response.{self.response.status}")
+        except Exception as error:
+            failure = error if isinstance(error, WeftError) else bug(error)
+            self.response.status = "failed"
+            self.response.output = self._output.items
+            self.response.error = {"code": _ERROR_CODES.get(failure.status, "server_error"),
+                                   "message": failure.message}
+            yield self._response_line("response.failed")
+            if failure is not error:
+                raise
+        finally:
+            self.generation.close()
+
+    def _events(self, piece: Piece) -> Iterable[Any]:
+        self._tokens += piece.tokens
+        heard = self._turn.read(piece)
+        yield from self._output.write(heard, self._logprobs(piece))
+        reason = piece.finish_reason
+        if reason is not None:
+            is_cut = reason == "length"
+            yield from self._output.end("incomplete" if is_cut else "completed")
+            self.response.status = "incomplete" if is_cut else "completed"
+            if is_cut:
+                self.response.incomplete_details = {"reason": "max_output_tokens"}
+
+    async def _complete(self) -> None:
+        response, usage = self.response, self._turn.usage()
+        reasoning_tokens = self._turn.reasoning_tokens()
+        response.output = self._output.items
+        response.completed_at = int(time.time()) if response.status == "completed" else None
+        response.usage = ResponseUsage(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=InputDetails(cached_tokens=usage.prompt_tokens_details.cached_tokens),
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=OutputDetails(reasoning_tokens=reasoning_tokens),
+            total_tokens=usage.total_tokens)
+        if self._keep is not None:
+            response.store = await self._keep(response, self._tokens)
+
+    def _logprobs(self, piece: Piece) -> list[ChatTokenLogprob]:
+        if self._top is None:
+            return []
+        tokenizer = self._turn.model.tokenizer
+        shown = [entry for entry in piece.logprobs if entry.token not in tokenizer.special_ids]
+        return chat_logprobs(shown, tokenizer, self._namer, self._top).content
+
+    def _response_line(self, kind: str) -> bytes:
+        return self._line(ResponseEvent(type=kind, response=self.response))
+
+    def _line(self, event: Any) -> bytes:
+        event.sequence_number = self._sequence_number
+        self._sequence_number += 1
+        return b"event: " + event.type.encode() + b"\ndata: " + _encoder.encode(event) + b"\n\n"

@@ -1,0 +1,190 @@
+"""Items of a conversation: as clients send them, as they are stored, and as messages for the template.
+
+    input --read_items--> items, checked, each with an id --messages_of--> ChatMessage ...
+
+    message               role, content: text or parts     a message of this role
+    reasoning             content or summary               reasoning of the assistant message that follows
+    function_call         call_id, name, arguments         a call of the assistant message before, or its own
+    function_call_output  call_id, output                  a tool message
+
+An answer of the model is several items and one assistant message: reasoning, then content, then calls. An
+item that cannot follow in this order begins another message.
+
+Items are plain dicts here: they are stored as they are, and ``/input_items`` gives them back. Parts that are
+no text (images, files) and items of hosted tools are refused by place and type.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+from weft.errors import RequestError
+from weft.text.chat import ChatMessage
+
+Item = dict[str, Any]
+ROLES = ("user", "assistant", "system", "developer")
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+_TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+_ID_CHARS_MAX = 256
+
+
+def read_items(given: str | list[Item]) -> list[Item]:
+    """``input`` of a request. Raises RequestError that names the item or part."""
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    return [_item(f"input[{at}]", item) for at, item in enumerate(given)]
+
+
+def new_id(kind: str) -> str:
+    """For an item of this type."""
+    return f"{_PREFIXES[kind]}_{uuid.uuid4().hex}"
+
+
+def messages_of(items: Iterable[Item], instructions: str | None) -> list[ChatMessage]:
+    """``instructions`` come first. Several system messages at the beginning become one: many templates take
+    a single one, and only there."""
+    system: list[str] = [] if not instructions else [instructions]
+    messages: list[ChatMessage] = []
+    answer = _Answer()
+    for item in items:
+        kind = item["type"]
+        if kind in ("reasoning", "function_call") or (kind == "message" and item["role"] == "assistant"):
+            if not answer.takes(item):
+                messages += answer.end()
+            answer.add(item)
+            continue
+        messages += answer.end()
+        if kind == "function_call_output":
+            messages.append(ChatMessage(role="tool", tool_call_id=item["call_id"],
+                                        content=_text_of(item["output"])))
+        elif item["role"] in ("system", "developer") and not messages:
+            system.append(_text_of(item["content"]))
+        else:
+            messages.append(ChatMessage(role=item["role"], content=_text_of(item["content"])))
+    messages += answer.end()
+    if system:
+        messages.insert(0, ChatMessage(role="system", content="\n\n".join(system)))
+    return messages
+
+
+class _Answer:
+    """The assistant message that items add up to."""
+
+    _ORDER = ("reasoning", "message", "function_call")
+
+    def __init__(self) -> None:
+        self._items: list[Item] = []
+
+    def takes(self, item: Item) -> bool:
+        if not self._items:
+            return True
+        last, place = self._order(self._items[-1]), self._order(item)
+        return place > last or (place == last and item["type"] != "message")
+
+    def add(self, item: Item) -> None:
+        self._items.append(item)
+
+    def end(self) -> list[ChatMessage]:
+        items, self._items = self._items, []
+        if not items:
+            return []
+        texts = [_text_of(item["content"]) for item in items if item["type"] == "message"]
+        thoughts = [_reasoning(item) for item in items if item["type"] == "reasoning"]
+        calls = [{"id": item["call_id"], "type": "function",
+                  "function": {"name": item["name"], "arguments": item["arguments"]}}
+                 for item in items if item["type"] == "function_call"]
+        message = ChatMessage(role="assistant", content=texts[0] if texts else None)
+        if any(thoughts):
+            message.reasoning_content = "\n".join(thoughts)
+        if calls:
+            message.tool_calls = calls
+        return [message]
+
+    def _order(self, item: Item) -> int:
+        return self._ORDER.index(item["type"])
+
+
+def _item(place: str, item: Item) -> Item:
+    kind = item.get("type", "message")
+    if not isinstance(kind, str) or kind not in _PREFIXES:
+        raise RequestError(f"{place} has type {kind!r}; this server takes {', '.join(_PREFIXES)}",
+                           param=f"{place}.type", code="unsupported_parameter")
+    given = item.get("id")
+    if given is not None and not (isinstance(given, str) and 0 < len(given) <= _ID_CHARS_MAX):
+        raise RequestError(f"{place}.id: expected a text of 1 to {_ID_CHARS_MAX} characters",
+                           param=f"{place}.id")
+    checked: Item = {"type": kind, "id": given or new_id(kind)}
+    if kind == "message":
+        return {**checked, **_message(place, item), "status": "completed"}
+    if kind == "reasoning":
+        return {**checked, "summary": _parts(f"{place}.summary", item.get("summary"), "summary_text"),
+                "content": _parts(f"{place}.content", item.get("content"), "reasoning_text")}
+    checked["call_id"] = _text(f"{place}.call_id", item.get("call_id"))
+    if kind == "function_call":
+        return {**checked, "name": _text(f"{place}.name", item.get("name")),
+                "arguments": _text(f"{place}.arguments", item.get("arguments")), "status": "completed"}
+    return {**checked, "output": _content(f"{place}.output", item.get("output"), "input_text"),
+            "status": "completed"}
+
+
+def _message(place: str, item: Item) -> Item:
+    role = item.get("role")
+    if role not in ROLES:
+        raise RequestError(f"{place}.role is {role!r}; it is one of {', '.join(ROLES)}",
+                           param=f"{place}.role")
+    own = "output_text" if role == "assistant" else "input_text"
+    content = _content(f"{place}.content", item.get("content"), own)
+    if isinstance(content, str):
+        content = [_part(own, content)]
+    return {"role": role, "content": content}
+
+
+def _content(place: str, content: Any, own: str) -> str | list[Item]:
+    """``own``: the type that the parts get."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestError(f"{place}: expected text or a list of parts", param=place)
+    parts = []
+    for at, part in enumerate(content):
+        here = f"{place}[{at}]"
+        kind = part.get("type") if isinstance(part, dict) else None
+        if not isinstance(kind, str) or kind not in _TEXT_PARTS:
+            raise RequestError(f"{here} has type {kind!r}; this server reads and writes text only",
+                               param=here, code="unsupported_parameter")
+        name = _TEXT_PARTS[kind]
+        parts.append(_part(own, _text(f"{here}.{name}", part.get(name))))
+    return parts
+
+
+def _part(kind: str, text: str) -> Item:
+    return {"type": kind, "text": text, **({"annotations": []} if kind == "output_text" else {})}
+
+
+def _parts(place: str, parts: Any, kind: str) -> list[Item]:
+    """Of a reasoning item."""
+    if parts is None:
+        return []
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        raise RequestError(f"{place}: expected a list of objects with type {kind} and text", param=place)
+    return [{"type": kind, "text": _text(f"{place}[{at}].text", part.get("text"))}
+            for at, part in enumerate(parts)]
+
+
+def _text(place: str, value: Any) -> str:
+    if not isinstance(value, str):
+        said = "it is missing" if value is None else f"expected str, got {type(value).__name__}"
+        raise RequestError(f"{place}: {said}", param=place)
+    return value
+
+
+def _text_of(content: str | list[Item]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content)
+
+
+def _reasoning(item: Item) -> str:
+    return "\n".join(part["text"] for part in item["content"] or item["summary"])
