@@ -191,4 +191,5 @@ class ResponsesJob:
     def _line(self, event: Any) -> bytes:
         event.sequence_number = self._sequence_number
         self._sequence_number += 1
-        return b"event: " + event.type.encode() + b"\ndata: " + _encoder.encode(event) + b"\n\n"
+        kind: str = event.type
+        return b"event: " + kind.encode() + b"\ndata: " + _encoder.encode(event) + b"\n\n"
