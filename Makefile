@@ -81,10 +81,13 @@ sanitize: install
 	@tests/sanitize.sh $(TABLE)
 
 # Mutated grammars, templates and bodies: FUZZ_SECONDS for each kind. WEFT_FUZZ_SEED begins at the seed of a failure.
+# Then by coverage, where atheris has a wheel.
 FUZZ_SECONDS ?= 120
 
 fuzz: install
 	@WEFT_FUZZ_SECONDS=$(FUZZ_SECONDS) $(BIN)/python -m pytest -x tests/hostile/test_fuzz.py $(ARGS)
+	@$(PIP) --only-binary :all: atheris 2>/dev/null || true
+	@$(BIN)/python -m tests.hostile.coverage_fuzz --seconds $(FUZZ_SECONDS)
 
 bench: install
 	@$(BIN)/python -m benchmarks.serve $(ARGS)

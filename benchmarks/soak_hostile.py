@@ -84,6 +84,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3600.0, help="stop after this long")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--growth", type=float, default=0.1)
+    parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
     url = urlsplit(args.url)
     address = (url.hostname or "", url.port or 80)
@@ -111,6 +112,11 @@ def main() -> int:
     grown = rss_bytes(args.pid) / first_rss - 1 if first_rss else 0.0
     print(f"{sent} requests, statuses {dict(sorted(statuses.items()))} (0: no answer)")
     print(f"well-behaved answers: {dict(texts)}; memory {grown:+.1%} since the first tenth")
+    if args.json is not None:
+        args.json.write_text(json.dumps({
+            "seed": args.seed, "requests": sent,
+            "statuses": {str(code): statuses[code] for code in sorted(statuses)},
+            "well_behaved_answers": dict(texts), "memory_growth": round(grown, 4)}, indent=1) + "\n")
     is_right = len(texts) == 1 and not next(iter(texts)).startswith("status")
     return 0 if is_right and grown <= args.growth and not any(code >= 500 for code in statuses) else 1
 

@@ -1,4 +1,5 @@
-"""What this process may use of its machine: cores and RAM, within the limits of its container.
+"""What this process may use of its machine: cores and RAM, within the limits of its container; and memory
+that goes back.
 
 ``weft.assemble`` (threads, the default of ``--memory``) and ``weft doctor`` both read it, so their numbers
 agree. Limits of cgroup v2 and v1 are read from their files; without limits, the system's own numbers hold.
@@ -6,6 +7,8 @@ agree. Limits of cgroup v2 and v1 are read from their files; without limits, the
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import sys
 from pathlib import Path
@@ -37,6 +40,12 @@ def container_memory_limit_bytes() -> int | None:
     """The container's limit, None without one."""
     return next((limit for limit in map(_number, ("memory.max", "memory/memory.limit_in_bytes"))
                  if limit is not None), None)
+
+
+def trim_heap() -> None:
+    """Return freed memory to the system. glibc alone holds it back, and has a call for this."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _cpu_quota() -> float | None:

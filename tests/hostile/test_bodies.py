@@ -45,9 +45,36 @@ def test_an_odd_body_is_a_400(server: RunningServer, path: str, raw: bytes, word
 
 @pytest.mark.parametrize("raw", [
     json.dumps({"prompt": "x" * 20_000_000, "max_tokens": 1}).encode(),
-    json.dumps({"prompt": "x", "a": [{"b": at} for at in range(300_000)]}).encode(),
+    json.dumps({"prompt": "x", "a": [{"b": at} for at in range(200_000)]}).encode(),
 ], ids=["text", "objects"])
 def test_a_large_body_does_not_stall_others(server: RunningServer, raw: bytes) -> None:
     with bystander(server.url) as other:
         assert post(server, raw).status_code in (200, 400)
     other.check()
+
+
+@pytest.mark.parametrize("values", [b"{},", b"1,", b'"",', b"[{}],"])
+def test_millions_of_values_are_refused_beside_others(server: RunningServer, values: bytes) -> None:
+    raw = b'{"prompt": "x", "a": [' + values * (30_000_000 // len(values)) + b"0]}"
+    with bystander(server.url) as other:
+        answer = post(server, raw)
+    assert answer.status_code == 413, answer.text
+    assert "--max-json-values" in answer.json()["error"]["message"]
+    other.check()
+
+
+def test_a_long_text_full_of_commas_counts_once(server: RunningServer) -> None:
+    answer = post(server, json.dumps({"prompt": '{"a", [1, 2]}, ' * 400_000}).encode())
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(("raw", "words"), [
+    (b'{"prompt": "x", "prompt": "y", "a": "%s"}' % (b"a" * 2_000_000), "'prompt' twice"),
+    (b'{"prompt": "%s", "a": %s' % (b"a" * 2_000_000, b"[" * 100_000), "nested too deeply"),
+    (b'{"prompt": "%s"' % (b"a" * 2_000_000), "not JSON"),
+])
+def test_an_odd_large_body_is_a_400(server: RunningServer, raw: bytes, words: str) -> None:
+    answer = post(server, raw)
+    assert answer.status_code == 400, answer.text[:300]
+    assert words in answer.json()["error"]["message"]

@@ -15,13 +15,12 @@ list of weights to maintain); ``tensor.to`` (breaks sharing, and needs every own
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import dataclasses
 from collections.abc import Iterator, Mapping
 
 import torch
 
+from weft.host import trim_heap
 from weft.runner.host_memory import CudaPin, HostBuffer, Pin
 from weft.spec import ModelSpec
 from weft.tensor.inputs import LayerCache, StepInputs
@@ -121,5 +120,4 @@ def give_back(device: torch.device) -> None:
     scratch.drop()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    with contextlib.suppress(OSError, AttributeError):  # glibc alone keeps freed memory, and has this
-        ctypes.CDLL(None).malloc_trim(0)
+    trim_heap()

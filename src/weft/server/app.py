@@ -79,6 +79,7 @@ def build_app(service: Service) -> ASGIApp:
         WeftError: on_weft_error, HTTPException: on_http_error, ClientGoneError: _on_client_gone,
         Exception: on_bug})
     app.router.redirect_slashes = False
+    app.state.body_checker = service.body_checker
     config = service.config
     keys = Keys(config.client_keys(), config.operator_key, quotas=config.quotas(),
                 tenant_by_key=config.tenant_by_key)

@@ -77,6 +77,8 @@ class ServerConfig:
     drain_timeout: float = _flag(30.0, "Seconds that running requests get to finish after the first Ctrl-C.",
                                  least=0)
     max_body_mb: int = _flag(64, "Largest request body in MB (413).", least=1)
+    max_json_values: int = _flag(1_000_000, "JSON values of one request body of over 1 MiB: elements, fields "
+                                            "and brackets (413).", least=1000)
     max_buffered_mb: int = _flag(256, "MB that the bodies of all unfinished requests may hold together; the "
                                       "first 64 KB of each are free (503).", least=1)
     max_request_line: int = _flag(8192, "Bytes of the longest request line (414).", least=64)

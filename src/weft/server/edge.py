@@ -32,6 +32,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Protocol
 
+from weft.host import trim_heap
 from weft.server.errors import EdgeError
 
 FREE_BYTES = 65536
@@ -39,6 +40,9 @@ FREE_BYTES = 65536
 SWEEP_S = 0.5
 _SWEPT_AT_ONCE = 32
 """Between two other turns of the loop: a thousand refusals at once would hold up every client."""
+_TRIM_ABOVE_BYTES = 1 << 20
+_TRIM_AFTER_S = 0.5
+"""By then the answer has been written and its request is garbage."""
 LINGER_S = 1.0
 """How long a refused client may go on sending, so that it reads the refusal instead of a reset."""
 
@@ -123,6 +127,10 @@ class HttpEdge:
                 if connection in self._connections:
                     connection.sweep(loop.time())
 
+    def trim(self) -> None:
+        """In a thread: for a large heap it takes milliseconds."""
+        asyncio.get_running_loop().run_in_executor(None, trim_heap)
+
     def abort_all(self) -> None:
         """At the end of the server: a client that never reads cannot hold it up."""
         for connection in list(self._connections):
@@ -154,7 +162,9 @@ class BodyLease:
         return None
 
     def release(self) -> None:
-        """Idempotent."""
+        """Idempotent. After a large body, the heap goes back to the system."""
+        if self._size_bytes > _TRIM_ABOVE_BYTES:
+            asyncio.get_running_loop().call_later(_TRIM_AFTER_S, self._edge.trim)
         self._edge.buffered_bytes -= self._counted_bytes
         self._counted_bytes = 0
         self._size_bytes = 0

@@ -17,6 +17,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weft.server.body_check import BodyChecker
 from weft.server.errors import WrongMediaTypeError
 from weft.server.generation import Generation
 from weft.server.sse import ClientGoneError, EventStream, unless_gone
@@ -50,8 +51,8 @@ async def answer_job(request: Request, job: Job, *, stream: bool, keep_alive_s: 
 
 
 async def read_raw(request: Request) -> bytes:
-    """The body. Raises WrongMediaTypeError; ClientGoneError if the client left. ``connection`` bounds the
-    size."""
+    """The body. Raises WrongMediaTypeError; ClientGoneError if the client left; what ``BodyChecker``
+    refuses. ``connection`` bounds the size."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json") and _has_body(request):
         raise WrongMediaTypeError(f"the body is {media_type or 'of no type'}; send JSON with the header "
@@ -71,6 +72,8 @@ async def read_raw(request: Request) -> bytes:
         refusal = tenant.admit(len(raw))
         if refusal is not None:
             raise refusal
+    checker: BodyChecker = request.app.state.body_checker
+    await checker.check(raw)
     return raw
 
 

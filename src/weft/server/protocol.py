@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -26,6 +24,7 @@ import msgspec
 
 from weft.errors import RequestError
 from weft.request import Grammar, SamplingParams
+from weft.server.body_worker import LARGE_BODY_BYTES, DuplicateKeyError, refuse_duplicates
 from weft.text.chat import ChatMessage
 
 COMPLETION_TOKENS_DEFAULT = 16
@@ -181,17 +180,13 @@ UNSERVED_IN_COMPLETIONS = {
     "include_reasoning": (_CHAT_ONLY, (True,))}
 
 
-LARGE_BODY_BYTES = 1 << 20
-"""Larger bodies are read in a thread."""
-
-
 async def read_body(raw: bytes, body_type: type[Body], *, unserved: Unserved = UNSERVED) -> Body:
-    """``parse_body``, beside the event loop for a large body."""
+    """``parse_body``, in a thread for a large body, which ``BodyChecker`` has bounded."""
     return await _beside_loop(raw, functools.partial(parse_body, body_type=body_type, unserved=unserved))
 
 
 async def read_tokenize_body(raw: bytes) -> TokenizePromptBody | TokenizeChatBody:
-    """``parse_tokenize_body``, beside the event loop for a large body."""
+    """``parse_tokenize_body``, in a thread for a large body."""
     return await _beside_loop(raw, parse_tokenize_body)
 
 
@@ -218,9 +213,12 @@ def parse_tokenize_body(raw: bytes) -> TokenizePromptBody | TokenizeChatBody:
 def _json_object(raw: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(raw)
-        json.loads(raw, object_pairs_hook=_refuse_duplicates)
+        if len(raw) <= LARGE_BODY_BYTES:  # BodyChecker has done so for a larger one
+            refuse_duplicates(raw)
     except RecursionError:
         raise RequestError("the body is nested too deeply", code="invalid_json") from None
+    except DuplicateKeyError as error:
+        raise RequestError(str(error), param=error.name, code="invalid_json") from None
     except (msgspec.DecodeError, ValueError) as error:
         raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
@@ -234,15 +232,6 @@ def _converted(value: dict[str, Any], body_type: type[Body], unserved: Unserved)
         return msgspec.convert(value, body_type, str_keys=True)
     except msgspec.ValidationError as error:
         raise _explained(str(error)) from None
-
-
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> None:
-    """A key twice has two meanings, for this server and for a filter in front of it. Builds nothing."""
-    names = [name for name, _ in pairs]
-    if len(set(names)) < len(names):
-        twice = Counter(names).most_common(1)[0][0]
-        raise RequestError(f"the body has the key {twice[:100]!r} twice in one object", param=twice[:100],
-                           code="invalid_json")
 
 
 def refuse_unserved(value: Mapping[str, Any], unserved: Unserved) -> None:

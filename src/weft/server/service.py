@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from weft.errors import ContextLengthError, EngineUnavailableError, RequestError, UnknownModelError
 from weft.info import ModelInfo
+from weft.server.body_check import BodyChecker
 from weft.server.client import EngineClient
 from weft.server.config import ServerConfig
 from weft.server.edge import HttpEdge
@@ -34,6 +35,7 @@ ANY_NAME = "default"
 """A name under which every server has its model."""
 _HEAD_CHARS_PER_TOKEN = 16
 """A text with more characters than this for each token of the context is first tokenized in part."""
+Encoded = TypeVar("Encoded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +82,18 @@ class ServedModel:
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if len(text) < LONG_TEXT_CHARS:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        with self.budget.spending(len(text)):
-            return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        return await self._encode_long(
+            functools.partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens), len(text))
 
-    async def encode_chat(self, prompt: ChatPrompt, *, add_special_tokens: bool,
-                          is_bounded: bool = True) -> EncodedChat:
-        """``is_bounded``: ``check_text`` has seen the text; another one counts against the budget."""
+    async def encode_chat(self, prompt: ChatPrompt, *, add_special_tokens: bool) -> EncodedChat:
         encode = functools.partial(encode_prompt, self.tokenizer, prompt,
                                    add_special_tokens=add_special_tokens)
-        if len(prompt.text) < LONG_TEXT_CHARS:
-            return encode()
-        with self.budget.spending(0 if is_bounded else len(prompt.text)):
+        return (encode() if len(prompt.text) < LONG_TEXT_CHARS
+                else await self._encode_long(encode, len(prompt.text)))
+
+    async def _encode_long(self, encode: Callable[[], Encoded], char_count: int) -> Encoded:
+        """In a thread, within the budget. Raises TextTooLongError, QueueFullError."""
+        with self.budget.spending(char_count):
             return await asyncio.to_thread(encode)
 
     async def write_chat(self, conversation: ConversationFields, *,
@@ -129,6 +132,7 @@ class Service:
         self.config = config
         self.engine = engine
         self.edge = HttpEdge(config.edge_limits())
+        self.body_checker = BodyChecker(config.max_json_values)
         self.metrics = Metrics(config.metrics_prefix, self.edge)
         engine.on_step_tokens = self.metrics.steps_ran
         self.model: ServedModel | None = None

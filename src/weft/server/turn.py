@@ -109,12 +109,10 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
     check_truncation(fields, is_chat=True)
     model = service.model_for(fields.model)
     request, prompt = await model.write_chat(turn.conversation)
-    is_cut = fields.truncate_prompt_tokens is not None
-    if not is_cut:
+    if fields.truncate_prompt_tokens is None:
         await model.check_text(prompt.text, param=turn.prompt_field)
     plan = request.plan(model.dialect, prompt.text, grammar_of(fields))
-    encoded = await model.encode_chat(prompt, add_special_tokens=turn.add_special_tokens,
-                                      is_bounded=not is_cut)
+    encoded = await model.encode_chat(prompt, add_special_tokens=turn.add_special_tokens)
     marks = encoded.marks + (fields.cache_boundaries or [])
     whole = Prompt(encoded.tokens, prompt.text, encoded.boundaries, marks)
     answer_tokens = max(fields.min_tokens or 0, 1) if turn.max_tokens is None else turn.max_tokens

@@ -18,7 +18,6 @@ back in msgpack, since the template is not.
 
 from __future__ import annotations
 
-import ctypes
 import marshal
 import os
 import resource
@@ -31,6 +30,7 @@ from typing import Any
 import msgspec
 
 from weft.errors import RequestError, WeftError
+from weft.host import trim_heap
 from weft.text.cache_marks import marked_characters
 from weft.text.chat import ChatMessage, ChatTemplate
 from weft.text.worker_process import read_frame, write_frame
@@ -114,12 +114,6 @@ def _limit_memory(growth_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
-def _trim() -> None:
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     questions, answers = os.fdopen(0, "rb", buffering=0), sys.stdout.buffer
@@ -143,7 +137,7 @@ def main() -> int:
         write_frame(answers, number, encoded)
         if len(body) + len(encoded) > _TRIM_ABOVE_BYTES:
             del frame, body, encoded
-            _trim()
+            trim_heap()
     return 0
 
 

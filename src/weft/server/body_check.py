@@ -1,0 +1,71 @@
+"""Large bodies are looked through in a process, before the server parses them.
+
+    raw body --up to 1 MiB--> parsed at once, on the event loop
+             --larger-------> body_worker: count of values, keys twice --> parsed in a thread
+
+msgspec decodes some ten million values a second and holds the interpreter's lock meanwhile. So a thread is
+enough only for a body with a bounded number of values (``--max-json-values``). Long texts and a million
+token ids are below that bound; a body of 60 MB with twenty million empty objects is not.
+
+The worker starts with the first large body, and takes one body at a time. The budget of buffered bytes
+(``edge.py``) bounds the line before it. A worker that takes longer than its seconds is killed.
+
+Rejected: a thread for the count (its regular expression holds the lock too); answers of the parser sent
+between processes (the server would have to decode those).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from weft.errors import EngineUnavailableError, RequestError
+from weft.server.body_worker import LARGE_BODY_BYTES, BodyVerdict
+from weft.text.worker_process import WorkerProcess
+
+_SECONDS = 30.0
+
+
+class TooManyValuesError(RequestError):
+    """The body is over --max-json-values."""
+
+    status = 413
+
+
+class BodyChecker:
+    def __init__(self, values_max: int) -> None:
+        self._start = values_max.to_bytes(8, "little")
+        self._worker: WorkerProcess | None = None
+        self._lock = asyncio.Lock()
+
+    async def check(self, raw: bytes) -> None:
+        """Returns at once for a small body.
+
+        Raises TooManyValuesError, RequestError, EngineUnavailableError."""
+        if len(raw) <= LARGE_BODY_BYTES:
+            return
+        # A client that goes away must not leave half a body in the pipe: the task goes on without it.
+        answer = await asyncio.shield(asyncio.ensure_future(self._ask(raw)))
+        if answer.is_too_large:
+            raise TooManyValuesError(answer.message, param="--max-json-values", code="too_many_values")
+        if answer.message:
+            raise RequestError(answer.message, param=answer.param, code="invalid_json")
+
+    async def _ask(self, raw: bytes) -> BodyVerdict:
+        async with self._lock:
+            if self._worker is None or self._worker.gone:
+                self._worker = await asyncio.to_thread(WorkerProcess, "weft.server.body_worker", self._start)
+            try:
+                async with asyncio.timeout(_SECONDS):
+                    answer = await asyncio.wrap_future(await asyncio.to_thread(self._worker.ask, raw))
+            except (OSError, TimeoutError):
+                self.close()
+                raise EngineUnavailableError("the body took too long to look through; try "
+                                             "again later") from None
+        return msgspec.msgpack.decode(answer, type=BodyVerdict)
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.end()
+            self._worker = None
