@@ -19,7 +19,7 @@ from weft.engine.engine import EngineCore
 from weft.errors import ConfigError
 from weft.request import Request, SamplingParams
 from weft.server import recorder as recorder_module
-from weft.server.config import ServerConfig
+from weft.server.config import RecordingTarget, ServerConfig
 from weft.server.engine_process import start_recording
 from weft.server.messages import Cancel, Launch
 from weft.server.recorder import Recorder
@@ -35,9 +35,9 @@ def core(tmp_path: Path) -> EngineCore:
     return build(config, on_progress=lambda text: None).core
 
 
-def make(core: EngineCore, file: Path, limit_bytes: int = 10**6) -> Recorder:
+def make(core: EngineCore, file: Path, limit_bytes: int = 10**6, *, has_tokens: bool = False) -> Recorder:
     return Recorder(file, core, model="scripted", checkpoints="auto", limit_bytes=limit_bytes,
-                    clock=time.monotonic)
+                    clock=time.monotonic, has_tokens=has_tokens)
 
 
 def ask(core: EngineCore, recorder: Recorder, name: str, prompt: str = PROMPT, **fields: object) -> None:
@@ -86,6 +86,20 @@ def test_no_text_no_token_and_no_salt_is_in_the_file(core: EngineCore, tmp_path:
     finish(core, again)
     lines = [json.loads((tmp_path / name).read_text().splitlines()[1]) for name in ("r.jsonl", "again.jsonl")]
     assert lines[0]["blocks"] != lines[1]["blocks"], "the key is the same in two recordings"
+
+
+def test_tokens_are_in_the_file_where_the_operator_asked_for_them(core: EngineCore, tmp_path: Path) -> None:
+    recorder = make(core, tmp_path / "r.jsonl", has_tokens=True)
+    ask(core, recorder, "a", cache_salt="tenant-7")
+    finish(core, recorder)
+    recording = read(tmp_path / "r.jsonl")
+    [tokens], [one] = recording.texts, recording.traffic.requests
+    assert tokens is not None
+    assert tokens[:one.prompt_tokens].tolist() == list(PROMPT.encode())
+    assert tokens.size == one.prompt_tokens + 6
+    assert "tenant-7" not in (tmp_path / "r.jsonl").read_text()
+    with pytest.raises(ConfigError, match="--record-tokens needs --record"):
+        ServerConfig(record_tokens=True).recording()
 
 
 def test_a_client_that_left_before_the_first_token_is_a_line_with_the_time(
@@ -165,8 +179,8 @@ def test_a_file_that_is_there_is_not_overwritten(core: EngineCore, tmp_path: Pat
 
 def test_the_flags_are_checked(tmp_path: Path) -> None:
     assert ServerConfig().recording() is None
-    assert ServerConfig(record="a.jsonl", record_limit="2MB").recording() == (str(Path("a.jsonl").absolute()),
-                                                                            2_000_000)
+    target = RecordingTarget(str(Path("a.jsonl").absolute()), 2_000_000)
+    assert ServerConfig(record="a.jsonl", record_limit="2MB").recording() == target
     with pytest.raises(ConfigError, match="--record-limit"):
         ServerConfig(record="a.jsonl", record_limit="much").recording()
     (tmp_path / "r.jsonl").write_text("precious")
@@ -180,7 +194,8 @@ def test_the_engine_s_loop_records_what_it_serves(tmp_path: Path) -> None:
     config = EngineConfig(model=str(write_model_directory(tmp_path)))
     made = build(config, on_progress=lambda text: None)
     file = tmp_path / "r.jsonl"
-    recorder = start_recording(Launch(factory="", config={}, folder="", record=(str(file), 10**6)), made)
+    target = RecordingTarget(str(file), 10**6)
+    recorder = start_recording(Launch(factory="", config={}, folder="", record=target), made)
     assert recorder is not None
     loop = Loop(made.core, recorder)
     loop.submit("a", list(PROMPT.encode()), 5)

@@ -26,6 +26,7 @@ from weft.errors import ConfigError
 from weft.sim.arms import ARMS, DEFAULT_ARM, find_arm
 from weft.sim.cost import BANDWIDTH_SHARE, DEVICES, FLOPS_SHARE, STEP_FIXED_S
 from weft.sim.replay import ROWS_MAX, STEP_TOKENS_MAX
+from weft.speculation.proposal import parse_sources
 from weft.units import CHUNK_TOKENS, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -71,13 +72,16 @@ DEFAULT_DEVICE = "H100"
                  help="Longest request that is served; default: the model's own."),
     click.Option(["--oracle/--no-oracle"], default=True, show_default=True,
                  help="Also what eviction could reach with the future known."),
+    click.Option(["--speculate"], default="off", show_default=True,
+                 help="Also what speculation would accept on a recording's answers: auto, off, or a list of "
+                      "sources."),
     click.Option(["--json", "as_json"], is_flag=True, help="Print every figure as JSON."),
     click.Option(["--plot"], type=click.Path(path_type=Path, dir_okay=False),
                  help="Draw hit rate by memory into this .png, .svg or .pdf file (needs `weft[plot]`)."),
     click.Option(["--revision"], help="Branch, tag or commit of a hub model."),
 ])
 def command(trace: str, policy: str, memory: str | None, as_json: bool, plot: Path | None, oracle: bool,
-            limit: int | None, rate: float, linked: bool, **more: Any) -> int:
+            limit: int | None, rate: float, linked: bool, speculate: str, **more: Any) -> int:
     """Replay a trace through weft's own cache and scheduler, with a cost model in place of the device.
 
     TRACE is a file of JSON lines (Mooncake's form, or a recording of `weft serve --record`), or `sample`.
@@ -90,19 +94,34 @@ def command(trace: str, policy: str, memory: str | None, as_json: bool, plot: Pa
 
         check_plot(plot)
     arms = [find_arm(name) for name in _several(policy, "--policy")]
+    sources = parse_sources(speculate)
     traffic, recording = read_trace(trace, limit=limit, linked=linked, rate=rate)
+    if sources and recording is None:
+        raise ConfigError(f"--speculate is {speculate!r}, and {trace} has no answers, only their lengths: "
+                          "speculation is replayed on recordings of `weft serve --record`",
+                          param="--speculate")
     setup = _setup(memory, recording, more)
     with _progress(len(arms) * len(setup.plans)) as on_progress:
         study = run_study(traffic, setup.plans, setup.cost, arms, asked_bytes=setup.sizes, oracle=oracle,
                           on_progress=on_progress,
                           rows_max=more["max_num_seqs"], step_tokens_max=more["max_num_batched_tokens"],
                           length_max=setup.length_max, grid_tokens=setup.grid_tokens)
+    speculated = None
+    if sources and recording is not None:
+        from weft.sim.speculation import replay_speculation
+
+        speculated = replay_speculation(traffic, recording, sources, setup.cost)
     if as_json:
-        click.echo(json.dumps(_data(trace, setup, study, recording), indent=2))
+        data = _data(trace, setup, study, recording)
+        if speculated is not None:
+            data["speculation"] = speculated.to_json()
+        click.echo(json.dumps(data, indent=2))
     else:
-        from weft.cli.simulate_view import show
+        from weft.cli.simulate_view import show, show_speculation
 
         show(trace, setup.words, study, recording)
+        if speculated is not None:
+            show_speculation(speculated)
     if plot is not None:
         from weft.cli.simulate_plot import draw
 

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from weft.sim.recording import Recording
 from weft.sim.report import Report
+from weft.sim.speculation import SpeculationReport
 from weft.sim.study import Sized, Study
 
 _LOST = {"no_checkpoint": "no state", "evicted_state": "state gone", "evicted_kv": "KV gone",
@@ -37,6 +38,25 @@ def show(trace: str, words: Sequence[str], study: Study, recording: Recording | 
     table_console.print(_lost(study))
     for line in _notes(study, recording):
         console.print(Text(line, style="dim"))
+
+
+def show_speculation(report: SpeculationReport) -> None:
+    console = Console(highlight=False)
+    console.print()
+    table = Table(box=None, padding=(0, 2, 0, 0), title="Speculation on the recorded answers, one at a time",
+                  title_justify="left", title_style="bold")
+    table.add_column("source", no_wrap=True)
+    for column in ("drafted", "accepted", "rate"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for source, counts in report.sources.items():
+        table.add_row(source, f"{counts.drafted:,}", f"{counts.accepted:,}",
+                      f"{counts.accepted / max(1, counts.drafted):.0%}")
+    for source, why in report.left_out.items():
+        table.add_row(source, "", "", why, style="dim")
+    console.print(table)
+    console.print(f"{report.tokens:,} tokens of {report.requests:,} answers in {report.steps:,} steps: "
+                  f"{report.tokens_per_step:.2f} tokens a step, {report.speedup:.2f} times the tokens/s.",
+                  markup=False)
 
 
 def _linked(study: Study, recording: Recording | None) -> str:

@@ -28,6 +28,7 @@ from weft.errors import EngineUnavailableError, WeftError
 from weft.info import ModelInfo
 from weft.memory.prefix.shape import CacheShape
 from weft.request import Request, TokenEvent
+from weft.server.config import RecordingTarget
 from weft.server.engine_link import EngineLink, PendingReplies, exit_reason
 from weft.server.heartbeat import HeartMonitor
 from weft.server.messages import (
@@ -86,11 +87,11 @@ class RequestStream:
 
 class EngineClient:
     """``on_progress`` gets the lines of a starting engine; ``on_step_tokens``, which may be set later, the
-    sizes of its steps in tokens. ``record``: file and most bytes of a recording of its traffic. ``heart``
+    sizes of its steps in tokens. ``record``: where a recording of its traffic goes. ``heart``
     knows the seconds since the last sign of life, and a stall after ``stall_after_s`` (0: never)."""
 
     def __init__(self, config: EngineConfig, *, factory: str = ASSEMBLE,
-                 record: tuple[str, int] | None = None, stall_after_s: float = STALL_AFTER_S,
+                 record: RecordingTarget | None = None, stall_after_s: float = STALL_AFTER_S,
                  on_progress: Callable[[str], None] = lambda text: None) -> None:
         self.state: State = "starting"
         self.progress = "starting the engine"

@@ -31,6 +31,16 @@ def _flag(default: Any, help: str, **more: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordingTarget:
+    """Where a recording of the traffic goes. ``has_tokens``: prompts and answers too, not only their
+    hashes."""
+
+    file: str
+    limit_bytes: int
+    has_tokens: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     host: str = _flag("127.0.0.1", "Address to listen on; 0.0.0.0 for every network this machine is in.")
     port: int | None = _flag(None, "Port to listen on; 0 takes any free one. Default: 8000, or the next one "
@@ -103,15 +113,20 @@ class ServerConfig:
                                least=0)
     exit_on_stall: bool = _flag(False, "End the server with code 3 when its engine process stalls.")
     record: str | None = _flag(None, "File for a recording of the traffic, to replay with `weft simulate`: "
-                                     "arrival times, lengths and keyed hashes, never text.")
+                                     "arrival times, lengths and keyed hashes, no text.")
+    record_tokens: bool = _flag(False, "Record the tokens of prompts and answers too: text can be read out "
+                                       "of such a file. `weft simulate --speculate` needs them.")
     record_limit: str = _flag("1GB", "Size at which the recording ends.")
     log_level: Literal["debug", "info", "warning", "error"] = _flag(
         "info", "What is logged; info has one line per request.")
 
-    def recording(self) -> tuple[str, int] | None:
-        """File and most bytes, as absolute path; None for no recording. Raises ConfigError."""
+    def recording(self) -> RecordingTarget | None:
+        """With an absolute path; None for no recording. Raises ConfigError."""
         limit = parse_bytes(self.record_limit, flag="--record-limit")
         if self.record is None:
+            if self.record_tokens:
+                raise ConfigError("--record-tokens needs --record FILE: without it nothing is recorded",
+                                  param="--record-tokens")
             return None
         if not self.record.strip():
             raise ConfigError("--record is empty: it takes the name of a file", param="--record")
@@ -119,7 +134,7 @@ class ServerConfig:
         if file.exists():
             raise ConfigError(f"--record {file}: the file is there already, and a recording begins a "
                               "new one: name another, or remove it", param="--record")
-        return str(file), limit
+        return RecordingTarget(str(file), limit, self.record_tokens)
 
     def client_keys(self) -> tuple[str, ...]:
         """Of --api-key and --api-key-file. Raises ConfigError."""

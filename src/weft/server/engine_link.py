@@ -24,6 +24,7 @@ import zmq.asyncio
 
 from weft.config import EngineConfig
 from weft.errors import WeftError
+from weft.server.config import RecordingTarget
 from weft.server.messages import Command, Launch, Reply, Report
 
 _SOCKET_PATH_MAX = 90
@@ -79,7 +80,7 @@ class EngineLink:
     def running(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
-    async def start(self, *, factory: str, config: EngineConfig, record: tuple[str, int] | None,
+    async def start(self, *, factory: str, config: EngineConfig, record: RecordingTarget | None,
                     beat_s: float) -> None:
         self._folder = _socket_folder()
         context = self._context = zmq.asyncio.Context()

@@ -199,9 +199,10 @@ def start_recording(launch: Launch, assembled: Any) -> Recorder | None:
         return None
     from weft.server.recorder import Recorder
 
-    file, limit_bytes = launch.record
-    return Recorder(Path(file), assembled.core, model=assembled.info.name, clock=time.monotonic,
-                    checkpoints=str(launch.config.get("checkpoints", "auto")), limit_bytes=limit_bytes)
+    target = launch.record
+    return Recorder(Path(target.file), assembled.core, model=assembled.info.name, clock=time.monotonic,
+                    checkpoints=str(launch.config.get("checkpoints", "auto")),
+                    limit_bytes=target.limit_bytes, has_tokens=target.has_tokens)
 
 
 def send(socket: zmq.Socket[bytes], report: Report) -> None:

@@ -32,19 +32,20 @@ from weft.engine.stats import EngineStats
 from weft.errors import UserError, WeftError
 from weft.info import ModelInfo
 from weft.request import Request, TokenEvent
+from weft.server.config import RecordingTarget
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """``factory`` is "module:function"; the engine process calls it with an EngineConfig of ``config`` and
-    ``on_progress``. ``folder`` has the sockets; the process that ends last removes it. ``record``: file and
-    most bytes of a recording. ``beat_s``: seconds between two beats."""
+    ``on_progress``. ``folder`` has the sockets; the process that ends last removes it. ``record``: None for
+    no recording. ``beat_s``: seconds between two beats."""
 
     factory: str
     config: dict[str, Any]
     folder: str
-    record: tuple[str, int] | None = None
+    record: RecordingTarget | None = None
     beat_s: float = 1.0
 
     @property

@@ -6,7 +6,7 @@ simulate``.
                    bounded queue ---> a thread of its own: hashes (sim.recording), JSON, the file
 
 What is in the file, and why no text can be read out of it, is in ``sim.recording``. The key of the hashes
-is drawn here and forgotten with the process.
+is drawn here and forgotten with the process. With ``has_tokens`` the operator asked for the tokens as well.
 
 Nothing waits for the file. When the thread falls behind, sequences are dropped and counted. At its limit
 the recording ends, and one line of the log says so. A line that the disk has no room for is dropped,
@@ -36,7 +36,7 @@ from weft.errors import ConfigError
 from weft.request import Request, TokenEvent
 from weft.schedule.plan import StepPlan
 from weft.schedule.work import work_of
-from weft.sim.recording import Fingerprints, header_line, sequence_line
+from weft.sim.recording import Fingerprints, header_line, sequence_line, token_text
 
 _QUEUE_MAX = 1024
 _STEPS_A_LINE = 256
@@ -61,8 +61,9 @@ class Recorder:
     made."""
 
     def __init__(self, file: Path, core: EngineCore, *, model: str, checkpoints: str, limit_bytes: int,
-                 clock: Callable[[], float]) -> None:
+                 clock: Callable[[], float], has_tokens: bool = False) -> None:
         self._clock = clock
+        self._has_tokens = has_tokens
         self._start_s = clock()
         self._open: dict[tuple[str, int], _Open] = {}
         self._number = 0
@@ -105,7 +106,7 @@ class Recorder:
                 del self._open[event.request_id, event.index]
                 if event.finish_reason in ("cancelled", "error") and one.cancelled_at_s is None:
                     one.cancelled_at_s = self._clock() - self._start_s
-                self._put(_Ended(one, self._fingerprints).line)
+                self._put(_Ended(one, self._fingerprints, self._has_tokens).line)
 
     def stepped(self, plan: StepPlan, seconds: float) -> None:
         self._step_count += 1
@@ -152,6 +153,7 @@ class _Ended:
 
     one: _Open
     fingerprints: Fingerprints
+    has_tokens: bool
 
     def line(self) -> dict[str, Any]:
         one, request = self.one, self.one.request
@@ -163,7 +165,8 @@ class _Ended:
             output_length=len(one.tokens), cached=one.cached, salt=self.fingerprints.salt(request.cache_salt),
             priority=request.priority, boundaries=list(request.boundaries), marks=list(request.marks),
             prompt_logprobs=request.sampling.prompt_logprobs is not None,
-            cancelled_at_s=None if one.tokens else one.cancelled_at_s)
+            cancelled_at_s=None if one.tokens else one.cancelled_at_s,
+            tokens=token_text(tokens) if self.has_tokens else "")
 
 
 class _Writer:

@@ -6,10 +6,11 @@ replayed.
     {"steps": [[prefill tokens, pairs, decodes, context, s], ...]}   times of some steps, to fit a cost model
     {"ended": true, "dropped": 0}
 
-**Never text, never tokens.** A block of 16 tokens is written as 8 bytes of a keyed hash (BLAKE2b). The hash
-covers the salt of the request and all tokens up to the block's end. The key is drawn when recording starts,
-and is in no file: without it texts cannot be tried against the hashes. A file does tell when requests came,
-and how long they and their answers were. It tells which of them begin alike, but only within one cache salt.
+**No text and no tokens** unless the operator asks for them. A block of 16 tokens is written as 8 bytes of a
+keyed hash (BLAKE2b). The hash covers the salt of the request and all tokens up to the block's end. The key is
+drawn when recording starts, and is in no file: without it texts cannot be tried against the hashes. A file
+does tell when requests came, and how long they and their answers were. It tells which of them begin alike,
+but only within one cache salt.
 
     tokens    [ 16 | 16 | 16 | 7 ]        blocks   [ h1 | h2 | h3 | h4 ]       each over all before it too
 
@@ -19,6 +20,11 @@ The *front* of a block has it: hashes token by token, up to where an earlier req
 so few blocks have one.
 
     {"front": [[3, "<7 x 4 bytes>"]]}      the first 7 tokens of block 3, as comparable as blocks are
+
+**With tokens** (``weft serve --record-tokens``) a line has the tokens of prompt and answer as well. A replay
+of speculation needs them: hashes show where two texts begin alike, and nothing that repeats inside a text.
+
+    {"tokens": "<n x 4 bytes>"}            int32, little endian, base64
 """
 
 from __future__ import annotations
@@ -36,7 +42,7 @@ from weft.config import Sizes
 from weft.errors import ConfigError
 from weft.memory.frames.plan import ArenaPlan, KvField, choose_frame
 from weft.schedule.work import Work
-from weft.sim.traffic import Traffic, TrafficRequest
+from weft.sim.traffic import Int32s, Traffic, TrafficRequest
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 
 VERSION = 1
@@ -131,6 +137,11 @@ def sequence_line(fingerprint: Fingerprint, **fields: Any) -> dict[str, Any]:
     return line
 
 
+def token_text(tokens: Sequence[int]) -> str:
+    """The field ``tokens`` of a line."""
+    return base64.b64encode(np.asarray(tokens, dtype="<i4").tobytes()).decode()
+
+
 _ARENA_NUMBERS = ("page_bytes", "pages_per_frame", "slot_bytes", "slot_stride_bytes", "slots_per_frame",
                   "frame_bytes", "frame_count", "kv_dtype", "model_dtype")
 
@@ -147,7 +158,8 @@ def header_line(*, model: str, arena: ArenaPlan, sizes: Sizes, checkpoints: str)
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a file has. ``cached_tokens``: what the engine found for each request, in their order."""
+    """What a file has. ``cached_tokens``: what the engine had cached of each request, in their order.
+    ``texts``: prompt and answer of each request, None where the recording has only hashes."""
 
     traffic: Traffic
     arena: ArenaPlan
@@ -160,6 +172,7 @@ class Recording:
     steps: list[tuple[Work, float]] = field(repr=False)
     cached_tokens: tuple[int, ...] = field(repr=False)
     dropped: int = 0
+    texts: tuple[Int32s | None, ...] = field(default=(), repr=False)
 
 
 def read_recording(lines: Iterable[Mapping[str, Any]], *, name: str = "the recording",
@@ -194,7 +207,8 @@ def read_recording(lines: Iterable[Mapping[str, Any]], *, name: str = "the recor
         max_model_len=int(header["max_model_len"]),
         grid_tokens=int(header.get("grid_tokens", CHUNK_TOKENS)),
         checkpoints=str(header.get("checkpoints", "auto")), steps=steps,
-        cached_tokens=tuple(int(row.get("cached", 0)) for row in sequences), dropped=dropped)
+        cached_tokens=tuple(int(row.get("cached", 0)) for row in sequences), dropped=dropped,
+        texts=tuple(map(_tokens, sequences)))
 
 
 def _checked(row: Mapping[str, Any]) -> None:
@@ -204,6 +218,14 @@ def _checked(row: Mapping[str, Any]) -> None:
     blocks = base64.b64decode(row["blocks"], validate=True)
     if int(row["input_length"]) < 1 or len(blocks) != -(-length // BLOCK_TOKENS) * _BLOCK_BYTES:
         raise ValueError(f"{len(blocks) // _BLOCK_BYTES} blocks for {length} tokens")
+    tokens = _tokens(row)
+    if tokens is not None and tokens.size != length:
+        raise ValueError(f"{tokens.size} tokens in a sequence of {length}")
+
+
+def _tokens(row: Mapping[str, Any]) -> Int32s | None:
+    text = row.get("tokens")
+    return None if text is None else np.frombuffer(base64.b64decode(text, validate=True), "<i4")
 
 
 def _arena(header: Mapping[str, Any], name: str) -> ArenaPlan:

@@ -6,7 +6,7 @@ The verification is exact: drafts change no token, so the answer would have been
 table of costs, so they are an estimate.
 
 Texts run one after the other, each alone. So later texts find earlier answers of their salt, as they would on
-a server with little load. The prefix tree is not replayed here.
+a server with little load. ``tree`` gets each text when it ends and forgets none: a cache without limits.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from weft.memory.prefix.edge import PAGE_KEY_BYTES
+from weft.memory.prefix.tree import PrefixTree
 from weft.speculation.costs import StepCosts
 from weft.speculation.drafter import Drafter, DraftGrammar, DraftRow
 
@@ -50,8 +54,10 @@ class ReplayedSpeculation:
         return self.plain_seconds / self.seconds if self.seconds else 1.0
 
 
-def replay(drafter: Drafter, texts: Iterable[KnownText], costs: StepCosts) -> ReplayedSpeculation:
-    """``costs``: of the machine that is imagined. The drafter's own table is another object."""
+def replay(drafter: Drafter, texts: Iterable[KnownText], costs: StepCosts,
+           tree: PrefixTree | None = None) -> ReplayedSpeculation:
+    """``costs``: of the machine that is imagined. The drafter's own table is another object. ``tree``: an
+    unpaged tree that the drafter reads."""
     total = ReplayedSpeculation()
     for key, text in enumerate(texts):
         answer = list(text.answer)
@@ -78,4 +84,17 @@ def replay(drafter: Drafter, texts: Iterable[KnownText], costs: StepCosts) -> Re
             total.seconds += seconds
             total.plain_seconds += len(chosen) * costs.seconds(1)
         drafter.end(key)
+        if tree is not None:
+            _publish(tree, text)
     return total
+
+
+def _publish(tree: PrefixTree, text: KnownText) -> None:
+    """What a finished request leaves in the cache: all tokens but the last, which was never computed."""
+    data = np.asarray([*text.prompt, *text.answer][:-1], dtype=np.int32).tobytes()
+    whole = len(data) // PAGE_KEY_BYTES * PAGE_KEY_BYTES
+    node = tree.root(text.salt)
+    if whole:
+        node, _ = tree.insert(node, data[:whole], [])
+    if data[whole:]:
+        tree.add_tail(node, data[whole:], [])
