@@ -38,9 +38,11 @@ DropReason = Literal["queue_full", "store_full", "rate", "read_only", "disk_erro
 
 @dataclass(frozen=True, slots=True)
 class StoredSpan:
-    """KV record number ``record`` holds the KV of tokens [``start``, ``end``). ``form``: see ``KvPiece``."""
+    """KV record number ``record`` holds the KV of tokens [``start``, ``end``). ``form``: see ``KvPiece``.
+    ``entry``: where the store has it; it means nothing to others."""
 
     record: int
+    entry: int
     start: int
     end: int
     payload_bytes: int
@@ -55,6 +57,7 @@ class StoredPrefix:
     local disk yet. ``tokens`` and ``salt`` are what was asked for; a fetch compares them."""
 
     checkpoint: int
+    entry: int
     position: int
     spans: tuple[StoredSpan, ...]
     state_bytes: int

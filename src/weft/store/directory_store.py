@@ -1,0 +1,245 @@
+"""``DirectoryStore``: one namespace of one directory, behind the protocol.
+
+    engine thread: match, offer, fetch, put, poll        index, space: touched by this thread alone
+                              |         ^
+                         jobs v         | outcomes, read by ``poll``
+    threads:         FetchThreads   WriteThread          volumes, ledger: touched by these alone
+
+A put takes blocks and entries at once, and they become visible to ``match`` when its outcome says that they
+are durable. Whatever fails is counted by reason. A damaged record is retired with all that needs it. A record
+that could not be read is forgotten until the next start. No error leaves this class.
+
+Laws: L3 (no room, no disk and no lock are values), L8, L9, L10, L11.
+
+Rejected: locks around the index. One thread owns it, and outcomes travel by queues.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.store.extents import BLOCK_BYTES, blocks_for
+from weft.store.identity import NamespaceIdentity
+from weft.store.index import NO_ENTRY, KvChain
+from weft.store.opening import OpenDirectory
+from weft.store.options import StoreOptions
+from weft.store.put_records import put_request, records_of
+from weft.store.reading import Fetch, FetchThreads, RecordRead
+from weft.store.record_books import RecordBooks, free_bytes
+from weft.store.rows import INEXACT, root_chain, token_bytes
+from weft.store.salts import salt_key
+from weft.store.upkeep import COMPACT_ROWS_LEAST, Compacted, Refreshed, Upkeep
+from weft.store.values import (
+    GRAIN_TOKENS,
+    DropReason,
+    KvPiece,
+    PutOffer,
+    StagingBuffers,
+    StoredPrefix,
+    StoredSpan,
+    StoreEvent,
+    StoreStats,
+    Ticket,
+)
+from weft.store.volumes import Volumes
+from weft.store.writing import Outcome, PutJob, WriteThread
+
+FINAL_WRITES_S = 5.0
+"""How long ``close`` waits for puts that are queued, and for reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeSource:
+    """Payloads of a directory."""
+
+    volumes: Volumes
+
+    def read_payload(self, row: np.void, into: memoryview) -> None:
+        self.volumes.read(int(row["volume"]), int(row["offset"]) // BLOCK_BYTES, into)
+
+
+class DirectoryStore:
+    """See the essay. ``opened`` belongs to the store from now on."""
+
+    def __init__(self, opened: OpenDirectory, identity: NamespaceIdentity, options: StoreOptions, *,
+                 clock: Callable[[], float] = time.monotonic,
+                 compact_rows_least: int = COMPACT_ROWS_LEAST) -> None:
+        self._opened, self._namespace, self._clock = opened, identity.digest, clock
+        self._exact = not options.accept_inexact
+        self._next_number = opened.live.last_number + 1 if opened.live is not None else 1
+        self._outcomes: queue.SimpleQueue[Outcome | Fetch | Compacted | Refreshed] = queue.SimpleQueue()
+        free = free_bytes(opened)
+        self.upkeep = Upkeep(opened, self._namespace, self._outcomes.put, free, clock=clock,
+                             compact_rows_least=compact_rows_least)
+        self._reader = FetchThreads(VolumeSource(opened.volumes), self._outcomes.put,
+                                    threads=options.read_threads)
+        self.books = RecordBooks(opened, options, self._namespace, free)
+        self._writer: WriteThread | None = None
+        if opened.writable and opened.ledger is not None:
+            volumes = self.books.space.volumes
+            self._writer = self.books.writer = WriteThread(
+                opened.ledger, opened.volumes, self._outcomes.put,
+                idle=lambda ledger: self.upkeep.idle(ledger, dict(volumes)),
+                bytes_per_second=options.write_bytes_per_second, queue_bytes_max=options.queue_bytes)
+        self._ticket = 0
+
+    def match(self, salt: str | None, tokens: Sequence[int], above: int) -> StoredPrefix | None:
+        self.books.counters.matches += 1
+        root = self._root(salt)
+        if root is None:
+            return None
+        content = token_bytes(tokens)
+        hit = self.books.index.deepest(root[1], content, above=above, exact=self._exact)
+        return None if hit is None else self._prefix(hit[0], hit[1], content)
+
+    def fetch(self, prefix: StoredPrefix, start: int, into: StagingBuffers) -> Ticket:
+        assert start % GRAIN_TOKENS == 0
+        assert start <= prefix.position
+        ticket = self._new_ticket()
+        self.books.counters.fetches += 1
+        c = self.books.index.c
+        entries = [(span.entry, span.record) for span in prefix.spans] + [(prefix.entry, prefix.checkpoint)]
+        if self.books.ledger is None or any(entry >= self.books.index.length or not c["kind"].item(entry)
+                                       or c["number"].item(entry) != number for entry, number in entries):
+            self.books.events.append(StoreEvent(ticket, "missing", "evicted"))
+            return ticket
+        self.books.pins.update(entry for entry, _ in entries)
+        self._reader.submit(Fetch(ticket, self.books.ledger, tuple(self._reads(prefix, start, into)),
+                                  prefix.tokens, self._clock()))
+        return ticket
+
+    def offer(self, salt: str | None, tokens: Sequence[int], position: int, *,
+              exact: bool) -> PutOffer | None:
+        root = self._root(salt)
+        if root is None or self._writer is None or self._writer.room_bytes <= 0:
+            return None
+        index = self.books.index
+        path = index.covered(root[1], token_bytes(tokens[:position]), exact=exact)
+        if path.end == position and index.checkpoint_at(path, exact=exact, durable=False) != NO_ENTRY:
+            return None
+        return PutOffer(path.end, position)
+
+    def put(self, salt: str | None, tokens: Sequence[int], position: int, kv: Sequence[KvPiece],
+            state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:
+        self.books.counters.puts += 1
+        root = self._root(salt)
+        if self._writer is None or root is None:
+            return self._refusal("read_only")
+        content = token_bytes(tokens[:position])
+        base = self._base(root[1], content, kv[0].start if kv else position, exact=exact)
+        if base is None:
+            return self._refusal("parent")
+        request = put_request(base, content, kv, state, exact=exact, seconds=seconds, state_form=state_form,
+                              namespace=self._namespace, salt=root[0])
+        sizes = [len(payload) for payload in request.payloads]
+        if not self.books.space.fits_ever(max(sizes)) or max(sizes) >= 1 << 32:
+            return self._refusal("too_large")
+        if request.nbytes > self._writer.room_bytes:
+            return self._refusal("queue_full")
+        self.books.space.disk_free_bytes = min(self.books.space.disk_free_bytes, self.upkeep.free_bytes)
+        placed = self.books.space.place(sizes)
+        if placed is None:
+            self.books.make_room(sum(blocks_for(size) for size in sizes), forced=True)
+            return self._refusal("store_full")
+        records = records_of(request, self.books.index, placed[0], self._next_number)
+        self._next_number += len(records)
+        ticket = self._new_ticket()
+        c = self.books.index.c
+        needs = frozenset(c["number"].item(entry) for entry in base.entries if not c["durable"][entry])
+        self._writer.submit(PutJob(ticket, records, needs, tuple(placed[1]), request.nbytes))
+        self.books.make_room(sum(blocks_for(size) for size in sizes), forced=False)
+        return ticket
+
+    def poll(self) -> list[StoreEvent]:
+        while True:
+            try:
+                outcome = self._outcomes.get_nowait()
+            except queue.Empty:
+                break
+            match outcome:
+                case Fetch():
+                    self.books.fetched(outcome, self._clock() - outcome.started)
+                case Outcome():
+                    self.books.written(outcome)
+                case Compacted():
+                    self.books.compacted(outcome)
+                case Refreshed():
+                    self.books.refreshed(outcome)
+        self.upkeep.live_count = self.books.index.live_count
+        if self._writer is None and self._clock() >= self.upkeep.next_follow:
+            self.upkeep.next_follow = float("inf")
+            ledger = self.books.ledger
+            self._reader.run(lambda: self.upkeep.follow(ledger))
+        events, self.books.events = self.books.events, []
+        return events
+
+    def stats(self) -> StoreStats:
+        queued = self._writer.queued_bytes if self._writer is not None else 0
+        return self.books.stats(queued)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self.books.flush_uses()
+            self._writer.close(FINAL_WRITES_S)
+        self._reader.close(FINAL_WRITES_S)
+        self._opened.close()
+
+    def _root(self, salt: str | None) -> tuple[bytes, int] | None:
+        """(salt's key, chain of its root); None for a salt without a secret."""
+        if salt and self._opened.secret is None:
+            return None
+        key = salt_key(self._opened.secret or b"", salt)
+        return key, root_chain(self._namespace, key)
+
+    def _prefix(self, checkpoint: int, path: KvChain, tokens: bytes) -> StoredPrefix:
+        c = self.books.index.c
+        spans = tuple(StoredSpan(c["number"].item(entry), entry, c["position"].item(entry),
+                                 c["position"].item(entry) + c["tokens"].item(entry),
+                                 c["payload"].item(entry), c["form"].item(entry)) for entry in path.entries)
+        rounded = any(c["flags"].item(entry) & INEXACT for entry in (*path.entries, checkpoint))
+        return StoredPrefix(c["number"].item(checkpoint), checkpoint, path.end, spans,
+                            c["payload"].item(checkpoint), c["form"].item(checkpoint), not rounded,
+                            tokens[:4 * path.end])
+
+    def _reads(self, prefix: StoredPrefix, start: int, into: StagingBuffers) -> Iterator[RecordRead]:
+        """Every KV record of the path, those before ``start`` for their tokens alone, and the state."""
+        c, at = self.books.index.c, 0
+        kv, state = into.kv.cast("B"), into.state.cast("B")
+        for span in prefix.spans:
+            target, skip = None, 0
+            if span.end > start:
+                if span.start < start and span.form == 0:
+                    grains = -(-(span.end - span.start) // GRAIN_TOKENS)
+                    skip = (start - span.start) // GRAIN_TOKENS * (span.payload_bytes // grains)
+                target = kv[at:at + span.payload_bytes - skip]
+                at += span.payload_bytes - skip
+            yield RecordRead(span.entry, span.record, c["line"].item(span.entry), span.start,
+                             span.end - span.start, span.payload_bytes, target, skip)
+        assert at <= len(kv), "the staging buffer of KV is too small"
+        assert prefix.state_bytes <= len(state), "the staging buffer of the state is too small"
+        yield RecordRead(prefix.entry, prefix.checkpoint, c["line"].item(prefix.entry), prefix.position, 0,
+                         prefix.state_bytes, state[:prefix.state_bytes])
+
+    def _base(self, root: int, tokens: bytes, start: int, *, exact: bool) -> KvChain | None:
+        """The stored KV that ends at ``start``; None if it was evicted after the offer."""
+        path = self.books.index.covered(root, tokens, exact=exact)
+        c, entries, end = self.books.index.c, list(path.entries), path.end
+        while entries and end > start:
+            end = c["position"].item(entries.pop())
+        if end != start:
+            return None
+        return KvChain(tuple(entries), end, c["chain"].item(entries[-1]) if entries else root)
+
+    def _refusal(self, reason: DropReason) -> Ticket | None:
+        """No ticket, and a count."""
+        self.books.counters.dropped[reason] += 1
+        return None
+
+    def _new_ticket(self) -> Ticket:
+        self._ticket += 1
+        return Ticket(self._ticket)

@@ -1,0 +1,102 @@
+"""Whose bytes these are: a namespace is a digest of everything that decides what a record means.
+
+    weights, architecture, rope, dtypes, quantised form, arithmetic, layout, adapter
+        --canonical JSON--> SHA-256 --> 16 bytes: the namespace, in every row and under namespaces/
+
+Another model at the same path, another KV dtype, another rope: each is another namespace, whose rows never
+match. The JSON is written beside the ledger, so that ``weft store info`` can name what a directory holds.
+
+The digest of weights covers every header and file size, and 64 KiB at 64 places of each file. Reading all of
+a 100 GB checkpoint at each start would take a minute; ``every_byte`` does it on request. Two checkpoints that
+differ only between the samples are told apart by ``every_byte`` alone.
+
+Law: L10 at the scale of models.
+
+Rejected: the model's name or path as the key (a fine-tune in the same folder then reads the base model's KV);
+the modification time of files (a copy would miss, an edit that keeps the time would hit).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+LAYOUT_VERSION = 1
+"""Of the bytes inside records: grows when pages or states are laid out another way."""
+SAMPLES = 64
+SAMPLE_BYTES = 64 << 10
+_READ_BYTES = 8 << 20
+_HEADER_LENGTH_BYTES = 8
+NAMESPACES_FOLDER = "namespaces"
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceIdentity:
+    """What must be equal for records to mean the same. Values are JSON: texts, numbers, lists, mappings.
+
+    ``model``: a name to show; it is not part of the digest. ``arithmetic``: the kernel set, where two sets
+    round differently. ``grain_bytes``: KV of 16 tokens. ``state_bytes``: one state."""
+
+    model: str
+    weights: str
+    architecture: Mapping[str, Any]
+    rope: Mapping[str, Any]
+    kv_dtype: str
+    state_dtype: str
+    quantised: str
+    arithmetic: str
+    grain_bytes: int
+    state_bytes: int
+    adapter: str = ""
+    layout: int = LAYOUT_VERSION
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> bytes:
+        """16 bytes: the namespace."""
+        facts = asdict(self)
+        del facts["model"]
+        return hashlib.sha256(canonical_json(facts)).digest()[:16]
+
+    def as_json(self) -> bytes:
+        """The file namespaces/DIGEST.json."""
+        return canonical_json(asdict(self)) + b"\n"
+
+
+def canonical_json(facts: Any) -> bytes:
+    """Sorted keys, no spaces, ASCII."""
+    return json.dumps(facts, sort_keys=True, separators=(",", ":")).encode("ascii")
+
+
+def weights_digest(files: Sequence[Path], *, every_byte: bool = False) -> str:
+    """Hex SHA-256 over the weight files in the order of their names. Raises OSError.
+
+    ``every_byte``: all bytes instead of samples; the answers differ, so both forms are namespaces of their
+    own."""
+    total = hashlib.sha256(b"all" if every_byte else b"sampled")
+    for path in sorted(files, key=lambda one: one.name):
+        total.update(_file_digest(path, every_byte=every_byte))
+    return total.hexdigest()
+
+
+def _file_digest(path: Path, *, every_byte: bool) -> bytes:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        digest.update(size.to_bytes(8, "little"))
+        file.seek(0)
+        if every_byte:
+            while piece := file.read(_READ_BYTES):
+                digest.update(piece)
+            return digest.digest()
+        length = int.from_bytes(file.read(_HEADER_LENGTH_BYTES), "little")
+        digest.update(length.to_bytes(8, "little"))
+        digest.update(file.read(min(length, size)))
+        for sample in range(SAMPLES):
+            file.seek(max(0, size - SAMPLE_BYTES) * sample // (SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.digest()

@@ -1,0 +1,277 @@
+"""``StoreIndex``: the records of a store in memory, about 75 bytes each, and lookups by tokens.
+
+    root chain --head of 16 tokens--> KV record --chain matches?--> KV record --> ... --> checkpoints there
+
+An entry is one KV record or one checkpoint, of any namespace. Entries are columns of arrays: 100,000
+checkpoints load in array operations. A dictionary from ``head`` to entry finds the children of a record;
+children with one head form a list. Checkpoints hang on the KV record that ends at their position.
+
+The index has hashes, not tokens. ``deepest`` therefore finds candidates, and a fetch compares the tokens
+(law L10). An entry that a put has added matches only once it is durable; ``covered`` sees it before, so that
+two puts in a row do not write the same KV twice.
+
+Laws:
+
+* L8: a checkpoint's KV records are its ancestors, and an entry with users is never removed alone.
+* L11: a walk visits at most ``VISITS_MAX`` entries.
+
+Rejected: tokens in memory (4 KB for 1,000 tokens); a key for each 16 tokens (6 KB); node objects (500 bytes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.store.recovery import LiveRows
+from weft.store.rows import CHECKPOINT, INEXACT, KV, REMOTE_VOLUME, chain_of, head_of
+from weft.store.values import GRAIN_TOKENS
+
+NO_ENTRY = -1
+VISITS_MAX = 4096
+_COLUMNS: dict[str, tuple[Any, int]] = {
+    "number": (np.uint64, 0), "chain": (np.uint64, 0), "parent": (np.int32, NO_ENTRY),
+    "position": (np.uint32, 0), "tokens": (np.uint16, 0), "kind": (np.uint8, 0), "flags": (np.uint8, 0),
+    "durable": (np.bool_, False), "space": (np.uint32, 0), "head": (np.uint64, 0), "form": (np.uint32, 0),
+    "volume": (np.uint32, 0), "block": (np.uint32, 0), "payload": (np.uint32, 0), "line": (np.uint32, 0),
+    "seconds": (np.float32, 0), "uses": (np.uint32, 0), "last_use": (np.uint32, 0), "held": (np.uint64, 0),
+    "users": (np.int32, 0), "sibling": (np.int32, NO_ENTRY), "checkpoint": (np.int32, NO_ENTRY),
+}
+"""Column -> (dtype, value of an entry that is not filled). ``space``: number of the (namespace, salt) pair.
+``held``: bytes that were written for a checkpoint. ``sibling``: the next entry of a list of children or of
+checkpoints. ``checkpoint``: the first checkpoint at the end of a KV record."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvChain:
+    """KV entries from the root on, and where the last one ends. ``chain``: the name of that prefix."""
+
+    entries: tuple[int, ...]
+    end: int
+    chain: int
+
+
+class StoreIndex:
+    """See the essay. ``c`` are the columns; an entry is an index into them."""
+
+    def __init__(self) -> None:
+        self.c: dict[str, np.ndarray[Any, Any]] = {
+            name: np.full(64, fill, dtype=dtype) for name, (dtype, fill) in _COLUMNS.items()}
+        self.length = 0
+        self.heads: dict[int, int] = {}
+        self.spaces: dict[tuple[bytes, bytes], int] = {}
+        self._free: list[int] = []
+        self._short: dict[int, int] = {}
+        self._tick = 0
+
+    def load(self, live: LiveRows, namespace: bytes) -> None:
+        """Fills an empty index. Only rows of ``namespace`` can match; the others still hold space."""
+        rows, count = live.rows, len(live.rows)
+        assert self.length == 0
+        self._reserve(count)
+        self.length = count
+        c, part = self.c, slice(0, count)
+        for name in ("number", "chain", "head", "position", "tokens", "kind", "flags", "form", "volume",
+                     "seconds"):
+            c[name][part] = rows[name]
+        c["durable"][part] = True
+        c["payload"][part] = rows["payload_bytes"]
+        c["block"][part] = rows["offset"] // np.uint64(4096)
+        c["line"][part], c["uses"][part] = live.lines, live.uses
+        c["last_use"][part] = np.arange(count, dtype=np.uint32)
+        self._tick = count
+        parents = live.parents
+        c["parent"][part] = parents
+        np.add.at(c["users"], parents[parents >= 0], 1)
+        self._load_spaces(live)
+        self._load_held(count)
+        own = np.flatnonzero((rows["kind"] == KV) & (rows["namespace"] == np.void(namespace)))
+        heads = rows["head"]
+        sibling = c["sibling"]
+        for entry, head, tokens in zip(own.tolist(), heads[own].tolist(), rows["tokens"][own].tolist(),
+                                       strict=True):
+            sibling[entry] = self.heads.get(head, NO_ENTRY)
+            self.heads[head] = entry
+            self._count_short(tokens, 1)
+        checkpoints = np.flatnonzero(rows["kind"] == CHECKPOINT)
+        for entry, parent in zip(checkpoints.tolist(), parents[checkpoints].tolist(), strict=True):
+            sibling[entry] = c["checkpoint"][parent]
+            c["checkpoint"][parent] = entry
+
+    def add(self, *, parent: int, space: int, kind: int, **columns: Any) -> int:
+        """A new entry of this namespace."""
+        entry = self._free.pop() if self._free else self.length
+        if entry == self.length:
+            self._reserve(self.length + 1)
+            self.length += 1
+        c = self.c
+        for name, (_, fill) in _COLUMNS.items():
+            c[name][entry] = columns.get(name, fill)
+        self._tick += 1
+        c["parent"][entry], c["space"][entry] = parent, space
+        c["kind"][entry], c["last_use"][entry] = kind, self._tick
+        if parent != NO_ENTRY:
+            c["users"][parent] += 1
+        if kind == KV:
+            c["sibling"][entry] = self.heads.get(columns["head"], NO_ENTRY)
+            self.heads[columns["head"]] = entry
+            self._count_short(columns["tokens"], 1)
+        else:
+            c["sibling"][entry] = c["checkpoint"][parent]
+            c["checkpoint"][parent] = entry
+        return entry
+
+    def remove(self, entry: int) -> None:
+        """Removes an entry without users."""
+        c = self.c
+        head = c["head"].item(entry)
+        parent = c["parent"].item(entry)
+        assert c["users"][entry] == 0
+        assert c["kind"][entry] != 0
+        if parent != NO_ENTRY:
+            c["users"][parent] -= 1
+        if c["kind"].item(entry) == CHECKPOINT:
+            c["checkpoint"][parent] = self._without(c["checkpoint"].item(parent), entry)
+        elif head in self.heads:
+            self._unlink(entry, head)
+        c["kind"][entry] = 0
+        self._free.append(entry)
+
+    def space_of(self, namespace: bytes, salt: bytes) -> int:
+        """The number of a (namespace, salt) pair."""
+        return self.spaces.setdefault((namespace, salt), len(self.spaces))
+
+    def touch(self, entry: int) -> None:
+        """A checkpoint was restored."""
+        self._tick += 1
+        self.c["uses"][entry] += 1
+        self.c["last_use"][entry] = self._tick
+
+    @property
+    def live_count(self) -> int:
+        return self.length - len(self._free)
+
+    @property
+    def tick(self) -> int:
+        return self._tick
+
+    def deepest(self, root: int, tokens: bytes, *, above: int, exact: bool) -> tuple[int, KvChain] | None:
+        """The deepest durable checkpoint of more than ``above`` tokens under ``tokens``, and its KV."""
+        best: tuple[int, KvChain] | None = None
+        for path in self._paths(root, tokens, exact=exact, durable=True):
+            if path.end > max(above, best[1].end if best else 0):
+                checkpoint = self.checkpoint_at(path, exact=exact, durable=True)
+                if checkpoint != NO_ENTRY:
+                    best = checkpoint, path
+        return best
+
+    def covered(self, root: int, tokens: bytes, *, exact: bool) -> KvChain:
+        """The longest chain of KV records under ``tokens`` from which a record can go on: one that ends at
+        a multiple of 16 or with the tokens. Records that are not durable yet count."""
+        best = KvChain((), 0, root)
+        for path in self._paths(root, tokens, exact=exact, durable=False):
+            if path.end > best.end and (path.end % GRAIN_TOKENS == 0 or path.end * 4 == len(tokens)):
+                best = path
+        return best
+
+    def checkpoint_at(self, path: KvChain, *, exact: bool, durable: bool) -> int:
+        """A checkpoint at the end of ``path``, an exact one if there is a choice."""
+        answer = NO_ENTRY
+        if not path.entries:
+            return answer
+        for entry in self._list(self.c["checkpoint"].item(path.entries[-1])):
+            rounded = self.c["flags"].item(entry) & INEXACT
+            if (rounded and exact) or (durable and not self.c["durable"][entry]):
+                continue
+            if not rounded:
+                return entry
+            answer = entry
+        return answer
+
+    def _paths(self, root: int, tokens: bytes, *, exact: bool, durable: bool) -> Iterator[KvChain]:
+        view = memoryview(tokens)
+        c, to_visit, visits = self.c, [KvChain((), 0, root)], 0
+        while to_visit and visits < VISITS_MAX:
+            at = to_visit.pop()
+            rest = view[4 * at.end:]
+            if at.end % GRAIN_TOKENS or not rest:
+                continue
+            lengths = [n for n in self._short if 4 * n <= len(rest)]
+            lengths += [GRAIN_TOKENS] if len(rest) >= 4 * GRAIN_TOKENS else []
+            for length in lengths:
+                for entry in self._list(self.heads.get(head_of(at.chain, rest[:4 * length]), NO_ENTRY)):
+                    visits += 1
+                    count = c["tokens"].item(entry)
+                    if (exact and c["flags"].item(entry) & INEXACT) or (durable and not c["durable"][entry]) \
+                            or 4 * count > len(rest) or c["position"].item(entry) != at.end:
+                        continue
+                    chain = chain_of(at.chain, rest[:4 * count])
+                    if chain == c["chain"].item(entry) and \
+                            c["parent"].item(entry) == (at.entries[-1] if at.entries else NO_ENTRY):
+                        path = KvChain((*at.entries, entry), at.end + count, chain)
+                        to_visit.append(path)
+                        yield path
+
+    def _list(self, first: int) -> Iterator[int]:
+        while first != NO_ENTRY:
+            yield first
+            first = self.c["sibling"].item(first)
+
+    def _without(self, first: int, entry: int) -> int:
+        """The list that begins at ``first``, without ``entry``."""
+        sibling = self.c["sibling"]
+        if first == entry:
+            return int(sibling[entry])
+        for one in self._list(first):
+            if sibling.item(one) == entry:
+                sibling[one] = sibling.item(entry)
+                break
+        return first
+
+    def _unlink(self, entry: int, head: int) -> None:
+        first = self._without(self.heads[head], entry)
+        if first == NO_ENTRY:
+            del self.heads[head]
+        else:
+            self.heads[head] = first
+        self._count_short(self.c["tokens"].item(entry), -1)
+
+    def _count_short(self, tokens: int, change: int) -> None:
+        """Lengths below a grain: a lookup tries each of them."""
+        if tokens < GRAIN_TOKENS:
+            self._short[tokens] = self._short.get(tokens, 0) + change
+            if self._short[tokens] == 0:
+                del self._short[tokens]
+
+    def is_remote(self, entry: int) -> bool:
+        return int(self.c["volume"][entry]) == REMOTE_VOLUME
+
+    def _reserve(self, length: int) -> None:
+        capacity = len(self.c["number"])
+        if length <= capacity:
+            return
+        more = max(length, capacity + capacity // 4) - capacity
+        for name, (dtype, fill) in _COLUMNS.items():
+            self.c[name] = np.concatenate([self.c[name], np.full(more, fill, dtype=dtype)])
+
+    def _load_spaces(self, live: LiveRows) -> None:
+        rows = live.rows
+        if not len(rows):
+            return
+        pairs_bytes = np.concatenate([rows["namespace"].copy().view(np.uint8).reshape(-1, 16),
+                                      rows["salt"].copy().view(np.uint8).reshape(-1, 16)], axis=1)
+        pairs = np.ascontiguousarray(pairs_bytes).view("V32").reshape(-1)
+        _, first, which = np.unique(pairs, return_index=True, return_inverse=True)
+        self.spaces = {(bytes(pairs_bytes[at, :16]), bytes(pairs_bytes[at, 16:])): number
+                       for number, at in enumerate(first)}
+        self.c["space"][:len(rows)] = which.reshape(-1)
+
+    def _load_held(self, count: int) -> None:
+        """A put writes its KV rows and then its checkpoint, so those rows are what the checkpoint holds."""
+        total = np.cumsum(self.c["payload"][:count].astype(np.uint64))
+        ends = np.flatnonzero(self.c["kind"][:count] == CHECKPOINT)
+        if len(ends):
+            self.c["held"][ends] = np.diff(total[ends], prepend=np.uint64(0))

@@ -1,0 +1,192 @@
+"""Opening a directory: what it must hold, the writer's lock, the secret, and the ledger as it is.
+
+    DIR/store.json          {"format": 1}: this directory is a store
+       /lock                locked by the one process that writes; its text names that process
+       /secret              mode 0600; see ``salts``
+       /namespaces/H.json   what a namespace stands for; see ``identity``
+       /ledger-N.rows .tokens
+       /volumes/volume-N
+
+The first process takes the lock and writes. A second one reads: it follows the ledger and says so. The lock
+is the operating system's (flock), so it ends with its process, also after kill -9. A directory without
+permission to write is read as well.
+
+Errors that a user can change name the directory: a folder with other files, a newer format, no permission.
+
+Rejected: a lock file with a process id alone (it outlives a crash, and ids are used again).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.errors import ConfigError
+from weft.store.disk import OsDisk
+from weft.store.identity import NAMESPACES_FOLDER, NamespaceIdentity
+from weft.store.ledger import (
+    LedgerFiles,
+    create_ledger,
+    generations,
+    open_ledger,
+    remove_other_generations,
+    valid_rows,
+)
+from weft.store.recovery import LiveRows, live_rows
+from weft.store.rows import FORMAT_VERSION
+from weft.store.salts import SECRET_BYTES, SECRET_FILE, read_secret
+from weft.store.volumes import VOLUMES_FOLDER, Volumes
+
+STORE_FILE = "store.json"
+LOCK_FILE = "lock"
+PARAM = "--store"
+
+
+@dataclass(slots=True)
+class OpenDirectory:
+    """``lock``: the handle that holds the lock, None for a reader. ``secret``: None where a reader finds
+    none. ``live``: the ledger's rows at this moment; ``volume_blocks``: usable volumes."""
+
+    path: Path
+    disk: OsDisk
+    lock: int | None
+    secret: bytes | None
+    ledger: LedgerFiles | None
+    live: LiveRows | None
+    volumes: Volumes
+    volume_blocks: dict[int, int]
+    notes: list[str]
+
+    @property
+    def writable(self) -> bool:
+        return self.lock is not None
+
+    def close(self) -> None:
+        """Gives the lock back."""
+        self.volumes.close()
+        if self.lock is not None:
+            self.disk.close(self.lock)
+            self.lock = None
+
+
+def open_directory(path: Path, disk: OsDisk, *, write: bool = True) -> OpenDirectory:
+    """Opens a store, or creates one where ``write`` is true. Raises ConfigError that names the directory."""
+    notes: list[str] = []
+    try:
+        if write:
+            _prepare(path, disk)
+        _check_format(path, disk)
+    except OSError as error:
+        if not (write and (path / STORE_FILE).exists()):
+            raise ConfigError(f"--store {path}: {error.strerror or error}", param=PARAM) from None
+        notes.append(f"{path} cannot be written ({error.strerror}); this process only reads it")
+        write = False
+    lock = _take_lock(path, disk, notes) if write else None
+    secret = _secret(path, disk, notes, create=lock is not None)
+    volumes = Volumes(disk, path / VOLUMES_FOLDER, lock is not None)
+    try:
+        blocks, broken = volumes.scan()
+        notes += [f"{path / VOLUMES_FOLDER / name} is no volume of this format; its records are lost"
+                  for name in broken]
+        ledger, live = read_ledger(path, disk, blocks, writable=lock is not None)
+    except OSError as error:
+        raise ConfigError(f"--store {path}: {error.strerror or error}", param=PARAM) from None
+    if live is not None and live.dropped:
+        counts = ", ".join(f"{count} {reason}" for reason, count in sorted(live.dropped.items()))
+        notes.append(f"{path}: rows of the ledger were dropped: {counts}")
+    return OpenDirectory(path, disk, lock, secret, ledger, live, volumes, blocks, notes)
+
+
+def read_ledger(path: Path, disk: OsDisk, volume_blocks: dict[int, int], *,
+                writable: bool) -> tuple[LedgerFiles | None, LiveRows | None]:
+    """The newest generation and its live rows. A writer creates the first one. Raises OSError."""
+    opened = open_ledger(path, disk, writable=writable)
+    if opened is None:
+        if not writable:
+            return None, None
+        opened = create_ledger(path, disk, max(generations(path, disk), default=0) + 1, [], ()), b""
+    ledger, content = opened
+    if writable:
+        remove_other_generations(path, disk, ledger.generation)
+    rows, valid, torn = valid_rows(content)
+    live = live_rows(rows, valid, volume_blocks=volume_blocks, tokens_bytes=ledger.tokens_bytes)
+    if torn:
+        live.dropped["torn"] = 1
+    ledger.tokens_bytes -= ledger.tokens_bytes % 4
+    return ledger, live
+
+
+def write_namespace(path: Path, disk: OsDisk, identity: NamespaceIdentity) -> None:
+    """Names the namespace for people. Raises OSError."""
+    file = path / NAMESPACES_FOLDER / f"{identity.digest.hex()}.json"
+    if not file.exists():
+        disk.write_file(file, identity.as_json())
+
+
+def _prepare(path: Path, disk: OsDisk) -> None:
+    disk.make_directory(path)
+    if not (path / STORE_FILE).exists():
+        own = (LOCK_FILE, SECRET_FILE, VOLUMES_FOLDER, NAMESPACES_FOLDER)
+        strangers = [name for name in disk.names(path) if name not in own and not name.endswith(".tmp")]
+        if strangers:
+            raise ConfigError(f"--store {path}: the directory has other files ({strangers[0]}) and is no "
+                              "store; name an empty or a new directory", param=PARAM)
+    disk.make_directory(path / VOLUMES_FOLDER)
+    disk.make_directory(path / NAMESPACES_FOLDER)
+    if not (path / STORE_FILE).exists():
+        disk.write_file(path / STORE_FILE, json.dumps({"format": FORMAT_VERSION}).encode() + b"\n")
+
+
+def _check_format(path: Path, disk: OsDisk) -> None:
+    content = disk.read_file(path / STORE_FILE)
+    try:
+        version = json.loads(content)["format"]
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"--store {path}: {STORE_FILE} is damaged; it must say "
+                          f'{{"format": {FORMAT_VERSION}}}', param=PARAM) from None
+    if version != FORMAT_VERSION:
+        raise ConfigError(f"--store {path}: has format {version}, and this weft reads format "
+                          f"{FORMAT_VERSION}; name another directory", param=PARAM)
+
+
+def _take_lock(path: Path, disk: OsDisk, notes: list[str]) -> int | None:
+    try:
+        handle = disk.open_write(path / LOCK_FILE)
+        locked = disk.lock(handle)
+    except OSError as error:
+        notes.append(f"{path / LOCK_FILE}: {error.strerror}; this process only reads the store")
+        return None
+    if not locked:
+        holder = disk.read_file(path / LOCK_FILE).decode("utf-8", "replace").strip() or "another process"
+        notes.append(f"{holder} writes to {path}; this process only reads it")
+        disk.close(handle)
+        return None
+    try:
+        disk.truncate(handle, 0)
+        disk.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise ConfigError(f"--store {path}: {error.strerror}", param=PARAM) from None
+    return handle
+
+
+def _secret(path: Path, disk: OsDisk, notes: list[str], *, create: bool) -> bytes | None:
+    secret = read_secret(path, disk)
+    file = path / SECRET_FILE
+    if secret is None and create:
+        try:
+            secret = secrets.token_bytes(SECRET_BYTES)
+            disk.write_file(file, secret, mode=0o600)
+        except OSError as error:
+            notes.append(f"{file}: {error.strerror}; requests with a cache_salt are not stored")
+            return None
+    elif secret is None:
+        notes.append(f"{file} cannot be read; requests with a cache_salt find nothing here")
+    elif file.stat().st_mode & 0o077:
+        notes.append(f"{file} can be read by other users; chmod 600 it")
+    return secret

@@ -1,0 +1,151 @@
+"""Fetch threads: they read records, verify them, compare tokens, and fill staging buffers.
+
+    fetch --> rows and tokens of the whole path --compare--> one read for each record --verify--> event
+                 "tokens": another prompt                      "checksum": damaged bytes
+
+One task compares the tokens of every KV record from the root on with those of the request (law L10). It then
+queues a task for each payload, so that several threads read at once. The event follows the last task, and
+says ``fetched`` only if every task succeeded. Bytes are verified in the staging buffer that they were read
+into; the engine does not look at a buffer before its event.
+
+A failure has a cause: ``damaged`` means that the record has to be retired (its bytes are wrong), ``missing``
+that it could not be read now. A disk that stalls delays its own fetches alone.
+
+Rejected: asyncio or io_uring. Four threads with preadv saturate the disks that matter, and xxh3 releases the
+interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from weft.store.ledger import LedgerError, LedgerFiles
+from weft.store.rows import payload_checksum
+from weft.store.values import EventKind, Ticket
+
+THREADS = 4
+
+
+class PayloadSource(Protocol):
+    """Where a record's bytes come from: a volume, or an object."""
+
+    def read_payload(self, row: np.void, into: memoryview) -> None:
+        """Fills ``into``. Raises OSError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRead:
+    """One record of a fetch. ``begin``, ``count``: its tokens, none for a state. ``into``: None where the
+    payload is not wanted. ``skip_bytes``: what is not wanted at the payload's begin."""
+
+    entry: int
+    number: int
+    line: int
+    begin: int
+    count: int
+    payload_bytes: int
+    into: memoryview | None
+    skip_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Fetch:
+    """One ticket under way. ``failure``: (kind, reason, entry, number) of the first failure."""
+
+    ticket: Ticket
+    ledger: LedgerFiles
+    records: tuple[RecordRead, ...]
+    tokens: bytes
+    started: float
+    left: int = 0
+    nbytes: int = 0
+    failure: tuple[EventKind, str, int, int] | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class FetchThreads:
+    """``finished`` is called once for each fetch, in a thread."""
+
+    def __init__(self, source: PayloadSource, finished: Callable[[Fetch], None], *,
+                 threads: int = THREADS) -> None:
+        self._source, self._finished = source, finished
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads = [threading.Thread(target=self._work, name=f"store-read-{number}", daemon=True)
+                         for number in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, fetch: Fetch) -> None:
+        self._tasks.put(lambda: self._compare(fetch))
+
+    def run(self, task: Callable[[], None]) -> None:
+        """Another short task for one of the threads."""
+        self._tasks.put(task)
+
+    def close(self, seconds: float) -> None:
+        for _ in self._threads:
+            self._tasks.put(None)
+        for thread in self._threads:
+            thread.join(seconds / len(self._threads))
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+
+    def _compare(self, fetch: Fetch) -> None:
+        rows: list[tuple[RecordRead, np.void]] = []
+        for record in fetch.records:
+            try:
+                row = fetch.ledger.read_row(record.line, record.number)
+                if int(row["payload_bytes"]) != record.payload_bytes or int(row["tokens"]) != record.count:
+                    raise LedgerError("row")
+                if record.count and fetch.ledger.read_tokens(int(row["tokens_at"]), record.count) != \
+                        fetch.tokens[4 * record.begin:4 * (record.begin + record.count)]:
+                    raise LedgerError("tokens")
+            except LedgerError as error:
+                fetch.failure = ("damaged", str(error), record.entry, record.number)
+            except OSError as error:
+                fetch.failure = ("missing", reason_of(error), record.entry, record.number)
+            if fetch.failure is not None:
+                self._finished(fetch)
+                return
+            if record.into is not None and record.payload_bytes:
+                rows.append((record, row))
+        fetch.left = len(rows)
+        if not rows:
+            self._finished(fetch)
+        for record, row in rows:
+            self._tasks.put(lambda record=record, row=row: self._read(fetch, record, row))  # type: ignore[misc]
+
+    def _read(self, fetch: Fetch, record: RecordRead, row: np.void) -> None:
+        failure: tuple[EventKind, str, int, int] | None = None
+        assert record.into is not None
+        try:
+            target = memoryview(bytearray(record.payload_bytes)) if record.skip_bytes else record.into
+            if fetch.failure is None:
+                self._source.read_payload(row, target)
+                if payload_checksum(target) != row["checksum"].tobytes():
+                    failure = ("damaged", "checksum", record.entry, record.number)
+                elif record.skip_bytes:
+                    record.into[:] = target[record.skip_bytes:]
+        except OSError as error:
+            failure = ("missing", reason_of(error), record.entry, record.number)
+        with fetch.lock:
+            fetch.left -= 1
+            fetch.nbytes += record.payload_bytes
+            fetch.failure = fetch.failure or failure
+            last = fetch.left == 0
+        if last:
+            self._finished(fetch)
+
+
+def reason_of(error: OSError) -> str:
+    """A short reason: the system's words, without the path."""
+    return error.strerror or str(error) or type(error).__name__

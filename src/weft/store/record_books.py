@@ -1,0 +1,252 @@
+"""``RecordBooks``: what the records of a directory are now, and what each outcome of a thread changes.
+
+    outcome of a write    entries become durable, or go with their blocks
+    outcome of a mark     blocks of retired records are free
+    outcome of a fetch    pins go; damaged records are retired with all that needs them
+    a new generation      the rows of all entries get new numbers
+
+Index, space, pins and counters change here and in a put, always in the engine's thread. A pin holds an entry
+for a fetch: eviction leaves it alone.
+
+Blocks come back in one of two ways, never both: a record that never became durable gives them at its own
+outcome, a durable record when the row that retires it is durable.
+
+Laws: L1 (a block has one record), L8 (a record goes with all that needs it).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from weft.store.eviction import evict, place_of, subtree
+from weft.store.extents import BLOCK_BYTES, blocks_for
+from weft.store.index import StoreIndex
+from weft.store.opening import OpenDirectory
+from weft.store.options import StoreOptions
+from weft.store.reading import Fetch
+from weft.store.rows import CHECKPOINT, KV
+from weft.store.space import Space
+from weft.store.upkeep import Compacted, Refreshed
+from weft.store.values import StoreEvent, StoreStats
+from weft.store.writing import MarkJob, Outcome, PutJob, WriteThread
+
+USES_BEFORE_WRITE = 64
+"""Restores that are collected before they are written to the ledger."""
+NOTES_MAX = 16
+LATENCY_BYTES_MAX = 1 << 20
+"""A fetch of fewer bytes tells the latency, one of more the rate."""
+_NEWEST = 0.2
+"""Weight of the newest fetch in the measured rate and latency."""
+
+
+@dataclass(slots=True)
+class StoreCounters:
+    damaged: Counter[str]
+    dropped: Counter[str] = field(default_factory=Counter)
+    matches: int = 0
+    fetches: int = 0
+    fetched_bytes: int = 0
+    puts: int = 0
+    written_bytes: int = 0
+    evicted: int = 0
+    read_bytes_per_second: float = 0.0
+    read_latency_s: float = 0.0
+
+    def measured(self, nbytes: int, seconds: float) -> None:
+        if nbytes < LATENCY_BYTES_MAX:
+            self.read_latency_s += (_NEWEST if self.read_latency_s else 1.0) * (seconds - self.read_latency_s)
+        elif seconds > 0:
+            change = nbytes / seconds - self.read_bytes_per_second
+            self.read_bytes_per_second += (_NEWEST if self.read_bytes_per_second else 1.0) * change
+
+
+class RecordBooks:
+    """See the essay. ``events`` are read by ``poll``."""
+
+    def __init__(self, opened: OpenDirectory, options: StoreOptions, namespace: bytes,
+                 disk_free_bytes: int) -> None:
+        self._opened = opened
+        self.index = StoreIndex()
+        live = opened.live
+        if live is not None:
+            self.index.load(live, namespace)
+        self.ledger = opened.ledger
+        self.space = _space_of(opened, options, self.index, disk_free_bytes)
+        self.writer: WriteThread | None = None
+        self.counters = StoreCounters(Counter(live.dropped if live is not None else {}))
+        self.pins: Counter[int] = Counter()
+        self.events: list[StoreEvent] = []
+        self._used: Counter[int] = Counter()
+
+    def make_room(self, blocks: int, *, forced: bool) -> None:
+        """Evicts if ``blocks`` more would not fit. ``forced``: they did not, perhaps because free blocks are
+        scattered."""
+        wanted = self.space.shortage(blocks)
+        if forced and self.space.retiring_blocks < blocks:
+            wanted = max(wanted, blocks)
+        if wanted:
+            retired = evict(self.index, wanted, self.pins)
+            self.counters.evicted += len(retired)
+            self._retire(retired)
+
+    def is_entry(self, entry: int, number: int) -> bool:
+        """Whether ``entry`` still is record ``number``."""
+        c = self.index.c
+        return entry < self.index.length and bool(c["kind"][entry]) and c["number"].item(entry) == number
+
+    def fetched(self, fetch: Fetch, seconds: float) -> None:
+        for record in fetch.records:
+            self.pins[record.entry] -= 1
+            if self.pins[record.entry] <= 0:
+                del self.pins[record.entry]
+        if fetch.failure is None:
+            self._count_use(fetch, seconds)
+            return
+        kind, reason, entry, number = fetch.failure
+        self.counters.damaged[reason] += 1
+        self.events.append(StoreEvent(fetch.ticket, kind, reason, 0, seconds))
+        if self.is_entry(entry, number):
+            records = self._drop(entry)
+            if kind == "damaged":
+                self._retire(records)
+
+    def written(self, outcome: Outcome) -> None:
+        for volume in outcome.failed_volumes:
+            self._lose_volume(volume)
+        match outcome.job:
+            case MarkJob():
+                self._marked(outcome.job, durable=outcome.reason is None)
+            case PutJob() if outcome.reason is not None:
+                self._failed(outcome.job, outcome)
+            case PutJob():
+                self._durable(outcome.job, outcome.lines)
+
+    def compacted(self, outcome: Compacted) -> None:
+        """Entries that are durable get their rows in the new generation; later ones are appended to it."""
+        self.ledger = outcome.ledger
+        c, length = self.index.c, self.index.length
+        entries = np.flatnonzero((c["kind"][:length] != 0) & c["durable"][:length])
+        if len(outcome.numbers) and len(entries):
+            at = np.searchsorted(outcome.numbers, c["number"][entries])
+            c["line"][entries] = outcome.lines[np.minimum(at, len(outcome.lines) - 1)]
+
+    def refreshed(self, outcome: Refreshed) -> None:
+        """A reader swaps in what another process has written."""
+        self.index, self.ledger = outcome.index, outcome.ledger
+        self.pins.clear()
+
+    def flush_uses(self) -> None:
+        if self._used and self.writer is not None:
+            self.writer.submit(MarkJob(used=tuple(self._used.items())))
+        self._used.clear()
+
+    def stats(self, queued_bytes: int) -> StoreStats:
+        c, length, counters = self.index.c, self.index.length, self.counters
+        kinds = np.bincount(c["kind"][:length], minlength=CHECKPOINT + 1)
+        return StoreStats(
+            str(self._opened.path), self.writer is not None, int(kinds[CHECKPOINT]), int(kinds[KV]),
+            self.space.used_bytes, self.space.capacity_bytes, counters.matches, counters.fetches,
+            counters.fetched_bytes, counters.puts, counters.written_bytes, queued_bytes, counters.evicted,
+            counters.read_bytes_per_second, counters.read_latency_s, dict(counters.damaged),
+            dict(counters.dropped), {}, tuple(self._opened.notes))
+
+    def _count_use(self, fetch: Fetch, seconds: float) -> None:
+        checkpoint = fetch.records[-1]
+        if self.is_entry(checkpoint.entry, checkpoint.number):
+            self.index.touch(checkpoint.entry)
+            self._used[checkpoint.number] += 1
+        self.counters.fetched_bytes += fetch.nbytes
+        self.counters.measured(fetch.nbytes, seconds)
+        self.events.append(StoreEvent(fetch.ticket, "fetched", "", fetch.nbytes, seconds))
+        if sum(self._used.values()) >= USES_BEFORE_WRITE:
+            self.flush_uses()
+
+    def _marked(self, job: MarkJob, *, durable: bool) -> None:
+        for _, volume, first, payload_bytes in job.retired:
+            self.space.retiring_blocks -= blocks_for(payload_bytes)
+            if durable:
+                self.space.give(volume, first, payload_bytes)
+
+    def _failed(self, job: PutJob, outcome: Outcome) -> None:
+        assert outcome.reason is not None
+        self.counters.dropped[outcome.reason] += 1
+        if outcome.detail:
+            self._note(f"{self._opened.path}: a write failed: {outcome.detail}")
+        self.events.append(StoreEvent(job.ticket, "dropped", outcome.detail or outcome.reason))
+        for record in job.records:
+            if self.is_entry(record.entry, record.number):
+                self._drop(record.entry)
+            self.space.give(record.volume, record.block, len(record.payload))
+
+    def _durable(self, job: PutJob, lines: tuple[int, ...]) -> None:
+        stale = []
+        for record, line in zip(job.records, lines, strict=True):
+            if self.is_entry(record.entry, record.number):
+                self.index.c["line"][record.entry] = line
+                self.index.c["durable"][record.entry] = True
+            else:
+                stale.append((record.number, record.volume, record.block, len(record.payload)))
+        self._retire(stale)
+        self.counters.written_bytes += job.nbytes
+        if stale:
+            self.counters.dropped["parent"] += 1
+            self.events.append(StoreEvent(job.ticket, "dropped", "parent"))
+        else:
+            self.events.append(StoreEvent(job.ticket, "written", "", job.nbytes))
+
+    def _drop(self, entry: int) -> list[tuple[int, int, int, int]]:
+        """Removes ``entry`` and what needs it from the index. Returns the places of the durable ones."""
+        records = []
+        for one in subtree(self.index, entry):
+            if self.index.c["durable"].item(one):
+                records.append(place_of(self.index, one))
+            self.index.remove(one)
+        return records
+
+    def _retire(self, records: list[tuple[int, int, int, int]]) -> None:
+        """Their blocks come back when the ledger says durably that the records are gone."""
+        if records and self.writer is not None:
+            self.space.retiring_blocks += sum(blocks_for(record[3]) for record in records)
+            self.writer.submit(MarkJob(retired=tuple(records)))
+
+    def _lose_volume(self, volume: int) -> None:
+        """A volume could not be created, or was removed while it was open."""
+        if volume not in self.space.volumes:
+            return
+        self._note(f"{self._opened.path}: volume {volume} is lost with its records")
+        self.space.lose_volume(volume)
+        c = self.index.c
+        while True:
+            length = self.index.length
+            inside = np.flatnonzero((c["kind"][:length] != 0) & (c["volume"][:length] == volume)
+                                    & (c["payload"][:length] > 0) & c["durable"][:length])
+            if not len(inside):
+                return
+            self.counters.damaged["volume"] += 1
+            self._retire(self._drop(int(inside[0])))
+
+    def _note(self, sentence: str) -> None:
+        if sentence not in self._opened.notes and len(self._opened.notes) < NOTES_MAX:
+            self._opened.notes.append(sentence)
+
+
+def free_bytes(opened: OpenDirectory) -> int:
+    """Free space of the disk; 0 if it cannot be asked."""
+    with contextlib.suppress(OSError):
+        return opened.disk.free_bytes(opened.path)
+    return 0
+
+
+def _space_of(opened: OpenDirectory, options: StoreOptions, index: StoreIndex, free: int) -> Space:
+    c, length = index.c, index.length
+    allocated = sum(opened.volume_blocks.values()) * BLOCK_BYTES
+    capacity = options.capacity_bytes or allocated + max(0, free - options.reserve_bytes) // 2
+    places = zip(c["volume"][:length].tolist(), c["block"][:length].tolist(), c["payload"][:length].tolist(),
+                 strict=True)
+    last_volume = opened.live.last_volume if opened.live is not None else -1
+    return Space.of(capacity, options.reserve_bytes, free, options.volume_bytes, opened.volume_blocks,
+                    last_volume + 1, places)

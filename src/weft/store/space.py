@@ -1,0 +1,130 @@
+"""``Space``: where records are placed, when a volume is added, and when blocks come back.
+
+    put --place--> free blocks? --------------------> (volume, block) of each record
+                   no, but the store may grow ------> a new volume, created by the write thread
+                   no ------------------------------> None: refused; what is least valuable is evicted
+    evicted --retired row durable--> blocks are free again
+
+The store grows by volumes up to ``capacity_bytes``, as long as the disk keeps ``reserve_bytes`` free.
+
+Laws: L1 (a block has one record), L3 (no room is a value).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from weft.store.extents import BLOCK_BYTES, Extents, blocks_for
+
+VOLUME_BYTES_LEAST = 64 << 20
+VOLUMES_WANTED = 64
+"""A full store has about this many volumes."""
+
+
+@dataclass(slots=True)
+class Space:
+    """``volumes``: blocks of each volume. ``disk_free_bytes`` is written by the write thread."""
+
+    capacity_bytes: int
+    reserve_bytes: int
+    volume_bytes: int
+    disk_free_bytes: int
+    volumes: dict[int, int] = field(default_factory=dict)
+    extents: Extents = field(default_factory=Extents)
+    next_volume: int = 0
+    retiring_blocks: int = 0
+    """Blocks that come back once their retirement is durable."""
+
+    @classmethod
+    def of(cls, capacity_bytes: int, reserve_bytes: int, disk_free_bytes: int, volume_bytes: int | None,
+           volumes: dict[int, int], next_volume: int, places: Iterable[tuple[int, int, int]]) -> Space:
+        """``places``: (volume, first block, payload bytes) of every live record. Numbers of volumes are never
+        used again, because rows may still name a volume that is lost."""
+        size = volume_bytes or max(VOLUME_BYTES_LEAST, capacity_bytes // VOLUMES_WANTED)
+        space = cls(capacity_bytes, reserve_bytes, size // BLOCK_BYTES * BLOCK_BYTES, disk_free_bytes,
+                    next_volume=max([next_volume, *(volume + 1 for volume in volumes)]))
+        used: dict[int, list[tuple[int, int]]] = {volume: [] for volume in volumes}
+        for volume, first, payload_bytes in places:
+            if payload_bytes:
+                used[volume].append((first, blocks_for(payload_bytes)))
+        for volume, blocks in sorted(volumes.items()):
+            space.volumes[volume] = blocks
+            space.extents.add_volume(volume, blocks)
+            space.extents.take_known(volume, sorted(used[volume]))
+        return space
+
+    @property
+    def allocated_bytes(self) -> int:
+        return sum(self.volumes.values()) * BLOCK_BYTES
+
+    @property
+    def used_bytes(self) -> int:
+        return (self.extents.total_blocks - self.extents.free_blocks) * BLOCK_BYTES
+
+    def place(self, sizes: Sequence[int]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]] | None:
+        """(places of payloads of ``sizes`` bytes, volumes to create as (number, blocks)), or None and
+        nothing is placed."""
+        places: list[tuple[int, int]] = []
+        created: list[tuple[int, int]] = []
+        for size in sizes:
+            if size == 0:
+                places.append((0, 0))
+                continue
+            place = self.extents.take(blocks_for(size))
+            if place is None and self._grow(blocks_for(size), created):
+                place = self.extents.take(blocks_for(size))
+            if place is None:
+                self._undo(sizes, places, created)
+                return None
+            places.append(place)
+        return places, created
+
+    def give(self, volume: int, first: int, payload_bytes: int) -> None:
+        if payload_bytes and volume in self.volumes:
+            self.extents.give(volume, first, blocks_for(payload_bytes))
+
+    def lose_volume(self, volume: int) -> None:
+        """A volume that could not be created, or was removed."""
+        if volume in self.volumes:
+            self.extents.drop_volume(volume, self.volumes.pop(volume))
+
+    def shortage(self, blocks: int) -> int:
+        """Blocks to evict so that four puts of ``blocks``, or 2 % of the store, are free; 0 while the store
+        may grow. The margin lets puts go on while retirements become durable."""
+        if self._growth_blocks() > blocks:
+            return 0
+        margin = max(4 * blocks, self.extents.total_blocks // 50)
+        return max(0, margin - self.extents.free_blocks - self.retiring_blocks)
+
+    def fits_ever(self, payload_bytes: int) -> bool:
+        largest = max([self.volume_bytes // BLOCK_BYTES, *self.volumes.values()])
+        return blocks_for(payload_bytes) < largest
+
+    def _growth_blocks(self) -> int:
+        """Blocks that the next volume would have; 0 where none may be added."""
+        size = min(self.volume_bytes, self.capacity_bytes - self.allocated_bytes)
+        if self.disk_free_bytes - size < self.reserve_bytes:
+            return 0
+        return max(0, size // BLOCK_BYTES)
+
+    def _grow(self, blocks: int, created: list[tuple[int, int]]) -> bool:
+        count = self._growth_blocks()
+        if count <= blocks:
+            return False
+        volume = self.next_volume
+        self.next_volume += 1
+        self.volumes[volume] = count
+        self.extents.add_volume(volume, count)
+        self.disk_free_bytes -= count * BLOCK_BYTES
+        created.append((volume, count))
+        return True
+
+    def _undo(self, sizes: Sequence[int], places: list[tuple[int, int]],
+              created: list[tuple[int, int]]) -> None:
+        for (volume, first), size in zip(places, sizes, strict=False):
+            if size:
+                self.extents.give(volume, first, blocks_for(size))
+        for volume, count in created:
+            self.lose_volume(volume)
+            self.disk_free_bytes += count * BLOCK_BYTES

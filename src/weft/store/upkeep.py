@@ -1,0 +1,137 @@
+"""Work between other work: compaction of the ledger, and a reader that follows another process's ledger.
+
+    write thread, idle:   rows > 2 x live rows  --> live rows and their tokens --> next generation
+    fetch thread, reader: the ledger has grown  --> rows read anew --> a new index, swapped in by ``poll``
+
+A compaction writes ``ledger-N+1`` beside ``ledger-N`` and renames it into place; a crash at any point leaves
+one valid generation. Fetches under way keep the old files open. The free space of the disk is read here as
+well, since statvfs may wait for a busy disk.
+
+Law: L11 (the ledger is bounded by its live rows).
+
+Rejected: compaction at the start (the start would wait for it); rewriting in place (a crash then loses rows).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.store.disk import OsDisk
+from weft.store.index import StoreIndex
+from weft.store.ledger import LedgerFiles, create_ledger, generations, remove_other_generations, valid_rows
+from weft.store.opening import OpenDirectory, read_ledger
+from weft.store.recovery import LiveRows, live_rows
+from weft.store.rows import KV, ROW, row_of
+
+COMPACT_ROWS_LEAST = 65_536
+COMPACT_RETRY_S = 60.0
+FREE_SPACE_S = 5.0
+FOLLOW_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """A new generation. ``lines[i]``: the row of record ``numbers[i]``, sorted by number."""
+
+    ledger: LedgerFiles
+    numbers: np.ndarray[Any, np.dtype[np.uint64]]
+    lines: np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Refreshed:
+    """What a reader sees of the ledger now."""
+
+    ledger: LedgerFiles
+    index: StoreIndex
+    last_number: int
+
+
+@dataclass(slots=True)
+class Upkeep:
+    """``live_count`` and ``volume_blocks`` are written by the engine's thread, ``free_bytes`` here."""
+
+    opened: OpenDirectory
+    namespace: bytes
+    report: Callable[[Compacted | Refreshed], None]
+    free_bytes: int
+    live_count: int = 0
+    compact_rows_least: int = COMPACT_ROWS_LEAST
+    clock: Callable[[], float] = time.monotonic
+    next_compaction: float = 0.0
+    next_free_space: float = 0.0
+    next_follow: float = 0.0
+
+    def idle(self, ledger: LedgerFiles, volume_blocks: dict[int, int]) -> LedgerFiles:
+        """Between two batches of the write thread. Returns the ledger to append to."""
+        now = self.clock()
+        if now >= self.next_free_space or self.next_free_space > now + FREE_SPACE_S:
+            self.next_free_space = now + FREE_SPACE_S
+            try:
+                self.free_bytes = self.opened.disk.free_bytes(self.opened.path)
+            except OSError:
+                self.free_bytes = 0
+        if ledger.row_count < max(self.compact_rows_least, 2 * self.live_count) or now < self.next_compaction:
+            return ledger
+        self.next_compaction = now + COMPACT_RETRY_S
+        try:
+            compacted = compact(ledger, volume_blocks)
+        except OSError:
+            return ledger
+        self.report(compacted)
+        return compacted.ledger
+
+    def follow(self, ledger: LedgerFiles | None) -> None:
+        """Reads the ledger of another process, if it has changed. Runs in a fetch thread."""
+        began = self.clock()
+        disk, path = self.opened.disk, self.opened.path
+        try:
+            newest = max(generations(path, disk), default=0)
+            known = (ledger.generation, ledger.row_count) if ledger is not None else (0, 0)
+            blocks, _ = self.opened.volumes.scan()
+            fresh, live = read_ledger(path, disk, blocks, writable=False) \
+                if newest != known[0] or _grown(ledger, disk) else (None, None)
+        except OSError:
+            return
+        finally:
+            self.next_follow = self.clock() + max(FOLLOW_S, 50 * (self.clock() - began))
+        if fresh is not None and live is not None:
+            index = StoreIndex()
+            index.load(live, self.namespace)
+            self.report(Refreshed(fresh, index, live.last_number))
+
+
+def _grown(ledger: LedgerFiles | None, disk: OsDisk) -> bool:
+    return ledger is None or disk.size(ledger.rows_handle) // ROW.itemsize != ledger.row_count
+
+
+def compact(ledger: LedgerFiles, volume_blocks: dict[int, int]) -> Compacted:
+    """The next generation: the live rows and their tokens. Raises OSError; ``ledger`` is then still valid."""
+    rows, valid, _ = valid_rows(ledger.read_rows_from(1))
+    live = live_rows(rows, valid, volume_blocks=volume_blocks, tokens_bytes=ledger.tokens_bytes)
+    generation = ledger.generation + 1
+    fresh = create_ledger(ledger.directory, ledger.disk, generation, compacted_rows(live),
+                          (ledger.read_tokens(int(row["tokens_at"]), int(row["tokens"]))
+                           for row in live.rows if row["kind"] == KV))
+    remove_other_generations(ledger.directory, ledger.disk, generation)
+    return Compacted(fresh, live.rows["number"].copy(), np.arange(1, len(live.rows) + 1, dtype=np.int64))
+
+
+def compacted_rows(live: LiveRows) -> list[bytes]:
+    """The live rows with their uses and new places of tokens."""
+    return list(_rewritten(live))
+
+
+def _rewritten(live: LiveRows) -> Iterator[bytes]:
+    tokens_at = 0
+    names = [name for name in ROW.names or () if name not in ("row_hash", "uses", "tokens_at")]
+    for row, uses in zip(live.rows, live.uses.tolist(), strict=True):
+        fields = {name: row[name] for name in names}
+        is_kv = row["kind"] == KV
+        yield row_of(**fields, uses=uses, tokens_at=tokens_at if is_kv else 0)
+        tokens_at += 4 * int(row["tokens"]) if is_kv else 0

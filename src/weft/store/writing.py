@@ -1,0 +1,258 @@
+"""The write thread: payloads, then tokens, then rows, each durable before the next begins.
+
+    put --> bounded queue --rate limit--> volumes --sync--> tokens --sync--> rows --sync--> outcome
+
+Puts that wait together are written together: one sync of each file serves them all. The rate limit
+(``--store-write``) is a bucket of one second; a put that would wait for more than the queue holds is refused
+by ``submit``, never delayed. A failed write costs its own put and those that stand on it.
+
+A retirement is durable before its blocks are given back, so no record is overwritten while a row names it.
+
+Laws: L9 (a put is best effort), L11 (the queue is bounded in bytes).
+
+Rejected: a write in the engine's thread (a sync takes milliseconds on an SSD and seconds on a busy disk);
+direct I/O (buffers would need alignment, and the page cache serves the fetches that follow).
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft.store.ledger import LedgerFiles
+from weft.store.reading import reason_of
+from weft.store.rows import RETIRED, USED, payload_checksum, row_of
+from weft.store.values import DropReason, Ticket
+from weft.store.volumes import Volumes
+
+BATCH_BYTES = 32 << 20
+FAILURES_MAX = 65_536
+"""Numbers of failed records that are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordWrite:
+    """One record of a put: its row but for the checksum and the tokens' place, its payload and tokens."""
+
+    entry: int
+    number: int
+    volume: int
+    block: int
+    payload: memoryview
+    tokens: bytes
+    row: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PutJob:
+    """``needs``: numbers of records of earlier puts that must have become durable."""
+
+    ticket: Ticket
+    records: tuple[RecordWrite, ...]
+    needs: frozenset[int]
+    new_volumes: tuple[tuple[int, int], ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MarkJob:
+    """Rows without payload. ``retired``: (number, volume, first block, bytes). ``used``: (number, times)."""
+
+    retired: tuple[tuple[int, int, int, int], ...] = ()
+    used: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``lines``: for each record its row in the ledger, empty if the put failed. ``failed_volumes``: volumes
+    that could not be created, or were removed."""
+
+    job: PutJob | MarkJob
+    lines: tuple[int, ...] = ()
+    reason: DropReason | None = None
+    detail: str = ""
+    failed_volumes: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class WriteRate:
+    """A bucket of bytes: ``delay`` says how long a write must wait, and takes its bytes."""
+
+    bytes_per_second: float
+    clock: Callable[[], float]
+    free_at: float = 0.0
+
+    def delay(self, nbytes: int) -> float:
+        now = self.clock()
+        self.free_at = max(self.free_at, now - 1.0) + nbytes / self.bytes_per_second
+        return max(0.0, self.free_at - nbytes / self.bytes_per_second - now)
+
+
+class WriteThread:
+    """``finished`` is called in the thread, once for each job, in order."""
+
+    def __init__(self, ledger: LedgerFiles, volumes: Volumes, finished: Callable[[Outcome], None], *,
+                 bytes_per_second: float, queue_bytes_max: int, idle: Callable[[LedgerFiles], LedgerFiles],
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self.ledger, self._volumes, self._finished, self._idle = ledger, volumes, finished, idle
+        self._rate = WriteRate(bytes_per_second, clock)
+        self._queue_bytes_max = queue_bytes_max
+        self._jobs: deque[PutJob | MarkJob] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._failed: dict[int, None] = {}
+        self.queued_bytes = 0
+        self._thread = threading.Thread(target=self._work, name="store-write", daemon=True)
+        self._thread.start()
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes of puts that would still be accepted."""
+        return self._queue_bytes_max - self.queued_bytes
+
+    def submit(self, job: PutJob | MarkJob) -> None:
+        with self._wake:
+            self._jobs.append(job)
+            if isinstance(job, PutJob):
+                self.queued_bytes += job.nbytes
+            self._wake.notify()
+
+    def close(self, seconds: float) -> None:
+        """Writes what is queued without a rate limit, for at most ``seconds``."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        self._thread.join(seconds)
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                while not self._jobs and not self._closing:
+                    if not self._wake.wait(1.0):
+                        break
+                batch = self._next_batch()
+                if not batch and self._closing:
+                    return
+            self.ledger = self._idle(self.ledger)
+            if batch:
+                self._write(batch)
+
+    def _next_batch(self) -> list[PutJob | MarkJob]:
+        """Jobs of one kind, up to ``BATCH_BYTES``."""
+        batch: list[PutJob | MarkJob] = []
+        size = 0
+        while self._jobs and size < BATCH_BYTES and (not batch or type(self._jobs[0]) is type(batch[0])):
+            job = self._jobs.popleft()
+            size += job.nbytes if isinstance(job, PutJob) else 0
+            batch.append(job)
+        return batch
+
+    def _write(self, batch: Sequence[PutJob | MarkJob]) -> None:
+        if isinstance(batch[0], MarkJob):
+            self._write_marks([job for job in batch if isinstance(job, MarkJob)])
+        else:
+            self._write_puts([job for job in batch if isinstance(job, PutJob)])
+
+    def _write_marks(self, jobs: list[MarkJob]) -> None:
+        rows = [row_of(kind=RETIRED, parent=number) for job in jobs for number, _, _, _ in job.retired]
+        rows += [row_of(kind=USED, parent=number, uses=times) for job in jobs for number, times in job.used]
+        reason, detail = self._append(rows, b"")[1:]
+        for job in jobs:
+            self._finished(Outcome(job, reason=reason, detail=detail))
+
+    def _write_puts(self, jobs: list[PutJob]) -> None:
+        written: list[PutJob] = []
+        touched: dict[int, list[PutJob]] = {}
+        failures: dict[Ticket, Outcome] = {}
+        for job in jobs:
+            failure = self._write_payloads(job)
+            if failure is None:
+                written.append(job)
+                for record in job.records:
+                    touched.setdefault(record.volume, []).append(job)
+            else:
+                failures[job.ticket] = failure
+                self._remember_failure(job)
+        for volume, users in touched.items():
+            try:
+                self._volumes.sync(volume)
+            except OSError as error:
+                for job in users:
+                    gone = (volume,) if error.errno == errno.ENOENT else ()
+                    failures[job.ticket] = Outcome(job, (), "disk_error", reason_of(error), gone)
+        self._commit([job for job in written if job.ticket not in failures], failures)
+        for job in jobs:
+            with self._wake:
+                self.queued_bytes -= job.nbytes
+            if job.ticket in failures:
+                self._remember_failure(job)
+            self._finished(failures.get(job.ticket) or Outcome(job, self._lines.pop(job.ticket)))
+
+    def _write_payloads(self, job: PutJob) -> Outcome | None:
+        for at, (volume, blocks) in enumerate(job.new_volumes):
+            try:
+                self._volumes.create(volume, blocks)
+            except OSError as error:
+                return Outcome(job, (), _full_or_broken(error), reason_of(error),
+                               tuple(failed for failed, _ in job.new_volumes[at:]))
+        if not job.needs.isdisjoint(self._failed):
+            return Outcome(job, reason="parent")
+        try:
+            for record in job.records:
+                self._wait_for_rate(len(record.payload))
+                if len(record.payload):
+                    self._volumes.write(record.volume, record.block, record.payload)
+        except OSError as error:
+            return Outcome(job, (), _full_or_broken(error), reason_of(error))
+        return None
+
+    def _wait_for_rate(self, nbytes: int) -> None:
+        until = self._rate.delay(nbytes)
+        with self._wake:
+            if until > 0:
+                self._wake.wait_for(lambda: self._closing, until)
+
+    def _remember_failure(self, job: PutJob) -> None:
+        """Puts that stand on this one may be queued already."""
+        self._failed.update((record.number, None) for record in job.records)
+        while len(self._failed) > FAILURES_MAX:
+            del self._failed[next(iter(self._failed))]
+
+    def _commit(self, jobs: list[PutJob], failures: dict[Ticket, Outcome]) -> None:
+        """Appends the rows of ``jobs``; a job that stands on a failed one fails too."""
+        self._lines: dict[Ticket, tuple[int, ...]] = {}
+        rows: list[bytes] = []
+        tokens = bytearray()
+        good: list[tuple[PutJob, int]] = []
+        for job in jobs:
+            if job.needs & {r.number for one in failures.values() if isinstance(one.job, PutJob)
+                            for r in one.job.records}:
+                failures[job.ticket] = Outcome(job, reason="parent")
+                continue
+            good.append((job, len(rows)))
+            for record in job.records:
+                rows.append(row_of(**record.row, number=record.number,
+                                   checksum=payload_checksum(record.payload),
+                                   tokens_at=self.ledger.tokens_bytes + len(tokens)))
+                tokens += record.tokens
+        first, reason, detail = self._append(rows, bytes(tokens))
+        for job, at in good:
+            if reason is None:
+                self._lines[job.ticket] = tuple(range(first + at, first + at + len(job.records)))
+            else:
+                failures[job.ticket] = Outcome(job, (), reason, detail)
+
+    def _append(self, rows: list[bytes], tokens: bytes) -> tuple[int, DropReason | None, str]:
+        try:
+            return (self.ledger.append(rows, tokens) if rows else 0), None, ""
+        except OSError as error:
+            return 0, _full_or_broken(error), reason_of(error)
+
+
+def _full_or_broken(error: OSError) -> DropReason:
+    return "disk_full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "disk_error"
