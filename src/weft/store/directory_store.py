@@ -47,7 +47,7 @@ from weft.store.values import (
     Ticket,
 )
 from weft.store.volumes import Volumes
-from weft.store.writing import Outcome, PutJob, WriteThread
+from weft.store.writing import WriteOutcome, PutJob, WriteThread
 
 FINAL_WRITES_S = 5.0
 """How long ``close`` waits for puts that are queued, and for reads."""
@@ -72,7 +72,7 @@ class DirectoryStore:
         self._opened, self._namespace, self._clock = opened, identity.digest, clock
         self._exact = not options.accept_inexact
         self._next_number = opened.live.last_number + 1 if opened.live is not None else 1
-        self._outcomes: queue.SimpleQueue[Outcome | Fetch | Compacted | Refreshed] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[WriteOutcome | Fetch | Compacted | Refreshed] = queue.SimpleQueue()
         free = free_bytes(opened)
         self.upkeep = Upkeep(opened, self._namespace, self._outcomes.put, free, clock=clock,
                              compact_rows_least=compact_rows_least)
@@ -164,7 +164,7 @@ class DirectoryStore:
             match outcome:
                 case Fetch():
                     self.books.fetched(outcome, self._clock() - outcome.started)
-                case Outcome():
+                case WriteOutcome():
                     self.books.written(outcome)
                 case Compacted():
                     self.books.compacted(outcome)

@@ -32,7 +32,7 @@ from weft.store.rows import CHECKPOINT, KV
 from weft.store.space import Space
 from weft.store.upkeep import Compacted, Refreshed
 from weft.store.values import StoreEvent, StoreStats
-from weft.store.writing import MarkJob, Outcome, PutJob, WriteThread
+from weft.store.writing import MarkJob, WriteOutcome, PutJob, WriteThread
 
 USES_BEFORE_WRITE = 64
 """Restores that are collected before they are written to the ledger."""
@@ -114,7 +114,7 @@ class RecordBooks:
             if kind == "damaged":
                 self._retire(records)
 
-    def written(self, outcome: Outcome) -> None:
+    def written(self, outcome: WriteOutcome) -> None:
         for volume in outcome.failed_volumes:
             self._lose_volume(volume)
         match outcome.job:
@@ -171,7 +171,7 @@ class RecordBooks:
             if durable:
                 self.space.give(volume, first, payload_bytes)
 
-    def _failed(self, job: PutJob, outcome: Outcome) -> None:
+    def _failed(self, job: PutJob, outcome: WriteOutcome) -> None:
         assert outcome.reason is not None
         self.counters.dropped[outcome.reason] += 1
         if outcome.detail:

@@ -68,7 +68,7 @@ class MarkJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class WriteOutcome:
     """``lines``: for each record its row in the ledger, empty if the put failed. ``failed_volumes``: volumes
     that could not be created, or were removed."""
 
@@ -96,7 +96,7 @@ class WriteRate:
 class WriteThread:
     """``finished`` is called in the thread, once for each job, in order."""
 
-    def __init__(self, ledger: LedgerFiles, volumes: Volumes, finished: Callable[[Outcome], None], *,
+    def __init__(self, ledger: LedgerFiles, volumes: Volumes, finished: Callable[[WriteOutcome], None], *,
                  bytes_per_second: float, queue_bytes_max: int, idle: Callable[[LedgerFiles], LedgerFiles],
                  clock: Callable[[], float] = time.monotonic) -> None:
         self.ledger, self._volumes, self._finished, self._idle = ledger, volumes, finished, idle
@@ -163,12 +163,12 @@ class WriteThread:
         rows += [row_of(kind=USED, parent=number, uses=times) for job in jobs for number, times in job.used]
         reason, detail = self._append(rows, b"")[1:]
         for job in jobs:
-            self._finished(Outcome(job, reason=reason, detail=detail))
+            self._finished(WriteOutcome(job, reason=reason, detail=detail))
 
     def _write_puts(self, jobs: list[PutJob]) -> None:
         written: list[PutJob] = []
         touched: dict[int, list[PutJob]] = {}
-        failures: dict[Ticket, Outcome] = {}
+        failures: dict[Ticket, WriteOutcome] = {}
         for job in jobs:
             failure = self._write_payloads(job)
             if failure is None:
@@ -184,31 +184,31 @@ class WriteThread:
             except OSError as error:
                 for job in users:
                     gone = (volume,) if error.errno == errno.ENOENT else ()
-                    failures[job.ticket] = Outcome(job, (), "disk_error", reason_of(error), gone)
+                    failures[job.ticket] = WriteOutcome(job, (), "disk_error", reason_of(error), gone)
         self._commit([job for job in written if job.ticket not in failures], failures)
         for job in jobs:
             with self._wake:
                 self.queued_bytes -= job.nbytes
             if job.ticket in failures:
                 self._remember_failure(job)
-            self._finished(failures.get(job.ticket) or Outcome(job, self._lines.pop(job.ticket)))
+            self._finished(failures.get(job.ticket) or WriteOutcome(job, self._lines.pop(job.ticket)))
 
-    def _write_payloads(self, job: PutJob) -> Outcome | None:
+    def _write_payloads(self, job: PutJob) -> WriteOutcome | None:
         for at, (volume, blocks) in enumerate(job.new_volumes):
             try:
                 self._volumes.create(volume, blocks)
             except OSError as error:
-                return Outcome(job, (), _full_or_broken(error), reason_of(error),
+                return WriteOutcome(job, (), _full_or_broken(error), reason_of(error),
                                tuple(failed for failed, _ in job.new_volumes[at:]))
         if not job.needs.isdisjoint(self._failed):
-            return Outcome(job, reason="parent")
+            return WriteOutcome(job, reason="parent")
         try:
             for record in job.records:
                 self._wait_for_rate(len(record.payload))
                 if len(record.payload):
                     self._volumes.write(record.volume, record.block, record.payload)
         except OSError as error:
-            return Outcome(job, (), _full_or_broken(error), reason_of(error))
+            return WriteOutcome(job, (), _full_or_broken(error), reason_of(error))
         return None
 
     def _wait_for_rate(self, nbytes: int) -> None:
@@ -223,7 +223,7 @@ class WriteThread:
         while len(self._failed) > FAILURES_MAX:
             del self._failed[next(iter(self._failed))]
 
-    def _commit(self, jobs: list[PutJob], failures: dict[Ticket, Outcome]) -> None:
+    def _commit(self, jobs: list[PutJob], failures: dict[Ticket, WriteOutcome]) -> None:
         """Appends the rows of ``jobs``; a job that stands on a failed one fails too."""
         self._lines: dict[Ticket, tuple[int, ...]] = {}
         rows: list[bytes] = []
@@ -232,7 +232,7 @@ class WriteThread:
         for job in jobs:
             if job.needs & {r.number for one in failures.values() if isinstance(one.job, PutJob)
                             for r in one.job.records}:
-                failures[job.ticket] = Outcome(job, reason="parent")
+                failures[job.ticket] = WriteOutcome(job, reason="parent")
                 continue
             good.append((job, len(rows)))
             for record in job.records:
@@ -245,7 +245,7 @@ class WriteThread:
             if reason is None:
                 self._lines[job.ticket] = tuple(range(first + at, first + at + len(job.records)))
             else:
-                failures[job.ticket] = Outcome(job, (), reason, detail)
+                failures[job.ticket] = WriteOutcome(job, (), reason, detail)
 
     def _append(self, rows: list[bytes], tokens: bytes) -> tuple[int, DropReason | None, str]:
         try:
