@@ -47,7 +47,7 @@ from weft.store.values import (
     Ticket,
 )
 from weft.store.volumes import Volumes
-from weft.store.writing import WriteOutcome, PutJob, WriteThread
+from weft.store.writing import PutJob, WriteOutcome, WriteThread
 
 FINAL_WRITES_S = 5.0
 """How long ``close`` waits for puts that are queued, and for reads."""

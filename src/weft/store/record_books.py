@@ -32,7 +32,7 @@ from weft.store.rows import CHECKPOINT, KV
 from weft.store.space import Space
 from weft.store.upkeep import Compacted, Refreshed
 from weft.store.values import StoreEvent, StoreStats
-from weft.store.writing import MarkJob, WriteOutcome, PutJob, WriteThread
+from weft.store.writing import MarkJob, PutJob, WriteOutcome, WriteThread
 
 USES_BEFORE_WRITE = 64
 """Restores that are collected before they are written to the ledger."""
