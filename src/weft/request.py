@@ -211,13 +211,17 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
 class LostTokens(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens that were cached in part and had to be computed, by why (law L8). ``no_checkpoint``:
     their KV is there, and no state was kept so far on; ``evicted_state``, ``evicted_kv``: it was, and gave
-    way; ``not_ready``: another request was computing them at that moment. Nothing is said about other
-    salts."""
+    way; ``not_ready``: another request was computing them at that moment. With a store: ``stored``: reading
+    them takes longer than computing; ``damaged``: their stored bytes were wrong; ``store_busy``: the store
+    was too slow. Nothing is said about other salts."""
 
     no_checkpoint: int = 0
     evicted_state: int = 0
     evicted_kv: int = 0
     not_ready: int = 0
+    stored: int = 0
+    damaged: int = 0
+    store_busy: int = 0
 
 
 class TokenEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,8 @@ FrameId = NewType("FrameId", int)
 RowId = NewType("RowId", int)
 """Row of the page table and of every per-row buffer of the executor."""
 SeqId = NewType("SeqId", int)
+BufferId = NewType("BufferId", int)
+"""A transfer buffer: host memory between the arena and a store."""
 
 PAD = -1
 """The one "nothing here" index (law L4): no read and no write, in every kernel, on every backend."""

@@ -62,7 +62,8 @@ EXTRA_MODULES: dict[str, set[str]] = {
     "sim": _STORE_FACE,
     "tensor": {"weft._native"},
     "runner": {"weft.schedule.plan", "weft.engine.executor", "weft.engine.sleep_state",
-               "weft.memory.frames.plan", "weft.memory.arena_work", *_STORE_FACE},
+               "weft.memory.frames.plan", "weft.memory.arena_work", "weft.memory.transfer_buffers",
+               *_STORE_FACE},
 }
 """Single modules a group may see of groups that are otherwise closed to it: plain values and Protocols."""
 

@@ -21,7 +21,7 @@ from weft.engine.executor import Executor
 from weft.engine.scripted import ScriptedExecutor
 from weft.errors import QueueFullError
 from weft.memory.memory import Memory
-from weft.memory.prefix.cache import CacheCounts
+from weft.memory.prefix.cache_counts import CacheCounts
 from weft.memory.prefix.policies import make_policy
 from weft.memory.prefix.policy import PrefillCost
 from weft.memory.prefix.value import cost_fit

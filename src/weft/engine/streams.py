@@ -154,5 +154,6 @@ class StreamTable:
 def lost_tokens(lost: Lost) -> LostTokens | None:
     """What a client learns of ``lost``: nothing about the prompts of other salts (law L10)."""
     tokens = LostTokens(no_checkpoint=lost.no_checkpoint, evicted_state=lost.evicted_state,
-                        evicted_kv=lost.evicted_kv, not_ready=lost.not_ready)
+                        evicted_kv=lost.evicted_kv, not_ready=lost.not_ready, stored=lost.stored,
+                        damaged=lost.damaged, store_busy=lost.store_busy)
     return tokens if tokens != _NOTHING_LOST else None

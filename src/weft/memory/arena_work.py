@@ -1,8 +1,8 @@
 """Work on the arena: what a step does to stored bytes before it computes, and the one order of it.
 
-    committed books --> zero_frames --> restores --> compressions --> copies --> runs of the step
-                        frames that     states, KV   states, KV       slots,     read and write through
-                        changed kind                                  pages      tables and slots
+    committed books -> zero_frames -> loads -> restores -> compressions -> copies -> runs -> stores
+                       frames that    from     states, KV  states, KV      slots,    of the  into
+                       changed kind   buffers                              pages     step    buffers
 
 A draft asks for this work, the reservation and the step plan carry it, and an arena performs it: the device's
 (``weft.runner.arena``), or the scripted one that stands in for it (``weft.engine.scripted``). All of them
@@ -11,6 +11,7 @@ take the order from ``ArenaWork.ordered``, so the order that is checked is the o
 Why this order:
 
 * Zeros come first (law L6). Every later kind may write into a frame that was claimed in this step.
+* Loads come next. They write pages and slots that the draft has just handed out, from buffers of the host.
 * Restores come before compressions. A restore only reads codes that older steps wrote. A compression writes
   codes, into free pages or over the KV that it encodes, and its source holds nothing afterwards. The books
   use the same order (``transaction.apply``: what is taken comes before what is given back), so an id means
@@ -24,8 +25,9 @@ In a plan of the scheduler no two kinds but the zeros touch the same page or slo
 was free before the step. So their order never shows in an answer. It is fixed all the same, so that a device
 never depends on this.
 
-A tier below the arena would add two kinds. Loads belong directly behind the zeros: restores and copies may
-read what they bring. Stores belong in front of the restores: they read what the step gives up.
+* Stores come after the runs. They copy pages and slots of checkpoints into buffers of the host. A page that
+  the step evicts is free from the next draft on, so its bytes are still in place. A page that the step
+  compresses in place is never stored by the same step.
 
 A new kind is one member of ``WorkKind``, its value class and its field here, and the arenas that perform it.
 
@@ -44,7 +46,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.memory.values import NodeId
-from weft.units import FrameId, PageId, SlotId
+from weft.units import PAGE_TOKENS, BufferId, FrameId, PageId, SlotId
 
 Int32s = npt.NDArray[np.int32]
 
@@ -58,15 +60,21 @@ class WorkKind(Enum):
                                                                (perhaps the same), and the byte of the first
                                                                page where the record begins
         ``COPY_SLOTS``, ``COPY_PAGES``          [2, k]         sources, destinations; no destination twice
+        ``LOAD_PAGES``, ``STORE_PAGES``         [k, 3]         a page, a transfer buffer, its place in there
+        ``LOAD_STATES``, ``STORE_STATES``       [k, 2]         a slot, a transfer buffer
     """
 
     ZERO_FRAMES = "zero_frames"
+    LOAD_PAGES = "page_loads"
+    LOAD_STATES = "state_loads"
     RESTORE_STATES = "state_restores"
     RESTORE_KV = "kv_restores"
     COMPRESS_STATES = "state_compressions"
     COMPRESS_KV = "kv_compressions"
     COPY_SLOTS = "slot_copies"
     COPY_PAGES = "page_copies"
+    STORE_PAGES = "page_stores"
+    STORE_STATES = "state_stores"
 
 
 class StoredSizes(Protocol):
@@ -164,21 +172,63 @@ class RestoreKv:
 
 
 @dataclass(frozen=True, slots=True)
+class PageTransfer:
+    """``pages``, and the same number of pages of transfer buffer ``buffer`` from its page ``first`` on: the
+    bytes of one side are written to the other."""
+
+    buffer: BufferId
+    first: int
+    pages: tuple[PageId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StateTransfer:
+    """The state in ``slot``, and the state of transfer buffer ``buffer``."""
+
+    buffer: BufferId
+    slot: SlotId
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Transfer buffer ``buffer`` holds the KV of [``start``, ``position``), ``start`` a multiple of a page,
+    and the state after ``position`` tokens. ``exact``: nothing of it was ever compressed."""
+
+    buffer: BufferId
+    start: int
+    position: int
+    exact: bool = True
+
+    def into(self, pages: Sequence[PageId], slot: SlotId, first: int) -> tuple[PageTransfer, StateTransfer]:
+        """The work that writes ``pages``, the KV from position ``first`` on, and ``slot``."""
+        at = (first - self.start) // PAGE_TOKENS
+        return PageTransfer(self.buffer, at, tuple(pages)), StateTransfer(self.buffer, slot)
+
+
+@dataclass(frozen=True, slots=True)
 class ArenaWork:
     """The arena work of one step, by kind. ``zero_frames``: law L6."""
 
     zero_frames: tuple[FrameId, ...] = ()
+    page_loads: tuple[PageTransfer, ...] = ()
+    state_loads: tuple[StateTransfer, ...] = ()
     state_restores: tuple[RestoreState, ...] = ()
     kv_restores: tuple[RestoreKv, ...] = ()
     state_compressions: tuple[CompressState, ...] = ()
     kv_compressions: tuple[CompressKv, ...] = ()
     slot_copies: tuple[SlotCopy, ...] = ()
     page_copies: tuple[PageCopy, ...] = ()
+    page_stores: tuple[PageTransfer, ...] = ()
+    state_stores: tuple[StateTransfer, ...] = ()
 
     def ordered(self) -> Iterator[tuple[WorkKind, Int32s]]:
-        """The kinds that have work, with their ids, in the one order."""
+        """The kinds that come before the runs and have work, with their ids, in the one order."""
         if self.zero_frames:
             yield WorkKind.ZERO_FRAMES, np.asarray(self.zero_frames, dtype=np.int32)
+        if self.page_loads:
+            yield WorkKind.LOAD_PAGES, _page_transfer_ids(self.page_loads)
+        if self.state_loads:
+            yield WorkKind.LOAD_STATES, _state_transfer_ids(self.state_loads)
         if self.state_restores:
             yield WorkKind.RESTORE_STATES, _state_ids(self.state_restores)
         if self.kv_restores:
@@ -192,23 +242,34 @@ class ArenaWork:
         if self.page_copies:
             yield WorkKind.COPY_PAGES, _copy_ids(self.page_copies)
 
+    def after_runs(self) -> Iterator[tuple[WorkKind, Int32s]]:
+        """The kinds that come after the runs and have work, with their ids."""
+        if self.page_stores:
+            yield WorkKind.STORE_PAGES, _page_transfer_ids(self.page_stores)
+        if self.state_stores:
+            yield WorkKind.STORE_STATES, _state_transfer_ids(self.state_stores)
+
     def pages_written(self) -> set[PageId]:
-        """Pages that get contents; zeroed frames are not counted."""
+        """Pages that get contents before the runs; zeroed frames are not counted."""
         return {one.dst for one in self.page_copies}.union(
+            *(one.pages for one in self.page_loads),
             *(one.pages for one in self.state_compressions), *(one.pages for one in self.kv_restores),
             *(one.packed for one in self.kv_compressions))
 
     def slots_written(self) -> set[SlotId]:
-        """Slots that get contents; zeroed frames are not counted."""
-        return {one.slot for one in self.state_restores}.union(one.dst for one in self.slot_copies)
+        """Slots that get contents before the runs; zeroed frames are not counted."""
+        return {one.slot for one in self.state_restores}.union(
+            (one.slot for one in self.state_loads), (one.dst for one in self.slot_copies))
 
     def moved_bytes(self, sizes: StoredSizes) -> int:
-        """Bytes that are read or written: both forms of what is compressed or restored, and twice what is
-        copied. Zeros are not counted."""
+        """Bytes that are read or written: both forms of what is compressed or restored, twice what is copied,
+        and once what is loaded or stored. Zeros are not counted."""
         states = len(self.state_compressions) + len(self.state_restores)
         records = (sum(len(one.pages) for one in self.kv_compressions)
                    + sum(len(one.pages) for one in self.kv_restores))
-        return (states * (sizes.slot_bytes + sizes.compressed_bytes)
+        transfers = (sum(len(one.pages) for one in (*self.page_loads, *self.page_stores)) * sizes.page_bytes
+                     + (len(self.state_loads) + len(self.state_stores)) * sizes.slot_bytes)
+        return (transfers + states * (sizes.slot_bytes + sizes.compressed_bytes)
                 + records * (sizes.page_bytes + sizes.compressed_kv_bytes)
                 + 2 * len(self.slot_copies) * sizes.slot_bytes + 2 * len(self.page_copies) * sizes.page_bytes)
 
@@ -222,6 +283,17 @@ def _state_ids(states: Sequence[CompressState] | Sequence[RestoreState]) -> Int3
 
 def _copy_ids(copies: Sequence[SlotCopy] | Sequence[PageCopy]) -> Int32s:
     return np.asarray([[copy.src for copy in copies], [copy.dst for copy in copies]], dtype=np.int32)
+
+
+def _page_transfer_ids(transfers: Sequence[PageTransfer]) -> Int32s:
+    return np.concatenate([np.stack([np.asarray(one.pages, dtype=np.int32),
+                                     np.full(len(one.pages), one.buffer, dtype=np.int32),
+                                     one.first + np.arange(len(one.pages), dtype=np.int32)], axis=1)
+                           for one in transfers])
+
+
+def _state_transfer_ids(transfers: Sequence[StateTransfer]) -> Int32s:
+    return np.asarray([(one.slot, one.buffer) for one in transfers], dtype=np.int32)
 
 
 def _record_ids(pages: Sequence[PageId], packed: Sequence[PageId], skip_bytes: int, form: KvForm) -> Int32s:

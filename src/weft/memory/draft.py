@@ -1,6 +1,7 @@
 """A draft: one step's wishes for memory, as an overlay that writes nothing outside itself.
 
     open    a slot, and pages for all tokens; on a match the first pages are the tree's, read only
+    load    the same, with pages and state of a checkpoint that come from a transfer buffer
     extend  pages for more tokens
     save    a slot for the state at a position that this step passes
     publish the computed tokens of a sequence enter the tree, with the states that it saved
@@ -28,7 +29,16 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from weft.memory.arena_work import NO_WORK, ArenaWork, PageCopy, RestoreState, SlotCopy
+from weft.memory.arena_work import (
+    NO_WORK,
+    ArenaWork,
+    Load,
+    PageCopy,
+    PageTransfer,
+    RestoreState,
+    SlotCopy,
+    StateTransfer,
+)
 from weft.memory.books import Books
 from weft.memory.frames.arena import FrameWalk
 from weft.memory.frames.packing import Walk
@@ -53,6 +63,7 @@ class Draft:
         "_closed",
         "_frames",
         "_gained",
+        "_loads",
         "_opened",
         "_opened_on",
         "_page_copies",
@@ -84,6 +95,7 @@ class Draft:
         self._page_copies: list[PageCopy] = []
         self._slot_copies: list[SlotCopy] = []
         self._restored: list[RestoreState] = []
+        self._loads: list[tuple[PageTransfer, StateTransfer]] = []
         self._opened_on: set[NodeId] = set()
         self._relief = Relief(books, self._frames, self._page_walk, self._slot_walk, self._sharing,
                               self._opened, self._gained, self._closed, self._opened_on)
@@ -94,6 +106,18 @@ class Draft:
         """A lease with a slot and pages for ``tokens`` tokens, or False and nothing. ``headroom_pages`` must
         stay free after it. The lease reads the pages of ``match`` in place; compressed KV is unpacked first.
         The state of the checkpoint is copied into the slot, and a partly filled page is copied too."""
+        return self._open(seq, match, tokens, headroom_pages, load=None)
+
+    def load(self, seq: SeqId, match: Match, load: Load, *, headroom_pages: int = 0) -> bool:
+        """A lease for the checkpoint of ``load``, or False and nothing. It reads the pages of ``match`` in
+        place. This step loads its own pages and its slot, and a later draft closes it with ``keep``.
+        ``match`` must reach the first token of the buffer."""
+        assert match.cached_tokens // PAGE_TOKENS * PAGE_TOKENS >= load.start, "a gap before what is loaded"
+        assert match.cached_tokens < load.position, "the cache has it already"
+        return self._open(seq, match, load.position, headroom_pages, load=load)
+
+    def _open(self, seq: SeqId, match: Match, tokens: int, headroom_pages: int, *,
+              load: Load | None) -> bool:
         self._check_current()
         assert seq not in self._books.leases, f"sequence {seq} has a lease"
         assert seq not in self._opened, f"sequence {seq} was opened in this draft"
@@ -108,10 +132,15 @@ class Draft:
         if plan.slots_per_frame:
             [slot] = self._slot_walk.take(1)
             epoch = self._books.slots.epochs[slot]
-        lease = Lease(seq, [], slot, epoch, match.cached_tokens, match.salt)
+        lease = Lease(seq, [], slot, epoch, match.cached_tokens, match.salt, loads=load is not None,
+                      inexact=load is not None and not load.exact)
         gained = self._page_walk.take(page_count)
         if anchor is not None:
-            self._open_on(anchor, lease, shared_tokens, gained)
+            self._open_on(anchor, lease, shared_tokens)
+            if load is None:
+                self._copy_from(anchor, lease, gained)
+        if load is not None:
+            self._loads.append(load.into(gained, slot, shared_tokens))
         self._opened[seq] = lease, match
         self._gained[seq] = gained
         return True
@@ -123,10 +152,14 @@ class Draft:
             f"a match of version {match.version} was used on version {self._version}")
         return self._books.cache.tree.by_id[match.anchor]
 
-    def _open_on(self, anchor: Node, lease: Lease, shared_tokens: int, gained: list[PageId]) -> None:
+    def _open_on(self, anchor: Node, lease: Lease, shared_tokens: int) -> None:
         self._unpacking.restore(anchor, self._page_walk.take)
         lease.pages = self._unpacking.resolve(path_pages(anchor, 0, shared_tokens))
         lease.shared_tokens = shared_tokens
+        self._opened_on.add(anchor.id)
+
+    def _copy_from(self, anchor: Node, lease: Lease, gained: list[PageId]) -> None:
+        """The state of ``anchor``, and its partly filled page."""
         if anchor.is_tail and anchor.pages:
             self._page_copies.append(PageCopy(anchor.pages[0], gained[0]))
         if anchor.slot == COMPRESSED:
@@ -134,7 +167,6 @@ class Draft:
             self._restored.append(RestoreState(tuple(compressed), lease.slot))
         elif lease.slot != NO_SLOT:
             self._slot_copies.append(SlotCopy(anchor.slot, lease.slot))
-        self._opened_on.add(anchor.id)
 
     def extend(self, seq: SeqId, tokens: int) -> bool:
         """Room for ``tokens`` tokens in all. True at once if the lease has it; False and nothing if the arena
@@ -258,7 +290,8 @@ class Draft:
     def seal(self) -> Reservation:
         """The frozen sum of this draft so far. A reading: it has nothing that the draft takes later."""
         self._check_current()
-        opened = tuple([Opening(seq, (*lease.pages, *self._gained[seq]), lease.slot, lease.epoch, match)
+        opened = tuple([Opening(seq, (*lease.pages, *self._gained[seq]), lease.slot, lease.epoch, match,
+                                lease.loads, lease.inexact)
                         for seq, (lease, match) in self._opened.items()])
         extended = tuple([Extension(seq, tuple(pages))
                           for seq, pages in self._gained.items() if seq not in self._opened])
@@ -286,6 +319,8 @@ class Draft:
             moves=moves,
             arena_work=ArenaWork(
                 zero_frames=_to_zero(frames),
+                page_loads=tuple(pages for pages, _ in self._loads if pages.pages),
+                state_loads=tuple(state for _, state in self._loads if state.slot != NO_SLOT),
                 state_restores=tuple(self._restored),
                 kv_restores=tuple(self._unpacking.restored),
                 state_compressions=state_compressions,

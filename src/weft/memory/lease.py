@@ -31,6 +31,8 @@ class Lease:
     taps: list[Checkpoint] = field(default_factory=list)
     inexact: bool = False
     """It reads or was computed from data that was compressed once, and so is everything it publishes."""
+    loads: bool = False
+    """Its contents come from a store, not from a sequence that runs."""
 
     def move_slot(self, src: SlotId, dst: SlotId, epoch: int) -> None:
         """Its state, or the state of one of its taps, moved to ``dst``."""

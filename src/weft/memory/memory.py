@@ -17,6 +17,7 @@ stay inside this folder, except as the ids to zero (law L6).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -28,14 +29,18 @@ from weft.memory.books import Books
 from weft.memory.draft import Draft
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.lease import Lease
-from weft.memory.prefix.cache import CacheCounts
+from weft.memory.prefix.cache_counts import CacheCounts
 from weft.memory.prefix.namespaces import with_lost_to_salt
 from weft.memory.prefix.policy import Policy
 from weft.memory.prefix.shape import CacheShape, shape_of
+from weft.memory.prefix.stored_form import StoredForm, stored_form
 from weft.memory.reservation import Reservation
 from weft.memory.transaction import apply
-from weft.memory.values import NOTHING_RECALLED, Match
+from weft.memory.values import NOTHING_RECALLED, Match, NodeId
 from weft.units import SeqId
+
+NEW_CHECKPOINTS_MAX = 4096
+"""Computed checkpoints that wait for a store to look at them; the oldest are forgotten (law L11)."""
 
 
 @dataclass(slots=True)
@@ -171,6 +176,23 @@ class Memory:
         held = (len(books.leases), books.pages.packing.held_count, books.slots.packing.held_count)
         assert held == (0, 0, 0), f"leases, pages and slots are held while the arena goes: {held}"
         books.arena.forget()
+
+    def note_new_checkpoints(self) -> None:
+        """From now on, ``take_new_checkpoints`` has the checkpoints that sequences compute."""
+        self._books.cache.new_checkpoints = deque(maxlen=NEW_CHECKPOINTS_MAX)
+
+    def take_new_checkpoints(self) -> list[NodeId]:
+        """Nodes whose checkpoint was computed since the last call, and not loaded."""
+        new = self._books.cache.new_checkpoints
+        nodes = list(new or ())
+        if new:
+            new.clear()
+        return nodes
+
+    def stored_form(self, node: NodeId, start: int = 0) -> StoredForm | None:
+        """The checkpoint of ``node`` with its pages from position ``start`` on; None if a store cannot have
+        it (``weft.memory.prefix.stored_form``). Reads only."""
+        return stored_form(self._books.cache, node, start)
 
     @property
     def version(self) -> int:

@@ -27,13 +27,16 @@ from weft.units import PageId, SeqId, SlotId
 @dataclass(frozen=True, slots=True)
 class Opening:
     """A lease begins. ``pages``: all of its pages, those of the tree first. ``slot`` is PAD in a model
-    without recurrent layers."""
+    without recurrent layers. ``loads``: its own pages and its state come from a store in this step.
+    ``inexact``: they were compressed once, or computed from compressed data."""
 
     seq: SeqId
     pages: tuple[PageId, ...]
     slot: SlotId
     epoch: int
     match: Match
+    loads: bool = False
+    inexact: bool = False
 
 
 @dataclass(frozen=True, slots=True)

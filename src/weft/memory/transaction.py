@@ -120,7 +120,8 @@ def _open(books: Books, opening: Opening) -> None:
     assert opening.seq not in books.leases, f"sequence {opening.seq} has a lease"
     match = opening.match
     lease = Lease(opening.seq, list(opening.pages), opening.slot, opening.epoch, match.cached_tokens,
-                  match.salt, match.cached_tokens // PAGE_TOKENS * PAGE_TOKENS)
+                  match.salt, match.cached_tokens // PAGE_TOKENS * PAGE_TOKENS, loads=opening.loads,
+                  inexact=opening.inexact)
     books.leases[opening.seq] = lease
     first = books.plan.pages_for(lease.shared_tokens)
     books.pages.give(opening.pages[first:], of_lease(opening.seq), first)

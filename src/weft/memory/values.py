@@ -20,7 +20,7 @@ compression and the draft); nodes by reference (a value would change when the tr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal, NewType
 
@@ -32,7 +32,10 @@ NodeId = NewType("NodeId", int)
 NO_NODE = NodeId(PAD)
 NO_SLOT = SlotId(PAD)
 
-LostReason = Literal["no_checkpoint", "evicted_state", "evicted_kv", "not_ready", "salt"]
+LostReason = Literal["no_checkpoint", "evicted_state", "evicted_kv", "not_ready", "salt", "stored", "damaged",
+                     "store_busy"]
+StoreLoss = Literal["stored", "damaged", "store_busy"]
+"""Why tokens that a store has were computed all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +46,26 @@ class Lost:
     evicted. ``evicted_kv``: the KV is evicted; an upper bound, as only its first page is known to match.
     ``not_ready``: another sequence computes these tokens now, and waiting for it would have taken longer.
     ``salt``: another namespace has them. This is counted only if the operator asks for it, because it reveals
-    what other tenants sent (law L10)."""
+    what other tenants sent (law L10). ``stored``: the store has them, and reading them would have taken
+    longer than computing. ``damaged``: the store had them, and their bytes were not what was written.
+    ``store_busy``: the store has them, and did not deliver in time or had no buffer free."""
 
     no_checkpoint: int = 0
     evicted_state: int = 0
     evicted_kv: int = 0
     not_ready: int = 0
     salt: int = 0
+    stored: int = 0
+    damaged: int = 0
+    store_busy: int = 0
 
     @property
     def total(self) -> int:
-        return self.no_checkpoint + self.evicted_state + self.evicted_kv + self.not_ready + self.salt
+        return (self.no_checkpoint + self.evicted_state + self.evicted_kv + self.not_ready + self.salt
+                + self.stored + self.damaged + self.store_busy)
 
-    def but_not_ready(self, tokens: int) -> Lost:
-        """The same loss, with its first ``tokens`` counted as ``not_ready`` only. By position, a match loses
+    def but(self, reason: StoreLoss | Literal["not_ready"], tokens: int) -> Lost:
+        """The same loss, with its first ``tokens`` counted as ``reason`` only. By position, a match loses
         first to evicted states, then to missing checkpoints, then to evicted KV."""
         left = tokens
         remaining = []
@@ -64,7 +73,8 @@ class Lost:
             remaining.append(max(0, count - left))
             left = max(0, left - count)
         evicted_state, no_checkpoint, evicted_kv = remaining
-        return Lost(no_checkpoint, evicted_state, evicted_kv, tokens, self.salt)
+        return replace(self, no_checkpoint=no_checkpoint, evicted_state=evicted_state, evicted_kv=evicted_kv,
+                       **{reason: tokens})
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +119,9 @@ class Match:
         counts: dict[LostReason, int] = {"no_checkpoint": self.lost.no_checkpoint,
                                          "evicted_state": self.lost.evicted_state,
                                          "evicted_kv": self.lost.evicted_kv,
-                                         "not_ready": self.lost.not_ready, "salt": self.lost.salt}
+                                         "not_ready": self.lost.not_ready, "salt": self.lost.salt,
+                                         "stored": self.lost.stored, "damaged": self.lost.damaged,
+                                         "store_busy": self.lost.store_busy}
         return max(counts, key=lambda reason: counts[reason])
 
 

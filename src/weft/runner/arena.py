@@ -23,6 +23,8 @@ written from then on.
 give a sequence its own copy of a partly filled shared page (law L7). They move memory to empty a frame. A
 call reads all sources before it writes: a batch may move a into b and b into c.
 
+Loads and stores move pages and states from and to the transfer buffers of a store (``transfers``).
+
 Items (frames, pages, slots) are named by arrays on the host or by pieces of the step's staging buffer, which
 are on the device already. On a GPU each call is one launch (``arena_kernels``), or two for copies whose
 destinations are also sources. Elsewhere torch's own operators do the same.
@@ -44,9 +46,11 @@ import torch
 
 from weft.memory.arena_work import WorkKind
 from weft.memory.frames.plan import ArenaPlan
+from weft.memory.transfer_buffers import TransferBuffers
 from weft.runner.compressed_kv import compress_kv, restore_kv
 from weft.runner.compressed_state import compress_states, restore_states
 from weft.runner.staging import Staged
+from weft.runner.transfers import Transfers
 from weft.tensor import gpu
 from weft.tensor.inputs import LayerCache
 from weft.tensor.views import build_layer_caches
@@ -58,7 +62,7 @@ if TYPE_CHECKING:
 
 Int32s = npt.NDArray[np.int32]
 Items = Sequence[int] | Int32s | Staged
-"""Ids: [k] of frames, pages or slots, or [k, 1 + pages] of a slot and pages, or [k, 4] of compressed KV."""
+"""Ids in the form of their ``WorkKind``."""
 
 NAN_BYTE = 0xFF
 _ALIGNED_BYTES = 4096
@@ -74,6 +78,8 @@ class DeviceArena:
         self.device = device
         self._compression: CompressionTable | None = None
         self._packed_kv: BlockTable | None = None
+        self.transfer_buffers: TransferBuffers | None = None
+        """Of a store; None without one."""
         self.allocate()
 
     def allocate(self) -> None:
@@ -120,6 +126,14 @@ class DeviceArena:
                 self.copy_slots(*_both(ids))
             case WorkKind.COPY_PAGES:
                 self.copy_pages(*_both(ids))
+            case WorkKind.LOAD_PAGES | WorkKind.STORE_PAGES:
+                self._transfers().pages(_on_host(ids), load=kind is WorkKind.LOAD_PAGES)
+            case WorkKind.LOAD_STATES | WorkKind.STORE_STATES:
+                self._transfers().states(_on_host(ids), load=kind is WorkKind.LOAD_STATES)
+
+    def _transfers(self) -> Transfers:
+        assert self.transfer_buffers is not None, "a plan loads or stores, and the engine has no store"
+        return Transfers(self.plan, self.buffer, self.transfer_buffers)
 
     def zero_frames(self, frames: Items) -> None:
         """``frames`` are zero now, and may be written from here on."""

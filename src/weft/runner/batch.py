@@ -9,6 +9,7 @@ Per step, in one staging buffer:                   tokens, positions, starts, sl
 in the order that the plan promises (L5, L6):
 
     rows_cleared -> admissions -> table_writes, table_patches -> arena work, in the order of ``ArenaWork``
+    after the runs: ``store``, the rest of the arena work
 
 ``build`` makes the model inputs of what was staged. Decodes come first, so padding follows them: up to
 ``pad_decode_to`` rows in every step. A step of decodes alone is padded to the next of ``decode_widths``, the
@@ -149,6 +150,10 @@ class BatchBuilder:
             self._staged = self._stage_runs(plan, sampler)
         staging.send()
         rows.perform(arena)
+
+    def store(self, arena: DeviceArena) -> None:
+        """The arena work that comes after the runs of the plan applied last."""
+        self.rows.store(arena)
 
     def _change_rows(self, plan: StepPlan, sampler: Sampler) -> None:
         for cleared in plan.rows_cleared:

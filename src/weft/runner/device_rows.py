@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weft.memory.arena_work import WorkKind
+from weft.memory.arena_work import Int32s, WorkKind
 from weft.runner.arena import DeviceArena
 from weft.runner.decodes import SteadyDecodes
 from weft.runner.sampler import TokenChoice, as_tensor
@@ -32,6 +32,7 @@ class DeviceRows:
         self._cleared: Staged | None = None
         self._table_writes: list[Staged] = []
         self._work: list[tuple[WorkKind, Staged]] = []
+        self._stores: list[tuple[WorkKind, Int32s]] = []
 
     def stage(self, plan: StepPlan) -> None:
         add = self.staging.add
@@ -40,6 +41,8 @@ class DeviceRows:
                               if writes.size]
         self._work = [(kind, add(ids, np.int64)) for kind, ids in plan.arena_work.ordered()]
 
+        self._stores = list(plan.arena_work.after_runs())
+
     def perform(self, arena: DeviceArena) -> None:
         if self._cleared is not None:
             self.table.index_fill_(0, self._cleared.device, PAD)
@@ -47,6 +50,10 @@ class DeviceRows:
             rows, columns, pages = writes.device
             self.table.index_put_((rows, columns), pages.to(torch.int32))
         for kind, ids in self._work:
+            arena.perform(kind, ids)
+
+    def store(self, arena: DeviceArena) -> None:
+        for kind, ids in self._stores:
             arena.perform(kind, ids)
 
     def steady(self, plan: StepPlan) -> SteadyDecodes | None:

@@ -52,6 +52,11 @@ class HostRows:
         for kind, ids in self._plan.arena_work.ordered():
             arena.perform(kind, ids)
 
+    def store(self, arena: DeviceArena) -> None:
+        assert self._plan is not None, "nothing is staged"
+        for kind, ids in self._plan.arena_work.after_runs():
+            arena.perform(kind, ids)
+
     def steady(self, plan: StepPlan) -> SteadyDecodes | None:
         if self._steady is not None and self._steady.goes_on(plan):
             return self._steady

@@ -2,6 +2,7 @@
 
     stage(plan)      clear rows, write and patch the table, take the arena work          before ``send``
     perform(arena)   what is left of it, and the arena work in its one order             after ``send``
+    store(arena)     the arena work that comes after the runs
     steady(plan)     inputs that go on from the step before, where there are such
 
 ``HostRows`` writes tables in place, ``DeviceRows`` by a copy. The executor decides once which one it has
@@ -50,6 +51,10 @@ class Rows(Protocol):
 
     def perform(self, arena: DeviceArena) -> None:
         """Apply what was staged, once ``staging`` is sent."""
+        ...
+
+    def store(self, arena: DeviceArena) -> None:
+        """Apply the staged work that comes after the runs."""
         ...
 
     def steady(self, plan: StepPlan) -> SteadyDecodes | None:

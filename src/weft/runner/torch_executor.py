@@ -169,6 +169,7 @@ class TorchExecutor:
         self.batches.apply(plan, self.sampler, self.arena)
         before, self._before = self._before, None
         if not plan.run_count:
+            self.batches.store(self.arena)
             return LaunchedStep(began_s, 0, self._readback.send([]))
         batch = self.batches.build(plan)
         looks_back = self.sampler.looks_back(batch.sample_rows)
@@ -189,6 +190,7 @@ class TorchExecutor:
             host_XV = room.host_XV if room is not None and logits_XV is room.logits_XV else None
             choice = self.sampler.launch(logits_XV, batch.sample_rows, batch.sample_positions, host_XV)
             self.batches.note_chosen(batch, choice)
+        self.batches.store(self.arena)
         pending = self._readback.send(scores) if choice is None else choice.sent(self._readback, scores)
         self._before = LaunchedStep(began_s, plan.run_count, pending, choice, batch.sample_runs, prompts)
         return self._before

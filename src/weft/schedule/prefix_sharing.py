@@ -173,7 +173,7 @@ class PrefixProducers:
                                            grid=self._grid)
         if in_flight <= match.cached_tokens:
             return match
-        return replace(match, lost=match.lost.but_not_ready(in_flight - match.cached_tokens))
+        return replace(match, lost=match.lost.but("not_ready", in_flight - match.cached_tokens))
 
     def _of_same_prefix(self, seq: Sequence, known: Int32s, cached: int) -> list[PrefixProducer]:
         """Producers of the first chunk of ``known``; none if a wait could not save enough."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.memory import MemoryUsage
-from weft.memory.prefix.cache import CacheCounts
+from weft.memory.prefix.cache_counts import CacheCounts
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -423,6 +423,7 @@ def test_what_nobody_computes_any_more_is_lost_for_want_of_a_state() -> None:
 
 def test_each_lost_token_has_one_reason() -> None:
     match = Lost(no_checkpoint=100, evicted_state=50, evicted_kv=30)
-    assert match.but_not_ready(120) == Lost(no_checkpoint=30, evicted_kv=30, not_ready=120)
-    assert match.but_not_ready(500) == Lost(not_ready=500)
-    assert match.but_not_ready(20) == Lost(no_checkpoint=100, evicted_state=30, evicted_kv=30, not_ready=20)
+    assert match.but("not_ready", 120) == Lost(no_checkpoint=30, evicted_kv=30, not_ready=120)
+    assert match.but("not_ready", 500) == Lost(not_ready=500)
+    assert match.but("not_ready", 20) == Lost(no_checkpoint=100, evicted_state=30, evicted_kv=30,
+                                              not_ready=20)

@@ -23,8 +23,9 @@ itself (two writers of the pools).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,7 @@ from weft.memory.arena_work import CompressKv, RestoreKv
 from weft.memory.frames.owners import of_tree
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.lease import Lease
+from weft.memory.prefix.cache_counts import CacheCounts
 from weft.memory.prefix.compressed_kv import CompressedKv
 from weft.memory.prefix.compressed_state import CompressedStates
 from weft.memory.prefix.edge import COMPRESSED, PAGE_KEY_BYTES, TOKEN_BYTES, Node
@@ -40,7 +42,16 @@ from weft.memory.prefix.eviction import Recency
 from weft.memory.prefix.policy import LeastRecentlyUsed, Policy
 from weft.memory.prefix.tree import Owners, PrefixTree
 from weft.memory.reservation import Opening, Publication
-from weft.memory.values import NO_NODE, NO_SLOT, Checkpoint, Eviction, Lost, Match, NodeId
+from weft.memory.values import (
+    NO_NODE,
+    NO_SLOT,
+    NOTHING_RECALLED,
+    Checkpoint,
+    Eviction,
+    Lost,
+    Match,
+    NodeId,
+)
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
 
 Int32s = npt.NDArray[np.int32]
@@ -54,44 +65,12 @@ class Freed:
     slots: list[tuple[SlotId, int]] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class CacheCounts:
-    """Since the start; they only grow. ``lost_*`` are tokens that an opened sequence could not use, by reason
-    (``values.Lost``)."""
-
-    opened: int = 0
-    hits: int = 0
-    hit_tokens: int = 0
-    lost_no_checkpoint: int = 0
-    lost_evicted_state: int = 0
-    lost_evicted_kv: int = 0
-    lost_not_ready: int = 0
-    lost_salt: int = 0
-    published: int = 0
-    evicted_states: int = 0
-    """Tails included."""
-    evicted_pages: int = 0
-    """Bare KV, and one page for each tail."""
-    evicted_tails: int = 0
-    """Checkpoints inside a page, where a request had ended."""
-    compressed: int = 0
-    """Checkpoints that were compressed."""
-    restored: int = 0
-    """Leases that opened on a compressed checkpoint."""
-    compressed_pages: int = 0
-    """Pages of KV that were compressed."""
-    restored_pages: int = 0
-    """Compressed pages that were unpacked again."""
-    hits_inexact: int = 0
-    """Leases that opened on data that was compressed once, or was computed from such data."""
-
-
 class PrefixCache:
     """``enabled`` False: it caches nothing, and every lookup misses. Owners of pages and slots are entered
     into ``page_owners`` and ``slot_owners``."""
 
-    __slots__ = ("compressed_kv", "compressed_states", "counts", "enabled", "order", "plan", "policy",
-                 "stateful", "tree")
+    __slots__ = ("compressed_kv", "compressed_states", "counts", "enabled", "new_checkpoints", "order",
+                 "plan", "policy", "stateful", "tree")
 
     def __init__(self, plan: ArenaPlan, *, enabled: bool, page_owners: Owners, slot_owners: Owners,
                  policy: Policy | None = None) -> None:
@@ -105,6 +84,8 @@ class PrefixCache:
         self.compressed_states = CompressedStates()
         self.compressed_kv = CompressedKv(plan)
         self.counts = CacheCounts()
+        self.new_checkpoints: deque[NodeId] | None = None
+        """Nodes with a checkpoint that was computed, for a store that takes them out; None without one."""
 
     # ------------------------------------------------------------------ reading
 
@@ -169,6 +150,9 @@ class PrefixCache:
     def opened(self, lease: Lease, opening: Opening) -> None:
         """``lease`` opens on a match: hold the nodes that it reads."""
         match, counts = opening.match, self.counts
+        if opening.loads:
+            self._opened_to_load(lease, match)
+            return
         counts.opened += 1
         counts.hits += match.cached_tokens > 0
         counts.hit_tokens += match.cached_tokens
@@ -177,6 +161,9 @@ class PrefixCache:
         counts.lost_evicted_kv += match.lost.evicted_kv
         counts.lost_not_ready += match.lost.not_ready
         counts.lost_salt += match.lost.salt
+        counts.lost_stored += match.lost.stored
+        counts.lost_damaged += match.lost.damaged
+        counts.lost_store_busy += match.lost.store_busy
         if match.anchor == NO_NODE:
             self.policy.opened(lease.seq, match, None)
             return
@@ -192,6 +179,13 @@ class PrefixCache:
         used.hits += 1
         used.used_at = self.tree.version
         counts.hits_inexact += lease.inexact
+
+    def _opened_to_load(self, lease: Lease, match: Match) -> None:
+        """No request has used the cache: counts and orders stay. The policy learns where the path begins."""
+        anchor = self.tree.by_id[match.anchor] if match.anchor != NO_NODE else None
+        self.policy.opened(lease.seq, replace(match, recall=NOTHING_RECALLED), anchor)
+        if lease.shared_tokens and anchor is not None:
+            self._hold(lease, self.tree.node_ending(anchor, lease.shared_tokens))
 
     def restore(self, restore: RestoreKv) -> Freed:
         """Compressed KV is unpacked; the caller enters the owners of its pages."""
@@ -278,10 +272,18 @@ class PrefixCache:
             node.state_inexact = inexact
             self.order.refresh(node, newest=True)
             self.policy.saved(lease.seq, node, rest, ended=ended)
+            self._note_new(lease, node)
             return
         self.order.touch(node)
         self.policy.duplicated(node)
         freed.slots.append((save.slot, save.epoch))
+
+    def _note_new(self, lease: Lease, node: Node) -> None:
+        if lease.loads:
+            self.counts.loaded += 1
+            self.counts.loaded_tokens += node.end - lease.cached_tokens
+        elif self.new_checkpoints is not None:
+            self.new_checkpoints.append(node.id)
 
     def release(self, lease: Lease) -> Freed:
         """``lease`` ends; it reads nothing from now on."""
@@ -289,6 +291,8 @@ class PrefixCache:
         node = self.node(lease)
         if node is not None:
             lease.held = NO_NODE
+            if not self.stateful:
+                self._note_new(lease, node)
             self.tree.release(node)
             self.compressed_kv.stop_reading(node)
             self._refile(node, freed, newest=True)

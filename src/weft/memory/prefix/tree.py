@@ -92,6 +92,13 @@ class PrefixTree:
             at = at.parent
         return ids
 
+    def namespace_of(self, node: Node) -> str:
+        """The namespace of a node of the tree."""
+        at = node
+        while at.parent is not None:
+            at = at.edge.nodes[0].parent or at.parent
+        return self._namespaces[at.id]
+
     def node_of_page(self, owner: int, index: int) -> Node:
         """The node with page number ``index`` of its path; ``owner`` is the owner number of that page."""
         edge = self.edges[EdgeId(owners.tree_id_of(owner))]

@@ -1,0 +1,94 @@
+"""Transfers between the arena and the transfer buffers of a store: pages and states, whole, bit for bit.
+
+    load    pages_PB of a buffer --> pages          state_B --> the first bytes of a slot
+    store   pages                --> pages_PB       the first bytes of a slot --> state_B
+
+A page crosses with all of its bytes, so every layout of a page is the same here, packed pages of the CPU
+kernels included. A slot crosses without its padding: S bytes of S'.
+
+    on a CPU     numpy copies memory
+    elsewhere    pages are gathered on the device and cross in one copy for each buffer. The copy is enqueued
+                 on the stream of the step. Pinned buffers do not block the host: the step's readback is
+                 behind the copy, so a finished step has its stores
+
+The ids are those of ``WorkKind``. Rejected: a kernel that reads host memory (its speed depends on the bus);
+one copy for each page (a prefix of 12,000 tokens has 750).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from weft.memory.frames.plan import ArenaPlan
+from weft.memory.transfer_buffers import TransferBuffers
+from weft.units import BufferId
+
+Ids = npt.NDArray[Any]
+
+
+class Transfers:
+    """``arena_B``: uint8 [arena_bytes]."""
+
+    def __init__(self, plan: ArenaPlan, arena_B: torch.Tensor, buffers: TransferBuffers) -> None:
+        self._plan = plan
+        self._arena_B = arena_B
+        self._buffers = buffers
+
+    def pages(self, ids_K3: Ids, *, load: bool) -> None:
+        """Rows of a page, a buffer, and a page of that buffer."""
+        plan = self._plan
+        if not ids_K3.size:
+            return
+        assert ids_K3[:, 0].min() >= 0, "PAD is loaded or stored"
+        assert ids_K3[:, 0].max() < plan.page_count, "a page outside the arena is loaded or stored"
+        pages_NP = self._arena_B[:plan.page_count * plan.page_bytes].view(plan.page_count, plan.page_bytes)
+        for buffer, first, items in _runs(ids_K3):
+            host_PB = self._buffers[buffer].pages_PB[first:first + len(items)]
+            assert len(host_PB) == len(items), f"buffer {buffer} ends before page {first + len(items)}"
+            if load:
+                self._load(pages_NP, items, host_PB)
+            else:
+                self._store(pages_NP, items, host_PB)
+
+    def states(self, ids_K2: Ids, *, load: bool) -> None:
+        """Rows of a slot and a buffer."""
+        plan = self._plan
+        for slot, buffer in ids_K2.tolist():
+            assert 0 <= slot < plan.slot_count, f"slot {slot} is not in the arena"
+            begin = slot * plan.slot_stride_bytes
+            here_B = self._arena_B[begin:begin + plan.slot_bytes]
+            there_B = torch.from_numpy(self._buffers[BufferId(buffer)].state_B)
+            if load:
+                here_B.copy_(there_B, non_blocking=True)
+            else:
+                there_B.copy_(here_B, non_blocking=True)
+
+    def _load(self, pages_NP: torch.Tensor, items: Ids, host_PB: npt.NDArray[np.uint8]) -> None:
+        if pages_NP.device.type == "cpu":
+            pages_NP.numpy()[items] = host_PB
+            return
+        loaded_KP = torch.from_numpy(host_PB).to(pages_NP.device, non_blocking=True)
+        pages_NP.index_copy_(0, self._on_device(items), loaded_KP)
+
+    def _store(self, pages_NP: torch.Tensor, items: Ids, host_PB: npt.NDArray[np.uint8]) -> None:
+        if pages_NP.device.type == "cpu":
+            np.take(pages_NP.numpy(), items, axis=0, out=host_PB)
+            return
+        gathered_KP = pages_NP.index_select(0, self._on_device(items))
+        torch.from_numpy(host_PB).copy_(gathered_KP, non_blocking=True)
+
+    def _on_device(self, items: Ids) -> torch.Tensor:
+        return torch.from_numpy(items.astype(np.int64)).to(self._arena_B.device)
+
+
+def _runs(ids_K3: Ids) -> Iterator[tuple[BufferId, int, Ids]]:
+    """The buffer, its first page and the arena's pages, for each run of consecutive pages of a buffer."""
+    buffers, places = ids_K3[:, 1], ids_K3[:, 2]
+    cuts = np.flatnonzero((np.diff(buffers) != 0) | (np.diff(places) != 1)) + 1
+    for rows in np.split(ids_K3, cuts):
+        yield BufferId(int(rows[0, 1])), int(rows[0, 2]), rows[:, 0]
