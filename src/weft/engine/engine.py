@@ -47,23 +47,33 @@ from weft.memory.prefix.shape import CacheShape
 from weft.request import Request, TokenEvent
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.scheduler import Scheduler
+from weft.schedule.store_tier import StoreTier
+
+STORE_PAUSE_S = 1e-3
+"""While every request waits for the store, its events are read this often."""
+STORE_CLOSE_S = 20.0
+"""An engine that ends writes checkpoints for at most this long."""
 
 
 class EngineCore:
     """See the module. ``clock`` returns seconds and never goes back; ``eos_ids`` are the model's own.
     ``memory`` decides whether prefixes are cached, ``checkpoints`` where states are cached. ``grammars``
-    compiles the grammars of requests. ``overlap``: plan the next step while one is computed."""
+    compiles the grammars of requests. ``overlap``: plan the next step while one is computed. ``store``:
+    prefixes beyond memory; ``pause`` lets time pass while every request waits for it."""
 
     def __init__(self, *, vocab_size: int, sizes: Sizes, memory: Memory, executor: Executor,
                  clock: Callable[[], float], seed: int, eos_ids: tuple[int, ...],
                  checkpoints: CheckpointPolicy = AUTO, grammars: GrammarCompiler | None = None,
-                 overlap: bool = False) -> None:
+                 overlap: bool = False, store: StoreTier | None = None,
+                 pause: Callable[[float], None] = lambda seconds: None) -> None:
         self.vocab_size = vocab_size
         self.sizes = sizes
         self.memory = memory
         self.eos_ids = eos_ids
         self.grammars = grammars or GrammarCompiler(None, eos_ids, vocab_size)
-        self.scheduler = Scheduler(memory, sizes, checkpoints)
+        self.scheduler = Scheduler(memory, sizes, checkpoints, store)
+        self.store = store
+        self._pause = pause
         self.counters = EngineCounters()
         self.on_step = self.counters.on_step
         """Listeners that get each computed step and its seconds."""
@@ -176,9 +186,11 @@ class EngineCore:
         """One step of the loop. Returns the events of cancels since the last step, then those of this step in
         run order. Never raises for the fault of a request or the executor: see ``failure``. An interrupt
         (Ctrl-C) inside the step ends the engine too, and is raised on."""
+        self.poll_store()
         if self.failure is None and self._has_steps:
             try:
-                self._loop.step()
+                if not self._loop.step():
+                    self._pause(STORE_PAUSE_S)
             except BaseException as error:
                 # Also when interrupted: half a step cannot be repeated, because states have moved on.
                 self.failure = error
@@ -188,16 +200,40 @@ class EngineCore:
                     raise
         return self.streams.drain()
 
-    def close(self) -> list[TokenEvent]:
-        """Cancel everything and free the device. Returns the events not yet returned by ``step``.
-        Idempotent."""
+    def poll_store(self) -> None:
+        """Take the events of the store, if there is one, and choose what is written next. ``step`` does so by
+        itself; an idle engine whose ``store.is_waiting`` calls this now and then."""
+        if self.store is not None and not self._closed:
+            self.store.poll()
+
+    def close(self, *, write_s: float = STORE_CLOSE_S) -> list[TokenEvent]:
+        """Cancel everything and free the device. Checkpoints that are worth it go to the store first, for at
+        most ``write_s`` seconds. Returns the events not yet returned by ``step``. Idempotent."""
         if not self._closed:
-            self._closed = True
             self.streams.cancel(list(self.streams.by_seq.values()))
+            if self.store is not None:
+                self.write_all(write_s)
+                self.store.close()
+            self._closed = True
             self._loop.abandon()
             self.executor.close()
             self.grammars.close()
         return self.streams.drain()
+
+    def write_all(self, limit_s: float) -> None:
+        """Write every checkpoint that is worth it, for at most ``limit_s`` seconds. No request is live."""
+        if self.store is None or self.sleep_state.level:
+            return
+        self.store.writes.draining = True
+        end_s = self.parts.clock() + limit_s
+        events = self.step()
+        while self.failure is None and self.parts.clock() < end_s and (self._has_steps
+                                                                       or self.store.writes.is_waiting):
+            if not self._has_steps:
+                self._pause(STORE_PAUSE_S)
+            events += self.step()
+        self.hand_back(events)
+        self.store.writes.draining = False
 
     # ------------------------------------------------------------------ numbers
 

@@ -45,6 +45,11 @@ class StepParts:
         self.ages.note(self.scheduler.memory.version, now_s)
         self.settlement.note_admissions(plan, now_s)
 
+    def note_finish(self, plan: StepPlan) -> None:
+        """``plan`` is computed."""
+        if self.scheduler.store is not None:
+            self.scheduler.store.finished(plan)
+
 
 class StepLoop(Protocol):
     """One order of the four verbs."""
@@ -54,8 +59,9 @@ class StepLoop(Protocol):
         """Sequences of the step in flight between two calls of ``step``; None when no step is."""
         ...
 
-    def step(self) -> None:
-        """One round of the four verbs. The scheduler has work, or a step is in flight."""
+    def step(self) -> bool:
+        """One round of the four verbs. The scheduler has work, or a step is in flight. False: every request
+        waits for the store, and nothing was done."""
         ...
 
     def abandon(self) -> None:
@@ -73,22 +79,26 @@ class PlainLoop:
     def in_flight(self) -> tuple[SeqId, ...] | None:
         return None
 
-    def step(self) -> None:
+    def step(self) -> bool:
         parts = self._parts
         began_s = parts.clock()
         plan = parts.scheduler.plan()
-        assert plan is not None, "with nothing in flight, a scheduler with work has a plan"
+        if plan is None:
+            assert parts.scheduler.awaits_store, "with nothing in flight, a scheduler with work has a plan"
+            return False
 
         parts.scheduler.commit(plan)
         parts.note_commit(plan, began_s)
 
         result = parts.executor.execute(plan)
+        parts.note_finish(plan)
         if parts.flush.due:
             parts.flush.run(in_flight=False)
 
         parts.scheduler.advance(plan, result.tokens)
         parts.settlement.settle(plan, result)
         parts.counters.step(plan, parts.clock() - began_s)
+        return True
 
     def abandon(self) -> None:
         """Nothing is in flight between two steps."""

@@ -63,7 +63,7 @@ class OverlapLoop:
     def in_flight(self) -> tuple[SeqId, ...] | None:
         return self._begun.plan.seqs if self._begun is not None else None
 
-    def step(self) -> None:
+    def step(self) -> bool:
         """Plan, commit and begin the next step, then finish and settle the step in flight. The first call
         settles nothing, the last call begins nothing."""
         parts = self._parts
@@ -79,16 +79,19 @@ class OverlapLoop:
                 parts.scheduler.advance(plan, PAD)
                 self._begun = _BegunStep(plan, began_s)
         if previous is None:
-            assert self._begun is not None, "nothing was in flight and nothing could be planned"
-            return
+            planned = self._begun is not None
+            assert planned or parts.scheduler.awaits_store, "nothing was in flight, nothing could be planned"
+            return planned
 
         result = parts.executor.finish()
+        parts.note_finish(previous.plan)
         since_s, self._settled_s = max(previous.began_s, self._settled_s), parts.clock()
         if parts.flush.due:
             parts.flush.run(in_flight=self._begun is not None)
 
         parts.settlement.settle(previous.plan, result)
         parts.counters.step(previous.plan, parts.clock() - since_s)
+        return True
 
     def abandon(self) -> None:
         self._begun = None

@@ -145,6 +145,8 @@ class ScriptedExecutor(LateExecutor):
                 if row.admission.sampling.logprobs is not None:
                     logprobs[run] = scripted_logprobs(int(tokens[run]), row.digests[-1],
                                                      row.admission.sampling.logprobs)
+        for kind, ids in plan.arena_work.after_runs():
+            self.arena.perform(kind, ids, plan)
         return StepResult(tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
     # ------------------------------------------------------------------ what a plan may look like

@@ -8,7 +8,8 @@
 It performs ``ArenaWork`` as the device's arena does, in the order of ``ArenaWork.ordered``, and it checks
 what a kernel would suffer: memory that changed kind without zeros (L6), ids outside the arena (L4), a source
 that holds nothing, a destination that a row reads (L7). Whatever is moved carries its digests along, so a
-wrong move shows where a run reads them. Compressed contents are in ``compressed_digests``.
+wrong move shows where a run reads them. Compressed contents are in ``compressed_digests``, loads and stores
+in ``scripted_transfers``.
 
 Rejected: the same checks on the plan alone (a plan cannot tell what older steps have left in a page).
 """
@@ -19,6 +20,7 @@ import numpy as np
 
 from weft.engine.compressed_digests import CompressedDigests
 from weft.engine.digests import UNWRITTEN, Digests, require
+from weft.engine.scripted_transfers import ScriptedTransfers
 from weft.memory.arena_work import WorkKind
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.reservation import Moves
@@ -35,6 +37,8 @@ class ScriptedArena:
         self.states: Digests = np.full(plan.slot_count, UNWRITTEN, dtype=np.uint64)
         self.readers = np.zeros(plan.page_count, dtype=np.int32)
         self._frame_kinds = [""] * plan.frame_count
+        self.transfers = ScriptedTransfers(plan, self.cells, self.states, self.readers, self.claim_page,
+                                           self.claim_slot)
         self._compressed = CompressedDigests(plan, self.cells, self.states, self.readers, self.claim_frame)
 
     def forget(self) -> None:
@@ -61,6 +65,14 @@ class ScriptedArena:
                 self._copy_slots(ids)
             case WorkKind.COPY_PAGES:
                 self._copy_pages(ids, plan.reservation.moves)
+            case WorkKind.LOAD_PAGES:
+                self.transfers.load_pages(ids, plan)
+            case WorkKind.LOAD_STATES:
+                self.transfers.load_states(ids, plan)
+            case WorkKind.STORE_PAGES:
+                self.transfers.store_pages(ids)
+            case WorkKind.STORE_STATES:
+                self.transfers.store_states(ids)
 
     def vacate(self, moves: Moves) -> None:
         """The sources of ``moves`` hold nothing, once the tables name the destinations."""

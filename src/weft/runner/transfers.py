@@ -77,7 +77,7 @@ class Transfers:
 
     def _store(self, pages_NP: torch.Tensor, items: Ids, host_PB: npt.NDArray[np.uint8]) -> None:
         if pages_NP.device.type == "cpu":
-            np.take(pages_NP.numpy(), items, axis=0, out=host_PB)
+            np.take(pages_NP.numpy(), items, axis=0, out=host_PB, mode="clip")  # in place
             return
         gathered_KP = pages_NP.index_select(0, self._on_device(items))
         torch.from_numpy(host_PB).copy_(gathered_KP, non_blocking=True)

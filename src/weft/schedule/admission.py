@@ -2,7 +2,8 @@
 
     waiting   [ A ] [ B ] [ C ] [ D ] ...
                 |     |     '-- does not fit: the cache makes room, and D waits too
-                |     '-------- its prefix is being computed: skipped for this step (prefix_sharing.py)
+                |     '-------- its prefix is being computed (prefix_sharing.py) or fetched (restores.py):
+                |               skipped for this step
                 '-------------- fits: a row, a lease for all known tokens, and the first chunk
 
 A sequence is admitted with memory for all of its known tokens, and with some pages of headroom left for the
@@ -31,9 +32,11 @@ from weft.schedule.plan import Admission, Int32s
 from weft.schedule.plan_builder import PlanBuilder
 from weft.schedule.preemption import headroom_pages
 from weft.schedule.queues import RankedQueue
+from weft.schedule.restores import FetchState, Look
 from weft.schedule.reuse import PREFIX_WAITS_MAX, Reuse
 from weft.schedule.rows import RowTable
 from weft.schedule.sequence import Sequence
+from weft.schedule.store_tier import StoreTier
 from weft.units import PAGE_TOKENS, RowId, SeqId, pages_for
 
 
@@ -41,12 +44,13 @@ class AdmissionPlanner:
     """Reads the queues and rows of the scheduler; writes only into the plan builder."""
 
     def __init__(self, sizes: Sizes, rows: RowTable, reuse: Reuse, waiting: RankedQueue,
-                 running: RankedQueue) -> None:
+                 running: RankedQueue, store: StoreTier | None = None) -> None:
         self._sizes = sizes
         self._rows = rows
         self._reuse = reuse
         self._waiting = waiting
         self._running = running
+        self._store = store
 
     def plan(self, step: PlanBuilder, budget: Budget, closing: Iterable[Sequence]) -> dict[SeqId, Match]:
         """Admits what fits. Returns the cache match of each admitted sequence."""
@@ -69,6 +73,14 @@ class AdmissionPlanner:
                 waits += 1
                 step.request_tap(wait.producer, wait.tap)
                 continue
+            if self._store is not None:
+                look = self._store.restores.look(seq, known, match, step.fetch_wishes)
+                match = look.match
+                if look.wish is not None or look.fetch is not None:
+                    waits += 1
+                    if not self._plan_restore(step, look, seq, len(rows) - len(matches)):
+                        break
+                    continue
             match = producers.with_not_ready(seq, known, match)
             end = budget.chunk_end(match.cached_tokens, known.size)
             if end == match.cached_tokens:
@@ -93,6 +105,22 @@ class AdmissionPlanner:
             sampling=seq.sampling, seed=seq.seed, stop_ids=seq.stop_ids, grammar=seq.grammar))
         step.write_table(row, 0, [*step.draft.shared_pages(seq.id), *step.draft.new_pages(seq.id)])
         step.add_prefill(seq, row, start, end, step.draft.slot_of(seq.id), known)
+        return True
+
+    def _plan_restore(self, step: PlanBuilder, look: Look, seq: Sequence, rows_free: int) -> bool:
+        """``seq`` waits for the store in this step; perhaps its prefix is loaded now. False: the load does
+        not fit, and the cache makes room for it."""
+        if look.wish is not None:
+            step.fetch_wishes.append(look.wish)
+        if look.fetch is None or look.fetch.state is not FetchState.READY:
+            return True
+        key = look.fetch.key
+        if key in step.loads:
+            return True
+        if not step.draft.load(look.fetch.lease, look.match, look.fetch.load):
+            self._make_room(step, seq, look.match, rows_free)
+            return False
+        step.loads.append(key)
         return True
 
     def _headroom(self, step: PlanBuilder, seq: Sequence) -> int:

@@ -31,6 +31,7 @@ import numpy.typing as npt
 from weft.memory.arena_work import NO_WORK, ArenaWork
 from weft.memory.reservation import Reservation
 from weft.request import SamplingParams, TokenLogprobs
+from weft.schedule.store_step import NO_STORE_STEP, StoreStep
 from weft.units import RowId, SeqId, SlotId
 
 Int32s = npt.NDArray[np.int32]
@@ -97,7 +98,8 @@ class StepPlan:
     logits choose the next one. ``prompt_logprob_runs``: runs whose sequence asked for logprobs of its
     prompt. ``table_writes``: int32 [3, k] of (row, page index in the row, page id).
     ``table_patches``, in the same form, replaces entries by pages that hold the same tokens.
-    ``arena_work``: that of the reservation, and copies of running slots before this step overwrites them.
+    ``arena_work``: that of the reservation, copies of running slots before this step overwrites them, and
+    stores. ``store``: what this plan decides about the store.
     """
 
     step: int
@@ -123,6 +125,7 @@ class StepPlan:
     """A sequence did not fit, and memory makes room for the next plan by evictions or moves."""
     table_patches: Int32s = field(default_factory=no_writes)
     arena_work: ArenaWork = NO_WORK
+    store: StoreStep = NO_STORE_STEP
 
     @property
     def run_count(self) -> int:

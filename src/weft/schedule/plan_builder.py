@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.memory.arena_work import SlotCopy
+from weft.memory.arena_work import ArenaWork, PageTransfer, SlotCopy, StateTransfer
 from weft.memory.draft import Draft
-from weft.memory.reservation import TablePatch
+from weft.memory.reservation import Moves, TablePatch
 from weft.memory.values import NodeId
 from weft.schedule.decode_batch import DecodeBatch
 from weft.schedule.plan import (
@@ -33,7 +33,10 @@ from weft.schedule.plan import (
 )
 from weft.schedule.rows import RowTable
 from weft.schedule.sequence import Sequence
+from weft.schedule.store_step import FetchKey, FetchWish, StoreStep
 from weft.units import PageId, RowId, SeqId, SlotId
+
+Stores = tuple[tuple[PageTransfer, ...], tuple[StateTransfer, ...]]
 
 _NO_ROWS: Int32s = np.empty(0, dtype=np.int32)
 
@@ -79,6 +82,11 @@ class PlanBuilder:
     """Of running slots, before this step overwrites them. The draft has its own copies besides."""
     requested_taps: dict[SeqId, list[int]] = field(default_factory=dict)
     """By sequence: positions whose state another request waits for."""
+    fetch_wishes: list[FetchWish] = field(default_factory=list)
+    loads: list[FetchKey] = field(default_factory=list)
+    closed_loads: tuple[FetchKey, ...] = ()
+    stores: Stores = ((), ())
+    """Copies of pages and of a state into transfer buffers, after the runs."""
     write_rows: list[int] = field(default_factory=list)
     write_indexes: list[int] = field(default_factory=list)
     write_pages: list[int] = field(default_factory=list)
@@ -86,7 +94,11 @@ class PlanBuilder:
     @property
     def runs_or_frees(self) -> bool:
         return bool(self.decode_rows.size or self.prefill_rows or self.pages_freed or self.rows_cleared
-                    or self.reclaiming)
+                    or self.reclaiming or self.store_step or any(self.stores))
+
+    @property
+    def store_step(self) -> StoreStep:
+        return StoreStep(tuple(self.fetch_wishes), tuple(self.loads), self.closed_loads)
 
     def write_table(self, row: RowId, first_index: int, pages: Seq[PageId]) -> None:
         self.write_rows += [row] * len(pages)
@@ -126,6 +138,8 @@ class PlanBuilder:
         work = reservation.arena_work
         if self.copies:
             work = replace(work, slot_copies=(*work.slot_copies, *self.copies))
+        if any(self.stores):
+            work = _with_stores(work, self.stores, reservation.moves)
         decode_count = int(self.decode_rows.size)
         starts, tokens = rows.computed[self.decode_rows], rows.last_token[self.decode_rows]
         decode_batch, moved = self.decode_batch, reservation.moves.slot_patches
@@ -159,6 +173,7 @@ class PlanBuilder:
             preempted=tuple(seq.id for seq in self.preempted),
             finished=tuple(self.finished),
             reclaiming=self.reclaiming,
+            store=self.store_step,
         )
 
     def _runs(self, starts: Int32s, tokens: Int32s, rows: RowTable) -> _Runs:
@@ -182,6 +197,22 @@ class PlanBuilder:
         if not self.write_rows:
             return no_writes()
         return np.asarray([self.write_rows, self.write_indexes, self.write_pages], dtype=np.int32)
+
+
+def _with_stores(work: ArenaWork, stores: Stores, moves: Moves) -> ArenaWork:
+    """``work`` with ``stores`` of the places where their pages and slots are after the moves. If the step
+    compresses one of the pages in place, it stores nothing."""
+    page_moves = {copy.src: copy.dst for copy in moves.pages}
+    slot_moves = {copy.src: copy.dst for copy in moves.slots}
+    pages, states = stores
+    compressed = {page for one in work.kv_compressions for page in one.pages}
+    if any(not compressed.isdisjoint(one.pages) for one in pages):
+        return work
+    return replace(
+        work,
+        page_stores=tuple(replace(one, pages=tuple(page_moves.get(page, page) for page in one.pages))
+                          for one in pages),
+        state_stores=tuple(replace(one, slot=slot_moves.get(one.slot, one.slot)) for one in states))
 
 
 def _patches(patches: Seq[TablePatch], rows: RowTable) -> Int32s:

@@ -20,16 +20,18 @@ One plan, in order of claim:
                                                      step that is short of memory admits no sequence
     4  prefills in progress, best rank first         their memory was leased whole at admission
     5  admissions in queue order (admission.py)      until one does not fit; each starts behind its cached
-                                                     prefix, and may wait for one that is being computed
+                                                     prefix, and may wait for one that is being computed or
+                                                     fetched from the store
     6  publish, then taps (reuse.py)                 what the last step computed goes into the cache, and this
                                                      step saves states if slots are left
+    7  stores (store_writes.py)                      some pages of a checkpoint that the store should have
 
 Laws: L3 (a shortage is a plan without that sequence; the best-ranked sequence runs, or its memory is on the
 way, and it fits alone); L5 (the plan that takes a sequence out clears its row, before another sequence gets
 it); L11 (the engine bounds the waiting queue when it accepts requests).
 
 ``plan`` never returns None while work is possible. The head of the queue must fit if nothing runs or closes,
-the cache has nothing to evict and no last token is in flight. This is asserted, not waited for.
+the cache has nothing to evict, and no last token or fetch is awaited. This is asserted, not waited for.
 
 Rejected: skipping a head of the queue that does not fit (a long prompt starves under a stream of short ones);
 preemption for an admission (two sequences could evict each other for ever); freeing memory at finish time (a
@@ -55,11 +57,15 @@ from weft.schedule.queues import RankedQueue
 from weft.schedule.reuse import Reuse
 from weft.schedule.rows import RowTable
 from weft.schedule.sequence import SeqState, Sequence
+from weft.schedule.store_tier import StoreTier
 from weft.units import PAD, RowId, SeqId, SlotId
 
 
 class Scheduler:
-    def __init__(self, memory: Memory, sizes: Sizes, policy: CheckpointPolicy = AUTO) -> None:
+    """``store``: prefixes beyond memory; None without a store."""
+
+    def __init__(self, memory: Memory, sizes: Sizes, policy: CheckpointPolicy = AUTO,
+                 store: StoreTier | None = None) -> None:
         self.memory = memory
         self.sizes = sizes
         self.rows = RowTable(sizes.rows_max)
@@ -69,7 +75,8 @@ class Scheduler:
         self.preemption_count = 0
         self.recomputed_tokens = 0
         """Tokens that were computed before a preemption and again after it."""
-        self._admission = AdmissionPlanner(sizes, self.rows, self.reuse, self.waiting, self.running)
+        self.store = store
+        self._admission = AdmissionPlanner(sizes, self.rows, self.reuse, self.waiting, self.running, store)
         self._closing: list[Sequence] = []
         self._decode_batch: DecodeBatch | None = None
         self._step = 0
@@ -78,12 +85,18 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(len(self.waiting) or len(self.running) or self._closing)
+        return bool(len(self.waiting) or len(self.running) or self._closing
+                    or (self.store is not None and self.store.has_step))
 
     @property
     def has_closing(self) -> bool:
-        """Whether a sequence that ended still holds its memory."""
-        return bool(self._closing)
+        """Whether a sequence that ended, or a load, still holds its memory."""
+        return bool(self._closing) or (self.store is not None and self.store.restores.has_leases)
+
+    @property
+    def awaits_store(self) -> bool:
+        """Whether a plan may have to wait for the store: for a fetch, or for the end of a write."""
+        return self.store is not None and (bool(self.store.restores.fetches) or self.store.writes.has_step)
 
     def submit(self, seq: Sequence) -> None:
         assert seq.state is SeqState.WAITING
@@ -94,7 +107,7 @@ class Scheduler:
         then its row and memory stay untouched, so a step that computes it may be in flight."""
         if seq.state is SeqState.WAITING:
             self.waiting.remove(seq)
-            self.reuse.forget(seq)
+            self._forget(seq)
         else:
             assert seq.state is SeqState.RUNNING, f"{seq} has ended before"
             self.running.remove(seq)
@@ -102,11 +115,17 @@ class Scheduler:
             self._decode_batch = None
         seq.state = SeqState.FINISHED
 
+    def _forget(self, seq: Sequence) -> None:
+        """``seq`` does not wait any more."""
+        self.reuse.forget(seq)
+        if self.store is not None:
+            self.store.restores.forget(seq.id)
+
     # ------------------------------------------------------------------ plan
 
     def plan(self) -> StepPlan | None:
-        """The next step. None if there is no work, or none until a last token in flight has arrived. Changes
-        nothing: called twice, it returns the same plan."""
+        """The next step. None if there is no work, or none until a last token in flight or a fetch has
+        arrived. Changes nothing: called twice, it returns the same plan."""
         if not self.has_work:
             return None
         step = PlanBuilder(self.memory.draft(), self._decodes())
@@ -114,12 +133,18 @@ class Scheduler:
         if awaited:
             step.draft.evict_last(awaited)
         self._plan_closing(step)
+        if self.store is not None:
+            self.store.close_loads(step)
         self._plan_decodes(step)
         budget = Budget(self.sizes.step_tokens_max, int(step.decode_rows.size))
         self._plan_prefills(step, budget)
         matches = self._admission.plan(step, budget, self._closing) if not step.short else {}
         self.reuse.publish(step)
         self.reuse.plan_taps(step, matches)
+        if self.store is not None:
+            step.stores = self.store.writes.work(idle=not (step.decode_rows.size or step.prefill_rows))
+            if not step.runs_or_frees and not step.publishing and self.awaits_store:
+                return None
         if not step.runs_or_frees and self.rows.ends_in_flight(step.decode_batch.rows).any():
             return None  # a sequence that ends publishes when it leaves
         assert step.runs_or_frees or step.publishing, (
@@ -224,6 +249,8 @@ class Scheduler:
             self.rows.slots[self.rows.row_of_id(moved.seq)] = moved.slot
             self._decode_batch = None
         self.reuse.committed(plan)
+        if self.store is not None:
+            self.store.committed(plan)
 
     def _commit_preempted(self, preempted: tuple[SeqId, ...]) -> None:
         for seq in list(self.running)[-len(preempted):]:
@@ -247,7 +274,7 @@ class Scheduler:
             assert admission.seq == seq.id == plan.seqs[run]
             self.waiting.remove(seq)
             self.running.add(seq)
-            self.reuse.forget(seq)
+            self._forget(seq)
             seq.state = SeqState.RUNNING
             start = int(plan.starts[run])
             recomputed = max(0, seq.computed_before - start)

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from weft.store.protocol import Store
+
 from weft.config import Sizes
 from weft.engine.engine import EngineCore
 from weft.engine.executor import LateExecutor
 from weft.engine.scripted import NextToken, ScriptedExecutor
 from weft.engine.sleep_state import Part
 from weft.memory.memory import Memory
+from weft.memory.transfer_buffers import TransferBuffers
 from weft.request import Request, SamplingParams, TokenEvent
 from weft.schedule.budget import step_tokens_bound
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.plan import StepPlan, StepResult
+from weft.schedule.restore_prices import RestorePrices
+from weft.schedule.store_tier import StoreTier
 from weft.sim.clock import VirtualClock
 from weft.sim.workload import longest_alone, small_arena
 
@@ -40,7 +45,9 @@ class Rig(LateExecutor):
     def __init__(self, *, pages_per_frame: int = 5, slots_per_frame: int = 2, frame_count: int = 40,
                  rows_max: int = 4, step_tokens_max: int = 256, queue_max: int = 64, seed: int = 0,
                  max_model_len: int | None = None, next_token: NextToken | None = None,
-                 cache: bool = False, checkpoints: CheckpointPolicy = AUTO, overlap: bool = False) -> None:
+                 cache: bool = False, checkpoints: CheckpointPolicy = AUTO, overlap: bool = False,
+                 store: Store | None = None, buffer_bytes: int = 1 << 24, token_s: float = 1.0) -> None:
+        """``store``: prefixes beyond memory, computed at ``token_s`` seconds a token at first."""
         super().__init__()
         arena = small_arena(pages_per_frame=pages_per_frame, slots_per_frame=slots_per_frame,
                             frame_count=frame_count)
@@ -53,9 +60,16 @@ class Rig(LateExecutor):
         self.clock = VirtualClock()
         self.plans: list[StepPlan] = []
         self.before_execute: Callable[[StepPlan], None] = lambda plan: None
-        self.core = EngineCore(vocab_size=VOCAB_SIZE, sizes=self.sizes, memory=Memory(arena, cache=cache),
+        memory = Memory(arena, cache=cache)
+        self.tier = None
+        if store is not None:
+            buffers = TransferBuffers(arena.page_bytes, arena.slot_bytes, limit_bytes=buffer_bytes)
+            self.device.arena.transfers.buffers = buffers
+            self.tier = StoreTier(store, memory, buffers, RestorePrices(token_s), self.clock, exact=True)
+        self.core = EngineCore(vocab_size=VOCAB_SIZE, sizes=self.sizes, memory=memory,
                                executor=self, clock=self.clock, seed=seed, eos_ids=(EOS,),
-                               checkpoints=checkpoints, overlap=overlap)
+                               checkpoints=checkpoints, overlap=overlap, store=self.tier,
+                               pause=self.clock.advance)
         self.answers: dict[tuple[str, int], Answer] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:

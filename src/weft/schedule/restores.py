@@ -1,0 +1,291 @@
+"""Restores: a request waits for a prefix that the store has, and requests behind it do not.
+
+    plan      look      the store has more than the cache, and reading is cheaper --> a wish for a fetch
+    commit    begin     a transfer buffer, Store.fetch, a deadline
+    (poll)    READING --fetched--> READY          --damaged, missing, too late--> the request computes
+    plan      load      a lease for the checkpoint; the step loads pages and state     READY --> LOADING
+    next plan publish   the lease closes with ``keep``: its pages and slot enter the tree
+    next plan           the request matches them like anything cached
+
+A load is a lease of its own, with a sequence number of its own. So the books, the audit and the tree know
+loaded bytes as they know computed ones: one owner (L1), all or nothing (L2), one salt (L10). A hit is a
+checkpoint with all of its KV (L8). If the cache has some of the tokens, the lease reads those in place.
+
+A fetch serves every request that waits for the same prefix. It ends for all of them at its deadline: the time
+that computing would have taken. So no request waits longer than it must. A request asks once: if its prefix
+is evicted between load and admission, it computes.
+
+Planning reads and changes nothing. ``look`` answers from memory of the store, and remembers its answer until
+the store or the cache has changed.
+
+Laws: L3 (a fetch without a buffer, or a load without memory, is a wait or a miss, never an error), L9, L11
+(fetches and buffers are bounded).
+
+Rejected: loading straight into the admitted sequence (its taps, publications and prefix waits would have to
+know two ways to begin); fetches at submission (a queue of requests would hold every buffer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.memory.arena_work import Load
+from weft.memory.transfer_buffers import TransferBuffers
+from weft.memory.values import Match, StoreLoss
+from weft.schedule.plan import Int32s
+from weft.schedule.restore_prices import RestorePrices
+from weft.schedule.sequence import Sequence
+from weft.schedule.store_step import FetchKey, FetchWish
+from weft.store.protocol import Store
+from weft.store.values import StagingBuffers, StoredPrefix, StoreEvent, Ticket
+from weft.units import PAGE_TOKENS, BufferId, SeqId, pages_for
+
+LOAD_SEQS_FROM = 1 << 40
+"""Sequence numbers of loads begin here; those of requests stay below."""
+FETCHES_MAX = 16
+"""Fetches at once (law L11)."""
+WAIT_S_MIN = 0.05
+"""The shortest deadline of a fetch: clocks and disks have grains."""
+ANSWERS_MAX = 4096
+
+
+class FetchState(Enum):
+    READING = "reading"
+    READY = "ready"
+    LOADING = "loading"
+
+
+@dataclass(slots=True)
+class Fetch:
+    """A fetch under way. ``seqs``: requests that wait for it. ``lease``: the sequence number of its load.
+    ``loaded_in``: the step that loads it."""
+
+    key: FetchKey
+    prefix: StoredPrefix
+    load: Load
+    lease: SeqId
+    began_s: float
+    deadline_s: float
+    state: FetchState = FetchState.READING
+    seqs: set[SeqId] = field(default_factory=set)
+    loaded_in: int = -1
+
+    @property
+    def tokens(self) -> Int32s:
+        return np.frombuffer(self.prefix.tokens, dtype="<u4").astype(np.int32)
+
+
+class Look(NamedTuple):
+    """What a request finds. ``fetch``: it waits for this one, or loads it. ``wish``: it should wait for a
+    fetch that this plan begins. Without both it is admitted with ``match``."""
+
+    match: Match
+    fetch: Fetch | None = None
+    wish: FetchWish | None = None
+
+
+class _Answer(NamedTuple):
+    cached_tokens: int
+    version: int
+    prefix: StoredPrefix | None
+
+
+@dataclass(slots=True)
+class RestoreCounts:
+    """Since the start; they only grow. ``saved_s``: what computing the restored tokens was estimated to take,
+    less the time that their fetches took. ``late``: fetches that passed their deadline."""
+
+    restores: int = 0
+    restored_tokens: int = 0
+    saved_s: float = 0.0
+    damaged: int = 0
+    late: int = 0
+
+
+class Restores:
+    """``exact``: inexact prefixes are not used. ``clock`` returns seconds and never goes back."""
+
+    def __init__(self, store: Store, buffers: TransferBuffers, prices: RestorePrices,
+                 clock: Callable[[], float], *, exact: bool) -> None:
+        self.counts = RestoreCounts()
+        self.fetches: dict[FetchKey, Fetch] = {}
+        self._store = store
+        self._buffers = buffers
+        self._prices = prices
+        self._clock = clock
+        self._exact = exact
+        self._by_ticket: dict[Ticket, FetchKey] = {}
+        self._abandoned: dict[Ticket, BufferId] = {}
+        """Fetches that no request waits for; their buffers are the store's until their events."""
+        self._loaded: list[tuple[int, BufferId]] = []
+        """Buffers that a step reads, with the number of that step."""
+        self._ended: dict[SeqId, StoreLoss | None] = {}
+        """Requests whose fetch has ended, and why it brought nothing; None after a load."""
+        self._answers: dict[SeqId, _Answer] = {}
+        self._version = 0
+        self._next_lease = LOAD_SEQS_FROM
+
+    @property
+    def has_leases(self) -> bool:
+        """Whether a load holds memory."""
+        return any(fetch.state is FetchState.LOADING for fetch in self.fetches.values())
+
+    # ------------------------------------------------------------------ in a plan: reads only
+
+    def look(self, seq: Sequence, known: Int32s, match: Match, wishes: Iterable[FetchWish]) -> Look:
+        """``wishes``: those of this plan so far. One plan begins one fetch."""
+        waited_for = next((fetch for fetch in self.fetches.values() if seq.id in fetch.seqs), None)
+        if waited_for is not None:
+            if _reaches(match, waited_for):
+                return Look(match, waited_for)
+            return Look(_with_loss(match, waited_for.prefix, "store_busy"))
+        prefix = None if seq.prompt_logprobs_due else self._prefix(seq, known, match)
+        if prefix is None:
+            return Look(match)
+        if seq.id in self._ended:
+            loss = self._ended[seq.id]
+            return Look(match if loss is None else _with_loss(match, prefix, loss))
+        start = _page_floor(match.cached_tokens)
+        if self._prices.saved_s(match.cached_tokens, prefix.position, prefix.bytes_from(start)) <= 0:
+            return Look(_with_loss(match, prefix, "stored"))
+        wish = FetchWish(seq.id, FetchKey(seq.salt, prefix.checkpoint), prefix, start)
+        fetch = self.fetches.get(wish.key)
+        others = [other for other in wishes if other.key not in self.fetches]
+        if fetch is not None or others:
+            follows = fetch is None or _reaches(match, fetch)
+            return Look(match, wish=wish) if follows else Look(_with_loss(match, prefix, "store_busy"))
+        pages = pages_for(prefix.position) - start // PAGE_TOKENS
+        if len(self.fetches) + len(self._abandoned) >= FETCHES_MAX or not self._buffers.has_room(pages):
+            return Look(_with_loss(match, prefix, "store_busy"))
+        return Look(match, wish=wish)
+
+    def _prefix(self, seq: Sequence, known: Int32s, match: Match) -> StoredPrefix | None:
+        """What the store has beyond ``match``; remembered until either changes."""
+        answer = self._answers.get(seq.id)
+        if answer is None or answer[:2] != (match.cached_tokens, self._version):
+            prefix = self._store.match(seq.salt or None, known[:-1].tolist(), match.cached_tokens)
+            if prefix is not None and ((self._exact and not prefix.exact) or prefix.state_form):
+                prefix = None
+            if len(self._answers) >= ANSWERS_MAX:
+                self._answers.clear()
+            answer = self._answers[seq.id] = _Answer(match.cached_tokens, self._version, prefix)
+        return answer.prefix
+
+    # ------------------------------------------------------------------ by a commit
+
+    def begin(self, wish: FetchWish) -> None:
+        """A request waits from now on; its fetch begins unless it is under way. A wish without room is
+        dropped, and the next plan looks again."""
+        fetch = self.fetches.get(wish.key)
+        if fetch is None:
+            pages = pages_for(wish.prefix.position) - wish.start // PAGE_TOKENS
+            if not self._buffers.has_room(pages):
+                return
+            fetch = self.fetches[wish.key] = self._begin(wish, pages)
+        fetch.seqs.add(wish.seq)
+
+    def _begin(self, wish: FetchWish, pages: int) -> Fetch:
+        prefix, now_s = wish.prefix, self._clock()
+        buffer = self._buffers.add(pages)
+        staging = self._buffers[buffer]
+        into = StagingBuffers(staging.pages_PB.reshape(-1).data, staging.state_B.data)
+        ticket = self._store.fetch(prefix, wish.start, into)
+        self._by_ticket[ticket] = wish.key
+        self._next_lease += 1
+        wait_s = max(WAIT_S_MIN, self._prices.compute_s(wish.start, prefix.position))
+        load = Load(buffer, wish.start, prefix.position, prefix.exact)
+        return Fetch(wish.key, prefix, load, SeqId(self._next_lease), now_s, now_s + wait_s)
+
+    def loading(self, key: FetchKey, step: int) -> None:
+        """Step ``step`` loads the fetch ``key``."""
+        fetch = self.fetches[key]
+        assert fetch.state is FetchState.READY
+        fetch.state, fetch.loaded_in = FetchState.LOADING, step
+
+    def published(self, key: FetchKey) -> None:
+        """The lease of the load has closed; the tree has its pages and its state."""
+        fetch = self.fetches.pop(key)
+        start, position = fetch.load.start, fetch.load.position
+        self.counts.restores += 1
+        self.counts.restored_tokens += position - start
+        self.counts.saved_s += self._prices.compute_s(start, position) - (self._clock() - fetch.began_s)
+        self._ended.update(dict.fromkeys(fetch.seqs))
+        self._loaded.append((fetch.loaded_in, fetch.load.buffer))
+
+    def forget(self, seq: SeqId) -> None:
+        """``seq`` is admitted, or ended while it waited."""
+        self._answers.pop(seq, None)
+        self._ended.pop(seq, None)
+        for key, fetch in list(self.fetches.items()):
+            fetch.seqs.discard(seq)
+            if not fetch.seqs and fetch.state is not FetchState.LOADING:
+                self._abandon(key)
+
+    # ------------------------------------------------------------------ between steps
+
+    def finished(self, step: int) -> None:
+        """Steps up to ``step`` are computed: the buffers that they loaded are free."""
+        for loaded_in, buffer in self._loaded:
+            if loaded_in <= step:
+                self._buffers.free(buffer)
+        self._loaded = [one for one in self._loaded if one[0] > step]
+
+    def take(self, event: StoreEvent) -> bool:
+        """Whether ``event`` is of a fetch."""
+        self._version += 1
+        abandoned = self._abandoned.pop(event.ticket, None)
+        if abandoned is not None:
+            self._buffers.free(abandoned)
+            return True
+        key = self._by_ticket.pop(event.ticket, None)
+        if key is None:
+            return False
+        fetch = self.fetches[key]
+        if event.kind == "fetched":
+            fetch.state = FetchState.READY
+            self._prices.fetched(event.nbytes, self._clock() - fetch.began_s)
+        else:
+            self.counts.damaged += event.kind == "damaged"
+            self._give_up(key, "damaged" if event.kind == "damaged" else "store_busy")
+        return True
+
+    def end_late(self) -> None:
+        """Fetches past their deadline end: their requests compute."""
+        now_s = self._clock()
+        for key, fetch in list(self.fetches.items()):
+            if now_s > fetch.deadline_s and fetch.state is FetchState.READING:
+                self.counts.late += 1
+                self._give_up(key, "store_busy")
+
+    def _give_up(self, key: FetchKey, loss: StoreLoss) -> None:
+        self._ended.update(dict.fromkeys(self.fetches[key].seqs, loss))
+        self._abandon(key)
+
+    def _abandon(self, key: FetchKey) -> None:
+        """No request waits for the fetch any more."""
+        fetch = self.fetches.pop(key)
+        ticket = next((ticket for ticket, other in self._by_ticket.items() if other == key), None)
+        if ticket is None:
+            self._buffers.free(fetch.load.buffer)
+        else:
+            del self._by_ticket[ticket]
+            self._abandoned[ticket] = fetch.load.buffer
+
+
+def _reaches(match: Match, fetch: Fetch) -> bool:
+    """Whether ``fetch`` begins where ``match`` ends or before, and goes further."""
+    return fetch.load.start <= _page_floor(match.cached_tokens) and match.cached_tokens < fetch.load.position
+
+
+def _with_loss(match: Match, prefix: StoredPrefix, loss: StoreLoss) -> Match:
+    tokens = prefix.position - match.cached_tokens
+    return replace(match, lost=match.lost.but(loss, tokens)) if tokens > 0 else match
+
+
+def _page_floor(position: int) -> int:
+    return position - position % PAGE_TOKENS

@@ -1,0 +1,99 @@
+"""The store as the scheduler sees it: restores of waiting requests, and writes of computed checkpoints.
+
+    poll       between steps: events of the store, deadlines, the next write
+    look       in a plan, for each request that would be admitted
+    close_loads, work   in a plan: leases of loads that close, and stores
+    committed  what the plan decided becomes true
+    finished   the step is computed: its buffers may be used or freed
+
+``StoreStep`` is the part of a step plan that belongs to the store (``store_step``). Without a store the
+scheduler has no ``StoreTier``, and plans have NO_STORE_STEP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weft.memory.memory import Memory
+from weft.memory.transfer_buffers import TransferBuffers
+from weft.schedule.plan import StepPlan
+from weft.schedule.plan_builder import PlanBuilder
+from weft.schedule.restore_prices import RestorePrices
+from weft.schedule.restores import FetchState, RestoreCounts, Restores
+from weft.schedule.store_writes import StoreWrites, WriteCounts
+from weft.store.protocol import Store
+from weft.store.values import StoreStats
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """What the tier did since the start, and the store's own numbers. ``buffer_bytes``: in use now."""
+
+    restores: RestoreCounts
+    writes: WriteCounts
+    store: StoreStats
+    waiting: int
+    buffer_bytes: int
+    buffer_bytes_max: int
+
+
+class StoreTier:
+    """``exact``: prefixes that were compressed once are not used. ``write_bytes_s``: the pace of writes, 0
+    for none. ``clock`` returns seconds and never goes back."""
+
+    def __init__(self, store: Store, memory: Memory, buffers: TransferBuffers, prices: RestorePrices,
+                 clock: Callable[[], float], *, exact: bool, write_bytes_s: float = 0.0) -> None:
+        self.store = store
+        self.buffers = buffers
+        self.prices = prices
+        self.restores = Restores(store, buffers, prices, clock, exact=exact)
+        self.writes = StoreWrites(store, memory, buffers, prices, clock, write_bytes_s=write_bytes_s)
+
+    @property
+    def has_step(self) -> bool:
+        """Whether a step has work for the store even without requests."""
+        return self.restores.has_leases or self.writes.has_step
+
+    @property
+    def is_waiting(self) -> bool:
+        """Something waits for the store and needs no step: ``poll`` again soon."""
+        return bool(self.restores.fetches) or self.writes.is_waiting
+
+    def poll(self) -> None:
+        for event in self.store.poll():
+            if not self.restores.take(event):
+                self.writes.take(event)
+        self.restores.end_late()
+        self.writes.look()
+
+    def close_loads(self, step: PlanBuilder) -> None:
+        """The leases of loads of the step before close: what they hold enters the tree."""
+        loading = {key: fetch for key, fetch in self.restores.fetches.items()
+                   if fetch.state is FetchState.LOADING}
+        for fetch in loading.values():
+            step.draft.close(fetch.lease, keep=fetch.tokens)
+        step.closed_loads = tuple(loading)
+
+    def committed(self, plan: StepPlan) -> None:
+        for key in plan.store.closed:
+            self.restores.published(key)
+        for key in plan.store.loads:
+            self.restores.loading(key, plan.step)
+        for wish in plan.store.wishes:
+            self.restores.begin(wish)
+        self.writes.committed(plan.arena_work, plan.step)
+
+    def finished(self, plan: StepPlan) -> None:
+        """``plan`` is computed, and so are all before it."""
+        self.restores.finished(plan.step)
+        self.writes.finished(plan.step)
+
+    def close(self) -> None:
+        """The store ends; no step is in flight. Idempotent."""
+        self.store.close()
+
+    def stats(self) -> TierStats:
+        return TierStats(self.restores.counts, self.writes.counts, self.store.stats(),
+                         sum(len(fetch.seqs) for fetch in self.restores.fetches.values()),
+                         self.buffers.used_bytes, self.buffers.limit_bytes)

@@ -1,0 +1,218 @@
+"""Writes: computed checkpoints go to the store, piece by piece, beside the steps and never inside them.
+
+    commit      a sequence saves a checkpoint            --> candidates, in order of age
+    (poll)      worth it, not stored, a buffer is free   --> a job: node, tokens, transfer buffer
+    each plan   some pages of the job, its state first   --> ``ArenaWork`` stores, after the runs
+    (finished)  every page is in the buffer              --> Store.put
+    (poll)      written, or dropped                      --> the buffer is free
+
+One job copies at a time. A step with runs copies at most STEP_BYTES of KV, another step IDLE_STEP_BYTES.
+Between two steps the node is looked up again: its pages may have moved. A node that was evicted or compressed
+before its job was done ends the job, which is counted.
+
+A checkpoint is written if its expected uses save more than writing costs (``restore_prices``). The candidate
+is looked at once when it is new, and once more when a request has resumed on it. A loaded checkpoint is no
+candidate: the store has it.
+
+Laws: L9 (a write never delays a request, takes none of its memory and fails none), L11 (candidates and
+buffers are bounded; ``write_bytes_s`` paces jobs).
+
+Rejected: writing at eviction alone (kill -9 would lose everything); views of the arena for the store's
+threads (see ``transfer_buffers``); several jobs at once (they would share the same bytes of each step).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from weft.memory.arena_work import ArenaWork, PageTransfer, StateTransfer
+from weft.memory.memory import Memory
+from weft.memory.transfer_buffers import TransferBuffers
+from weft.memory.values import NO_SLOT, NodeId
+from weft.schedule.plan import Int32s
+from weft.schedule.restore_prices import RestorePrices
+from weft.store.protocol import Store
+from weft.store.values import RECORD_TOKENS_MAX, KvPiece, StoreEvent, Ticket
+from weft.units import PAGE_TOKENS, BufferId, pages_for
+
+STEP_BYTES = 8 << 20
+"""Most KV that a step with runs copies for a job; at least one page."""
+IDLE_STEP_BYTES = 64 << 20
+CANDIDATES_MAX = 4096
+LOOKS_PER_POLL = 8
+
+
+@dataclass(slots=True)
+class WriteCounts:
+    """Since the start; they only grow. ``skipped``: candidates that were not worth writing. ``lost``: evicted
+    or compressed before they were copied, or pushed out of the queue."""
+
+    written: int = 0
+    dropped: int = 0
+    skipped: int = 0
+    lost: int = 0
+
+
+@dataclass(slots=True)
+class _Job:
+    """``start``: KV from there on is copied, ``copied`` pages of it so far. ``last_step``: the step that
+    copies the last of it, -1 while some is left."""
+
+    node: NodeId
+    salt: str
+    tokens: Int32s
+    start: int
+    pages: int
+    buffer: BufferId
+    exact: bool
+    saved_s: float
+    copied: int = 0
+    has_state: bool = False
+    last_step: int = -1
+
+    @property
+    def position(self) -> int:
+        return int(self.tokens.size)
+
+
+class StoreWrites:
+    """``write_bytes_s``: 0 for no limit. ``page_bytes``: 0 in a model without attention."""
+
+    def __init__(self, store: Store, memory: Memory, buffers: TransferBuffers, prices: RestorePrices,
+                 clock: Callable[[], float], *, write_bytes_s: float) -> None:
+        self.counts = WriteCounts()
+        self.draining = False
+        """The engine ends: write whatever is worth it now, without a pace."""
+        self._store = store
+        self._memory = memory
+        self._buffers = buffers
+        self._prices = prices
+        self._clock = clock
+        self._write_bytes_s = write_bytes_s
+        self._candidates: deque[NodeId] = deque()
+        self._job: _Job | None = None
+        self._puts: dict[Ticket, BufferId] = {}
+        self._paced_until_s = 0.0
+        self._pages = memory.plan.pages_per_frame > 0
+        memory.note_new_checkpoints()
+
+    @property
+    def has_step(self) -> bool:
+        """Whether a step would copy something."""
+        return self._job is not None and self._job.last_step < 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Something is left to write, and time or the store must pass first."""
+        return bool(self._puts or self._job or self._candidates)
+
+    # ------------------------------------------------------------------ in a plan: reads only
+
+    def work(self, *, idle: bool) -> tuple[tuple[PageTransfer, ...], tuple[StateTransfer, ...]]:
+        """The next stores of the job. ``idle``: the step has no runs."""
+        job = self._job
+        if job is None or job.last_step >= 0:
+            return (), ()
+        form = self._memory.stored_form(job.node, job.start + job.copied * PAGE_TOKENS)
+        if form is None or form.position != job.position:
+            return (), ()  # the next poll ends the job
+        most = max(1, (IDLE_STEP_BYTES if idle else STEP_BYTES) // max(1, self._buffers.page_bytes))
+        pages = PageTransfer(job.buffer, job.copied, form.pages[:most])
+        states = () if job.has_state or form.slot == NO_SLOT else (StateTransfer(job.buffer, form.slot),)
+        return (pages,) if pages.pages else (), states
+
+    # ------------------------------------------------------------------ by a commit, and between steps
+
+    def committed(self, work: ArenaWork, step: int) -> None:
+        """Step ``step`` does ``work``, and the books are those after it."""
+        self._candidates.extend(self._memory.take_new_checkpoints())
+        while len(self._candidates) > CANDIDATES_MAX:
+            self._candidates.popleft()
+            self.counts.lost += 1
+        job = self._job
+        if job is not None and (work.page_stores or work.state_stores):
+            job.copied += sum(len(one.pages) for one in work.page_stores)
+            job.has_state |= bool(work.state_stores)
+            if job.copied == job.pages:
+                job.last_step = step
+
+    def finished(self, step: int) -> None:
+        """Steps up to ``step`` are computed."""
+        job = self._job
+        if job is not None and 0 <= job.last_step <= step:
+            self._job = None
+            self._put(job)
+
+    def take(self, event: StoreEvent) -> None:
+        buffer = self._puts.pop(event.ticket, None)
+        if buffer is not None:
+            self._buffers.free(buffer)
+            self.counts.written += event.kind == "written"
+            self.counts.dropped += event.kind != "written"
+
+    def look(self) -> None:
+        """End a job whose node is gone; begin the next one."""
+        job = self._job
+        if job is not None:
+            form = self._memory.stored_form(job.node, 0) if job.last_step < 0 else None
+            if job.last_step < 0 and (form is None or form.position != job.position):
+                self._buffers.free(job.buffer)
+                self._job = None
+                self.counts.lost += 1
+            return
+        for _ in range(LOOKS_PER_POLL):
+            if self._job is not None or not self._candidates:
+                return
+            if self._clock() < self._paced_until_s and not self.draining:
+                return
+            if not self._begin(self._candidates[0]):
+                return
+            self._candidates.popleft()
+
+    def _begin(self, node: NodeId) -> bool:
+        """Make ``node`` the job if it is worth it. False: it has to wait for a buffer."""
+        form = self._memory.stored_form(node)
+        if form is None:
+            self.counts.lost += 1
+            return True
+        offer = self._store.offer(form.salt or None, form.tokens.tolist(), form.position, exact=form.exact)
+        if offer is None:
+            return True
+        pages = pages_for(form.position) - offer.start // PAGE_TOKENS if self._pages else 0
+        size_bytes = self._buffers.bytes_for(pages)
+        if size_bytes > self._buffers.limit_bytes:
+            self.counts.dropped += 1
+            return True
+        if not self._prices.is_worth_writing(offer.start, form.position, size_bytes, form.hits):
+            self.counts.skipped += 1
+            return True
+        if not self._buffers.has_room(pages):
+            return False
+        buffer, saved_s = self._buffers.add(pages), self._prices.compute_s(0, form.position)
+        self._job = _Job(node, form.salt, form.tokens, offer.start, pages, buffer, form.exact, saved_s)
+        if self._write_bytes_s:
+            self._paced_until_s = self._clock() + size_bytes / self._write_bytes_s
+        return True
+
+    def _put(self, job: _Job) -> None:
+        buffer = self._buffers[job.buffer]
+        ticket = self._store.put(job.salt or None, job.tokens.tolist(), job.position, self._pieces(job),
+                                 buffer.state_B.data, exact=job.exact, seconds=job.saved_s)
+        if ticket is None:
+            self._buffers.free(job.buffer)
+            self.counts.dropped += 1
+        else:
+            self._puts[ticket] = job.buffer
+
+    def _pieces(self, job: _Job) -> list[KvPiece]:
+        """KV from ``job.start`` on, cut where records end."""
+        pages_PB, pieces, start = self._buffers[job.buffer].pages_PB, [], job.start
+        while start < job.position:
+            end = min(job.position, start - start % RECORD_TOKENS_MAX + RECORD_TOKENS_MAX)
+            first, last = (start - job.start) // PAGE_TOKENS, pages_for(end) - job.start // PAGE_TOKENS
+            payload = pages_PB[first:last].reshape(-1).data if self._pages else memoryview(b"")
+            pieces.append(KvPiece(start, end, payload))
+            start = end
+        return pieces
