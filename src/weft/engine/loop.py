@@ -45,6 +45,11 @@ class StepParts:
         self.ages.note(self.scheduler.memory.version, now_s)
         self.settlement.note_admissions(plan, now_s)
 
+    @property
+    def awaits_store(self) -> bool:
+        """Whether the scheduler may have work and no plan."""
+        return self.scheduler.store is not None and self.scheduler.store.may_stop_plans
+
     def note_finish(self, plan: StepPlan) -> None:
         """``plan`` is computed."""
         if self.scheduler.store is not None:
@@ -84,7 +89,7 @@ class PlainLoop:
         began_s = parts.clock()
         plan = parts.scheduler.plan()
         if plan is None:
-            assert parts.scheduler.awaits_store, "with nothing in flight, a scheduler with work has a plan"
+            assert parts.awaits_store, "with nothing in flight, a scheduler with work has a plan"
             return False
 
         parts.scheduler.commit(plan)

@@ -80,7 +80,7 @@ class OverlapLoop:
                 self._begun = _BegunStep(plan, began_s)
         if previous is None:
             planned = self._begun is not None
-            assert planned or parts.scheduler.awaits_store, "nothing was in flight, nothing could be planned"
+            assert planned or parts.awaits_store, "nothing was in flight, nothing could be planned"
             return planned
 
         result = parts.executor.finish()

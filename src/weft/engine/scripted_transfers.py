@@ -3,9 +3,9 @@
     page    16 digests of 8 bytes, then zeros to the size of a page
     state   one digest of 8 bytes, then zeros to the size of a state
 
-It checks what a device would suffer. A load may write only pages and a slot that this plan opens for it, and
-which no row, no copy and no run reads in the step. Its frame must be zeroed or hold the same kind (L6). A
-store may read only what holds something. Bytes that come back from a store are digests again, so a wrong
+It checks what a device would suffer. A load may write only pages and a slot that this plan opens for it. No
+row, copy or run of the step may read them. Its frame must be zeroed or hold the same kind (L6). A store may
+read only what holds something. Bytes that come back from a store are digests again, so a wrong
 record shows where a run reads it.
 """
 

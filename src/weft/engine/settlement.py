@@ -30,7 +30,7 @@ class Settlement:
         """``plan`` was committed: a sequence that it admits for the first time has its queue time and its
         cached tokens."""
         first_run = plan.run_count - len(plan.admissions)
-        openings = plan.reservation.opened
+        openings = [opening for opening in plan.reservation.opened if not opening.loads]
         for run, (admission, opening) in enumerate(zip(plan.admissions, openings, strict=True), first_run):
             assert opening.seq == admission.seq
             stream = self._streams.by_seq[admission.seq]

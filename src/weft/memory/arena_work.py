@@ -190,7 +190,7 @@ class StateTransfer:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class CheckpointLoad:
     """Transfer buffer ``buffer`` holds the KV of [``start``, ``position``), ``start`` a multiple of a page,
     and the state after ``position`` tokens. ``exact``: nothing of it was ever compressed."""
 

@@ -1,7 +1,7 @@
 """A draft: one step's wishes for memory, as an overlay that writes nothing outside itself.
 
     open    a slot, and pages for all tokens; on a match the first pages are the tree's, read only
-    load    the same, with pages and state of a checkpoint that come from a transfer buffer
+            or, for a load, with pages and state that come from a transfer buffer
     extend  pages for more tokens
     save    a slot for the state at a position that this step passes
     publish the computed tokens of a sequence enter the tree, with the states that it saved
@@ -32,7 +32,7 @@ import numpy.typing as npt
 from weft.memory.arena_work import (
     NO_WORK,
     ArenaWork,
-    Load,
+    CheckpointLoad,
     PageCopy,
     PageTransfer,
     RestoreState,
@@ -102,22 +102,15 @@ class Draft:
 
     # ------------------------------------------------------------------ the verbs
 
-    def open(self, seq: SeqId, match: Match, tokens: int, *, headroom_pages: int = 0) -> bool:
+    def open(self, seq: SeqId, match: Match, tokens: int, *, headroom_pages: int = 0,
+             load: CheckpointLoad | None = None) -> bool:
         """A lease with a slot and pages for ``tokens`` tokens, or False and nothing. ``headroom_pages`` must
         stay free after it. The lease reads the pages of ``match`` in place; compressed KV is unpacked first.
-        The state of the checkpoint is copied into the slot, and a partly filled page is copied too."""
-        return self._open(seq, match, tokens, headroom_pages, load=None)
+        The state of the checkpoint is copied into the slot, and a partly filled page is copied too.
 
-    def load(self, seq: SeqId, match: Match, load: Load, *, headroom_pages: int = 0) -> bool:
-        """A lease for the checkpoint of ``load``, or False and nothing. It reads the pages of ``match`` in
-        place. This step loads its own pages and its slot, and a later draft closes it with ``keep``.
-        ``match`` must reach the first token of the buffer."""
-        assert match.cached_tokens // PAGE_TOKENS * PAGE_TOKENS >= load.start, "a gap before what is loaded"
-        assert match.cached_tokens < load.position, "the cache has it already"
-        return self._open(seq, match, load.position, headroom_pages, load=load)
-
-    def _open(self, seq: SeqId, match: Match, tokens: int, headroom_pages: int, *,
-              load: Load | None) -> bool:
+        ``load``: ``tokens`` are those of a checkpoint in a transfer buffer, which reaches back to ``match``.
+        This step loads its state and the pages that ``match`` lacks; a later draft closes it with
+        ``keep``."""
         self._check_current()
         assert seq not in self._books.leases, f"sequence {seq} has a lease"
         assert seq not in self._opened, f"sequence {seq} was opened in this draft"
@@ -136,10 +129,9 @@ class Draft:
                       inexact=load is not None and not load.exact)
         gained = self._page_walk.take(page_count)
         if anchor is not None:
-            self._open_on(anchor, lease, shared_tokens)
-            if load is None:
-                self._copy_from(anchor, lease, gained)
+            self._open_on(anchor, lease, shared_tokens, gained, copies=load is None)
         if load is not None:
+            assert load.start <= shared_tokens, "a gap between what is cached and what is loaded"
             self._loads.append(load.into(gained, slot, shared_tokens))
         self._opened[seq] = lease, match
         self._gained[seq] = gained
@@ -152,14 +144,15 @@ class Draft:
             f"a match of version {match.version} was used on version {self._version}")
         return self._books.cache.tree.by_id[match.anchor]
 
-    def _open_on(self, anchor: Node, lease: Lease, shared_tokens: int) -> None:
+    def _open_on(self, anchor: Node, lease: Lease, shared_tokens: int, gained: list[PageId], *,
+                 copies: bool) -> None:
+        """``copies``: the state of ``anchor`` and its partly filled page are copied for the lease."""
         self._unpacking.restore(anchor, self._page_walk.take)
         lease.pages = self._unpacking.resolve(path_pages(anchor, 0, shared_tokens))
         lease.shared_tokens = shared_tokens
         self._opened_on.add(anchor.id)
-
-    def _copy_from(self, anchor: Node, lease: Lease, gained: list[PageId]) -> None:
-        """The state of ``anchor``, and its partly filled page."""
+        if not copies:
+            return
         if anchor.is_tail and anchor.pages:
             self._page_copies.append(PageCopy(anchor.pages[0], gained[0]))
         if anchor.slot == COMPRESSED:

@@ -30,10 +30,10 @@ from weft.memory.draft import Draft
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.lease import Lease
 from weft.memory.prefix.cache_counts import CacheCounts
+from weft.memory.prefix.checkpoint_contents import CheckpointContents, checkpoint_contents
 from weft.memory.prefix.namespaces import with_lost_to_salt
 from weft.memory.prefix.policy import Policy
 from weft.memory.prefix.shape import CacheShape, shape_of
-from weft.memory.prefix.stored_form import StoredForm, stored_form
 from weft.memory.reservation import Reservation
 from weft.memory.transaction import apply
 from weft.memory.values import NOTHING_RECALLED, Match, NodeId
@@ -177,22 +177,18 @@ class Memory:
         assert held == (0, 0, 0), f"leases, pages and slots are held while the arena goes: {held}"
         books.arena.forget()
 
-    def note_new_checkpoints(self) -> None:
-        """From now on, ``take_new_checkpoints`` has the checkpoints that sequences compute."""
-        self._books.cache.new_checkpoints = deque(maxlen=NEW_CHECKPOINTS_MAX)
-
     def take_new_checkpoints(self) -> list[NodeId]:
-        """Nodes whose checkpoint was computed since the last call, and not loaded."""
-        new = self._books.cache.new_checkpoints
-        nodes = list(new or ())
-        if new:
-            new.clear()
+        """Nodes whose checkpoint was computed, and not loaded, since the last call. The first call has none:
+        it begins the list."""
+        cache = self._books.cache
+        nodes = list(cache.new_checkpoints or ())
+        cache.new_checkpoints = deque(maxlen=NEW_CHECKPOINTS_MAX)
         return nodes
 
-    def stored_form(self, node: NodeId, start: int = 0) -> StoredForm | None:
+    def checkpoint_contents(self, node: NodeId, start: int = 0) -> CheckpointContents | None:
         """The checkpoint of ``node`` with its pages from position ``start`` on; None if a store cannot have
-        it (``weft.memory.prefix.stored_form``). Reads only."""
-        return stored_form(self._books.cache, node, start)
+        it (``weft.memory.prefix.checkpoint_contents``). Reads only."""
+        return checkpoint_contents(self._books.cache, node, start)
 
     @property
     def version(self) -> int:

@@ -127,13 +127,9 @@ class DeviceArena:
             case WorkKind.COPY_PAGES:
                 self.copy_pages(*_both(ids))
             case WorkKind.LOAD_PAGES | WorkKind.STORE_PAGES:
-                self._transfers().pages(_on_host(ids), load=kind is WorkKind.LOAD_PAGES)
+                _transfers(self).pages(_on_host(ids), load=kind is WorkKind.LOAD_PAGES)
             case WorkKind.LOAD_STATES | WorkKind.STORE_STATES:
-                self._transfers().states(_on_host(ids), load=kind is WorkKind.LOAD_STATES)
-
-    def _transfers(self) -> Transfers:
-        assert self.transfer_buffers is not None, "a plan loads or stores, and the engine has no store"
-        return Transfers(self.plan, self.buffer, self.transfer_buffers)
+                _transfers(self).states(_on_host(ids), load=kind is WorkKind.LOAD_STATES)
 
     def zero_frames(self, frames: Items) -> None:
         """``frames`` are zero now, and may be written from here on."""
@@ -276,6 +272,11 @@ def warm(arena: DeviceArena) -> None:
         record = np.zeros((1, 4), np.int32)
         arena.compress_kv(record)
         arena.restore_kv(record)
+
+
+def _transfers(arena: DeviceArena) -> Transfers:
+    assert arena.transfer_buffers is not None, "a plan loads or stores, and the engine has no store"
+    return Transfers(arena.plan, arena.buffer, arena.transfer_buffers)
 
 
 def _both(copies: Items) -> tuple[Items, Items]:

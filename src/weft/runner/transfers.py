@@ -61,12 +61,12 @@ class Transfers:
         for slot, buffer in ids_K2.tolist():
             assert 0 <= slot < plan.slot_count, f"slot {slot} is not in the arena"
             begin = slot * plan.slot_stride_bytes
-            here_B = self._arena_B[begin:begin + plan.slot_bytes]
-            there_B = torch.from_numpy(self._buffers[BufferId(buffer)].state_B)
+            slot_B = self._arena_B[begin:begin + plan.slot_bytes]
+            state_B = torch.from_numpy(self._buffers[BufferId(buffer)].state_B)
             if load:
-                here_B.copy_(there_B, non_blocking=True)
+                slot_B.copy_(state_B, non_blocking=True)
             else:
-                there_B.copy_(here_B, non_blocking=True)
+                state_B.copy_(slot_B, non_blocking=True)
 
     def _load(self, pages_NP: torch.Tensor, items: Ids, host_PB: npt.NDArray[np.uint8]) -> None:
         if pages_NP.device.type == "cpu":

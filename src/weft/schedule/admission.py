@@ -32,7 +32,7 @@ from weft.schedule.plan import Admission, Int32s
 from weft.schedule.plan_builder import PlanBuilder
 from weft.schedule.preemption import headroom_pages
 from weft.schedule.queues import RankedQueue
-from weft.schedule.restores import FetchState, Look
+from weft.schedule.restores import FetchState, StoreLook
 from weft.schedule.reuse import PREFIX_WAITS_MAX, Reuse
 from weft.schedule.rows import RowTable
 from weft.schedule.sequence import Sequence
@@ -107,7 +107,7 @@ class AdmissionPlanner:
         step.add_prefill(seq, row, start, end, step.draft.slot_of(seq.id), known)
         return True
 
-    def _plan_restore(self, step: PlanBuilder, look: Look, seq: Sequence, rows_free: int) -> bool:
+    def _plan_restore(self, step: PlanBuilder, look: StoreLook, seq: Sequence, rows_free: int) -> bool:
         """``seq`` waits for the store in this step; perhaps its prefix is loaded now. False: the load does
         not fit, and the cache makes room for it."""
         if look.wish is not None:
@@ -117,7 +117,7 @@ class AdmissionPlanner:
         key = look.fetch.key
         if key in step.loads:
             return True
-        if not step.draft.load(look.fetch.lease, look.match, look.fetch.load):
+        if not step.draft.open(look.fetch.lease, look.match, look.fetch.load.position, load=look.fetch.load):
             self._make_room(step, seq, look.match, rows_free)
             return False
         step.loads.append(key)

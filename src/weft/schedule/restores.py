@@ -18,8 +18,8 @@ is evicted between load and admission, it computes.
 Planning reads and changes nothing. ``look`` answers from memory of the store, and remembers its answer until
 the store or the cache has changed.
 
-Laws: L3 (a fetch without a buffer, or a load without memory, is a wait or a miss, never an error), L9, L11
-(fetches and buffers are bounded).
+Laws: L3 (without a buffer or memory there is a wait or a miss, never an error), L9, L11 (fetches and buffers
+are bounded).
 
 Rejected: loading straight into the admitted sequence (its taps, publications and prefix waits would have to
 know two ways to begin); fetches at submission (a queue of requests would hold every buffer).
@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.memory.arena_work import Load
+from weft.memory.arena_work import CheckpointLoad
 from weft.memory.transfer_buffers import TransferBuffers
 from weft.memory.values import Match, StoreLoss
 from weft.schedule.plan import Int32s
@@ -67,7 +67,7 @@ class Fetch:
 
     key: FetchKey
     prefix: StoredPrefix
-    load: Load
+    load: CheckpointLoad
     lease: SeqId
     began_s: float
     deadline_s: float
@@ -80,7 +80,7 @@ class Fetch:
         return np.frombuffer(self.prefix.tokens, dtype="<u4").astype(np.int32)
 
 
-class Look(NamedTuple):
+class StoreLook(NamedTuple):
     """What a request finds. ``fetch``: it waits for this one, or loads it. ``wish``: it should wait for a
     fetch that this plan begins. Without both it is admitted with ``match``."""
 
@@ -137,32 +137,34 @@ class Restores:
 
     # ------------------------------------------------------------------ in a plan: reads only
 
-    def look(self, seq: Sequence, known: Int32s, match: Match, wishes: Iterable[FetchWish]) -> Look:
+    def look(self, seq: Sequence, known: Int32s, match: Match, wishes: Iterable[FetchWish]) -> StoreLook:
         """``wishes``: those of this plan so far. One plan begins one fetch."""
         waited_for = next((fetch for fetch in self.fetches.values() if seq.id in fetch.seqs), None)
         if waited_for is not None:
             if _reaches(match, waited_for):
-                return Look(match, waited_for)
-            return Look(_with_loss(match, waited_for.prefix, "store_busy"))
+                return StoreLook(match, waited_for)
+            return StoreLook(_with_loss(match, waited_for.prefix, "store_busy"))
         prefix = None if seq.prompt_logprobs_due else self._prefix(seq, known, match)
         if prefix is None:
-            return Look(match)
+            return StoreLook(match)
         if seq.id in self._ended:
             loss = self._ended[seq.id]
-            return Look(match if loss is None else _with_loss(match, prefix, loss))
+            return StoreLook(match if loss is None else _with_loss(match, prefix, loss))
         start = _page_floor(match.cached_tokens)
         if self._prices.saved_s(match.cached_tokens, prefix.position, prefix.bytes_from(start)) <= 0:
-            return Look(_with_loss(match, prefix, "stored"))
+            return StoreLook(_with_loss(match, prefix, "stored"))
         wish = FetchWish(seq.id, FetchKey(seq.salt, prefix.checkpoint), prefix, start)
         fetch = self.fetches.get(wish.key)
         others = [other for other in wishes if other.key not in self.fetches]
         if fetch is not None or others:
             follows = fetch is None or _reaches(match, fetch)
-            return Look(match, wish=wish) if follows else Look(_with_loss(match, prefix, "store_busy"))
+            if not follows:
+                return StoreLook(_with_loss(match, prefix, "store_busy"))
+            return StoreLook(match, wish=wish)
         pages = pages_for(prefix.position) - start // PAGE_TOKENS
         if len(self.fetches) + len(self._abandoned) >= FETCHES_MAX or not self._buffers.has_room(pages):
-            return Look(_with_loss(match, prefix, "store_busy"))
-        return Look(match, wish=wish)
+            return StoreLook(_with_loss(match, prefix, "store_busy"))
+        return StoreLook(match, wish=wish)
 
     def _prefix(self, seq: Sequence, known: Int32s, match: Match) -> StoredPrefix | None:
         """What the store has beyond ``match``; remembered until either changes."""
@@ -198,7 +200,7 @@ class Restores:
         self._by_ticket[ticket] = wish.key
         self._next_lease += 1
         wait_s = max(WAIT_S_MIN, self._prices.compute_s(wish.start, prefix.position))
-        load = Load(buffer, wish.start, prefix.position, prefix.exact)
+        load = CheckpointLoad(buffer, wish.start, prefix.position, prefix.exact)
         return Fetch(wish.key, prefix, load, SeqId(self._next_lease), now_s, now_s + wait_s)
 
     def loading(self, key: FetchKey, step: int) -> None:

@@ -30,8 +30,8 @@ Laws: L3 (a shortage is a plan without that sequence; the best-ranked sequence r
 way, and it fits alone); L5 (the plan that takes a sequence out clears its row, before another sequence gets
 it); L11 (the engine bounds the waiting queue when it accepts requests).
 
-``plan`` never returns None while work is possible. The head of the queue must fit if nothing runs or closes,
-the cache has nothing to evict, and no last token or fetch is awaited. This is asserted, not waited for.
+``plan`` never returns None while work is possible. If nothing runs or closes, nothing can be evicted, and no
+last token or fetch is awaited, the head of the queue must fit. This is asserted, not waited for.
 
 Rejected: skipping a head of the queue that does not fit (a long prompt starves under a stream of short ones);
 preemption for an admission (two sequences could evict each other for ever); freeing memory at finish time (a
@@ -93,11 +93,6 @@ class Scheduler:
         """Whether a sequence that ended, or a load, still holds its memory."""
         return bool(self._closing) or (self.store is not None and self.store.restores.has_leases)
 
-    @property
-    def awaits_store(self) -> bool:
-        """Whether a plan may have to wait for the store: for a fetch, or for the end of a write."""
-        return self.store is not None and (bool(self.store.restores.fetches) or self.store.writes.has_step)
-
     def submit(self, seq: Sequence) -> None:
         assert seq.state is SeqState.WAITING
         self.waiting.add(seq)
@@ -143,7 +138,7 @@ class Scheduler:
         self.reuse.plan_taps(step, matches)
         if self.store is not None:
             step.stores = self.store.writes.work(idle=not (step.decode_rows.size or step.prefill_rows))
-            if not step.runs_or_frees and not step.publishing and self.awaits_store:
+            if not step.runs_or_frees and not step.publishing and self.store.may_stop_plans:
                 return None
         if not step.runs_or_frees and self.rows.ends_in_flight(step.decode_batch.rows).any():
             return None  # a sequence that ends publishes when it leaves

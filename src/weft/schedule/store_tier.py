@@ -60,6 +60,11 @@ class StoreTier:
         """Something waits for the store and needs no step: ``poll`` again soon."""
         return bool(self.restores.fetches) or self.writes.is_waiting
 
+    @property
+    def may_stop_plans(self) -> bool:
+        """Whether a plan may have to wait: for a fetch, or for the end of a write whose node is gone."""
+        return bool(self.restores.fetches) or self.writes.has_step
+
     def poll(self) -> None:
         for event in self.store.poll():
             if not self.restores.take(event):

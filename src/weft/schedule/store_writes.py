@@ -96,7 +96,7 @@ class StoreWrites:
         self._puts: dict[Ticket, BufferId] = {}
         self._paced_until_s = 0.0
         self._pages = memory.plan.pages_per_frame > 0
-        memory.note_new_checkpoints()
+        memory.take_new_checkpoints()
 
     @property
     def has_step(self) -> bool:
@@ -115,7 +115,7 @@ class StoreWrites:
         job = self._job
         if job is None or job.last_step >= 0:
             return (), ()
-        form = self._memory.stored_form(job.node, job.start + job.copied * PAGE_TOKENS)
+        form = self._memory.checkpoint_contents(job.node, job.start + job.copied * PAGE_TOKENS)
         if form is None or form.position != job.position:
             return (), ()  # the next poll ends the job
         most = max(1, (IDLE_STEP_BYTES if idle else STEP_BYTES) // max(1, self._buffers.page_bytes))
@@ -156,7 +156,7 @@ class StoreWrites:
         """End a job whose node is gone; begin the next one."""
         job = self._job
         if job is not None:
-            form = self._memory.stored_form(job.node, 0) if job.last_step < 0 else None
+            form = self._memory.checkpoint_contents(job.node, 0) if job.last_step < 0 else None
             if job.last_step < 0 and (form is None or form.position != job.position):
                 self._buffers.free(job.buffer)
                 self._job = None
@@ -173,7 +173,7 @@ class StoreWrites:
 
     def _begin(self, node: NodeId) -> bool:
         """Make ``node`` the job if it is worth it. False: it has to wait for a buffer."""
-        form = self._memory.stored_form(node)
+        form = self._memory.checkpoint_contents(node)
         if form is None:
             self.counts.lost += 1
             return True

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from weft.store.protocol import Store
-
 from weft.config import Sizes
 from weft.engine.engine import EngineCore
 from weft.engine.executor import LateExecutor
@@ -22,6 +20,7 @@ from weft.schedule.restore_prices import RestorePrices
 from weft.schedule.store_tier import StoreTier
 from weft.sim.clock import VirtualClock
 from weft.sim.workload import longest_alone, small_arena
+from weft.store.protocol import Store
 
 VOCAB_SIZE = 97
 EOS = 3

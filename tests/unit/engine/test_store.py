@@ -23,6 +23,7 @@ def test_a_prompt_is_a_hit_after_a_restart() -> None:
     again = Rig(cache=True, store=MemoryStore(kept))
     again.submit("warm", PROMPT)
     again.run()
+    assert again.core.failure is None, again.core.failure
     assert again.tokens("warm") == first.tokens("cold")
     stats = again.core.stats()
     assert stats.cached_tokens == 256

@@ -272,18 +272,11 @@ class PrefixCache:
             node.state_inexact = inexact
             self.order.refresh(node, newest=True)
             self.policy.saved(lease.seq, node, rest, ended=ended)
-            self._note_new(lease, node)
+            _note_new(self, lease, node)
             return
         self.order.touch(node)
         self.policy.duplicated(node)
         freed.slots.append((save.slot, save.epoch))
-
-    def _note_new(self, lease: Lease, node: Node) -> None:
-        if lease.loads:
-            self.counts.loaded += 1
-            self.counts.loaded_tokens += node.end - lease.cached_tokens
-        elif self.new_checkpoints is not None:
-            self.new_checkpoints.append(node.id)
 
     def release(self, lease: Lease) -> Freed:
         """``lease`` ends; it reads nothing from now on."""
@@ -292,7 +285,7 @@ class PrefixCache:
         if node is not None:
             lease.held = NO_NODE
             if not self.stateful:
-                self._note_new(lease, node)
+                _note_new(self, lease, node)
             self.tree.release(node)
             self.compressed_kv.stop_reading(node)
             self._refile(node, freed, newest=True)
@@ -370,3 +363,12 @@ class PrefixCache:
         if parent.parent is not None:
             self._refile(parent, freed, newest=False)
             self.policy.child_removed(parent)
+
+
+def _note_new(cache: PrefixCache, lease: Lease, node: Node) -> None:
+    """``lease`` added the checkpoint of ``node``."""
+    if lease.loads:
+        cache.counts.loaded += 1
+        cache.counts.loaded_tokens += node.end - lease.cached_tokens
+    elif cache.new_checkpoints is not None:
+        cache.new_checkpoints.append(node.id)

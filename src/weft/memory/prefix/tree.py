@@ -92,13 +92,6 @@ class PrefixTree:
             at = at.parent
         return ids
 
-    def namespace_of(self, node: Node) -> str:
-        """The namespace of a node of the tree."""
-        at = node
-        while at.parent is not None:
-            at = at.edge.nodes[0].parent or at.parent
-        return self._namespaces[at.id]
-
     def node_of_page(self, owner: int, index: int) -> Node:
         """The node with page number ``index`` of its path; ``owner`` is the owner number of that page."""
         edge = self.edges[EdgeId(owners.tree_id_of(owner))]
@@ -271,3 +264,10 @@ class PrefixTree:
                                                        used_at=self.version)
         self.next_id += 1
         return node
+
+
+def namespace_of(tree: PrefixTree, node: Node) -> str:
+    """The namespace of a node of ``tree``."""
+    while node.parent is not None:
+        node = node.edge.nodes[0].parent or node.parent
+    return tree._namespaces[node.id]

@@ -17,12 +17,13 @@ import numpy.typing as npt
 from weft.memory.prefix.cache import PrefixCache
 from weft.memory.prefix.edge import Node
 from weft.memory.prefix.lookup import path_pages
+from weft.memory.prefix.tree import namespace_of
 from weft.memory.values import NO_SLOT, NodeId
 from weft.units import PAD, PAGE_TOKENS, PageId, SlotId
 
 
 @dataclass(frozen=True, slots=True)
-class StoredForm:
+class CheckpointContents:
     """``tokens``: int32 [position]. ``pages``: KV of [``start``, position). ``slot``: NO_SLOT in a model
     without recurrent layers. ``exact``: no part of it was ever compressed. ``above``: the position of the
     next checkpoint above, 0 without one. ``hits``: sequences that resumed at it."""
@@ -42,7 +43,7 @@ class StoredForm:
         return int(self.tokens.size)
 
 
-def stored_form(cache: PrefixCache, name: NodeId, start: int = 0) -> StoredForm | None:
+def checkpoint_contents(cache: PrefixCache, name: NodeId, start: int = 0) -> CheckpointContents | None:
     """The checkpoint of the node ``name``, with its pages from position ``start`` on, a multiple of a page.
     None if the node or its checkpoint is gone, or if a part of it is compressed."""
     node = cache.tree.by_id.get(name)
@@ -58,9 +59,9 @@ def stored_form(cache: PrefixCache, name: NodeId, start: int = 0) -> StoredForm 
         at = at.parent
         if at is not None and at.slot != PAD and not above:
             above = at.end
-    slot = node.slot if cache.stateful else NO_SLOT
-    return StoredForm(node.id, cache.tree.namespace_of(node), _tokens(node), start, tuple(pages), slot, exact,
-                      above, node.hits)
+    slot, salt = node.slot if cache.stateful else NO_SLOT, namespace_of(cache.tree, node)
+    return CheckpointContents(node.id, salt, _tokens(node), start, tuple(pages), slot, exact, above,
+                              node.hits)
 
 
 def _pages(node: Node, start: int) -> list[PageId]:
