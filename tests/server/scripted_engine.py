@@ -26,6 +26,7 @@ from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
 from weft.engine.scripted import scripted_logprobs
+from weft.engine.sleep_state import PARTS, Part
 from weft.errors import CheckpointError
 from weft.info import MemoryRow, ModelInfo
 from weft.memory.frames.plan import plan_arena
@@ -105,8 +106,9 @@ class AnsweringExecutor:
                     logprobs[run] = scripted_logprobs(token, len(tokens), admission.sampling.logprobs)
         return StepResult(tokens=chosen, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
-    def sleep(self, level: int) -> None:
+    def sleep(self, level: int) -> tuple[Part, ...]:
         assert not self._rows, "a row is taken while the engine goes to sleep"
+        return PARTS
 
     def wake(self, part: str) -> None:
         """It has no memory to take again."""

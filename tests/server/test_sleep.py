@@ -53,8 +53,8 @@ def test_a_server_sleeps_says_so_and_answers_as_before(server: RunningServer, le
     assert fell.json()["level"] == level
     assert fell.json()["flushed"]["bytes"] > 0
     assert fell.json()["flushed"]["tokens"] >= 192
-    assert server.get("/is_sleeping").json() == {"is_sleeping": True, "level": level,
-                                                 "missing": ["weights", "kv_cache"]}
+    missing = ["kv_cache"] if level == 1 else ["weights", "kv_cache"]  # on a CPU the weights stay at level 1
+    assert server.get("/is_sleeping").json() == {"is_sleeping": True, "level": level, "missing": missing}
     health = server.get("/health")
     assert health.status_code == 200
     assert health.json()["status"] == "sleeping"
@@ -133,7 +133,9 @@ def test_only_its_operator_may_put_a_server_to_sleep(tmp_path: Path) -> None:
         client, operator = ({"Authorization": f"Bearer {key}"} for key in ("client", "operator"))
         for path in ("/sleep", "/wake_up"):
             assert running.post(path).status_code == 401
-            assert running.post(path, headers=client).status_code == 401
+            refused = running.post(path, headers=client)
+            assert refused.status_code == 403
+            assert refused.json()["error"]["type"] == "permission_error"
             assert running.post(path, headers=operator).status_code == 200
         assert running.get("/is_sleeping").status_code == 401
         assert running.get("/is_sleeping", headers=client).status_code == 200

@@ -32,10 +32,12 @@ class Executor(Protocol):
         begun after it are not computed."""
         ...
 
-    def sleep(self, level: int) -> None:
-        """Free the arena, and the weights on the device: level 1 keeps them on the host, level 2 nowhere. No
-        step is in flight and no row is in use; no step follows before every part is back. A part that is gone
-        already is left alone."""
+    def sleep(self, level: int) -> tuple[Part, ...]:
+        """Free the arena, and the weights on the device: level 1 keeps them on the host, level 2 nowhere.
+        Returns the parts to bring back: on a CPU, level 1 leaves the weights where they compute.
+
+        No step is in flight and no row is in use; no step follows before every part is back. A part that is
+        gone already is left alone."""
         ...
 
     def wake(self, part: Part) -> None:

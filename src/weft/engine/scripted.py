@@ -108,11 +108,12 @@ class ScriptedExecutor(LateExecutor):
         self._table = np.full((rows_max, ceil_div(max_model_len, PAGE_TOKENS)), PAD, dtype=np.int32)
         self.arena = ScriptedArena(arena)
 
-    def sleep(self, level: int) -> None:
+    def sleep(self, level: int) -> tuple[Part, ...]:
         """Forgets all cells and states: what is read after waking and was not written since shows."""
         require(not any(self._rows), "a row is taken while the engine goes to sleep")
         self._missing = set(PARTS)
         self.arena.forget()
+        return PARTS
 
     def wake(self, part: Part) -> None:
         self._missing.discard(part)

@@ -57,10 +57,8 @@ class Sleeper:
             raise EngineUnavailableError(f"the engine has failed: {core.failure!r}")
         flushed = Flushed(core.memory.usage().cached_bytes, core.memory.cached_tokens)
         core.memory.lose()
-        if "weights" in self.state.missing:
-            level = max(level, self.state.level)
-        core.executor.sleep(level)
-        core.sleep_state = SleepState(level, PARTS)
+        level = max(level, self.state.level)
+        core.sleep_state = SleepState(level, core.executor.sleep(level))
         return flushed
 
     def wake_up(self, parts: Collection[Part] | None = None) -> SleepState:

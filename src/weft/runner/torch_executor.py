@@ -242,7 +242,7 @@ class TorchExecutor:
                 caches[layer].head_scales = scales.to(device, DTYPES[self.model.spec.dtype])
         return caches
 
-    def sleep(self, level: int) -> None:
+    def sleep(self, level: int) -> tuple[Part, ...]:
         """Raises ConfigError for level 2 where there is no checkpoint to read again."""
         device = self.arena.device
         if level == 2 and self._reload is None:
@@ -259,9 +259,13 @@ class TorchExecutor:
                 self._on_host.drop()
             self.model, self._on_host = DroppedModel(self.model.spec), None
         elif "weights" not in self._missing:
-            self._on_host = HostWeights(self.model)
-        self._missing = set(PARTS)
+            copies = HostWeights(self.model)
+            self._on_host = copies if copies.bytes else None
+        weights_stay = self._on_host is None and not isinstance(self.model, DroppedModel)
+        missing: tuple[Part, ...] = ("kv_cache",) if weights_stay else PARTS
+        self._missing = set(missing)
         give_back(device)
+        return missing
 
     def wake(self, part: Part) -> None:
         """Raises what ``load_model`` raises; CheckpointError where the checkpoint has other shapes now;

@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.errors import AuthenticationError, WeftError
-from weft.server.errors import error_response
+from weft.server.errors import EdgeError, error_response
 from weft.server.origins import Origins
 from weft.server.page import page_routes
 from weft.server.sse import ClientGoneError
@@ -93,7 +93,7 @@ class Gate:
             refusal = self._key_refusal(scope, authorization)
         return self._app if refusal is None else error_response(refusal)
 
-    def _key_refusal(self, scope: Scope, authorization: str) -> AuthenticationError | None:
+    def _key_refusal(self, scope: Scope, authorization: str) -> WeftError | None:
         """None for a right key, with its tenant in the state of the request."""
         path = scope["path"]
         for_operators = self._keys.has_operators and path.startswith(_OPERATOR_PATHS)
@@ -108,6 +108,6 @@ class Gate:
             return AuthenticationError("this server wants an API key: send the header 'Authorization: Bearer "
                                        "KEY' (api_key= in the openai client)", code="missing_api_key")
         if tenant is not None:
-            return AuthenticationError(f"{path} is for the operator of this server (--operator-key)",
-                                       code="invalid_api_key")
+            return EdgeError(403, f"{path} is for the operator of this server (--operator-key)",
+                             code="operator_only")
         return AuthenticationError("this API key is not one of the server's", code="invalid_api_key")

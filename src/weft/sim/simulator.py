@@ -99,8 +99,8 @@ class _InFlightExecutor:
         self._simulation.flights.finished(plan)
         return result
 
-    def sleep(self, level: int) -> None:
-        self._inner.sleep(level)
+    def sleep(self, level: int) -> tuple[Part, ...]:
+        return self._inner.sleep(level)
 
     def wake(self, part: Part) -> None:
         self._inner.wake(part)

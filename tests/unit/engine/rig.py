@@ -77,8 +77,8 @@ class Rig(LateExecutor):
         self.before_execute(plan)
         return self.device.execute(plan)
 
-    def sleep(self, level: int) -> None:
-        self.device.sleep(level)
+    def sleep(self, level: int) -> tuple[Part, ...]:
+        return self.device.sleep(level)
 
     def wake(self, part: Part) -> None:
         self.device.wake(part)
