@@ -22,12 +22,14 @@ _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
 class StartProgress:
-    """What a starting engine does: one line that changes in a terminal, else a line now and then."""
+    """What a starting engine does: one line that changes in a terminal, else a line now and then, and the
+    last one."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._status = console.status("", spinner="dots") if console.is_terminal else None
         self._shown_s = -_LINES_APART_S
+        self._held_back = ""
 
     def show(self, text: str) -> None:
         if self._status is not None:
@@ -35,11 +37,19 @@ class StartProgress:
             self._status.start()
         elif time.monotonic() - self._shown_s >= _LINES_APART_S:
             self._shown_s = time.monotonic()
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._print(text)
+        else:
+            self._held_back = text
 
     def end(self) -> None:
         if self._status is not None:
             self._status.stop()
+        if self._held_back:
+            self._print(self._held_back)
+
+    def _print(self, text: str) -> None:
+        self._held_back = ""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def base_url(host: str, port: int) -> str:
