@@ -18,6 +18,7 @@ import numpy as np
 from weft.config import Sizes
 from weft.engine.engine import EngineCore
 from weft.engine.executor import LateExecutor
+from weft.engine.sleep_state import PARTS, Part
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.memory import Memory
 from weft.request import Request, SamplingParams
@@ -34,8 +35,8 @@ class InstantExecutor(LateExecutor):
         return StepResult(tokens=np.where(plan.samples, 1, -1).astype(np.int32), logprobs={},
                           prompt_logprobs={})
 
-    def sleep(self, level: int) -> None:
-        pass
+    def sleep(self, level: int) -> tuple[Part, ...]:
+        return PARTS
 
     def wake(self, part: str) -> None:
         pass
