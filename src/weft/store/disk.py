@@ -19,6 +19,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -33,6 +34,13 @@ class OsDisk:  # one method for each call of the operating system
 
     def names(self, path: Path) -> list[str]:
         return sorted(os.listdir(path))
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def mode(self, path: Path) -> int:
+        """Permission bits."""
+        return stat.S_IMODE(path.stat().st_mode)
 
     def open_read(self, path: Path) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -82,7 +82,7 @@ def open_directory(path: Path, disk: OsDisk, *, write: bool = True) -> OpenDirec
             _prepare(path, disk)
         _check_format(path, disk)
     except OSError as error:
-        if not (write and (path / STORE_FILE).exists()):
+        if not (write and disk.exists(path / STORE_FILE)):
             raise ConfigError(f"--store {path}: {error.strerror or error}", param=PARAM) from None
         notes.append(f"{path} cannot be written ({error.strerror}); this process only reads it")
         write = False
@@ -124,13 +124,13 @@ def read_ledger(path: Path, disk: OsDisk, volume_blocks: dict[int, int], *,
 def write_namespace(path: Path, disk: OsDisk, identity: NamespaceIdentity) -> None:
     """Names the namespace for people. Raises OSError."""
     file = path / NAMESPACES_FOLDER / f"{identity.digest.hex()}.json"
-    if not file.exists():
+    if not disk.exists(file):
         disk.write_file(file, identity.as_json())
 
 
 def _prepare(path: Path, disk: OsDisk) -> None:
     disk.make_directory(path)
-    if not (path / STORE_FILE).exists():
+    if not disk.exists(path / STORE_FILE):
         own = (LOCK_FILE, SECRET_FILE, VOLUMES_FOLDER, NAMESPACES_FOLDER)
         strangers = [name for name in disk.names(path) if name not in own and not name.endswith(".tmp")]
         if strangers:
@@ -138,7 +138,7 @@ def _prepare(path: Path, disk: OsDisk) -> None:
                               "store; name an empty or a new directory", param=PARAM)
     disk.make_directory(path / VOLUMES_FOLDER)
     disk.make_directory(path / NAMESPACES_FOLDER)
-    if not (path / STORE_FILE).exists():
+    if not disk.exists(path / STORE_FILE):
         disk.write_file(path / STORE_FILE, json.dumps({"format": FORMAT_VERSION}).encode() + b"\n")
 
 
@@ -187,6 +187,6 @@ def _secret(path: Path, disk: OsDisk, notes: list[str], *, create: bool) -> byte
             return None
     elif secret is None:
         notes.append(f"{file} cannot be read; requests with a cache_salt find nothing here")
-    elif file.stat().st_mode & 0o077:
+    elif disk.mode(file) & 0o077:
         notes.append(f"{file} can be read by other users; chmod 600 it")
     return secret
