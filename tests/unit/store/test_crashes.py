@@ -81,7 +81,7 @@ def _cuts(disk: MemoryDisk) -> list[int]:
 
 def test_a_kill_at_any_operation_leaves_right_bytes_or_none(
         history: tuple[MemoryDisk, list[tuple[int, int]]]) -> None:
-    disk, durable = history
+    disk, _ = history
     hits = [_check(disk.after_kill(count)) for count in _cuts(disk)]
     assert hits[0] == 0
     assert max(hits) > 3

@@ -65,7 +65,7 @@ def test_the_plain_disk_has_three_hits(disk: MemoryDisk) -> None:
     assert store.stats().damaged == {}
 
 
-@pytest.mark.parametrize("field", [name for name in ROW.names or ()])
+@pytest.mark.parametrize("field", list(ROW.names or ()))
 def test_a_flipped_bit_in_a_field_costs_its_row_alone(disk: MemoryDisk, field: str) -> None:
     offset = ROW.fields[field][1]  # type: ignore[index]
     count = len(disk.files[ROWS].content) // ROW_BYTES
