@@ -91,6 +91,13 @@ class EngineUnavailableError(WeftError):
     kind = "service_unavailable"
 
 
+class DeadlyRequestError(WeftError):
+    """Engines died while they computed this request. The status is one that clients do not retry."""
+
+    status = 422
+    kind = "invalid_request_error"
+
+
 class AsleepError(EngineUnavailableError):
     """The engine is asleep, or about to be; the message says how it is woken."""
 

@@ -11,11 +11,22 @@ import contextlib
 import ctypes
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
 _CGROUP = Path("/sys/fs/cgroup")
+_ram_share = 1
+
+
+def use_part_of_host(cores: Sequence[int], ram_share: int) -> None:
+    """This process is one of ``ram_share`` that divide the free RAM, and runs on ``cores`` alone (empty: on
+    all). To be called before threads are started."""
+    global _ram_share
+    _ram_share = ram_share
+    if cores and sys.platform == "linux":
+        os.sched_setaffinity(0, cores)
 
 
 def usable_cores() -> int:
@@ -26,14 +37,15 @@ def usable_cores() -> int:
 
 
 def free_ram_bytes() -> int:
-    """RAM that can be taken now: what the system has free, or what a container's limit leaves of it."""
+    """RAM that this process can take now: of what the system has free, or of what a container's limit leaves,
+    its part (``use_part_of_host``)."""
     free = int(psutil.virtual_memory().available)
     for limit_file, used_file in (("memory.max", "memory.current"),
                                   ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
         limit, used = _number(limit_file), _number(used_file)
         if limit is not None and used is not None:
             free = min(free, max(0, limit - used))
-    return free
+    return free // _ram_share
 
 
 def container_memory_limit_bytes() -> int | None:

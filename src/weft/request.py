@@ -157,13 +157,35 @@ def _within(name: str, value: float, low: float, high: float, param: str | None 
                            param=param or name)
 
 
+class Resumption(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers that another engine began. ``answers``: index -> the tokens so far of each answer that has not
+    ended. An index that is not in it gets no sequence."""
+
+    answers: dict[int, list[int]]
+
+    def check(self, count: int, new_tokens_max: int, vocab_size: int) -> None:
+        """Raises RequestError for an index outside of ``count`` answers, a token that the model does not
+        have, and an answer that has ``new_tokens_max`` tokens already."""
+        for index, tokens in self.answers.items():
+            if not 0 <= index < count:
+                raise RequestError(f"resumption names answer {index}; the request has answers 0 to "
+                                   f"{count - 1}", param="resumption")
+            if tokens and len(tokens) >= new_tokens_max:
+                raise RequestError(f"answer {index} resumes with {len(tokens)} tokens and may have "
+                                   f"{new_tokens_max}", param="resumption")
+            if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+                raise RequestError(f"answer {index} resumes with a token outside of 0 to {vocab_size - 1}",
+                                   param="resumption")
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One request in tokens. ``priority``: lower runs earlier (as elsewhere in the field), then first
     come first served. ``arrival_s`` is a reading of the engine's clock, set where it is accepted.
     ``cache_salt`` keeps cached prefixes of different tenants apart (law L10). ``boundaries``: positions in
     the prompt up to which another one is likely to be the same (the end of the system prompt, of each
     message); hints, so those out of range mean nothing. ``marks``: the same, asked for by the client: they go
-    before all others and are checked, see ``check_marks``."""
+    before all others and are checked, see ``check_marks``. ``resumption``: the request goes on after its
+    engine ended."""
 
     request_id: str
     prompt_tokens: list[int]
@@ -172,6 +194,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     boundaries: list[int] = []
     marks: list[int] = []
+    resumption: Resumption | None = None
 
     def check_length(self, limit: int, *, prompt_field: str = "prompt") -> None:
         """``limit``: the served context in tokens; ``prompt_field``: the field that the prompt came in.

@@ -136,7 +136,7 @@ def test_a_config_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_the_arguments_of_a_config_give_that_config_again() -> None:
     for config in (Sample(), Sample("m", 3, 0.75, "cpu", True, ("a b", "c,d")),
                    EngineConfig(memory="1GiB", seed=-4),
-                   ServerConfig(api_key=("k",), exit_on_engine_death=True, port=0)):
+                   ServerConfig(api_key=("k",), restarts=0, port=0)):
         assert parse(*arguments_of(config), config=type(config)) == config
 
 

@@ -6,7 +6,8 @@
 
 A token is a byte (plus three special ones), so every non-ASCII character arrives in pieces. ``build`` is
 fast, ``build_paced`` takes 1 ms a step and ``build_slow`` 5, ``build_never`` never becomes
-ready, ``build_broken`` fails to start.
+ready, ``build_broken`` fails to start, ``build_once`` starts once. ``build_forgetful`` resumes an answer as a
+longer prompt, so the answer begins at position 0 again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -32,6 +34,7 @@ from weft.info import MemoryRow, ModelInfo
 from weft.memory.frames.plan import plan_arena
 from weft.memory.frames.sizes import fit_sizes
 from weft.memory.memory import Memory
+from weft.request import Request
 from weft.schedule.plan import Admission, StepPlan, StepResult
 from weft.spec import ModelSpec, attention, gated_delta
 from weft.text.grammar_sandbox import GrammarSandbox
@@ -177,6 +180,30 @@ def build_never(config: EngineConfig, *, on_progress: Callable[[str], None]) -> 
     on_progress("loading for ever")
     while True:
         time.sleep(1)
+
+
+def build_once(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
+    assert config.model is not None
+    mark = Path(config.model) / "started"
+    if mark.exists():
+        raise CheckpointError("model.safetensors has gone since")
+    mark.touch()
+    return build(config, on_progress=on_progress, step_s=0.005)
+
+
+class _Forgetful(EngineCore):
+    def submit(self, request: Request) -> None:
+        if request.resumption is not None:
+            [tokens] = request.resumption.answers.values()
+            request = msgspec.structs.replace(request, prompt_tokens=[*request.prompt_tokens, *tokens],
+                                              resumption=None)
+        super().submit(request)
+
+
+def build_forgetful(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
+    assembled = build(config, on_progress=on_progress, step_s=0.001)
+    assembled.core.__class__ = _Forgetful
+    return assembled
 
 
 def build_broken(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:

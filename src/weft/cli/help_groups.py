@@ -24,7 +24,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Scheduling": ("max_num_seqs", "max_num_batched_tokens", "max_queued_requests", "overlap",
                    "grammar_seconds", "grammar_memory", "grammar_cache"),
     "Server": ("host", "port", "log_level", "drain_timeout", "metrics_prefix", "sse_keep_alive", "record",
-               "record_tokens", "record_limit", "exit_on_engine_death", "stall_after", "exit_on_stall"),
+               "record_tokens", "record_limit", "restarts", "stall_after"),
     "Security": ("api_key", "api_key_file", "operator_key", "allowed_host", "allowed_origin",
                  "tenant_by_key", "hide_cached_tokens", "key_requests_per_minute",
                  "key_tokens_per_minute", "key_mb_in_flight", "max_body_mb", "max_json_values",

@@ -110,7 +110,7 @@ class EngineCore:
             raise RequestError(f"request_id {request.request_id!r} is in use by a request that has not ended",
                                param="request_id")
         try:
-            self._submission.check_queue(len(self.scheduler.waiting), request.sampling.n)
+            self._submission.check_queue(len(self.scheduler.waiting), request)
         except QueueFullError:
             self.counters.requests_refused += 1
             raise
@@ -120,7 +120,7 @@ class EngineCore:
         number = self.counters.requests
         self.counters.requests += 1
         self.counters.prompt_tokens += prompt.size * request.sampling.n
-        for index, (seq, rule) in enumerate(self._submission.sequences(request, prompt, grammar, number)):
+        for index, seq, rule in self._submission.sequences(request, prompt, grammar, number):
             self.streams.add(Stream(request.request_id, index, seq, rule, now_s))
             self.scheduler.submit(seq)
 

@@ -35,7 +35,9 @@ class Settlement:
             assert opening.seq == admission.seq
             stream = self._streams.by_seq[admission.seq]
             if not stream.started:
-                stream.start(now_s, int(plan.starts[run]), opening.match.lost)
+                # A sequence that resumes may find tokens of its answer in the cache too.
+                cached = min(int(plan.starts[run]), stream.seq.prompt.size)
+                stream.start(now_s, cached, opening.match.lost)
                 self._counters.cached_tokens += stream.cached_tokens
 
     def settle(self, plan: StepPlan, result: StepResult) -> None:

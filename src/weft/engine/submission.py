@@ -1,6 +1,10 @@
 """From a request to sequences that can be scheduled: the checks, the seeds, the ends.
 
-    Request --check--> prompt (int32) --sequences--> one (Sequence, StopRule) for each of its n answers
+    Request --check--> prompt (int32) --sequences--> (index, Sequence, StopRule) of each of its n answers
+
+A request that resumes has a sequence for each answer that has not ended, with the tokens of that answer. It
+is then in the state of a preempted sequence: the same seed, the next position, its tokens to be computed
+again. It ranks before the other requests of its priority, because it was accepted before them.
 
 Every error names the field, the value and the limit. A request that passes ``check`` may still find the queue
 full or its grammar wrong; only then does the engine count it and number its sequences.
@@ -16,10 +20,13 @@ from weft.config import Sizes
 from weft.engine.seeds import split
 from weft.engine.stopping import StopRule, stop_ids, stop_rule
 from weft.errors import QueueFullError, RequestError
-from weft.request import Request
+from weft.request import Request, Resumption
 from weft.schedule.plan import CompiledGrammar, Int32s
 from weft.schedule.sequence import Sequence
 from weft.units import SeqId
+
+RESUMED_FIRST = 1 << 40
+"""Subtracted from the number of a request that resumes: more than the requests that an engine accepts."""
 
 
 class Submission:
@@ -50,10 +57,18 @@ class Submission:
         if bad.size:
             raise RequestError(f"prompt token {int(bad[0])} is {int(tokens[bad[0]])}; this model has tokens "
                                f"0 to {self._vocab_size - 1}", param="prompt")
+        if request.resumption is not None:
+            context_left = self._sizes.max_model_len - int(tokens.size)
+            rule = stop_rule(request.sampling, self._eos_ids, context_left)
+            request.resumption.check(request.sampling.n, rule.new_tokens_max, self._vocab_size)
         return tokens.astype(np.int32)
 
-    def check_queue(self, waiting: int, new: int) -> None:
-        """Raises QueueFullError where ``new`` sequences do not fit behind those that wait (law L11)."""
+    def check_queue(self, waiting: int, request: Request) -> None:
+        """Raises QueueFullError where the sequences of ``request`` do not fit behind those that wait (law
+        L11). A request that resumes always fits: an engine has accepted it already, within that bound."""
+        if request.resumption is not None:
+            return
+        new = request.sampling.n
         if waiting + new > self._sizes.queue_max:
             raise QueueFullError(
                 f"{waiting} sequences are waiting and this request brings {new}; the limit is "
@@ -61,17 +76,22 @@ class Submission:
                 param="--max-queued-requests", code="queue_full")
 
     def sequences(self, request: Request, prompt: Int32s, grammar: CompiledGrammar | None,
-                  number: int) -> Iterator[tuple[Sequence, StopRule]]:
+                  number: int) -> Iterator[tuple[int, Sequence, StopRule]]:
         """``number`` counts accepted requests: it decides the order of arrival, and the seed of a request
         that names none."""
         sampling = request.sampling
         seed = split(self._seed, number) if sampling.seed is None else sampling.seed
         rule = stop_rule(sampling, self._eos_ids, self._sizes.max_model_len - int(prompt.size))
         ends = stop_ids(sampling, self._eos_ids)
-        for index in range(sampling.n):
+        resumption = request.resumption or Resumption(answers={index: [] for index in range(sampling.n)})
+        if request.resumption is not None:
+            number -= RESUMED_FIRST
+        for index, tokens in sorted(resumption.answers.items()):
             seq = Sequence(SeqId(self._next_seq), prompt=prompt, sampling=sampling, seed=split(seed, index),
                            stop_ids=ends, rank=(request.priority, number, index), salt=request.cache_salt,
                            boundaries=tuple(request.boundaries), marks=tuple(request.marks),
                            grammar=grammar, new_tokens_max=rule.new_tokens_max)
+            if tokens:
+                seq.resume(tokens)
             self._next_seq += 1
-            yield seq, rule
+            yield index, seq, rule

@@ -44,8 +44,8 @@ class RoutedRequest:
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
     """A replica that takes requests, as the fleet counts it: exact at this moment, without a report of the
-    engine. ``sequences`` and ``known_tokens`` (prompts and answers so far) of the requests in flight there.
-    ``rows``: sequences that its engine runs at once."""
+    engine. ``sequences`` and ``known_tokens`` are what the requests in flight brought there: prompts, and
+    answers so far of those that resumed. ``rows``: sequences that its engine runs at once."""
 
     replica: int
     sequences: int

@@ -80,6 +80,15 @@ class Sequence:
         """Whether the end of the prefill chooses a token; with ``max_tokens`` 0 nothing is chosen."""
         return self.sampling.max_tokens != 0
 
+    def resume(self, tokens: list[int]) -> None:
+        """Another engine generated ``tokens`` and ended. The sequence has never run here, and goes on as
+        after a preemption: all its tokens count as computed before."""
+        assert self.state is SeqState.WAITING
+        assert not self.generated
+        self.generated += tokens
+        self.computed_before = self.known_count - 1
+        self.prompt_logprobs_due = False
+
     def known(self) -> Int32s:
         """Prompt and generated tokens, int32 [known_count]: what an admission has to compute."""
         if not self.generated:

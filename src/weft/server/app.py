@@ -21,7 +21,7 @@ from weft.errors import WeftError
 from weft.server.anthropic.answers import prepare_messages
 from weft.server.anthropic.protocol import UNSERVED_IN_MESSAGES, CountTokensBody, MessagesBody
 from weft.server.anthropic.turns import conversation
-from weft.server.cache import Looks, cache_report
+from weft.server.cache import Looks, cache_reports
 from weft.server.chat import chat_conversation, prepare_chat
 from weft.server.completions import prepare_completion
 from weft.server.errors import on_bug, on_http_error, on_weft_error
@@ -89,7 +89,7 @@ def build_app(service: Service) -> ASGIApp:
 class _Handlers:
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._looks = Looks(service.engine.cache_shape)
+        self._looks = Looks(service.engine.engines.cache_shapes)
 
     async def chat(self, request: Request) -> Response:
         self._service.check_open()
@@ -162,41 +162,40 @@ class _Handlers:
         return json_response({"version": metadata.version("weft")})
 
     async def load(self, request: Request) -> Response:
-        stats = self._service.engine.stats
-        return json_response({"server_load": self._service.active, "running": stats.running if stats else 0,
-                      "waiting": stats.waiting if stats else 0})
+        running, waiting = self._service.engine.queue_lengths()
+        return json_response({"server_load": self._service.active, "running": running, "waiting": waiting})
 
     async def cache(self, request: Request) -> Response:
         self._service.check_open()
-        shape = await self._looks.shape()
-        stats = self._service.engine.stats
-        return json_response(cache_report(stats.memory, shape) if stats is not None else {})
+        stats = dict(self._service.engine.engines.stats())
+        shapes = await self._looks.shapes()
+        return json_response(cache_reports([(number, stats[number].memory, shape)
+                                            for number, shape in shapes]))
 
     async def flush_cache(self, request: Request) -> Response:
         self._service.check_open()
-        await self._service.engine.flush_cache()
+        await self._service.engine.engines.flush_cache()
         self._looks.forget()
         return await self.cache(request)
 
     async def sleep(self, request: Request) -> Response:
         self._service.check_open()
         asked = read_sleep(request.query_params, await read_raw(request))
-        news = await self._service.engine.sleep(asked.level, asked.mode, asked.timeout_s)
+        news = await self._service.engine.engines.sleep(asked.level, asked.mode, asked.timeout_s)
         self._looks.forget()
         return json_response(sleep_answer(news))
 
     async def wake_up(self, request: Request) -> Response:
         self._service.check_open()
         tags = read_tags(request.query_params, await read_raw(request))
-        return json_response(wake_answer(await self._service.engine.wake_up(tags), tags))
+        return json_response(wake_answer(await self._service.engine.engines.wake_up(tags), tags))
 
     async def is_sleeping(self, request: Request) -> Response:
         self._service.check_open()
-        return json_response(state_answer(self._service.engine.sleep_state))
+        return json_response(state_answer(self._service.engine.engines.sleep_state))
 
     async def metrics(self, request: Request) -> Response:
-        engine = self._service.engine
-        text = self._service.metrics.text(engine.stats, alive=engine.state == "ready")
+        text = self._service.metrics.text(self._service.fleet_report())
         return Response(text, media_type=CONTENT_TYPE)
 
     async def _answer(self, request: Request, job: Job, *, stream: bool) -> Response:

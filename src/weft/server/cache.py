@@ -12,28 +12,30 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from weft.memory.memory import MemoryUsage
 from weft.memory.prefix.shape import CacheShape, ShapeSum, SizeClass
 
 LOOK_EVERY_S = 1.0
+EngineShapes = list[tuple[int, CacheShape]]
+"""By the number of the replica."""
 
 
 class Looks:
-    """``look`` asks the engine. Raises what it raises."""
+    """``look`` asks the engines. Raises what it raises."""
 
-    def __init__(self, look: Callable[[], Awaitable[CacheShape]]) -> None:
+    def __init__(self, look: Callable[[], Awaitable[EngineShapes]]) -> None:
         self._look = look
         self._one_asks = asyncio.Lock()
-        self._seen: tuple[float, CacheShape] | None = None
+        self._seen: tuple[float, EngineShapes] | None = None
 
     def forget(self) -> None:
         """The cache was flushed: what was seen is no more."""
         self._seen = None
 
-    async def shape(self) -> CacheShape:
+    async def shapes(self) -> EngineShapes:
         """At most LOOK_EVERY_S old."""
         async with self._one_asks:
             if self._seen is None or time.monotonic() - self._seen[0] > LOOK_EVERY_S:
@@ -56,6 +58,15 @@ def memory_bytes(usage: MemoryUsage) -> dict[str, int]:
         "open": usage.open_bytes,
         "free": usage.free_bytes,
     }
+
+
+def cache_reports(engines: Sequence[tuple[int, MemoryUsage, CacheShape]]) -> dict[str, Any]:
+    """``cache_report`` of one replica; of several, a list with one of each, under its number."""
+    reports = [(number, cache_report(usage, shape)) for number, usage, shape in engines]
+    if len(reports) == 1:
+        return reports[0][1]
+    return {"object": "cache", "bytes": sum(report["bytes"] for _, report in reports),
+            "replicas": [{"replica": number, **report} for number, report in reports]}
 
 
 def cache_report(usage: MemoryUsage, shape: CacheShape) -> dict[str, Any]:

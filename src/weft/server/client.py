@@ -1,15 +1,14 @@
-"""The HTTP process's end of the engine: starts it, talks to it, notices its death.
+"""The HTTP process's end of one engine process: starts it, talks to it, notices its end.
 
-    submit(requests) -> RequestStream  returns when the engine accepts them, raises when it refuses one
-    stream.events() -> [TokenEvent]     all events since the last call; waits for at least one
-    cancel(request_id, index)           at any time; unknown ids are ignored
+    submit(request)             returns when the engine accepts it, raises when the engine refuses it
+    on_event(TokenEvent)        every event, in order, as its report arrives
+    cancel(request_id, index)   at any time; unknown ids are ignored
+    lost()                      waits for the end of the process, or for a stall
 
-One task reads reports and sorts their events into streams. One task waits for the process to end. One task
-watches the heartbeat (``weft.server.heartbeat``). Death has one path: ``_die(reason)`` fails every open
-stream, every question and every later submit with EngineUnavailableError, which is a 503 with the reason.
-
-A stream buffers at most the tokens of its answer (law L11). A slow client costs that memory, and never the
-engine's time.
+One task reads reports. One task waits for the process to end. One task watches the heartbeat
+(``weft.server.heartbeat``). Death has one path: ``_die(reason)`` fails every question and every later submit
+with EngineUnavailableError, which is a 503 with the reason. A client is used for one process. The next
+process of the same replica gets a new one (``weft.fleet.replica``).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from weft.info import ModelInfo
 from weft.memory.prefix.shape import CacheShape
 from weft.request import Request, TokenEvent
 from weft.server.config import RecordingTarget
-from weft.server.engine_link import EngineLink, PendingReplies, exit_reason
+from weft.server.engine_link import ANYWHERE, EngineLink, HostShare, PendingReplies, exit_reason
 from weft.server.heartbeat import HeartMonitor
 from weft.server.messages import (
     Beat,
@@ -57,55 +56,31 @@ _LAST_WORDS_S = 0.5
 State = Literal["starting", "ready", "dead"]
 
 
-class RequestStream:
-    """Events of one request, or of several that belong together, in order. ``submit`` returns it."""
-
-    def __init__(self, request_ids: list[str]) -> None:
-        self.request_ids = request_ids
-        self._events: list[TokenEvent] = []
-        self._error: WeftError | None = None
-        self._news = asyncio.Event()
-
-    def put(self, event: TokenEvent) -> None:
-        self._events.append(event)
-        self._news.set()
-
-    def fail(self, error: WeftError) -> None:
-        self._error = error
-        self._news.set()
-
-    async def events(self) -> list[TokenEvent]:
-        """Raises EngineUnavailableError when the engine died, after the events that came before."""
-        while not self._events:
-            if self._error is not None:
-                raise self._error
-            self._news.clear()
-            await self._news.wait()
-        events, self._events = self._events, []
-        return events
-
-
 class EngineClient:
-    """``on_progress`` gets the lines of a starting engine; ``on_step_tokens``, which may be set later, the
-    sizes of its steps in tokens. ``record``: where a recording of its traffic goes. ``heart``
-    knows the seconds since the last sign of life, and a stall after ``stall_after_s`` (0: never)."""
+    """``on_progress`` gets the lines of a starting engine, ``on_event`` the events of its sequences,
+    ``on_step_tokens`` the sizes of its steps in tokens. ``place``: the part of the machine that it may use.
+    ``record``: where a recording of its traffic goes. ``heart`` knows the seconds since the last sign of life,
+    and a stall after ``stall_after_s`` (0: never)."""
 
-    def __init__(self, config: EngineConfig, *, factory: str = ASSEMBLE,
+    def __init__(self, config: EngineConfig, *, factory: str = ASSEMBLE, place: HostShare = ANYWHERE,
                  record: RecordingTarget | None = None, stall_after_s: float = STALL_AFTER_S,
-                 on_progress: Callable[[str], None] = lambda text: None) -> None:
+                 on_progress: Callable[[str], None] = lambda text: None,
+                 on_event: Callable[[TokenEvent], None] = lambda event: None,
+                 on_step_tokens: Callable[[list[int]], None] = lambda sizes: None) -> None:
         self.state: State = "starting"
         self.progress = "starting the engine"
         self.death: WeftError | None = None
         self.info: ModelInfo | None = None
         self.stats: EngineStats | None = None
         self.heart = HeartMonitor(stall_after_s)
-        self.on_step_tokens: Callable[[list[int]], None] = lambda sizes: None
+        self.on_event = on_event
+        self._on_step_tokens = on_step_tokens
         self._config = config
         self._factory = factory
+        self._place = place
         self._record = record
         self._on_progress = on_progress
         self._link = EngineLink()
-        self._streams: dict[str, RequestStream] = {}
         self._replies = PendingReplies()
         self._started, self._died, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._stopping = False
@@ -114,7 +89,7 @@ class EngineClient:
     async def start(self) -> None:
         """Starts the process; ``ready`` waits for it."""
         await self._link.start(factory=self._factory, config=self._config, record=self._record,
-                               beat_s=self.heart.beat_s)
+                               beat_s=self.heart.beat_s, place=self._place)
         self._tasks = [asyncio.create_task(self._read_reports()), asyncio.create_task(self._wait_for_end())]
 
     async def ready(self) -> ModelInfo:
@@ -131,37 +106,30 @@ class EngineClient:
         assert self.death is not None
         return self.death
 
+    async def lost(self) -> str:
+        """Waits until the engine is dead or has stalled, and says why."""
+        died, stalled = asyncio.ensure_future(self.died()), asyncio.ensure_future(self.heart.stalled())
+        try:
+            await asyncio.wait((died, stalled), return_when=asyncio.FIRST_COMPLETED)
+            return died.result().message if died.done() else stalled.result()
+        finally:
+            died.cancel()
+            stalled.cancel()
+
+    def detach(self) -> None:
+        """Events that still arrive are dropped: their sequences are computed elsewhere from now on."""
+        self.on_event = lambda event: None
+
     # ------------------------------------------------------------------ requests
 
-    async def submit(self, requests: list[Request]) -> RequestStream:
-        """All or none: raises the refusal of the first that the engine refuses, or EngineUnavailableError."""
-        self.check_alive()
-        stream = RequestStream([request.request_id for request in requests])
-        self._streams.update(dict.fromkeys(stream.request_ids, stream))
-        try:
-            with contextlib.ExitStack() as expected:
-                replies = []
-                for request in requests:
-                    number, reply = expected.enter_context(self._replies.expect())
-                    replies.append(reply)
-                    await self._link.send(Submit(number, request))
-                await asyncio.gather(*replies)
-        except BaseException:
-            for request_id in stream.request_ids:  # those that were accepted; the engine ignores the others
-                self.cancel(request_id)
-            self.close(stream)
-            raise
-        return stream
+    async def submit(self, request: Request) -> None:
+        """Returns when the engine accepts the request. Raises its refusal, or EngineUnavailableError."""
+        await self._ask(lambda number: Submit(number, request))
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
         """Never waits: the command is queued."""
         if self.state == "ready":
             self._link.post(Cancel(request_id, index))
-
-    def close(self, stream: RequestStream) -> None:
-        """Later events of the stream are dropped."""
-        for request_id in stream.request_ids:
-            self._streams.pop(request_id, None)
 
     # ------------------------------------------------------------------ questions
 
@@ -204,8 +172,8 @@ class EngineClient:
     # ------------------------------------------------------------------ reports and the end
 
     async def stop(self, reason: str, patience_s: float = 5.0) -> None:
-        """Ends the process: asks, then kills. A process that has stalled is killed at once. Open streams fail
-        with ``reason``. Idempotent; also after a ``start`` that failed."""
+        """Ends the process: asks, then kills. A process that has stalled is killed at once. Open questions
+        fail with ``reason``. Idempotent; also after a ``start`` that failed."""
         if self._stopping or not self._link.started:
             return
         self._stopping = True
@@ -241,13 +209,11 @@ class EngineClient:
         if report.stats is not None:
             self.stats = report.stats
         if report.step_tokens:
-            self.on_step_tokens(report.step_tokens)
+            self._on_step_tokens(report.step_tokens)
         for reply in report.replies:
             self._replies.resolve(reply)
         for event in report.events:
-            stream = self._streams.get(event.request_id)
-            if stream is not None:
-                stream.put(event)
+            self.on_event(event)
 
     async def _wait_for_end(self) -> None:
         code = await self._link.wait()
@@ -263,10 +229,7 @@ class EngineClient:
             self.death, self.state = error, "dead"
             if self.stats is not None:  # nothing runs in it any more
                 self.stats = msgspec.structs.replace(self.stats, running=0, waiting=0)
-        unavailable = EngineUnavailableError(self.death.message)
-        for stream in self._streams.values():
-            stream.fail(unavailable)
-        self._replies.fail_all(unavailable)
+        self._replies.fail_all(EngineUnavailableError(self.death.message))
         self._started.set()
         self._died.set()
 

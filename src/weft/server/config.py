@@ -106,12 +106,12 @@ class ServerConfig:
     write_timeout: float = _flag(60.0, "Seconds after which a client that reads nothing is cut.", least=0.1)
     sse_keep_alive: float = _flag(0.0, "Seconds of silence after which a stream gets a comment line; "
                                        "0: never.", least=0)
-    exit_on_engine_death: bool = _flag(False, "End the server with code 1 when its engine process dies, "
-                                              "instead of answering 503 until it is stopped.")
-    stall_after: float = _flag(10.0, "Seconds of silence of the engine process after which /health says "
-                                     "stalled; 0: never. A step that computes may take 30 times as long.",
+    restarts: int = _flag(5, "Restarts of an engine process that dies or stalls; its requests go on. After "
+                             "them the server ends with code 1 or 3. Ten good minutes give them all back.",
+                          least=0)
+    stall_after: float = _flag(10.0, "Seconds of silence after which an engine process counts as stalled and "
+                                     "is replaced; 0: never. A step that computes may take 30 times as long.",
                                least=0)
-    exit_on_stall: bool = _flag(False, "End the server with code 3 when its engine process stalls.")
     record: str | None = _flag(None, "File for a recording of the traffic, to replay with `weft simulate`: "
                                      "arrival times, lengths and keyed hashes, no text.")
     record_tokens: bool = _flag(False, "Record the tokens of prompts and answers too: text can be read out "
@@ -179,9 +179,6 @@ class ServerConfig:
             if least is not None and value is not None and not least <= value < math.inf:
                 flag = "--" + one.name.replace("_", "-")
                 raise ConfigError(f"{flag} {value}: it must be at least {least}", param=flag)
-        if self.exit_on_stall and not self.stall_after:
-            raise ConfigError("--exit-on-stall needs a bound: --stall-after is 0, which means never",
-                              param="--exit-on-stall")
         if any(not key.strip() for key in self.api_key):
             raise ConfigError("--api-key is empty: leave it out to serve without a key", param="--api-key")
         if any(not key.strip() for key in self.operator_key):

@@ -16,7 +16,8 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 import zmq
@@ -30,6 +31,20 @@ from weft.server.messages import Command, Launch, Reply, Report
 _SOCKET_PATH_MAX = 90
 _encoder = msgspec.msgpack.Encoder()
 _reports = msgspec.msgpack.Decoder(Report)
+
+
+@dataclass(frozen=True, slots=True)
+class HostShare:
+    """The part of this machine that an engine may use. ``cores``: the numbers of its cores, empty for all.
+    ``ram_share``: engines that divide the free RAM. ``environment``: variables besides those of this
+    process, such as CUDA_VISIBLE_DEVICES."""
+
+    cores: tuple[int, ...] = ()
+    ram_share: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+ANYWHERE = HostShare()
 
 
 class PendingReplies:
@@ -81,17 +96,17 @@ class EngineLink:
         return self._process is not None and self._process.returncode is None
 
     async def start(self, *, factory: str, config: EngineConfig, record: RecordingTarget | None,
-                    beat_s: float) -> None:
+                    beat_s: float, place: HostShare = ANYWHERE) -> None:
         self._folder = _socket_folder()
         context = self._context = zmq.asyncio.Context()
         self._commands, self._events = context.socket(zmq.PUSH), context.socket(zmq.PULL)
         launch = Launch(factory=factory, config=dataclasses.asdict(config), folder=self._folder,
-                        record=record, beat_s=beat_s)
+                        record=record, beat_s=beat_s, cores=place.cores, ram_share=place.ram_share)
         self._commands.bind(launch.commands_address)
         self._events.bind(launch.events_address)
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "weft.server.engine_process", stdin=asyncio.subprocess.PIPE,
-            start_new_session=True, env={**os.environ, "OMP_WAIT_POLICY": "passive"})
+            start_new_session=True, env={**os.environ, "OMP_WAIT_POLICY": "passive", **place.environment})
         assert self._process.stdin is not None
         body = _encoder.encode(launch)
         self._process.stdin.write(len(body).to_bytes(8, "little") + body)

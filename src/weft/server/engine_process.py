@@ -41,6 +41,7 @@ import zmq
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
 from weft.errors import RequestError, UserError, WeftError
+from weft.host import use_part_of_host
 from weft.request import Request, TokenEvent
 from weft.server.grammar_queue import GrammarQueue
 from weft.server.heartbeat import StepClock, start_beating
@@ -241,6 +242,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     launch = read_launch(sys.stdin.buffer)
     die_with_parent(sys.stdin.fileno(), launch.folder)
+    use_part_of_host(launch.cores, launch.ram_share)
     context = zmq.Context()
     commands, events = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     commands.connect(launch.commands_address)

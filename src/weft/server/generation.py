@@ -23,9 +23,9 @@ from msgspec import UNSET, UnsetType
 from weft.engine.choices import Choice, Piece
 from weft.engine.detokenize import TextDecoder
 from weft.errors import RequestError
+from weft.fleet.request_stream import RequestStream
 from weft.request import LostTokens, Request, SamplingParams, TokenEvent
 from weft.server.answer_size import check_logprob_count
-from weft.server.client import RequestStream
 from weft.server.metrics import SequenceTimes
 from weft.server.service import ServedModel, Service
 
@@ -75,7 +75,7 @@ class Generation:
                  samplings: Sequence[SamplingParams], *, priority: int, cache_salt: str,
                  decoder: TextDecoder | None = None, prompt_field: str = "prompt") -> None:
         self._service = service
-        self._engine = service.engine
+        self._requests_in_flight = service.engine.requests
         self._metrics = service.metrics
         self._arrived_s = time.perf_counter()
         self._stream: RequestStream | None = None
@@ -113,7 +113,7 @@ class Generation:
         """Raises what the engine rejects it with, or EngineUnavailableError."""
         self._service.enter()
         try:
-            self._stream = await self._engine.submit(self._requests)
+            self._stream = await self._requests_in_flight.submit(self._requests)
         except BaseException:
             self.close()
             raise
@@ -136,7 +136,7 @@ class Generation:
                 if choice.finished:
                     unfinished -= 1
                     if event.finish_reason is None:
-                        self._engine.cancel(event.request_id, event.index)
+                        self._requests_in_flight.cancel(event.request_id, event.index)
             if pieces:
                 yield merged(pieces)
 
@@ -157,8 +157,8 @@ class Generation:
         for request in self._requests:
             live = [self._by_event[request.request_id, index] for index in range(request.sampling.n)]
             if not all(choice.finished for choice in live):
-                self._engine.cancel(request.request_id)
-        self._engine.close(self._stream)
+                self._requests_in_flight.cancel(request.request_id)
+        self._requests_in_flight.close(self._stream)
         for choice, times in zip(self.choices, self._times, strict=True):
             if not choice.finished:
                 self._metrics.sequence_ended(times, "abort", choice.generated_tokens)

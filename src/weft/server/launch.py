@@ -11,11 +11,11 @@ The port is bound first, so that a busy one is said before a model is loaded; wi
 free one is taken and the banner says which.
 
 Exit codes: 0 after a drain, also after one that its time limit cut short: the operator chose the limit.
-130 after the second Ctrl-C. 2 when the flags or the checkpoint cannot work. 1 when the engine died. 3 when
-it stalled and --exit-on-stall is set.
+130 after the second Ctrl-C. 2 when the flags or the checkpoint cannot work. 1 when the last engine died, 3
+when it stalled.
 
-When the engine dies, the server stays up and answers 503 with the reason until it is stopped.
---exit-on-engine-death ends it at once, for supervisors that restart on exit.
+An engine that dies is restarted, and its requests resume (``weft.fleet``). The server ends when --restarts
+are used up, so that a supervisor can start it again or elsewhere.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ from rich.console import Console
 
 from weft.config import EngineConfig
 from weft.errors import ConfigError, UserError, WeftError
+from weft.fleet.fleet import Fleet
 from weft.server.app import build_app
 from weft.server.banner import StartProgress, base_url, print_banner
-from weft.server.client import ASSEMBLE, EngineClient
+from weft.server.client import ASSEMBLE
 from weft.server.config import DEFAULT_PORT, PORTS_TRIED, ServerConfig
 from weft.server.connection import BoundedProtocol
 from weft.server.service import Service, load_served_model
@@ -66,10 +67,10 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: 
         server_config.check()
         listener = bind(server_config)
         progress = StartProgress(console)
-        engine = EngineClient(engine_config, factory=factory, record=server_config.recording(),
-                              stall_after_s=server_config.stall_after,
-                              on_progress=progress.show)
-        service = Service(server_config, engine)
+        fleet = Fleet(engine_config, restarts=server_config.restarts, factory=factory,
+                      record=server_config.recording(), stall_after_s=server_config.stall_after,
+                      on_progress=progress.show)
+        service = Service(server_config, fleet)
     except UserError as error:
         _complain(error)
         return EXIT_CONFIG
@@ -141,26 +142,15 @@ class Serving:
             self._progress.end()
         assert self._service.model is not None
         print_banner(self._console, self._service.model, self._url, self._config)
-        alive = not await _first_of(self._engine_lost(), self._first_stop.wait())
-        if not alive and self._engine.death is None:
-            print(f"error: {self._engine.heart.stall or 'the engine process stalled'}", file=sys.stderr,
-                  flush=True)
-            return EXIT_STALLED
-        if not alive:
-            assert self._engine.death is not None
-            _complain(self._engine.death)
-            if self._config.exit_on_engine_death:
-                return EXIT_ENGINE_DIED
-            self._say("every request is answered with 503 until this server is stopped (Ctrl-C)")
-            await self._first_stop.wait()
-        return await self._drain() if alive else EXIT_ENGINE_DIED
+        if await _first_of(self._engine.died(), self._first_stop.wait()):
+            return self._engine_lost()
+        return await self._drain()
 
-    async def _engine_lost(self) -> None:
-        """Waits for the engine's death, or with --exit-on-stall for a stall too."""
-        if self._config.exit_on_stall:
-            await _first_of(self._engine.died(), self._engine.heart.stalled())
-        else:
-            await self._engine.died()
+    def _engine_lost(self) -> int:
+        assert self._engine.death is not None
+        _complain(self._engine.death)
+        self._say(f"no engine is left, and the restarts are used up (--restarts {self._config.restarts})")
+        return EXIT_STALLED if self._engine.stalled else EXIT_ENGINE_DIED
 
     async def _open(self) -> None:
         """Waits for the engine, then reads the model's tokenizer and template."""
@@ -183,8 +173,7 @@ class Serving:
         if self._second_stop.is_set():
             return EXIT_INTERRUPTED
         if self._engine.death is not None:
-            _complain(self._engine.death)
-            return EXIT_ENGINE_DIED
+            return self._engine_lost()
         if service.active:
             self._say(f"{service.active} requests did not finish in {self._config.drain_timeout:g} s "
                       "(--drain-timeout) and are cut")

@@ -40,13 +40,16 @@ _encoder = msgspec.msgpack.Encoder()
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """``factory`` is "module:function"; the engine process calls it with an EngineConfig of ``config`` and
     ``on_progress``. ``folder`` has the sockets; the process that ends last removes it. ``record``: None for
-    no recording. ``beat_s``: seconds between two beats."""
+    no recording. ``beat_s``: seconds between two beats. ``cores`` and ``ram_share``: the part
+    of the machine that is the engine's (``weft.server.engine_link.HostShare``)."""
 
     factory: str
     config: dict[str, Any]
     folder: str
     record: RecordingTarget | None = None
     beat_s: float = 1.0
+    cores: tuple[int, ...] = ()
+    ram_share: int = 1
 
     @property
     def commands_address(self) -> str:

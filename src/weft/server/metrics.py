@@ -2,6 +2,10 @@
 
     from EngineStats, when scraped       gauges of now, counters since the start
     from events, as they pass            latency and size histograms, one observation per sequence or token
+    from the fleet, when scraped         engines that are up, restarts, resumes
+
+The label ``engine`` is the number of the replica. What the HTTP process measures has the label 0. The
+counters of an engine process begin at 0 with each process, as Prometheus expects of a restart.
 
 With ``--metrics-prefix vllm`` published dashboards load as they are. ``kv_cache_usage_perc`` is the share
 of the whole arena in use, which is what "full" means where pages and states share one memory;
@@ -16,6 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Histogram
@@ -30,6 +35,8 @@ from weft.server.sleep import STATES, state_name
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 _LABELS = ("model_name", "engine")
+_FIRST_ENGINE = "0"
+"""The label of what the HTTP process measures for all engines together."""
 _TTFT = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
          2560)
 _BETWEEN = (.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
@@ -56,6 +63,25 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     "request_num_preemptions": ("How often a sequence was preempted.", _SMALL_COUNTS),
     "iteration_tokens_total": ("Tokens computed by one step.", _STEP_TOKENS),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """One replica, as /metrics shows it. ``restarts``: processes after its first."""
+
+    number: int
+    up: bool
+    restarts: int
+    stats: EngineStats | None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReport:
+    """``resumes`` of requests; ``deadly``: requests that were refused because engines died of them."""
+
+    engines: list[EngineReport]
+    resumes: int
+    deadly: int
 
 
 class SequenceTimes:
@@ -86,8 +112,8 @@ class Metrics:
             name: Histogram(f"{prefix}:{name}", text, _LABELS, buckets=buckets, registry=self._registry)
             for name, (text, buckets) in _HISTOGRAMS.items()}
         self._finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0}
-        self._stats: EngineStats | None = None
-        self._alive = False
+        self._engine = _FIRST_ENGINE
+        self._fleet: FleetReport | None = None
         self.name_model("")
         self._registry.register(self)
 
@@ -95,10 +121,11 @@ class Metrics:
         """Until a model is served, series carry an empty name and nothing is observed."""
         self._model = name
         if name:
-            self._histograms = {key: family.labels(name, "0") for key, family in self._families.items()}
+            self._histograms = {key: family.labels(name, _FIRST_ENGINE)
+                                for key, family in self._families.items()}
 
-    def text(self, stats: EngineStats | None, *, alive: bool) -> bytes:
-        self._stats, self._alive = stats, alive
+    def text(self, fleet: FleetReport) -> bytes:
+        self._fleet = fleet
         return prometheus_client.generate_latest(self._registry)
 
     # ------------------------------------------------------------------ observations
@@ -108,10 +135,11 @@ class Metrics:
         if sampling.max_tokens is not None:
             self._histograms["request_params_max_tokens"].observe(sampling.max_tokens)
 
-    def steps_ran(self, sizes: list[int]) -> None:
+    def steps_ran(self, engine: int, sizes: list[int]) -> None:
         if self._model:
+            histogram = self._families["iteration_tokens_total"].labels(self._model, str(engine))
             for size in sizes:
-                self._histograms["iteration_tokens_total"].observe(size)
+                histogram.observe(size)
 
     def event_came(self, times: SequenceTimes, event: TokenEvent) -> None:
         now = time.perf_counter()
@@ -156,8 +184,16 @@ class Metrics:
     # ------------------------------------------------------------------ the engine's numbers
 
     def collect(self) -> Iterator[Metric]:
-        """Called by the registry."""
-        yield self._gauge("engine_up", "1 while the engine process is alive and ready.", float(self._alive))
+        """Called by the registry. Series of several engines are one family."""
+        families: dict[str, Metric] = {}
+        for metric in self._all_metrics():
+            family = families.setdefault(metric.name, metric)
+            if family is not metric:
+                family.samples += metric.samples
+        yield from families.values()
+
+    def _all_metrics(self) -> Iterator[Metric]:
+        self._engine = _FIRST_ENGINE
         yield self._by("request_success", "Sequences that ended, by reason.", "finished_reason",
                        self._finished)
         edge = self._edge
@@ -166,9 +202,21 @@ class Metrics:
                           edge.buffered_bytes)
         yield self._by("http_refusals", "Requests refused by a limit of the HTTP edge.", "code",
                        dict(edge.refusals))
-        stats = self._stats
-        if stats is None:
+        fleet = self._fleet
+        if fleet is None:
             return
+        yield self._counter("request_resumes", "Requests that another engine process took over.",
+                            fleet.resumes)
+        yield self._counter("request_deadly", "Requests refused because engines died of them.", fleet.deadly)
+        for engine in fleet.engines:
+            self._engine = str(engine.number)
+            yield self._gauge("engine_up", "1 while the engine process is alive and ready.", float(engine.up))
+            yield self._counter("engine_restarts", "Engine processes started after the first.",
+                                engine.restarts)
+            if engine.stats is not None:
+                yield from self._of_engine(engine.stats)
+
+    def _of_engine(self, stats: EngineStats) -> Iterator[Metric]:
         memory = stats.memory
         now = state_name(stats.sleep)
         yield self._gauges("engine_sleep_state", "1 for the one that it is in.", "sleep_state",
@@ -230,22 +278,22 @@ class Metrics:
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"{self._prefix}:{name}", text, labels=_LABELS)
-        family.add_metric((self._model, "0"), value)
+        family.add_metric((self._model, self._engine), value)
         return family
 
     def _gauges(self, name: str, text: str, label: str, values: dict[str, int]) -> Metric:
         family = GaugeMetricFamily(f"{self._prefix}:{name}", text, labels=(*_LABELS, label))
         for value, size in values.items():
-            family.add_metric((self._model, "0", value), size)
+            family.add_metric((self._model, self._engine, value), size)
         return family
 
     def _by(self, name: str, text: str, label: str, values: dict[str, int]) -> Metric:
         family = CounterMetricFamily(f"{self._prefix}:{name}", text, labels=(*_LABELS, label))
         for value, count in values.items():
-            family.add_metric((self._model, "0", value), count)
+            family.add_metric((self._model, self._engine, value), count)
         return family
 
     def _counter(self, name: str, text: str, value: float) -> Metric:
         family = CounterMetricFamily(f"{self._prefix}:{name}", text, labels=_LABELS)
-        family.add_metric((self._model, "0"), value)
+        family.add_metric((self._model, self._engine), value)
         return family

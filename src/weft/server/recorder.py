@@ -84,8 +84,11 @@ class Recorder:
 
     def accepted(self, request: Request) -> None:
         now = self._clock()
-        for index in range(request.sampling.n):
-            self._open[request.request_id, index] = _Open(request, self._number, now - self._start_s)
+        resumption = request.resumption
+        answers = dict.fromkeys(range(request.sampling.n), ()) if resumption is None else resumption.answers
+        for index, tokens in answers.items():
+            self._open[request.request_id, index] = _Open(request, self._number, now - self._start_s,
+                                                          tokens=[*tokens])
             self._number += 1
 
     def cancelled(self, request_id: str, index: int | None) -> None:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from weft.errors import ContextLengthError, EngineUnavailableError, RequestError, UnknownModelError
+from weft.fleet.fleet import Fleet
 from weft.info import ModelInfo
 from weft.server.body_check import BodyChecker
-from weft.server.client import EngineClient
 from weft.server.config import ServerConfig
 from weft.server.edge import HttpEdge
-from weft.server.metrics import Metrics
+from weft.server.metrics import EngineReport, FleetReport, Metrics
 from weft.server.tokenize_budget import TokenizeBudget
 from weft.text.chat import read_chat_template
 from weft.text.chat_request import ChatRequest, ConversationFields, EncodedChat, encode_prompt, read_chat
@@ -128,7 +128,7 @@ def load_served_model(info: ModelInfo, config: ServerConfig) -> ServedModel:
 class Service:
     """``active`` counts the requests that are being answered; draining waits for it to reach 0."""
 
-    def __init__(self, config: ServerConfig, engine: EngineClient) -> None:
+    def __init__(self, config: ServerConfig, engine: Fleet) -> None:
         self.config = config
         self.engine = engine
         self.edge = HttpEdge(config.edge_limits())
@@ -176,16 +176,23 @@ class Service:
         """What ``model`` says in a response: the name that the request used, if it is one of its own."""
         return asked if asked in model.names and asked is not None else model.name
 
+    def fleet_report(self) -> FleetReport:
+        """For /metrics."""
+        fleet = self.engine
+        return FleetReport([EngineReport(replica.number, replica.ready, replica.restart_count,
+                                         replica.engine.stats) for replica in fleet.replicas],
+                           fleet.requests.resume_count, fleet.requests.deadly_count)
+
     def health(self) -> tuple[int, Mapping[str, Any]]:
         if self.engine.death is not None:
             return 503, {"status": "dead", "reason": self.engine.death.message}
-        if (stall := self.engine.heart.stall) is not None:
-            return 503, {"status": "stalled", "reason": stall}
         if self.model is None:
             return 503, {"status": "starting", "reason": self.engine.progress}
         if self.draining:
             return 503, {"status": "draining", "reason": "the server is shutting down"}
-        asleep = self.engine.sleep_state
+        if (ailment := self.engine.ailment) is not None:  # requests wait, and none of them fails
+            return 200, {"status": "degraded", "reason": ailment}
+        asleep = self.engine.engines.sleep_state
         if asleep.level:  # as it should be: a supervisor that starts it anew would undo it
             return 200, {"status": "sleeping", "level": asleep.level, "missing": list(asleep.missing)}
         return 200, {"status": "ok"}

@@ -1,0 +1,166 @@
+"""One request from its arrival to its last event: the tokens of its answers, and the deaths it may cause.
+
+    event --take--> the event as the client gets it       (tokens are noted on the way)
+    resumable()     the request with the tokens so far     -> the next engine
+    lost()          its engine ended                       -> a strike, or none
+
+A token is a function of logits, seed and position. The seed is in the request, and the position follows from
+the tokens so far. So an engine that gets ``resumable()`` generates the tokens that the first one would have.
+
+A client learns of a resume by its pause alone. Facts that are said once (queue time, cached and lost tokens)
+are those of the first engine, if the client has them already. Counts of recomputed tokens and preemptions add
+up over engines.
+
+**Strikes.** A request may be what kills its engines. A death counts against each request that its engine had
+from the fleet and that has had no token from it. A token clears the request. A request with a strike resumes
+alone: no other request with a strike is on the same replica until the first has had a token
+(``weft.fleet.fleet``). So the second strike falls on one request, and STRIKES_MAX of them end it with
+DeadlyRequestError. Random deaths do not end a request that moves on between them.
+
+Rejected: counting all deaths (a long answer in a storm of restarts is refused, though it harms no engine);
+refusing all requests of two deaths in a row (one deadly request takes its neighbours with it).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from weft.errors import DeadlyRequestError
+from weft.request import Request, Resumption, TokenEvent
+from weft.router.protocol import RoutedRequest
+
+STRIKES_MAX = 2
+
+
+@dataclass(slots=True)
+class AnswerSoFar:
+    """One answer that has not ended. ``first``: its first event, whose facts the client has. The counts are
+    those of engines that have ended; ``last`` has those of the present one."""
+
+    tokens: list[int] = field(default_factory=list)
+    first: TokenEvent | None = None
+    last: TokenEvent | None = None
+    recomputed_tokens: int = 0
+    preemptions: int = 0
+
+    def corrected(self, event: TokenEvent) -> TokenEvent:
+        """``event`` of an engine that resumed the answer, as the first engine would have said it."""
+        first = self.first
+        facts = {} if first is None else {"cached_tokens": first.cached_tokens, "queued_s": None,
+                                          "lost": None}
+        return msgspec.structs.replace(
+            event, recomputed_tokens=self.recomputed_tokens + event.recomputed_tokens,
+            preemptions=self.preemptions + event.preemptions, **facts)
+
+    def engine_ended(self) -> None:
+        if self.last is not None:
+            self.recomputed_tokens += self.last.recomputed_tokens
+            self.preemptions += self.last.preemptions
+            self.last = None
+
+
+class LiveRequest:
+    """``number``: the order of arrival. ``replica``: where it is computed, None while it is held."""
+
+    def __init__(self, request: Request, number: int) -> None:
+        assert request.sampling.seed is not None, "without its seed, a request cannot be resumed"
+        self.request = request
+        self.number = number
+        self.replica: int | None = None
+        self.accepted = False
+        """An engine has accepted it, so no bound of a queue refuses it any more."""
+        self.strikes = 0
+        self.resumes = 0
+        self._answers = {index: AnswerSoFar() for index in range(request.sampling.n)}
+        self.load = 0, 0
+        """Sequences and tokens, of prompts and answers, that it brought to its replica."""
+        self._has_moved = False
+        self._admitted = False
+
+    @property
+    def id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def open_count(self) -> int:
+        """Answers that have not ended."""
+        return len(self._answers)
+
+    @property
+    def suspect(self) -> bool:
+        """It has strikes, and no token from its present engine."""
+        return bool(self.strikes) and not self._has_moved
+
+    # ------------------------------------------------------------------ events
+
+    def take(self, event: TokenEvent) -> TokenEvent | None:
+        """The event for the client. None for the end of an answer whose engine fails: it will be resumed."""
+        if event.finish_reason == "error" and not event.own_fault:
+            return None
+        self.accepted = True
+        answer = self._answers.get(event.index)
+        if answer is None:  # cancelled; the last event is on its way
+            return event
+        if event.finish_reason is not None:
+            del self._answers[event.index]
+        if event.tokens or event.finish_reason is not None:
+            self._has_moved, self.strikes = True, 0
+            answer.tokens += event.tokens
+        answer.last = event
+        if self.resumes:
+            event = answer.corrected(event)
+        if answer.first is None:
+            answer.first = event
+        return event
+
+    def newly_admitted(self) -> bool:
+        """Whether its first event on this replica has just come. True once."""
+        if self._admitted:
+            return False
+        self._admitted = True
+        return True
+
+    def cancel(self, index: int | None) -> None:
+        """The client wants no more of an answer, or of all (None)."""
+        if index is None:
+            self._answers.clear()
+        else:
+            self._answers.pop(index, None)
+
+    # ------------------------------------------------------------------ places
+
+    def routed(self) -> RoutedRequest:
+        """What a router knows of it. The longest answer stands for all of n."""
+        request = self.request
+        longest = max((answer.tokens for answer in self._answers.values()), key=len, default=[])
+        tokens = [*request.prompt_tokens, *longest] if longest else request.prompt_tokens
+        return RoutedRequest(self.id, tokens, request.cache_salt, self.open_count,
+                             request.sampling.max_tokens, request.boundaries)
+
+    def resumable(self) -> Request:
+        """The request as its next engine gets it."""
+        if not self.resumes:
+            return self.request
+        answers = {index: list(answer.tokens) for index, answer in self._answers.items()}
+        return msgspec.structs.replace(self.request, resumption=Resumption(answers=answers))
+
+    def placed(self, replica: int) -> None:
+        self.replica = replica
+        self.load = self.open_count, sum(len(self.request.prompt_tokens) + len(answer.tokens)
+                                         for answer in self._answers.values())
+        self._has_moved = self._admitted = False
+
+    def lost(self) -> None:
+        """Its engine ended. Raises DeadlyRequestError at the last strike."""
+        for answer in self._answers.values():
+            answer.engine_ended()
+        if not self._has_moved:
+            self.strikes += 1
+        if self.strikes >= STRIKES_MAX:
+            raise DeadlyRequestError(
+                f"{self.strikes} engines in a row died while they computed this request, before its next "
+                "token; it is not tried again", code="request_killed_engines")
+        if self.accepted:
+            self.resumes += 1

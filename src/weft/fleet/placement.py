@@ -1,0 +1,261 @@
+"""Where each live request is: held, or on a replica. Requests in, placed, taken back, ended.
+
+                          router.choose
+    submit --> held ---------------------> replica 0   [engine process]  --events--> stream of the client
+                ^                          replica 1   [engine process]      |
+                |                                                            '--> tokens so far
+                '--------- the requests of a replica whose engine ended ------------'
+
+A request is held while no replica can take it: all of them restart, or it has a strike and must go alone
+(``live_request``). Held requests go out in the order of their arrival. New ones are held up to the bound of
+the engine's own queue (law L11); those that an engine has accepted are never refused for a full queue.
+
+The seed of a request that names none is split here from the engine's seed, by the number of the request. So
+every engine draws the same tokens. Everything runs on the event loop, and placing is synchronous, so no
+request can be lost between two states.
+
+Rejected: a coroutine for each request that waits for its replica (a thousand wake-ups for each change).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from weft.config import EngineConfig
+from weft.engine.seeds import split
+from weft.errors import EngineUnavailableError, QueueFullError, WeftError
+from weft.fleet.live_request import LiveRequest
+from weft.fleet.replica import Replica
+from weft.fleet.request_stream import RequestStream
+from weft.request import Request, TokenEvent
+from weft.router.protocol import ReplicaLoad, Router
+from weft.server.client import EngineClient
+
+_REFUSED_RETRY_S = 0.2
+"""Before a request that an engine had accepted once is offered again to one whose queue is full."""
+
+
+class Placement:
+    """The live requests of a fleet."""
+
+    def __init__(self, config: EngineConfig, replicas: Sequence[Replica], router: Router) -> None:
+        self.resume_count = 0
+        """Resumes of requests, for the metrics."""
+        self.deadly_count = 0
+        """Requests that were refused because engines died of them."""
+        self._config = config
+        self._replicas = replicas
+        self._router = router
+        self._closed: WeftError | None = None
+        self._lives: dict[str, LiveRequest] = {}
+        self._streams: dict[str, RequestStream] = {}
+        self._acceptances: dict[str, asyncio.Future[None]] = {}
+        self._held: list[LiveRequest] = []
+        self._placed: list[dict[str, LiveRequest]] = [{} for _ in replicas]
+        self._loads = [(0, 0) for _ in replicas]
+        """Sequences and tokens that the requests of each replica brought."""
+        self._request_count = 0
+        self._offers: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def held_count(self) -> int:
+        """Answers of requests that wait for a replica."""
+        return sum(live.open_count for live in self._held)
+
+    # ------------------------------------------------------------------ requests
+
+    async def submit(self, requests: list[Request]) -> RequestStream:
+        """Returns when engines have accepted them, all or none. Raises the first refusal, QueueFullError, or
+        EngineUnavailableError."""
+        if self._closed is not None:
+            raise self._closed
+        self._check_held(sum(request.sampling.n for request in requests))
+        stream = RequestStream([request.request_id for request in requests])
+        acceptances = []
+        for request in requests:
+            live = LiveRequest(self._seeded(request), self._request_count)
+            self._lives[live.id], self._streams[live.id] = live, stream
+            acceptance = self._acceptances[live.id] = asyncio.get_running_loop().create_future()
+            acceptances.append(acceptance)
+            self._held.append(live)
+        self.dispatch()
+        try:
+            await asyncio.gather(*acceptances)
+        except BaseException:
+            for request_id in stream.request_ids:
+                self.cancel(request_id)
+            self.close(stream)
+            raise
+        return stream
+
+    def cancel(self, request_id: str, index: int | None = None) -> None:
+        """At any time, and never waits. Unknown ids are ignored."""
+        live = self._lives.get(request_id)
+        if live is None:
+            return
+        live.cancel(index)
+        if live.replica is not None:
+            self._replicas[live.replica].engine.cancel(request_id, index)
+        if not live.open_count:
+            self._forget(live)
+
+    def close(self, stream: RequestStream) -> None:
+        """Later events of the stream are dropped."""
+        for request_id in stream.request_ids:
+            self._streams.pop(request_id, None)
+
+    def _seeded(self, request: Request) -> Request:
+        number, self._request_count = self._request_count, self._request_count + 1
+        if request.sampling.seed is not None:
+            return request
+        sampling = msgspec.structs.replace(request.sampling, seed=split(self._config.seed, number))
+        return msgspec.structs.replace(request, sampling=sampling)
+
+    def _check_held(self, new: int) -> None:
+        held, limit = self.held_count, self._config.max_queued_requests
+        if held and held + new > limit:
+            raise QueueFullError(
+                f"{held} sequences wait for an engine to restart and this request brings {new}; the limit is "
+                f"{limit} (--max-queued-requests). Try again later",
+                param="--max-queued-requests", code="queue_full")
+
+    # ------------------------------------------------------------------ placing
+
+    def lost(self, replica: Replica) -> None:
+        """Its engine has ended: its requests are held for another one."""
+        for live in list(self._placed[replica.number].values()):
+            self._take_back(live)
+            try:
+                live.lost()
+            except WeftError as error:
+                self.deadly_count += 1
+                self._fail(live, error)
+            else:
+                self.resume_count += live.accepted
+                self._held.append(live)
+        self._held.sort(key=lambda live: live.number)
+        self.dispatch()
+
+    def close_all(self, error: WeftError) -> None:
+        """No engine is left. Requests fail with ``error``, and later ones too."""
+        self._closed = EngineUnavailableError(error.message)
+        for live in list(self._lives.values()):
+            self._fail(live, self._closed)
+        self._held.clear()
+
+    def dispatch(self) -> None:
+        """Places the held requests that a replica can take now."""
+        if not self._held or self._closed is not None:
+            return
+        held, self._held = self._held, []
+        for live in held:
+            if live.id not in self._lives:
+                continue
+            candidates = list(self._candidates(live))
+            if candidates:
+                self._place(live, candidates)
+            else:
+                self._held.append(live)
+
+    def _candidates(self, live: LiveRequest) -> Iterator[ReplicaLoad]:
+        for replica, placed, load in zip(self._replicas, self._placed, self._loads, strict=True):
+            if not replica.ready or (live.strikes and any(other.suspect for other in placed.values())):
+                continue
+            info = replica.engine.info
+            assert info is not None
+            yield ReplicaLoad(replica.number, *load, info.sizes.rows_max)
+
+    def _place(self, live: LiveRequest, candidates: list[ReplicaLoad]) -> None:
+        routed = live.routed()
+        number = self._router.choose(routed, candidates)
+        live.placed(number)
+        self._placed[number][live.id] = live
+        self._add_load(number, live, 1)
+        self._router.placed(routed, number)
+        self._offers[live.id] = asyncio.get_running_loop().create_task(
+            self._offer(live, self._replicas[number].engine))
+
+    async def _offer(self, live: LiveRequest, engine: EngineClient) -> None:
+        """Gives the request to an engine, and says to ``submit`` what became of it."""
+        try:
+            await engine.submit(live.resumable())
+        except WeftError as error:
+            if engine.death is not None:
+                return  # the end of the engine takes its requests back
+            self._take_back(live)
+            if live.accepted and error.code == "queue_full":
+                asyncio.get_running_loop().call_later(_REFUSED_RETRY_S, self._hold, live)
+            else:
+                self._fail(live, error)
+        else:
+            self._accept(live)
+
+    def _accept(self, live: LiveRequest) -> None:
+        """An engine has accepted it. An event may say so before the reply is read."""
+        live.accepted = True
+        acceptance = self._acceptances.pop(live.id, None)
+        if acceptance is not None and not acceptance.done():
+            acceptance.set_result(None)
+
+    def _hold(self, live: LiveRequest) -> None:
+        if live.id in self._lives:
+            self._held.append(live)
+            self.dispatch()
+
+    def _take_back(self, live: LiveRequest) -> None:
+        """From its replica."""
+        number = live.replica
+        assert number is not None
+        offer = self._offers.pop(live.id)
+        if offer is not asyncio.current_task():
+            offer.cancel()
+        del self._placed[number][live.id]
+        self._add_load(number, live, -1)
+        self._router.ended(live.id)
+        live.replica = None
+
+    def _add_load(self, number: int, live: LiveRequest, sign: int) -> None:
+        sequences, tokens = self._loads[number]
+        self._loads[number] = sequences + sign * live.load[0], tokens + sign * live.load[1]
+
+    def _forget(self, live: LiveRequest) -> None:
+        """It has ended. Its end may free the place of a held request."""
+        del self._lives[live.id]
+        self._streams.pop(live.id, None)
+        self._acceptances.pop(live.id, None)
+        if live.replica is not None:
+            self._take_back(live)
+        self.dispatch()
+
+    def _fail(self, live: LiveRequest, error: WeftError) -> None:
+        acceptance, stream = self._acceptances.get(live.id), self._streams.get(live.id)
+        if acceptance is not None:
+            if not acceptance.done():
+                acceptance.set_exception(error)
+        elif stream is not None:
+            stream.fail(error)
+        self._forget(live)
+
+    # ------------------------------------------------------------------ events
+
+    def take(self, event: TokenEvent) -> None:
+        live = self._lives.get(event.request_id)
+        if live is None:
+            return
+        self._accept(live)
+        was_suspect = live.suspect
+        said = live.take(event)
+        if said is None:
+            return
+        stream = self._streams.get(live.id)
+        if stream is not None:
+            stream.put(said)
+        if live.newly_admitted():
+            self._router.admitted(live.id, event.cached_tokens)
+        if not live.open_count:
+            self._forget(live)
+        elif was_suspect and not live.suspect:
+            self.dispatch()

@@ -1,0 +1,145 @@
+"""One replica: a place for an engine process, which is started, watched, and replaced when it dies.
+
+    starting --Ready--> ready --died, stalled--> waiting (backoff) --> starting --> ...
+                          |                         |
+                          '--drain--> drained       '-- restarts used up --> dead
+
+The first process of a replica has to start; its error is the server's. Later ones get ``restarts`` attempts.
+A start that fails uses one up as a death does. A replica that has served for FORGIVEN_AFTER_S has all its
+attempts again: a server that lives for months does not add up its bad days.
+
+The first restart comes at once. While engines live shorter than SHORT_LIFE_S, the delay doubles up to
+BACKOFF_MAX_S: a broken device or a full disk is not asked a hundred times a second.
+
+A stall (``weft.server.heartbeat``) ends the process too: its requests go on elsewhere, and a process that
+comes back after that could only give tokens twice.
+
+Rejected: a restart of the same process by exec (a hung kernel or a stopped process cannot be asked); a shared
+budget for all replicas (one bad GPU would take the good ones down).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+from weft.errors import EngineUnavailableError, UserError, WeftError
+from weft.server.client import EngineClient
+
+ReplicaState = Literal["starting", "ready", "waiting", "drained", "dead"]
+Ending = Literal["died", "stalled"]
+
+BACKOFF_FIRST_S = 0.1
+BACKOFF_MAX_S = 30.0
+SHORT_LIFE_S = 5.0
+FORGIVEN_AFTER_S = 600.0
+_log = logging.getLogger("weft.server")
+
+
+def backoff_s(short_lives: int) -> float:
+    """Seconds before the next start, after ``short_lives`` short lives in a row."""
+    return min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** (short_lives - 1)) if short_lives else 0.0
+
+
+class Replica:
+    """``new_engine(start)`` makes the client of a process, numbered from 0. ``prepare`` is called when
+    a process has started, before the replica is ready. ``on_lost`` comes before a process is killed."""
+
+    def __init__(self, number: int, new_engine: Callable[[int], EngineClient], restarts: int, *,
+                 prepare: Callable[[EngineClient], Awaitable[None]],
+                 on_ready: Callable[[Replica], None], on_lost: Callable[[Replica], None]) -> None:
+        self.number = number
+        self.state: ReplicaState = "starting"
+        self.engine = new_engine(0)
+        self.restart_count = 0
+        """Processes that were started after the first, for the metrics."""
+        self.reason = ""
+        """Why the last process ended."""
+        self.ending: Ending = "died"
+        self.error: WeftError | None = None
+        """Of a replica that is dead."""
+        self._new_engine = new_engine
+        self._restarts = restarts
+        self._restarts_used = 0
+        self._short_lives = 0
+        self._ever_ready = False
+        self._prepare = prepare
+        self._on_ready = on_ready
+        self._on_lost = on_lost
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self.state == "ready" and self.engine.death is None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._live())
+
+    async def stop(self, reason: str) -> None:
+        """Ends the process, and starts no other."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+        if self.state != "dead":
+            self.state, self.error = "dead", EngineUnavailableError(reason)
+        await self.engine.stop(reason)
+
+    async def _live(self) -> None:
+        while True:
+            served_s = await self._one_life()
+            if self.state == "dead":
+                return
+            if served_s >= FORGIVEN_AFTER_S:
+                self._restarts_used = 0
+            self._short_lives = self._short_lives + 1 if served_s < SHORT_LIFE_S else 0
+            if self._restarts_used == self._restarts:
+                self._end(EngineUnavailableError(self.reason))
+                return
+            self._restarts_used += 1
+            self.restart_count += 1
+            delay_s = backoff_s(self._short_lives)
+            _log.warning("engine %d %s: %s; restart %d of %d%s", self.number, self.ending, self.reason,
+                         self._restarts_used, self._restarts, f" in {delay_s:g} s" if delay_s else "")
+            await asyncio.sleep(delay_s)
+            self.engine = self._new_engine(self.restart_count)
+            self.state = "starting"
+
+    async def _one_life(self) -> float:
+        """Seconds that the process served."""
+        engine, ready_s = self.engine, time.monotonic()
+        try:
+            await engine.start()
+            await engine.ready()
+            await self._prepare(engine)
+        except (WeftError, OSError) as error:
+            said = error if isinstance(error, WeftError) else WeftError(f"cannot start an engine: {error}")
+            self.reason, self.ending = said.message, "died"
+            if not self._ever_ready:
+                self._end(said)
+            else:
+                self.state = "waiting"
+            await engine.stop(self.reason)
+            return 0.0
+        self._ever_ready = True
+        ready_s, self.state = time.monotonic(), "ready"
+        self._on_ready(self)
+        self.reason = await engine.lost()
+        self.ending = "died" if engine.death is not None else "stalled"
+        self.state = "waiting"
+        engine.detach()
+        self._on_lost(self)
+        await engine.stop(self.reason)
+        return time.monotonic() - ready_s
+
+    def _end(self, error: WeftError) -> None:
+        self.state, self.error = "dead", error
+        self._on_lost(self)
+
+
+def first_error(replicas: list[Replica]) -> WeftError | None:
+    """Of those that are dead: what the user can help first."""
+    errors = [replica.error for replica in replicas if replica.error is not None]
+    return next((error for error in errors if isinstance(error, UserError)), errors[0] if errors else None)
