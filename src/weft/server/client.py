@@ -59,8 +59,8 @@ State = Literal["starting", "ready", "dead"]
 class EngineClient:
     """``on_progress`` gets the lines of a starting engine, ``on_event`` the events of its sequences,
     ``on_step_tokens`` the sizes of its steps in tokens. ``place``: the part of the machine that it may use.
-    ``record``: where a recording of its traffic goes. ``heart`` knows the seconds since the last sign of life,
-    and a stall after ``stall_after_s`` (0: never)."""
+    ``record``: where a recording of its traffic goes. ``heart`` knows the seconds since the last sign of
+    life, and a stall after ``stall_after_s`` (0: never)."""
 
     def __init__(self, config: EngineConfig, *, factory: str = ASSEMBLE, place: HostShare = ANYWHERE,
                  record: RecordingTarget | None = None, stall_after_s: float = STALL_AFTER_S,
