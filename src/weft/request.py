@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -26,6 +26,38 @@ MARKS_MAX = 32
 BANNED_TOKENS_MAX = 1 << 18
 """Tokens of all banned sequences of a request."""
 _GREEDY_BELOW = 1e-5
+
+
+class Range(NamedTuple):
+    """Of a number in a request. Limits that are whole numbers ask for one."""
+
+    low: float
+    high: float
+    open_low: bool = False
+    """``low`` itself is outside."""
+
+    def schema(self) -> dict[str, float]:
+        """In the words of JSON Schema."""
+        return {"exclusiveMinimum" if self.open_low else "minimum": self.low, "maximum": self.high}
+
+
+RANGES = {
+    "n": Range(1, SEQUENCES_MAX),
+    "temperature": Range(0.0, 100.0),
+    "top_p": Range(0.0, 1.0, open_low=True),
+    "top_k": Range(-1, 2**31 - 1),
+    "min_p": Range(0.0, 1.0),
+    "repetition_penalty": Range(0.0, 100.0, open_low=True),
+    "presence_penalty": Range(-2.0, 2.0),
+    "frequency_penalty": Range(-2.0, 2.0),
+    "min_tokens": Range(0, 2**31 - 1),
+    "seed": Range(-(2**63), 2**64 - 1),
+    "max_tokens": Range(0, 2**31 - 1),
+    "logprobs": Range(0, LOGPROBS_MAX),
+    "prompt_logprobs": Range(0, LOGPROBS_MAX),
+}
+"""The numbers of ``SamplingParams``."""
+_NULLABLE = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs"})
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,25 +114,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def check(self, vocab_size: int) -> None:
         """Raises RequestError that names the first field that is out of its range."""
-        _within("n", self.n, 1, SEQUENCES_MAX)
-        _within("temperature", self.temperature, 0.0, 100.0)
-        _within("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _within("top_k", self.top_k, -1, 2**31 - 1)
-        _within("min_p", self.min_p, 0.0, 1.0)
-        _within("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
-        _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _within("min_tokens", self.min_tokens, 0, 2**31 - 1)
-        if self.seed is not None:
-            _within("seed", self.seed, -(2**63), 2**64 - 1)
-        if self.max_tokens is not None:
-            _within("max_tokens", self.max_tokens, 0, 2**31 - 1)
-            if self.min_tokens > self.max_tokens:
-                raise RequestError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}",
-                                   param="min_tokens")
-        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            if count is not None:
-                _within(name, count, 0, LOGPROBS_MAX)
+        for name, (low, high, open_low) in RANGES.items():
+            value = getattr(self, name)
+            if value is not None or name not in _NULLABLE:
+                _within(name, value, low, high, open_low=open_low)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}",
+                               param="min_tokens")
         if self.grammar is not None and self.ignore_eos:
             raise RequestError(f"ignore_eos cannot be combined with {self.grammar.field}: an answer that "
                                "follows a grammar ends where the grammar does", param="ignore_eos")

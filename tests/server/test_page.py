@@ -18,6 +18,7 @@ from weft.server.launch import _is_no_look
 SERVER = {"api_key": ["a-key"]}
 FOLDER = resources.files("weft.server") / "page_files"
 FILES = {file.name: file.read_text("utf-8") for file in FOLDER.iterdir()}
+PAGES = {"index.html", "docs.html"}
 SCRIPTS = "".join(text for name, text in FILES.items() if name.endswith(".js"))
 
 
@@ -46,7 +47,8 @@ def test_the_page_needs_no_key_and_its_numbers_do(server: RunningServer) -> None
     assert page.status_code == 200
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert page.text == FILES["index.html"]
-    for name in FILES.keys() - {"index.html"}:
+    assert server.get("/docs").text == FILES["docs.html"]
+    for name in FILES.keys() - PAGES:
         assert server.get(f"/page/{name}").text == FILES[name]
     for path in ("/metrics", "/v1/cache", "/version", "/page/", "/page/other.js", "/page/..%2fpage.py"):
         assert server.get(path).status_code == 401, path
@@ -57,11 +59,12 @@ def test_the_page_loads_nothing_from_elsewhere_and_says_so(server: RunningServer
     policy = dict(rule.split(" ", 1) for rule in rules)
     assert policy["default-src"] == "'none'"
     assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
-    loaded = re.findall(r'(?:src|href)="(?!data:)([^"]*)"', FILES["index.html"])
+    loaded = {name for page in PAGES for name in re.findall(r'(?:src|href)="(?!data:)([^"]*)"', FILES[page])}
     imported = re.findall(r'from "\./([^"]*)"', SCRIPTS)
-    assert {name.removeprefix("page/") for name in loaded} | set(imported) == FILES.keys() - {"index.html"}
+    links = {"openapi.json", "./", "docs"}
+    assert {name.removeprefix("page/") for name in loaded - links} | set(imported) == FILES.keys() - PAGES
     forbidden_by_the_policy = re.compile(r"<script(?![^>]*src=)|\son\w+=|\sstyle=")
-    assert not forbidden_by_the_policy.search(FILES["index.html"])
+    assert not any(forbidden_by_the_policy.search(FILES[page]) for page in PAGES)
     assert "innerHTML" not in SCRIPTS
 
 

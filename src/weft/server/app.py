@@ -7,6 +7,8 @@ Handlers are short: read the body, prepare a job, answer it. ``completions`` and
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
@@ -25,9 +27,11 @@ from weft.server.cache import Looks, cache_reports
 from weft.server.chat import chat_conversation, prepare_chat
 from weft.server.completions import prepare_completion
 from weft.server.errors import on_bug, on_http_error, on_weft_error
-from weft.server.exchange import Job, answer_job, json_response, namespace_of, read_raw
+from weft.server.exchange import Handler, Job, answer_job, json_response, namespace_of, read_raw
 from weft.server.gate import Gate
 from weft.server.metrics import CONTENT_TYPE
+from weft.server.openapi.document import openapi_json
+from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.page import page_routes
 from weft.server.protocol import (
     UNSERVED_IN_CHAT,
@@ -39,7 +43,7 @@ from weft.server.protocol import (
     read_body,
     read_tokenize_body,
 )
-from weft.server.responses.routes import response_routes
+from weft.server.responses.routes import response_handlers
 from weft.server.service import ServedModel, Service
 from weft.server.sleep import read_sleep, read_tags, sleep_answer, state_answer, wake_answer
 from weft.server.sse import ClientGoneError
@@ -53,28 +57,9 @@ IGNORED_FIELDS = "x-weft-ignored"
 
 def build_app(service: Service) -> ASGIApp:
     handlers = _Handlers(service)
-    routes = [
-        Route("/v1/chat/completions", handlers.chat, methods=["POST"]),
-        *response_routes(service),
-        Route("/v1/messages", handlers.messages, methods=["POST"]),
-        Route("/v1/messages/count_tokens", handlers.count_tokens, methods=["POST"]),
-        Route("/v1/completions", handlers.completions, methods=["POST"]),
-        Route("/v1/models", handlers.models, methods=["GET"]),
-        Route("/v1/models/{name:path}", handlers.model, methods=["GET"]),
-        Route("/tokenize", handlers.tokenize, methods=["POST"]),
-        Route("/detokenize", handlers.detokenize, methods=["POST"]),
-        Route("/health", handlers.health, methods=["GET"]),
-        Route("/ping", handlers.health, methods=["GET", "POST"]),
-        Route("/version", handlers.version, methods=["GET"]),
-        Route("/load", handlers.load, methods=["GET"]),
-        Route("/metrics", handlers.metrics, methods=["GET"]),
-        Route("/v1/cache", handlers.cache, methods=["GET"]),
-        Route("/v1/cache/flush", handlers.flush_cache, methods=["POST"]),
-        Route("/sleep", handlers.sleep, methods=["POST"]),
-        Route("/wake_up", handlers.wake_up, methods=["POST"]),
-        Route("/is_sleeping", handlers.is_sleeping, methods=["GET"]),
-        *page_routes(),
-    ]
+    own = {row.operation: getattr(handlers, row.operation) for row in ENDPOINTS
+           if hasattr(handlers, row.operation)}
+    routes = [*endpoint_routes({**own, **response_handlers(service), "openapi": _openapi}), *page_routes()]
     app = Starlette(routes=routes, exception_handlers={
         WeftError: on_weft_error, HTTPException: on_http_error, ClientGoneError: _on_client_gone,
         Exception: on_bug})
@@ -86,7 +71,27 @@ def build_app(service: Service) -> ASGIApp:
     return Gate(app, keys=keys, origins=config.origins())
 
 
+def endpoint_routes(handlers: Mapping[str, Handler]) -> list[Route]:
+    """One route for each path of the table; ``handlers`` by operation."""
+    routes = []
+    for path, rows in itertools.groupby(ENDPOINTS, key=lambda row: row.path):
+        by_method = {row.method: handlers[row.operation] for row in rows}
+        if "GET" in by_method:
+            by_method["HEAD"] = by_method["GET"]
+        routes.append(Route(path, _by_method(by_method), methods=list(by_method)))
+    return routes
+
+
+def _by_method(handlers: Mapping[str, Handler]) -> Handler:
+    async def answer(request: Request) -> Response:
+        return await handlers[request.method](request)
+
+    return answer
+
+
 class _Handlers:
+    """A public method is an operation of ``openapi.endpoints``."""
+
     def __init__(self, service: Service) -> None:
         self._service = service
         self._looks = Looks(service.engine.engines.cache_shapes)
@@ -158,6 +163,8 @@ class _Handlers:
         status, body = self._service.health()
         return json_response(body, status)
 
+    ping = post_ping = health
+
     async def version(self, request: Request) -> Response:
         return json_response({"version": metadata.version("weft")})
 
@@ -207,6 +214,10 @@ def _model_card(model: ServedModel, name: str) -> dict[str, Any]:
     return {"id": name if name in model.names else model.name, "object": "model", "created": model.created_s,
             "owned_by": "weft", "root": model.info.name, "parent": None,
             "max_model_len": model.info.max_model_len, "vocab_size": model.info.vocab_size}
+
+
+async def _openapi(request: Request) -> Response:
+    return Response(await asyncio.to_thread(openapi_json), media_type="application/json")
 
 
 async def _on_client_gone(request: Request, error: Exception) -> Response:

@@ -10,7 +10,7 @@ sent, so a refusal has a status of its own, for streams too.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -22,6 +22,8 @@ from weft.server.errors import WrongMediaTypeError
 from weft.server.generation import Generation
 from weft.server.sse import ClientGoneError, EventStream, unless_gone
 from weft.server.tenants import Tenant
+
+Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Job(Protocol):

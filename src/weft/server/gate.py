@@ -3,8 +3,8 @@
 * ``origins``: the Host and Origin headers decide whether a web page may send this request at all.
 * ``X-Request-Id``: the client's own is echoed if it is short and printable, else the server draws one.
   Every answer has it, errors too, and ``X-Content-Type-Options: nosniff``.
-* ``--api-key``: without a right one nothing is answered but /health and the files of the page (``page``),
-  which say nothing of this server. The key also names the tenant (``tenants``).
+* ``--api-key``: without a right one only /health, /openapi.json and the files of the page (``page``) are
+  answered. They say nothing of this server. The key also names the tenant (``tenants``).
 * ``--operator-key``: a right one opens everything. If there is one, no other key opens /metrics and
   /v1/cache: their numbers add up over all clients, and differences tell one client about the others. The
   same holds for /sleep and /wake_up, which every client feels.
@@ -23,12 +23,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.errors import AuthenticationError, WeftError
 from weft.server.errors import EdgeError, error_response
+from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.origins import Origins
 from weft.server.page import page_routes
 from weft.server.sse import ClientGoneError
 from weft.server.tenants import Keys
 
-_OPEN_PATHS = frozenset({"/health", *(route.path for route in page_routes())})
+_OPEN_PATHS = frozenset({*(row.path for row in ENDPOINTS if row.access == "open"),
+                         *(route.path for route in page_routes())})
 _OPERATOR_PATHS = ("/metrics", "/v1/cache", "/sleep", "/wake_up")
 _CLOSED = "the handler is closed"
 """uvloop's words for a write to a connection that has ended."""

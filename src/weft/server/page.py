@@ -1,6 +1,7 @@
 """The page at ``/``: what ``weft top`` shows, in a browser, and a box to ask the model something.
 
     /                    page_files/index.html
+    /docs                page_files/docs.html: what /openapi.json says, for readers
     /page/NAME           the other files of that folder; no other path is looked at
     (its script)         /metrics and /v1/cache once a second, /v1/chat/completions when asked
 
@@ -25,6 +26,7 @@ from starlette.routing import Route
 
 _TYPES = {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8",
           ".js": "text/javascript; charset=utf-8"}
+PATHS = {"index.html": "/", "docs.html": "/docs"}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
                                "img-src data:; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
@@ -39,7 +41,7 @@ def page_routes() -> tuple[Route, ...]:
     """A route for each file, read once. None of them takes anything from the request."""
     routes = []
     for file in (resources.files("weft.server") / "page_files").iterdir():
-        path = "/" if file.name == "index.html" else f"/page/{file.name}"
+        path = PATHS.get(file.name, f"/page/{file.name}")
         answer = _answering(file.read_bytes(), _TYPES[PurePath(file.name).suffix])
         routes.append(Route(path, answer, methods=["GET"]))
     return tuple(routes)

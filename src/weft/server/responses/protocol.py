@@ -22,7 +22,7 @@ from weft.server.protocol import AnswerId, Int, SamplingFields, Unserved
 
 METADATA_MAX, METADATA_KEY_CHARS, METADATA_VALUE_CHARS = 16, 64, 512
 LOGPROBS = "message.output_text.logprobs"
-_INCLUDES = frozenset({
+INCLUDES = frozenset({
     LOGPROBS, "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
     "web_search_call.action.sources", "message.input_image.image_url", "code_interpreter_call.outputs",
     "computer_call_output.output.image_url"})
@@ -105,8 +105,8 @@ def check_fields(body: ResponsesBody) -> None:
         raise RequestError(f"top_logprobs is {body.top_logprobs}; it must be at least 0 and at most "
                            f"{LOGPROBS_MAX}", param="top_logprobs")
     for name in body.include or ():
-        if name not in _INCLUDES:
-            raise RequestError(f"include has {name[:100]!r}; it takes {', '.join(sorted(_INCLUDES))}",
+        if name not in INCLUDES:
+            raise RequestError(f"include has {name[:100]!r}; it takes {', '.join(sorted(INCLUDES))}",
                                param="include")
     if body.text is not None and body.text.verbosity not in _VERBOSITIES:
         raise RequestError("text.verbosity is not supported: it is not served", param="text.verbosity",

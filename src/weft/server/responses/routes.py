@@ -6,13 +6,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from weft.server.exchange import answer_job, json_response, namespace_of, read_raw
+from weft.server.exchange import Handler, answer_job, json_response, namespace_of, read_raw
 from weft.server.protocol import read_body
 from weft.server.responses.answers import ResponsesJob
 from weft.server.responses.items import read_items
@@ -22,10 +19,10 @@ from weft.server.service import Service
 from weft.server.turn import prepare_turn
 
 
-def response_routes(service: Service) -> Sequence[Route]:
+def response_handlers(service: Service) -> dict[str, Handler]:
+    """By operation of ``weft.server.openapi.endpoints``."""
     handlers = ResponseHandlers(service)
-    return [Route("/v1/responses", handlers.create, methods=["POST"]),
-            Route("/v1/responses/input_tokens", handlers.input_tokens, methods=["POST"])]
+    return {"create_response": handlers.create, "response_input_tokens": handlers.input_tokens}
 
 
 class ResponseHandlers:

@@ -1,0 +1,159 @@
+"""The table of endpoints: what is served where, with which body and which answer.
+
+    Endpoint(operation, method, path, body, answer, ...)
+        --app.build_app--> Route        operation -> the handler of that name
+        --document.openapi--> an operation of /openapi.json
+
+Both readers take every row, so an endpoint cannot be missing from the description. ``body`` is the type that
+decodes the request; of several types, the server chooses one by the fields. ``answer`` is the type that the
+handler encodes; None stands for an object that has no type of its own. ``events`` is what each line of a
+stream has. Rows of one path must stand together.
+
+To add an endpoint: a row here, a handler in ``app``, and a row in ``fields`` for each new field.
+
+Rejected: decorators on the handlers (the table would be spread over files, and importable only with all of
+them); a framework that derives both (it brings another library for validation, see docs/decisions/0020).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from weft.server.anthropic.protocol import CountTokensBody, MessagesBody
+from weft.server.chat import ChatChunk, ChatCompletion
+from weft.server.completions import CompletionResponse
+from weft.server.openapi.answers import (
+    DetokenizeAnswer,
+    HealthAnswer,
+    InputTokens,
+    InputTokensAnswer,
+    IsSleepingAnswer,
+    LoadAnswer,
+    Message,
+    MessageEvent,
+    MessagesError,
+    ModelCard,
+    ModelList,
+    ResponseAnswer,
+    ResponsePromptBody,
+    ResponseStreamEvent,
+    SleepAnswer,
+    TokenizeAnswer,
+    VersionAnswer,
+    WakeAnswer,
+)
+from weft.server.protocol import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeChatBody,
+    TokenizePromptBody,
+)
+from weft.server.responses.protocol import ResponsesBody
+from weft.server.sleep import SleepBody, WakeBody
+
+Access = Literal["open", "client", "operator"]
+"""Whose key opens an endpoint, if the server has keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """Of the path or the query. ``schema``: JSON Schema."""
+
+    name: str
+    place: Literal["path", "query"]
+    schema: dict[str, Any]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """``errors``: statuses besides those that every endpoint has (``document.COMMON_ERRORS``)."""
+
+    operation: str
+    method: str
+    path: str
+    group: str
+    text: str
+    body: Any = None
+    body_is_optional: bool = False
+    answer: Any = None
+    media_type: str = "application/json"
+    events: Any = None
+    parameters: tuple[Parameter, ...] = ()
+    access: Access = "client"
+    errors: tuple[int, ...] = ()
+    error: Any = None
+    """The shape of errors besides OpenAI's, which the edge and the gate write on every path."""
+    unhealthy_is_answer: bool = False
+    """503 has the same body as 200."""
+
+
+_NAME = Parameter("name", "path", {"type": "string"}, "A name of the model.")
+_LEVEL = Parameter("level", "query", {"type": "integer", "minimum": 1, "maximum": 2, "default": 1},
+                   "What is given back; 2: the weights as well.")
+_MODE = Parameter("mode", "query", {"type": "string", "enum": ["wait", "abort"]},
+                  "What happens to running requests; without it they are a 409.")
+_TIMEOUT = Parameter("timeout", "query", {"type": "number", "minimum": 0, "maximum": 86400, "default": 30},
+                     "Seconds that mode wait waits.")
+_TAGS = Parameter("tags", "query",
+                  {"type": "array", "items": {"type": "string", "enum": ["weights", "kv_cache"]}},
+                  "The parts to bring back; without it, all.")
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint(operation="chat", method="POST", path="/v1/chat/completions", group="Generate",
+             text="The answer to a conversation.", body=ChatBody, answer=ChatCompletion, events=ChatChunk,
+             errors=(404, 413)),
+    Endpoint(operation="completions", method="POST", path="/v1/completions", group="Generate",
+             text="The continuation of one prompt or several.", body=CompletionBody,
+             answer=CompletionResponse, events=CompletionResponse, errors=(404, 413)),
+    Endpoint(operation="create_response", method="POST", path="/v1/responses", group="Generate",
+             text="An answer as items: reasoning, message, function calls.", body=ResponsesBody,
+             answer=ResponseAnswer, events=ResponseStreamEvent, errors=(404, 413)),
+    Endpoint(operation="response_input_tokens", method="POST", path="/v1/responses/input_tokens",
+             group="Tokens", text="The length of the prompt of /v1/responses.", body=ResponsePromptBody,
+             answer=InputTokensAnswer, errors=(404, 413)),
+    Endpoint(operation="messages", method="POST", path="/v1/messages", group="Generate",
+             text="The answer to a conversation, in Anthropic's dialect.", body=MessagesBody, answer=Message,
+             events=MessageEvent, error=MessagesError, errors=(404, 413)),
+    Endpoint(operation="count_tokens", method="POST", path="/v1/messages/count_tokens", group="Tokens",
+             text="The length of a conversation of /v1/messages.", body=CountTokensBody, answer=InputTokens,
+             error=MessagesError, errors=(404, 413)),
+    Endpoint(operation="models", method="GET", path="/v1/models", group="Models",
+             text="The names of the model.", answer=ModelList),
+    Endpoint(operation="model", method="GET", path="/v1/models/{name:path}", group="Models",
+             text="The model under one of its names.", answer=ModelCard, parameters=(_NAME,), errors=(404,)),
+    Endpoint(operation="tokenize", method="POST", path="/tokenize", group="Tokens",
+             text="The token ids of a text or of a conversation.",
+             body=(TokenizePromptBody, TokenizeChatBody), answer=TokenizeAnswer, errors=(404, 413)),
+    Endpoint(operation="detokenize", method="POST", path="/detokenize", group="Tokens",
+             text="The text of token ids.", body=DetokenizeBody, answer=DetokenizeAnswer, errors=(404,)),
+    Endpoint(operation="health", method="GET", path="/health", group="Server", access="open",
+             text="Whether the server answers requests: 200, or 503 with the reason.", answer=HealthAnswer,
+             unhealthy_is_answer=True),
+    Endpoint(operation="ping", method="GET", path="/ping", group="Server", text="The same as /health.",
+             answer=HealthAnswer, unhealthy_is_answer=True),
+    Endpoint(operation="post_ping", method="POST", path="/ping", group="Server", text="The same as /health.",
+             answer=HealthAnswer, unhealthy_is_answer=True),
+    Endpoint(operation="version", method="GET", path="/version", group="Server",
+             text="The version of weft.", answer=VersionAnswer),
+    Endpoint(operation="load", method="GET", path="/load", group="Server",
+             text="Requests that are being answered, and sequences that run and wait.", answer=LoadAnswer),
+    Endpoint(operation="metrics", method="GET", path="/metrics", group="Operate", access="operator",
+             text="Counters and histograms for Prometheus.", answer=str, media_type="text/plain"),
+    Endpoint(operation="cache", method="GET", path="/v1/cache", group="Operate", access="operator",
+             text="What the prefix cache holds, in sizes, counts and ages."),
+    Endpoint(operation="flush_cache", method="POST", path="/v1/cache/flush", group="Operate",
+             access="operator", text="Drops every cached prefix that no running request reads."),
+    Endpoint(operation="sleep", method="POST", path="/sleep", group="Operate", access="operator",
+             text="Gives memory back until /wake_up. Fields may be in the query instead.", body=SleepBody,
+             body_is_optional=True, answer=SleepAnswer, parameters=(_LEVEL, _MODE, _TIMEOUT), errors=(409,)),
+    Endpoint(operation="wake_up", method="POST", path="/wake_up", group="Operate", access="operator",
+             text="Takes the memory again. Fields may be in the query instead.", body=WakeBody,
+             body_is_optional=True, answer=WakeAnswer, parameters=(_TAGS,), errors=(409,)),
+    Endpoint(operation="is_sleeping", method="GET", path="/is_sleeping", group="Server",
+             text="Whether the engine sleeps, and what is missing.", answer=IsSleepingAnswer),
+    Endpoint(operation="openapi", method="GET", path="/openapi.json", group="Server", access="open",
+             text="This description."),
+)

@@ -1,0 +1,163 @@
+"""/openapi.json has every endpoint and field, the server keeps to it, and /docs shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+from py_mini_racer import MiniRacer
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tests.server.running import RunningServer
+from weft.server.app import endpoint_routes
+from weft.server.openapi.document import ERRORS, _bodies, openapi
+from weft.server.openapi.endpoints import ENDPOINTS
+from weft.server.openapi.fields import FIELDS, words_of
+from weft.server.page import page_routes
+
+SERVER = {"api_key": ["a-key"]}
+KEY = {"Authorization": "Bearer a-key"}
+CONFIG = Path(__file__).parent / "schemathesis.toml"
+ASLEEP_AFTERWARDS = "^/(sleep|wake_up)$"
+"""Paths that would make every other answer a 503."""
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return openapi()
+
+
+def schemathesis(folder: Path, location: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()",
+               "--config-file", str(CONFIG), "run", location, "--seed", "1", "--no-color",
+               "--warnings", "off", "-H", f"Authorization: {KEY['Authorization']}", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
+
+
+@pytest.mark.parametrize("choice", [
+    ("--phases", "fuzzing", "--max-examples", "3", "--exclude-path-regex", ASLEEP_AFTERWARDS),
+    ("--phases", "coverage", "--include-path-regex", "^/(v1/messages/count_tokens|detokenize|v1/models.*)$")])
+def test_a_fuzzer_finds_nothing_that_breaks_the_description(server: RunningServer, tmp_path: Path,
+                                                            choice: tuple[str, ...]) -> None:
+    """Random requests to every endpoint, and the limits of some. docs/openapi.md has the command for all."""
+    run = schemathesis(tmp_path, f"{server.url}/openapi.json", *choice)
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-1000:]
+    generated = re.search(r"(\d+) generated", run.stdout)
+    assert generated is not None
+    assert int(generated.group(1)) >= 30
+
+
+def test_the_fuzzer_does_find_a_description_that_is_wrong(server: RunningServer, tmp_path: Path) -> None:
+    """The control: a limit that the server does not have, and an answer without one of its fields."""
+    wrong = openapi()
+    wrong["components"]["schemas"]["TokenizePromptBody"]["properties"]["prompt"]["maxLength"] = 3
+    wrong["components"]["schemas"]["LoadAnswer"]["required"].append("colour")
+    file = tmp_path / "wrong.json"
+    file.write_bytes(msgspec.json.encode(wrong))
+    run = schemathesis(tmp_path, str(file), "--url", server.url, "--phases", "coverage",
+                       "--include-path-regex", "^/(tokenize|load)$")
+    assert run.returncode == 1
+    assert "'colour' is a required property" in run.stdout.replace('"', "'")
+    assert "GET /load" in run.stdout
+    assert "POST /tokenize" in run.stdout
+    assert "2 unique failures" in run.stdout
+
+
+def test_every_route_is_in_the_description_and_the_other_way_round(document: dict[str, Any]) -> None:
+    async def nothing(request: Request) -> Response:
+        return Response()
+
+    routes = endpoint_routes({row.operation: nothing for row in ENDPOINTS})
+    served = {(re.sub(":path", "", route.path), method.lower()) for route in routes
+              for method in route.methods or () if method != "HEAD"}
+    described = {(path, method) for path, methods in document["paths"].items() for method in methods}
+    assert served == described
+    operations = [row.operation for row in ENDPOINTS]
+    assert len(set(operations)) == len(operations)
+
+
+def test_the_application_has_no_route_besides_the_table_and_the_page(server: RunningServer) -> None:
+    """A route that is added elsewhere would not be described."""
+    source = (Path(__file__).parents[2] / "src" / "weft" / "server" / "app.py").read_text("utf-8")
+    assert re.findall(r"\bRoute\((.*?),", source) == ["path"]
+    assert "routes = [*endpoint_routes(" in source
+    assert all(isinstance(route, Route) and (route.path in ("/", "/docs") or route.path.startswith("/page/"))
+               for route in page_routes())
+
+
+def test_every_field_of_a_request_is_explained(document: dict[str, Any]) -> None:
+    components = document["components"]["schemas"]
+    bodies = _bodies(components)
+    assert {"ChatBody", "CompletionBody", "MessagesBody", "ChatMessage"} <= set(bodies)
+    unexplained = [(body, name) for body in bodies for name in components[body].get("properties", {})
+                   if words_of(body, name) is None]
+    assert unexplained == [], "each needs a row in weft/server/openapi/fields.py"
+    fields = {name for body in bodies for name in components[body].get("properties", {})}
+    assert {name.rpartition(".")[2] for name in FIELDS} <= fields, "rows for fields that no body has"
+
+
+def test_the_document_is_openapi_and_its_schemas_are_json_schema(document: dict[str, Any]) -> None:
+    assert document["openapi"] == "3.1.0"
+    for name, schema in document["components"]["schemas"].items():
+        jsonschema.Draft202012Validator.check_schema(schema)
+        assert re.fullmatch(r"\w+", name)
+    text = json.dumps(document)
+    references = set(re.findall(r'"#/components/(\w+)/(\w+)"', text))
+    assert references
+    assert all(name in document["components"][kind] for kind, name in references)
+    assert {int(status) for methods in document["paths"].values() for operation in methods.values()
+            for status in operation["responses"]} <= {200, *ERRORS}
+
+
+def test_limits_and_defaults_of_the_sampler_are_in_the_description(document: dict[str, Any]) -> None:
+    chat = document["components"]["schemas"]["ChatBody"]["properties"]
+    assert chat["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0.0, "maximum": 100.0}
+    assert (chat["temperature"]["default"], chat["n"]["default"]) == (1.0, 1)
+    assert chat["top_p"]["anyOf"][0]["exclusiveMinimum"] == 0.0
+    assert chat["stop"]["anyOf"][1]["maxItems"] == 64
+
+
+def test_the_description_needs_no_key_and_names_nothing_of_this_server(server: RunningServer) -> None:
+    answer = server.get("/openapi.json")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    assert answer.json() == json.loads(msgspec.json.encode(openapi()))
+    assert server.get("/docs").status_code == 200
+    for word in ("scripted", "a-key", server.url):
+        assert word not in answer.text
+    assert server.get("/load").status_code == 401
+
+
+def test_sleep_and_wake_answer_as_described(server: RunningServer, document: dict[str, Any]) -> None:
+    for path, body in (("/sleep", {"level": 1}), ("/wake_up", {"tags": ["weights", "kv_cache"]})):
+        answer = server.post(path, body, headers=KEY)
+        schema = document["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]["schema"]
+        assert answer.status_code == 200
+        jsonschema.validate(answer.json(), {**schema, "components": document["components"]})
+
+
+def test_the_page_of_the_description_says_types_and_limits_in_words() -> None:
+    source = (resources.files("weft.server") / "page_files" / "docs.js").read_text("utf-8")
+    engine = MiniRacer()
+    engine.eval(source.replace("export ", ""))
+    chat = openapi()["components"]["schemas"]["ChatBody"]["properties"]
+
+    def said(function: str, name: str) -> Any:
+        return engine.eval(f"{function}({json.dumps(chat[name])})")
+
+    assert said("typeText", "messages") == "array of ChatMessage"
+    assert said("typeText", "temperature") == "number or null"
+    assert said("limitsText", "temperature") == "at least 0, at most 100"
+    assert said("limitsText", "stop") == ("at least 1 characters, at most 4096 characters, at most 64 items, "
+                                          "each at least 1 characters, each at most 4096 characters")
+    assert said("limitsText", "top_p") == "above 0, at most 1"
+    assert said("limitsText", "priority") == "at least -2147483648, at most 2147483647"
