@@ -14,6 +14,8 @@ from typing import Any, Literal
 from weft.errors import ConfigError
 from weft.server.edge import EdgeLimits
 from weft.server.origins import Origins
+from weft.server.responses.database import StoreLimits
+from weft.server.responses.store import default_path
 from weft.server.tenants import Quotas
 from weft.text.reasoning import check_reasoning_parser
 from weft.text.tools.formats import check_tool_parser
@@ -117,6 +119,15 @@ class ServerConfig:
     record_tokens: bool = _flag(False, "Record the tokens of prompts and answers too: text can be read out "
                                        "of such a file. `weft simulate --speculate` needs them.")
     record_limit: str = _flag("1GB", "Size at which the recording ends.")
+    response_store: str | None = _flag(None, "File that keeps the answers of /v1/responses, for "
+                                             "previous_response_id; off: none. Default: "
+                                             "weft/responses.sqlite in the user's state directory.")
+    response_store_size: str = _flag("1GB", "Size of the kept responses; beyond it the conversation that was "
+                                            "continued the longest ago goes.")
+    max_stored_responses: int = _flag(100_000, "Responses that are kept.", least=1)
+    response_days: float = _flag(30.0, "Days that a response is kept after its conversation was last "
+                                       "continued.", least=0.001)
+    max_response_turns: int = _flag(1000, "Responses that one conversation may have (400).", least=1)
     log_level: Literal["debug", "info", "warning", "error"] = _flag(
         "info", "What is logged; info has one line per request.")
 
@@ -135,6 +146,27 @@ class ServerConfig:
             raise ConfigError(f"--record {file}: the file is there already, and a recording begins a "
                               "new one: name another, or remove it", param="--record")
         return RecordingTarget(str(file), limit, self.record_tokens)
+
+    def response_path(self) -> Path | None:
+        """Of the store of responses; None where it is off. Raises ConfigError."""
+        if self.response_store == "off":
+            return None
+        if self.response_store is None:
+            return default_path()
+        if not self.response_store.strip():
+            raise ConfigError("--response-store is empty: it takes the name of a file, or off",
+                              param="--response-store")
+        file = Path(self.response_store).expanduser().absolute()
+        if not file.parent.is_dir() or file.is_dir():
+            raise ConfigError(f"--response-store {file}: it is a directory, or in none that exists",
+                              param="--response-store")
+        return file
+
+    def response_limits(self) -> StoreLimits:
+        """Raises ConfigError."""
+        size = parse_bytes(self.response_store_size, flag="--response-store-size")
+        return StoreLimits(count=self.max_stored_responses, bytes=size, age_s=self.response_days * 86_400,
+                           turns=self.max_response_turns, turn_bytes=self.max_body_mb * _MB)
 
     def client_keys(self) -> tuple[str, ...]:
         """Of --api-key and --api-key-file. Raises ConfigError."""
@@ -187,6 +219,8 @@ class ServerConfig:
         if any(not name.strip() for name in self.served_model_name):
             raise ConfigError("--served-model-name is empty", param="--served-model-name")
         self.origins()
+        self.response_path()
+        self.response_limits()
         if not self.client_keys() and (self.tenant_by_key or self.quotas().any):
             raise ConfigError("--tenant-by-key and the quotas of keys need keys: --api-key or --api-key-file",
                               param="--tenant-by-key" if self.tenant_by_key else "--api-key")

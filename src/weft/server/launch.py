@@ -71,6 +71,8 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: 
                       record=server_config.recording(), stall_after_s=server_config.stall_after,
                       on_progress=progress.show)
         service = Service(server_config, fleet)
+        if service.responses is not None and server_config.response_store is not None:
+            service.responses.open_now()
     except UserError as error:
         _complain(error)
         return EXIT_CONFIG
@@ -129,6 +131,7 @@ class Serving:
             sweeping.cancel()
             http.force_exit = True
             await serving
+            await self._service.close()
 
     async def _until_stopped(self) -> int:
         try:

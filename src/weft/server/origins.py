@@ -88,7 +88,8 @@ class Origins:
         if not self.cors_headers(headers):
             return None
         names = headers.get("access-control-request-headers", "")
-        return {"access-control-allow-methods": "GET, POST", "access-control-max-age": str(_PREFLIGHT_S),
+        return {"access-control-allow-methods": "GET, POST, DELETE",
+                "access-control-max-age": str(_PREFLIGHT_S),
                 "access-control-allow-headers": names if _HEADER_NAMES.fullmatch(names) else ""}
 
     def _is_allowed(self, origin: str) -> bool:

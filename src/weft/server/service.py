@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +23,17 @@ from weft.server.body_check import BodyChecker
 from weft.server.config import ServerConfig
 from weft.server.edge import HttpEdge
 from weft.server.metrics import EngineReport, FleetReport, Metrics
+from weft.server.responses.store import ResponseStore
 from weft.server.tokenize_budget import TokenizeBudget
 from weft.text.chat import read_chat_template
-from weft.text.chat_request import ChatRequest, ConversationFields, EncodedChat, encode_prompt, read_chat
+from weft.text.chat_request import (
+    ChatRequest,
+    ConversationFields,
+    EncodedChat,
+    KnownPrefix,
+    encode_prompt,
+    read_chat,
+)
 from weft.text.dialect import Dialect
 from weft.text.template_sandbox import TemplateSandbox
 from weft.text.template_worker import ChatPrompt
@@ -47,6 +56,8 @@ class ServedModel:
     dialect: Dialect
     created_s: int
     budget: TokenizeBudget
+    vocabulary: bytes
+    """Identifies the tokenizer: equal token ids mean equal text under the same one."""
 
     @property
     def name(self) -> str:
@@ -85,9 +96,11 @@ class ServedModel:
         return await self._encode_long(
             functools.partial(self.tokenizer.encode, text, add_special_tokens=add_special_tokens), len(text))
 
-    async def encode_chat(self, prompt: ChatPrompt, *, add_special_tokens: bool) -> EncodedChat:
+    async def encode_chat(self, prompt: ChatPrompt, *, add_special_tokens: bool,
+                          known: KnownPrefix | None = None) -> EncodedChat:
+        """``known`` as in ``encode_prompt``."""
         encode = functools.partial(encode_prompt, self.tokenizer, prompt,
-                                   add_special_tokens=add_special_tokens)
+                                   add_special_tokens=add_special_tokens, known=known)
         return (encode() if len(prompt.text) < LONG_TEXT_CHARS
                 else await self._encode_long(encode, len(prompt.text)))
 
@@ -122,7 +135,12 @@ def load_served_model(info: ModelInfo, config: ServerConfig) -> ServedModel:
                       tool_parser=config.tool_parser)
     names = config.served_model_name or (info.name,)
     return ServedModel(info, tuple(dict.fromkeys(names)), tokenizer, template, dialect, int(time.time()),
-                       TokenizeBudget(config.max_tokenize_chars))
+                       TokenizeBudget(config.max_tokenize_chars), _vocabulary(directory))
+
+
+def _vocabulary(directory: Path) -> bytes:
+    with (directory / "tokenizer.json").open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()[:16]
 
 
 class Service:
@@ -136,6 +154,8 @@ class Service:
         self.metrics = Metrics(config.metrics_prefix, self.edge)
         engine.on_step_tokens = self.metrics.steps_ran
         self.model: ServedModel | None = None
+        path = config.response_path()
+        self.responses = None if path is None else ResponseStore(path, config.response_limits())
         self.draining = False
         self.active = 0
         self.idle = asyncio.Event()
@@ -150,6 +170,11 @@ class Service:
         self.active -= 1
         if not self.active:
             self.idle.set()
+
+    async def close(self) -> None:
+        """After the last request."""
+        if self.responses is not None:
+            await self.responses.close()
 
     def open(self, model: ServedModel) -> None:
         self.model = model

@@ -78,6 +78,11 @@ class Tenant:
         self._tokens = _Bucket(quotas.tokens_per_minute, clock)
         self.bytes_in_flight = 0
 
+    @property
+    def owner(self) -> str:
+        """Names this key on disk; nothing leads from it to the key or to its namespace."""
+        return hashlib.sha256(b"owner" + self._digest).hexdigest()
+
     def namespace(self, salt: str | None) -> str | None:
         """The cache salt of a request that brings ``salt``."""
         if not self._has_namespace:

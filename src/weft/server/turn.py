@@ -29,7 +29,7 @@ from weft.server.service import ServedModel, Service
 from weft.server.structured import grammar_of
 from weft.server.truncation import check_truncation, truncated
 from weft.text.bad_words import banned_sequences
-from weft.text.chat_request import ConversationFields
+from weft.text.chat_request import ConversationFields, KnownPrefix
 from weft.text.dialect import AnswerPlan, Heard
 from weft.text.tools.reader import CallDelta
 
@@ -38,7 +38,7 @@ from weft.text.tools.reader import CallDelta
 class ChatTurn:
     """``logprobs``: alternatives for each token, None for no logprobs. ``prompt_field`` and
     ``logprobs_field`` are the dialect's names, for errors. ``show_reasoning``: else the reasoning is left
-    out of the answer."""
+    out of the answer. ``known``: tokens of an earlier turn, as in ``encode_prompt``."""
 
     conversation: ConversationFields
     fields: SamplingFields
@@ -50,6 +50,7 @@ class ChatTurn:
     prompt_field: str = "messages"
     add_special_tokens: bool = False
     show_reasoning: bool = True
+    known: KnownPrefix | None = None
 
 
 @dataclass(slots=True)
@@ -112,7 +113,7 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
     if fields.truncate_prompt_tokens is None:
         await model.check_text(prompt.text, param=turn.prompt_field)
     plan = request.plan(model.dialect, prompt.text, grammar_of(fields))
-    encoded = await model.encode_chat(prompt, add_special_tokens=turn.add_special_tokens)
+    encoded = await model.encode_chat(prompt, add_special_tokens=turn.add_special_tokens, known=turn.known)
     marks = encoded.marks + (fields.cache_boundaries or [])
     whole = Prompt(encoded.tokens, prompt.text, encoded.boundaries, marks)
     answer_tokens = max(fields.min_tokens or 0, 1) if turn.max_tokens is None else turn.max_tokens

@@ -15,6 +15,7 @@ behind which the client set a ``cache_control``.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -106,12 +107,42 @@ def read_chat(conversation: ConversationFields, *, template_variables: Collectio
                        continue_final_message=bool(conversation.continue_final_message))
 
 
-def encode_prompt(tokenizer: Tokenizer, prompt: ChatPrompt, *,
-                  add_special_tokens: bool = False) -> EncodedChat:
-    tokens, positions = tokenizer.encode_with_boundaries(prompt.text, [*prompt.ends, *prompt.marks],
+@dataclass(frozen=True, slots=True)
+class KnownPrefix:
+    """Tokens that a model has read and written: an earlier prompt and its answer. Their text has ``chars``
+    characters and the SHA-256 ``digest``."""
+
+    tokens: list[int]
+    chars: int
+    digest: bytes
+
+    def begins(self, text: str) -> bool:
+        return self.chars <= len(text) and text_digest(text[:self.chars]) == self.digest
+
+
+def text_digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: ChatPrompt, *, add_special_tokens: bool = False,
+                  known: KnownPrefix | None = None) -> EncodedChat:
+    """``known``: tokens that stand for the beginning of the text, if it is the same text. A model writes a
+    text in other tokens than the tokenizer does, and the cache knows those that it wrote."""
+    places = [*prompt.ends, *prompt.marks]
+    if known is not None and known.begins(prompt.text):
+        rest, positions = tokenizer.encode_with_boundaries(
+            prompt.text[known.chars:], [max(at - known.chars, 0) for at in places], add_special_tokens=False)
+        if rest and tokenizer.is_added(rest[0]):  # else a token could reach over the place
+            positions = [len(known.tokens) + at for at in positions]
+            return _encoded([*known.tokens, *rest], positions, prompt)
+    tokens, positions = tokenizer.encode_with_boundaries(prompt.text, places,
                                                          add_special_tokens=add_special_tokens)
+    return _encoded(tokens, positions, prompt)
+
+
+def _encoded(tokens: list[int], positions: list[int], prompt: ChatPrompt) -> EncodedChat:
     count = len(prompt.ends)
-    return EncodedChat(tokens, positions[:count], [at for at in positions[count:] if at])
+    return EncodedChat(tokens, sorted(set(positions[:count])), [at for at in positions[count:] if at])
 
 
 def _content_text(message: ChatMessage) -> str:

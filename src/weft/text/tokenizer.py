@@ -117,6 +117,10 @@ class Tokenizer:
         """The id of ``text`` where it is a token that was added to the vocabulary as a whole (a marker)."""
         return self._added_ids.get(text)
 
+    def is_added(self, token: int) -> bool:
+        """Whether text is cut at this token before it is tokenized."""
+        return token in self._added
+
     def showing(self, ids: frozenset[int]) -> ShowingDecoder:
         """A decoder that leaves the special tokens ``ids`` in the text when it skips the others."""
         return ShowingDecoder(self, self.special_ids - ids)

@@ -24,12 +24,15 @@ from weft.engine.choices import Piece
 from weft.errors import WeftError
 from weft.server.errors import bug
 from weft.server.logprobs import ChatTokenLogprob, chat_logprobs, namer
+from weft.server.responses.history import RawAnswer
 from weft.server.responses.output import OutputItem, OutputWriter
 from weft.server.responses.protocol import ReasoningOptions, ResponsesBody
 from weft.server.responses.turns import format_of
 from weft.server.turn import PreparedTurn
 
 _encoder = msgspec.json.Encoder()
+Keep = Callable[[str, bytes, RawAnswer], Awaitable[bool]]
+"""Stores a response by its id, and says whether that worked."""
 _ERROR_CODES = {429: "rate_limit_exceeded"}
 
 
@@ -96,15 +99,16 @@ class ResponseEvent(msgspec.Struct, kw_only=True):
 
 
 class ResponsesJob:
-    """One request to /v1/responses, prepared: ``generation`` is ready to start. ``keep`` stores the response
-    with the tokens of its answer, and says whether that worked; None for a response that is not kept."""
+    """One request to /v1/responses, prepared: ``generation`` is ready to start. ``keep`` is None for
+    a response that is not to be stored."""
 
     def __init__(self, turn: PreparedTurn, body: ResponsesBody, *,
-                 keep: Callable[[ResponseObject, list[int]], Awaitable[bool]] | None = None) -> None:
+                 keep: Keep | None = None) -> None:
         self.generation = turn.generation
         self._turn = turn
         self._keep = keep
         self._tokens: list[int] = []
+        self._texts: list[str] = []
         self._output = OutputWriter()
         self._sequence_number = 0
         tokenizer = turn.model.tokenizer
@@ -154,6 +158,7 @@ class ResponsesJob:
 
     def _events(self, piece: Piece) -> Iterable[Any]:
         self._tokens += piece.tokens
+        self._texts.append(piece.text)
         heard = self._turn.read(piece)
         yield from self._output.write(heard, self._logprobs(piece))
         reason = piece.finish_reason
@@ -176,7 +181,8 @@ class ResponsesJob:
             output_tokens_details=OutputDetails(reasoning_tokens=reasoning_tokens),
             total_tokens=usage.total_tokens)
         if self._keep is not None:
-            response.store = await self._keep(response, self._tokens)
+            response.store = await self._keep(response.id, _encoder.encode(response),
+                                              RawAnswer(self._tokens, "".join(self._texts)))
 
     def _logprobs(self, piece: Piece) -> list[ChatTokenLogprob]:
         if self._top is None:

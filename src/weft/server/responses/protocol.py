@@ -77,8 +77,6 @@ class ResponsesBody(SamplingFields, kw_only=True):
 
 
 UNSERVED_IN_RESPONSES: Unserved = {
-    "store": ("this server stores no answers", (False,)),
-    "previous_response_id": ("this server stores no answers", ()),
     "background": ("answers are made while the client waits; stream a long one", (False,)),
     "conversation": ("use previous_response_id", ()),
     "prompt": ("this server stores no prompt templates", ()),

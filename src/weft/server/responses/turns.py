@@ -11,17 +11,19 @@ from weft.errors import RequestError
 from weft.server.responses.items import Item, messages_of
 from weft.server.responses.protocol import LOGPROBS, ResponsesBody
 from weft.server.turn import ChatTurn
-from weft.text.chat_request import ConversationFields
+from weft.text.chat_request import ConversationFields, KnownPrefix
 
 _FORMATS = ("text", "json_object", "json_schema")
 
 
-def responses_turn(body: ResponsesBody, items: Sequence[Item]) -> ChatTurn:
-    """``items``: the whole conversation, earlier turns too. Raises RequestError that names the field."""
+def responses_turn(body: ResponsesBody, items: Sequence[Item], known: KnownPrefix | None = None) -> ChatTurn:
+    """``items``: the whole conversation, earlier turns too; ``known``: tokens of those. Raises RequestError
+    that names the field."""
     fields = msgspec.structs.replace(body, response_format=_response_format(body))
     wants_logprobs = LOGPROBS in (body.include or ()) or body.top_logprobs
     return ChatTurn(conversation=conversation(body, items), fields=fields, max_tokens=body.max_output_tokens,
-                logprobs=(body.top_logprobs or 0) if wants_logprobs else None, prompt_field="input")
+                logprobs=(body.top_logprobs or 0) if wants_logprobs else None, prompt_field="input",
+                    known=known)
 
 
 def conversation(body: ResponsesBody, items: Sequence[Item]) -> ConversationFields:

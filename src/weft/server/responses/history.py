@@ -1,0 +1,127 @@
+"""What earlier turns of a conversation bring to the next one, and what a response leaves for it.
+
+    path of StoredResponse --read_history--> History: items, and the tokens that the model knows
+    response + answer's tokens --Keeper--> StoredResponse
+
+*The next turn begins where the answer ended.* A model may write a text in other tokens than the tokenizer
+makes of it. Text alone would then lose the cache at the first token that differs. So a response keeps the
+tokens of its prompt and its answer, with the digest of their text. If the next prompt begins with this text,
+these tokens stand for it (``KnownPrefix``), and the prefix cache continues from the state after the answer.
+A template that writes an earlier answer differently (without its reasoning) gets ordinary tokens.
+
+The last token of a complete answer ends the turn. It is left out: the template writes it again. An answer
+whose tokens say more than its text (a stop string, a special token that is not shown) leaves no tokens.
+
+Tokens are stored as a difference to the parent's: a conversation of n turns stores each token once.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from weft.server.generation import Prompt
+from weft.server.responses.database import StoredResponse
+from weft.server.responses.items import Item
+from weft.server.service import ServedModel
+from weft.text.chat_request import KnownPrefix, text_digest
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """``items`` of all earlier turns, input and output in order. ``tokens``: what the model knows of them."""
+
+    items: list[Item] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    known: KnownPrefix | None = None
+
+
+class _Answer(msgspec.Struct):
+    """What a turn needs of a response object."""
+
+    output: list[dict[str, Any]]
+
+
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_items = msgspec.json.Decoder(list[dict[str, Any]]).decode
+
+
+def read_history(path: Sequence[StoredResponse], vocabulary: bytes) -> History:
+    """``vocabulary``: the tokenizer's; tokens of another one are left out."""
+    items: list[Item] = []
+    tokens: list[int] = []
+    for stored in path:
+        items += _decode_items(stored.items)
+        items += _decode_answer(stored.body).output
+        if stored.vocabulary == vocabulary and stored.shared <= len(tokens):
+            tokens = [*tokens[:stored.shared], *_unpacked(stored.tokens)]
+        else:
+            tokens = []
+    last = path[-1]
+    usable = bool(tokens) and last.vocabulary == vocabulary and bool(last.digest)
+    return History(items, tokens, KnownPrefix(tokens, last.chars, last.digest) if usable else None)
+
+
+class RawAnswer(NamedTuple):
+    """All tokens that were generated, and their text as it was read, markers too."""
+
+    tokens: list[int]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """Makes the record of a response. ``items``: the request's own; ``before``: the parent's tokens."""
+
+    model: ServedModel
+    prompt: Prompt
+    items: list[Item]
+    before: list[int]
+
+    def record(self, response_id: str, parent: str | None, body: bytes, answer: RawAnswer) -> StoredResponse:
+        """``body``: the response as JSON."""
+        tokenizer = self.model.tokenizer
+        tokens = answer.tokens
+        if tokens and tokens[-1] in tokenizer.special_ids:
+            tokens = tokens[:-1]
+        items = msgspec.json.encode(self.items)
+        written = b"".join(map(tokenizer.token_bytes, tokens)).decode(errors="replace")
+        if self.prompt.text is None or written != answer.text:
+            return StoredResponse(response_id=response_id, parent=parent, body=body, items=items)
+        tokens, text = [*self.prompt.tokens, *tokens], self.prompt.text + written
+        shared = common_tokens(tokens, self.before)
+        return StoredResponse(
+            response_id=response_id, parent=parent, body=body, items=items,
+            vocabulary=self.model.vocabulary, shared=shared, tokens=_packed(tokens[shared:]),
+            chars=len(text), digest=text_digest(text))
+
+
+def common_tokens(left: Sequence[int], right: Sequence[int]) -> int:
+    """By halving: the comparison of slices is the C library's."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _packed(tokens: Sequence[int]) -> bytes:
+    values = array("i", tokens)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tobytes()
+
+
+def _unpacked(raw: bytes) -> list[int]:
+    values = array("i", raw)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tolist()

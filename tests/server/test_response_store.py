@@ -1,0 +1,344 @@
+"""Stored responses: bounds, owners, restarts, several processes, and conversations that continue them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sqlite3
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import ResponseItemList
+
+from tests.fixtures.checkpoints import checkpoint
+from tests.server.running import RunningServer, running_server
+from weft.errors import ConfigError, RequestError
+from weft.server.config import ServerConfig
+from weft.server.responses.database import (
+    ResponseDatabase,
+    StoredResponse,
+    StoreLimits,
+    UnknownResponseError,
+)
+
+MANY = StoreLimits(count=1000, bytes=10**9, age_s=100.0, turns=50, turn_bytes=10**6)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        self.now_s += 0.001
+        return self.now_s
+
+
+def opened(path: Path, *, clock: Clock | None = None, **limits: Any) -> ResponseDatabase:
+    changed = StoreLimits(**{name: limits.get(name, getattr(MANY, name)) for name in MANY.__slots__})
+    return ResponseDatabase(path, changed, clock or Clock())
+
+
+def stored(name: str, parent: str | None = None, text: bytes = b"x") -> StoredResponse:
+    return StoredResponse(response_id=name, parent=parent, body=b"{}", items=text)
+
+
+def chain(database: ResponseDatabase, names: str) -> None:
+    """A conversation of responses with one-letter names."""
+    for at, name in enumerate(names):
+        assert database.put(stored(name, names[at - 1] if at else None), "me")
+
+
+def present(database: ResponseDatabase, names: str) -> str:
+    return "".join(name for name in names if database.get(name, "me") is not None)
+
+
+# ---------------------------------------------------------------------- the database
+
+def test_a_path_is_read_from_its_root_and_only_by_its_owner(tmp_path: Path) -> None:
+    database = opened(tmp_path / "r.sqlite")
+    chain(database, "abc")
+    database.put(stored("z", "b"), "me")
+    assert [one.response_id for one in database.path("c", "me")] == ["a", "b", "c"]
+    assert [one.response_id for one in database.path("z", "me")] == ["a", "b", "z"]
+    assert database.get("a", "you") is None
+    assert not database.delete("a", "you")
+    assert not database.put(stored("d", "c"), "you")
+    with pytest.raises(UnknownResponseError):
+        database.path("c", "you")
+
+
+def test_the_conversation_that_rested_longest_goes_from_its_end(tmp_path: Path) -> None:
+    database = opened(tmp_path / "r.sqlite", count=5)
+    chain(database, "abc")
+    chain(database, "xy")
+    database.put(stored("z", "y"), "me")
+    assert present(database, "abcxyz") == "abxyz"
+    database.put(stored("d", "b"), "me")
+    assert present(database, "abdxyz") == "abdxy", "the other one has rested longer now"
+    assert database.totals()[0] == 5
+
+
+def test_bytes_are_bounded_and_what_has_no_place_is_said(tmp_path: Path) -> None:
+    database = opened(tmp_path / "r.sqlite", bytes=4000)
+    for number in range(30):
+        assert database.put(stored(f"r{number}", text=b"x" * 500), "me")
+        assert database.totals()[1] <= 4000
+    assert not database.put(stored("large", text=b"x" * 5000), "me")
+    assert database.get("large", "me") is None
+
+
+def test_old_conversations_are_gone_and_continued_ones_are_not(tmp_path: Path) -> None:
+    clock = Clock()
+    database = opened(tmp_path / "r.sqlite", clock=clock)
+    chain(database, "a")
+    chain(database, "x")
+    clock.now_s += 60
+    database.put(stored("b", "a"), "me")
+    clock.now_s += 60
+    assert present(database, "abx") == "ab"
+    database.put(stored("n"), "me")
+    assert database.totals()[0] == 3
+
+
+def test_a_deleted_response_leaves_no_text_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    database = opened(path)
+    chain(database, "a")
+    database.put(stored("b", "a", text=b"a secret of the client" * 50), "me")
+    assert database.delete("b", "me")
+    database.close()  # the log is written back and removed
+    assert b"a secret" not in path.read_bytes()
+
+
+def test_a_path_with_a_gap_cannot_be_continued(tmp_path: Path) -> None:
+    database = opened(tmp_path / "r.sqlite")
+    chain(database, "abc")
+    assert database.delete("b", "me")
+    assert present(database, "abc") == "ac"
+    with pytest.raises(UnknownResponseError, match="'c' continues 'b', which was deleted"):
+        database.path("c", "me")
+
+
+def test_long_and_large_conversations_are_refused_with_the_limit(tmp_path: Path) -> None:
+    database = opened(tmp_path / "r.sqlite", turns=4, turn_bytes=5000)
+    chain(database, "abcde")
+    assert len(database.path("d", "me")) == 4
+    with pytest.raises(RequestError, match="more than 4 responses \\(--max-response-turns\\)"):
+        database.path("e", "me")
+    database.put(stored("f", "a", text=b"x" * 5000), "me")
+    with pytest.raises(RequestError, match="limit is 5000 \\(--max-body-mb\\)"):
+        database.path("f", "me")
+
+
+def test_a_circle_in_a_damaged_file_ends(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    database = opened(path)
+    chain(database, "abc")
+    with sqlite3.connect(path) as other:
+        other.execute("UPDATE responses SET parent = 'c' WHERE id = 'a'")
+    with pytest.raises(RequestError, match="--max-response-turns"):
+        database.path("c", "me")
+
+
+def test_the_file_is_for_its_owner_and_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    path.touch(0o644)
+    database = opened(path)
+    chain(database, "a")
+    assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o600}
+    assert len(list(tmp_path.iterdir())) == 3, "the file, its log and its index"
+    foreign = tmp_path / "other.sqlite"
+    with sqlite3.connect(foreign) as other:
+        other.execute("CREATE TABLE t (x)")
+    with pytest.raises(ConfigError, match="another program"):
+        opened(foreign)
+    (tmp_path / "text").write_text("no database, but some longer text " * 50)
+    with pytest.raises(ConfigError, match=r"--response-store .*text"):
+        opened(tmp_path / "text")
+
+
+def _write(path: Path, number: int) -> None:
+    database = opened(path, count=40)
+    random = Random(number)
+    last = None
+    for turn in range(60):
+        name = f"{number}-{turn}"
+        if not database.put(stored(name, last), "me"):
+            last = None
+            continue
+        last = name if random.random() < 0.8 else None
+    database.close()
+
+
+def test_several_processes_agree_on_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    spawn = multiprocessing.get_context("fork")
+    writers = [spawn.Process(target=_write, args=(path, number)) for number in range(3)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    database = opened(path, count=40)
+    with sqlite3.connect(path) as raw:
+        rows = raw.execute("SELECT id, size FROM responses").fetchall()
+        contents = raw.execute("SELECT count(*) FROM contents").fetchone()[0]
+    assert database.totals() == (len(rows), sum(size for _, size in rows))
+    assert contents == len(rows) == 40
+    for name, _ in rows:
+        assert database.path(name, "me")[-1].response_id == name, "no path has a gap"
+
+
+@pytest.mark.parametrize(("settings", "said"), [
+    ({"response_store": ""}, "--response-store is empty"),
+    ({"response_store": "/nowhere/at/all/r.sqlite"}, "in none that exists"),
+    ({"response_store_size": "much"}, "--response-store-size"),
+    ({"response_days": 0.0}, "--response-days"),
+    ({"max_response_turns": 0}, "--max-response-turns"),
+])
+def test_a_store_that_cannot_be_is_said_before_the_start(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        ServerConfig(**settings).check()
+
+
+# ---------------------------------------------------------------------- over HTTP
+
+ENGINE: dict[str, Any] = {"memory": "32MB", "threads": 1, "max_model_len": 1024}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store") / "responses.sqlite"
+
+
+def served(path: Path, **server: Any) -> Any:
+    engine = {"model": str(checkpoint("qwen3_5")), **ENGINE}
+    return running_server("", engine=engine, server={
+        "response_store": str(path), "api_key": ["one", "two"], "max_response_turns": 8, **server})
+
+
+@pytest.fixture(scope="module")
+def server(path: Path) -> Iterator[RunningServer]:
+    with served(path) as running:
+        yield running
+
+
+def of_key(server: RunningServer, key: str = "one") -> openai.OpenAI:
+    return server.client(api_key=key)
+
+
+def ask(server: RunningServer, text: Any, key: str = "one", **more: Any) -> Any:
+    return of_key(server, key).responses.create(
+        model="default", input=text, max_output_tokens=12, temperature=0, **more)
+
+
+def test_the_next_turn_begins_where_the_last_answer_ended(server: RunningServer) -> None:
+    """The prompt and all but the last token of each answer come from the cache: that one was never fed."""
+    last = ask(server, "What turns the mill by the river? " * 4)
+    assert last.usage.input_tokens_details.cached_tokens == 0
+    for question in ("And which key is red?", "Who rings the bell at noon?", "Again, slowly, please."):
+        answer = ask(server, question, previous_response_id=last.id)
+        ended = last.usage.input_tokens + last.usage.output_tokens - 1
+        assert answer.usage.input_tokens_details.cached_tokens == ended
+        last = answer
+
+
+def test_a_response_is_read_listed_and_deleted_by_its_key_only(server: RunningServer) -> None:
+    answer = ask(server, [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}])
+    mine, other = of_key(server).responses, of_key(server, "two").responses
+    assert mine.retrieve(answer.id) == answer
+    listed = mine.input_items.list(answer.id)
+    ResponseItemList.model_validate(listed.to_dict(mode="json") | {"object": "list"}, strict=True)
+    assert [item.content[0].text for item in listed.data] == ["two", "one"]  # type: ignore[union-attr]
+    first = mine.input_items.list(answer.id, limit=1, order="asc")
+    assert first.has_more
+    assert [item.id for item in first] == [item.id for item in listed.data][::-1]
+    for refused in (lambda: other.retrieve(answer.id), lambda: other.delete(answer.id),
+                    lambda: other.input_items.list(answer.id), lambda: other.cancel(answer.id),
+                    lambda: ask(server, "three", "two", previous_response_id=answer.id)):
+        with pytest.raises(openai.NotFoundError, match=r"there is no response 'resp_"):
+            refused()
+    with pytest.raises(openai.BadRequestError, match="cannot be cancelled"):
+        mine.cancel(answer.id)
+    mine.delete(answer.id)
+    with pytest.raises(openai.NotFoundError):
+        mine.retrieve(answer.id)
+
+
+def test_what_is_not_to_be_stored_is_not(server: RunningServer) -> None:
+    answer = ask(server, "a passing word", store=False)
+    assert answer.to_dict()["store"] is False
+    with pytest.raises(openai.NotFoundError):
+        of_key(server).responses.retrieve(answer.id)
+    with pytest.raises(openai.NotFoundError) as refusal:
+        ask(server, "more", previous_response_id=answer.id)
+    assert (refusal.value.param, refusal.value.code) == ("previous_response_id",
+                                                         "previous_response_not_found")
+
+
+def test_a_streamed_response_is_stored_before_its_last_event(server: RunningServer) -> None:
+    client = of_key(server).responses
+    with client.stream(model="default", input="a streamed word", max_output_tokens=4) as stream:
+        for event in stream:
+            if event.type in ("response.completed", "response.incomplete"):
+                assert client.retrieve(event.response.id).status == event.response.status
+                return
+    raise AssertionError("no last event came")
+
+
+def test_instructions_do_not_carry_over(server: RunningServer) -> None:
+    first = ask(server, "one", instructions="Speak of rivers. " * 10)
+    second = ask(server, "two", previous_response_id=first.id)
+    assert second.instructions is None
+    assert second.usage.input_tokens < first.usage.input_tokens + 40
+
+
+def test_a_conversation_that_is_too_long_is_refused(server: RunningServer) -> None:
+    last = ask(server, "go")
+    for _ in range(7):
+        last = ask(server, "on", previous_response_id=last.id)
+    ask(server, "the eighth may be continued", previous_response_id=last.id)
+    last = ask(server, "the ninth", previous_response_id=last.id)
+    with pytest.raises(openai.BadRequestError, match="--max-response-turns"):
+        ask(server, "the tenth", previous_response_id=last.id)
+
+
+@pytest.mark.parametrize(("query", "param"), [
+    ("limit=0", "limit"), ("limit=101", "limit"), ("limit=x", "limit"), ("limit=٣", "limit"),
+    ("order=up", "order"), ("after=msg_none", "after")])
+def test_a_bad_page_of_items_is_refused(server: RunningServer, query: str, param: str) -> None:
+    answer = ask(server, "one")
+    response = server.get(f"/v1/responses/{answer.id}/input_items?{query}",
+                          headers={"Authorization": "Bearer one"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("response_id", ["resp_none", "..", "%00", "a%2fb", "x" * 3000, "'; DROP TABLE--"])
+def test_unknown_ids_are_not_found(server: RunningServer, response_id: str) -> None:
+    for method in ("get", "delete"):
+        response = server._http.request(method, f"{server.url}/v1/responses/{response_id}",
+                                        headers={"Authorization": "Bearer one"})
+        assert response.status_code in (404, 405), response.text
+
+
+def test_a_restart_and_a_second_server_have_the_responses(server: RunningServer, path: Path) -> None:
+    answer = ask(server, "remember this")
+    with served(path) as second:
+        assert of_key(second).responses.retrieve(answer.id) == answer
+        there = ask(second, "what was it?", previous_response_id=answer.id)
+    here = ask(server, "and then?", previous_response_id=there.id)
+    assert here.previous_response_id == there.id
+    assert here.usage.input_tokens > there.usage.input_tokens
+
+
+def test_without_a_store_answers_say_so(tmp_path: Path) -> None:
+    with served(tmp_path, response_store="off") as bare:
+        assert ask(bare, "one").to_dict()["store"] is False
+        with pytest.raises(openai.BadRequestError, match="--response-store off"):
+            ask(bare, "one", store=True)
+        with pytest.raises(openai.NotFoundError, match="--response-store off"):
+            ask(bare, "one", previous_response_id="resp_x")
