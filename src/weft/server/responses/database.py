@@ -150,8 +150,8 @@ class ResponseDatabase:
                 stored.response_id, stored.body, stored.items, stored.vocabulary, stored.shared,
                 stored.tokens, stored.chars, stored.digest))
             self._evict(now_s)
-            kept = self._db.execute("SELECT 1 FROM responses WHERE id = ?", (stored.response_id,)).fetchone()
-            return kept is not None
+            own_id = (stored.response_id,)
+            return self._db.execute("SELECT 1 FROM responses WHERE id = ?", own_id).fetchone() is not None
 
     def get(self, response_id: str, owner: str) -> StoredResponse | None:
         row = self._db.execute(

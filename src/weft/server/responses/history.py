@@ -1,6 +1,6 @@
 """What earlier turns of a conversation bring to the next one, and what a response leaves for it.
 
-    path of StoredResponse --read_history--> History: items, and the tokens that the model knows
+    path of StoredResponse --read_history--> TurnHistory: items, and the tokens that the model knows
     response + answer's tokens --Keeper--> StoredResponse
 
 *The next turn begins where the answer ended.* A model may write a text in other tokens than the tokenizer
@@ -33,7 +33,7 @@ from weft.text.chat_request import KnownPrefix, text_digest
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class TurnHistory:
     """``items`` of all earlier turns, input and output in order. ``tokens``: what the model knows of them."""
 
     items: list[Item] = field(default_factory=list)
@@ -51,7 +51,7 @@ _decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_items = msgspec.json.Decoder(list[dict[str, Any]]).decode
 
 
-def read_history(path: Sequence[StoredResponse], vocabulary: bytes) -> History:
+def read_history(path: Sequence[StoredResponse], vocabulary: bytes) -> TurnHistory:
     """``vocabulary``: the tokenizer's; tokens of another one are left out."""
     items: list[Item] = []
     tokens: list[int] = []
@@ -64,7 +64,7 @@ def read_history(path: Sequence[StoredResponse], vocabulary: bytes) -> History:
             tokens = []
     last = path[-1]
     usable = bool(tokens) and last.vocabulary == vocabulary and bool(last.digest)
-    return History(items, tokens, KnownPrefix(tokens, last.chars, last.digest) if usable else None)
+    return TurnHistory(items, tokens, KnownPrefix(tokens, last.chars, last.digest) if usable else None)
 
 
 class RawAnswer(NamedTuple):

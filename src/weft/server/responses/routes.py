@@ -24,7 +24,7 @@ from weft.server.exchange import Handler, answer_job, json_response, namespace_o
 from weft.server.protocol import read_body
 from weft.server.responses.answers import Keep, ResponsesJob
 from weft.server.responses.database import UnknownResponseError
-from weft.server.responses.history import History, Keeper, RawAnswer, read_history
+from weft.server.responses.history import Keeper, RawAnswer, TurnHistory, read_history
 from weft.server.responses.items import Item, read_items
 from weft.server.responses.protocol import UNSERVED_IN_RESPONSES, ResponsesBody, check_fields
 from weft.server.responses.store import ResponseStore
@@ -106,14 +106,14 @@ class ResponseHandlers:
                                        code="response_not_found", param="response_id")
         return store
 
-    async def _history(self, request: Request, body: ResponsesBody) -> History:
+    async def _history(self, request: Request, body: ResponsesBody) -> TurnHistory:
         if body.previous_response_id is None:
-            return History()
+            return TurnHistory()
         path = await self._store().path_to(body.previous_response_id, _owner(request))
         return read_history(path, self._service.model_for(body.model).vocabulary)
 
     def _keep(self, request: Request, body: ResponsesBody, turn: PreparedTurn, items: list[Item],
-              history: History) -> Keep | None:
+              history: TurnHistory) -> Keep | None:
         """What stores the response; None if it is not to be stored. Raises RequestError."""
         store = self._service.responses
         if store is None and body.store:

@@ -6,7 +6,7 @@ SQLite blocks, for milliseconds as a rule and for seconds when another process w
 loop waits in a coroutine meanwhile and serves other clients. One thread is enough: SQLite has one writer.
 
 Without ``--response-store`` the file is in the user's state directory, and it is opened when the first
-response is stored or asked for: a server that nobody asks for responses writes no file.
+response is stored or asked for: a server without requests for responses writes no file.
 """
 
 from __future__ import annotations
