@@ -106,6 +106,22 @@ class ResponseAnswer(ResponseObject, kw_only=True):
     output: list[dict[str, Any]]  # type: ignore[assignment]  # a schema has no union of types without tags
 
 
+class DeletedResponse(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "response"
+    deleted: bool
+
+
+class ItemList(msgspec.Struct, kw_only=True):
+    """``data``: message, reasoning, function_call and function_call_output items."""
+
+    object: str = "list"
+    data: list[dict[str, Any]]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
 class ResponsePromptBody(ResponsesBody, kw_only=True):
     """The body of a response; only the fields that shape its prompt have an effect."""
 

@@ -24,11 +24,13 @@ from weft.server.anthropic.protocol import CountTokensBody, MessagesBody
 from weft.server.chat import ChatChunk, ChatCompletion
 from weft.server.completions import CompletionResponse
 from weft.server.openapi.answers import (
+    DeletedResponse,
     DetokenizeAnswer,
     HealthAnswer,
     InputTokens,
     InputTokensAnswer,
     IsSleepingAnswer,
+    ItemList,
     LoadAnswer,
     Message,
     MessageEvent,
@@ -50,7 +52,7 @@ from weft.server.protocol import (
     TokenizeChatBody,
     TokenizePromptBody,
 )
-from weft.server.responses.protocol import ResponsesBody
+from weft.server.responses.protocol import ITEMS_DEFAULT, ITEMS_MAX, ResponsesBody
 from weft.server.sleep import SleepBody, WakeBody
 
 Access = Literal["open", "client", "operator"]
@@ -100,6 +102,14 @@ _TIMEOUT = Parameter("timeout", "query", {"type": "number", "minimum": 0, "maxim
 _TAGS = Parameter("tags", "query",
                   {"type": "array", "items": {"type": "string", "enum": ["weights", "kv_cache"]}},
                   "The parts to bring back; without it, all.")
+_RESPONSE = Parameter("response_id", "path", {"type": "string"}, "The id of a response.")
+_NOT_STREAMED = Parameter("stream", "query", {"type": "string", "enum": ["false"], "default": "false"},
+                          "A stored response is not streamed again.")
+_LIMIT = Parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum": ITEMS_MAX,
+                                      "default": ITEMS_DEFAULT}, "The most items of one page.")
+_ORDER = Parameter("order", "query", {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
+                   "desc: the last item first.")
+_AFTER = Parameter("after", "query", {"type": "string"}, "The id of the item before the page.")
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(operation="chat", method="POST", path="/v1/chat/completions", group="Generate",
@@ -114,6 +124,18 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(operation="response_input_tokens", method="POST", path="/v1/responses/input_tokens",
              group="Tokens", text="The length of the prompt of /v1/responses.", body=ResponsePromptBody,
              answer=InputTokensAnswer, errors=(404, 413)),
+    Endpoint(operation="retrieve_response", method="GET", path="/v1/responses/{response_id}",
+             group="Responses", text="A stored response of this key.", answer=ResponseAnswer,
+             parameters=(_RESPONSE, _NOT_STREAMED), errors=(404,)),
+    Endpoint(operation="delete_response", method="DELETE", path="/v1/responses/{response_id}",
+             group="Responses", text="Deletes a stored response of this key.", answer=DeletedResponse,
+             parameters=(_RESPONSE,), errors=(404,)),
+    Endpoint(operation="cancel_response", method="POST", path="/v1/responses/{response_id}/cancel",
+             group="Responses", text="Always a 400: no response is made in the background.",
+             answer=ResponseAnswer, parameters=(_RESPONSE,), errors=(404,)),
+    Endpoint(operation="response_input_items", method="GET", path="/v1/responses/{response_id}/input_items",
+             group="Responses", text="The input items of a response's own request.", answer=ItemList,
+             parameters=(_RESPONSE, _LIMIT, _ORDER, _AFTER), errors=(404,)),
     Endpoint(operation="messages", method="POST", path="/v1/messages", group="Generate",
              text="The answer to a conversation, in Anthropic's dialect.", body=MessagesBody, answer=Message,
              events=MessageEvent, error=MessagesError, errors=(404, 413)),

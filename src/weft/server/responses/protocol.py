@@ -20,6 +20,8 @@ from weft.errors import RequestError
 from weft.request import LOGPROBS_MAX
 from weft.server.protocol import AnswerId, Int, SamplingFields, Unserved
 
+ITEMS_DEFAULT, ITEMS_MAX = 20, 100
+"""Of one page of input items."""
 METADATA_MAX, METADATA_KEY_CHARS, METADATA_VALUE_CHARS = 16, 64, 512
 LOGPROBS = "message.output_text.logprobs"
 INCLUDES = frozenset({

@@ -26,13 +26,18 @@ from weft.server.responses.answers import Keep, ResponsesJob
 from weft.server.responses.database import UnknownResponseError
 from weft.server.responses.history import Keeper, RawAnswer, TurnHistory, read_history
 from weft.server.responses.items import Item, read_items
-from weft.server.responses.protocol import UNSERVED_IN_RESPONSES, ResponsesBody, check_fields
+from weft.server.responses.protocol import (
+    ITEMS_DEFAULT,
+    ITEMS_MAX,
+    UNSERVED_IN_RESPONSES,
+    ResponsesBody,
+    check_fields,
+)
 from weft.server.responses.store import ResponseStore
 from weft.server.responses.turns import conversation, responses_turn
 from weft.server.service import Service
 from weft.server.turn import PreparedTurn, prepare_turn
 
-_PAGE_DEFAULT, _PAGE_MAX = 20, 100
 _log = logging.getLogger("weft.server")
 
 
@@ -71,7 +76,7 @@ class ResponseHandlers:
         return json_response({"object": "response.input_tokens", "input_tokens": len(encoded.tokens)})
 
     async def retrieve(self, request: Request) -> Response:
-        if request.query_params.get("stream") == "true":
+        if request.query_params.get("stream", "false") != "false":
             raise RequestError("stream is not supported: only a response in the background can be streamed "
                                "again", param="stream", code="unsupported_parameter")
         stored = await self._store().get(request.path_params["response_id"], _owner(request))
@@ -160,9 +165,9 @@ def _page(items: list[Item], request: Request) -> dict[str, Any]:
 
 def _limit(given: str | None) -> int:
     if given is None:
-        return _PAGE_DEFAULT
+        return ITEMS_DEFAULT
     limit = int(given) if given.isascii() and given.isdigit() and len(given) < 10 else 0
-    if not 1 <= limit <= _PAGE_MAX:
-        raise RequestError(f"limit is {given[:20]!r}; it must be at least 1 and at most {_PAGE_MAX}",
+    if not 1 <= limit <= ITEMS_MAX:
+        raise RequestError(f"limit is {given[:20]!r}; it must be at least 1 and at most {ITEMS_MAX}",
                            param="limit")
     return limit
