@@ -37,6 +37,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "top": ("weft.cli.top", "Watch a running server: requests, memory, what its prefix cache saves."),
     "bench": ("weft.cli.bench", "Measure kernels, the engine, or a server."),
     "doctor": ("weft.cli.doctor", "Show what this machine has, and what would make it faster."),
+    "store": ("weft.cli.store", "Look into a store of prefixes, check it, give space back."),
     "simulate": ("weft.cli.simulate", "Replay a trace of traffic: hit rates by policy and by memory."),
     "version": ("weft.cli.version", "Print the versions of weft, Python and torch."),
 }

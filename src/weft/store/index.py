@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.store.recovery import LiveRows
+from weft.store.recovery import Int64s, LiveRows
 from weft.store.rows import CHECKPOINT, INEXACT, KV, REMOTE_VOLUME, chain_of, head_of
 from weft.store.values import GRAIN_TOKENS
 
@@ -89,17 +89,17 @@ class StoreIndex:
         self._load_spaces(live)
         self._load_held(count)
         own = np.flatnonzero((rows["kind"] == KV) & (rows["namespace"] == np.void(namespace)))
-        heads = rows["head"]
-        sibling = c["sibling"]
-        for entry, head, tokens in zip(own.tolist(), heads[own].tolist(), rows["tokens"][own].tolist(),
-                                       strict=True):
-            sibling[entry] = self.heads.get(head, NO_ENTRY)
-            self.heads[head] = entry
-            self._count_short(tokens, 1)
-        checkpoints = np.flatnonzero(rows["kind"] == CHECKPOINT)
-        for entry, parent in zip(checkpoints.tolist(), parents[checkpoints].tolist(), strict=True):
-            sibling[entry] = c["checkpoint"][parent]
-            c["checkpoint"][parent] = entry
+        entries, heads = own.tolist(), rows["head"][own].tolist()
+        self.heads = dict(zip(heads, entries, strict=True))
+        if len(self.heads) < len(heads):  # some records are siblings: their lists are built one by one
+            self.heads.clear()
+            for entry, head in zip(entries, heads, strict=True):
+                c["sibling"][entry] = self.heads.get(head, NO_ENTRY)
+                self.heads[head] = entry
+        short = rows["tokens"][own]
+        counts = np.bincount(short[short < GRAIN_TOKENS], minlength=1)
+        self._short = {length: int(count) for length, count in enumerate(counts) if count}
+        self._load_checkpoints(np.flatnonzero(rows["kind"] == CHECKPOINT), parents)
 
     def add(self, *, parent: int, space: int, kind: int, **columns: Any) -> int:
         """A new entry of this namespace."""
@@ -268,6 +268,14 @@ class StoreIndex:
         self.spaces = {(bytes(pairs_bytes[at, :16]), bytes(pairs_bytes[at, 16:])): number
                        for number, at in enumerate(first)}
         self.c["space"][:len(rows)] = which.reshape(-1)
+
+    def _load_checkpoints(self, checkpoints: Int64s, parents: Int64s) -> None:
+        first, sibling = self.c["checkpoint"], self.c["sibling"]
+        above = parents[checkpoints]
+        first[above] = checkpoints
+        for entry in checkpoints[first[above] != checkpoints].tolist():  # a second one at the same place
+            sibling[entry] = sibling[first[parents[entry]]]
+            sibling[first[parents[entry]]] = entry
 
     def _load_held(self, count: int) -> None:
         """A put writes its KV rows and then its checkpoint, so those rows are what the checkpoint holds."""

@@ -81,6 +81,7 @@ class RecordBooks:
         self.pins: Counter[int] = Counter()
         self.events: list[StoreEvent] = []
         self._used: Counter[int] = Counter()
+        opened.live = None  # the rows: 144 bytes each, which the index no longer needs
 
     def make_room(self, blocks: int, *, forced: bool) -> None:
         """Evicts if ``blocks`` more would not fit. ``forced``: they did not, perhaps because free blocks are
@@ -245,8 +246,7 @@ def _space_of(opened: OpenDirectory, options: StoreOptions, index: StoreIndex, f
     c, length = index.c, index.length
     allocated = sum(opened.volume_blocks.values()) * BLOCK_BYTES
     capacity = options.capacity_bytes or allocated + max(0, free - options.reserve_bytes) // 2
-    places = zip(c["volume"][:length].tolist(), c["block"][:length].tolist(), c["payload"][:length].tolist(),
-                 strict=True)
+    places = np.stack([c[name][:length].astype(np.int64) for name in ("volume", "block", "payload")], axis=1)
     last_volume = opened.live.last_volume if opened.live is not None else -1
     return Space.of(capacity, options.reserve_bytes, free, options.volume_bytes, opened.volume_blocks,
                     last_volume + 1, places)

@@ -12,8 +12,11 @@ Laws: L1 (a block has one record), L3 (no room is a value).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 from weft.store.extents import BLOCK_BYTES, Extents, blocks_for
 
@@ -38,20 +41,16 @@ class Space:
 
     @classmethod
     def of(cls, capacity_bytes: int, reserve_bytes: int, disk_free_bytes: int, volume_bytes: int | None,
-           volumes: dict[int, int], next_volume: int, places: Iterable[tuple[int, int, int]]) -> Space:
-        """``places``: (volume, first block, payload bytes) of every live record. Numbers of volumes are never
-        used again, because rows may still name a volume that is lost."""
+           volumes: dict[int, int], next_volume: int, places: npt.NDArray[np.int64]) -> Space:
+        """``places``: [records, 3], volume, first block and payload bytes of every live record. Numbers of
+        volumes are never used again, because rows may still name a volume that is lost."""
         size = volume_bytes or max(VOLUME_BYTES_LEAST, capacity_bytes // VOLUMES_WANTED)
         space = cls(capacity_bytes, reserve_bytes, size // BLOCK_BYTES * BLOCK_BYTES, disk_free_bytes,
                     next_volume=max([next_volume, *(volume + 1 for volume in volumes)]))
-        used: dict[int, list[tuple[int, int]]] = {volume: [] for volume in volumes}
-        for volume, first, payload_bytes in places:
-            if payload_bytes:
-                used[volume].append((first, blocks_for(payload_bytes)))
         for volume, blocks in sorted(volumes.items()):
             space.volumes[volume] = blocks
             space.extents.add_volume(volume, blocks)
-            space.extents.take_known(volume, sorted(used[volume]))
+            space.extents.take_known(volume, _runs(places[places[:, 0] == volume]))
         return space
 
     @property
@@ -128,3 +127,16 @@ class Space:
         for volume, count in created:
             self.lose_volume(volume)
             self.disk_free_bytes += count * BLOCK_BYTES
+
+
+def _runs(places: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """(first block, blocks) of each run of used blocks of one volume; records that touch are one run."""
+    stored = places[places[:, 2] > 0]
+    stored = stored[np.argsort(stored[:, 1])]
+    first = stored[:, 1]
+    end = first - -stored[:, 2] // BLOCK_BYTES
+    if not len(first):
+        return []
+    breaks = np.flatnonzero(first[1:] != end[:-1])
+    starts, ends = first[np.r_[0, breaks + 1]], end[np.r_[breaks, len(end) - 1]]
+    return list(zip(starts.tolist(), (ends - starts).tolist(), strict=True))

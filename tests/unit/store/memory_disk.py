@@ -1,6 +1,6 @@
 """``MemoryDisk``: files in memory, with a log of every change, faults on request, and replays of any prefix.
 
-    operations --log--> [create, write, sync, rename, ...] --cut at k, drop what was not synced--> another disk
+    operations --log--> [create, write, sync, rename, ...] --cut at k, drop what was not synced--> a disk
 
 A kill keeps every operation before it. A loss of power may also lose operations that no sync has secured: the
 writes of a file since its last sync, and names of a directory since its last sync.

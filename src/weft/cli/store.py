@@ -1,0 +1,183 @@
+"""``weft store``: what a store holds, whether it is right, and space given back.
+
+    info     by model: checkpoints, tokens, bytes      works beside a server
+    verify   every checksum; exit code 1 on damage     works beside a server
+    prune    evict down to a size, remove volumes      needs the store for itself
+    rm       one model, or all of it                   needs the store for itself
+
+Exit codes: 0, 1 where ``verify`` finds damage, 2 for a user error. ``--json`` prints the values of
+``weft.store`` as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from weft.cli.flags import FlagCommand
+from weft.errors import UserError
+from weft.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from weft.store.pruning import PruneResult
+    from weft.store.survey import StoreSurvey, VerifyResult
+
+NAMESPACE_SHOWN = 8
+"""Digits of a namespace that a table shows; --model takes them."""
+_PATH = click.Argument(["path"], type=click.Path(path_type=Path))
+_JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON.")
+
+
+class StoreCommands(click.Group):
+    """The first sentence of each command in full: click alone cuts it off."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        lines = [(name, one.get_short_help_str(limit=1000)) for name, one in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(lines)
+
+
+@click.group("store", cls=StoreCommands)
+def command() -> None:
+    """Look into a store of prefixes (`weft serve --store`), check it, and give space back."""
+
+
+@command.command("info", cls=FlagCommand, params=[_PATH, _JSON])
+def info(path: Path, as_json: bool) -> int:
+    """Show what a store holds, by model."""
+    from weft.store.survey import survey
+
+    facts = survey(path)
+    if as_json:
+        click.echo(json.dumps(asdict(facts), indent=2))
+    else:
+        _show_survey(facts)
+    return 0
+
+
+@command.command("verify", cls=FlagCommand, params=[
+    _PATH, click.Option(["--retire"], is_flag=True, help="Remove damaged records; no server may write."),
+    _JSON])
+def verify(path: Path, retire: bool, as_json: bool) -> int:
+    """Read every record and compare its checksum; exit code 1 if any is damaged."""
+    from weft.store.pruning import prune
+    from weft.store.survey import verify as verify_store
+
+    with _bar("records") as progress:
+        result = verify_store(path, progress)
+    if retire and not result.good:
+        prune(path, size_bytes=None, numbers=[number for number, _ in result.damaged])
+    if as_json:
+        click.echo(json.dumps({**asdict(result), "good": result.good, "retired": retire}, indent=2))
+    else:
+        _show_verified(result, retire)
+    return 0 if result.good else 1
+
+
+@command.command("prune", cls=FlagCommand, params=[
+    _PATH, click.Option(["--size"], help="Evict what saves the fewest seconds per byte, down to this size."),
+    _JSON])
+def prune(path: Path, size: str | None, as_json: bool) -> int:
+    """Give free space back to the disk, after evicting down to --size."""
+    from weft.store.pruning import prune as prune_store
+
+    size_bytes = None if size is None else parse_bytes(size, flag="--size")
+    with _bar("moved") as progress:
+        result = prune_store(path, size_bytes=size_bytes, progress=progress)
+    _show_pruned(result, as_json)
+    return 0
+
+
+@command.command("rm", cls=FlagCommand, params=[
+    _PATH, click.Option(["--model", "models"], multiple=True,
+                        help="Model name or namespace, as `weft store info` shows it; may be repeated."),
+    click.Option(["--all", "everything"], is_flag=True, help="The whole store, with its directory."), _JSON])
+def remove(path: Path, models: tuple[str, ...], everything: bool, as_json: bool) -> int:
+    """Remove what a store holds of a model, or all of it."""
+    from weft.store.pruning import prune as prune_store
+    from weft.store.survey import survey
+
+    if everything == bool(models):
+        raise click.UsageError("weft store rm needs either --model NAME or --all")
+    facts = survey(path)
+    if everything:
+        result = prune_store(path, size_bytes=None, without=[bytes.fromhex(one.namespace)
+                                                             for one in facts.models])
+        shutil.rmtree(path)
+    else:
+        result = prune_store(path, size_bytes=None, without=list(_namespaces(facts, models)))
+    _show_pruned(result, as_json)
+    return 0
+
+
+def _namespaces(facts: StoreSurvey, models: tuple[str, ...]) -> Iterator[bytes]:
+    for name in models:
+        matches = [one for one in facts.models if name == one.model
+                   or (len(name) >= NAMESPACE_SHOWN and one.namespace.startswith(name))]
+        if not matches:
+            held = ", ".join(sorted({one.model for one in facts.models})) or "no model"
+            raise UserError(f"--model {name}: the store {facts.path} has {held}", param="--model")
+        yield from (bytes.fromhex(one.namespace) for one in matches)
+
+
+@contextmanager
+def _bar(unit: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr, for a terminal alone."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    with Progress(TextColumn(unit), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console,
+                  transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(unit, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _show_survey(facts: StoreSurvey) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title in ("model", "namespace", "checkpoints", "tokens", "bytes", "restores"):
+        table.add_column(title, justify="left" if title in ("model", "namespace") else "right")
+    for one in facts.models:
+        table.add_row(one.model, one.namespace[:NAMESPACE_SHOWN], f"{one.checkpoints:,}", f"{one.tokens:,}",
+                      format_bytes(one.payload_bytes), f"{one.restores:,}")
+    console = Console(highlight=False)
+    console.print(table if facts.models else f"{facts.path} is empty", soft_wrap=True)
+    console.print(f"{format_bytes(facts.used_bytes)} used of {format_bytes(facts.allocated_bytes)} in "
+                  f"{facts.volumes} volumes; {facts.ledger_rows:,} rows in generation {facts.generation}",
+                  soft_wrap=True)
+    lines = [f"{facts.holder} writes to it"] if facts.holder else []
+    for line in [*lines, *facts.notes]:
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def _show_verified(result: VerifyResult, retired: bool) -> None:
+    click.echo(f"{result.records:,} records, {format_bytes(result.payload_bytes)}: "
+               + ("every checksum is right" if not result.damaged else f"{len(result.damaged)} are damaged"))
+    for number, reason in result.damaged[:20]:
+        click.echo(f"  record {number}: {reason}")
+    if result.dropped_rows:
+        counts = ", ".join(f"{count} {reason}" for reason, count in sorted(result.dropped_rows.items()))
+        click.echo(f"rows of the ledger that are ignored: {counts}")
+    if not result.good:
+        click.echo("they are removed now" if retired else
+                   "a server never hands them out; `weft store verify --retire` removes them")
+
+
+def _show_pruned(result: PruneResult, as_json: bool) -> None:
+    facts: dict[str, Any] = asdict(result)
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+        return
+    given_back = result.allocated_bytes_before - result.allocated_bytes
+    click.echo(f"{result.records_before - result.records:,} records removed, {result.records:,} are left; "
+               f"{format_bytes(given_back)} given back, {format_bytes(result.allocated_bytes)} are in use")

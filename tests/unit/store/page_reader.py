@@ -1,0 +1,143 @@
+"""A reader of stores written from docs/store-format.md alone: it imports nothing of weft."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+_ROW = struct.Struct("<BBHIQQIIQQ16sQQQ16s16sfIIIQ")
+assert _ROW.size == 144
+
+
+@dataclass(frozen=True)
+class Row:
+    kind: int
+    flags: int
+    tokens: int
+    form: int
+    number: int
+    parent: int
+    position: int
+    volume: int
+    offset: int
+    payload_bytes: int
+    checksum: bytes
+    tokens_at: int
+    chain: int
+    head: int
+    namespace: bytes
+    salt: bytes
+    seconds: float
+    written: int
+    uses: int
+    reserved: int
+    row_hash: int
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A checkpoint with everything that a restore needs."""
+
+    namespace: bytes
+    salt: bytes
+    tokens: tuple[int, ...]
+    kv: bytes
+    state: bytes
+    exact: bool
+
+
+def read_store(directory: Path) -> list[Prefix]:
+    """Every prefix that can be restored, by the rules of the page."""
+    names = sorted((directory.glob("ledger-????????.rows")), reverse=True)
+    for name in names:
+        content = name.read_bytes()
+        if content[:16] == b"weft-store-rows\0" and struct.unpack_from("<I", content, 16)[0] == 1 \
+                and struct.unpack_from("<Q", content, 24)[0] == int(name.stem[-8:]) and _valid(content[:144]):
+            return _prefixes(directory, content[144:], name.with_suffix(".tokens").read_bytes())
+    return []
+
+
+def salt_of(directory: Path, salt: str) -> bytes:
+    return hmac.new((directory / "secret").read_bytes(), salt.encode(), hashlib.sha256).digest()[:16]
+
+
+def _valid(row: bytes) -> bool:
+    return len(row) == 144 and xxhash.xxh3_64_intdigest(row[:136]) == struct.unpack("<Q", row[136:])[0]
+
+
+def _prefixes(directory: Path, content: bytes, tokens: bytes) -> list[Prefix]:
+    volumes = {int(path.name[-5:]): path.read_bytes() for path in (directory / "volumes").iterdir()}
+    volumes = {number: volume for number, volume in volumes.items() if _is_volume(number, volume)}
+    rows = [Row(*_ROW.unpack(content[at:at + 144])) for at in range(0, len(content) - 143, 144)
+            if _valid(content[at:at + 144])]
+    retired = {row.parent for row in rows if row.kind == 3}
+    by_number: dict[int, Row] = {}
+    for row in rows:
+        inside = row.payload_bytes == 0 or (row.volume in volumes and row.offset % 4096 == 0
+                                            and row.offset + row.payload_bytes <= len(volumes[row.volume]))
+        if row.kind in (1, 2) and row.number not in retired and inside \
+                and row.tokens_at + 4 * row.tokens <= len(tokens):
+            by_number.setdefault(row.number, row)
+    _without_overlaps(by_number)
+    answer = []
+    for row in by_number.values():
+        path = _path(row, by_number) if row.kind == 2 else None
+        if path is None:
+            continue
+        payloads = [volumes[one.volume][one.offset:one.offset + one.payload_bytes]
+                    if one.payload_bytes else b"" for one in (*path, row)]
+        if any(xxhash.xxh3_128_digest(payload) != one.checksum
+               for payload, one in zip(payloads, (*path, row), strict=True)):
+            continue
+        ids = b"".join(tokens[one.tokens_at:one.tokens_at + 4 * one.tokens] for one in path)
+        if _chain(path, tokens) != row.chain:
+            continue
+        answer.append(Prefix(row.namespace, row.salt, struct.unpack(f"<{len(ids) // 4}I", ids),
+                             b"".join(payloads[:-1]), payloads[-1],
+                             not any(one.flags & 1 for one in (*path, row))))
+    return answer
+
+
+def _is_volume(number: int, volume: bytes) -> bool:
+    return (volume[:16] == b"weft-store-vol\0\0" and struct.unpack_from("<II", volume, 16) == (1, number)
+            and struct.unpack_from("<Q", volume, 24)[0] * 4096 <= len(volume)
+            and xxhash.xxh3_64_intdigest(volume[:4088]) == struct.unpack_from("<Q", volume, 4088)[0])
+
+
+def _without_overlaps(by_number: dict[int, Row]) -> None:
+    owner: dict[tuple[int, int], int] = {}
+    for number in sorted(by_number, reverse=True):
+        row = by_number[number]
+        blocks = range(row.offset // 4096, -(-(row.offset + row.payload_bytes) // 4096))
+        mine = {(row.volume, block) for block in blocks} if row.payload_bytes else set()
+        if mine & owner.keys():
+            del by_number[number]
+        else:
+            owner.update(dict.fromkeys(mine, number))
+
+
+def _path(checkpoint: Row, by_number: dict[int, Row]) -> tuple[Row, ...] | None:
+    """The KV rows from the root on; None where one is missing or does not fit."""
+    path: list[Row] = []
+    below, end = checkpoint, checkpoint.position
+    while below.parent:
+        row = by_number.get(below.parent)
+        if row is None or row.kind != 1 or row.position + row.tokens != end \
+                or (row.namespace, row.salt) != (checkpoint.namespace, checkpoint.salt):
+            return None
+        path.append(row)
+        below, end = row, row.position
+    return tuple(reversed(path)) if end == 0 else None
+
+
+def _chain(path: tuple[Row, ...], tokens: bytes) -> int:
+    chain = xxhash.xxh3_64_intdigest(path[0].namespace + path[0].salt)
+    for row in path:
+        chain = xxhash.xxh3_64_intdigest(
+            struct.pack("<Q", chain) + tokens[row.tokens_at:row.tokens_at + 4 * row.tokens])
+    return chain
