@@ -29,7 +29,7 @@ from weft.store.index import NO_ENTRY, KvChain
 from weft.store.opening import OpenDirectory
 from weft.store.options import StoreOptions
 from weft.store.put_records import put_request, records_of
-from weft.store.reading import Fetch, FetchThreads, RecordRead
+from weft.store.reading import FetchThreads, RecordFetch, RecordRead
 from weft.store.record_books import RecordBooks, free_bytes
 from weft.store.rows import INEXACT, root_chain, token_bytes
 from weft.store.salts import salt_key
@@ -72,7 +72,7 @@ class DirectoryStore:
         self._opened, self._namespace, self._clock = opened, identity.digest, clock
         self._exact = not options.accept_inexact
         self._next_number = opened.live.last_number + 1 if opened.live is not None else 1
-        self._outcomes: queue.SimpleQueue[WriteOutcome | Fetch | Compacted | Refreshed] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[WriteOutcome | RecordFetch | Compacted | Refreshed] = queue.SimpleQueue()
         free = free_bytes(opened)
         self.upkeep = Upkeep(opened, self._namespace, self._outcomes.put, free, clock=clock,
                              compact_rows_least=compact_rows_least)
@@ -109,7 +109,7 @@ class DirectoryStore:
             self.books.events.append(StoreEvent(ticket, "missing", "evicted"))
             return ticket
         self.books.pins.update(entry for entry, _ in entries)
-        self._reader.submit(Fetch(ticket, self.books.ledger, tuple(self._reads(prefix, start, into)),
+        self._reader.submit(RecordFetch(ticket, self.books.ledger, tuple(self._reads(prefix, start, into)),
                                   prefix.tokens, self._clock()))
         return ticket
 
@@ -162,7 +162,7 @@ class DirectoryStore:
             except queue.Empty:
                 break
             match outcome:
-                case Fetch():
+                case RecordFetch():
                     self.books.fetched(outcome, self._clock() - outcome.started)
                 case WriteOutcome():
                     self.books.written(outcome)

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from weft.store.recovery import Int64s, LiveRows
-from weft.store.rows import CHECKPOINT, INEXACT, KV, REMOTE_VOLUME, chain_of, head_of
+from weft.store.rows import CHECKPOINT, INEXACT, KV, chain_of, head_of
 from weft.store.values import GRAIN_TOKENS
 
 NO_ENTRY = -1
@@ -245,9 +245,6 @@ class StoreIndex:
             self._short[tokens] = self._short.get(tokens, 0) + change
             if self._short[tokens] == 0:
                 del self._short[tokens]
-
-    def is_remote(self, entry: int) -> bool:
-        return int(self.c["volume"][entry]) == REMOTE_VOLUME
 
     def _reserve(self, length: int) -> None:
         capacity = len(self.c["number"])

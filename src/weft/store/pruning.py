@@ -43,7 +43,7 @@ def prune(path: Path, *, size_bytes: int | None, without: Collection[bytes] = ()
           numbers: Collection[int] = (),
           progress: Callable[[int, int], None] = lambda done, total: None,
           disk: OsDisk | None = None) -> PruneResult:
-    """Drops the namespaces of ``without`` and the records ``numbers`` with all that needs them, evicts down
+    """Drops the namespaces of ``without``, and the records ``numbers`` with all that needs them. Evicts down
     to ``size_bytes`` of payload, and gives back what is free. Raises ConfigError, and BusyError while a
     server writes to the directory."""
     disk = disk or OsDisk()
@@ -122,14 +122,14 @@ def _packed(opened: OpenDirectory, live: LiveRows,
     used = dict.fromkeys(opened.volume_blocks, 0)
     for at in stored.tolist():
         used[int(rows["volume"][at])] += blocks_for(int(rows["payload_bytes"][at]))
-    kept = _fullest(opened.volume_blocks, used)
+    chosen = _fullest(opened.volume_blocks, used)
     extents = Extents()
-    for volume in kept:
+    for volume in chosen:
         extents.add_volume(volume, opened.volume_blocks[volume])
         mine = stored[rows["volume"][stored] == volume]
         extents.take_known(volume, sorted((int(rows["offset"][at]) // BLOCK_BYTES,
                                            blocks_for(int(rows["payload_bytes"][at]))) for at in mine))
-    to_move = [int(at) for at in stored if int(rows["volume"][at]) not in kept]
+    to_move = [int(at) for at in stored if int(rows["volume"][at]) not in chosen]
     to_move.sort(key=lambda at: -int(rows["payload_bytes"][at]))
     moved, touched = 0, set()
     for done, at in enumerate(to_move):
@@ -138,7 +138,7 @@ def _packed(opened: OpenDirectory, live: LiveRows,
         place = extents.take(blocks_for(len(payload)))
         volume = int(rows["volume"][at])
         if place is None:
-            kept.add(volume)
+            chosen.add(volume)
             continue
         opened.volumes.read(volume, int(rows["offset"][at]) // BLOCK_BYTES, payload)
         opened.volumes.write(*place, payload)
@@ -148,7 +148,7 @@ def _packed(opened: OpenDirectory, live: LiveRows,
     for volume in touched:
         opened.volumes.sync(volume)
     progress(len(to_move), len(to_move))
-    return rows, kept, moved
+    return rows, chosen, moved
 
 
 def _fullest(blocks: dict[int, int], used: dict[int, int]) -> set[int]:

@@ -1,4 +1,4 @@
-"""Fetch threads: they read records, verify them, compare tokens, and fill staging buffers.
+"""RecordFetch threads: they read records, verify them, compare tokens, and fill staging buffers.
 
     fetch --> rows and tokens of the whole path --compare--> one read for each record --verify--> event
                  "tokens": another prompt                      "checksum": damaged bytes
@@ -56,7 +56,7 @@ class RecordRead:
 
 
 @dataclass(slots=True)
-class Fetch:
+class RecordFetch:
     """One ticket under way. ``failure``: (kind, reason, entry, number) of the first failure."""
 
     ticket: Ticket
@@ -73,7 +73,7 @@ class Fetch:
 class FetchThreads:
     """``finished`` is called once for each fetch, in a thread."""
 
-    def __init__(self, source: PayloadSource, finished: Callable[[Fetch], None], *,
+    def __init__(self, source: PayloadSource, finished: Callable[[RecordFetch], None], *,
                  threads: int = THREADS) -> None:
         self._source, self._finished = source, finished
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -82,7 +82,7 @@ class FetchThreads:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, fetch: Fetch) -> None:
+    def submit(self, fetch: RecordFetch) -> None:
         self._tasks.put(lambda: self._compare(fetch))
 
     def run(self, task: Callable[[], None]) -> None:
@@ -99,7 +99,7 @@ class FetchThreads:
         while (task := self._tasks.get()) is not None:
             task()
 
-    def _compare(self, fetch: Fetch) -> None:
+    def _compare(self, fetch: RecordFetch) -> None:
         rows: list[tuple[RecordRead, np.void]] = []
         for record in fetch.records:
             try:
@@ -124,7 +124,7 @@ class FetchThreads:
         for record, row in rows:
             self._tasks.put(lambda record=record, row=row: self._read(fetch, record, row))  # type: ignore[misc]
 
-    def _read(self, fetch: Fetch, record: RecordRead, row: np.void) -> None:
+    def _read(self, fetch: RecordFetch, record: RecordRead, row: np.void) -> None:
         failure: tuple[EventKind, str, int, int] | None = None
         assert record.into is not None
         try:

@@ -27,7 +27,7 @@ from weft.store.extents import BLOCK_BYTES, blocks_for
 from weft.store.index import StoreIndex
 from weft.store.opening import OpenDirectory
 from weft.store.options import StoreOptions
-from weft.store.reading import Fetch
+from weft.store.reading import RecordFetch
 from weft.store.rows import CHECKPOINT, KV
 from weft.store.space import Space
 from weft.store.upkeep import Compacted, Refreshed
@@ -99,7 +99,7 @@ class RecordBooks:
         c = self.index.c
         return entry < self.index.length and bool(c["kind"][entry]) and c["number"].item(entry) == number
 
-    def fetched(self, fetch: Fetch, seconds: float) -> None:
+    def fetched(self, fetch: RecordFetch, seconds: float) -> None:
         for record in fetch.records:
             self.pins[record.entry] -= 1
             if self.pins[record.entry] <= 0:
@@ -155,7 +155,7 @@ class RecordBooks:
             counters.read_bytes_per_second, counters.read_latency_s, dict(counters.damaged),
             dict(counters.dropped), {}, tuple(self._opened.notes))
 
-    def _count_use(self, fetch: Fetch, seconds: float) -> None:
+    def _count_use(self, fetch: RecordFetch, seconds: float) -> None:
         checkpoint = fetch.records[-1]
         if self.is_entry(checkpoint.entry, checkpoint.number):
             self.index.touch(checkpoint.entry)
