@@ -81,6 +81,12 @@ class EngineConfig:
                                        "seconds per byte), lru (least recently used) or marconi (compare).")
     count_salt: bool = _flag(False, "Count in /metrics the prompt tokens that only another cache_salt holds: "
                                     "for operators, as it tells whoever reads it what other tenants sent.")
+    store: str | None = _flag(None, "Directory of a store: cached prefixes on disk, which outlive memory and "
+                                    "restarts.")
+    store_size: str | None = _flag(None, "Most bytes of the store, such as 100GB; default: half of what the "
+                                         "disk has free at the first start.")
+    store_write: str = _flag("200MB/s", "Most bytes a second that are written to the store.")
+    store_reserve: str = _flag("8GiB", "Bytes of the disk that the store leaves free.")
     grammar_seconds: int = _flag(3, "CPU seconds that compiling the grammar of one request may take.")
     grammar_memory: str = _flag("256MiB", "Memory that compiling the grammar of one request may take.")
     grammar_cache: str = _flag("512MiB", "Memory of compiled grammars that are kept for later requests; "
@@ -121,6 +127,9 @@ class EngineConfig:
         if self.exact and self.compress_kv != "int8":
             raise ConfigError(f"--compress-kv {self.compress_kv} needs --no-exact: without it nothing is "
                               "compressed", param="--compress-kv")
+        if self.store is not None and not self.prefix_cache:
+            raise ConfigError(f"--store {self.store} needs the prefix cache, and --no-prefix-cache turns it "
+                              "off", param="--store")
         if self.quantize == "w8a8" and not self.quantize_inputs:
             raise ConfigError("--quantize is w8a8, which rounds inputs, and --no-quantize-inputs leaves them "
                               "as they are; use --quantize int8 with it", param="--quantize-inputs")

@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from weft.assemble.prefix_store import check_store_flags, open_tier
 from weft.assemble.report import layers_in_words, memory_table, read_in_words
 from weft.assemble.room import cache_dtypes, measured_gpu_room, plan_memory, ram_room
 from weft.config import EngineConfig
@@ -47,6 +48,7 @@ from weft.memory.prefix.policy import Policy, PrefillCost, geometric_cost
 from weft.memory.prefix.value.cost_fit import PrefillFit
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan
+from weft.schedule.store_tier import StoreTier
 from weft.schedule.work import work_of
 from weft.spec import ITEM_BYTES
 from weft.text.chat import check_syntax, read_chat_template
@@ -85,6 +87,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> 
     if config.memory is not None:
         parse_bytes(config.memory, flag="--memory")
     parse_bytes(config.grammar_cache, flag="--grammar-cache")
+    check_store_flags(config)
     threads = _prepare_torch(config, notes)
     device = _choose_device(config, notes)
     overlap = overlaps(config, device)
@@ -114,14 +117,22 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> 
     defaults = loaded.generation_defaults
     cost = _guessed_cost(loaded)
     policy = make_policy(config.cache_policy, arena, cost, time.monotonic)
-    core = EngineCore(vocab_size=loaded.spec.vocab_size, sizes=sizes,
-                      memory=Memory(arena, cache=config.prefix_cache, count_salt=config.count_salt,
-                                    policy=policy),
-                      executor=executor,
+    memory = Memory(arena, cache=config.prefix_cache, count_salt=config.count_salt, policy=policy)
+    tier = None
+    if config.store is not None:
+        tell(f"store: {config.store}")
+        tier, store_notes = open_tier(config, name, directory, loaded, memory, kernels=kernels,
+                                      threads=threads, device=device, clock=time.monotonic)
+        executor.arena.transfer_buffers = tier.buffers
+        notes += store_notes
+    core = EngineCore(vocab_size=loaded.spec.vocab_size, sizes=sizes, memory=memory, executor=executor,
+                      store=tier, pause=time.sleep,
                       clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids,
                       checkpoints=checkpoints, overlap=overlap,
                       grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size))
     core.on_step.append(_cost_learner(policy, cost))
+    if tier is not None:
+        core.on_step.append(_price_learner(tier))
     info = ModelInfo(
         name=name, directory=str(directory), family=loaded.spec.family, layers=layers_in_words(loaded.spec),
         vocab_size=loaded.spec.vocab_size, dtype=loaded.spec.dtype, weights_bytes=loaded.weights_bytes,
@@ -157,6 +168,10 @@ def _cost_learner(policy: Policy, guess: PrefillCost) -> Callable[[StepPlan, flo
             policy.costs(fit.cost())
 
     return measured
+
+
+def _price_learner(tier: StoreTier) -> Callable[[StepPlan, float], None]:
+    return lambda plan, seconds: tier.prices.stepped(work_of(plan), seconds)
 
 
 def _prepare_torch(config: EngineConfig, notes: list[str]) -> int:

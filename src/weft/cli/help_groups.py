@@ -20,7 +20,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Model": ("model", "revision", "dtype", "quantize", "quantize_inputs", "twelve_bit", "allow_nonfinite",
               "seed", "served_model_name", "chat_template", "reasoning_parser", "tool_parser"),
     "Memory": ("memory", "gpu_memory_fraction", "max_model_len", "kv_dtype", "state_dtype"),
-    "Cache": ("prefix_cache", "checkpoints", "exact", "compress_kv", "cache_policy", "count_salt"),
+    "Cache": ("prefix_cache", "checkpoints", "exact", "compress_kv", "cache_policy", "count_salt", "store",
+              "store_size", "store_write", "store_reserve"),
     "Scheduling": ("max_num_seqs", "max_num_batched_tokens", "max_queued_requests", "overlap",
                    "grammar_seconds", "grammar_memory", "grammar_cache"),
     "Server": ("host", "port", "log_level", "drain_timeout", "metrics_prefix", "sse_keep_alive", "record",
@@ -40,8 +41,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
 FREQUENT = frozenset({
     "model", "revision", "dtype", "quantize", "seed", "served_model_name", "chat_template",
     "reasoning_parser", "tool_parser", "memory", "gpu_memory_fraction", "max_model_len", "kv_dtype",
-    "state_dtype", "prefix_cache", "checkpoints", "exact", "max_num_seqs", "max_num_batched_tokens",
-    "max_queued_requests", "response_store", "host", "port", "log_level", "record", "api_key", "api_key_file",
+    "state_dtype", "prefix_cache", "checkpoints", "exact", "store", "store_size", "max_num_seqs",
+    "max_num_batched_tokens", "max_queued_requests", "response_store", "host", "port", "log_level", "record",
+    "api_key", "api_key_file",
     "operator_key", "allowed_host", "allowed_origin", "tenant_by_key", "device", "threads"})
 """Fields that ``--help`` shows."""
 

@@ -255,4 +255,4 @@ class EngineCore:
             generation_tokens=counters.generation_tokens, computed_tokens=counters.computed_tokens,
             preemptions=self.scheduler.preemption_count,
             recomputed_tokens=self.scheduler.recomputed_tokens, finished=dict(counters.finished),
-            sleep=self.sleep_state)
+            sleep=self.sleep_state, store=None if self.store is None else self.store.stats())

@@ -23,6 +23,8 @@ from weft.engine.engine import EngineCore
 from weft.engine.sleep_state import AWAKE, PARTS, Flushed, Part, SleepState, check_level, check_parts
 from weft.errors import BusyError, EngineUnavailableError
 
+STORE_SLEEP_S = 20.0
+"""An engine that falls asleep writes checkpoints to its store for at most this long."""
 _ABORTED = "the engine was put to sleep while it answered"
 
 
@@ -55,6 +57,7 @@ class Sleeper:
         core.hand_back(events)
         if core.failure is not None:
             raise EngineUnavailableError(f"the engine has failed: {core.failure!r}")
+        core.write_all(STORE_SLEEP_S)
         flushed = Flushed(core.memory.usage().cached_bytes, core.memory.cached_tokens)
         core.memory.lose()
         level = max(level, self.state.level)

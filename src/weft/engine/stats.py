@@ -13,6 +13,7 @@ import msgspec
 from weft.engine.sleep_state import AWAKE, SleepState
 from weft.memory.memory import MemoryUsage
 from weft.schedule.plan import StepPlan
+from weft.schedule.store_tier import TierStats
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +46,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     finished: dict[str, int]
     """Sequences that ended, by finish reason."""
     sleep: SleepState = AWAKE
+    store: TierStats | None = None
+    """None without a store."""
 
 
 class EngineCounters:

@@ -70,6 +70,8 @@ if TYPE_CHECKING:
 _AUDIT_AFTER_MS = 100
 _GRAMMAR_LOOK_MS = 2
 """While the engine waits only for a grammar, it looks at the compiling thread this often."""
+_STORE_LOOK_MS = 10
+"""While checkpoints wait to be written, an idle engine looks at its store this often."""
 _STATS_EVERY_S = 0.1
 _LINGER_MS = 2000
 _encoder = msgspec.msgpack.Encoder()
@@ -110,8 +112,12 @@ class EngineLoop:
                     raise self._core.failure
                 audited = False
                 continue
+            store = self._core.store
             if self._grammar_queue.busy:
                 self._commands.poll(_GRAMMAR_LOOK_MS)
+            elif store is not None and store.is_waiting:
+                self._commands.poll(_STORE_LOOK_MS)
+                self._core.poll_store()
             else:
                 if not audited and not self._commands.poll(_AUDIT_AFTER_MS):
                     self._core.audit()

@@ -1,0 +1,122 @@
+"""``--store``: the store of a model, and its place below the arena.
+
+    checkpoint files, sizes, dtypes, kernels  --> NamespaceIdentity     whose bytes these are
+    --store, --store-size, --store-write ...  --> open_store            the directory
+    arena                                     --> TransferBuffers       a quarter of its bytes, within bounds
+                                              --> StoreTier             restores and writes of the scheduler
+
+The identity has everything that decides what a page and a state mean: weights, config.json, the layout of
+pages and slots, dtypes, the quantised form and the kernels. Two engines that differ in any of it never read
+each other's records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.config import EngineConfig
+from weft.errors import ConfigError
+from weft.memory.frames.plan import ArenaPlan
+from weft.memory.memory import Memory
+from weft.memory.transfer_buffers import TransferBuffers
+from weft.schedule.restore_prices import RestorePrices
+from weft.schedule.store_tier import StoreTier
+from weft.store.identity import NamespaceIdentity, weights_digest
+from weft.store.options import StoreOptions
+from weft.store.store import open_store
+from weft.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from weft.models.loading import LoadedModel
+
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
+BUFFER_SHARE = 4
+BUFFER_BYTES_MIN = 256 << 20
+BUFFER_BYTES_MAX = 8 << 30
+CPU_FLOPS_THREAD = 4e10
+GPU_FLOPS = 2e14
+"""Guesses of what a thread or a GPU computes in a second, until prefills are measured."""
+
+
+def check_store_flags(config: EngineConfig) -> None:
+    """Raises ConfigError for a size that cannot be read."""
+    store_options(config)
+
+
+def store_options(config: EngineConfig) -> StoreOptions:
+    size = None if config.store_size is None else parse_bytes(config.store_size, flag="--store-size")
+    rate = parse_bytes(config.store_write.removesuffix("/s"), flag="--store-write")
+    if rate <= 0:
+        raise ConfigError(f"--store-write is {config.store_write!r}; it must be above 0 bytes a second",
+                          param="--store-write")
+    reserve = parse_bytes(config.store_reserve, flag="--store-reserve")
+    return StoreOptions(capacity_bytes=size, write_bytes_per_second=float(rate), reserve_bytes=reserve,
+                        accept_inexact=not config.exact)
+
+
+def open_tier(config: EngineConfig, name: str, directory: Path, loaded: LoadedModel, memory: Memory, *,
+              kernels: str, threads: int, device: torch.device,
+              clock: Callable[[], float]) -> tuple[StoreTier, list[str]]:
+    """The tier of ``config.store``, and notes for the user. Raises ConfigError that names the directory."""
+    assert config.store is not None
+    arena, options = memory.plan, store_options(config)
+    limit = min(max(arena.arena_bytes // BUFFER_SHARE, BUFFER_BYTES_MIN), BUFFER_BYTES_MAX)
+    buffers = TransferBuffers(arena.page_bytes, arena.slot_bytes, limit_bytes=limit,
+                              allocate=_pinned if device.type == "cuda" else _plain)
+    identity = _identity(config, name, directory, loaded, arena, kernels)
+    store = open_store(Path(config.store).expanduser(), identity, replace(options, queue_bytes=limit))
+    flops = GPU_FLOPS if device.type == "cuda" else threads * CPU_FLOPS_THREAD
+    prices = RestorePrices(2 * loaded.weights_bytes / 2 / flops,
+                           write_bytes_s=options.write_bytes_per_second)
+    tier = StoreTier(store, memory, buffers, prices, clock, exact=config.exact,
+                     write_bytes_s=options.write_bytes_per_second)
+    return tier, _notes(config.store, tier)
+
+
+def _notes(place: str, tier: StoreTier) -> list[str]:
+    stats = tier.store.stats()
+    count = f"{stats.checkpoints:,} checkpoints" if stats.checkpoints else "nothing"
+    return [f"store {place}: {count} of this model, {format_bytes(stats.stored_bytes)} of "
+            f"{format_bytes(stats.capacity_bytes)} in use.", *stats.notes]
+
+
+def _identity(config: EngineConfig, name: str, directory: Path, loaded: LoadedModel, arena: ArenaPlan,
+              kernels: str) -> NamespaceIdentity:
+    files = sorted(path for path in directory.iterdir() if path.suffix in WEIGHT_SUFFIXES)
+    text = (directory / "config.json").read_bytes()
+    published: dict[str, Any] = json.loads(text)
+    rope = {key: value for key, value in published.items() if "rope" in key}
+    layout = {"page": [asdict(field) for field in arena.kv_fields],
+              "slot": [asdict(field) for field in arena.state_fields]}
+    return NamespaceIdentity(
+        model=name, weights=weights_digest(files),
+        architecture=_plain_json(asdict(loaded.spec)), rope=rope, kv_dtype=arena.kv_dtype,
+        state_dtype=config.state_dtype, quantised=loaded.weights_form, arithmetic=kernels,
+        grain_bytes=arena.page_bytes, state_bytes=arena.slot_bytes,
+        more={"config": hashlib.sha256(text).hexdigest(), "quantize_inputs": config.quantize_inputs,
+              "layout": _plain_json(layout)})
+
+
+def _plain_json(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))
+
+
+def _plain(size_bytes: int) -> npt.NDArray[np.uint8]:
+    return np.empty(size_bytes, np.uint8)
+
+
+def _pinned(size_bytes: int) -> npt.NDArray[np.uint8]:
+    import torch
+
+    pinned: npt.NDArray[np.uint8] = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True).numpy()
+    return pinned
