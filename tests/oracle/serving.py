@@ -18,6 +18,7 @@ import functools
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -35,6 +36,7 @@ from weft.memory.frames.sizes import fit_sizes
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import make_policy
 from weft.memory.prefix.policy import PrefillCost
+from weft.memory.transfer_buffers import TransferBuffers
 from weft.models.loading import LoadedModel, load_model
 from weft.request import Request, SamplingParams, TokenEvent, TokenLogprobs
 from weft.runner.arena import NAN_BYTE, DeviceArena
@@ -43,7 +45,10 @@ from weft.runner.sampler import Sampler
 from weft.runner.torch_executor import TorchExecutor
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan
+from weft.schedule.restore_prices import RestorePrices
+from weft.schedule.store_tier import StoreTier
 from weft.spec import CompressedKvName
+from weft.store.protocol import Store
 from weft.units import CHUNK_TOKENS, pages_for
 
 DEVICE = torch.device(os.environ.get("WEFT_TEST_DEVICE", "cpu"))
@@ -146,7 +151,7 @@ class Serving:
     With ``overlap`` the next step is planned while one is computed on another thread: ``before_step`` is
     called there. ``capture``: steps of decodes alone go the way of graphs. ``remote``: whatever the device,
     the host looks at nothing of a step but what comes home. ``grid_tokens``: where states are kept.
-    ``model``: another one than the family's own."""
+    ``model``: another one than the family's own. ``store``: prefixes beyond memory."""
 
     def __init__(self, family: str, *, memory_bytes: int = 4 << 20, step_tokens: int = 1024,
                  pad_decode_to: int = 0, before_step: Break | None = None, max_model_len: int = 1024,
@@ -154,7 +159,8 @@ class Serving:
                  kv_dtype: KvDTypeChoice = "auto", state_dtype: StateDTypeChoice = "float32",
                  policy: str = "value", compress: bool = False, compress_kv: CompressedKvName | None = None,
                  overlap: bool = False, capture: Capture | None = None, remote: bool | None = None,
-                 grid_tokens: int = CHUNK_TOKENS, model: LoadedModel | None = None) -> None:
+                 grid_tokens: int = CHUNK_TOKENS, model: LoadedModel | None = None,
+                 store: Callable[[Serving], Store] | None = None) -> None:
         model = model or loaded(family)
         config = EngineConfig(max_num_batched_tokens=step_tokens, max_model_len=max_model_len,
                               max_num_seqs=max_num_seqs, kv_dtype=kv_dtype, state_dtype=state_dtype)
@@ -171,9 +177,16 @@ class Serving:
                                       observer=self._observe, before_step=self._before_step)
         if capture is not None:
             assert self.executor.record_graphs() is None
-        self.core = EngineCore(vocab_size=model.spec.vocab_size, sizes=sizes,
-                               memory=Memory(self.arena, cache=cache,
-                                             policy=make_policy(policy, self.arena, PrefillCost(), clock)),
+        memory = Memory(self.arena, cache=cache,
+                        policy=make_policy(policy, self.arena, PrefillCost(), clock))
+        tier = None
+        if store is not None:
+            buffers = TransferBuffers(self.arena.page_bytes, self.arena.slot_bytes, limit_bytes=32 << 20)
+            self.executor.arena.transfer_buffers = buffers
+            tier = StoreTier(store(self), memory, buffers, RestorePrices(1.0), lambda: 0.0,
+                             exact=not compress)
+        self.core = EngineCore(vocab_size=model.spec.vocab_size, sizes=sizes, memory=memory, store=tier,
+                               pause=time.sleep,
                                checkpoints=parse_checkpoints(checkpoints),
                                executor=self.executor, clock=lambda: 0.0, seed=0, overlap=overlap,
                                eos_ids=model.generation_defaults.eos_ids)

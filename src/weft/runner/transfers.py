@@ -50,10 +50,12 @@ class Transfers:
         for buffer, first, items in _runs(ids_K3):
             host_PB = self._buffers[buffer].pages_PB[first:first + len(items)]
             assert len(host_PB) == len(items), f"buffer {buffer} ends before page {first + len(items)}"
-            if load:
-                self._load(pages_NP, items, host_PB)
+            if pages_NP.device.type != "cpu":
+                (load_by_index if load else store_by_index)(pages_NP, items, host_PB)
+            elif load:
+                pages_NP.numpy()[items] = host_PB
             else:
-                self._store(pages_NP, items, host_PB)
+                np.take(pages_NP.numpy(), items, axis=0, out=host_PB, mode="clip")  # in place
 
     def states(self, ids_K2: Ids, *, load: bool) -> None:
         """Rows of a slot and a buffer."""
@@ -68,22 +70,21 @@ class Transfers:
             else:
                 state_B.copy_(slot_B, non_blocking=True)
 
-    def _load(self, pages_NP: torch.Tensor, items: Ids, host_PB: npt.NDArray[np.uint8]) -> None:
-        if pages_NP.device.type == "cpu":
-            pages_NP.numpy()[items] = host_PB
-            return
-        loaded_KP = torch.from_numpy(host_PB).to(pages_NP.device, non_blocking=True)
-        pages_NP.index_copy_(0, self._on_device(items), loaded_KP)
 
-    def _store(self, pages_NP: torch.Tensor, items: Ids, host_PB: npt.NDArray[np.uint8]) -> None:
-        if pages_NP.device.type == "cpu":
-            np.take(pages_NP.numpy(), items, axis=0, out=host_PB, mode="clip")  # in place
-            return
-        gathered_KP = pages_NP.index_select(0, self._on_device(items))
-        torch.from_numpy(host_PB).copy_(gathered_KP, non_blocking=True)
+def load_by_index(pages_NP: torch.Tensor, items: Ids, host_PB: npt.NDArray[np.uint8]) -> None:
+    """``host_PB`` into the pages ``items``, on any device."""
+    loaded_KP = torch.from_numpy(host_PB).to(pages_NP.device, non_blocking=True)
+    pages_NP.index_copy_(0, _on_device(items, pages_NP.device), loaded_KP)
 
-    def _on_device(self, items: Ids) -> torch.Tensor:
-        return torch.from_numpy(items.astype(np.int64)).to(self._arena_B.device)
+
+def store_by_index(pages_NP: torch.Tensor, items: Ids, host_PB: npt.NDArray[np.uint8]) -> None:
+    """The pages ``items`` into ``host_PB``, from any device."""
+    gathered_KP = pages_NP.index_select(0, _on_device(items, pages_NP.device))
+    torch.from_numpy(host_PB).copy_(gathered_KP, non_blocking=True)
+
+
+def _on_device(items: Ids, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(items.astype(np.int64)).to(device)
 
 
 def _runs(ids_K3: Ids) -> Iterator[tuple[BufferId, int, Ids]]:

@@ -220,6 +220,8 @@ class PrefixCache:
         self.policy.published(lease.seq, lease.salt, publication.start, tokens)
         for save in publication.saves:
             self._save(lease, node, save, tokens[whole * PAGE_KEY_BYTES:], freed, inexact=inexact)
+        if not self.stateful and node.end:
+            _note_new(self, lease, node)
         self.counts.published += 1
         return freed
 
@@ -284,8 +286,6 @@ class PrefixCache:
         node = self.node(lease)
         if node is not None:
             lease.held = NO_NODE
-            if not self.stateful:
-                _note_new(self, lease, node)
             self.tree.release(node)
             self.compressed_kv.stop_reading(node)
             self._refile(node, freed, newest=True)

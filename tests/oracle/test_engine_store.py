@@ -1,0 +1,153 @@
+"""A prefix from the store changes nothing: after a restart the same tokens, and the very same logits.
+
+Each test serves prompts on an engine with a real store in a directory, ends it, and asks another engine on
+the same directory. The second engine has to find the prefix, and its logits have to equal those of an engine
+that kept the prefix in memory, bit for bit. Memory is full of NaN (see ``serving``). Controls: a store whose
+bytes are wrong is noticed, and another salt finds nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.fixtures.memory_store import Contents, MemoryStore
+from tests.oracle.serving import Answer, Serving, directory, loaded
+from weft.models.loading import LoadedModel, load_model
+from weft.request import SamplingParams
+from weft.store.identity import NamespaceIdentity
+from weft.store.options import StoreOptions
+from weft.store.protocol import Store
+from weft.store.store import open_store
+
+KINDS = ("qwen3", "qwen3_5", "lfm2", "granite", "jamba", "kimi_linear", "falcon_mamba")
+"""Attention alone; delta net, short convolution, Mamba-2 and Mamba-1 beside attention; latent attention
+beside a delta net with gates by channel; Mamba-1 alone."""
+SHORT = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+
+
+def text(name: int, length: int) -> list[int]:
+    return np.random.default_rng(name).integers(3, 400, length).tolist()
+
+
+PROMPT = text(1, 330)
+NEXT_TURN = text(2, 40)
+
+
+def disk_store(path: Path, serving: Serving) -> Store:
+    identity = NamespaceIdentity("model", "weights", {}, {}, "", "", "", "", serving.arena.page_bytes,
+                                 serving.arena.slot_bytes)
+    return open_store(path, identity, StoreOptions(capacity_bytes=64 << 20, reserve_bytes=0,
+                                                   volume_bytes=8 << 20))
+
+
+def serving(family: str, path: Path, model: LoadedModel | None = None) -> Serving:
+    return Serving(family, cache=True, model=model, store=lambda one: disk_store(path, one))
+
+
+def first_and_next(engine: Serving, salt: str = "") -> list[Answer]:
+    """The prompt, and then the next turn of its conversation."""
+    [answer] = engine.run([PROMPT], SHORT, salt=salt)
+    [follow_up] = engine.run([[*PROMPT, *answer.tokens, *NEXT_TURN]], SHORT, salt=salt)
+    return [answer, follow_up]
+
+
+def same(left: Answer, right: Answer) -> bool:
+    return left.tokens == right.tokens and torch.equal(left.logits, right.logits)
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_a_restart_finds_the_prefix_and_changes_nothing(family: str, tmp_path: Path) -> None:
+    before = serving(family, tmp_path)
+    cold, cold_next = first_and_next(before)
+    [warm] = before.run([PROMPT], SHORT)
+    before.core.close()
+    after = serving(family, tmp_path)
+    again, again_next = first_and_next(after)
+    after.core.close()
+    assert cold.cached_tokens == 0
+    assert again.cached_tokens == warm.cached_tokens >= 300
+    assert same(again, warm)
+    assert again.tokens == cold.tokens
+    assert again_next.cached_tokens >= cold_next.cached_tokens
+    assert again_next.tokens == cold_next.tokens
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "granite"])
+def test_bfloat16_comes_back_bit_for_bit(family: str, tmp_path: Path) -> None:
+    model = load_model(directory(family), dtype="bfloat16")
+    before = serving(family, tmp_path, model)
+    before.run([PROMPT], SHORT)
+    [warm] = before.run([PROMPT], SHORT)
+    before.core.close()
+    after = serving(family, tmp_path, model)
+    [again] = after.run([PROMPT], SHORT)
+    after.core.close()
+    assert again.cached_tokens == warm.cached_tokens > 0
+    assert same(again, warm)
+
+
+def test_another_salt_finds_nothing_in_the_store(tmp_path: Path) -> None:
+    before = serving("lfm2", tmp_path)
+    [cold] = before.run([PROMPT], SHORT, salt="a")
+    before.core.close()
+    after = serving("lfm2", tmp_path)
+    [other] = after.run([PROMPT], SHORT, salt="b")
+    [unsalted] = after.run([PROMPT], SHORT)
+    [own] = after.run([PROMPT], SHORT, salt="a")
+    after.core.close()
+    assert other.cached_tokens == unsalted.cached_tokens == 0
+    assert own.cached_tokens > 300
+    assert own.tokens == cold.tokens
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_store_that_lies_is_noticed(overlap: bool) -> None:
+    """The control: one wrong byte of a state, called right, shows in the logits."""
+    outcomes = []
+    for fault in (None, "lies"):
+        kept: list[Contents] = []
+
+        def store(one: Serving, fault: str | None = fault, kept: list[Contents] = kept) -> MemoryStore:
+            kept[:] = kept or [Contents(one.arena.page_bytes)]
+            return MemoryStore(kept[0], fault=lambda: fault)
+
+        before = Serving("qwen3_5", cache=True, store=store, overlap=overlap)
+        before.run([PROMPT], SHORT)
+        [warm] = before.run([PROMPT], SHORT)
+        before.core.close()
+        after = Serving("qwen3_5", cache=True, store=store, overlap=overlap)
+        [again] = after.run([PROMPT], SHORT)
+        after.core.close()
+        assert again.cached_tokens > 0
+        outcomes.append(same(again, warm))
+    assert outcomes == [True, False]
+
+
+def test_the_plain_form_of_a_transfer_moves_the_same_bytes() -> None:
+    """Pages and a state out of one arena and into another: every byte, through torch as through numpy."""
+    from weft.memory.transfer_buffers import TransferBuffers
+    from weft.runner.transfers import Transfers, load_by_index, store_by_index
+
+    plan = Serving("qwen3_5").arena
+    assert loaded("qwen3_5").spec.attention_layers
+    filled = torch.randint(0, 256, (plan.arena_bytes,), dtype=torch.uint8)
+    buffers = TransferBuffers(plan.page_bytes, plan.slot_bytes, limit_bytes=1 << 24)
+    one, two = buffers.add(4), buffers.add(4)
+    pages = np.array([7, 3, 9, 4])
+    ids = np.stack([pages, np.full(4, one), np.arange(4)], axis=1)
+    Transfers(plan, filled, buffers).pages(ids, load=False)
+    pages_NP = filled[:plan.page_count * plan.page_bytes].view(plan.page_count, plan.page_bytes)
+    store_by_index(pages_NP, pages, buffers[two].pages_PB)
+    assert np.array_equal(buffers[one].pages_PB, buffers[two].pages_PB)
+    assert np.array_equal(buffers[one].pages_PB, pages_NP.numpy()[pages])
+    targets = [torch.zeros_like(filled) for _ in range(2)]
+    Transfers(plan, targets[0], buffers).pages(ids, load=True)
+    view = targets[1][:plan.page_count * plan.page_bytes].view(plan.page_count, plan.page_bytes)
+    load_by_index(view, pages, buffers[one].pages_PB)
+    assert torch.equal(targets[0], targets[1])
+    assert torch.equal(targets[0].view_as(filled)[:0], filled[:0])
+    changed = (targets[0] != 0).view(-1, plan.page_bytes).any(dim=1).nonzero().flatten().tolist()
+    assert changed == sorted(pages.tolist())
