@@ -61,7 +61,7 @@ class FetchState(Enum):
 
 
 @dataclass(slots=True)
-class Fetch:
+class Restore:
     """A fetch under way. ``seqs``: requests that wait for it. ``lease``: the sequence number of its load.
     ``loaded_in``: the step that loads it."""
 
@@ -85,7 +85,7 @@ class StoreLook(NamedTuple):
     fetch that this plan begins. Without both it is admitted with ``match``."""
 
     match: Match
-    fetch: Fetch | None = None
+    fetch: Restore | None = None
     wish: FetchWish | None = None
 
 
@@ -113,7 +113,7 @@ class Restores:
     def __init__(self, store: Store, buffers: TransferBuffers, prices: RestorePrices,
                  clock: Callable[[], float], *, exact: bool) -> None:
         self.counts = RestoreCounts()
-        self.fetches: dict[FetchKey, Fetch] = {}
+        self.fetches: dict[FetchKey, Restore] = {}
         self._store = store
         self._buffers = buffers
         self._prices = prices
@@ -191,7 +191,7 @@ class Restores:
             fetch = self.fetches[wish.key] = self._begin(wish, pages)
         fetch.seqs.add(wish.seq)
 
-    def _begin(self, wish: FetchWish, pages: int) -> Fetch:
+    def _begin(self, wish: FetchWish, pages: int) -> Restore:
         prefix, now_s = wish.prefix, self._clock()
         buffer = self._buffers.add(pages)
         staging = self._buffers[buffer]
@@ -201,7 +201,7 @@ class Restores:
         self._next_lease += 1
         wait_s = max(WAIT_S_MIN, self._prices.compute_s(wish.start, prefix.position))
         load = CheckpointLoad(buffer, wish.start, prefix.position, prefix.exact)
-        return Fetch(wish.key, prefix, load, SeqId(self._next_lease), now_s, now_s + wait_s)
+        return Restore(wish.key, prefix, load, SeqId(self._next_lease), now_s, now_s + wait_s)
 
     def loading(self, key: FetchKey, step: int) -> None:
         """Step ``step`` loads the fetch ``key``."""
@@ -279,7 +279,7 @@ class Restores:
             self._abandoned[ticket] = fetch.load.buffer
 
 
-def _reaches(match: Match, fetch: Fetch) -> bool:
+def _reaches(match: Match, fetch: Restore) -> bool:
     """Whether ``fetch`` begins where ``match`` ends or before, and goes further."""
     return fetch.load.start <= _page_floor(match.cached_tokens) and match.cached_tokens < fetch.load.position
 

@@ -51,6 +51,8 @@ from weft.server.messages import (
 ASSEMBLE = "weft.assemble:assemble"
 STALL_AFTER_S = 10.0
 _LAST_WORDS_S = 0.5
+_PATIENCE_S = 5.0
+_PATIENCE_WITH_STORE_S = 40.0
 """How long after the end of the process its last report may still arrive."""
 
 State = Literal["starting", "ready", "dead"]
@@ -171,12 +173,15 @@ class EngineClient:
 
     # ------------------------------------------------------------------ reports and the end
 
-    async def stop(self, reason: str, patience_s: float = 5.0) -> None:
-        """Ends the process: asks, then kills. A process that has stalled is killed at once. Open questions
-        fail with ``reason``. Idempotent; also after a ``start`` that failed."""
+    async def stop(self, reason: str, patience_s: float | None = None) -> None:
+        """Ends the process: asks, then kills after ``patience_s``, by default longer with a store to write. A
+        process that has stalled is killed at once. Open questions fail with ``reason``. Idempotent; also
+        after a ``start`` that failed."""
         if self._stopping or not self._link.started:
             return
         self._stopping = True
+        if patience_s is None:
+            patience_s = _PATIENCE_S if self._config.store is None else _PATIENCE_WITH_STORE_S
         can_answer = self.state == "ready" and self._link.running and self.heart.stall is None
         self._die(EngineUnavailableError(reason))
         if can_answer:

@@ -22,6 +22,7 @@ from weft.memory.prefix.cache_counts import CacheCounts
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
+_STORE_COUNTS = {"lost_stored", "lost_damaged", "lost_store_busy", "loaded", "loaded_tokens"}
 SHARES = (50, 90, 99)
 
 
@@ -136,7 +137,8 @@ class Report:
     def digest(self) -> str:
         """Equal for equal runs: a hash of all numbers, and of every request's cached tokens and times. Names
         are not part of it, so a renamed field or policy changes no hash."""
-        numbers = [value for name, value in self._numbers().items() if name != "arm"]
+        numbers = [_without_store(value) if name == "cache" else value
+                   for name, value in self._numbers().items() if name != "arm"]
         hashed = blake2b(json.dumps(_without_names(numbers)).encode(), digest_size=16)
         for column in (self.timeline.cached_tokens, self.timeline.began_s, self.timeline.first_s,
                        self.timeline.ended_s):
@@ -145,6 +147,11 @@ class Report:
 
     def _numbers(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name not in ("timeline", "mean_bytes")}
+
+
+def _without_store(counts: dict[str, int]) -> dict[str, int]:
+    """The counters of a cache without a store: its hash is that of a build that knows no store."""
+    return {name: count for name, count in counts.items() if name not in _STORE_COUNTS or count}
 
 
 def _without_names(value: Any) -> Any:
