@@ -1,0 +1,110 @@
+"""One line of a batch to one answer: the jobs of the endpoints, without HTTP.
+
+    url, body --the type and ``prepare`` of that endpoint--> Job --start, answer--> status, body
+
+A line gets what the endpoint would have sent: the same checks, the same answer, the same errors. A full queue
+and an engine that sleeps or restarts are no answer: ``LaterError`` is raised, and the line waits.
+
+Lines run below interactive requests: without a ``priority`` of their own they get BATCH_PRIORITY.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from weft.errors import EngineUnavailableError, QueueFullError, RequestError, WeftError
+from weft.server.chat import prepare_chat
+from weft.server.completions import prepare_completion
+from weft.server.errors import error_body
+from weft.server.exchange import Job
+from weft.server.protocol import (
+    UNSERVED_IN_CHAT,
+    UNSERVED_IN_COMPLETIONS,
+    ChatBody,
+    CompletionBody,
+    Unserved,
+    read_body,
+)
+from weft.server.responses.answers import ResponsesJob
+from weft.server.responses.items import read_items
+from weft.server.responses.protocol import UNSERVED_IN_RESPONSES, ResponsesBody, check_fields
+from weft.server.responses.turns import responses_turn
+from weft.server.service import Service
+from weft.server.tenants import Tenant
+from weft.server.turn import prepare_turn
+
+BATCH_PRIORITY = 1_000_000
+
+
+class LaterError(Exception):
+    """The engine takes no request now; the line is to be tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How the lines of one url become jobs."""
+
+    body: type[Any]
+    unserved: Unserved
+    prepare: Callable[[Service, Any], Awaitable[Job]]
+
+
+async def _prepare_response(service: Service, body: ResponsesBody) -> Job:
+    check_fields(body)
+    if body.previous_response_id is not None:
+        raise RequestError("previous_response_id is not supported in a batch", param="previous_response_id",
+                           code="unsupported_parameter")
+    body.store = False
+    return ResponsesJob(await prepare_turn(service, responses_turn(body, read_items(body.input))), body)
+
+
+_WAYS: dict[str, _Way] = {
+    "/v1/chat/completions": _Way(ChatBody, UNSERVED_IN_CHAT, prepare_chat),
+    "/v1/completions": _Way(CompletionBody, UNSERVED_IN_COMPLETIONS, prepare_completion),
+    "/v1/responses": _Way(ResponsesBody, UNSERVED_IN_RESPONSES, _prepare_response),
+}
+URLS = frozenset(_WAYS)
+"""Endpoints that a line may name."""
+
+
+async def answer_line(service: Service, url: str, raw: bytes, *,
+                      tenant: Tenant | None = None) -> tuple[int, bytes]:
+    """The status and the body. Raises LaterError."""
+    try:
+        job = await _job(service, url, raw, tenant)
+        try:
+            await job.generation.start()
+            return 200, await job.answer()
+        finally:
+            job.generation.close()
+            if tenant is not None:
+                tenant.spend(job.generation.usage().total_tokens)
+    except (QueueFullError, EngineUnavailableError) as error:
+        raise LaterError(error.message) from error
+    except WeftError as error:
+        return error.status, error_body(error)
+
+
+async def _job(service: Service, url: str, raw: bytes, tenant: Tenant | None) -> Job:
+    way = _WAYS[url]
+    await service.body_checker.check(raw)
+    body: Any = await read_body(raw, way.body, unserved=way.unserved)
+    if body.stream:
+        raise RequestError("stream is not supported in a batch: an answer is one line", param="stream",
+                           code="unsupported_parameter")
+    if body.priority is None:
+        body.priority = BATCH_PRIORITY
+    if tenant is not None:
+        body.cache_salt = tenant.namespace(body.cache_salt)
+    job: Job = await way.prepare(service, body)
+    return job
+
+
+def error_text(body: bytes) -> str:
+    """The message of an error's body, for people."""
+    error = msgspec.json.decode(body).get("error", {})
+    return str(error.get("message", ""))

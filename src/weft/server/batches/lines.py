@@ -1,0 +1,156 @@
+"""OpenAI's batch lines: a request in each line of the input, an answer in each line of the output.
+
+    {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hello"}}
+    {"id": "batch_req_1f", "custom_id": "a", "error": null,
+     "response": {"status_code": 200, "request_id": "9c", "body": {...}}}
+
+``read_index`` reads the input once and keeps where each line is, not its body: a line takes 100 bytes, and
+the bytes of ``prefix_key``. A bad line spoils the whole input, before anything is computed. The message names
+the line.
+
+``response`` has the status and the body that the endpoint would have sent, errors too. ``error`` is for a
+line that never ran: its batch was cancelled or expired.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from weft.errors import RequestError
+from weft.server.batches.order import prefix_key
+
+CUSTOM_ID_CHARS_MAX = 512
+LINE_BYTES_MAX = 64_000_000
+_COMPLAINTS_MAX = 5
+
+
+class BatchLine(msgspec.Struct, kw_only=True):
+    custom_id: str
+    method: str
+    url: str
+    body: msgspec.Raw
+
+
+class LineAnswer(msgspec.Struct):
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class LineError(msgspec.Struct):
+    code: str
+    message: str
+
+
+class OutputLine(msgspec.Struct, kw_only=True):
+    id: str
+    custom_id: str
+    response: LineAnswer | None = None
+    error: LineError | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        return self.response is not None and self.response.status_code == 200
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedLine:
+    """Where a line is in the input, and what orders it."""
+
+    custom_id: str
+    url: str
+    offset: int
+    length: int
+    key: bytes
+
+
+class BadInputError(RequestError):
+    """The input is no batch; ``complaints``: (line, code, message), the first few."""
+
+    def __init__(self, complaints: list[tuple[int, str, str]], *, param: str) -> None:
+        super().__init__("; ".join(f"line {line}: {message}" for line, _, message in complaints),
+                         param=param, code=complaints[0][1])
+        self.complaints = complaints
+
+
+_line_decoder = msgspec.json.Decoder(BatchLine)
+_output_encoder = msgspec.json.Encoder()
+
+
+def read_index(path: Path, *, urls: Collection[str], lines_max: int | None = None,
+               param: str = "input") -> list[IndexedLine]:
+    """``urls`` are the endpoints that a line may name. Raises BadInputError."""
+    index: list[IndexedLine] = []
+    complaints: list[tuple[int, str, str]] = []
+    number_by_id: dict[str, int] = {}
+    offset = 0
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            start, offset = offset, offset + len(raw)
+            if not raw.strip():
+                continue
+            try:
+                line = _checked(raw, urls)
+                before = number_by_id.setdefault(line.custom_id, number)
+                if before != number:
+                    raise RequestError(f"custom_id {line.custom_id!r} is that of line {before} too",
+                                       code="duplicate_custom_id")
+                if lines_max is not None and len(index) >= lines_max:
+                    raise RequestError(f"the input has more than {lines_max} lines "
+                                       "(--max-batch-lines)", code="too_many_lines")
+            except RequestError as error:
+                complaints.append((number, error.code or "invalid_line", error.message))
+                if len(complaints) >= _COMPLAINTS_MAX:
+                    break
+                continue
+            index.append(IndexedLine(line.custom_id, line.url, start, len(raw), prefix_key(bytes(line.body))))
+    if complaints:
+        raise BadInputError(complaints, param=param)
+    return index
+
+
+def _checked(raw: bytes, urls: Collection[str]) -> BatchLine:
+    """Raises RequestError."""
+    if len(raw) > LINE_BYTES_MAX:
+        raise RequestError(f"it has {len(raw)} bytes; the limit is {LINE_BYTES_MAX}", code="line_too_long")
+    try:
+        line = _line_decoder.decode(raw)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise RequestError(f"it is no batch line: {error}", code="invalid_json_line") from None
+    if not line.custom_id or len(line.custom_id) > CUSTOM_ID_CHARS_MAX:
+        raise RequestError(f"custom_id has {len(line.custom_id)} characters; it must have 1 to "
+                           f"{CUSTOM_ID_CHARS_MAX}", code="invalid_custom_id")
+    if line.method != "POST":
+        raise RequestError(f"method is {line.method[:20]!r}; it must be POST", code="invalid_method")
+    if line.url not in urls:
+        raise RequestError(f"url is {line.url[:100]!r}; it must be {' or '.join(sorted(urls))}",
+                           code="invalid_url")
+    if not bytes(line.body).lstrip().startswith(b"{"):
+        raise RequestError("body is no object", code="invalid_body")
+    return line
+
+
+def read_body_of(path: Path, line: IndexedLine) -> bytes:
+    """The body of a line of the input, read again."""
+    with path.open("rb") as file:
+        file.seek(line.offset)
+        return bytes(_line_decoder.decode(file.read(line.length)).body)
+
+
+def output_line(line: IndexedLine, status_code: int, body: bytes) -> OutputLine:
+    return OutputLine(id=f"batch_req_{uuid.uuid4().hex}", custom_id=line.custom_id,
+                      response=LineAnswer(status_code, uuid.uuid4().hex, msgspec.Raw(body)))
+
+
+def unanswered_line(line: IndexedLine, code: str, message: str) -> OutputLine:
+    return OutputLine(id=f"batch_req_{uuid.uuid4().hex}", custom_id=line.custom_id,
+                      error=LineError(code, message))
+
+
+def encode_output(line: OutputLine) -> bytes:
+    return _output_encoder.encode(line) + b"\n"
