@@ -70,6 +70,13 @@ class UnknownModelError(UserError):
     kind = "not_found_error"
 
 
+class UnknownReplicaError(UserError):
+    """The server has no replica of this number; the message says which it has."""
+
+    status = 404
+    kind = "not_found_error"
+
+
 class AuthenticationError(UserError):
     """No API key, or a wrong one."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -11,14 +12,15 @@ from tests.unit.engine.rig import Rig
 from weft.cli.top import Reading, frame, read_metrics
 from weft.errors import UserError
 from weft.server.edge import EdgeLimits, HttpEdge
-from weft.server.metrics import Metrics
+from weft.server.metrics import EngineReport, FleetReport, Metrics
 
 PREFIX: dict[str, Any] = {"tokens": 4096, "hits": 17, "branches": 3, "readers": 2, "checkpoint": True,
                           "age_s": 130.0, "namespace": 1}
 CACHE = {"nodes": 12, "states": 7, "tree": {"prefixes": [PREFIX], "namespace_count": 2}}
 
 
-def reading(at_s: float, requests: int, *, prefix: str = "weft", alive: bool = True) -> Reading:
+def reading(at_s: float, requests: int, *, prefix: str = "weft", alive: bool = True,
+            engine_count: int = 1) -> Reading:
     """After so many equal requests, the first of which computes and the others find."""
     rig = Rig(cache=True)
     for number in range(requests):
@@ -26,7 +28,9 @@ def reading(at_s: float, requests: int, *, prefix: str = "weft", alive: bool = T
         rig.run()
     metrics = Metrics(prefix, HttpEdge(EdgeLimits()))
     metrics.name_model("small")
-    return read_metrics(metrics.text(rig.core.stats(), alive=alive).decode(), at_s)
+    engine = EngineReport(0, alive, 0, rig.core.stats())
+    engines = [engine, dataclasses.replace(engine, number=1, up=False)][:engine_count]
+    return read_metrics(metrics.text(FleetReport(engines, 0, 0)).decode(), at_s)
 
 
 def shown(now: Reading, before: Reading | None = None, cache: Any = CACHE) -> str:
@@ -73,6 +77,15 @@ def test_an_engine_that_is_not_there_is_said_and_the_rest_is_left_empty() -> Non
     text = shown(reading(0.0, 0, alive=False), cache={})
     assert "the engine is not there" in text
     assert "no prefix is shared yet" in text
+
+
+def test_several_engines_are_added_up_and_shown_one_by_one() -> None:
+    text = shown(reading(0.0, 2, engine_count=2))
+    assert "1 of 2 engines up" in text
+    assert "tokens generated 20" in text
+    assert "0 up 0 0 10" in text
+    assert "1 restarting 0 0 10" in text
+    assert "restarting" not in shown(reading(0.0, 2))
 
 
 def test_metrics_of_somebody_else_are_refused() -> None:

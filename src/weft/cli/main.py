@@ -36,6 +36,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "eval": ("weft.cli.evaluate", "Score a model: `weft eval recall`."),
     "plan": ("weft.cli.plan", "Show what a model takes of a device's memory, and what then fits."),
     "top": ("weft.cli.top", "Watch a running server: requests, memory, what its prefix cache saves."),
+    "drain": ("weft.cli.drain", "Take a replica of a running server out of service, or restart it."),
     "bench": ("weft.cli.bench", "Measure kernels, the engine, or a server."),
     "doctor": ("weft.cli.doctor", "Show what this machine has, and what would make it faster."),
     "store": ("weft.cli.store", "Look into a store of prefixes, check it, give space back."),

@@ -66,6 +66,15 @@ class RemoteModel:
         _raise_for(response)
         return response
 
+    def post(self, path: str, params: dict[str, str] | None = None) -> httpx.Response:
+        """Waits as long as the server takes. Raises as ``get``."""
+        try:
+            response = self._http.post(path, params=params)
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise self._unreachable(error) from None
+        _raise_for(response)
+        return response
+
     def stream_chat(self, messages: list[dict[str, str]], fields: dict[str, Any]) -> Iterator[AnswerDelta]:
         """Pieces of the answer to ``messages`` as they arrive. Closing the iterator cancels the request.
 

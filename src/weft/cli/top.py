@@ -40,12 +40,14 @@ _PREFIXES_SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """``values`` by name, less the prefix; ``by_label`` by name and the one label that is its own."""
+    """``values`` by name, less the prefix; ``by_label`` by name and the one label that is its own. Both add
+    up over the engines; ``engines`` has the values of each one."""
 
     at_s: float
     model: str
     values: Mapping[str, float]
     by_label: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    engines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def rate(self, name: str, before: Reading | None) -> float | None:
         """Per second since ``before``; None without one, or where the server was started anew."""
@@ -59,6 +61,7 @@ def read_metrics(text: str, at_s: float) -> Reading:
     """Raises UserError where ``text`` is not the metrics of a weft server."""
     values: dict[str, float] = {}
     by_label: dict[str, dict[str, float]] = {}
+    engines: dict[str, dict[str, float]] = {}
     model, is_weft = "", False
     for family in text_string_to_metric_families(text):
         if family.type not in ("gauge", "counter"):
@@ -68,22 +71,25 @@ def read_metrics(text: str, at_s: float) -> Reading:
             own = [value for label, value in sample.labels.items() if label not in ("model_name", "engine")]
             model = sample.labels.get("model_name", model)
             is_weft = is_weft or name == "engine_up"
-            if own:
-                by_label.setdefault(name, {})[own[0]] = sample.value
-            else:
-                values[name] = sample.value
+            numbers, key = (by_label.setdefault(name, {}), own[0]) if own else (values, name)
+            numbers[key] = numbers.get(key, 0.0) + sample.value
+            if not own:
+                engines.setdefault(sample.labels.get("engine", ""), {})[name] = sample.value
     if not is_weft:
         raise UserError("what answers there has no metrics of a weft server")
-    return Reading(at_s, model, values, by_label)
+    return Reading(at_s, model, values, by_label,
+                   {number: numbers for number, numbers in engines.items() if "engine_up" in numbers})
 
 
 def frame(url: str, now: Reading, before: Reading | None, cache: Mapping[str, Any]) -> RenderableType:
     """What is on the screen. ``cache`` is the answer of /v1/cache, empty while the engine is not there."""
-    up = now.values.get("engine_up", 0.0) == 1.0
-    state = _state(now) if up else Text("the engine is not there", "bold red")
+    up = int(now.values.get("engine_up", 0.0))
+    state = _state(now) if up == len(now.engines) else Text(
+        f"{up} of {len(now.engines)} engines up" if up else "the engine is not there", "bold red")
     head = Text.assemble(("weft top", "bold"), f"  {now.model or '(no model yet)'} at {url}  ", state)
-    return Group(head, Text(), _traffic(now, before), Text(), _memory(now), Text(), _reuse(now, before),
-                 Text(), _prefixes(cache))
+    replicas = [Text(), _replicas(now)] if len(now.engines) > 1 else []
+    return Group(head, *replicas, Text(), _traffic(now, before), Text(), _memory(now), Text(),
+                 _reuse(now, before), Text(), _prefixes(cache))
 
 
 def _state(now: Reading) -> Text:
@@ -101,6 +107,16 @@ def _table(*columns: str, first_width: int = 26) -> Table:
     table.add_column(columns[0], min_width=first_width)
     for column in columns[1:]:
         table.add_column(column, justify="right", min_width=9)
+    return table
+
+
+def _replicas(now: Reading) -> RenderableType:
+    table = _table("engine", "", "running", "waiting", "generated", "restarts", first_width=8)
+    for number, values in now.engines.items():
+        table.add_row(number, "up" if values["engine_up"] else "restarting",
+                      *(_count(values.get(name)) for name in (
+                          "num_requests_running", "num_requests_waiting", "generation_tokens_total",
+                          "engine_restarts_total")))
     return table
 
 
@@ -213,7 +229,7 @@ def _age(seconds: float) -> str:
 def look(server: RemoteModel) -> tuple[Reading, Mapping[str, Any]]:
     """Both pages. Raises an error if no server answers, or not as a weft server does."""
     reading = read_metrics(server.get("/metrics", timeout_s=TIMEOUT_S).text, time.monotonic())
-    if reading.values.get("engine_up") != 1.0:
+    if not reading.values.get("engine_up"):
         return reading, {}
     return reading, server.get("/v1/cache", timeout_s=TIMEOUT_S).json()
 

@@ -23,6 +23,7 @@ from weft.config import EngineConfig
 from weft.errors import EngineUnavailableError, WeftError
 from weft.fleet.all_engines import AllEngines
 from weft.fleet.placement import Placement
+from weft.fleet.places import divide_machine
 from weft.fleet.replica import Replica, first_error
 from weft.info import ModelInfo
 from weft.router.least_loaded import LeastLoaded
@@ -34,11 +35,12 @@ RESTARTS = 5
 
 
 class Fleet:
-    """``restarts`` of each replica; ``record``: where a recording goes; ``on_progress`` gets the
-    lines of the first start."""
+    """``restarts`` of each replica; ``record``: where a recording goes; ``on_progress`` gets the lines of the
+    first start. Raises ConfigError where the machine cannot be divided (``places``)."""
 
-    def __init__(self, config: EngineConfig, *, restarts: int = RESTARTS, factory: str = ASSEMBLE,
-                 record: RecordingTarget | None = None, stall_after_s: float = STALL_AFTER_S,
+    def __init__(self, config: EngineConfig, *, replicas: int = 1, restarts: int = RESTARTS,
+                 factory: str = ASSEMBLE, record: RecordingTarget | None = None,
+                 stall_after_s: float = STALL_AFTER_S,
                  on_progress: Callable[[str], None] = lambda text: None,
                  router: Router | None = None) -> None:
         self.death: WeftError | None = None
@@ -48,10 +50,12 @@ class Fleet:
         self._factory = factory
         self._record = record
         self._stall_after_s = stall_after_s
+        self._shares = divide_machine(config, replicas)
         self._on_progress = on_progress
         self._router: Router = router or LeastLoaded()
         self.replicas = [Replica(number, self._engine_maker(number), restarts, prepare=self._prepare,
-                                 on_ready=self._on_ready, on_lost=self._on_lost) for number in range(1)]
+                                 on_ready=self._on_ready, on_lost=self._on_lost)
+                         for number in range(replicas)]
         self._joined: set[int] = set()
         """Replicas that the router counts on."""
         self.engines = AllEngines(self.replicas)
@@ -61,9 +65,9 @@ class Fleet:
     # ------------------------------------------------------------------ the engines
 
     async def start(self) -> None:
-        """Starts the processes; ``ready`` waits for them."""
-        for replica in self.replicas:
-            replica.start()
+        """Starts the first process, and each other one when the one before it is ready: an engine chooses its
+        memory from what the others have left. ``ready`` waits for all."""
+        self.replicas[0].start()
 
     async def ready(self) -> ModelInfo:
         """Raises the error of an engine that cannot start (a UserError where the user can help it)."""
@@ -117,16 +121,17 @@ class Fleet:
     def _engine_maker(self, number: int) -> Callable[[int], EngineClient]:
         def new_engine(start: int) -> EngineClient:
             return EngineClient(
-                self._config, factory=self._factory, stall_after_s=self._stall_after_s,
-                record=_recording(self._record, number, start), on_progress=self._on_line,
+                self._config, factory=self._factory, place=self._shares[number],
+                stall_after_s=self._stall_after_s, record=_recording(self._record, number, start),
+                on_progress=lambda text: self._on_line(number, text),
                 on_event=lambda event: self.requests.take(event),
                 on_step_tokens=lambda sizes: self.on_step_tokens(number, sizes))
         return new_engine
 
-    def _on_line(self, text: str) -> None:
+    def _on_line(self, number: int, text: str) -> None:
         if not self._opened.is_set():
-            self.progress = text
-            self._on_progress(text)
+            self.progress = text if len(self.replicas) == 1 else f"engine {number}: {text}"
+            self._on_progress(self.progress)
 
     async def _prepare(self, engine: EngineClient) -> None:
         """Before a new process counts as ready."""
@@ -135,6 +140,9 @@ class Fleet:
     def _on_ready(self, replica: Replica) -> None:
         self._joined.add(replica.number)
         self._router.joined(replica.number)
+        unstarted = next((other for other in self.replicas if not other.started), None)
+        if unstarted is not None:
+            unstarted.start()
         if all(other.ready for other in self.replicas):
             self._opened.set()
         self.requests.dispatch()
@@ -149,7 +157,7 @@ class Fleet:
             cause = first_error(dead)
             assert cause is not None
             self._die(cause)
-        self.requests.lost(replica)
+        self.requests.lost(replica, blamed=replica.state != "drained")
 
     def _die(self, error: WeftError) -> None:
         """The first reason stays."""

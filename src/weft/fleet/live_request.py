@@ -152,11 +152,12 @@ class LiveRequest:
                                          for answer in self._answers.values())
         self._has_moved = self._admitted = False
 
-    def lost(self) -> None:
-        """Its engine ended. Raises DeadlyRequestError at the last strike."""
+    def lost(self, *, blamed: bool = True) -> None:
+        """Its engine ended; ``blamed``: by a death, and not as the operator wished. Raises DeadlyRequestError
+        at the last strike."""
         for answer in self._answers.values():
             answer.engine_ended()
-        if not self._has_moved:
+        if blamed and not self._has_moved:
             self.strikes += 1
         if self.strikes >= STRIKES_MAX:
             raise DeadlyRequestError(

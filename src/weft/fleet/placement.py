@@ -124,12 +124,16 @@ class Placement:
 
     # ------------------------------------------------------------------ placing
 
-    def lost(self, replica: Replica) -> None:
-        """Its engine has ended: its requests are held for another one."""
+    def count_on(self, number: int) -> int:
+        """Sequences that the requests of a replica brought."""
+        return self._loads[number][0]
+
+    def lost(self, replica: Replica, *, blamed: bool = True) -> None:
+        """Its engine has ended: its requests are held for another one. ``blamed``: by a death."""
         for live in list(self._placed[replica.number].values()):
             self._take_back(live)
             try:
-                live.lost()
+                live.lost(blamed=blamed)
             except WeftError as error:
                 self.deadly_count += 1
                 self._fail(live, error)

@@ -2,7 +2,8 @@
 
     starting --Ready--> ready --died, stalled--> waiting (backoff) --> starting --> ...
                           |                         |
-                          '--drain--> drained       '-- restarts used up --> dead
+                          |                         '-- restarts used up --> dead
+                          '--retire--> drained --revive--> starting
 
 The first process of a replica has to start; its error is the server's. Later ones get ``restarts`` attempts.
 A start that fails uses one up as a death does. A replica that has served for FORGIVEN_AFTER_S has all its
@@ -66,6 +67,9 @@ class Replica:
         self._restarts_used = 0
         self._short_lives = 0
         self._ever_ready = False
+        self._process_count = 1
+        self.draining = False
+        """It gets no further requests."""
         self._prepare = prepare
         self._on_ready = on_ready
         self._on_lost = on_lost
@@ -73,7 +77,12 @@ class Replica:
 
     @property
     def ready(self) -> bool:
-        return self.state == "ready" and self.engine.death is None
+        """It serves and takes requests."""
+        return self.state == "ready" and self.engine.death is None and not self.draining
+
+    @property
+    def started(self) -> bool:
+        return self._task is not None
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._live())
@@ -86,6 +95,29 @@ class Replica:
         if self.state != "dead":
             self.state, self.error = "dead", EngineUnavailableError(reason)
         await self.engine.stop(reason)
+
+    async def retire(self) -> None:
+        """Ends the process as the operator wishes: its requests go on elsewhere, and no attempt is used up.
+        The replica must be ready or draining."""
+        assert self._task is not None
+        assert self.state == "ready"
+        self._task.cancel()
+        await asyncio.wait((self._task,))
+        self.state, self.draining = "drained", False
+        self.engine.detach()
+        self._on_lost(self)
+        await self.engine.stop("the replica was drained")
+
+    def revive(self) -> None:
+        """Starts a process on a drained replica."""
+        assert self.state == "drained"
+        self._next_process()
+        self.start()
+
+    def _next_process(self) -> None:
+        self.engine = self._new_engine(self._process_count)
+        self._process_count += 1
+        self.state = "starting"
 
     async def _live(self) -> None:
         while True:
@@ -104,8 +136,7 @@ class Replica:
             _log.warning("engine %d %s: %s; restart %d of %d%s", self.number, self.ending, self.reason,
                          self._restarts_used, self._restarts, f" in {delay_s:g} s" if delay_s else "")
             await asyncio.sleep(delay_s)
-            self.engine = self._new_engine(self.restart_count)
-            self.state = "starting"
+            self._next_process()
 
     async def _one_life(self) -> float:
         """Seconds that the process served."""

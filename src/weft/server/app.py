@@ -43,6 +43,7 @@ from weft.server.protocol import (
     read_body,
     read_tokenize_body,
 )
+from weft.server.replicas import replica_handlers
 from weft.server.responses.routes import response_handlers
 from weft.server.service import ServedModel, Service
 from weft.server.sleep import read_sleep, read_tags, sleep_answer, state_answer, wake_answer
@@ -59,7 +60,8 @@ def build_app(service: Service) -> ASGIApp:
     handlers = _Handlers(service)
     own = {row.operation: getattr(handlers, row.operation) for row in ENDPOINTS
            if hasattr(handlers, row.operation)}
-    routes = [*endpoint_routes({**own, **response_handlers(service), "openapi": _openapi}), *page_routes()]
+    routes = [*endpoint_routes({**own, **response_handlers(service), **replica_handlers(service),
+                                "openapi": _openapi}), *page_routes()]
     app = Starlette(routes=routes, exception_handlers={
         WeftError: on_weft_error, HTTPException: on_http_error, ClientGoneError: _on_client_gone,
         Exception: on_bug})

@@ -61,12 +61,49 @@ def memory_bytes(usage: MemoryUsage) -> dict[str, int]:
 
 
 def cache_reports(engines: Sequence[tuple[int, MemoryUsage, CacheShape]]) -> dict[str, Any]:
-    """``cache_report`` of one replica; of several, a list with one of each, under its number."""
+    """``cache_report`` of one replica; of several, their sum, and each one in ``replicas``."""
     reports = [(number, cache_report(usage, shape)) for number, usage, shape in engines]
     if len(reports) == 1:
         return reports[0][1]
-    return {"object": "cache", "bytes": sum(report["bytes"] for _, report in reports),
+    return {**_added([report for _, report in reports]),
             "replicas": [{"replica": number, **report} for number, report in reports]}
+
+
+def _added(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Numbers add up, but for shares and ages. Namespaces are those of each replica alone."""
+    first, count = reports[0], len(reports)
+    total: dict[str, Any] = {
+        name: sum(report[name] for report in reports) if isinstance(value, int) else value
+        for name, value in first.items()}
+    total["share"] = sum(report["share"] for report in reports) / count
+    for name in ("memory_bytes", "counts", "moves"):
+        total[name] = {key: sum(report[name].get(key, 0) for report in reports) for key in first[name]}
+    trees = [report["tree"] for report in reports]
+    prefixes = sorted((prefix for tree in trees for prefix in tree["prefixes"]),
+                      key=lambda prefix: -prefix["tokens"])
+    total["tree"] = {
+        "namespaces": [], "namespace_count": max(tree["namespace_count"] for tree in trees),
+        "by_depth": _added_classes([tree["by_depth"] for tree in trees]),
+        "by_length": _added_classes([tree["by_length"] for tree in trees]),
+        "prefixes": prefixes[:max(len(tree["prefixes"]) for tree in trees)],
+        "cut_off": any(tree["cut_off"] for tree in trees),
+    }
+    return total
+
+
+def _added_classes(lists: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    by_size: dict[int, dict[str, Any]] = {}
+    for row in (row for rows in lists for row in rows):
+        known = by_size.setdefault(row["tokens_max"], dict.fromkeys(row, 0) | {
+            "tokens_max": row["tokens_max"], "youngest_s": row["youngest_s"]})
+        for name, value in row.items():
+            if name == "youngest_s":
+                known[name] = min(known[name], value)
+            elif name == "oldest_s":
+                known[name] = max(known[name], value)
+            elif name != "tokens_max":
+                known[name] += value
+    return [by_size[size] for size in sorted(by_size)]
 
 
 def cache_report(usage: MemoryUsage, shape: CacheShape) -> dict[str, Any]:

@@ -108,6 +108,8 @@ class ServerConfig:
     write_timeout: float = _flag(60.0, "Seconds after which a client that reads nothing is cut.", least=0.1)
     sse_keep_alive: float = _flag(0.0, "Seconds of silence after which a stream gets a comment line; "
                                        "0: never.", least=0)
+    replicas: int = _flag(1, "Engine processes behind this address; cores, free RAM and GPUs are divided "
+                             "among them. --memory and --threads are for each of them.", least=1)
     restarts: int = _flag(5, "Restarts of an engine process that dies or stalls; its requests go on. After "
                              "them the server ends with code 1 or 3. Ten good minutes give them all back.",
                           least=0)

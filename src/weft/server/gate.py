@@ -7,7 +7,7 @@
   answered. They say nothing of this server. The key also names the tenant (``tenants``).
 * ``--operator-key``: a right one opens everything. If there is one, no other key opens /metrics and
   /v1/cache: their numbers add up over all clients, and differences tell one client about the others. The
-  same holds for /sleep and /wake_up, which every client feels.
+  same holds for /sleep, /wake_up and /v1/replicas, which every client feels.
 
 Plain ASGI rather than Starlette's BaseHTTPMiddleware, which puts a queue and two tasks around every
 response, streams included. """
@@ -31,7 +31,7 @@ from weft.server.tenants import Keys
 
 _OPEN_PATHS = frozenset({*(row.path for row in ENDPOINTS if row.access == "open"),
                          *(route.path for route in page_routes())})
-_OPERATOR_PATHS = ("/metrics", "/v1/cache", "/sleep", "/wake_up")
+_OPERATOR_PATHS = ("/metrics", "/v1/cache", "/v1/replicas", "/sleep", "/wake_up")
 _CLOSED = "the handler is closed"
 """uvloop's words for a write to a connection that has ended."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")

@@ -67,9 +67,9 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: 
         server_config.check()
         listener = bind(server_config)
         progress = StartProgress(console)
-        fleet = Fleet(engine_config, restarts=server_config.restarts, factory=factory,
-                      record=server_config.recording(), stall_after_s=server_config.stall_after,
-                      on_progress=progress.show)
+        fleet = Fleet(engine_config, replicas=server_config.replicas, restarts=server_config.restarts,
+                      factory=factory, record=server_config.recording(),
+                      stall_after_s=server_config.stall_after, on_progress=progress.show)
         service = Service(server_config, fleet)
         if service.responses is not None and server_config.response_store is not None:
             service.responses.open_now()

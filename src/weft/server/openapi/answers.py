@@ -46,7 +46,7 @@ class InputTokens(msgspec.Struct):
 
 
 class HealthAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """``status``: ok, sleeping, starting, draining, stalled or dead; ``reason`` for the last four."""
+    """``status``: ok, sleeping, degraded, starting, draining or dead; ``reason`` for the last four."""
 
     status: str
     reason: str | None = None

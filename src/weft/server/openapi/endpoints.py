@@ -52,6 +52,7 @@ from weft.server.protocol import (
     TokenizeChatBody,
     TokenizePromptBody,
 )
+from weft.server.replicas import DRAIN_MAX_S, DRAIN_S, ReplicaList
 from weft.server.responses.protocol import ITEMS_DEFAULT, ITEMS_MAX, ResponsesBody
 from weft.server.sleep import SleepBody, WakeBody
 
@@ -110,17 +111,23 @@ _LIMIT = Parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum"
 _ORDER = Parameter("order", "query", {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
                    "desc: the last item first.")
 _AFTER = Parameter("after", "query", {"type": "string"}, "The id of the item before the page.")
+_REPLICA = Parameter("replica", "path", {"type": "integer", "minimum": 0, "maximum": 999_999_999},
+                     "The number of the replica.")
+_DRAIN_S = Parameter("timeout", "query", {"type": "number", "minimum": 0, "maximum": DRAIN_MAX_S,
+                                          "default": DRAIN_S},
+                     "Seconds that its requests get to finish; then they resume elsewhere.")
+_RESTART = Parameter("restart", "query", {"type": "boolean", "default": False}, "Start a new process.")
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(operation="chat", method="POST", path="/v1/chat/completions", group="Generate",
              text="The answer to a conversation.", body=ChatBody, answer=ChatCompletion, events=ChatChunk,
-             errors=(404, 413)),
+             errors=(404, 413, 422)),
     Endpoint(operation="completions", method="POST", path="/v1/completions", group="Generate",
              text="The continuation of one prompt or several.", body=CompletionBody,
-             answer=CompletionResponse, events=CompletionResponse, errors=(404, 413)),
+             answer=CompletionResponse, events=CompletionResponse, errors=(404, 413, 422)),
     Endpoint(operation="create_response", method="POST", path="/v1/responses", group="Generate",
              text="An answer as items: reasoning, message, function calls.", body=ResponsesBody,
-             answer=ResponseAnswer, events=ResponseStreamEvent, errors=(404, 413)),
+             answer=ResponseAnswer, events=ResponseStreamEvent, errors=(404, 413, 422)),
     Endpoint(operation="response_input_tokens", method="POST", path="/v1/responses/input_tokens",
              group="Tokens", text="The length of the prompt of /v1/responses.", body=ResponsePromptBody,
              answer=InputTokensAnswer, errors=(404, 413)),
@@ -138,7 +145,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              parameters=(_RESPONSE, _LIMIT, _ORDER, _AFTER), errors=(404,)),
     Endpoint(operation="messages", method="POST", path="/v1/messages", group="Generate",
              text="The answer to a conversation, in Anthropic's dialect.", body=MessagesBody, answer=Message,
-             events=MessageEvent, error=MessagesError, errors=(404, 413)),
+             events=MessageEvent, error=MessagesError, errors=(404, 413, 422)),
     Endpoint(operation="count_tokens", method="POST", path="/v1/messages/count_tokens", group="Tokens",
              text="The length of a conversation of /v1/messages.", body=CountTokensBody, answer=InputTokens,
              error=MessagesError, errors=(404, 413)),
@@ -168,6 +175,17 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              text="What the prefix cache holds, in sizes, counts and ages."),
     Endpoint(operation="flush_cache", method="POST", path="/v1/cache/flush", group="Operate",
              access="operator", text="Drops every cached prefix that no running request reads."),
+    Endpoint(operation="replicas", method="GET", path="/v1/replicas", group="Operate", access="operator",
+             text="The engine processes: state, restarts, load.", answer=ReplicaList),
+    Endpoint(operation="restart_replicas", method="POST", path="/v1/replicas/restart", group="Operate",
+             access="operator", text="Restarts all replicas, one after the other.", answer=ReplicaList,
+             parameters=(_DRAIN_S,), errors=(404, 409)),
+    Endpoint(operation="drain_replica", method="POST", path="/v1/replicas/{replica}/drain", group="Operate",
+             access="operator", text="Takes a replica out of service. Its requests go on elsewhere.",
+             answer=ReplicaList, parameters=(_REPLICA, _DRAIN_S, _RESTART), errors=(404, 409)),
+    Endpoint(operation="start_replica", method="POST", path="/v1/replicas/{replica}/start", group="Operate",
+             access="operator", text="Starts a drained replica again.", answer=ReplicaList,
+             parameters=(_REPLICA,), errors=(404, 409)),
     Endpoint(operation="sleep", method="POST", path="/sleep", group="Operate", access="operator",
              text="Gives memory back until /wake_up. Fields may be in the query instead.", body=SleepBody,
              body_is_optional=True, answer=SleepAnswer, parameters=(_LEVEL, _MODE, _TIMEOUT), errors=(409,)),

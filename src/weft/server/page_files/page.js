@@ -48,6 +48,20 @@ function drawTiles(now) {
   });
 }
 
+function drawEngines(now) {
+  const engines = Object.entries(now.engines);
+  part("engines-card").hidden = engines.length < 2;
+  const before = kept.length > 1 ? kept[Math.max(0, kept.length - 1 - RECENT)] : null;
+  part("engines").replaceChildren(...engines.map(([number, values]) => {
+    const row = element("tr");
+    const past = before?.engines[number];
+    const speed = past ? readings.rate({at: now.at, values}, {at: before.at, values: past}, "generation_tokens_total") : null;
+    row.append(element("td", number), element("td", values.engine_up ? "up" : "restarting"), ...[values.num_requests_running,
+      values.num_requests_waiting, speed, values.engine_restarts_total].map((value) => element("td", formatCount(value))));
+    return row;
+  }));
+}
+
 function drawMemory(now) {
   const uses = now.byLabel.memory_bytes ?? {};
   const total = Object.values(uses).reduce((sum, size) => sum + size, 0);
@@ -120,9 +134,10 @@ async function look() {
     kept.push(now);
     if (kept.length > KEPT) kept.shift();
     drawTiles(now);
+    drawEngines(now);
     drawMemory(now);
     drawPrompts(now);
-    if (words === "up") drawTree(await (await ask("v1/cache")).json());
+    if (now.values.engine_up) drawTree(await (await ask("v1/cache")).json());
   } catch (error) {
     setState(`no answer: ${error.message}`, "down");
     wantKey(error);

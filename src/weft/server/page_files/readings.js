@@ -1,6 +1,6 @@
 // What is known of the server at one moment, and what two such moments say together. Nothing here touches the page.
 //
-//   /metrics  --parse-->  reading {at, model, values, byLabel}  --rates(now, before)-->  per second, means of what came between
+//   /metrics  --parse-->  reading {at, model, values, byLabel, engines}  --rates(now, before)-->  per second, means of what came between
 
 export const USES = [
   ["running_kv", "KV of running requests"], ["running_states", "their states"], ["shared_kv", "KV they share"],
@@ -14,21 +14,27 @@ const COMMON_LABELS = ["model_name", "engine"];
 const LINE = /^([^\s{]+?):([^\s{]+)(?:\{(.*)\})?\s+(\S+)/;
 const LABEL = /([a-z_]+)="((?:[^"\\]|\\.)*)"/g;
 
-// values[name] where a number has no label of its own, else byLabel[name][label]. Buckets are left out.
+// values[name] where a number has no label of its own, else byLabel[name][label]; both add up over the engines.
+// engines[number] has the values of each engine. Buckets are left out.
 export function parse(text, at) {
-  const reading = {at, model: "", values: {}, byLabel: {}};
+  const reading = {at, model: "", values: {}, byLabel: {}, engines: {}};
   for (const line of text.split("\n")) {
     const found = line.startsWith("#") ? null : LINE.exec(line);
     if (!found || found[2].endsWith("_bucket")) continue;
     const own = [];
+    let engine = "";
     for (const [, label, value] of (found[3] ?? "").matchAll(LABEL)) {
       const plain = value.replace(/\\(["\\])/g, "$1");
       if (label === "model_name") reading.model = plain;
+      else if (label === "engine") engine = plain;
       else if (!COMMON_LABELS.includes(label)) own.push(plain);
     }
-    if (own.length) (reading.byLabel[found[2]] ??= {})[own[0]] = Number(found[4]);
-    else reading.values[found[2]] = Number(found[4]);
+    const numbers = own.length ? (reading.byLabel[found[2]] ??= {}) : reading.values;
+    const key = own.length ? own[0] : found[2];
+    numbers[key] = (numbers[key] ?? 0) + Number(found[4]);
+    if (!own.length) (reading.engines[engine] ??= {})[found[2]] = Number(found[4]);
   }
+  for (const [number, numbers] of Object.entries(reading.engines)) if (!("engine_up" in numbers)) delete reading.engines[number];
   return reading;
 }
 
@@ -66,7 +72,10 @@ export function promptTokens(reading) {
 }
 
 export function sleepState(reading) {
-  if (reading.values.engine_up !== 1) return "the engine is not there";
+  const count = Object.keys(reading.engines ?? {}).length;
+  const up = reading.values.engine_up ?? 0;
+  if (!up) return "the engine is not there";
+  if (up < count) return `${up} of ${count} engines up`;
   const states = reading.byLabel.engine_sleep_state ?? {};
   if (states.weights_offloaded) return "asleep: weights in host memory";
   if (states.discard_all) return "asleep: weights dropped";

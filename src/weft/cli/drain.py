@@ -1,0 +1,59 @@
+"""``weft drain``: takes a replica of a running server out of service, without an error at a client.
+
+    weft drain 1               no further requests for replica 1; what runs may finish, then its process ends
+    weft drain 1 --restart     and a new process starts: the same verb for other weights or a device reset
+    weft drain all --restart   a rolling restart of all replicas
+    weft drain 1 --start       a drained replica serves again
+
+The server does all of it (``weft.fleet.drain``); the command waits for the answer and shows the replicas.
+"""
+
+from __future__ import annotations
+
+import click
+
+from weft.cli.flags import FlagCommand
+from weft.cli.remote import RemoteModel
+from weft.errors import ConfigError
+
+ALL = "all"
+
+
+@click.command("drain", cls=FlagCommand, params=[
+    click.Argument(["replica"]),
+    click.Option(["--url"], envvar="WEFT_URL", default="http://127.0.0.1:8000", show_default=True,
+                 help="Server of the replica."),
+    click.Option(["--api-key"], envvar=["WEFT_OPERATOR_KEY", "WEFT_API_KEY"],
+                 help="Its key: the operator's, where it has one (--operator-key)."),
+    click.Option(["--timeout"], type=click.FloatRange(min=0), default=30.0, show_default=True,
+                 help="Seconds that requests get to finish; then they resume elsewhere."),
+    click.Option(["--restart"], is_flag=True, help="Start a new process afterwards."),
+    click.Option(["--start"], is_flag=True, help="Start a replica that was drained."),
+])
+def command(replica: str, url: str, api_key: str | None, timeout: float, restart: bool, start: bool) -> int:
+    """Take REPLICA (a number from 0, or all) of a running server out of service.
+
+    Requests finish, or resume on another replica with the tokens they have. No client sees an error.
+    """
+    if restart and start:
+        raise ConfigError("--restart and --start exclude each other", param="--start")
+    if replica != ALL and not replica.isdecimal():
+        raise ConfigError(f"REPLICA is {replica!r}; it is a number from 0, or all", param="REPLICA")
+    if replica == ALL and not restart:
+        raise ConfigError("all replicas are restarted one after the other (weft drain all --restart); to end "
+                          "them, stop the server", param="--restart")
+    server = RemoteModel(url, api_key=api_key)
+    try:
+        query = {"timeout": f"{timeout:g}"}
+        if replica == ALL:
+            answer = server.post("/v1/replicas/restart", query)
+        elif start:
+            answer = server.post(f"/v1/replicas/{replica}/start")
+        else:
+            answer = server.post(f"/v1/replicas/{replica}/drain",
+                                 {**query, "restart": "true" if restart else "false"})
+    finally:
+        server.close()
+    for row in answer.json()["data"]:
+        click.echo(f"replica {row['replica']}  {row['state']:9} {row['sequences']:5} sequences")
+    return 0

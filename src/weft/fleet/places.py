@@ -1,0 +1,85 @@
+"""Which part of this machine each replica gets: cores, RAM, a GPU.
+
+    --replicas 3 on 2 nodes of 6 cores     replica 0: cores 0-3, replica 1: cores 4-7, replica 2: cores 8-11
+    on GPUs                                replica r: GPU r
+
+Cores are divided in the order of NUMA nodes, so a replica spans as few nodes as possible. It allocates its
+arena itself, on the node where it runs. A machine with fewer cores than replicas divides nothing: the system
+schedules. The free RAM is divided by the number of replicas, as each engine chooses its arena from its part.
+Engines start one after the other, so each one sees what the others took.
+
+Each replica gets a GPU of its own by CUDA_VISIBLE_DEVICES, which libraries read before any code of ours.
+Two engines on one GPU would measure its free memory against each other.
+
+Rejected: one process with a thread per replica (one interpreter lock, and one death for all).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from weft.config import EngineConfig
+from weft.errors import ConfigError
+from weft.server.engine_link import ANYWHERE, HostShare
+
+_NODES = Path("/sys/devices/system/node")
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def divide_machine(config: EngineConfig, replicas: int) -> list[HostShare]:
+    """A place for each replica. Raises ConfigError where there are GPUs, and fewer than replicas."""
+    if replicas == 1:
+        return [ANYWHERE]
+    gpus = [] if config.device == "cpu" else visible_gpus()
+    if config.device.startswith("cuda:"):
+        raise ConfigError(f"--device {config.device} is one GPU, and --replicas is {replicas}: use "
+                          "--device cuda", param="--device")
+    if gpus and len(gpus) < replicas:
+        raise ConfigError(f"--replicas is {replicas}, and this machine has GPUs {', '.join(gpus)}: each "
+                          "replica takes a GPU of its own; use --device cpu to serve on the CPU",
+                          param="--replicas")
+    cores = divide_cores(usable_core_numbers(), replicas)
+    return [HostShare(cores[number], replicas, {_VISIBLE: gpus[number]} if gpus else {})
+            for number in range(replicas)]
+
+
+def divide_cores(cores: Sequence[int], parts: int) -> list[tuple[int, ...]]:
+    """Neighbours stay together; the first parts get the cores that are left over. Empty parts where there are
+    fewer cores than parts."""
+    if len(cores) < parts:
+        return [()] * parts
+    size, left = divmod(len(cores), parts)
+    ends = [size * (part + 1) + min(part + 1, left) for part in range(parts)]
+    return [tuple(cores[begin:end]) for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def usable_core_numbers() -> list[int]:
+    """Cores that this process may run on, those of a NUMA node together. Empty where the system does not
+    say."""
+    if sys.platform != "linux":
+        return []
+    node_of = {core: number for number, folder in enumerate(sorted(_NODES.glob("node[0-9]*")))
+               for core in core_numbers((folder / "cpulist").read_text())}
+    return sorted(os.sched_getaffinity(0), key=lambda core: (node_of.get(core, 0), core))
+
+
+def core_numbers(text: str) -> list[int]:
+    """"0-2,8" -> [0, 1, 2, 8]."""
+    numbers: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+def visible_gpus() -> list[str]:
+    """Their names for CUDA_VISIBLE_DEVICES."""
+    chosen = os.environ.get(_VISIBLE)
+    if chosen is not None:
+        return [name.strip() for name in chosen.split(",") if name.strip()]
+    devices = (re.fullmatch(r"nvidia(\d+)", path.name) for path in Path("/dev").glob("nvidia*"))
+    return sorted((match.group(1) for match in devices if match), key=int)

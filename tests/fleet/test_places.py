@@ -1,0 +1,41 @@
+"""Parts of a machine for its replicas."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.config import EngineConfig
+from weft.errors import ConfigError
+from weft.fleet.places import core_numbers, divide_cores, divide_machine, usable_core_numbers
+
+
+def test_cores_are_divided_without_rest_and_neighbours_stay_together() -> None:
+    assert divide_cores(range(12), 3) == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)]
+    assert divide_cores([0, 2, 4, 6, 8], 2) == [(0, 2, 4), (6, 8)]
+    assert divide_cores([5], 3) == [(), (), ()]
+
+
+def test_lists_of_cores_are_read() -> None:
+    assert core_numbers("0-2,8\n") == [0, 1, 2, 8]
+    assert core_numbers("") == []
+
+
+def test_one_replica_gets_the_machine_and_several_get_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    [whole] = divide_machine(EngineConfig(), 1)
+    assert (whole.cores, whole.ram_share) == ((), 1)
+    parts = divide_machine(EngineConfig(), 2)
+    assert [part.ram_share for part in parts] == [2, 2]
+    cores = [core for part in parts for core in part.cores]
+    assert cores in ([], usable_core_numbers())
+
+
+def test_each_replica_gets_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
+    assert [dict(place.environment) for place in divide_machine(EngineConfig(), 2)] == [
+        {"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "5"}]
+    with pytest.raises(ConfigError, match=r"--replicas is 3.*GPUs 3, 5.*--device cpu"):
+        divide_machine(EngineConfig(), 3)
+    assert len(divide_machine(EngineConfig(device="cpu"), 3)) == 3
+    with pytest.raises(ConfigError, match="--device cuda:1"):
+        divide_machine(EngineConfig(device="cuda:1"), 2)
