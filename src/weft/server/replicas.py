@@ -29,8 +29,9 @@ DRAIN_MAX_S = 24 * 3600.0
 
 
 class ReplicaReport(msgspec.Struct):
-    """``state``: starting, ready, draining, drained, waiting (for a restart) or dead. ``reason``: why its last
-    process ended. ``sequences``: of the requests that it has; ``running``, ``waiting``: as its engine says."""
+    """``state``: starting, ready, draining, drained, waiting (for a restart) or dead. ``reason``: why its
+    last process ended. ``sequences``: of the requests that it has; ``running``, ``waiting``: as its engine
+    says."""
 
     replica: int
     state: str
