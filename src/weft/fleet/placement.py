@@ -76,7 +76,8 @@ class Placement:
         stream = RequestStream([request.request_id for request in requests])
         acceptances = []
         for request in requests:
-            live = LiveRequest(self._seeded(request), self._request_count)
+            live = LiveRequest(seeded(request, self._config.seed, self._request_count), self._request_count)
+            self._request_count += 1
             self._lives[live.id], self._streams[live.id] = live, stream
             acceptance = self._acceptances[live.id] = asyncio.get_running_loop().create_future()
             acceptances.append(acceptance)
@@ -106,13 +107,6 @@ class Placement:
         """Later events of the stream are dropped."""
         for request_id in stream.request_ids:
             self._streams.pop(request_id, None)
-
-    def _seeded(self, request: Request) -> Request:
-        number, self._request_count = self._request_count, self._request_count + 1
-        if request.sampling.seed is not None:
-            return request
-        sampling = msgspec.structs.replace(request.sampling, seed=split(self._config.seed, number))
-        return msgspec.structs.replace(request, sampling=sampling)
 
     def _check_held(self, new: int) -> None:
         held, limit = self.held_count, self._config.max_queued_requests
@@ -263,3 +257,11 @@ class Placement:
             self._forget(live)
         elif was_suspect and not live.suspect:
             self.dispatch()
+
+
+def seeded(request: Request, engine_seed: int, number: int) -> Request:
+    """With a seed, if it names none."""
+    if request.sampling.seed is not None:
+        return request
+    sampling = msgspec.structs.replace(request.sampling, seed=split(engine_seed, number))
+    return msgspec.structs.replace(request, sampling=sampling)
