@@ -64,6 +64,8 @@ class PendingReplies:
             yield number, future
         finally:
             del self._futures[number]
+            if future.done() and not future.cancelled():
+                future.exception()  # so that an error that is not waited for any more is no warning
 
     def resolve(self, reply: Reply) -> None:
         future = self._futures.get(reply.number)
