@@ -11,6 +11,8 @@ from tests.fixtures.checkpoints import checkpoint
 from tests.server.running import RunningServer, eventually, running_server
 from weft.cli.main import main
 from weft.cli.top import read_metrics
+from weft.errors import ConfigError
+from weft.server.config import ServerConfig
 
 SYSTEM = "You keep one slot for each running sequence and pages for its tokens. " * 12
 
@@ -96,6 +98,11 @@ def test_the_cache_tells_its_shape_and_no_text(server: RunningServer) -> None:
     assert tree["prefixes"][0]["tokens"] >= 64
     assert sum(one["nodes"] for one in tree["by_depth"]) <= found["nodes"]
     assert "tenant" not in str(found)
+    assert {"text", "head"}.isdisjoint(tree["prefixes"][0])
+    assert len({one["label"] for one in tree["prefixes"]}) == len(tree["prefixes"])
+    assert tree["prefixes"][0]["tokens_saved"] >= 64
+    ages = [one["age_s"] for one in tree["prefixes"]]
+    assert ages == sorted(ages)
 
 
 # ---------------------------------------------------------------------- what a client marks, and is told
@@ -184,3 +191,23 @@ def test_top_shows_one_frame_of_a_running_server(server: RunningServer, capsys: 
 def test_top_says_when_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", "--url", "http://127.0.0.1:9", "--once"]) == 2
     assert "nothing answers at http://127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_the_operator_alone_sees_text_and_only_if_asked_for() -> None:
+    engine = {"model": str(checkpoint("qwen3_5")), "memory": "32MB", "threads": 1, "max_model_len": 1024}
+    settings = {"api_key": ["client"], "operator_key": ["boss"], "show_text": True}
+    with running_server("", engine=engine, server=settings) as running:
+        client, boss = ({"Authorization": f"Bearer {key}"} for key in ("client", "boss"))
+        for _ in range(2):
+            assert running.post("/v1/completions", {"prompt": "a lighthouse at sea, " * 20, "max_tokens": 2},
+                                headers=client).status_code == 200
+
+        def prefixes() -> list[dict[str, Any]]:
+            return list(running.get("/v1/cache", headers=boss).json()["tree"]["prefixes"])
+
+        assert eventually(lambda: bool(prefixes()), 30.0)
+        [prefix, *_] = prefixes()
+        assert prefix["text"].startswith("a lighthouse at sea")
+        assert running.get("/v1/cache", headers=client).status_code == 403
+    with pytest.raises(ConfigError, match="--operator-key"):
+        ServerConfig(show_text=True).check()

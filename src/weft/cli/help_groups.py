@@ -29,7 +29,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
                "max_stored_responses", "response_days", "max_response_turns", "replicas", "restarts",
                "stall_after"),
     "Security": ("api_key", "api_key_file", "operator_key", "allowed_host", "allowed_origin",
-                 "tenant_by_key", "hide_cached_tokens", "key_requests_per_minute",
+                 "tenant_by_key", "hide_cached_tokens", "show_text", "key_requests_per_minute",
                  "key_tokens_per_minute", "key_mb_in_flight", "max_body_mb", "max_json_values",
                  "max_buffered_mb",
                  "max_request_line", "max_header_bytes", "max_headers", "max_connections",

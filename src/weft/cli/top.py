@@ -189,10 +189,10 @@ def _prefixes(cache: Mapping[str, Any]) -> RenderableType:
     rows: Sequence[Mapping[str, Any]] = shape.get("prefixes", ())[:_PREFIXES_SHOWN]
     if not rows:
         return Text("no prefix is shared yet", "bright_black")
-    table = _table("biggest prefixes", "tokens", "hits", "branches", "read by", "last used", first_width=18)
+    table = _table("biggest prefixes", "tokens", "hits", "branches", "read by", "last used", first_width=24)
     for place, row in enumerate(rows, start=1):
         holds = "state kept" if row["checkpoint"] else "KV only"
-        table.add_row(f"{place}. {holds}", _count(row["tokens"]), _count(row["hits"]),
+        table.add_row(f"{place}. {row['label']} {holds}", _count(row["tokens"]), _count(row["hits"]),
                       _count(row["branches"]),
                       _count(row["readers"]), _age(row["age_s"]))
     count = shape["namespace_count"]

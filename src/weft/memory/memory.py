@@ -201,8 +201,8 @@ class Memory:
         return sum(node.end - node.start for node in self._books.cache.tree.nodes())
 
     def cache_shape(self, seconds_since: Callable[[int], float]) -> CacheShape:
-        """The shape of the prefix tree: sizes and uses, no tokens. ``seconds_since``: the age of a version.
-        Visits each node once, up to a bound."""
+        """The shape of the prefix tree: sizes, uses, and few tokens of few prefixes. ``seconds_since``: the
+        age of a version. Visits each node once, up to a bound."""
         return shape_of(self._books.cache, seconds_since)
 
     def lease(self, seq: SeqId) -> Lease:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -178,8 +178,12 @@ class _Handlers:
         self._service.check_open()
         stats = dict(self._service.engine.engines.stats())
         shapes = await self._looks.shapes()
+        text_of = self._text_of if self._service.config.show_text else None
         return json_response(cache_reports([(number, stats[number].memory, shape)
-                                            for number, shape in shapes]))
+                                            for number, shape in shapes], text_of=text_of))
+
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        return self._service.model_for(None).tokenizer.decode(tokens, skip_special_tokens=False)
 
     async def flush_cache(self, request: Request) -> Response:
         self._service.check_open()

@@ -1,7 +1,7 @@
 """GET /v1/cache: what the prefix cache holds and what it has done, in sizes, counts and ages.
 
-The report has no text, no tokens and no names of tenants. Numbers that move still show that requests
-arrive, so with ``--operator-key`` the report is for operators only (``gate``).
+The report has no tokens and no names of tenants, and text only with ``--show-text``. Numbers that move still
+show that requests arrive, so with ``--operator-key`` the report is for operators only (``gate``).
 
 To answer, the engine visits every node of its tree between two steps. ``Looks`` bounds that to once in
 LOOK_EVERY_S, for any number of requests.
@@ -11,16 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from weft.memory.memory import MemoryUsage
-from weft.memory.prefix.shape import CacheShape, ShapeSum, SizeClass
+from weft.memory.prefix.shape import CacheShape, PrefixShape, ShapeSum, SizeClass
 
 LOOK_EVERY_S = 1.0
 EngineShapes = list[tuple[int, CacheShape]]
 """By the number of the replica."""
+_LABEL_KEY = secrets.token_bytes(16)
+"""Of this process: labels tell prefixes apart, and no text can be guessed from them."""
+TextOf = Callable[[Sequence[int]], str]
 
 
 class Looks:
@@ -60,9 +65,10 @@ def memory_bytes(usage: MemoryUsage) -> dict[str, int]:
     }
 
 
-def cache_reports(engines: Sequence[tuple[int, MemoryUsage, CacheShape]]) -> dict[str, Any]:
+def cache_reports(engines: Sequence[tuple[int, MemoryUsage, CacheShape]], *,
+                  text_of: TextOf | None = None) -> dict[str, Any]:
     """``cache_report`` of one replica; of several, their sum, and each one in ``replicas``."""
-    reports = [(number, cache_report(usage, shape)) for number, usage, shape in engines]
+    reports = [(number, cache_report(usage, shape, text_of=text_of)) for number, usage, shape in engines]
     if len(reports) == 1:
         return reports[0][1]
     return {**_added([report for _, report in reports]),
@@ -80,7 +86,7 @@ def _added(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
         total[name] = {key: sum(report[name].get(key, 0) for report in reports) for key in first[name]}
     trees = [report["tree"] for report in reports]
     prefixes = sorted((prefix for tree in trees for prefix in tree["prefixes"]),
-                      key=lambda prefix: -prefix["tokens"])
+                      key=lambda prefix: float(prefix["age_s"]))
     total["tree"] = {
         "namespaces": [], "namespace_count": max(tree["namespace_count"] for tree in trees),
         "by_depth": _added_classes([tree["by_depth"] for tree in trees]),
@@ -106,7 +112,7 @@ def _added_classes(lists: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]
     return [by_size[size] for size in sorted(by_size)]
 
 
-def cache_report(usage: MemoryUsage, shape: CacheShape) -> dict[str, Any]:
+def cache_report(usage: MemoryUsage, shape: CacheShape, *, text_of: TextOf | None = None) -> dict[str, Any]:
     """``states`` are checkpoints, ``states_compressed`` of them in 8 bits in ``compressed_bytes`` of pages;
     ``pages`` of 16 tokens; ``read_now``: pages that running requests read; ``pages_compressed``: of KV, in
     ``compressed_kv_dtype`` and in ``compressed_kv_bytes`` of the pages. ``inexact`` nodes have KV or a
@@ -138,11 +144,18 @@ def cache_report(usage: MemoryUsage, shape: CacheShape) -> dict[str, Any]:
             "namespace_count": shape.namespace_count,
             "by_depth": _classes(shape.depths),
             "by_length": _classes(shape.lengths),
-            "prefixes": [{**dataclasses.asdict(one), "age_s": round(one.age_s, 1)}
-                         for one in shape.prefixes],
+            "prefixes": [_prefix(one, text_of) for one in shape.prefixes],
             "cut_off": shape.cut_off,
         },
     }
+
+
+def _prefix(prefix: PrefixShape, text_of: TextOf | None) -> dict[str, Any]:
+    row = {**dataclasses.asdict(prefix), "age_s": round(prefix.age_s, 1)}
+    head = row.pop("head")
+    label = hashlib.blake2b(row.pop("digest").encode(), key=_LABEL_KEY, digest_size=4).hexdigest()
+    row = {"label": label, **row}
+    return row if text_of is None else {**row, "text": text_of(head)}
 
 
 def _classes(classes: list[SizeClass]) -> list[dict[str, Any]]:

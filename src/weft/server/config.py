@@ -64,6 +64,8 @@ class ServerConfig:
                                      "(429); 0: no limit.", least=0)
     hide_cached_tokens: bool = _flag(False, "Answer with cached_tokens 0: the number tells a client "
                                             "whether another one sent the same prefix.")
+    show_text: bool = _flag(False, "Show the operator the first words of cached prefixes, on the page and in "
+                                   "/v1/cache; needs --operator-key.")
     allowed_host: tuple[str, ...] = _flag((), "Host name under which clients reach this server, besides "
                                               "loopback names and IP addresses; may be given several times.")
     allowed_origin: tuple[str, ...] = _flag((), "Origin of web pages that may use this server, such as "
@@ -226,6 +228,9 @@ class ServerConfig:
         if not self.client_keys() and (self.tenant_by_key or self.quotas().any):
             raise ConfigError("--tenant-by-key and the quotas of keys need keys: --api-key or --api-key-file",
                               param="--tenant-by-key" if self.tenant_by_key else "--api-key")
+        if self.show_text and not self.operator_key:
+            raise ConfigError("--show-text shows what clients wrote: it needs an --operator-key, which alone "
+                              "opens /v1/cache then", param="--show-text")
         check_reasoning_parser(self.reasoning_parser)
         check_tool_parser(self.tool_parser)
         if self.chat_template is not None:  # now, not when a large model has been read

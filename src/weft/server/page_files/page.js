@@ -85,19 +85,33 @@ function drawPrompts(now) {
     `preemptions: ${formatCount(now.values.num_preemptions_total)}`;
 }
 
-function drawTree(cache) {
+function prefixName(prefix) {
+  const cell = element("td", prefix.label);
+  cell.className = "prefix";
+  if (prefix.text !== undefined) {
+    cell.textContent = prefix.text;
+    cell.title = prefix.label;
+  }
+  return cell;
+}
+
+function drawTree(cache, now) {
   const tree = cache.tree ?? {prefixes: [], by_depth: []};
   part("tree-total").textContent = cache.tree ? `${formatCount(cache.nodes)} nodes, ${formatCount(cache.states)} states` +
     `${cache.states_compressed ? ` (${formatCount(cache.states_compressed)} compressed in 8 bits)` : ""}, ${formatBytes(cache.bytes)}` : "";
+  const tokenSeconds = readings.secondsPerPromptToken(now);
   const rows = tree.prefixes.map((prefix) => {
     const row = element("tr");
-    row.append(element("td", prefix.checkpoint ? "state and KV" : "KV only"), ...["tokens", "hits", "branches", "readers"].map(
-      (name) => element("td", formatCount(prefix[name]))), element("td", readings.formatAge(prefix.age_s)));
+    const saved = tokenSeconds === null ? `${formatCount(prefix.tokens_saved)} tokens` : formatSeconds(prefix.tokens_saved * tokenSeconds);
+    row.append(prefixName(prefix), element("td", prefix.checkpoint ? "state and KV" : "KV only"), element("td", formatCount(prefix.tokens)),
+               element("td", formatBytes(prefix.bytes)), element("td", formatCount(prefix.hits)), element("td", saved),
+               element("td", formatCount(prefix.branches)), element("td", formatCount(prefix.readers)),
+               element("td", readings.formatAge(prefix.age_s)));
     return row;
   });
   if (!rows.length) {
     const none = element("td", "no prefix is shared yet", "quiet");
-    none.colSpan = 6;
+    none.colSpan = 9;
     rows.push(element("tr"));
     rows[0].append(none);
   }
@@ -137,7 +151,7 @@ async function look() {
     drawEngines(now);
     drawMemory(now);
     drawPrompts(now);
-    if (now.values.engine_up) drawTree(await (await ask("v1/cache")).json());
+    if (now.values.engine_up) drawTree(await (await ask("v1/cache")).json(), now);
   } catch (error) {
     setState(`no answer: ${error.message}`, "down");
     wantKey(error);

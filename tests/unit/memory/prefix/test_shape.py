@@ -44,9 +44,24 @@ def test_the_shape_says_how_much_is_kept_how_deep_and_how_often_it_was_used() ->
         assert sum(one.total.nodes for one in classes) == only.total.nodes == usage.cache_nodes - 1
         assert sum(one.total.bytes for one in classes) == usage.cached_bytes
         assert [one.tokens_max for one in classes] == sorted({one.tokens_max for one in classes})
-    assert found.prefixes[0].tokens == 128
-    assert (found.prefixes[0].hits, found.prefixes[0].branches, found.prefixes[0].checkpoint) == (3, 4, True)
+    assert max(found.prefixes, key=lambda one: one.hits).tokens == 128
+    shared = max(found.prefixes, key=lambda one: one.hits)
+    assert (shared.hits, shared.branches, shared.checkpoint) == (3, 4, True)
     assert not found.cut_off
+
+
+def test_a_prefix_has_a_label_a_head_and_what_it_saved() -> None:
+    rig = served(*SHARED)
+    places = rig.core.cache_shape().prefixes
+    shared = next(place for place in places if place.tokens == 128)
+    assert shared.head == text(1, 128)[:shape.HEAD_TOKENS]
+    assert shared.tokens_saved == 3 * 128
+    assert shared.bytes == rig.core.memory.usage().cached_bytes
+    assert len({place.digest for place in places}) == len(places)
+    again = next(place for place in served(*SHARED).core.cache_shape().prefixes if place.tokens == 128)
+    assert again.digest == shared.digest
+    other = served(*[(text(7, 128) + prompt[128:], salt) for prompt, salt in SHARED]).core.cache_shape()
+    assert shared.digest not in {place.digest for place in other.prefixes}
 
 
 def test_hits_below_a_place_count_for_it_too() -> None:
