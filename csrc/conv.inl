@@ -153,7 +153,7 @@ WEFT_INLINE void conv_span(const ConvArgs& args, const ConvSpan& span, int64_t c
       keep_window<K>(args, channel, run.taps[tap].slot, past);
   }
   // A run in one span is done with its window; one in several may have a span that has not read it yet.
-  if (run.slot != kPad && run.length <= kSpanTokens) keep_window<K>(args, channel, run.slot, past);
+  if (run.slot != kPad && run.keeps && run.length <= kSpanTokens) keep_window<K>(args, channel, run.slot, past);
 }
 
 // The window of a run that is longer than a span: its last inputs.
@@ -177,7 +177,7 @@ void conv_of(const ConvArgs& args) {
   std::vector<const Run*> long_runs;
   int64_t tokens = 0, grouped = 0;
   for (const Run& run : args.runs->runs) {
-    if (run.length > kSpanTokens && run.slot != kPad) long_runs.push_back(&run);
+    if (run.length > kSpanTokens && run.slot != kPad && run.keeps) long_runs.push_back(&run);
     for (int64_t begin = 0; begin < run.length; begin += kSpanTokens) {
       const int64_t end = begin + kSpanTokens < run.length ? begin + kSpanTokens : run.length;
       spans.push_back({&run, begin, end});

@@ -23,6 +23,7 @@ void FusedBlock::swiglu(const Projected& x, void* out) const {
 void FusedBlock::short_conv(const Runs& runs, const Projected& x, const ConvWeights& conv, const SlotView& window,
                        void* out) const {
   run(x, out, [&](const Projected& projected, void* to) {
+    log_rows(runs, projected, window.data);
     const int64_t channels = second.weight.in, bytes = projected.dtype == Dtype::bfloat16 ? 2 : 4;
     const auto part = [&](int64_t i) {
       return Rows{static_cast<const char*>(projected.data) + i * channels * bytes, projected.stride, 1, projected.dtype};

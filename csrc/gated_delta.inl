@@ -130,7 +130,7 @@ void delta_columns(const GatedDeltaArgs& args, const DeltaGates& gates, const Ru
     for (int w = 0; w < WIDE; ++w) store(to + 16 * w, out[w]);
     for (; tap < run.taps.size() && run.taps[tap].offset == t + 1; ++tap) keep(run.taps[tap].slot);
   }
-  if (run.slot != kPad) keep(run.slot);
+  if (run.slot != kPad && run.keeps) keep(run.slot);
 }
 
 // 16 WIDE columns of a head for a run of one token, in place. ``next``: what the thread reads next, as many lines.
@@ -198,7 +198,7 @@ void delta_head(const GatedDeltaArgs& args, const DeltaGates& gates, const Run& 
 }
 
 // One token, of a run that keeps its state and has no tap.
-bool decodes(const Run& run) { return run.length == 1 && run.slot != kPad && run.taps.empty(); }
+bool decodes(const Run& run) { return run.length == 1 && run.slot != kPad && run.keeps && run.taps.empty(); }
 
 // Gates of one token, of dtype G, into ``decays`` and ``betas``.
 template <class G>

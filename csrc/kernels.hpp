@@ -29,15 +29,28 @@ struct Tap {
 };
 
 // One span of tokens of one sequence. ``slot`` PAD: the state starts from zeros and is not kept.
-// ``start`` PAD: a padding row; it reads and writes nothing.
+// ``start`` PAD: a padding row; it reads and writes nothing. Without ``keeps`` the state behind the run is not written:
+// a window of drafts, which may be wrong.
 struct Run {
   int64_t offset, start, length, slot;
   bool fresh;
   std::vector<Tap> taps;  // by offset
+  bool keeps = true;
 };
 
+// A copy of a recurrent layer's inputs: the rows of the windows, ``row_bytes`` each. ``window``: the address of the
+// layer's convolution windows, which tells one layer from another.
+struct Log {
+  const void* window;
+  char* to;
+  int64_t row_bytes;
+};
+
+// The windows are consecutive rows [log_first, log_first + log_rows) of the step.
 struct Runs {
   std::vector<Run> runs;
+  int64_t log_first = 0, log_rows = 0;
+  std::vector<Log> logs;
 };
 
 // [tokens, heads, dim]: token and head strides in elements.

@@ -1,5 +1,7 @@
 #include "layers.hpp"
 
+#include <cstring>
+
 namespace weft {
 namespace {
 
@@ -18,6 +20,21 @@ Projected between(int which, const Projected& like, int64_t width) {
   if (held[which].size() < bytes) held[which].resize(bytes);
   return {held[which].data(), width, like.tokens, like.dtype};
 }
+
+}  // namespace
+
+// The rows of the windows into the layer's log, where it has one.
+void log_rows(const Runs& runs, const Projected& projected, const void* window) {
+  for (const Log& log : runs.logs) {
+    if (log.window != window) continue;
+    const int64_t stride = projected.stride * bytes_of(projected.dtype);
+    const char* from = static_cast<const char*>(projected.data) + runs.log_first * stride;
+    for (int64_t row = 0; row < runs.log_rows; ++row)
+      std::memcpy(log.to + row * log.row_bytes, from + row * stride, static_cast<size_t>(log.row_bytes));
+  }
+}
+
+namespace {
 
 void convolve(const Runs& runs, const ConvWeights& conv, const Rows& x, int64_t channels, const SlotView& window,
               const Projected& out) {
@@ -53,6 +70,7 @@ NormArgs gated_norm(const NormWeights& norm, const Rows& x, const Rows& gate, in
 
 void GatedDeltaLayer::run(const Runs& runs, const Projected& projected, const SlotView& window, const SlotView& state,
                           int64_t layer, void* out) const {
+  log_rows(runs, projected, window.data);
   const int64_t keys = k_heads * k_dim, values = heads * v_dim, channels = 2 * keys + values;
   const Projected qkv = between(0, projected, channels), o = between(1, projected, values);
   convolve(runs, conv, columns(projected, 0, 0), channels, window, qkv);
@@ -84,6 +102,7 @@ void GatedDeltaLayer::run(const Runs& runs, const Projected& projected, const Sl
 
 void Mamba2Layer::run(const Runs& runs, const Projected& projected, const SlotView& window, const SlotView& state,
                       int64_t layer, void* out) const {
+  log_rows(runs, projected, window.data);
   const int64_t inner = heads * head_dim, group = groups * state_dim, channels = inner + 2 * group;
   const Projected xbc = between(0, projected, channels), y = between(1, projected, inner);
   convolve(runs, conv, columns(projected, inner, 0), channels, window, xbc);

@@ -27,6 +27,9 @@ struct SlotView {
   Dtype dtype;
 };
 
+// The rows of the windows of drafts into the log of the layer with these convolution windows, where it has one.
+void log_rows(const Runs& runs, const Projected& projected, const void* window);
+
 struct ConvWeights {
   const void *weight, *bias;  // [C, K], [C] or null
   Dtype dtype;

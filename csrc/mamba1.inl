@@ -48,7 +48,7 @@ void mamba1_channels(const Mamba1Args& args, const Run& run, int64_t channel) {
     store(static_cast<T*>(args.out) + token * args.channels + channel, y);
     for (; tap < run.taps.size() && run.taps[tap].offset == t + 1; ++tap) keep(run.taps[tap].slot);
   }
-  if (run.slot != kPad) keep(run.slot);
+  if (run.slot != kPad && run.keeps) keep(run.slot);
 }
 
 template <class T>

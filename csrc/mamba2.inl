@@ -135,10 +135,14 @@ void mamba2_head(const Mamba2Args& args, const Mamba2Steps& steps, const Run& ru
   static thread_local Mamba2Tokens of;
   static thread_local std::vector<S> held;
   const int64_t numbers = args.head_dim * args.state_dim;
-  if (run.slot == kPad) held.resize(static_cast<size_t>(numbers));
+  const bool in_place = run.slot != kPad && run.keeps;
+  if (!in_place) held.resize(static_cast<size_t>(numbers));
   S* const slots = static_cast<S*>(args.state) + head * numbers;
-  S* const state = run.slot == kPad ? held.data() : slots + run.slot * args.slot_stride;
-  if (run.fresh || run.slot == kPad) std::memset(static_cast<void*>(state), 0, sizeof(S) * numbers);
+  S* const state = in_place ? slots + run.slot * args.slot_stride : held.data();
+  if (run.fresh || run.slot == kPad)
+    std::memset(static_cast<void*>(state), 0, sizeof(S) * numbers);
+  else if (!in_place)
+    std::memcpy(static_cast<void*>(state), slots + run.slot * args.slot_stride, sizeof(S) * numbers);
   size_t tap = 0;
   for (int64_t t = 0; t < run.length;) {
     int64_t end = t + kTokensTogether < run.length ? t + kTokensTogether : run.length;

@@ -120,13 +120,26 @@ Runs make_runs(const std::vector<int64_t>& offsets, const std::vector<int64_t>& 
   return step;
 }
 
+// Runs [first, first + count) are windows of drafts.
+void set_windows(Runs& step, size_t first, size_t count) {
+  for (size_t i = first; i < first + count; ++i) {
+    step.runs[i].keeps = false;
+    step.log_rows += step.runs[i].length;
+  }
+  step.log_first = step.runs[first].offset;
+}
+
+void add_log(Runs& step, Address window, Address to, int64_t row_bytes) {
+  step.logs.push_back({at(window), at<char>(to), row_bytes});
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
   // One more for every change of what Python hands over: arguments, numbers of enums, the order that data lies in.
   // The same as INTERFACE in src/weft/tensor/native.py, which takes no other.
   m.attr("INTERFACE") = 5;
-  nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs));
+  nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs)).def("windows", &set_windows).def("log", &add_log);
   m.def("instruction_set", [] { return kernels().name; });
   m.def("instruction_sets", &usable_kernels);
   m.def("use", &use_kernels);

@@ -48,6 +48,7 @@ from weft.schedule.plan import StepPlan
 from weft.schedule.restore_prices import RestorePrices
 from weft.schedule.store_tier import StoreTier
 from weft.spec import CompressedKvName
+from weft.speculation.drafter import Drafter
 from weft.store.protocol import Store
 from weft.units import CHUNK_TOKENS, pages_for
 
@@ -151,7 +152,8 @@ class Serving:
     With ``overlap`` the next step is planned while one is computed on another thread: ``before_step`` is
     called there. ``capture``: steps of decodes alone go the way of graphs. ``remote``: whatever the device,
     the host looks at nothing of a step but what comes home. ``grid_tokens``: where states are kept.
-    ``model``: another one than the family's own. ``store``: prefixes beyond memory."""
+    ``model``: another one than the family's own. ``store``: prefixes beyond memory. ``drafter``: where
+    windows get their drafts."""
 
     def __init__(self, family: str, *, memory_bytes: int = 4 << 20, step_tokens: int = 1024,
                  pad_decode_to: int = 0, before_step: Break | None = None, max_model_len: int = 1024,
@@ -160,7 +162,7 @@ class Serving:
                  policy: str = "value", compress: bool = False, compress_kv: CompressedKvName | None = None,
                  overlap: bool = False, capture: Capture | None = None, remote: bool | None = None,
                  grid_tokens: int = CHUNK_TOKENS, model: LoadedModel | None = None,
-                 store: Callable[[Serving], Store] | None = None) -> None:
+                 store: Callable[[Serving], Store] | None = None, drafter: Drafter | None = None) -> None:
         model = model or loaded(family)
         config = EngineConfig(max_num_batched_tokens=step_tokens, max_model_len=max_model_len,
                               max_num_seqs=max_num_seqs, kv_dtype=kv_dtype, state_dtype=state_dtype)
@@ -189,6 +191,7 @@ class Serving:
                                pause=time.sleep,
                                checkpoints=parse_checkpoints(checkpoints),
                                executor=self.executor, clock=lambda: 0.0, seed=0, overlap=overlap,
+                               drafter=drafter,
                                eos_ids=model.generation_defaults.eos_ids)
         self.plans: list[StepPlan] = []
         self._break = before_step
@@ -249,9 +252,12 @@ class Serving:
         return list(answers.values())
 
     def _observe(self, plan: StepPlan, logits_XV: torch.Tensor) -> None:
-        for i, run in enumerate(np.flatnonzero(plan.samples)):
-            position = int(plan.starts[run] + plan.lengths[run])
-            self._rows_of_logits[int(plan.seqs[run]), position] = logits_XV[i].clone().cpu()
+        rows = iter(logits_XV)
+        for run in np.flatnonzero(plan.samples):
+            end = int(plan.starts[run] + plan.lengths[run])
+            # A row behind a wrong draft is seen too; a later step sees its position again.
+            for position in range(int(plan.starts[run]) + 1 if run in plan.windows else end, end + 1):
+                self._rows_of_logits[int(plan.seqs[run]), position] = next(rows).clone().cpu()
 
     def _before_step(self, plan: StepPlan) -> None:
         self.plans.append(plan)

@@ -162,7 +162,7 @@ def _cost_learner(policy: Policy, guess: PrefillCost) -> Callable[[StepPlan, flo
     fit = PrefillFit(guess)
 
     def measured(plan: StepPlan, seconds: float) -> None:
-        if plan.step % 16 and plan.decode_count == plan.run_count:
+        if plan.window_count or (plan.step % 16 and not plan.prefills):
             return
         if fit.add(*work_of(plan), seconds):
             policy.costs(fit.cost())

@@ -31,6 +31,7 @@ from collections.abc import Callable
 
 from weft.config import Sizes
 from weft.engine.ages import Ages
+from weft.engine.draft_feed import DraftFeed
 from weft.engine.executor import Executor
 from weft.engine.flush import CacheFlush
 from weft.engine.grammars import GrammarCompiler
@@ -48,6 +49,7 @@ from weft.request import Request, TokenEvent
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.scheduler import Scheduler
 from weft.schedule.store_tier import StoreTier
+from weft.speculation.drafter import Drafter
 
 STORE_PAUSE_S = 1e-3
 """While every request waits for the store, its events are read this often."""
@@ -59,26 +61,28 @@ class EngineCore:
     """See the module. ``clock`` returns seconds and never goes back; ``eos_ids`` are the model's own.
     ``memory`` decides whether prefixes are cached, ``checkpoints`` where states are cached. ``grammars``
     compiles the grammars of requests. ``overlap``: plan the next step while one is computed. ``store``:
-    prefixes beyond memory; ``pause`` lets time pass while every request waits for it."""
+    prefixes beyond memory; ``pause`` lets time pass while every request waits for it. ``drafter`` guesses
+    next tokens, which steps then verify (``weft.schedule.windows``); None: no speculation."""
 
     def __init__(self, *, vocab_size: int, sizes: Sizes, memory: Memory, executor: Executor,
                  clock: Callable[[], float], seed: int, eos_ids: tuple[int, ...],
                  checkpoints: CheckpointPolicy = AUTO, grammars: GrammarCompiler | None = None,
                  overlap: bool = False, store: StoreTier | None = None,
-                 pause: Callable[[float], None] = lambda seconds: None) -> None:
+                 pause: Callable[[float], None] = lambda seconds: None, drafter: Drafter | None = None) -> None:
         self.vocab_size = vocab_size
         self.sizes = sizes
         self.memory = memory
         self.eos_ids = eos_ids
         self.grammars = grammars or GrammarCompiler(None, eos_ids, vocab_size)
-        self.scheduler = Scheduler(memory, sizes, checkpoints, store)
+        self.scheduler = Scheduler(memory, sizes, checkpoints, store, drafter)
         self.store = store
         self._pause = pause
         self.counters = EngineCounters()
         self.on_step = self.counters.on_step
         """Listeners that get each computed step and its seconds."""
-        self.streams = StreamTable(self.scheduler, self.counters)
-        self.settlement = Settlement(self.scheduler, self.streams, self.counters)
+        feed = None if drafter is None else DraftFeed(drafter)
+        self.streams = StreamTable(self.scheduler, self.counters, feed)
+        self.settlement = Settlement(self.scheduler, self.streams, self.counters, feed)
         self.failure: BaseException | None = None
         """The exception that ended the engine: from ``execute``, or an assert."""
         self.sleep_state = AWAKE

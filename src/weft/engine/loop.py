@@ -56,6 +56,17 @@ class StepParts:
             self.scheduler.store.finished(plan)
 
 
+    def run_alone(self, plan: StepPlan, began_s: float) -> None:
+        """Execute and settle ``plan``, which was committed, with no other step in flight."""
+        result = self.executor.execute(plan)
+        self.note_finish(plan)
+        if self.flush.due:
+            self.flush.run(in_flight=False)
+        self.scheduler.advance(plan, result.tokens, result.windows)
+        self.settlement.settle(plan, result)
+        self.counters.step(plan, self.clock() - began_s)
+
+
 class StepLoop(Protocol):
     """One order of the four verbs."""
 
@@ -95,14 +106,7 @@ class PlainLoop:
         parts.scheduler.commit(plan)
         parts.note_commit(plan, began_s)
 
-        result = parts.executor.execute(plan)
-        parts.note_finish(plan)
-        if parts.flush.due:
-            parts.flush.run(in_flight=False)
-
-        parts.scheduler.advance(plan, result.tokens)
-        parts.settlement.settle(plan, result)
-        parts.counters.step(plan, parts.clock() - began_s)
+        parts.run_alone(plan, began_s)
         return True
 
     def abandon(self) -> None:

@@ -30,6 +30,9 @@ seen (``Scheduler.learn_late``). All of these tokens are known by then.
 A flush of the cache that is due needs a moment without a step in flight, since a step may read what the flush
 evicts. The loop then plans nothing until the step in flight has settled.
 
+**Drafts** need the tokens before them. With a drafter, every few steps the one in flight settles before the
+next is planned, and the drafter is asked. A step with drafts runs alone, as in the plain loop.
+
 Rejected: two steps in flight (an answer overruns by two, and nothing is left to hide); no decodes in the step
 ahead, only prefills (decodes are the gain); settling before planning (the plain loop); freeing memory at
 settling (plan k+2 hands it out while k+1 writes it).
@@ -42,6 +45,9 @@ from dataclasses import dataclass
 from weft.engine.loop import StepParts
 from weft.schedule.plan import StepPlan
 from weft.units import PAD, SeqId
+
+_STEPS_AHEAD = 4
+"""Steps that are planned ahead until the drafter is asked again, after it had no drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,7 @@ class OverlapLoop:
         self._parts = parts
         self._begun: _BegunStep | None = None
         self._settled_s = 0.0
+        self._steps_ahead = 0
 
     @property
     def in_flight(self) -> tuple[SeqId, ...] | None:
@@ -68,16 +75,25 @@ class OverlapLoop:
         settles nothing, the last call begins nothing."""
         parts = self._parts
         previous, self._begun = self._begun, None
+        draining = previous is not None and self._speculates_next()
 
-        if previous is None or not parts.flush.due:
+        if previous is None or not (parts.flush.due or draining):
             began_s = parts.clock()
-            plan = parts.scheduler.plan()
+            plan = parts.scheduler.plan(windows=previous is None)
             if plan is not None:
                 parts.scheduler.commit(plan)
                 parts.note_commit(plan, began_s)
+                if plan.window_count:
+                    # The positions behind it depend on its tokens. A text that can be drafted goes on so.
+                    self._steps_ahead = _STEPS_AHEAD
+                    parts.run_alone(plan, began_s)
+                    self._settled_s = parts.clock()
+                    return True
                 parts.executor.begin(plan)
                 parts.scheduler.advance(plan, PAD)
                 self._begun = _BegunStep(plan, began_s)
+        if draining:
+            self._steps_ahead = 0
         if previous is None:
             planned = self._begun is not None
             assert planned or parts.awaits_store, "nothing was in flight, nothing could be planned"
@@ -92,6 +108,13 @@ class OverlapLoop:
         parts.settlement.settle(previous.plan, result)
         parts.counters.step(previous.plan, parts.clock() - since_s)
         return True
+
+    def _speculates_next(self) -> bool:
+        """Whether the step in flight is to settle first, so that the next one may verify drafts."""
+        if not self._parts.scheduler.speculates:
+            return False
+        self._steps_ahead += 1
+        return self._steps_ahead > _STEPS_AHEAD
 
     def abandon(self) -> None:
         self._begun = None

@@ -101,6 +101,7 @@ class ScriptedExecutor(LateExecutor):
         self._missing: set[Part] = set()
         self.next_token = next_token or hashed_token(vocab_size)
         self._step_tokens_bound = step_tokens_bound
+        self._context = max_model_len
         self._grid_tokens = grid_tokens
         self._rows: list[_Row | None] = [None] * rows_max
         self._pages = arena.pages_per_frame > 0
@@ -132,6 +133,8 @@ class ScriptedExecutor(LateExecutor):
         self._patch_rows(plan)
         tokens = np.full(plan.run_count, PAD, dtype=np.int32)
         logprobs: dict[int, TokenLogprobs] = {}
+        windows: dict[int, tuple[int, ...]] = {}
+        window_logprobs: dict[int, list[TokenLogprobs]] = {}
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
         require(all(0 <= tap.run < plan.run_count for tap in plan.taps), "a tap of a run that is not there")
         offset = 0
@@ -141,14 +144,18 @@ class ScriptedExecutor(LateExecutor):
             offset += length
             if run in plan.prompt_logprob_runs:
                 prompt_logprobs[run] = self._prompt_logprobs(row, int(plan.starts[run]), length)
-            if plan.samples[run]:
+            if run in plan.windows:
+                windows[run] = self._verify(plan, run, row, window_logprobs)
+                tokens[run] = windows[run][-1]
+            elif plan.samples[run]:
                 tokens[run] = self._sample(row)
                 if row.admission.sampling.logprobs is not None:
                     logprobs[run] = scripted_logprobs(int(tokens[run]), row.digests[-1],
                                                      row.admission.sampling.logprobs)
         for kind, ids in plan.arena_work.after_runs():
             self.arena.perform(kind, ids, plan)
-        return StepResult(tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        return StepResult(tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, windows=windows,
+                          window_logprobs=window_logprobs)
 
     # ------------------------------------------------------------------ what a plan may look like
 
@@ -162,6 +169,9 @@ class ScriptedExecutor(LateExecutor):
         require(len(set(plan.rows.tolist())) == runs, "a row has two runs in one step")
         require(len(set(plan.seqs)) == runs, "a sequence has two runs in one step")
         decodes, prefills = slice(0, plan.decode_count), slice(plan.decode_count, runs)
+        windows = slice(plan.windows.start, plan.windows.stop)
+        require((plan.lengths[windows] > 1).all(), "a window without drafts")
+        require((plan.starts[windows] > 0).all(), "a window starts at 0")
         require((plan.lengths[decodes] == 1).all(), "a decode is longer than one token")
         require((plan.starts[decodes] > 0).all(), "a decode starts at 0")
         require((plan.lengths[prefills] > 0).all(), "an empty run")
@@ -210,7 +220,7 @@ class ScriptedExecutor(LateExecutor):
                 continue
             here = f"{where}, tap at {tap.position}"
             require(self._slots, f"L4: {here}: this model has no state")
-            require(run >= plan.decode_count, f"{here}: a decode run keeps no state on its way")
+            require(run in plan.prefills, f"{here}: a decode run keeps no state on its way")
             require(start < tap.position <= end, f"{here} is outside the run")
             require(tap.position % self._grid_tokens == 0, f"{here} is off the grid of {self._grid_tokens}")
             require(0 <= tap.slot < self.arena.plan.slot_count,
@@ -226,6 +236,7 @@ class ScriptedExecutor(LateExecutor):
         row_id, start = RowId(int(plan.rows[run])), int(plan.starts[run])
         end = start + int(plan.lengths[run])
         row = self._rows[row_id]
+        drafts = end - start - 1 if run in plan.windows else 0
         where = f"step {plan.step} run {run} (row {row_id}, positions {start} to {end})"
         if row is None:
             raise PlanViolation(f"L5: {where} is on an empty row")
@@ -234,21 +245,50 @@ class ScriptedExecutor(LateExecutor):
         if row.computed is not None:
             require(start == row.computed, f"{where}: {row.computed} positions are computed, so positions "
                                            "would be skipped or repeated")
-        require(end <= len(row.tokens), f"{where}: only {len(row.tokens)} tokens are known")
+        known = end - drafts
+        require(known <= len(row.tokens), f"{where}: only {len(row.tokens)} tokens are known")
         chosen_last = run < plan.decode_count and tokens[0] == PAD
-        require(chosen_last or tokens.tolist() == row.tokens[start:end],
+        require(chosen_last or tokens[:known - start].tolist() == row.tokens[start:known],
                 f"{where}: the tokens are not the sequence's")
-        last = end == len(row.tokens)
+        last = known == len(row.tokens)
         require(last or end % CHUNK_TOKENS == 0, f"{where} ends off the grid of {CHUNK_TOKENS}")
-        require(run >= plan.decode_count or last, f"{where}: a decode that is behind")
+        require(run in plan.prefills or last, f"{where}: a decode that is behind")
+        if drafts:
+            self._check_drafts(row, tokens[1:].tolist(), where)
         wanted = last and row.admission.sampling.max_tokens != 0
         require(bool(plan.samples[run]) == wanted, f"{where}: samples is {bool(plan.samples[run])}")
-        self._run_state(plan, run, row, start, end, where)
+        self._run_state(plan, run, row, start, known, where)
         self._write_taps(plan, run, row, start, end, where)
         if self._pages:
-            self._run_pages(row_id, row, start, end, where)
-        row.computed = end
+            self._run_pages(row_id, row, start, end, where, tokens[end - start - drafts:].tolist())
+        row.computed = known
         return row
+
+    def _check_drafts(self, row: _Row, drafts: list[int], where: str) -> None:
+        """A draft never lies past the answer's end, in tokens or in length."""
+        ends = set(row.admission.stop_ids)
+        require(not ends.intersection(drafts), f"{where}: a draft is an end of the answer")
+        most = row.admission.sampling.max_tokens
+        left = self._context if most is None else min(self._context, row.admission.prompt_tokens + most)
+        require(len(row.tokens) + len(drafts) < left, f"{where}: drafts go past the answer's last token")
+
+    def _verify(self, plan: StepPlan, run: int, row: _Row,
+                logprobs: dict[int, list[TokenLogprobs]]) -> tuple[int, ...]:
+        """Tokens behind the chosen token and behind each right draft of it; the state follows."""
+        offset = int(plan.lengths[:run].sum())
+        drafts = plan.tokens[offset + 1:offset + int(plan.lengths[run])].tolist()
+        chosen: list[int] = []
+        top = row.admission.sampling.logprobs
+        while True:
+            chosen.append(self._sample(row))
+            if top is not None:
+                logprobs.setdefault(run, []).append(scripted_logprobs(chosen[-1], row.digests[-1], top))
+            if len(chosen) > len(drafts) or chosen[-1] != drafts[len(chosen) - 1]:
+                break
+        row.computed = int(plan.starts[run]) + len(chosen)
+        if self._slots:
+            self.arena.states[int(plan.slots[run])] = row.state_at(row.computed)
+        return tuple(chosen)
 
     def _run_state(self, plan: StepPlan, run: int, row: _Row, start: int, end: int, where: str) -> None:
         slot, fresh = int(plan.slots[run]), bool(plan.fresh[run])
@@ -264,14 +304,18 @@ class ScriptedExecutor(LateExecutor):
         self.arena.claim_slot(slot)
         self.arena.states[slot] = row.state_at(end)
 
-    def _run_pages(self, row_id: RowId, row: _Row, start: int, end: int, where: str) -> None:
+    def _run_pages(self, row_id: RowId, row: _Row, start: int, end: int, where: str,
+                   drafts: list[int]) -> None:
         pages = self._table[row_id, :ceil_div(end, PAGE_TOKENS)]
         require((pages != PAD).all(), f"L4: {where}: the page table ends before the run does")
         written = pages[start // PAGE_TOKENS:]
         require((self.arena.readers[written] == 1).all(), f"L7: {where} writes a page that has two readers")
         for page in written.tolist():
             self.arena.claim_page(page)
-        expected = np.asarray(row.digests[:end], dtype=np.uint64)
+        digests = row.digests[:end]
+        for token in drafts:
+            digests.append(digest(digests[-1], token))
+        expected = np.asarray(digests, dtype=np.uint64)
         positions = np.arange(start, end)
         self.arena.cells[pages[positions // PAGE_TOKENS], positions % PAGE_TOKENS] = expected[start:]
         read = self.arena.cells[pages].reshape(-1)[:end]

@@ -11,6 +11,7 @@ changes nothing else takes the short way (``Stream.plain_event``).
 
 from __future__ import annotations
 
+from weft.engine.draft_feed import DraftFeed
 from weft.engine.stats import EngineCounters
 from weft.engine.streams import Stream, StreamTable
 from weft.schedule.plan import StepPlan, StepResult
@@ -19,12 +20,14 @@ from weft.units import PAD
 
 
 class Settlement:
-    """Turns what steps compute into events of ``streams``."""
+    """Turns what steps compute into events of ``streams``. ``feed`` tells the drafter, where there is one."""
 
-    def __init__(self, scheduler: Scheduler, streams: StreamTable, counters: EngineCounters) -> None:
+    def __init__(self, scheduler: Scheduler, streams: StreamTable, counters: EngineCounters,
+                 feed: DraftFeed | None = None) -> None:
         self._scheduler = scheduler
         self._streams = streams
         self._counters = counters
+        self._feed = feed
 
     def note_admissions(self, plan: StepPlan, now_s: float) -> None:
         """``plan`` was committed: a sequence that it admits for the first time has its queue time and its
@@ -49,10 +52,13 @@ class Settlement:
         for run in plan.prompt_logprob_runs:
             self._add_prompt_logprobs(plan, run, result)
         streams, outbox = self._streams.by_seq, self._streams.outbox
-        logprobs, failures = result.logprobs, result.failures
+        logprobs, failures, windows, feed = result.logprobs, result.failures, result.windows, self._feed
         generated_count = 0
         for run, (seq_id, token) in enumerate(zip(plan.seqs, result.tokens.tolist(), strict=True)):
             stream = streams.get(seq_id)
+            if run in windows:
+                generated_count += self._settle_window(plan, run, stream, result)
+                continue
             if stream is None:  # the sequence ended while the step was in flight: no event
                 if token != PAD:
                     self._scheduler.learn_late(plan, run, token)
@@ -66,16 +72,45 @@ class Settlement:
                 self._streams.end(stream, [], "error", error=failures[run], own_fault=True)
                 continue
             generated_count += 1
+            if feed is not None:
+                feed.settled(stream.seq, [token])
             if stream.plain and token not in stream.stop_ids and len(generated) < stream.new_tokens_max:
                 outbox.append(stream.plain_event(token))
                 continue
             reason = stream.rule.reason(token, len(generated))
-            token_logprobs = logprobs[run] if stream.wants_logprobs else None
+            token_logprobs = [logprobs[run]] if stream.wants_logprobs else None
             if reason is None:
                 outbox.append(stream.event([token], logprobs=token_logprobs))
             else:
                 self._streams.end(stream, [token], reason, logprobs=token_logprobs)
         self._counters.generation_tokens += generated_count
+
+    def _settle_window(self, plan: StepPlan, run: int, stream: Stream | None, result: StepResult) -> int:
+        """The tokens of a window, one by one. Drafts hold no end of an answer, so only the last token may be
+        one. Returns the number of tokens that a client gets."""
+        tokens = list(result.windows[run])
+        if stream is None:
+            for token in tokens:
+                self._scheduler.learn_late(plan, run, token)
+            return 0
+        reason = None
+        for token in tokens:
+            assert reason is None, f"step {plan.step} run {run}: a draft behind the end of its answer"
+            stream.generated.append(token)
+            reason = stream.rule.reason(token, len(stream.generated))
+        failure = result.failures.get(run)
+        if self._feed is not None:
+            self._feed.settled(stream.seq, tokens, drafted=int(plan.lengths[run]) - 1)
+        if failure is not None:
+            tokens.pop()   # the token that its grammar could not take is no part of the answer
+        logprobs = result.window_logprobs[run][:len(tokens)] if stream.wants_logprobs else None
+        if failure is not None:
+            self._streams.end(stream, tokens, "error", logprobs=logprobs, error=failure, own_fault=True)
+        elif reason is None:
+            self._streams.outbox.append(stream.event(tokens, logprobs=logprobs))
+        else:
+            self._streams.end(stream, tokens, reason, logprobs=logprobs)
+        return len(tokens)
 
     def _settle_unsampled(self, plan: StepPlan, run: int, stream: Stream) -> None:
         """A chunk inside a prefill has no token. If the request asked for no token, the end of the prompt is

@@ -71,6 +71,6 @@ class EngineCounters:
         """``plan`` was computed and settled."""
         self.steps += 1
         self.computed_tokens += plan.token_count
-        self.last_step = plan.token_count, plan.decode_count, seconds
+        self.last_step = plan.token_count, plan.prefills.start, seconds
         for listener in self.on_step:
             listener(plan, seconds)

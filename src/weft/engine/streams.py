@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from weft.engine.draft_feed import DraftFeed
 from weft.engine.stats import EngineCounters
 from weft.engine.stopping import StopRule
 from weft.memory.values import Lost
@@ -63,7 +64,7 @@ class Stream:
             self.prompt_logprobs = [None]
             self.plain = False
 
-    def event(self, tokens: list[int], *, logprobs: TokenLogprobs | None = None,
+    def event(self, tokens: list[int], *, logprobs: list[TokenLogprobs] | None = None,
               finish_reason: FinishReason | None = None, error: str | None = None,
               own_fault: bool = False) -> TokenEvent:
         stop_reason = self.rule.stop_reason(tokens[-1]) if finish_reason == "stop" else None
@@ -75,7 +76,7 @@ class Stream:
             prompt_logprobs, self.prompt_logprobs = self.prompt_logprobs, None
         return TokenEvent(
             request_id=self.request_id, index=self.index, tokens=tokens,
-            logprobs=None if logprobs is None else [logprobs], prompt_logprobs=prompt_logprobs,
+            logprobs=logprobs, prompt_logprobs=prompt_logprobs,
             finish_reason=finish_reason, stop_reason=stop_reason, error=error, own_fault=own_fault,
             cached_tokens=self.cached_tokens, preemptions=self.seq.preemption_count, queued_s=queued_s,
             lost=lost, recomputed_tokens=self.seq.recomputed_tokens)
@@ -89,11 +90,13 @@ class Stream:
 
 
 class StreamTable:
-    """The live streams, by sequence and by request. ``outbox``: events for the next ``step``."""
+    """The live streams, by sequence and by request. ``outbox``: events for the next ``step``. ``feed``, where
+    there is one, hears of each end."""
 
-    def __init__(self, scheduler: Scheduler, counters: EngineCounters) -> None:
+    def __init__(self, scheduler: Scheduler, counters: EngineCounters, feed: DraftFeed | None = None) -> None:
         self._scheduler = scheduler
         self._counters = counters
+        self._feed = feed
         self.by_seq: dict[SeqId, Stream] = {}
         self.by_request: dict[str, dict[int, SeqId]] = {}
         self.outbox: list[TokenEvent] = []
@@ -110,7 +113,8 @@ class StreamTable:
         return [self.by_seq[seq] for seq in live.values()]
 
     def end(self, stream: Stream, tokens: list[int], reason: FinishReason, *,
-            logprobs: TokenLogprobs | None = None, error: str | None = None, own_fault: bool = False) -> None:
+            logprobs: list[TokenLogprobs] | None = None, error: str | None = None,
+            own_fault: bool = False) -> None:
         """The sequence ends with this event, and the scheduler closes it with the next plan."""
         self._scheduler.finish(stream.seq)
         self._forget(stream)
@@ -145,6 +149,8 @@ class StreamTable:
 
     def _forget(self, stream: Stream) -> None:
         del self.by_seq[stream.seq.id]
+        if self._feed is not None:
+            self._feed.ended(stream.seq.id)
         live = self.by_request[stream.request_id]
         del live[stream.index]
         if not live:

@@ -161,16 +161,16 @@ class Draft:
         elif lease.slot != NO_SLOT:
             self._slot_copies.append(SlotCopy(anchor.slot, lease.slot))
 
-    def extend(self, seq: SeqId, tokens: int) -> bool:
+    def extend(self, seq: SeqId, tokens: int, *, headroom_pages: int = 0) -> bool:
         """Room for ``tokens`` tokens in all. True at once if the lease has it; False and nothing if the arena
-        has none."""
+        has none, or fewer than ``headroom_pages`` would be left."""
         lease = self._lease(seq)
         gained = self._gained.get(seq)
         held = len(lease.pages) + (len(gained) if gained is not None else 0)
         if tokens <= held * PAGE_TOKENS or not self._books.plan.pages_per_frame:
             return True
         missing = pages_for(tokens) - held
-        if self._page_walk.room < missing:
+        if self._page_walk.room < missing + headroom_pages:
             return False
         pages = self._page_walk.take(missing)
         if gained is None:

@@ -128,9 +128,10 @@ class CausalModel:
             return self.head(hidden_XD)
         if weight.dtype == torch.float32:
             return tiled_linear(hidden_XD, weight, bias, out_XV)
-        if self._headed_XV is None or self._headed_XV.shape != out_XV.shape:
+        rows = len(out_XV)
+        if self._headed_XV is None or len(self._headed_XV) < rows:
             self._headed_XV = torch.empty(out_XV.shape, dtype=weight.dtype)
-        return tiled_linear(hidden_XD, weight, bias, self._headed_XV)
+        return tiled_linear(hidden_XD, weight, bias, self._headed_XV[:rows])
 
 
 def _normed(norm: Norm | None, x_TD: torch.Tensor) -> torch.Tensor:

@@ -86,6 +86,10 @@ class FusedDecoder:
         if out_TD is None or out_TD.shape != x_TD.shape or out_TD.dtype != x_TD.dtype:
             out_TD = self._room = torch.empty(x_TD.shape, dtype=x_TD.dtype)
         runs = inputs.runs
+        if runs.log is not None:
+            for layer, cache in zip(self._layers, caches, strict=True):
+                if isinstance(layer.mixer, (GatedDeltaBlock, Mamba2Block, ShortConvBlock)):
+                    layer.mixer.log(x_TD, runs, cache)
         bound.run(native.runs_of(runs), native.projected_of(x_TD),
                   [_addresses(rotated[rope]) for rope in self._rotated], *native.page_table_of(runs),
                   out_TD.data_ptr())

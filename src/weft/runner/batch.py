@@ -48,6 +48,7 @@ from weft.schedule.plan import StepPlan
 from weft.tensor import gpu
 from weft.tensor.gpu import runs as device_runs
 from weft.tensor.inputs import OutputRows, Runs, StepInputs, TapPoint
+from weft.tensor.replay_log import ReplayLog
 from weft.units import PAD, PAGE_TOKENS, ceil_div
 
 Int64s = npt.NDArray[np.int64]
@@ -70,9 +71,9 @@ class StepBatch:
     """``inputs``: the model's, or the block of a graph if the step has one.
 
     ``sample_runs``, ``sample_rows``, ``sample_positions``: int64 [X], for the runs that sample: the index in
-    the plan, the row, and the position of the token to choose. On the device: ``sample_index_X``, the index
-    in T of their last token, None if that is every token; ``sample_rows_X``, their rows, None in a steady
-    step."""
+    the plan, the row, and the position of the token to choose. A window has one entry for each of its tokens.
+    On the device: ``sample_index_X``, the index in T of the token before it, None if that is every token;
+    ``sample_rows_X``, their rows, None in a steady step."""
 
     inputs: StepInputs | DecodeBlock
     sample_runs: Int64s
@@ -201,15 +202,17 @@ class BatchBuilder:
             positions[:] = starts
         else:
             np.add(np.repeat(starts - offsets, lengths), places, out=positions)
-        sample_runs = np.flatnonzero(plan.samples)
+        sample_runs, behind = _sampled(plan)
         in_batch = sample_runs + np.where(sample_runs >= decodes, pads, 0)
         fresh = _with_pads(plan.fresh, decodes, pads, False).tolist()
         taps = tuple(TapPoint(tap.run + (pads if tap.run >= decodes else 0),
                               tap.position - int(plan.starts[tap.run]), tap.slot) for tap in plan.taps)
         sampling = self.rows.staging.take((2, len(sample_runs)))
-        sampling.host[0] = offsets[in_batch] + lengths[in_batch] - 1
+        sampling.host[0] = offsets[in_batch] + lengths[in_batch] - 1 - behind
         sampling.host[1] = plan.rows[sample_runs]
-        sampler.stage(self.rows.staging, sampling.host[1], contexts[in_batch])
+        positions = contexts[in_batch] - behind
+        if not plan.window_count:   # windows choose their tokens one by one
+            sampler.stage(self.rows.staging, sampling.host[1], positions)
         runs_table = None
         if not graphed and gpu.fits(self.rows.table):
             packed, chunk_count = device_runs.pack_lists(
@@ -218,7 +221,7 @@ class BatchBuilder:
         return _StagedRuns(
             plan, pads, graphed, offsets, lengths, fresh, taps, flat,
             unknown=bool((tokens[:decodes] == PAD).any()), sampling=sampling, sample_runs=sample_runs,
-            sample_positions=contexts[in_batch].copy(), runs_table=runs_table,
+            sample_positions=positions, runs_table=runs_table,
             following=tuple(self.rows.staging.add(self._following(plan, run))
                             for run in plan.prompt_logprob_runs))
 
@@ -232,7 +235,7 @@ class BatchBuilder:
         staged = self._staged
         assert staged is not None, "there is nothing to compute"
         assert staged.plan.step == plan.step, "the plan was not applied"
-        every = len(staged.sample_runs) == len(staged.offsets) == staged.plan.token_count
+        every = len(staged.sample_runs) == staged.plan.token_count + staged.pads
         return StepBatch(
             inputs=self._block(staged) if staged.graphed else self._inputs(staged),
             sample_runs=staged.sample_runs,
@@ -259,7 +262,8 @@ class BatchBuilder:
             offsets=staged.offsets.tolist(), starts=starts.tolist(), lengths=staged.lengths.tolist(),
             slots=slots.tolist(), fresh=staged.fresh, decode_count=staged.plan.decode_count + staged.pads,
             starts_R=starts_R, slots_R=slots_R, context_R=context_R,
-            page_table_RP=self.rows.table[:, :pages_used].index_select(0, rows_R), taps=staged.taps)
+            page_table_RP=self.rows.table[:, :pages_used].index_select(0, rows_R), taps=staged.taps,
+            verify_count=staged.plan.window_count, log=_log(staged))
         if staged.runs_table is not None:
             flat, chunk_count = staged.runs_table
             device_runs.remember(runs, flat.device, chunk_count)
@@ -270,8 +274,10 @@ class BatchBuilder:
         return StepInputs(tokens_T, positions_T, runs, self._asked(staged, token_count))
 
     def _asked(self, staged: _StagedRuns, token_count: int) -> OutputRows | None:
-        """The rows whose output is needed; None if it is needed for all, as for prompt logprobs."""
-        if len(staged.sample_runs) == token_count or len(staged.plan.prompt_logprob_runs):
+        """The rows whose output is needed; None if it is needed for all, as for prompt logprobs and
+        windows."""
+        if (len(staged.sample_runs) == token_count or staged.plan.window_count
+                or len(staged.plan.prompt_logprob_runs)):
             return None
         decodes = staged.plan.decode_count
         runs = staged.sample_runs + np.where(staged.sample_runs >= decodes, staged.pads, 0)
@@ -288,6 +294,26 @@ class BatchBuilder:
             first = int(staged.offsets[run + (staged.pads if run >= plan.decode_count else 0)])
             spans.append(PromptSpan(run, first, following.device, self._prompts[int(plan.rows[run])][1]))
         return spans
+
+
+def _sampled(plan: StepPlan) -> tuple[Int64s, Int64s]:
+    """int64 [X]: the run of each token that is chosen, and how many tokens of the run lie behind the one that
+    chooses it: 0, but for windows."""
+    runs = np.flatnonzero(plan.samples)
+    if not plan.window_count:
+        return runs, np.zeros(len(runs), np.int64)
+    in_window = (runs >= plan.windows.start) & (runs < plan.windows.stop)
+    counts = np.where(in_window, plan.lengths[runs], 1)
+    ends = np.repeat(counts.cumsum(), counts)
+    return np.repeat(runs, counts), ends - 1 - np.arange(len(ends))
+
+
+def _log(staged: _StagedRuns) -> ReplayLog | None:
+    plan = staged.plan
+    if not plan.window_count:
+        return None
+    first, stop = plan.windows.start, plan.windows.stop
+    return ReplayLog(int(staged.offsets[first + staged.pads]), int(plan.lengths[first:stop].sum()))
 
 
 def _fields(flat: Int64s, token_count: int, run_count: int) -> tuple[Int64s, Int64s]:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from weft.request import TokenLogprobs
 from weft.runner.logprobs import PIECES, token_logprobs
-from weft.runner.readback import PendingReadback
+from weft.runner.readback import PendingReadback, Readback
 from weft.runner.sampler import TokenChoice
 from weft.schedule.plan import StepResult
 from weft.units import PAD
@@ -52,6 +52,13 @@ class LaunchedStep:
         self._prompts = prompts
         self._lock = threading.Lock()
         self._result: StepResult | None = None
+
+    @classmethod
+    def arrived_with(cls, result: StepResult) -> LaunchedStep:
+        """A step whose ``result`` is on the host already."""
+        step = cls(time.perf_counter(), len(result.tokens), Readback.arrived_now([]))
+        step._result = result
+        return step
 
     @property
     def arrived(self) -> bool:

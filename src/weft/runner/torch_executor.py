@@ -56,6 +56,7 @@ from weft.runner.rows import rows_on
 from weft.runner.sampler import Sampler
 from weft.runner.sleep import DroppedModel, HostWeights, give_back
 from weft.runner.step_worker import StepWorker
+from weft.runner.verify import SampledRows, choose, replay
 from weft.schedule.plan import StepPlan, StepResult
 from weft.spec import ModelSpec
 from weft.tensor.device import current, use
@@ -100,6 +101,9 @@ class LogitsRoom(NamedTuple):
     def of(rows: int, vocab_size: int) -> LogitsRoom:
         logits_XV = torch.empty((rows, vocab_size))
         return LogitsRoom(rows, logits_XV, logits_XV.numpy())
+
+    def first(self, rows: int) -> LogitsRoom:
+        return self if rows == self.rows else LogitsRoom(rows, self.logits_XV[:rows], self.host_XV[:rows])
 
 
 class TorchExecutor:
@@ -173,11 +177,15 @@ class TorchExecutor:
             return LaunchedStep(began_s, 0, self._readback.send([]))
         batch = self.batches.build(plan)
         looks_back = self.sampler.looks_back(batch.sample_rows)
-        if looks_back and (before is None or before.arrived):
+        if looks_back and not plan.window_count and (before is None or before.arrived):
             if before is not None:
                 before.home()
             self.sampler.begin(batch.sample_rows)
+        if plan.window_count and before is not None:
+            before.home()
         hidden = self._forward(batch.inputs)
+        if plan.window_count:
+            return self._verified(plan, batch, hidden, began_s)
         prompts, scores = self._score_prompts(batch, hidden)
         choice = None
         if batch.sample_runs.size:
@@ -195,6 +203,25 @@ class TorchExecutor:
         self._before = LaunchedStep(began_s, plan.run_count, pending, choice, batch.sample_runs, prompts)
         return self._before
 
+    def _verified(self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor,
+                  began_s: float) -> LaunchedStep:
+        """The rest of a step with windows. It is home at once: the states of the windows follow from its
+        tokens."""
+        assert isinstance(batch.inputs, StepInputs)
+        room = self._logits_room(len(batch.sample_runs))
+        logits_XV = self.model.logits(batch.sampled_of(hidden), room.logits_XV if room else None)
+        if self.observer is not None:
+            self.observer(plan, logits_XV)
+        chosen = choose(self.sampler, logits_XV,
+                        SampledRows(batch.sample_runs, batch.sample_rows, batch.sample_positions), plan)
+        replay(batch.inputs.runs, [len(tokens) for tokens in chosen.windows.values()])
+        self.batches.store(self.arena)
+        prompts, scores = self._score_prompts(batch, hidden)
+        scored = LaunchedStep(began_s, plan.run_count, self._readback.send(scores), prompts=prompts).home()
+        result = StepResult(chosen.tokens, chosen.logprobs, scored.prompt_logprobs, scored.device_s,
+                            chosen.failures, chosen.windows, chosen.window_logprobs)
+        return LaunchedStep.arrived_with(result)
+
     def _forward(self, inputs: StepInputs | DecodeBlock) -> torch.Tensor:
         if isinstance(inputs, DecodeBlock):
             assert self.graphs is not None
@@ -205,9 +232,9 @@ class TorchExecutor:
     def _logits_room(self, rows: int) -> LogitsRoom | None:
         if not self._keeps_room:
             return None
-        if self._room is None or self._room.rows != rows:
+        if self._room is None or self._room.rows < rows:
             self._room = LogitsRoom.of(rows, self.model.spec.vocab_size)
-        return self._room
+        return self._room.first(rows)
 
     def record_graphs(self) -> str | None:
         """Record decode steps, where a ``Capture`` was given. From then on steps are padded to the recorded

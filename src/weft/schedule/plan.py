@@ -8,9 +8,9 @@ sequence object, no memory object. ``rows_cleared``, ``admissions``, ``table_wri
 keep the per-row state on the device (page table, sampling parameters, token counts) up to date. Then
 ``arena_work`` makes memory ready. All of it is applied in this order before the step computes.
 
-    runs are ordered: first every decode (length 1, start > 0), then every prefill.
+    runs are ordered: every decode (length 1, start > 0), then every window of drafts, then every prefill.
 
-        tokens_T   [ d0 d1 d2 | p0 p0 p0 p0 p0 | p1 p1 ... ]     flat, in run order
+        tokens_T   [ d0 d1 | w0 w0 w0 | w1 w1 | p0 p0 p0 p0 | p1 p1 ... ]     flat, in run order
         run r covers tokens [offset_r, offset_r + length_r) at positions [start_r, start_r + length_r)
 
 Laws: L4 (PAD); L5 (rows cleared when a sequence leaves, before the row is used again); L6 (frames are zeroed
@@ -100,6 +100,9 @@ class StepPlan:
     ``table_patches``, in the same form, replaces entries by pages that hold the same tokens.
     ``arena_work``: that of the reservation, copies of running slots before this step overwrites them, and
     stores. ``store``: what this plan decides about the store.
+
+    The ``window_count`` runs behind the decodes are windows: a chosen token, and drafts of the next ones. A
+    token is chosen behind each of them, and those behind a wrong draft are dropped (``schedule.windows``).
     """
 
     step: int
@@ -126,6 +129,7 @@ class StepPlan:
     table_patches: Int32s = field(default_factory=no_writes)
     arena_work: ArenaWork = NO_WORK
     store: StoreStep = NO_STORE_STEP
+    window_count: int = 0
 
     @property
     def run_count(self) -> int:
@@ -135,16 +139,29 @@ class StepPlan:
     def token_count(self) -> int:
         return int(self.tokens.size)
 
+    @property
+    def windows(self) -> range:
+        """The runs that are windows."""
+        return range(self.decode_count, self.decode_count + self.window_count)
+
+    @property
+    def prefills(self) -> range:
+        return range(self.decode_count + self.window_count, self.run_count)
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """``tokens``: int32 [runs], PAD where the run did not sample. ``logprobs`` by run index for those
-    that asked; ``prompt_logprobs`` by run index: one entry per token of the run, each the logprob of the
-    *next* prompt token (the last entry of the prompt's last run is absent). ``failures`` by run index: why a
-    sequence cannot go on, where that is its own affair (its grammar went over a limit)."""
+    """``tokens``: int32 [runs], the last that each run chose, PAD where it did not sample. By run index:
+
+    ``logprobs`` of those that asked. ``prompt_logprobs``: one entry per token of the run, each the logprob of
+    the *next* prompt token (the last entry of the prompt's last run is absent). ``failures``: why a sequence
+    cannot go on, where that is its own affair (its grammar went over a limit). ``windows``: all tokens that a
+    window chose, its right drafts and the one behind them; ``window_logprobs``: of those, if asked for."""
 
     tokens: Int32s
     logprobs: dict[int, TokenLogprobs]
     prompt_logprobs: dict[int, list[TokenLogprobs]]
     device_s: float = 0.0
     failures: dict[int, str] = field(default_factory=dict)
+    windows: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    window_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)

@@ -3,8 +3,8 @@
 The builder is filled in order of claim (``scheduler``), over one draft of memory. ``seal`` freezes both into
 a ``StepPlan``. It writes nothing but itself: dropping it is the whole rollback.
 
-    runs of the plan     [ decodes: arrays from the row table ][ prefills in progress | admissions ]
-                                                                 lists by run, ``prefill_*``
+    runs of the plan     [ decodes: arrays of the row table ][ windows ][ prefills in progress | admissions ]
+                                                                          lists by run, ``prefill_*``
 
 If the whole decode batch runs and nothing else does, the plan has the arrays of the decode batch itself.
 """
@@ -69,6 +69,9 @@ class PlanBuilder:
     reclaiming: bool = False
     publishing: int = 0
     decode_rows: Int32s = field(default_factory=lambda: _NO_ROWS)
+    """Of decodes, then of windows."""
+    windows: list[tuple[int, ...]] = field(default_factory=list)
+    """The tokens of the last of ``decode_rows``, each with drafts."""
     prefill_seqs: list[Sequence] = field(default_factory=list)
     prefill_rows: list[int] = field(default_factory=list)
     prefill_starts: list[int] = field(default_factory=list)
@@ -99,6 +102,19 @@ class PlanBuilder:
     @property
     def store_step(self) -> StoreStep:
         return StoreStep(tuple(self.fetch_wishes), tuple(self.loads), self.closed_loads)
+
+    @property
+    def token_count(self) -> int:
+        """Tokens of the step, before any draft."""
+        return int(self.decode_rows.size) + sum(tokens.size for tokens in self.prefill_tokens)
+
+    def set_windows(self, windows: dict[int, tuple[int, ...]]) -> None:
+        """The decodes of these rows are windows of these tokens, behind the others."""
+        rows = self.decode_rows.tolist()
+        behind = [row for row in rows if row in windows]
+        if behind:
+            self.decode_rows = np.asarray([row for row in rows if row not in windows] + behind, np.int32)
+            self.windows = [windows[row] for row in behind]
 
     def write_table(self, row: RowId, first_index: int, pages: Seq[PageId]) -> None:
         self.write_rows += [row] * len(pages)
@@ -140,7 +156,8 @@ class PlanBuilder:
             work = replace(work, slot_copies=(*work.slot_copies, *self.copies))
         if any(self.stores):
             work = _with_stores(work, self.stores, reservation.moves)
-        decode_count = int(self.decode_rows.size)
+        window_count = len(self.windows)
+        first_prefill = int(self.decode_rows.size)
         starts, tokens = rows.computed[self.decode_rows], rows.last_token[self.decode_rows]
         decode_batch, moved = self.decode_batch, reservation.moves.slot_patches
         if self.decode_rows is decode_batch.rows and not self.prefill_rows and not moved:
@@ -160,14 +177,15 @@ class PlanBuilder:
             fresh=runs.fresh,
             samples=runs.samples,
             tokens=runs.tokens,
-            decode_count=decode_count,
+            decode_count=first_prefill - window_count,
+            window_count=window_count,
             rows_cleared=tuple(self.rows_cleared),
             admissions=tuple(self.admissions),
             table_writes=self._table_writes(),
             table_patches=_patches(reservation.table_patches, rows),
             arena_work=work,
             taps=tuple(self.taps),
-            prompt_logprob_runs=tuple(decode_count + at for at, seq in enumerate(self.prefill_seqs)
+            prompt_logprob_runs=tuple(first_prefill + at for at, seq in enumerate(self.prefill_seqs)
                                       if seq.prompt_logprobs_due),
             reservation=reservation,
             preempted=tuple(seq.id for seq in self.preempted),
@@ -177,10 +195,15 @@ class PlanBuilder:
         )
 
     def _runs(self, starts: Int32s, tokens: Int32s, rows: RowTable) -> _Runs:
-        """Decodes from ``starts`` on, fed ``tokens``, and prefills."""
+        """Decodes and windows from ``starts`` on, fed ``tokens``, and prefills."""
         decodes = self.decode_rows
+        decode_ends = starts + 1
+        if self.windows:
+            first = decodes.size - len(self.windows)
+            decode_ends[first:] += np.asarray([len(window) - 1 for window in self.windows], np.int32)
+            tokens = np.concatenate([tokens[:first], np.asarray(sum(self.windows, ()), np.int32)])
         all_starts = np.concatenate([starts, np.asarray(self.prefill_starts, dtype=np.int32)])
-        ends = np.concatenate([starts + 1, np.asarray(self.prefill_ends, dtype=np.int32)])
+        ends = np.concatenate([decode_ends, np.asarray(self.prefill_ends, dtype=np.int32)])
         samples = np.ones(ends.size, dtype=np.bool_)
         samples[decodes.size:] = self.prefill_samples
         return _Runs(

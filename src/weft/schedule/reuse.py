@@ -184,6 +184,13 @@ class Reuse:
                 return
             step.copy_slot(step.draft.slot_of(seq), slot)
 
+    def until_copies(self, rows: Int32s) -> Int32s | None:
+        """Tokens from each of these decodes to the next position at which its answer saves a state; None if
+        answers save none on their way."""
+        if not self._decode_distance:
+            return None
+        return until_due(self._rows.computed[rows], self._rows.target[rows], self._decode_distance)
+
     def _wishes(self, seq: Sequence, match: Match) -> list[int]:
         if not self._stateful:
             return []
@@ -235,20 +242,20 @@ class Reuse:
         sequences have something to publish."""
         if not self.enabled:
             return
-        if plan.decode_count == plan.run_count and not plan.reservation.saved:
+        if not plan.prefills and not plan.reservation.saved:
             self._unpublished = []
             return
         openings = {opening.seq: opening.match for opening in plan.reservation.opened}
         saving = {save.seq for save in plan.reservation.saved}
         self._unpublished = []
-        for run in range(plan.decode_count, plan.run_count):
+        for run in plan.prefills:
             seq = self._seq_of(plan, run)
             if seq.id in openings:
                 self._rows.wanted[int(plan.rows[run])] = self._wishes(seq, openings[seq.id])
             if seq.id in saving or not self._stateful:
                 self._unpublished.append(seq)
                 saving.discard(seq.id)
-        for run in range(plan.decode_count if saving else 0):
+        for run in range(plan.prefills.start if saving else 0):
             if plan.seqs[run] in saving:
                 self._unpublished.append(self._seq_of(plan, run))
 

@@ -25,6 +25,7 @@ One plan, in order of claim:
     6  publish, then taps (reuse.py)                 what the last step computed goes into the cache, and this
                                                      step saves states if slots are left
     7  stores (store_writes.py)                      some pages of a checkpoint that the store should have
+    8  windows of drafts (windows.py)                decodes compute drafts too, where pages are left
 
 Laws: L3 (a shortage is a plan without that sequence; the best-ranked sequence runs, or its memory is on the
 way, and it fits alone); L5 (the plan that takes a sequence out clears its row, before another sequence gets
@@ -40,14 +41,14 @@ second writer of memory, and memory freed under a step in flight).
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 
 import numpy as np
 
 from weft.config import Sizes
 from weft.memory.memory import Memory
 from weft.schedule.admission import AdmissionPlanner
-from weft.schedule.budget import Budget
+from weft.schedule.budget import Budget, step_tokens_bound
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.decode_batch import DecodeBatch
 from weft.schedule.plan import Int32s, StepPlan
@@ -58,14 +59,16 @@ from weft.schedule.reuse import Reuse
 from weft.schedule.rows import RowTable
 from weft.schedule.sequence import SeqState, Sequence
 from weft.schedule.store_tier import StoreTier
+from weft.schedule.windows import WindowPlanner
+from weft.speculation.drafter import Drafter
 from weft.units import PAD, RowId, SeqId, SlotId
 
 
 class Scheduler:
-    """``store``: prefixes beyond memory; None without a store."""
+    """``store``: prefixes beyond memory; ``drafter``: where windows get their drafts. None: without."""
 
     def __init__(self, memory: Memory, sizes: Sizes, policy: CheckpointPolicy = AUTO,
-                 store: StoreTier | None = None) -> None:
+                 store: StoreTier | None = None, drafter: Drafter | None = None) -> None:
         self.memory = memory
         self.sizes = sizes
         self.rows = RowTable(sizes.rows_max)
@@ -77,6 +80,8 @@ class Scheduler:
         """Tokens that were computed before a preemption and again after it."""
         self.store = store
         self._admission = AdmissionPlanner(sizes, self.rows, self.reuse, self.waiting, self.running, store)
+        self._windows = None if drafter is None else WindowPlanner(
+            drafter, self.rows, self.reuse, step_tokens_bound(sizes.step_tokens_max, sizes.rows_max))
         self._closing: list[Sequence] = []
         self._decode_batch: DecodeBatch | None = None
         self._step = 0
@@ -87,6 +92,11 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(len(self.waiting) or len(self.running) or self._closing
                     or (self.store is not None and self.store.has_step))
+
+    @property
+    def speculates(self) -> bool:
+        """Whether plans may verify drafts."""
+        return self._windows is not None
 
     @property
     def has_closing(self) -> bool:
@@ -118,9 +128,10 @@ class Scheduler:
 
     # ------------------------------------------------------------------ plan
 
-    def plan(self) -> StepPlan | None:
+    def plan(self, *, windows: bool = True) -> StepPlan | None:
         """The next step. None if there is no work, or none until a last token in flight or a fetch has
-        arrived. Changes nothing: called twice, it returns the same plan."""
+        arrived. Changes nothing: called twice, it returns the same plan. Without ``windows`` no draft is
+        verified: the tokens before them are in flight."""
         if not self.has_work:
             return None
         step = PlanBuilder(self.memory.draft(), self._decodes())
@@ -140,6 +151,8 @@ class Scheduler:
             step.stores = self.store.writes.work(idle=not (step.decode_rows.size or step.prefill_rows))
             if not step.runs_or_frees and not step.publishing and self.store.may_stop_plans:
                 return None
+        if windows and self._windows is not None:
+            self._windows.plan(step)
         if not step.runs_or_frees and self.rows.ends_in_flight(step.decode_batch.rows).any():
             return None  # a sequence that ends publishes when it leaves
         assert step.runs_or_frees or step.publishing, (
@@ -280,14 +293,21 @@ class Scheduler:
                              slot=SlotId(int(plan.slots[run])))
         self._decode_batch = None
 
-    def advance(self, plan: StepPlan, tokens: Int32s | int) -> None:
+    def advance(self, plan: StepPlan, tokens: Int32s | int,
+                windows: Mapping[int, tuple[int, ...]] | None = None) -> None:
         """The step is computed, or will be before any later one. Positions move on, and the next decodes feed
         ``tokens``: int32 [runs], PAD where none was chosen, or PAD for all while they are not known.
-        Sequences that ended in the meantime still hold their rows."""
-        self.rows.advance(plan.rows, plan.starts + plan.lengths, tokens)
+        ``windows``: by run, what each window chose; it moves by that much. Sequences that ended in the
+        meantime still hold their rows."""
+        ends, steps = plan.starts + plan.lengths, 1
+        for run in plan.windows:
+            assert windows is not None, "a window moves by what it chose"
+            ends[run] = plan.starts[run] + len(windows[run])
+            steps = max(steps, len(windows[run]))
+        self.rows.advance(plan.rows, ends, tokens)
         if self._decode_batch is not None:
-            self._decode_batch.step()
-        for run in range(plan.decode_count, plan.run_count):
+            self._decode_batch.step(steps)
+        for run in plan.prefills:
             row = RowId(int(plan.rows[run]))
             if self.rows.decoding(row):
                 self.rows.known[row] = None

@@ -40,13 +40,14 @@ class Sequence:
     """``prompt``: int32 [n], never changed. ``generated``: a list, because it grows by one a step."""
 
     __slots__ = ("boundaries", "computed_before", "computed_max", "generated", "grammar", "id", "marks",
-                 "preemption_count", "prompt", "prompt_logprobs_due", "rank", "recomputed_tokens", "salt",
-                 "sampling", "seed", "state", "stop_ids")
+                 "prediction", "preemption_count", "prompt", "prompt_logprobs_due", "rank",
+                 "recomputed_tokens", "salt", "sampling", "seed", "state", "stop_ids")
 
     def __init__(self, seq: SeqId, *, prompt: Int32s, sampling: SamplingParams, seed: int,
                  stop_ids: tuple[int, ...], rank: Rank, salt: str = "",
                  boundaries: tuple[int, ...] = (), marks: tuple[int, ...] = (),
-                 grammar: CompiledGrammar | None = None, new_tokens_max: int = UNBOUNDED) -> None:
+                 grammar: CompiledGrammar | None = None, new_tokens_max: int = UNBOUNDED,
+                 prediction: tuple[int, ...] | None = None) -> None:
         assert prompt.size > 0, "an empty prompt is refused where requests are accepted"
         self.id = seq
         self.prompt = prompt
@@ -58,6 +59,8 @@ class Sequence:
         self.boundaries = boundaries
         self.marks = marks
         self.grammar = grammar
+        self.prediction = prediction
+        """The client's guess of the whole answer, a source of drafts."""
         self.computed_max = min(int(prompt.size) + new_tokens_max - 1, UNBOUNDED)
         """Most tokens that are ever computed: all but the last of ``new_tokens_max`` generated ones."""
         self.generated: list[int] = []

@@ -1,7 +1,7 @@
 """The work of a step, in the four numbers that its time depends on: for cost models, recordings and the
 engine's own estimate of what a prompt costs.
 
-    prefill tokens     weights are applied to each of them
+    prefill tokens     weights are applied to each of them; those of windows of drafts are among them
     pairs              (query, key) pairs of their attention: grows with the square of a prompt
     decodes            sequences that compute one token
     context            tokens whose KV the decodes read

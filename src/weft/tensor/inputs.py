@@ -6,9 +6,9 @@ Shape letters used in the tensor plane:
     H  heads   G  query heads per KV head           D  head dim   K, V  key / value dim of a state
     C  channels                                     S  slots      N  Mamba state dim   P  pages
 
-Runs are ordered decodes first (length 1). ``page_table_RP`` has PAD (-1) beyond a row's pages. Whole PAD rows
-(slot PAD, start 0, length 1 in T, context 0) may pad the decode part of a batch. Kernels skip them (law L4),
-and their outputs are unspecified but finite.
+Runs are ordered: decodes (length 1), windows of drafts, prefills. ``page_table_RP`` has PAD (-1) beyond a
+row's pages. Whole PAD rows (slot PAD, start 0, length 1 in T, context 0) may pad the decode part of a batch.
+Kernels skip them (law L4), and their outputs are unspecified but finite.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from weft.tensor.replay_log import ReplayLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class Runs:
 
     ``offsets[r]`` is the run's first index in T; ``starts[r]`` the position of its first token;
     ``lengths[r]`` its tokens; ``slots[r]`` its state slot or PAD; ``fresh[r]``: state starts from zero.
-    A PAD row has slot PAD, start PAD and length 1.
+    A PAD row has slot PAD, start PAD and length 1. The ``verify_count`` runs behind the decodes are windows
+    of drafts: they read their states, write none, and their inputs go into ``log``.
     """
 
     offsets: list[int]
@@ -49,6 +52,8 @@ class Runs:
     context_R: torch.Tensor      # int64: tokens visible after this step: start + length; 0 for PAD rows
     page_table_RP: torch.Tensor  # int32, PAD beyond the row's pages
     taps: tuple[TapPoint, ...] = ()
+    verify_count: int = 0
+    log: ReplayLog | None = None
     memo: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """What ops derived from the fields above once per step, for their calls in further layers (write indices,
     chunk layouts). Create a new ``Runs`` for other runs; never change one."""
@@ -56,6 +61,15 @@ class Runs:
     @property
     def run_count(self) -> int:
         return len(self.offsets)
+
+    @property
+    def verified_slots(self) -> list[int]:
+        """The slots of the windows."""
+        return self.slots[self.decode_count : self.decode_count + self.verify_count]
+
+    def keeps(self, run: int) -> bool:
+        """Whether the state behind ``run`` goes to its slot."""
+        return not 0 <= run - self.decode_count < self.verify_count
 
 
 @dataclass(frozen=True, slots=True)

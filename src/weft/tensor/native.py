@@ -30,6 +30,7 @@ import torch
 
 from weft.errors import ConfigError
 from weft.tensor.inputs import Runs, StepInputs
+from weft.tensor.replay_log import Replay
 from weft.units import PAD
 
 INTERFACE = 5
@@ -217,4 +218,14 @@ def runs_of(runs: Runs) -> Any:
         taps = sorted((tap.run, tap.offset, tap.slot) for tap in runs.taps if tap.slot != PAD)
         known = runs.memo["native.runs"] = extension().Runs(
             runs.offsets, runs.starts, runs.lengths, runs.slots, runs.fresh, taps)
+        if runs.verify_count:
+            known.windows(runs.decode_count, runs.verify_count)
     return known
+
+
+def log_projected(runs: Runs, window_SCW: torch.Tensor, width: int, dtype: torch.dtype,
+                  replay: Replay) -> None:
+    """The layer of ``window_SCW`` copies its projection [T, width] into the step's log, if it has one."""
+    if runs.log is not None:
+        room = runs.log.room(replay, width, dtype)
+        runs_of(runs).log(window_SCW.data_ptr(), room.data_ptr(), width * dtype.itemsize)

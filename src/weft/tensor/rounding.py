@@ -113,7 +113,7 @@ def by_token(step: TokenStep, inputs: tuple[torch.Tensor, ...], state: torch.Ten
                 if tap.slot != PAD and tap.offset == place + 1 and tap.run in alive:
                     state[tap.slot] = wide[alive.index(tap.run)].to(state.dtype)
         for row, run in enumerate(chosen):
-            if runs.slots[run] != PAD:
+            if runs.slots[run] != PAD and runs.keeps(run):
                 state[runs.slots[run]] = wide[row].to(state.dtype)
     assert out is not None, "a step without runs"
     return out

@@ -4,9 +4,10 @@
     fresh_R   [ - |  -  | x ]     ---------->  buffer [3, ...]  ---------->  slots 5 and 2
                                   rows 1 and 2 are zeros         row 1 is dropped
 
-PAD rows are never read and never written (L4). A fresh row is filled with zeros *instead of* the content of
-its slot (L6). The gather itself needs some index, so such rows are overwritten before their first use. The
-decode rows and the prefill rows of a step are two sets, each computed once per step.
+PAD rows are never read and never written (L4). Windows of drafts are read and not written. A fresh row is
+filled with zeros *instead of* the content of its slot (L6). The gather itself needs some index, so such rows
+are overwritten before their first use. The decode rows and the prefill rows of a step are two sets, each
+computed once per step.
 
 Decode rows go in blocks of STATE_BLOCK_BYTES. Reading a state, updating it and writing it back are several
 passes over it. A block of that size stays in the L2 cache between them: 40 % less time than all rows at once
@@ -15,7 +16,8 @@ for states of 1 MB. Small states are one block anyway.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 
@@ -80,11 +82,24 @@ def decode_blocks(runs: Runs, state: torch.Tensor) -> list[StateRows]:
     return known
 
 
+@contextmanager
+def restored(state: torch.Tensor, runs: Runs) -> Iterator[None]:
+    """What is written into the slots of windows inside is undone: for kernels that write every slot."""
+    slots = [] if runs.log is None else [slot for slot in runs.verified_slots if slot != PAD]
+    if not slots:
+        yield
+        return
+    index = torch.tensor(slots, dtype=torch.int64, device=state.device)
+    held = state.index_select(0, index)
+    yield
+    state.index_copy_(0, index, held)
+
+
 def _rows(runs: Runs, chosen: Sequence[int], begin: int) -> StateRows:
     device = runs.slots_R.device
     slots = [runs.slots[run] for run in chosen]
     blank = [row for row, run in enumerate(chosen) if slots[row] == PAD or runs.fresh[run]]
-    written_rows = [row for row, slot in enumerate(slots) if slot != PAD]
+    written_rows = [row for row, run in enumerate(chosen) if slots[row] != PAD and runs.keeps(run)]
     def indices(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=device)
 

@@ -20,6 +20,7 @@ from weft.schedule.restore_prices import RestorePrices
 from weft.schedule.store_tier import StoreTier
 from weft.sim.clock import VirtualClock
 from weft.sim.workload import longest_alone, small_arena
+from weft.speculation.drafter import Drafter
 from weft.store.protocol import Store
 
 VOCAB_SIZE = 97
@@ -45,7 +46,8 @@ class Rig(LateExecutor):
                  rows_max: int = 4, step_tokens_max: int = 256, queue_max: int = 64, seed: int = 0,
                  max_model_len: int | None = None, next_token: NextToken | None = None,
                  cache: bool = False, checkpoints: CheckpointPolicy = AUTO, overlap: bool = False,
-                 store: Store | None = None, buffer_bytes: int = 1 << 24, token_s: float = 1.0) -> None:
+                 store: Store | None = None, buffer_bytes: int = 1 << 24, token_s: float = 1.0,
+                 drafter: Drafter | None = None) -> None:
         """``store``: prefixes beyond memory, computed at ``token_s`` seconds a token at first."""
         super().__init__()
         arena = small_arena(pages_per_frame=pages_per_frame, slots_per_frame=slots_per_frame,
@@ -68,7 +70,7 @@ class Rig(LateExecutor):
         self.core = EngineCore(vocab_size=VOCAB_SIZE, sizes=self.sizes, memory=memory,
                                executor=self, clock=self.clock, seed=seed, eos_ids=(EOS,),
                                checkpoints=checkpoints, overlap=overlap, store=self.tier,
-                               pause=self.clock.advance)
+                               pause=self.clock.advance, drafter=drafter)
         self.answers: dict[tuple[str, int], Answer] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:

@@ -9,6 +9,7 @@ import torch
 from weft.tensor import gpu
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.causal_conv import cpu, native
+from weft.tensor.state_rows import restored
 
 
 def causal_conv(x_TC: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
@@ -24,10 +25,16 @@ def causal_conv(x_TC: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tenso
 
     Source: the causal conv of Mamba (Gu and Dao, 2023), and of LFM2's short convolution.
     """
+    if runs.log is not None:
+        def replay(logged_TC: torch.Tensor, again: Runs) -> torch.Tensor:
+            return causal_conv(logged_TC, weight_CK, bias_C, activation, window_SCW, again)
+
+        runs.log.note(replay, x_TC)
     if gpu.fits(x_TC, weight_CK, window_SCW):
         from weft.tensor.ops.causal_conv import triton
 
-        return triton.causal_conv(x_TC, weight_CK, bias_C, activation, window_SCW, runs)
+        with restored(window_SCW, runs):
+            return triton.causal_conv(x_TC, weight_CK, bias_C, activation, window_SCW, runs)
     if native.supported(x_TC, weight_CK, window_SCW):
         return native.causal_conv(x_TC, weight_CK, bias_C, activation, window_SCW, runs)
     return cpu.causal_conv(x_TC, weight_CK, bias_C, activation, window_SCW, runs)

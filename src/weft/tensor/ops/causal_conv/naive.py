@@ -28,7 +28,7 @@ def causal_conv(x_TC: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tenso
             window_CW = seen_CK[:, 1:]
             if index + 1 in taps and taps[index + 1] != PAD:
                 window_SCW[taps[index + 1]] = window_CW.to(window_SCW.dtype)
-        if slot != PAD:
+        if slot != PAD and runs.keeps(run):
             window_SCW[slot] = window_CW.to(window_SCW.dtype)
     if bias_C is not None:
         y_TC = y_TC + bias_C.double()

@@ -8,6 +8,7 @@ from weft.tensor import gpu
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.gated_delta import cpu, native
 from weft.tensor.rounding import by_token
+from weft.tensor.state_rows import restored
 
 K_DIM_MAX = 256
 """Largest key dim of one tile in the Triton kernels."""
@@ -32,11 +33,18 @@ def gated_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g
 
     Source: Yang et al., "Gated Delta Networks" (2024), eqs. 8-10; transformers' qwen3_5 for the details.
     """
+    if runs.log is not None:
+        def replay(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
+                   again: Runs) -> torch.Tensor:
+            return gated_delta(q, k, v, g, beta, state_SHKV, again, scale=scale, layer=layer)
+
+        runs.log.note(replay, q_THK, k_THK, v_THV, g_TH, beta_TH)
     if gpu.fits(q_THK, k_THK, v_THV, g_TH, beta_TH, state_SHKV) and q_THK.shape[2] <= K_DIM_MAX:
         from weft.tensor.ops.gated_delta import triton
 
-        return triton.gated_delta(q_THK, k_THK, v_THV, g_TH, beta_TH, state_SHKV, runs, scale=scale,
-                                  layer=layer)
+        with restored(state_SHKV, runs):
+            return triton.gated_delta(q_THK, k_THK, v_THV, g_TH, beta_TH, state_SHKV, runs, scale=scale,
+                                 layer=layer)
     if native.supported(q_THK, k_THK, v_THV, state_SHKV):
         return native.gated_delta(q_THK, k_THK, v_THV, g_TH, beta_TH, state_SHKV, runs, scale=scale,
                                   layer=layer)

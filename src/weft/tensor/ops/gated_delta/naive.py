@@ -34,7 +34,7 @@ def gated_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g
             state = rounded_state(state, state_SHKV.dtype, runs.starts[run] + index, layer)
             if index + 1 in taps and taps[index + 1] != PAD:
                 state_SHKV[taps[index + 1]] = state.to(state_SHKV.dtype)
-        if slot != PAD:
+        if slot != PAD and runs.keeps(run):
             state_SHKV[slot] = state.to(state_SHKV.dtype)
     return out.to(q_THK.dtype)
 

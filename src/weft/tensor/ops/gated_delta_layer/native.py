@@ -29,6 +29,7 @@ def gated_delta_layer(projected_TW: torch.Tensor, weights: GatedDeltaWeights, wi
                       layer: int = 0) -> torch.Tensor:
     w = weights
     out_TC = torch.empty((projected_TW.shape[0], w.heads * w.v_dim), dtype=projected_TW.dtype)
+    log(projected_TW.dtype, w, window_SCW, state_SHKV, runs, layer)
     _bound(w).run(native.runs_of(runs), native.projected_of(projected_TW), native.slots_of(window_SCW),
                   native.slots_of(state_SHKV), layer, out_TC.data_ptr())
     return out_TC
@@ -40,9 +41,20 @@ def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weights: GatedDeltaWeights,
     if bound is None or not supported(x_TD, weights, window_SCW, state_SHKV):
         return None
     out_TD = fused.out(x_TD)
+    log(x_TD.dtype, weights, window_SCW, state_SHKV, runs, layer)
     bound.gated_delta(_bound(weights), native.runs_of(runs), native.projected_of(x_TD),
                       native.slots_of(window_SCW), native.slots_of(state_SHKV), layer, out_TD.data_ptr())
     return out_TD
+
+
+def log(dtype: torch.dtype, w: GatedDeltaWeights, window_SCW: torch.Tensor, state_SHKV: torch.Tensor,
+        runs: Runs, layer: int) -> None:
+    """The next call with these states and ``runs`` copies its projection into the log of the step."""
+    def replay(projected_TW: torch.Tensor, again: Runs) -> torch.Tensor:
+        return gated_delta_layer(projected_TW, w, window_SCW, state_SHKV, again, layer)
+
+    width = 2 * w.k_heads * w.k_dim + 2 * w.heads * w.v_dim + 2 * w.heads
+    native.log_projected(runs, window_SCW, width, dtype, replay)
 
 
 def _bound(w: GatedDeltaWeights) -> Any:

@@ -9,6 +9,7 @@ from weft.tensor.inputs import Runs
 from weft.tensor.ops.gated_delta import K_DIM_MAX, native
 from weft.tensor.ops.kimi_delta import cpu
 from weft.tensor.rounding import by_token
+from weft.tensor.state_rows import restored
 
 
 def kimi_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_THK: torch.Tensor,
@@ -28,10 +29,17 @@ def kimi_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_
 
     Source: Kimi Team, "Kimi Linear" (2025), equations 1 and 7-9; transformers' kimi_linear for the details.
     """
+    if runs.log is not None:
+        def replay(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
+                   again: Runs) -> torch.Tensor:
+            return kimi_delta(q, k, v, g, beta, state_SHKV, again, scale=scale, layer=layer)
+
+        runs.log.note(replay, q_THK, k_THK, v_THV, g_THK, beta_TH)
     if gpu.fits(q_THK, k_THK, v_THV, g_THK, beta_TH, state_SHKV) and q_THK.shape[2] <= K_DIM_MAX:
         from weft.tensor.ops.kimi_delta import triton
 
-        return triton.kimi_delta(q_THK, k_THK, v_THV, g_THK, beta_TH, state_SHKV, runs, scale=scale,
+        with restored(state_SHKV, runs):
+            return triton.kimi_delta(q_THK, k_THK, v_THV, g_THK, beta_TH, state_SHKV, runs, scale=scale,
                                  layer=layer)
     if native.supported(q_THK, k_THK, v_THV, state_SHKV):
         return native.gated_delta(q_THK, k_THK, v_THV, g_THK, beta_TH, state_SHKV, runs, scale=scale,

@@ -8,6 +8,7 @@ from weft.tensor import gpu
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.mamba1 import cpu, native
 from weft.tensor.rounding import by_token
+from weft.tensor.state_rows import restored
 
 
 def mamba1(x_TC: torch.Tensor, dt_TC: torch.Tensor, A_CN: torch.Tensor, B_TN: torch.Tensor,
@@ -28,10 +29,17 @@ def mamba1(x_TC: torch.Tensor, dt_TC: torch.Tensor, A_CN: torch.Tensor, B_TN: to
 
     Source: Gu and Dao, "Mamba" (2023), section 3; transformers' mamba.
     """
+    if runs.log is not None:
+        def replay(x: torch.Tensor, dt: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
+                   again: Runs) -> torch.Tensor:
+            return mamba1(x, dt, A_CN, b, c, D_C, dt_bias_C, state_SCN, again, layer=layer)
+
+        runs.log.note(replay, x_TC, dt_TC, B_TN, C_TN)
     if gpu.fits(x_TC, dt_TC, A_CN, B_TN, C_TN, D_C, dt_bias_C, state_SCN):
         from weft.tensor.ops.mamba1 import triton
 
-        return triton.mamba1(x_TC, dt_TC, A_CN, B_TN, C_TN, D_C, dt_bias_C, state_SCN, runs, layer=layer)
+        with restored(state_SCN, runs):
+            return triton.mamba1(x_TC, dt_TC, A_CN, B_TN, C_TN, D_C, dt_bias_C, state_SCN, runs, layer=layer)
     if native.supported(x_TC, dt_TC, B_TN, C_TN, state_SCN):
         return native.mamba1(x_TC, dt_TC, A_CN, B_TN, C_TN, D_C, dt_bias_C, state_SCN, runs, layer=layer)
     if state_SCN.dtype != torch.float32:

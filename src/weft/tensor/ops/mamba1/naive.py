@@ -30,6 +30,6 @@ def mamba1(x_TC: torch.Tensor, dt_TC: torch.Tensor, A_CN: torch.Tensor, B_TN: to
             state = rounded_state(state, state_SCN.dtype, runs.starts[run] + index, layer)
             if index + 1 in taps and taps[index + 1] != PAD:
                 state_SCN[taps[index + 1]] = state.to(state_SCN.dtype)
-        if slot != PAD:
+        if slot != PAD and runs.keeps(run):
             state_SCN[slot] = state.to(state_SCN.dtype)
     return out.to(x_TC.dtype)

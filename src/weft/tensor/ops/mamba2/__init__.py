@@ -8,6 +8,7 @@ from weft.tensor import gpu
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.mamba2 import cpu, native
 from weft.tensor.rounding import by_token
+from weft.tensor.state_rows import restored
 
 STATE_DIM_MAX = 256
 """Largest state dim of one tile in the Triton kernels."""
@@ -34,12 +35,19 @@ def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: t
 
     Source: Dao and Gu, "Transformers are SSMs" (2024), section 6; transformers' granitemoehybrid.
     """
+    if runs.log is not None:
+        def replay(x: torch.Tensor, dt: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
+                   again: Runs) -> torch.Tensor:
+            return mamba2(x, dt, A_H, b, c, D_H, dt_bias_H, state_SHPN, again, dt_limit=dt_limit, layer=layer)
+
+        runs.log.note(replay, x_THP, dt_TH, B_TGN, C_TGN)
     if gpu.fits(x_THP, dt_TH, A_H, B_TGN, C_TGN, D_H, dt_bias_H,
                 state_SHPN) and B_TGN.shape[2] <= STATE_DIM_MAX:
         from weft.tensor.ops.mamba2 import triton
 
-        return triton.mamba2(x_THP, dt_TH, A_H, B_TGN, C_TGN, D_H, dt_bias_H, state_SHPN, runs,
-                             dt_limit=dt_limit, layer=layer)
+        with restored(state_SHPN, runs):
+            return triton.mamba2(x_THP, dt_TH, A_H, B_TGN, C_TGN, D_H, dt_bias_H, state_SHPN, runs,
+                                 dt_limit=dt_limit, layer=layer)
     if native.supported(x_THP, B_TGN, C_TGN, state_SHPN):
         return native.mamba2(x_THP, dt_TH, A_H, B_TGN, C_TGN, D_H, dt_bias_H, state_SHPN, runs,
                              dt_limit=dt_limit, layer=layer)

@@ -36,6 +36,6 @@ def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: t
             state = rounded_state(state, state_SHPN.dtype, runs.starts[run] + index, layer)
             if index + 1 in taps and taps[index + 1] != PAD:
                 state_SHPN[taps[index + 1]] = state.to(state_SHPN.dtype)
-        if slot != PAD:
+        if slot != PAD and runs.keeps(run):
             state_SHPN[slot] = state.to(state_SHPN.dtype)
     return out.to(x_THP.dtype)

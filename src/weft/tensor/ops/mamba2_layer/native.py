@@ -31,6 +31,7 @@ def mamba2_layer(projected_TW: torch.Tensor, weights: Mamba2Weights, window_SCW:
     w = weights
     inner = w.heads * w.head_dim
     out_TC = torch.empty((projected_TW.shape[0], inner), dtype=projected_TW.dtype)
+    log(projected_TW.dtype, w, window_SCW, state_SHPN, runs, layer)
     _bound(w).run(native.runs_of(runs), native.projected_of(projected_TW), native.slots_of(window_SCW),
                   native.slots_of(state_SHPN), layer, out_TC.data_ptr())
     return out_TC
@@ -42,9 +43,20 @@ def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weights: Mamba2Weights, win
     if bound is None or not supported(x_TD, weights, window_SCW, state_SHPN):
         return None
     out_TD = fused.out(x_TD)
+    log(x_TD.dtype, weights, window_SCW, state_SHPN, runs, layer)
     bound.mamba2(_bound(weights), native.runs_of(runs), native.projected_of(x_TD),
                  native.slots_of(window_SCW), native.slots_of(state_SHPN), layer, out_TD.data_ptr())
     return out_TD
+
+
+def log(dtype: torch.dtype, w: Mamba2Weights, window_SCW: torch.Tensor, state_SHPN: torch.Tensor, runs: Runs,
+        layer: int) -> None:
+    """The next call with these states and ``runs`` copies its projection into the log of the step."""
+    def replay(projected_TW: torch.Tensor, again: Runs) -> torch.Tensor:
+        return mamba2_layer(projected_TW, w, window_SCW, state_SHPN, again, layer)
+
+    width = 2 * w.heads * w.head_dim + 2 * w.groups * w.state_dim + w.heads
+    native.log_projected(runs, window_SCW, width, dtype, replay)
 
 
 def _bound(w: Mamba2Weights) -> Any:

@@ -8,6 +8,7 @@ from weft.tensor import gpu
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.short_conv import native, unfused
+from weft.tensor.state_rows import restored
 
 
 def short_conv(projected_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
@@ -22,11 +23,23 @@ def short_conv(projected_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torc
     if gpu.fits(projected_TJ, weight_CK, window_SCW):
         from weft.tensor.ops.causal_conv import triton
 
+        if runs.log is not None:
+            def replay(logged_TJ: torch.Tensor, again: Runs) -> torch.Tensor:
+                return short_conv(logged_TJ, weight_CK, bias_C, window_SCW, again)
+
+            runs.log.note(replay, projected_TJ)
         b, c, x = projected_TJ.chunk(3, dim=-1)
-        return triton.convolve(x, b, c, weight_CK, bias_C, window_SCW, runs, silu=False)
+        with restored(window_SCW, runs):
+            return triton.convolve(x, b, c, weight_CK, bias_C, window_SCW, runs, silu=False)
     if native.supported(projected_TJ, weight_CK, window_SCW):
         return native.short_conv(projected_TJ, weight_CK, bias_C, window_SCW, runs)
     return unfused.short_conv(projected_TJ, weight_CK, bias_C, window_SCW, runs)
+
+
+def log(dtype: torch.dtype, weight_CK: torch.Tensor, bias_C: torch.Tensor | None, window_SCW: torch.Tensor,
+        runs: Runs) -> None:
+    """The fused decoder is about to run this layer over ``runs``, whose log copies its projection."""
+    native.log(dtype, weight_CK, bias_C, window_SCW, runs)
 
 
 def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,

@@ -9,6 +9,7 @@ from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.causal_conv.native import supported as conv_supported
 from weft.tensor.ops.causal_conv.native import weights_of
+from weft.tensor.replay_log import Replay
 
 
 def supported(projected_TJ: torch.Tensor, weight_CK: torch.Tensor, window_SCW: torch.Tensor) -> bool:
@@ -19,11 +20,27 @@ def short_conv(projected_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torc
                window_SCW: torch.Tensor, runs: Runs) -> torch.Tensor:
     tokens, channels = projected_TJ.shape[0], weight_CK.shape[0]
     y_TC = torch.empty((tokens, channels), dtype=projected_TJ.dtype)
+    if runs.log is not None:
+        runs.log.note(_replay(weight_CK, bias_C, window_SCW), projected_TJ)
     address, stride, one, dtype = native.plain_rows_of(projected_TJ)
     b, c, x = ((address + i * channels * projected_TJ.itemsize, stride, one, dtype) for i in range(3))
     native.extension().conv(native.runs_of(runs), x, b, c, weights_of(weight_CK, bias_C), False,
                             y_TC.data_ptr(), native.slots_of(window_SCW), channels)
     return y_TC
+
+
+def _replay(weight_CK: torch.Tensor, bias_C: torch.Tensor | None, window_SCW: torch.Tensor) -> Replay:
+    def replay(projected_TJ: torch.Tensor, again: Runs) -> torch.Tensor:
+        return short_conv(projected_TJ, weight_CK, bias_C, window_SCW, again)
+
+    return replay
+
+
+def log(dtype: torch.dtype, weight_CK: torch.Tensor, bias_C: torch.Tensor | None, window_SCW: torch.Tensor,
+        runs: Runs) -> None:
+    """The next fused call with this window and ``runs`` copies its projection into the log of the step."""
+    native.log_projected(runs, window_SCW, 3 * weight_CK.shape[0], dtype,
+                         _replay(weight_CK, bias_C, window_SCW))
 
 
 def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weight_CK: torch.Tensor, bias_C: torch.Tensor | None,
@@ -32,6 +49,7 @@ def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weight_CK: torch.Tensor, bi
     if bound is None or not supported(x_TD, weight_CK, window_SCW):
         return None
     out_TD = fused.out(x_TD)
+    log(x_TD.dtype, weight_CK, bias_C, window_SCW, runs)
     bound.short_conv(native.runs_of(runs), native.projected_of(x_TD), weights_of(weight_CK, bias_C),
                      native.slots_of(window_SCW), out_TD.data_ptr())
     return out_TD

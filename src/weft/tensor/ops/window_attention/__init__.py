@@ -7,6 +7,7 @@ import torch
 from weft.tensor import gpu
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.window_attention import cpu
+from weft.tensor.state_rows import restored
 
 
 def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor,
@@ -24,7 +25,13 @@ def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tens
 
     Source: Beltagy et al., "Longformer" (2020), the causal window of Mistral 7B (2023).
     """
+    if runs.log is not None:
+        def replay(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, again: Runs) -> torch.Tensor:
+            return window_attention(q, k, v, ring_S2HWD, again, scale)
+
+        runs.log.note(replay, q_THD, k_THD, v_THD)
     if gpu.fits(q_THD, ring_S2HWD):
         from weft.tensor.ops.window_attention import triton
-        return triton.window_attention(q_THD, k_THD, v_THD, ring_S2HWD, runs, scale)
+        with restored(ring_S2HWD, runs):
+            return triton.window_attention(q_THD, k_THD, v_THD, ring_S2HWD, runs, scale)
     return cpu.window_attention(q_THD, k_THD, v_THD, ring_S2HWD, runs, scale)

@@ -28,6 +28,6 @@ def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tens
             out[token] = (weights_HS[..., None] * v_HSD).sum(1)
             if index + 1 in taps and taps[index + 1] != PAD:
                 ring_S2HWD[taps[index + 1]] = ring
-        if slot != PAD:
+        if slot != PAD and runs.keeps(run):
             ring_S2HWD[slot] = ring
     return out.to(q_THD.dtype)

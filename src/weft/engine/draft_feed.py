@@ -1,0 +1,35 @@
+"""What the drafter hears of sequences: their first token, every token after it, and their end.
+
+    settle   --first token-->  begin(prompt and answer so far)      from now on the planner asks for drafts
+             --tokens------->  settle(tokens, drafted, accepted)
+    end      ---------------->  end
+
+A sequence that was preempted stays begun: its tokens are the same when it comes back. Tokens are reported
+before the end that they cause, so a source across sequences learns whole answers.
+"""
+
+from __future__ import annotations
+
+from weft.schedule.sequence import Sequence
+from weft.speculation.drafter import Drafter
+from weft.units import SeqId
+
+
+class DraftFeed:
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self._begun: set[SeqId] = set()
+
+    def settled(self, seq: Sequence, tokens: list[int], *, drafted: int = 0) -> None:
+        """A step chose ``tokens`` for ``seq``, which has them now. ``drafted`` drafts were verified."""
+        if seq.id in self._begun:
+            self._drafter.settle(seq.id, tokens, drafted=drafted, accepted=len(tokens) - 1 if drafted else 0)
+            return
+        self._begun.add(seq.id)
+        self._drafter.begin(seq.id, seq.known().tolist(), prompt_length=int(seq.prompt.size),
+                            salt=seq.salt or None, prediction=seq.prediction, grammar=seq.grammar)
+
+    def ended(self, seq: SeqId) -> None:
+        if seq in self._begun:
+            self._begun.remove(seq)
+            self._drafter.end(seq)

@@ -1,0 +1,123 @@
+"""Windows of drafts on the device: which tokens they choose, and what their states are then.
+
+    logits     [ decodes | w0 w0 w0 | w1 w1 | prompts ]      one row for each decode, window token and prompt
+    round 1      x         x          x       x              every run chooses its first token
+    round 2                   x                              windows whose first draft is that token
+    round 3                      x                           ... and whose second draft is the second
+    replay                 n = 3      n = 1                  states of the windows after n tokens
+
+A round samples as a step of decodes does: the same row, logits and position. Histories, grammars,
+``min_tokens`` and logprobs see a right draft exactly as they see a chosen token. So a text with drafts is the
+text without, at any temperature, and no rule of sampling knows of drafts.
+
+Afterwards every recurrent op consumes the right part of its window (``tensor.replay_log``). A window of one
+token goes through the replay as a decode, others as prefills.
+
+Rejected: sampling all rows at once (penalties and grammars depend on the drafts before a row, and a wrong
+draft's row is sampled for nothing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from weft.request import TokenLogprobs
+from weft.runner.sampler import Sampler
+from weft.schedule.plan import StepPlan
+from weft.tensor.inputs import Runs
+from weft.units import PAD
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """The rows of the logits, in order. ``runs``, ``rows``, ``positions``: int64 [X]: the run of each, its
+    row, and the position of the token to choose."""
+
+    runs: Int64s
+    rows: Int64s
+    positions: Int64s
+
+
+@dataclass(slots=True)
+class Verified:
+    """``tokens``: int32 [runs], the last that each run chose. The rest by run, as in ``StepResult``."""
+
+    tokens: npt.NDArray[np.int32]
+    windows: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    window_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+
+
+def choose(sampler: Sampler, logits_XV: torch.Tensor, of: SampledRows, plan: StepPlan) -> Verified:
+    """Tokens of all runs of ``plan``, in rounds. All tokens of earlier steps are known. Changes the
+    logits."""
+    verified = Verified(np.full(plan.run_count, PAD, np.int32))
+    chosen: dict[int, list[int]] = {run: [] for run in plan.windows}
+    at = np.flatnonzero(np.diff(of.runs, prepend=-1))   # the first row of each run
+    while at.size:
+        sampled = sampler.sample(_rows_at(logits_XV, at), of.rows[at], of.positions[at])
+        going_on = []
+        for i, (row, token) in enumerate(zip(at.tolist(), sampled.tokens.tolist(), strict=True)):
+            run = int(of.runs[row])
+            verified.tokens[run] = token
+            logprobs = sampled.logprobs.get(i)
+            if i in sampled.failures:
+                verified.failures[run] = sampled.failures[i]
+            if run not in chosen:
+                if logprobs is not None:
+                    verified.logprobs[run] = logprobs
+                continue
+            chosen[run].append(token)
+            if logprobs is not None:
+                verified.window_logprobs.setdefault(run, []).append(logprobs)
+            if i not in sampled.failures and token == _draft(plan, run, len(chosen[run])):
+                going_on.append(row + 1)
+        at = np.asarray(going_on, np.int64)
+    verified.windows.update((run, tuple(tokens)) for run, tokens in chosen.items())
+    return verified
+
+
+def _draft(plan: StepPlan, run: int, number: int) -> int:
+    """Draft ``number`` of a window, from 1 on; PAD behind the last."""
+    if number >= plan.lengths[run]:
+        return PAD
+    return int(plan.tokens[int(plan.lengths[:run].sum()) + number])
+
+
+def _rows_at(logits_XV: torch.Tensor, at: Int64s) -> torch.Tensor:
+    first, count = int(at[0]), len(at)
+    if int(at[-1]) - first + 1 == count:
+        return logits_XV[first : first + count]
+    return logits_XV.index_select(0, torch.from_numpy(at).to(logits_XV.device))
+
+
+def replay(runs: Runs, counts: Sequence[int]) -> None:
+    """The states of the windows of ``runs`` after ``counts`` tokens each."""
+    assert runs.log is not None, "a step without windows"
+    first = runs.decode_count
+    order = sorted(range(len(counts)), key=lambda window: counts[window] > 1)
+    windows = [first + window for window in order]
+    lengths = [counts[window] for window in order]
+    starts, slots = ([values[window] for window in windows] for values in (runs.starts, runs.slots))
+    begins = [runs.offsets[window] - runs.log.first for window in windows]
+    index = [begin + at for begin, length in zip(begins, lengths, strict=True) for at in range(length)]
+    device = runs.slots_R.device
+
+    def on_device(values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
+
+    again = Runs(
+        offsets=[sum(lengths[:at]) for at in range(len(lengths))], starts=starts, lengths=lengths,
+        slots=slots, fresh=[False] * len(lengths), decode_count=sum(length == 1 for length in lengths),
+        starts_R=on_device(starts), slots_R=on_device(slots),
+        context_R=on_device([start + length for start, length in zip(starts, lengths, strict=True)]),
+        page_table_RP=runs.page_table_RP.index_select(0, on_device(windows)))
+    runs.log.replay(on_device(index), again)

@@ -1,0 +1,62 @@
+"""The replay log: what recurrent ops consumed in the windows of a step, and the ops to run over it again.
+
+    decode            S --op--> S'                    the state is read and written
+    verify            S --op--> (dropped)             the state is read; inputs go into the log
+      tokens chosen   the first n tokens of the window are the sequence's own
+    replay            S --op, n logged rows--> S'     the same op, without the rest of the layer
+
+A window is a run of a chosen token and drafts of the next ones. The step that computes it cannot know which
+drafts are right, so it leaves the slot alone. After the tokens are chosen, the same op consumes the same
+inputs up to the last right one. On the C++ kernels these are the bits of decodes, because their recurrences
+go token by token.
+
+The log lives for one step, outside the arena, so a slot always holds the state of the computed positions.
+Preemption, donation, checkpoints and moves need no rule of their own. Each window reads its state twice and
+writes it once, whatever its length.
+
+An op notes what it consumed: ``note`` copies rows, ``room`` is memory that a kernel fills. A kernel that
+writes every slot runs inside ``state_rows.restored``, which saves the states of windows and puts them back.
+
+Rejected: a checkpoint slot for each drafted token (a state of Qwen3.5-397B weighs 192 MB, its log 1.8 MB a
+token). A log that waits for the next step: it saves one pass over the state, and makes every slot stale. A
+preemption, a copy and a step without drafts would each have to know of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+Replay = Callable[..., object]
+"""(rows of each logged input, runs): the op over states that the replay holds."""
+
+
+class ReplayLog:
+    """Of the ``rows`` rows of T from ``first`` on: those of all windows, one after the other."""
+
+    def __init__(self, first: int, rows: int) -> None:
+        self.first, self.rows = first, rows
+        self._entries: list[tuple[Replay, tuple[torch.Tensor, ...]]] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the logged inputs."""
+        return sum(x.nbytes for _, inputs in self._entries for x in inputs)
+
+    def note(self, replay: Replay, *inputs_T: torch.Tensor) -> None:
+        """An op consumes ``inputs_T`` [T, ...] now; ``replay`` is the same op."""
+        rows = slice(self.first, self.first + self.rows)
+        self._entries.append((replay, tuple(x[rows].clone() for x in inputs_T)))
+
+    def room(self, replay: Replay, width: int, dtype: torch.dtype) -> torch.Tensor:
+        """[rows, width], to be filled by a kernel with what ``replay`` consumes."""
+        room = torch.empty((self.rows, width), dtype=dtype)
+        self._entries.append((replay, (room,)))
+        return room
+
+    def replay(self, index: torch.Tensor, runs: object) -> None:
+        """Every op again, over the logged rows ``index`` (int64), which are the tokens of ``runs``."""
+        for replay, inputs in self._entries:
+            replay(*(x.index_select(0, index) for x in inputs), runs)
+

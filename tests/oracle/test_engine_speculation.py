@@ -1,0 +1,117 @@
+"""Speculation on real models: with drafts of any quality, the text without drafts, token for token.
+
+On the C++ kernels a row of a product, of attention and of a recurrence does not depend on its company, so
+there the logits are equal to the last bit. Torch's own products, its chunked recurrences and its attention
+over a ring or a latent have other sums for other row counts: there tokens are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from tests.fixtures.checkpoints import FAMILIES
+from tests.fixtures.drafters import KINDS, AnswerDrafter
+from tests.oracle.serving import Answer, Serving, loaded
+from tests.oracle.test_engine_prefix_cache import text
+from weft.request import SamplingParams
+from weft.runner import torch_executor
+from weft.tensor import native
+from weft.tensor.inputs import Runs
+
+LENGTHS = (5, 40, 90)
+NEW_TOKENS = 24
+SAMPLINGS = (SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True),
+             SamplingParams(temperature=0.9, top_p=0.95, max_tokens=NEW_TOKENS, ignore_eos=True, seed=11))
+TORCH_ROWS = ("gpt_oss",)
+
+
+class Speculating:
+    """One engine for all kinds of drafts. ``run`` learns the truth for the sequences that it submits."""
+
+    def __init__(self, family: str, **options: object) -> None:
+        vocab_size = loaded(family).spec.vocab_size
+        self.drafter = AnswerDrafter("empty", {}, vocab_size)
+        self.serving = Serving(family, drafter=self.drafter, **options)
+        self._next = 0
+
+    def run(self, kind: str, prompts: Sequence[list[int]], truth: Sequence[Answer],
+            sampling: SamplingParams, **options: object) -> list[Answer]:
+        self.drafter.kind = kind
+        self.drafter.answers = {self._next + number: answer.tokens for number, answer in enumerate(truth)}
+        self._next += len(prompts)
+        return self.serving.run(prompts, sampling, **options)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_drafts_change_no_token_and_on_the_kernels_no_bit(family: str) -> None:
+    prompts = [text(length, length) for length in LENGTHS]
+    plain, speculating = Serving(family), Speculating(family)
+    for sampling in SAMPLINGS:
+        truth = plain.run(prompts, sampling)
+        for kind in KINDS:
+            answers = speculating.run(kind, prompts, truth, sampling)
+            for answer, one in zip(answers, truth, strict=True):
+                assert answer.tokens == one.tokens, f"{kind} drafts changed the text"
+                gap = float((answer.logits - one.logits).abs().max())
+                assert gap < 1e-4, f"{kind}: {gap}"
+                if family not in TORCH_ROWS:
+                    assert gap == 0.0, f"{kind}: {gap}"
+    assert speculating.drafter.accepted > 100
+
+
+def spoilt(monkeypatch: pytest.MonkeyPatch, change: Callable[[Runs, list[int]], None]) -> list[list[int]]:
+    """The tokens of a speculating engine whose replay is changed, and those without drafts."""
+    prompts = [text(length, length) for length in LENGTHS]
+    truth = Serving("qwen3_5").run(prompts, SAMPLINGS[0])
+    monkeypatch.setattr(torch_executor, "replay", change)
+    answers = Speculating("qwen3_5").run("random", prompts, truth, SAMPLINGS[0])
+    gaps = [float((answer.logits - one.logits).abs().max())
+            for answer, one in zip(answers, truth, strict=True)]
+    assert min(gaps) > 1e-3, "a wrong state shows nowhere"
+    return gaps
+
+
+def test_a_replay_of_one_token_too_few_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = torch_executor.replay
+    spoilt(monkeypatch, lambda runs, counts: replay(runs, [max(1, count - 1) for count in counts]))
+
+
+def test_a_replay_of_one_token_too_many_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the report of a full rejection that commits what was never accepted."""
+    replay = torch_executor.replay
+
+    def one_more(runs: Runs, counts: list[int]) -> None:
+        lengths = runs.lengths[runs.decode_count : runs.decode_count + runs.verify_count]
+        replay(runs, [min(length, count + 1) for length, count in zip(lengths, counts, strict=True)])
+
+    spoilt(monkeypatch, one_more)
+
+
+def test_a_replay_without_the_convolution_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = torch_executor.replay
+    windows = []
+
+    def without(runs: Runs, counts: list[int]) -> None:
+        held = [window.clone() for window in windows]
+        replay(runs, counts)
+        for window, before in zip(windows, held, strict=True):
+            window.copy_(before)
+
+    lay_out = torch_executor.TorchExecutor._lay_out
+
+    def noting(executor: torch_executor.TorchExecutor, device: torch.device) -> object:
+        caches = lay_out(executor, device)
+        windows[:] = [cache.state["conv"] for cache in caches if "conv" in cache.state]
+        return caches
+
+    monkeypatch.setattr(torch_executor.TorchExecutor, "_lay_out", noting)
+    spoilt(monkeypatch, without)
+
+
+def test_without_a_replay_the_text_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the report of a step without drafts that reads the state before accepted ones."""
+    spoilt(monkeypatch, lambda runs, counts: None)
+    assert native.MISSING is None
