@@ -7,37 +7,52 @@ over a ring or a latent have other sums for other row counts: there tokens are c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
-from tests.fixtures.checkpoints import FAMILIES
-from tests.fixtures.drafters import KINDS, AnswerDrafter
-from tests.oracle.serving import Answer, Serving, loaded
+from tests.fixtures.drafters import KINDS, AnswerDrafter, Kind
+from tests.oracle.serving import Answer, Serving, directory
 from tests.oracle.test_engine_prefix_cache import text
+from weft.models.loading import LoadedModel, load_model
 from weft.request import SamplingParams
 from weft.runner import torch_executor
 from weft.tensor import native
-from weft.tensor.inputs import Runs
+from weft.tensor.inputs import LayerCache, Runs
+from weft.tensor.weights import tiled
 
 LENGTHS = (5, 40, 90)
 NEW_TOKENS = 24
 SAMPLINGS = (SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True),
              SamplingParams(temperature=0.9, top_p=0.95, max_tokens=NEW_TOKENS, ignore_eos=True, seed=11))
-TORCH_ROWS = ("gpt_oss",)
+ON_THE_KERNELS = ("qwen3", "qwen3_5", "lfm2", "granite", "mamba", "mamba2", "nemotron_h",
+                  "olmo_hybrid")
+"""Every product, attention and recurrence is C++."""
+IN_TORCH = ("qwen3_next", "jamba", "falcon_h1", "zamba2", "kimi_linear", "lfm3", "bamba", "qwen3_window",
+            "granite_moe", "lfm2_moe", "nemotron_h_moe")
+"""Something is torch's: a router, a latent or a ring of KV, a width that is no multiple of 16."""
+
+
+@functools.cache
+def in_tiles(family: str) -> LoadedModel:
+    """The family's tiny model with its matrices in tiles, as those of real models are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiled, "TILED_ELEMENTS_MIN", 0)
+        return load_model(directory(family))
 
 
 class Speculating:
     """One engine for all kinds of drafts. ``run`` learns the truth for the sequences that it submits."""
 
     def __init__(self, family: str, **options: object) -> None:
-        vocab_size = loaded(family).spec.vocab_size
-        self.drafter = AnswerDrafter("empty", {}, vocab_size)
-        self.serving = Serving(family, drafter=self.drafter, **options)
+        model = in_tiles(family)
+        self.drafter = AnswerDrafter("empty", {}, model.spec.vocab_size)
+        self.serving = Serving(family, model=model, drafter=self.drafter, **options)
         self._next = 0
 
-    def run(self, kind: str, prompts: Sequence[list[int]], truth: Sequence[Answer],
+    def run(self, kind: Kind, prompts: Sequence[list[int]], truth: Sequence[Answer],
             sampling: SamplingParams, **options: object) -> list[Answer]:
         self.drafter.kind = kind
         self.drafter.answers = {self._next + number: answer.tokens for number, answer in enumerate(truth)}
@@ -45,10 +60,10 @@ class Speculating:
         return self.serving.run(prompts, sampling, **options)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*ON_THE_KERNELS, *IN_TORCH])
 def test_drafts_change_no_token_and_on_the_kernels_no_bit(family: str) -> None:
     prompts = [text(length, length) for length in LENGTHS]
-    plain, speculating = Serving(family), Speculating(family)
+    plain, speculating = Serving(family, model=in_tiles(family)), Speculating(family)
     for sampling in SAMPLINGS:
         truth = plain.run(prompts, sampling)
         for kind in KINDS:
@@ -57,21 +72,24 @@ def test_drafts_change_no_token_and_on_the_kernels_no_bit(family: str) -> None:
                 assert answer.tokens == one.tokens, f"{kind} drafts changed the text"
                 gap = float((answer.logits - one.logits).abs().max())
                 assert gap < 1e-4, f"{kind}: {gap}"
-                if family not in TORCH_ROWS:
+                if family in ON_THE_KERNELS:
                     assert gap == 0.0, f"{kind}: {gap}"
     assert speculating.drafter.accepted > 100
 
 
-def spoilt(monkeypatch: pytest.MonkeyPatch, change: Callable[[Runs, list[int]], None]) -> list[list[int]]:
-    """The tokens of a speculating engine whose replay is changed, and those without drafts."""
-    prompts = [text(length, length) for length in LENGTHS]
-    truth = Serving("qwen3_5").run(prompts, SAMPLINGS[0])
+@functools.cache
+def truth_of_controls() -> list[Answer]:
+    return Serving("qwen3_5", model=in_tiles("qwen3_5")).run([text(n, n) for n in LENGTHS], SAMPLINGS[0])
+
+
+def spoilt(monkeypatch: pytest.MonkeyPatch, change: Callable[[Runs, list[int]], None]) -> None:
+    """An engine whose replay is changed has other logits."""
+    prompts, truth = [text(length, length) for length in LENGTHS], truth_of_controls()
     monkeypatch.setattr(torch_executor, "replay", change)
     answers = Speculating("qwen3_5").run("random", prompts, truth, SAMPLINGS[0])
     gaps = [float((answer.logits - one.logits).abs().max())
             for answer, one in zip(answers, truth, strict=True)]
     assert min(gaps) > 1e-3, "a wrong state shows nowhere"
-    return gaps
 
 
 def test_a_replay_of_one_token_too_few_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +102,7 @@ def test_a_replay_of_one_token_too_many_is_noticed(monkeypatch: pytest.MonkeyPat
     replay = torch_executor.replay
 
     def one_more(runs: Runs, counts: list[int]) -> None:
-        lengths = runs.lengths[runs.decode_count : runs.decode_count + runs.verify_count]
+        lengths = runs.lengths[runs.decode_count :][: runs.verify_count]
         replay(runs, [min(length, count + 1) for length, count in zip(lengths, counts, strict=True)])
 
     spoilt(monkeypatch, one_more)
@@ -92,7 +110,7 @@ def test_a_replay_of_one_token_too_many_is_noticed(monkeypatch: pytest.MonkeyPat
 
 def test_a_replay_without_the_convolution_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     replay = torch_executor.replay
-    windows = []
+    windows: list[torch.Tensor] = []
 
     def without(runs: Runs, counts: list[int]) -> None:
         held = [window.clone() for window in windows]
@@ -102,7 +120,7 @@ def test_a_replay_without_the_convolution_is_noticed(monkeypatch: pytest.MonkeyP
 
     lay_out = torch_executor.TorchExecutor._lay_out
 
-    def noting(executor: torch_executor.TorchExecutor, device: torch.device) -> object:
+    def noting(executor: torch_executor.TorchExecutor, device: torch.device) -> list[LayerCache]:
         caches = lay_out(executor, device)
         windows[:] = [cache.state["conv"] for cache in caches if "conv" in cache.state]
         return caches

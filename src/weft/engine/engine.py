@@ -68,7 +68,8 @@ class EngineCore:
                  clock: Callable[[], float], seed: int, eos_ids: tuple[int, ...],
                  checkpoints: CheckpointPolicy = AUTO, grammars: GrammarCompiler | None = None,
                  overlap: bool = False, store: StoreTier | None = None,
-                 pause: Callable[[float], None] = lambda seconds: None, drafter: Drafter | None = None) -> None:
+                 pause: Callable[[float], None] = lambda seconds: None,
+                 drafter: Drafter | None = None) -> None:
         self.vocab_size = vocab_size
         self.sizes = sizes
         self.memory = memory

@@ -55,7 +55,6 @@ class StepParts:
         if self.scheduler.store is not None:
             self.scheduler.store.finished(plan)
 
-
     def run_alone(self, plan: StepPlan, began_s: float) -> None:
         """Execute and settle ``plan``, which was committed, with no other step in flight."""
         result = self.executor.execute(plan)

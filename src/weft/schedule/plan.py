@@ -57,6 +57,10 @@ class CompiledGrammar(Protocol):
         """A new matcher (``llguidance.LLMatcher``) that has seen no token."""
         ...
 
+    def forced_tokens(self, matcher: Any) -> list[int]:
+        """The text that alone may come next, in tokens; empty if there is a choice."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Admission:
