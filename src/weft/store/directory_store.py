@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,10 +28,11 @@ from weft.store.identity import NamespaceIdentity
 from weft.store.index import NO_ENTRY, KvChain
 from weft.store.opening import OpenDirectory
 from weft.store.options import StoreOptions
+from weft.store.prefixes import entries_of, is_current, prefix_of, reads_of
 from weft.store.put_records import put_request, records_of
-from weft.store.reading import FetchThreads, RecordFetch, RecordRead
+from weft.store.reading import FetchThreads, RecordFetch
 from weft.store.record_books import RecordBooks, free_bytes
-from weft.store.rows import INEXACT, root_chain, token_bytes
+from weft.store.rows import root_chain, token_bytes
 from weft.store.salts import salt_key
 from weft.store.upkeep import COMPACT_ROWS_LEAST, Compacted, Refreshed, Upkeep
 from weft.store.values import (
@@ -41,7 +42,6 @@ from weft.store.values import (
     PutOffer,
     StagingBuffers,
     StoredPrefix,
-    StoredSpan,
     StoreEvent,
     StoreStats,
     Ticket,
@@ -69,10 +69,12 @@ class DirectoryStore:
     def __init__(self, opened: OpenDirectory, identity: NamespaceIdentity, options: StoreOptions, *,
                  clock: Callable[[], float] = time.monotonic,
                  compact_rows_least: int = COMPACT_ROWS_LEAST) -> None:
-        self._opened, self._namespace, self._clock = opened, identity.digest, clock
-        self._exact = not options.accept_inexact
+        self.opened, self.identity, self._clock = opened, identity, clock
+        self._namespace = identity.digest
+        self.exact = not options.accept_inexact
         self._next_number = opened.live.last_number + 1 if opened.live is not None else 1
-        self._outcomes: queue.SimpleQueue[WriteOutcome | RecordFetch | Compacted | Refreshed] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[WriteOutcome | RecordFetch | Compacted | Refreshed] = \
+            queue.SimpleQueue()
         free = free_bytes(opened)
         self.upkeep = Upkeep(opened, self._namespace, self._outcomes.put, free, clock=clock,
                              compact_rows_least=compact_rows_least)
@@ -90,32 +92,30 @@ class DirectoryStore:
 
     def match(self, salt: str | None, tokens: Sequence[int], above: int) -> StoredPrefix | None:
         self.books.counters.matches += 1
-        root = self._root(salt)
+        root = self.root(salt)
         if root is None:
             return None
         content = token_bytes(tokens)
-        hit = self.books.index.deepest(root[1], content, above=above, exact=self._exact)
-        return None if hit is None else self._prefix(hit[0], hit[1], content)
+        hit = self.books.index.deepest(root[1], content, above=above, exact=self.exact)
+        return None if hit is None else prefix_of(self.books.index, *hit, content, salt)
 
     def fetch(self, prefix: StoredPrefix, start: int, into: StagingBuffers) -> Ticket:
         assert start % GRAIN_TOKENS == 0
         assert start <= prefix.position
         ticket = self._new_ticket()
         self.books.counters.fetches += 1
-        c = self.books.index.c
-        entries = [(span.entry, span.record) for span in prefix.spans] + [(prefix.entry, prefix.checkpoint)]
-        if self.books.ledger is None or any(entry >= self.books.index.length or not c["kind"].item(entry)
-                                       or c["number"].item(entry) != number for entry, number in entries):
+        index = self.books.index
+        if self.books.ledger is None or not is_current(index, prefix):
             self.books.events.append(StoreEvent(ticket, "missing", "evicted"))
             return ticket
-        self.books.pins.update(entry for entry, _ in entries)
-        self._reader.submit(RecordFetch(ticket, self.books.ledger, tuple(self._reads(prefix, start, into)),
-                                  prefix.tokens, self._clock()))
+        self.books.pins.update(entry for entry, _ in entries_of(prefix))
+        reads = tuple(reads_of(index, prefix, start, into))
+        self._reader.submit(RecordFetch(ticket, self.books.ledger, reads, prefix.tokens, self._clock()))
         return ticket
 
     def offer(self, salt: str | None, tokens: Sequence[int], position: int, *,
               exact: bool) -> PutOffer | None:
-        root = self._root(salt)
+        root = self.root(salt)
         if root is None or self._writer is None or self._writer.room_bytes <= 0:
             return None
         index = self.books.index
@@ -127,7 +127,7 @@ class DirectoryStore:
     def put(self, salt: str | None, tokens: Sequence[int], position: int, kv: Sequence[KvPiece],
             state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:
         self.books.counters.puts += 1
-        root = self._root(salt)
+        root = self.root(salt)
         if self._writer is None or root is None:
             return self._refusal("read_only")
         content = token_bytes(tokens[:position])
@@ -187,43 +187,14 @@ class DirectoryStore:
             self.books.flush_uses()
             self._writer.close(FINAL_WRITES_S)
         self._reader.close(FINAL_WRITES_S)
-        self._opened.close()
+        self.opened.close()
 
-    def _root(self, salt: str | None) -> tuple[bytes, int] | None:
+    def root(self, salt: str | None) -> tuple[bytes, int] | None:
         """(salt's key, chain of its root); None for a salt without a secret."""
-        if salt and self._opened.secret is None:
+        if salt and self.opened.secret is None:
             return None
-        key = salt_key(self._opened.secret or b"", salt)
+        key = salt_key(self.opened.secret or b"", salt)
         return key, root_chain(self._namespace, key)
-
-    def _prefix(self, checkpoint: int, path: KvChain, tokens: bytes) -> StoredPrefix:
-        c = self.books.index.c
-        spans = tuple(StoredSpan(c["number"].item(entry), entry, c["position"].item(entry),
-                                 c["position"].item(entry) + c["tokens"].item(entry),
-                                 c["payload"].item(entry), c["form"].item(entry)) for entry in path.entries)
-        rounded = any(c["flags"].item(entry) & INEXACT for entry in (*path.entries, checkpoint))
-        return StoredPrefix(c["number"].item(checkpoint), checkpoint, path.end, spans,
-                            c["payload"].item(checkpoint), c["form"].item(checkpoint), not rounded,
-                            tokens[:4 * path.end])
-
-    def _reads(self, prefix: StoredPrefix, start: int, into: StagingBuffers) -> Iterator[RecordRead]:
-        """Every KV record of the path, those before ``start`` for their tokens alone, and the state."""
-        c, at = self.books.index.c, 0
-        kv, state = into.kv.cast("B"), into.state.cast("B")
-        for span in prefix.spans:
-            target, skip = None, 0
-            if span.end > start:
-                if span.start < start and span.form == 0:
-                    grains = -(-(span.end - span.start) // GRAIN_TOKENS)
-                    skip = (start - span.start) // GRAIN_TOKENS * (span.payload_bytes // grains)
-                target = kv[at:at + span.payload_bytes - skip]
-                at += span.payload_bytes - skip
-            yield RecordRead(span.entry, span.record, c["line"].item(span.entry), span.start,
-                             span.end - span.start, span.payload_bytes, target, skip)
-        assert at <= len(kv), "the staging buffer of KV is too small"
-        assert prefix.state_bytes <= len(state), "the staging buffer of the state is too small"
-        yield RecordRead(prefix.entry, prefix.checkpoint, c["line"].item(prefix.entry), prefix.position, 0,
-                         prefix.state_bytes, state[:prefix.state_bytes])
 
     def _base(self, root: int, tokens: bytes, start: int, *, exact: bool) -> KvChain | None:
         """The stored KV that ends at ``start``; None if it was evicted after the offer."""

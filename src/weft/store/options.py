@@ -16,7 +16,10 @@ QUEUE_BYTES = 256 << 20
 class StoreOptions:
     """``capacity_bytes``: most bytes of volumes; None is half of what the disk has free at the first start.
     ``queue_bytes``: payloads that wait to be written; more are refused. ``volume_bytes``: size of a new
-    volume; None is a 64th of the capacity, at least 64 MiB. ``accept_inexact``: match rounded bytes too."""
+    volume; None is a 64th of the capacity, at least 64 MiB. ``accept_inexact``: match rounded bytes too.
+
+    ``cache_directory``: the directory in front of a bucket; None is one under ~/.cache/weft/store.
+    ``refresh_s``: how often new segments of other writers are looked for."""
 
     capacity_bytes: int | None = None
     write_bytes_per_second: float = WRITE_BYTES_PER_SECOND
@@ -25,3 +28,5 @@ class StoreOptions:
     volume_bytes: int | None = None
     read_threads: int = 4
     accept_inexact: bool = False
+    cache_directory: str | None = None
+    refresh_s: float = 10.0

@@ -25,11 +25,23 @@ from typing import Protocol
 
 import numpy as np
 
-from weft.store.ledger import LedgerError, LedgerFiles
+from weft.store.ledger import LedgerError
 from weft.store.rows import payload_checksum
 from weft.store.values import EventKind, Ticket
 
 THREADS = 4
+UNREACHABLE = "unreachable"
+"""The reason of a failure that is the network's, not the record's."""
+
+
+class TokenSource(Protocol):
+    """Where rows and tokens come from: the ledger of a directory, or segments of a bucket."""
+
+    def read_row(self, index: int, number: int) -> np.void:
+        """Row ``index``. Raises LedgerError where it is not that of record ``number``."""
+        ...
+
+    def read_tokens(self, tokens_at: int, count: int) -> bytes: ...
 
 
 class PayloadSource(Protocol):
@@ -60,7 +72,7 @@ class RecordFetch:
     """One ticket under way. ``failure``: (kind, reason, entry, number) of the first failure."""
 
     ticket: Ticket
-    ledger: LedgerFiles
+    ledger: TokenSource
     records: tuple[RecordRead, ...]
     tokens: bytes
     started: float

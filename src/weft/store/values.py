@@ -66,6 +66,7 @@ class StoredPrefix:
     tokens: bytes = field(repr=False)
     """The first ``position`` tokens as little-endian uint32."""
     remote: bool = False
+    salt: str | None = field(default=None, repr=False)
 
     def bytes_from(self, start: int) -> int:
         """Bytes that a fetch of [``start``, ``position``) reads."""

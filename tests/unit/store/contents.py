@@ -14,7 +14,7 @@ from weft.store.disk import OsDisk
 from weft.store.identity import NamespaceIdentity
 from weft.store.options import StoreOptions
 from weft.store.protocol import Store
-from weft.store.store import open_store
+from weft.store.store import open_local
 from weft.store.values import KvPiece, StagingBuffers, StoreEvent, Ticket
 
 GRAIN_BYTES = 640
@@ -38,7 +38,7 @@ def options(**changes: Any) -> StoreOptions:
 
 def opened(path: Path, *, disk: OsDisk | None = None, who: NamespaceIdentity | None = None,
            **changes: Any) -> DirectoryStore:
-    return open_store(path, who or identity(), options(**changes), disk=disk)
+    return open_local(path, who or identity(), options(**changes), disk=disk)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

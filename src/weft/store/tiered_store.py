@@ -1,0 +1,238 @@
+"""``TieredStore``: a bucket, with a directory as a cache in front of it, behind the protocol.
+
+    match   the deeper of both; the directory's if they are equally deep
+    fetch   from where the match was; what came from the bucket is put into the directory
+    put     into the directory; its durable checkpoints are uploaded from there (``uploads``)
+
+Several servers share a bucket: each reads the segments of all writers. The bucket's index belongs to the
+engine's thread like the directory's. A request for an object that fails makes ``match`` pass the bucket by
+for a few seconds, so a bucket that goes away costs each waiting request one timeout at most.
+
+Tickets of the bucket are negative, so both kinds never meet.
+
+Laws: L8, L10 (the same compare and checksum for both), L3 (a bucket that is away is a miss).
+
+Rejected: a bucket without a directory. A restart would read everything again, and a put would wait for the
+network.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from weft.store.bucket import Bucket, record_key
+from weft.store.directory_store import FINAL_WRITES_S, DirectoryStore
+from weft.store.eviction import subtree
+from weft.store.index import NO_ENTRY, KvChain, StoreIndex
+from weft.store.prefixes import is_current, prefix_of, reads_of
+from weft.store.reading import UNREACHABLE, FetchThreads, RecordFetch
+from weft.store.rows import CHECKPOINT, token_bytes
+from weft.store.segments import RemoteLedger
+from weft.store.uploads import BucketThread, RemoteIndex, UploadJob
+from weft.store.values import (
+    GRAIN_TOKENS,
+    KvPiece,
+    PutOffer,
+    StagingBuffers,
+    StoredPrefix,
+    StoreEvent,
+    StoreStats,
+    Ticket,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSource:
+    """Payloads of a bucket."""
+
+    bucket: Bucket
+    namespace: str
+
+    def read_payload(self, row: np.void, into: memoryview) -> None:
+        self.bucket.read(record_key(self.namespace, row["checksum"].tobytes(), len(into)), into)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFetch:
+    """A fetch from the bucket under way, with what its copy for the directory needs."""
+
+    prefix: StoredPrefix
+    start: int
+    into: StagingBuffers
+
+
+class TieredStore:
+    """See the essay. ``local`` and ``bucket`` belong to the store from now on."""
+
+    def __init__(self, local: DirectoryStore, bucket: Bucket, *, refresh_s: float = 10.0) -> None:
+        self.local, self.bucket = local, bucket
+        self.remote = StoreIndex()
+        opened = local.opened
+        folder = opened.path / "remote" / local.identity.digest.hex()
+        self._remote_ledger = RemoteLedger(folder, opened.disk)
+        self._outcomes: queue.SimpleQueue[RecordFetch | RemoteIndex] = queue.SimpleQueue()
+        self._reader = FetchThreads(BucketSource(bucket, local.identity.digest.hex()), self._outcomes.put)
+        self.uploads = BucketThread(bucket, local.identity, self._remote_ledger, opened.volumes,
+                                    self._outcomes.put, refresh_s=refresh_s)
+        self._fetches: dict[Ticket, RemoteFetch] = {}
+        self._puts: dict[Ticket, tuple[str | None, bytes, bool]] = {}
+        self._restored: dict[Ticket, StoredPrefix] = {}
+        self._copies: set[Ticket] = set()
+        self._ticket = 0
+        self.hits = self.fetched_bytes = self.failures = 0
+
+    def match(self, salt: str | None, tokens: Sequence[int], above: int) -> StoredPrefix | None:
+        near = self.local.match(salt, tokens, above)
+        root = self.local.root(salt)
+        if root is None or not self.bucket.available:
+            return near
+        content = token_bytes(tokens)
+        hit = self.remote.deepest(root[1], content, above=near.position if near is not None else above,
+                                  exact=self.local.exact)
+        if hit is None:
+            return near
+        return prefix_of(self.remote, *hit, content, salt, remote=True)
+
+    def fetch(self, prefix: StoredPrefix, start: int, into: StagingBuffers) -> Ticket:
+        if not prefix.remote:
+            ticket = self.local.fetch(prefix, start, into)
+            self._restored[ticket] = prefix
+            return ticket
+        self._ticket -= 1
+        ticket = Ticket(self._ticket)
+        if not is_current(self.remote, prefix):
+            self.local.books.events.append(StoreEvent(ticket, "missing", "evicted"))
+            return ticket
+        self._fetches[ticket] = RemoteFetch(prefix, start, into)
+        self._reader.submit(RecordFetch(ticket, self._remote_ledger,
+                                        tuple(reads_of(self.remote, prefix, start, into)), prefix.tokens,
+                                        time.monotonic()))
+        return ticket
+
+    def offer(self, salt: str | None, tokens: Sequence[int], position: int, *,
+              exact: bool) -> PutOffer | None:
+        return self.local.offer(salt, tokens, position, exact=exact)
+
+    def put(self, salt: str | None, tokens: Sequence[int], position: int, kv: Sequence[KvPiece],
+            state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:
+        ticket = self.local.put(salt, tokens, position, kv, state, exact=exact, seconds=seconds,
+                                state_form=state_form)
+        if ticket is not None:
+            self._puts[ticket] = (salt, token_bytes(tokens[:position]), exact)
+        return ticket
+
+    def poll(self) -> list[StoreEvent]:
+        events = []
+        for event in self.local.poll():
+            if event.ticket in self._puts:
+                salt, tokens, exact = self._puts.pop(event.ticket)
+                if event.kind == "written":
+                    self._upload(salt, tokens, exact=exact)
+            restored = self._restored.pop(event.ticket, None)
+            if restored is not None and event.kind == "fetched":
+                self._submit(restored)
+            if event.ticket in self._copies:
+                self._copies.discard(event.ticket)
+            else:
+                events.append(event)
+        while True:
+            try:
+                outcome = self._outcomes.get_nowait()
+            except queue.Empty:
+                return events
+            if isinstance(outcome, RemoteIndex):
+                self.remote = outcome.index
+            else:
+                events.append(self._fetched(outcome))
+
+    def stats(self) -> StoreStats:
+        counts = dict(self.uploads.counts)
+        held = int((self.remote.c["kind"][:self.remote.length] == CHECKPOINT).sum())
+        stats = self.local.stats()
+        away = () if self.bucket.available else \
+            (f"{self.bucket.location} does not answer: {self.bucket.last_error}",)
+        return replace(stats, path=self.bucket.location, notes=(*stats.notes, *away), remote={
+            **counts, "checkpoints": held, "hits": self.hits, "fetched_bytes": self.fetched_bytes,
+            "failures": self.failures, "waiting_uploads": self.uploads.waiting})
+
+    def close(self) -> None:
+        self.uploads.close(FINAL_WRITES_S)
+        self._reader.close(1.0)
+        self.local.close()
+
+    def _fetched(self, fetch: RecordFetch) -> StoreEvent:
+        under_way = self._fetches.pop(fetch.ticket)
+        seconds = time.monotonic() - fetch.started
+        if fetch.failure is None:
+            self.hits += 1
+            self.fetched_bytes += fetch.nbytes
+            self._copy(under_way)
+            return StoreEvent(fetch.ticket, "fetched", "", fetch.nbytes, seconds)
+        kind, reason, entry, number = fetch.failure
+        self.failures += 1
+        if reason != UNREACHABLE:
+            self.local.books.counters.damaged[f"remote {reason}"] += 1
+            self._remote_ledger.lose(number)
+            if entry < self.remote.length and self.remote.c["number"].item(entry) == number:
+                for one in subtree(self.remote, entry):
+                    self.remote.remove(one)
+        return StoreEvent(fetch.ticket, kind, reason, 0, seconds)
+
+    def _copy(self, fetch: RemoteFetch) -> None:
+        """Puts what came from the bucket into the directory, if its KV is whole there or in the buffers."""
+        prefix, salt = fetch.prefix, fetch.prefix.salt
+        tokens = np.frombuffer(prefix.tokens, dtype="<u4").tolist()
+        offer = self.local.offer(salt, tokens, prefix.position, exact=prefix.exact)
+        if offer is None or offer.start < fetch.start:
+            return
+        kv, at, pieces = bytes(fetch.into.kv), 0, []
+        for span in prefix.spans:
+            if span.end <= fetch.start:
+                continue
+            skipped = max(0, fetch.start - span.start) // GRAIN_TOKENS
+            grains = -(-(span.end - span.start) // GRAIN_TOKENS)
+            length = span.payload_bytes - (skipped * (span.payload_bytes // grains) if span.form == 0 else 0)
+            if span.start >= offer.start:
+                pieces.append(KvPiece(span.start, span.end, memoryview(kv)[at:at + length], span.form))
+            at += length
+        if (pieces[0].start if pieces else prefix.position) != offer.start:
+            return
+        ticket = self.local.put(salt, tokens, prefix.position, pieces,
+                                memoryview(bytes(fetch.into.state[:prefix.state_bytes])), exact=prefix.exact,
+                                state_form=prefix.state_form)
+        if ticket is not None:
+            self._copies.add(ticket)
+
+    def _upload(self, salt: str | None, tokens: bytes, *, exact: bool) -> None:
+        root = self.local.root(salt)
+        if root is None:
+            return
+        index = self.local.books.index
+        hit = index.deepest(root[1], tokens, above=len(tokens) // 4 - 1, exact=exact)
+        if hit is not None:
+            self._submit_entries(index, *hit)
+
+    def _submit(self, prefix: StoredPrefix) -> None:
+        """A checkpoint that was restored from the directory is uploaded if the bucket lacks it."""
+        index = self.local.books.index
+        if is_current(index, prefix) and not self._in_bucket(prefix):
+            path = KvChain(tuple(span.entry for span in prefix.spans), prefix.position, 0)
+            self._submit_entries(index, prefix.entry, path)
+
+    def _in_bucket(self, prefix: StoredPrefix) -> bool:
+        """Whether this process has uploaded it, or the bucket's index has the same prefix."""
+        chain, c = self.local.books.index.c["chain"][prefix.entry], self.remote.c
+        return self.uploads.has_sent(prefix.checkpoint) or \
+            bool(((c["chain"] == chain) & (c["kind"] == CHECKPOINT)).any())
+
+    def _submit_entries(self, index: StoreIndex, checkpoint: int, path: KvChain) -> None:
+        c, ledger = index.c, self.local.books.ledger
+        assert ledger is not None
+        assert checkpoint != NO_ENTRY
+        self.uploads.submit(UploadJob(ledger, tuple((c["number"].item(entry), c["line"].item(entry))
+                                                    for entry in (*path.entries, checkpoint))))
