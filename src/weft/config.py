@@ -81,8 +81,10 @@ class EngineConfig:
                                        "seconds per byte), lru (least recently used) or marconi (compare).")
     count_salt: bool = _flag(False, "Count in /metrics the prompt tokens that only another cache_salt holds: "
                                     "for operators, as it tells whoever reads it what other tenants sent.")
-    store: str | None = _flag(None, "Directory of a store: cached prefixes on disk, which outlive memory and "
-                                    "restarts.")
+    store: str | None = _flag(None, "Directory or bucket (s3://bucket/prefix, gs://, az://) of a store: "
+                                    "cached prefixes, which outlive memory and restarts.")
+    store_cache: str | None = _flag(None, "Directory in front of a bucket of --store; default: one under "
+                                          "~/.cache/weft/store.")
     store_size: str | None = _flag(None, "Most bytes of the store, such as 100GB; default: half of what the "
                                          "disk has free at the first start.")
     store_write: str = _flag("200MB/s", "Most bytes a second that are written to the store.")
@@ -130,6 +132,9 @@ class EngineConfig:
         if self.store is not None and not self.prefix_cache:
             raise ConfigError(f"--store {self.store} needs the prefix cache, and --no-prefix-cache turns it "
                               "off", param="--store")
+        if self.store_cache is not None and "://" not in (self.store or ""):
+            raise ConfigError(f"--store-cache {self.store_cache} is the directory in front of a bucket, and "
+                              f"--store is {self.store or 'not given'}", param="--store-cache")
         if self.quantize == "w8a8" and not self.quantize_inputs:
             raise ConfigError("--quantize is w8a8, which rounds inputs, and --no-quantize-inputs leaves them "
                               "as they are; use --quantize int8 with it", param="--quantize-inputs")

@@ -1,7 +1,7 @@
 """``--store``: the store of a model, and its place below the arena.
 
     checkpoint files, sizes, dtypes, kernels  --> NamespaceIdentity     whose bytes these are
-    --store, --store-size, --store-write ...  --> open_store            the directory
+    --store, --store-size, --store-write ...  --> open_store            a directory or bucket
     arena                                     --> TransferBuffers       a quarter of its bytes, within bounds
                                               --> StoreTier             restores and writes of the scheduler
 
@@ -74,7 +74,8 @@ def open_tier(config: EngineConfig, name: str, directory: Path, loaded: LoadedMo
     buffers = TransferBuffers(arena.page_bytes, arena.slot_bytes, limit_bytes=limit,
                               allocate=_pinned if device.type == "cuda" else _plain)
     identity = _identity(config, name, directory, loaded, arena, kernels)
-    store = open_store(Path(config.store).expanduser(), identity, replace(options, queue_bytes=limit))
+    store = open_store(config.store, identity, replace(options, queue_bytes=limit,
+                                                       cache_directory=config.store_cache))
     flops = GPU_FLOPS if device.type == "cuda" else threads * CPU_FLOPS_THREAD
     prices = RestorePrices(2 * loaded.weights_bytes / 2 / flops,
                            write_bytes_s=options.write_bytes_per_second)

@@ -21,7 +21,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
               "seed", "served_model_name", "chat_template", "reasoning_parser", "tool_parser"),
     "Memory": ("memory", "gpu_memory_fraction", "max_model_len", "kv_dtype", "state_dtype"),
     "Cache": ("prefix_cache", "checkpoints", "exact", "compress_kv", "cache_policy", "count_salt", "store",
-              "store_size", "store_write", "store_reserve"),
+              "store_size", "store_write", "store_reserve", "store_cache"),
     "Scheduling": ("max_num_seqs", "max_num_batched_tokens", "max_queued_requests", "overlap",
                    "grammar_seconds", "grammar_memory", "grammar_cache"),
     "Server": ("host", "port", "log_level", "drain_timeout", "metrics_prefix", "sse_keep_alive", "record",

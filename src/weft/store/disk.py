@@ -30,7 +30,8 @@ class OsDisk:  # one method for each call of the operating system
     """The operating system's files. A handle is a file descriptor."""
 
     def make_directory(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        """A new directory is for its owner alone: tokens of prompts lie in it."""
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def names(self, path: Path) -> list[str]:
         return sorted(os.listdir(path))
@@ -45,7 +46,7 @@ class OsDisk:  # one method for each call of the operating system
     def open_read(self, path: Path) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def open_write(self, path: Path, *, mode: int = 0o644) -> int:
+    def open_write(self, path: Path, *, mode: int = 0o600) -> int:
         """Opens for reading and writing; the file is created if it is missing."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
 
@@ -127,11 +128,11 @@ class OsDisk:  # one method for each call of the operating system
             self.read(handle, memoryview(content), 0)
         return bytes(content)
 
-    def write_file(self, path: Path, payload: bytes, *, mode: int = 0o644) -> None:
+    def write_file(self, path: Path, payload: bytes, *, mode: int = 0o600) -> None:
         """Replaces ``path`` whole, durably: a reader sees the old file or the new one."""
         self.write_pieces(path, (payload,), mode=mode)
 
-    def write_pieces(self, path: Path, pieces: Iterable[bytes], *, mode: int = 0o644) -> int:
+    def write_pieces(self, path: Path, pieces: Iterable[bytes], *, mode: int = 0o600) -> int:
         """As ``write_file``; returns the bytes. Pieces are gathered into writes of a megabyte."""
         temporary = path.with_name(path.name + ".tmp")
         self.remove(temporary)
