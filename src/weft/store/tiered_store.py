@@ -5,8 +5,8 @@
     put     into the directory; its durable checkpoints are uploaded from there (``uploads``)
 
 Several servers share a bucket: each reads the segments of all writers. The bucket's index belongs to the
-engine's thread like the directory's. A request for an object that fails makes ``match`` pass the bucket by
-for a few seconds, so a bucket that goes away costs each waiting request one timeout at most.
+engine's thread like the directory's. After a failed request, ``match`` passes the bucket by
+for a few seconds. So a bucket that goes away costs a waiting request one timeout at most.
 
 Tickets of the bucket are negative, so both kinds never meet.
 
