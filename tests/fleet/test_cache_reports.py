@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.unit.engine.rig import Rig
+from weft.errors import EngineUnavailableError
 from weft.server.cache import cache_reports
 
 
@@ -18,6 +21,11 @@ def looked(lengths: list[int]) -> tuple[Any, Any]:
 
 def test_one_replica_answers_as_a_server_without_replicas() -> None:
     assert "replicas" not in cache_reports([(0, *looked([70]))])
+
+
+def test_without_an_engine_there_is_no_report() -> None:
+    with pytest.raises(EngineUnavailableError, match="no engine"):
+        cache_reports([])
 
 
 def test_numbers_add_up_and_shares_do_not() -> None:

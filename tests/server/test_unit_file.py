@@ -37,6 +37,7 @@ def test_the_unit_takes_no_privileges() -> None:
     assert service["ProtectSystem"] == "strict"
     assert service["CapabilityBoundingSet"] == ""
     assert service["UMask"] == "0077"
+    assert service["RestartPreventExitStatus"] == "2", "flags that cannot work do not work at a second start"
     assert service["SystemCallFilter"] == "@system-service"
     drain_s = next(field.default for field in fields(ServerConfig) if field.name == "drain_timeout")
     assert float(service["TimeoutStopSec"]) > drain_s

@@ -176,11 +176,12 @@ class _Handlers:
 
     async def cache(self, request: Request) -> Response:
         self._service.check_open()
-        stats = dict(self._service.engine.engines.stats())
         shapes = await self._looks.shapes()
+        stats = dict(self._service.engine.engines.stats())
         text_of = self._text_of if self._service.config.show_text else None
         return json_response(cache_reports([(number, stats[number].memory, shape)
-                                            for number, shape in shapes], text_of=text_of))
+                                            for number, shape in shapes if number in stats],
+                                           text_of=text_of))
 
     def _text_of(self, tokens: Sequence[int]) -> str:
         return self._service.model_for(None).tokenizer.decode(tokens, skip_special_tokens=False)

@@ -68,6 +68,8 @@ def print_banner(console: Console, model: ServedModel, url: str, config: ServerC
     line(f"weft serves {', '.join(model.names)} at {url}", "bold green")
     line(f"{info.family}: {info.layers}; {info.dtype} on {info.device}, {info.threads} threads, "
          f"{info.kernels} kernels; loaded in {info.load_s:.1f} s")
+    if config.replicas > 1:
+        line(f"{config.replicas} engine processes (--replicas); of each one:")
     line(f"up to {info.max_model_len} tokens per sequence, {info.sizes.rows_max} sequences at once, "
          f"{info.sizes.step_tokens_max} tokens per step")
     line()

@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from weft.errors import EngineUnavailableError
 from weft.memory.memory import MemoryUsage
 from weft.memory.prefix.shape import CacheShape, PrefixShape, ShapeSum, SizeClass
 
@@ -67,7 +68,8 @@ def memory_bytes(usage: MemoryUsage) -> dict[str, int]:
 
 def cache_reports(engines: Sequence[tuple[int, MemoryUsage, CacheShape]], *,
                   text_of: TextOf | None = None) -> dict[str, Any]:
-    """``cache_report`` of one replica; of several, their sum, and each one in ``replicas``."""
+    """``cache_report`` of one replica; of several, their sum, and each one in ``replicas``. Raises
+    EngineUnavailableError without any: an engine may have ended since it was asked."""
     reports = [(number, cache_report(usage, shape, text_of=text_of)) for number, usage, shape in engines]
     if len(reports) == 1:
         return reports[0][1]
