@@ -38,8 +38,8 @@ def test_numbers_add_up_and_shares_do_not() -> None:
         assert both[name] == one[name] + other[name] > 0, name
     assert both["counts"]["hits"] == one["counts"]["hits"] + other["counts"]["hits"]
     assert min(one["share"], other["share"]) < both["share"] < max(one["share"], other["share"])
-    lengths = [prefix["tokens"] for prefix in both["tree"]["prefixes"]]
-    assert lengths == sorted(lengths, reverse=True)
+    ages = [prefix["age_s"] for prefix in both["tree"]["prefixes"]]
+    assert ages == sorted(ages)
     sizes = [row["tokens_max"] for row in both["tree"]["by_depth"]]
     assert len(set(sizes)) == len(sizes)
     assert sum(row["bytes"] for row in both["tree"]["by_depth"]) == sum(

@@ -71,6 +71,8 @@ def cache_reports(engines: Sequence[tuple[int, MemoryUsage, CacheShape]], *,
     """``cache_report`` of one replica; of several, their sum, and each one in ``replicas``. Raises
     EngineUnavailableError without any: an engine may have ended since it was asked."""
     reports = [(number, cache_report(usage, shape, text_of=text_of)) for number, usage, shape in engines]
+    if not reports:
+        raise EngineUnavailableError("no engine serves at the moment")
     if len(reports) == 1:
         return reports[0][1]
     return {**_added([report for _, report in reports]),
