@@ -203,4 +203,5 @@ def _head(node: Node) -> list[int]:
     while node.parent is not None and node.parent.parent is not None and len(node.parent.children) == 1:
         node = node.parent
     end = min(node.end, node.start + HEAD_TOKENS)
-    return np.frombuffer(node.edge.tokens_between(node.start, end), dtype=np.int32).tolist()
+    tokens: list[int] = np.frombuffer(node.edge.tokens_between(node.start, end), dtype=np.int32).tolist()
+    return tokens
