@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -176,6 +177,35 @@ class Colour(pydantic.BaseModel):
 def test_a_schema_shapes_the_answer_and_the_client_parses_it(server: RunningServer) -> None:
     answer = server.client().responses.parse(model="scripted", input='say:{"red":true}', text_format=Colour)
     assert answer.output_parsed == Colour(red=True)
+
+
+def long_conversation(turns: int) -> list[dict[str, Any]]:
+    """Each turn has about 100 tokens; the context has 2,048."""
+    items: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}]
+    for number in range(turns):
+        items += [{"role": "user", "content": f"turn {number:3} " + "x" * 40},
+                  {"role": "assistant", "content": "y" * 40}]
+    return [*items, {"role": "user", "content": "say:short"}]
+
+
+def test_a_conversation_that_is_too_long_is_refused_or_loses_its_oldest_turns(server: RunningServer) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"--max-model-len") as refusal:
+        ask(server, "", input=long_conversation(30))
+    assert refusal.value.code == "context_length_exceeded"
+    whole = ask(server, "", input=long_conversation(12))
+    assert ask(server, "", input=long_conversation(12), truncation="auto").usage == whole.usage
+    lengths = []
+    for turns in range(30, 38):
+        cut = ask(server, "", input=long_conversation(turns), truncation="auto")
+        assert (cut.output_text, cut.truncation) == ("short", "auto")
+        lengths.append(cut.usage.input_tokens)
+    assert max(lengths) <= 2048 - 2048 // 8
+    steps = [after - before for before, after in pairwise(lengths)]
+    assert sum(step < 0 for step in steps) == 2, "the beginning moves every fourth turn"
+    with pytest.raises(openai.BadRequestError, match=r"--max-model-len"):
+        ask(server, "", input="x" * 5000, truncation="auto")
+    with pytest.raises(openai.BadRequestError, match=r"--max-model-len"):
+        ask(server, "", input=long_conversation(30), truncation="auto", max_output_tokens=2040)
 
 
 @pytest.mark.parametrize(("change", "param"), [

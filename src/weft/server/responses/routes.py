@@ -34,9 +34,10 @@ from weft.server.responses.protocol import (
     check_fields,
 )
 from weft.server.responses.store import ResponseStore
-from weft.server.responses.turns import conversation, responses_turn
+from weft.server.responses.truncation import prepare_response
+from weft.server.responses.turns import conversation
 from weft.server.service import Service
-from weft.server.turn import PreparedTurn, prepare_turn
+from weft.server.turn import PreparedTurn
 
 _log = logging.getLogger("weft.server")
 
@@ -58,8 +59,7 @@ class ResponseHandlers:
         body = await self._body(request)
         items = read_items(body.input)
         history = await self._history(request, body)
-        turn = await prepare_turn(self._service,
-                                  responses_turn(body, [*history.items, *items], history.known))
+        turn = await prepare_response(self._service, body, [*history.items, *items], history.known)
         job = ResponsesJob(turn, body, keep=self._keep(request, body, turn, items, history))
         return await answer_job(request, job, stream=bool(body.stream),
                                 keep_alive_s=self._service.config.sse_keep_alive)
