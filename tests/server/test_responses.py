@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import httpx
@@ -19,7 +20,13 @@ from openai.types.responses import Response, ResponseStreamEvent
 
 from tests.server.running import RunningServer, running_server
 from tests.server.scripted_engine import write_model_directory
+from tests.server.test_messages import mutated
 from tests.server.test_tools import CALL, CALL_TIME, TEMPLATES, stop_at_end
+from weft.errors import RequestError
+from weft.server.protocol import parse_body
+from weft.server.responses.items import read_items
+from weft.server.responses.protocol import UNSERVED_IN_RESPONSES, ResponsesBody, check_fields
+from weft.server.responses.turns import responses_turn
 
 WEATHER: Any = {"type": "function", "name": "get_weather", "description": "Weather of a city", "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}
@@ -217,6 +224,8 @@ def test_a_conversation_that_is_too_long_is_refused_or_loses_its_oldest_turns(se
     ({"input": [{"type": "function_call", "call_id": "1", "name": "f"}]}, "input[0].arguments"),
     ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
+    ({"max_output_tokens": 10**6}, "max_output_tokens"),
+    ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
@@ -248,6 +257,38 @@ def test_bad_input_is_an_error_that_names_the_field(server: RunningServer, chang
 def test_an_unknown_model_is_not_found(server: RunningServer) -> None:
     with pytest.raises(openai.NotFoundError, match="no model"):
         ask(server, "a", model="other")
+
+
+WHOLE: dict[str, Any] = {
+    "model": "m", "instructions": "i", "stream": False, "store": False, "metadata": {"a": "b"},
+    "input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+              {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "t"}],
+               "content": [{"type": "reasoning_text", "text": "t"}]},
+              {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+              {"type": "function_call_output", "call_id": "1", "output": [
+                  {"type": "input_text", "text": "r"}]},
+              {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]}],
+    "tools": [WEATHER], "tool_choice": {"type": "function", "name": "get_weather"}, "top_logprobs": 2,
+    "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}},
+    "reasoning": {"effort": "low", "summary": "auto"}, "include": ["message.output_text.logprobs"]}
+
+
+def test_a_damaged_body_is_refused_by_a_request_error_or_served() -> None:
+    """Never by another exception, which would be a 500."""
+    random, refused = Random(1), 0
+    for _ in range(3000):
+        body = mutated(random, WHOLE)
+        for _ in range(random.randrange(3)):
+            body = mutated(random, body)
+        try:
+            raw = json.dumps(body).encode("utf-8", "surrogatepass")
+            parsed = parse_body(raw, ResponsesBody, unserved=UNSERVED_IN_RESPONSES)
+            check_fields(parsed)
+            turn = responses_turn(parsed, read_items(parsed.input))
+            assert turn.conversation.messages
+        except RequestError:
+            refused += 1
+    assert 1000 < refused < 3000
 
 
 def test_a_deep_body_is_refused(server: RunningServer) -> None:

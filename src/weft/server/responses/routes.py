@@ -35,7 +35,7 @@ from weft.server.responses.protocol import (
 )
 from weft.server.responses.store import ResponseStore
 from weft.server.responses.truncation import prepare_response
-from weft.server.responses.turns import conversation
+from weft.server.responses.turns import conversation, in_own_words
 from weft.server.service import Service
 from weft.server.turn import PreparedTurn
 
@@ -59,7 +59,10 @@ class ResponseHandlers:
         body = await self._body(request)
         items = read_items(body.input)
         history = await self._history(request, body)
-        turn = await prepare_response(self._service, body, [*history.items, *items], history.known)
+        try:
+            turn = await prepare_response(self._service, body, [*history.items, *items], history.known)
+        except RequestError as error:
+            raise in_own_words(error) from error
         job = ResponsesJob(turn, body, keep=self._keep(request, body, turn, items, history))
         return await answer_job(request, job, stream=bool(body.stream),
                                 keep_alive_s=self._service.config.sse_keep_alive)

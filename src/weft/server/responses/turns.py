@@ -13,6 +13,7 @@ from weft.server.responses.protocol import LOGPROBS, ResponsesBody
 from weft.server.turn import ChatTurn
 from weft.text.chat_request import ConversationFields, KnownPrefix
 
+_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort"}
 _FORMATS = ("text", "json_object", "json_schema")
 
 
@@ -73,3 +74,10 @@ def _tool(place: str, tool: Any) -> dict[str, Any]:
     function = {name: tool[name] for name in ("name", "description", "parameters", "strict")
                 if tool.get(name) is not None}
     return {"type": "function", "function": function}
+
+
+def in_own_words(error: RequestError) -> RequestError:
+    """``error`` of a turn with the names of this dialect."""
+    param = _NAMES.get(error.param or "", error.param)
+    message = error.message.replace("(max_tokens)", "(max_output_tokens)")
+    return type(error)(message, param=param, code=error.code)
