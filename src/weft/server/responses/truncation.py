@@ -77,8 +77,8 @@ async def _fitting(service: Service, body: ResponsesBody, items: Sequence[Item])
 
 
 def _is_system(item: Item) -> bool:
-    return item["type"] == "message" and item["role"] in ("system", "developer")
+    return item.get("role") in ("system", "developer")
 
 
 def _is_user(item: Item) -> bool:
-    return item["type"] == "message" and item["role"] == "user"
+    return bool(item.get("role") == "user")
