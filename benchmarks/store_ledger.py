@@ -96,7 +96,7 @@ def _fill(path: Path, checkpoints: int, records: int) -> np.ndarray[tuple[int], 
     volumes.create(0, block + 1)
     volumes.close()
     generation = max(generations(path, disk)) + 1
-    create_ledger(path, disk, generation, rows, pieces)
+    create_ledger(path, disk, generation, b"".join(rows), pieces)
     remove_other_generations(path, disk, generation)
     return tokens
 

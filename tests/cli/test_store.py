@@ -105,3 +105,8 @@ def test_a_path_that_is_no_store_is_named(tmp_path: Path, verb: str,
     assert main(["store", verb, str(tmp_path / "none")]) == 2
     assert str(tmp_path / "none") in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
+
+
+def test_a_bucket_is_no_path(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "info", "s3://bucket/prefix"]) == 2
+    assert "name the directory in front of it (--store-cache)" in capsys.readouterr().err

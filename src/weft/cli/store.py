@@ -31,7 +31,15 @@ if TYPE_CHECKING:
 
 NAMESPACE_SHOWN = 8
 """Digits of a namespace that a table shows; --model takes them."""
-_PATH = click.Argument(["path"], type=click.Path(path_type=Path))
+
+
+def _directory(ctx: click.Context, param: click.Parameter, value: str) -> Path:
+    if "://" in value:
+        raise click.UsageError(f"{value} is a bucket; name the directory in front of it (--store-cache)", ctx)
+    return Path(value)
+
+
+_PATH = click.Argument(["path"], callback=_directory)
 _JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON.")
 
 

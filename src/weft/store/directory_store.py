@@ -88,7 +88,7 @@ class DirectoryStore:
                 opened.ledger, opened.volumes, self._outcomes.put,
                 idle=lambda ledger: self.upkeep.idle(ledger, dict(volumes)),
                 bytes_per_second=options.write_bytes_per_second, queue_bytes_max=options.queue_bytes)
-        self._ticket = 0
+        self._ticket = self._measurements = 0
 
     def match(self, salt: str | None, tokens: Sequence[int], above: int) -> StoredPrefix | None:
         self.books.counters.matches += 1
@@ -141,7 +141,9 @@ class DirectoryStore:
             return self._refusal("too_large")
         if request.nbytes > self._writer.room_bytes:
             return self._refusal("queue_full")
-        self.books.space.disk_free_bytes = min(self.books.space.disk_free_bytes, self.upkeep.free_bytes)
+        if self.upkeep.measurements != self._measurements:
+            self._measurements = self.upkeep.measurements
+            self.books.space.disk_free_bytes = self.upkeep.free_bytes
         placed = self.books.space.place(sizes)
         if placed is None:
             self.books.make_room(sum(blocks_for(size) for size in sizes), forced=True)

@@ -133,14 +133,14 @@ def open_ledger(directory: Path, disk: OsDisk, *, writable: bool) -> tuple[Ledge
     return None
 
 
-def create_ledger(directory: Path, disk: OsDisk, generation: int, rows: list[bytes],
+def create_ledger(directory: Path, disk: OsDisk, generation: int, rows: bytes,
                   tokens: Iterable[bytes]) -> LedgerFiles:
     """Writes a generation whole and makes it the newest. The rows file gets its name last."""
     rows_name, tokens_name = file_names(generation)
     tokens_bytes = disk.write_pieces(directory / tokens_name, tokens)
-    disk.write_file(directory / rows_name, b"".join([header_row(generation), *rows]))
+    disk.write_file(directory / rows_name, header_row(generation) + rows)
     return LedgerFiles(disk, directory, generation, disk.open_existing(directory / rows_name),
-                       disk.open_existing(directory / tokens_name), len(rows) + 1, tokens_bytes)
+                       disk.open_existing(directory / tokens_name), len(rows) // ROW_BYTES + 1, tokens_bytes)
 
 
 def remove_other_generations(directory: Path, disk: OsDisk, generation: int) -> None:

@@ -105,11 +105,14 @@ def open_directory(path: Path, disk: OsDisk, *, write: bool = True) -> OpenDirec
 def read_ledger(path: Path, disk: OsDisk, volume_blocks: dict[int, int], *,
                 writable: bool) -> tuple[LedgerFiles | None, LiveRows | None]:
     """The newest generation and its live rows. A writer creates the first one. Raises OSError."""
-    opened = open_ledger(path, disk, writable=writable)
+    try:
+        opened = open_ledger(path, disk, writable=writable)
+    except FileNotFoundError:  # a compaction of the writer has just removed it
+        opened = open_ledger(path, disk, writable=writable)
     if opened is None:
         if not writable:
             return None, None
-        opened = create_ledger(path, disk, max(generations(path, disk), default=0) + 1, [], ()), b""
+        opened = create_ledger(path, disk, max(generations(path, disk), default=0) + 1, b"", ()), b""
     ledger, content = opened
     if writable:
         remove_other_generations(path, disk, ledger.generation)

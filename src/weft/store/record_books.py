@@ -116,6 +116,8 @@ class RecordBooks:
                 self._retire(records)
 
     def written(self, outcome: WriteOutcome) -> None:
+        if isinstance(outcome.job, PutJob):
+            self.space.created(outcome.job.new_volumes)
         for volume in outcome.failed_volumes:
             self._lose_volume(volume)
         match outcome.job:

@@ -16,6 +16,7 @@ Rejected: one shared ledger object (writers would overwrite each other, or need 
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,7 @@ class RemoteLedger:
         self._rows: list[LedgerRows] = []
         self._files: list[tuple[Path, int]] = []
         self._numbers: dict[str, dict[int, int]] = {}
+        self._starts: list[int] = []
         self._count = 0
         self._lock = threading.Lock()
 
@@ -102,13 +104,10 @@ class RemoteLedger:
 
     def read_row(self, index: int, number: int) -> np.void:
         with self._lock:
-            for rows in self._rows:
-                if index < len(rows):
-                    row: np.void = rows[index]
-                    break
-                index -= len(rows)
-            else:
+            if not 0 <= index < self._count:
                 raise LedgerError("row")
+            segment = bisect_right(self._starts, index) - 1
+            row: np.void = self._rows[segment][index - self._starts[segment]]
         if row["number"] != number:
             raise LedgerError("row")
         return row
@@ -149,6 +148,7 @@ class RemoteLedger:
         rows["tokens_at"] += np.uint64(len(self._files) << _SEGMENT_SHIFT)
         with self._lock:
             self._rows.append(rows)
+            self._starts.append(self._count)
             self._files.append((path, HEADER_BYTES + len(rows) * ROW_BYTES))
             self._count += len(rows)
         return True

@@ -36,6 +36,8 @@ class Space:
     volumes: dict[int, int] = field(default_factory=dict)
     extents: Extents = field(default_factory=Extents)
     next_volume: int = 0
+    pending_blocks: int = 0
+    """Of volumes that the write thread has still to create."""
     retiring_blocks: int = 0
     """Blocks that come back once their retirement is durable."""
 
@@ -83,6 +85,12 @@ class Space:
         if payload_bytes and volume in self.volumes:
             self.extents.give(volume, first, blocks_for(payload_bytes))
 
+    def created(self, volumes: Sequence[tuple[int, int]]) -> None:
+        """The write thread is done with ``volumes``; the free space may have been measured before."""
+        for _, blocks in volumes:
+            self.pending_blocks -= blocks
+            self.disk_free_bytes -= blocks * BLOCK_BYTES
+
     def lose_volume(self, volume: int) -> None:
         """A volume that could not be created, or was removed."""
         if volume in self.volumes:
@@ -103,7 +111,7 @@ class Space:
     def _growth_blocks(self) -> int:
         """Blocks that the next volume would have; 0 where none may be added."""
         size = min(self.volume_bytes, self.capacity_bytes - self.allocated_bytes)
-        if self.disk_free_bytes - size < self.reserve_bytes:
+        if self.disk_free_bytes - self.pending_blocks * BLOCK_BYTES - size < self.reserve_bytes:
             return 0
         return max(0, size // BLOCK_BYTES)
 
@@ -115,7 +123,7 @@ class Space:
         self.next_volume += 1
         self.volumes[volume] = count
         self.extents.add_volume(volume, count)
-        self.disk_free_bytes -= count * BLOCK_BYTES
+        self.pending_blocks += count
         created.append((volume, count))
         return True
 
@@ -126,7 +134,7 @@ class Space:
                 self.extents.give(volume, first, blocks_for(size))
         for volume, count in created:
             self.lose_volume(volume)
-            self.disk_free_bytes += count * BLOCK_BYTES
+            self.pending_blocks -= count
 
 
 def _runs(places: npt.NDArray[np.int64]) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ Rejected: compaction at the start (the start would wait for it); rewriting in pl
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from weft.store.index import StoreIndex
 from weft.store.ledger import LedgerFiles, create_ledger, generations, remove_other_generations, valid_rows
 from weft.store.opening import OpenDirectory, read_ledger
 from weft.store.recovery import LiveRows, live_rows
-from weft.store.rows import KV, ROW, row_of
+from weft.store.rows import KV, ROW, with_hashes
 
 COMPACT_ROWS_LEAST = 65_536
 COMPACT_RETRY_S = 60.0
@@ -61,6 +61,8 @@ class Upkeep:
     report: Callable[[Compacted | Refreshed], None]
     free_bytes: int
     live_count: int = 0
+    measurements: int = 0
+    """How often ``free_bytes`` was measured."""
     compact_rows_least: int = COMPACT_ROWS_LEAST
     clock: Callable[[], float] = time.monotonic
     next_compaction: float = 0.0
@@ -76,6 +78,7 @@ class Upkeep:
                 self.free_bytes = self.opened.disk.free_bytes(self.opened.path)
             except OSError:
                 self.free_bytes = 0
+            self.measurements += 1
         if ledger.row_count < max(self.compact_rows_least, 2 * self.live_count) or now < self.next_compaction:
             return ledger
         self.next_compaction = now + COMPACT_RETRY_S
@@ -122,16 +125,10 @@ def compact(ledger: LedgerFiles, volume_blocks: dict[int, int]) -> Compacted:
     return Compacted(fresh, live.rows["number"].copy(), np.arange(1, len(live.rows) + 1, dtype=np.int64))
 
 
-def compacted_rows(live: LiveRows) -> list[bytes]:
-    """The live rows with their uses and new places of tokens."""
-    return list(_rewritten(live))
-
-
-def _rewritten(live: LiveRows) -> Iterator[bytes]:
-    tokens_at = 0
-    names = [name for name in ROW.names or () if name not in ("row_hash", "uses", "tokens_at")]
-    for row, uses in zip(live.rows, live.uses.tolist(), strict=True):
-        fields = {name: row[name] for name in names}
-        is_kv = row["kind"] == KV
-        yield row_of(**fields, uses=uses, tokens_at=tokens_at if is_kv else 0)
-        tokens_at += 4 * int(row["tokens"]) if is_kv else 0
+def compacted_rows(live: LiveRows) -> bytes:
+    """The live rows with their uses, new places of tokens, and new hashes."""
+    rows = np.array(live.rows)
+    sizes = np.where(rows["kind"] == KV, rows["tokens"].astype(np.uint64) * np.uint64(4), np.uint64(0))
+    rows["uses"] = live.uses
+    rows["tokens_at"] = np.where(rows["kind"] == KV, np.cumsum(sizes) - sizes, np.uint64(0))
+    return with_hashes(rows)

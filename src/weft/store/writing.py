@@ -141,6 +141,7 @@ class WriteThread:
             self.ledger = self._idle(self.ledger)
             if batch:
                 self._write(batch)
+                del batch  # the payloads: their buffers belong to the engine again
 
     def _next_batch(self) -> list[PutJob | MarkJob]:
         """Jobs of one kind, up to ``BATCH_BYTES``."""

@@ -149,7 +149,8 @@ class MemoryDisk(OsDisk):
 
     def free_bytes(self, path: Path) -> int:
         self.fault("free_bytes", path)
-        return self.free
+        with self._mutex:
+            return self.free - sum(len(file.content) for file in self.files.values())
 
     def lock(self, handle: int) -> bool:
         path, _ = self._handles[handle]

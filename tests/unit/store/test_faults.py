@@ -181,15 +181,24 @@ def test_a_disk_that_refuses_writes_drops_and_goes_on(where: str, operation: str
     again.close()
 
 
-def test_a_full_disk_keeps_its_reserve(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_its_reserve_and_the_store_grows_when_there_is_room() -> None:
     disk = MemoryDisk()
-    disk.free = 3 << 20
+    disk.free = (3 << 20) + (64 << 10)
     store = opened(PLACE, disk=disk, reserve_bytes=2 << 20, capacity_bytes=64 << 20)
     tickets = [put(store, prompt(256, seed)) for seed in range(60)]
     assert tickets[0] is not None
     assert store.stats().dropped["store_full"] > 5
-    store.close()
     assert len([path for path in disk.files if path.parent.name == "volumes"]) == 1
+    disk.free = 1 << 30
+    store.upkeep.next_free_space = 0.0
+    end = time.monotonic() + 10
+    while len([path for path in disk.files if path.parent.name == "volumes"]) == 1:
+        ticket = put(store, prompt(256, int(time.monotonic() * 1000)))
+        if ticket is not None:
+            event_of(store, ticket)
+        assert time.monotonic() < end
+        store.poll()
+    store.close()
 
 
 def test_a_disk_that_stalls_holds_up_no_caller(disk: MemoryDisk) -> None:
