@@ -31,7 +31,7 @@ class RunningServer:
         environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
                        "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
         arguments = json.dumps({"factory": factory, "engine": engine, "server": {
-            "port": 0, "response_store": "off", **server}})
+            "port": 0, "response_store": "off", "file_store": "off", **server}})
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.server.run_server", arguments], cwd=ROOT, env=environment,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)

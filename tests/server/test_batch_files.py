@@ -42,8 +42,9 @@ def answers(path: Path) -> dict[str, dict[str, Any]]:
 
 def run(source: Path, output: Path, model: Path, *, factory: str = "build",
         on_answer: Any = None) -> BatchCounts:
-    return run_file(source, output, EngineConfig.of(model=str(model)), ServerConfig(),
-                    on_progress=lambda text: None, on_answer=on_answer or (lambda counts: None),
+    return run_file(source, output, EngineConfig.of(model=str(model)),
+                    ServerConfig(file_store="off", response_store="off"), on_progress=lambda text: None,
+                    on_answer=on_answer or (lambda counts: None),
                     factory=f"tests.server.scripted_engine:{factory}")
 
 

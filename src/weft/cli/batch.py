@@ -42,6 +42,7 @@ def command(source: Path, output: Path, **values: Any) -> int:
     body of that endpoint. Requests that begin alike are computed together.
     """
     served: dict[str, Any] = {name: values[name] for name in _SERVED}
+    served |= {"response_store": "off", "file_store": "off"}
     from weft.api.progress import AnswerBar
     from weft.cli.waiting import waiting
     from weft.server.batches.offline import BatchCounts, RunInterruptedError, run_file

@@ -26,8 +26,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
                    "grammar_seconds", "grammar_memory", "grammar_cache"),
     "Server": ("host", "port", "log_level", "drain_timeout", "metrics_prefix", "sse_keep_alive", "record",
                "record_tokens", "record_limit", "response_store", "response_store_size",
-               "max_stored_responses", "response_days", "max_response_turns", "replicas", "restarts",
-               "stall_after"),
+               "max_stored_responses", "response_days", "max_response_turns", "file_store", "file_store_size",
+               "max_stored_files", "file_days", "max_batch_lines", "replicas", "restarts", "stall_after"),
     "Security": ("api_key", "api_key_file", "operator_key", "allowed_host", "allowed_origin",
                  "tenant_by_key", "hide_cached_tokens", "show_text", "key_requests_per_minute",
                  "key_tokens_per_minute", "key_mb_in_flight", "max_body_mb", "max_json_values",
@@ -43,7 +43,8 @@ FREQUENT = frozenset({
     "model", "revision", "dtype", "quantize", "seed", "served_model_name", "chat_template",
     "reasoning_parser", "tool_parser", "memory", "gpu_memory_fraction", "max_model_len", "kv_dtype",
     "state_dtype", "prefix_cache", "checkpoints", "exact", "store", "store_size", "max_num_seqs",
-    "max_num_batched_tokens", "max_queued_requests", "response_store", "host", "port", "replicas",
+    "max_num_batched_tokens", "max_queued_requests", "response_store", "file_store", "host", "port",
+    "replicas",
     "log_level", "record", "api_key", "api_key_file", "operator_key",
     "allowed_host", "allowed_origin", "tenant_by_key", "device", "threads"})
 """Fields that ``--help`` shows."""

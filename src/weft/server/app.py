@@ -23,6 +23,8 @@ from weft.errors import WeftError
 from weft.server.anthropic.answers import prepare_messages
 from weft.server.anthropic.protocol import UNSERVED_IN_MESSAGES, CountTokensBody, MessagesBody
 from weft.server.anthropic.turns import conversation
+from weft.server.batches.jobs import BatchRunner
+from weft.server.batches.routes import batch_handlers
 from weft.server.cache import Looks, cache_reports
 from weft.server.chat import chat_conversation, prepare_chat
 from weft.server.completions import prepare_completion
@@ -60,16 +62,23 @@ def build_app(service: Service) -> ASGIApp:
     handlers = _Handlers(service)
     own = {row.operation: getattr(handlers, row.operation) for row in ENDPOINTS
            if hasattr(handlers, row.operation)}
+    config = service.config
+    keys = Keys(config.client_keys(), config.operator_key, quotas=config.quotas(),
+                tenant_by_key=config.tenant_by_key)
+    batches = None
+    if service.files is not None:
+        batches = BatchRunner(service, service.files, lines_max=config.max_batch_lines,
+                              age_s=config.file_limits().age_s, keys=keys.has_clients or keys.has_operators,
+                              tenant_of=keys.tenant_of)
+        service.background.append(batches)
     routes = [*endpoint_routes({**own, **response_handlers(service), **replica_handlers(service),
-                                "openapi": _openapi}), *page_routes()]
+                                **batch_handlers(service.files, batches), "openapi": _openapi}),
+              *page_routes()]
     app = Starlette(routes=routes, exception_handlers={
         WeftError: on_weft_error, HTTPException: on_http_error, ClientGoneError: _on_client_gone,
         Exception: on_bug})
     app.router.redirect_slashes = False
     app.state.body_checker = service.body_checker
-    config = service.config
-    keys = Keys(config.client_keys(), config.operator_key, quotas=config.quotas(),
-                tenant_by_key=config.tenant_by_key)
     return Gate(app, keys=keys, origins=config.origins())
 
 

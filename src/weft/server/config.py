@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from weft.errors import ConfigError
+from weft.server.batches.files import FileLimits
 from weft.server.edge import EdgeLimits
 from weft.server.origins import Origins
 from weft.server.responses.database import StoreLimits
@@ -132,6 +133,13 @@ class ServerConfig:
     response_days: float = _flag(30.0, "Days that a response is kept after its conversation was last "
                                        "continued.", least=0.001)
     max_response_turns: int = _flag(1000, "Responses that one conversation may have (400).", least=1)
+    file_store: str | None = _flag(None, "Directory that keeps the files and batches of /v1/files and "
+                                         "/v1/batches; off: none. Default: weft/files in the user's state "
+                                         "directory.")
+    file_store_size: str = _flag("4GB", "Bytes of all uploaded files (413).")
+    max_stored_files: int = _flag(1000, "Files that are kept (413).", least=1)
+    file_days: float = _flag(30.0, "Days that a file and an ended batch are kept.", least=0.001)
+    max_batch_lines: int = _flag(50_000, "Lines of one batch.", least=1)
     log_level: Literal["debug", "info", "warning", "error"] = _flag(
         "info", "What is logged; info has one line per request.")
 
@@ -171,6 +179,25 @@ class ServerConfig:
         size = parse_bytes(self.response_store_size, flag="--response-store-size")
         return StoreLimits(count=self.max_stored_responses, bytes=size, age_s=self.response_days * 86_400,
                            turns=self.max_response_turns, turn_bytes=self.max_body_mb * _MB)
+
+    def file_directory(self) -> Path | None:
+        """Of the store of files; None where it is off. Raises ConfigError."""
+        if self.file_store == "off":
+            return None
+        if self.file_store is None:
+            return default_path().with_name("files")
+        if not self.file_store.strip():
+            raise ConfigError("--file-store is empty: it takes the name of a directory, or off",
+                              param="--file-store")
+        directory = Path(self.file_store).expanduser().absolute()
+        if directory.exists() and not directory.is_dir():
+            raise ConfigError(f"--file-store {directory}: it is no directory", param="--file-store")
+        return directory
+
+    def file_limits(self) -> FileLimits:
+        """Raises ConfigError."""
+        size = parse_bytes(self.file_store_size, flag="--file-store-size")
+        return FileLimits(count=self.max_stored_files, bytes=size, age_s=self.file_days * 86_400)
 
     def client_keys(self) -> tuple[str, ...]:
         """Of --api-key and --api-key-file. Raises ConfigError."""
@@ -225,6 +252,8 @@ class ServerConfig:
         self.origins()
         self.response_path()
         self.response_limits()
+        self.file_directory()
+        self.file_limits()
         if not self.client_keys() and (self.tenant_by_key or self.quotas().any):
             raise ConfigError("--tenant-by-key and the quotas of keys need keys: --api-key or --api-key-file",
                               param="--tenant-by-key" if self.tenant_by_key else "--api-key")

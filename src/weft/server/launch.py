@@ -147,6 +147,8 @@ class Serving:
         print_banner(self._console, self._service.model, self._url, self._config)
         if await _first_of(self._engine.died(), self._first_stop.wait()):
             return self._engine_lost()
+        for work in self._service.background:
+            await work.stop()
         return await self._drain()
 
     def _engine_lost(self) -> int:
@@ -159,6 +161,8 @@ class Serving:
         """Waits for the engine, then reads the model's tokenizer and template."""
         info = await self._engine.ready()
         self._service.open(await asyncio.to_thread(load_served_model, info, self._config))
+        for work in self._service.background:
+            work.start()
 
     async def _drain(self) -> int:
         service = self._service

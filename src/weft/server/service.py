@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from weft.errors import ContextLengthError, EngineUnavailableError, RequestError, UnknownModelError
 from weft.fleet.fleet import Fleet
 from weft.info import ModelInfo
+from weft.server.batches.files import open_file_store
 from weft.server.body_check import BodyChecker
 from weft.server.config import ServerConfig
 from weft.server.edge import HttpEdge
@@ -143,6 +144,14 @@ def _vocabulary(directory: Path) -> bytes:
         return hashlib.file_digest(file, "sha256").digest()[:16]
 
 
+class Background(Protocol):
+    """Work of the server's own, from the time when the model is ready until draining."""
+
+    def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
 class Service:
     """``active`` counts the requests that are being answered; draining waits for it to reach 0."""
 
@@ -155,6 +164,9 @@ class Service:
         engine.on_step_tokens = self.metrics.steps_ran
         self.model: ServedModel | None = None
         path = config.response_path()
+        self.files = open_file_store(config.file_directory(), config.file_limits(),
+                                     is_default=config.file_store is None)
+        self.background: list[Background] = []
         self.responses = None if path is None else ResponseStore(path, config.response_limits())
         self.draining = False
         self.active = 0

@@ -135,6 +135,10 @@ class Keys:
     def has_operators(self) -> bool:
         return bool(self._operators)
 
+    def tenant_of(self, owner: str) -> Tenant | None:
+        """The key that ``Tenant.owner`` names; None if the server no longer has it."""
+        return next((one for one in (*self._tenants, *self._operators) if one.owner == owner), None)
+
     def match(self, key: str) -> tuple[Tenant | None, bool]:
         """The tenant of a key, None if it is unknown; and whether it is an operator's."""
         digest = _digest(key)

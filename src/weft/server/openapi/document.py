@@ -104,6 +104,9 @@ def _operation(row: Endpoint, schema_of: dict[int, Schema]) -> Schema:
     if row.body is not None:
         operation["requestBody"] = {"required": not row.body_is_optional,
                                     "content": {"application/json": {"schema": _body_schema(row, schema_of)}}}
+    if row.form is not None:
+        operation["requestBody"] = {"required": True,
+                                    "content": {"multipart/form-data": {"schema": row.form}}}
     if row.access == "open":
         operation["security"] = []
     if row.access == "operator":

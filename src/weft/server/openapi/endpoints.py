@@ -21,6 +21,17 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from weft.server.anthropic.protocol import CountTokensBody, MessagesBody
+from weft.server.batches.files import FileObject
+from weft.server.batches.jobs import BatchObject
+from weft.server.batches.routes import (
+    PAGE_DEFAULT,
+    PAGE_MAX,
+    PURPOSES,
+    BatchBody,
+    BatchList,
+    DeletedFile,
+    FileList,
+)
 from weft.server.chat import ChatChunk, ChatCompletion
 from weft.server.completions import CompletionResponse
 from weft.server.openapi.answers import (
@@ -81,6 +92,8 @@ class Endpoint:
     text: str
     body: Any = None
     body_is_optional: bool = False
+    form: dict[str, Any] | None = None
+    """The schema of a form (multipart/form-data) instead of a body."""
     answer: Any = None
     media_type: str = "application/json"
     events: Any = None
@@ -118,6 +131,15 @@ _DRAIN_S = Parameter("timeout", "query", {"type": "number", "minimum": 0, "maxim
                      "Seconds that its requests get to finish; then they resume elsewhere.")
 _RESTART = Parameter("restart", "query", {"type": "boolean", "default": False}, "Start a new process.")
 
+_FILE = Parameter("file_id", "path", {"type": "string"}, "The id of a file.")
+_BATCH = Parameter("batch_id", "path", {"type": "string"}, "The id of a batch.")
+_PAGE = Parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum": PAGE_MAX,
+                                     "default": PAGE_DEFAULT}, "The most objects of one page.")
+_PURPOSE = Parameter("purpose", "query", {"type": "string", "enum": list(PURPOSES)}, "Files of this purpose.")
+_UPLOAD = {"type": "object", "required": ["file", "purpose"], "properties": {
+    "file": {"type": "string", "format": "binary", "description": "Batch lines, see docs/batch.md."},
+    "purpose": {"type": "string", "enum": ["batch"], "description": "What the file is for."}}}
+
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(operation="chat", method="POST", path="/v1/chat/completions", group="Generate",
              text="The answer to a conversation.", body=ChatBody, answer=ChatCompletion, events=ChatChunk,
@@ -143,6 +165,29 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint(operation="response_input_items", method="GET", path="/v1/responses/{response_id}/input_items",
              group="Responses", text="The input items of a response's own request.", answer=ItemList,
              parameters=(_RESPONSE, _LIMIT, _ORDER, _AFTER), errors=(404,)),
+    Endpoint(operation="list_files", method="GET", path="/v1/files", group="Batches",
+             text="The files of this key, the newest first.", answer=FileList,
+             parameters=(_AFTER, _PAGE, _PURPOSE), errors=(404,)),
+    Endpoint(operation="upload_file", method="POST", path="/v1/files", group="Batches",
+             text="Keeps the input of a batch.", form=_UPLOAD, answer=FileObject, errors=(404, 413, 415)),
+    Endpoint(operation="retrieve_file", method="GET", path="/v1/files/{file_id}", group="Batches",
+             text="A file of this key.", answer=FileObject, parameters=(_FILE,), errors=(404,)),
+    Endpoint(operation="delete_file", method="DELETE", path="/v1/files/{file_id}", group="Batches",
+             text="Deletes a file of this key.", answer=DeletedFile, parameters=(_FILE,), errors=(404,)),
+    Endpoint(operation="file_content", method="GET", path="/v1/files/{file_id}/content", group="Batches",
+             text="The bytes of a file.", answer=str, media_type="application/octet-stream",
+             parameters=(_FILE,), errors=(404,)),
+    Endpoint(operation="list_batches", method="GET", path="/v1/batches", group="Batches",
+             text="The batches of this key, the newest first.", answer=BatchList,
+             parameters=(_AFTER, _PAGE), errors=(404,)),
+    Endpoint(operation="create_batch", method="POST", path="/v1/batches", group="Batches",
+             text="Answers every line of a file, below other requests.", body=BatchBody, answer=BatchObject,
+             errors=(404,)),
+    Endpoint(operation="retrieve_batch", method="GET", path="/v1/batches/{batch_id}", group="Batches",
+             text="A batch of this key.", answer=BatchObject, parameters=(_BATCH,), errors=(404,)),
+    Endpoint(operation="cancel_batch", method="POST", path="/v1/batches/{batch_id}/cancel", group="Batches",
+             text="Ends a batch; the answers so far become its files.", answer=BatchObject,
+             parameters=(_BATCH,), errors=(404,)),
     Endpoint(operation="messages", method="POST", path="/v1/messages", group="Generate",
              text="The answer to a conversation, in Anthropic's dialect.", body=MessagesBody, answer=Message,
              events=MessageEvent, error=MessagesError, errors=(404, 413, 422)),
