@@ -1,0 +1,333 @@
+// weft._native: the kernels as Python functions over addresses and strides. src/weft/tensor/native.py is the
+// only caller. It checks the tensors, and says why they come as addresses.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
+
+#include "fused_block.hpp"
+#include "kernels.hpp"
+#include "layers.hpp"
+#include "pack_twelve_bit.hpp"
+#include "fused_decoder.hpp"
+
+namespace nb = nanobind;
+using namespace weft;
+
+namespace {
+
+using Address = uint64_t;
+using RowsTuple = std::tuple<Address, int64_t, int64_t, int>;  // address, token stride, head stride, dtype
+
+template <class T = void>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+Rows rows(const RowsTuple& from) {
+  return {at(std::get<0>(from)), std::get<1>(from), std::get<2>(from), static_cast<Dtype>(std::get<3>(from))};
+}
+
+// address, form, in, out, scales, whether they are float16, zeros, group, odd
+using WeightTuple = std::tuple<Address, int, int64_t, int64_t, Address, bool, Address, int64_t, Address>;
+
+Weight weight_of(const WeightTuple& from) {
+  const auto& [data, form, in, out, scales, half_scales, zeros, group, odd] = from;
+  return {at(data), static_cast<WeightForm>(form), in, out, at(scales), half_scales, at<const uint8_t>(zeros), group,
+          at<const int64_t>(odd)};
+}
+
+using ProductTuple = std::tuple<WeightTuple, Address, bool>;  // bias, exact
+
+Product product(const ProductTuple& from) {
+  const auto& [weight, bias, exact] = from;
+  return {weight_of(weight), at<const float>(bias), exact};
+}
+
+using ProjectedTuple = std::tuple<Address, int64_t, int64_t, int>;  // address, row stride, tokens, dtype
+using SlotsTuple = std::tuple<Address, int64_t, int>;               // address, slot stride, dtype
+using ConvTuple = std::tuple<Address, Address, int, int64_t>;       // weight, bias, dtype, kernel
+using NormTuple = std::tuple<Address, int, float>;                  // weight, dtype, eps
+
+Projected projected(const ProjectedTuple& from) {
+  const auto& [data, stride, tokens, dtype] = from;
+  return {at(data), stride, tokens, static_cast<Dtype>(dtype)};
+}
+
+SlotView slots(const SlotsTuple& from) {
+  const auto& [data, stride, dtype] = from;
+  return {at(data), stride, static_cast<Dtype>(dtype)};
+}
+
+ConvWeights conv_weights(const ConvTuple& from) {
+  const auto& [weight, bias, dtype, kernel] = from;
+  return {at(weight), at(bias), static_cast<Dtype>(dtype), kernel};
+}
+
+NormWeights norm_weights(const NormTuple& from) {
+  const auto& [weight, dtype, eps] = from;
+  return {at(weight), static_cast<Dtype>(dtype), eps};
+}
+
+template <class Layer>
+void run_layer(const Layer& layer, const Runs& runs, const ProjectedTuple& inputs, const SlotsTuple& window,
+               const SlotsTuple& state, int64_t number, Address out) {
+  nb::gil_scoped_release unlocked;
+  layer.run(runs, projected(inputs), slots(window), slots(state), number, at(out));
+}
+
+using RotationTuple = std::tuple<Address, Address, int64_t>;  // cos, sin, rotary dim
+
+// How long the objects it was made of live is the caller's promise.
+void add_stage(FusedDecoder& decoder, const NormTuple& norm, bool plus_one, const FusedBlock& fused, int core, nb::handle layer,
+               const ConvTuple& conv, const SlotsTuple& first, const SlotsTuple& second,
+               const std::tuple<Address, int64_t, int64_t>& scales, int64_t number, int64_t rope) {
+  Stage stage = {{norm_weights(norm), plus_one}, &fused, static_cast<Core>(core), nullptr, conv_weights(conv),
+                 slots(first), slots(second),
+                 {at(std::get<0>(scales)), std::get<1>(scales), std::get<2>(scales)}, number, rope};
+  if (stage.core == Core::gated_delta) stage.layer = &nb::cast<const GatedDeltaLayer&>(layer);
+  if (stage.core == Core::mamba2) stage.layer = &nb::cast<const Mamba2Layer&>(layer);
+  if (stage.core == Core::attention) stage.layer = &nb::cast<const AttentionLayer&>(layer);
+  decoder.stages.push_back(stage);
+}
+
+void run_fused_decoder(const FusedDecoder& decoder, const Runs& runs, const ProjectedTuple& x, const std::vector<RotationTuple>& rotated,
+               Address page_table, int64_t table_stride, Address out) {
+  nb::gil_scoped_release unlocked;
+  std::vector<Rotation> rotations;
+  for (const auto& [cos, sin, rotary_dim] : rotated)
+    rotations.push_back({at<const float>(cos), at<const float>(sin), rotary_dim});
+  decoder.run(runs, projected(x), rotations, at<const int32_t>(page_table), table_stride, at(out));
+}
+
+template <class Layer>
+void fused_layer(const FusedBlock& fused, const Layer& layer, const Runs& runs, const ProjectedTuple& x,
+                 const SlotsTuple& window, const SlotsTuple& state, int64_t number, Address out) {
+  nb::gil_scoped_release unlocked;
+  fused.run(projected(x), at(out), [&](const Projected& inner, void* to) {
+    layer.run(runs, inner, slots(window), slots(state), number, to);
+  });
+}
+
+Runs make_runs(const std::vector<int64_t>& offsets, const std::vector<int64_t>& starts,
+               const std::vector<int64_t>& lengths, const std::vector<int64_t>& slots,
+               const std::vector<bool>& fresh, const std::vector<std::tuple<int64_t, int64_t, int64_t>>& taps) {
+  Runs step;
+  for (size_t i = 0; i < offsets.size(); ++i)
+    step.runs.push_back({offsets[i], starts[i], lengths[i], slots[i], fresh[i], {}});
+  for (const auto& [run, offset, slot] : taps) step.runs[run].taps.push_back({offset, slot});  // by offset
+  return step;
+}
+
+// Runs [first, first + count) are windows of drafts.
+void set_windows(Runs& step, size_t first, size_t count) {
+  for (size_t i = first; i < first + count; ++i) {
+    step.runs[i].keeps = false;
+    step.log_rows += step.runs[i].length;
+  }
+  step.log_first = step.runs[first].offset;
+}
+
+void add_log(Runs& step, Address window, Address to, int64_t row_bytes) {
+  step.logs.push_back({at(window), at<char>(to), row_bytes});
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  // One more for every change of what Python hands over: arguments, numbers of enums, the order that data lies in.
+  // The same as INTERFACE in src/weft/tensor/native.py, which takes no other.
+  m.attr("INTERFACE") = 6;
+  nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs)).def("windows", &set_windows).def("log", &add_log);
+  m.def("instruction_set", [] { return kernels().name; });
+  m.def("instruction_sets", &usable_kernels);
+  m.def("use", &use_kernels);
+  m.def("threads", [] { return Pool::instance().threads(); });
+  m.def("set_threads", [](int threads) { Pool::instance().resize(threads); });
+
+  m.def("attention", [](const Runs& runs, const RowsTuple& q, Address out, Address k, Address v, int64_t k_page,
+                        int64_t v_page, int64_t kv_heads, int64_t group, int64_t dim, Address page_table,
+                        int64_t table_stride, float scale, int kv_dtype, Address scales, int64_t scale_page,
+                        int64_t scale_part, int64_t window) {
+    nb::gil_scoped_release unlocked;
+    kernels().attention({&runs, rows(q), at(out), at(k), at(v), k_page, v_page, kv_heads, group, dim,
+                         at<const int32_t>(page_table), table_stride, scale, static_cast<Dtype>(kv_dtype),
+                         {at(scales), scale_page, scale_part}, window});
+  });
+  nb::class_<AttentionLayer>(m, "AttentionLayer")
+      .def(nb::new_([](int64_t heads, int64_t kv_heads, int64_t dim, bool gated, bool head_gated, bool norm_whole,
+                       const NormTuple& q_norm, const NormTuple& k_norm, bool plus_one, float scale, int64_t window) {
+        return AttentionLayer{heads, kv_heads, dim, gated, head_gated, norm_whole, norm_weights(q_norm),
+                              norm_weights(k_norm), plus_one, scale, window};
+      }))
+      .def("run", [](const AttentionLayer& layer, const Runs& runs, const Runs& asked, const ProjectedTuple& inputs,
+                     Address cos, Address sin, int64_t rotary_dim, const SlotsTuple& k, const SlotsTuple& v, Address page_table,
+                     int64_t table_stride, Address scales, int64_t scale_page, int64_t scale_part, Address out) {
+        nb::gil_scoped_release unlocked;
+        const SlotView keys = slots(k), values = slots(v);
+        layer.run(runs, asked, projected(inputs), {at<const float>(cos), at<const float>(sin), rotary_dim},
+                  {keys, values, at<const int32_t>(page_table), table_stride, {at(scales), scale_page, scale_part}},
+                  at(out));
+      });
+  m.def("gated_delta", [](const Runs& runs, const RowsTuple& q, const RowsTuple& k, const RowsTuple& v,
+                          const RowsTuple& g, const RowsTuple& beta, bool line_decays, Address out, Address state,
+                          int64_t slot_stride, int64_t k_heads, int64_t heads, int64_t k_dim, int64_t v_dim,
+                          float scale, Address decay, Address dt_bias, int state_dtype, int64_t layer) {
+    nb::gil_scoped_release unlocked;
+    kernels().gated_delta({&runs, rows(q), rows(k), rows(v), rows(g), rows(beta), line_decays, at<const float>(decay),
+                           at<const float>(dt_bias), 1.0f, at(out), at(state), slot_stride, k_heads, heads,
+                           k_dim, v_dim, scale, {static_cast<Dtype>(state_dtype), layer}});
+  });
+  nb::class_<GatedDeltaLayer>(m, "GatedDeltaLayer")
+      .def(nb::new_([](const ConvTuple& conv, const NormTuple& norm, Address decay, Address dt_bias, float beta_scale,
+                       int64_t k_heads, int64_t heads, int64_t k_dim, int64_t v_dim) {
+        return GatedDeltaLayer{conv_weights(conv), norm_weights(norm), at<const float>(decay),
+                               at<const float>(dt_bias), beta_scale, k_heads, heads, k_dim, v_dim};
+      }))
+      .def("run", &run_layer<GatedDeltaLayer>);
+  nb::class_<Mamba2Layer>(m, "Mamba2Layer")
+      .def(nb::new_([](const ConvTuple& conv, const NormTuple& norm, Address a, Address d, Address dt_bias,
+                       int64_t heads, int64_t groups, int64_t head_dim, int64_t state_dim, int64_t norm_group,
+                       bool gate_first, float dt_min, float dt_max) {
+        return Mamba2Layer{conv_weights(conv), norm_weights(norm), at<const float>(a), at<const float>(d),
+                           at<const float>(dt_bias), heads, groups, head_dim, state_dim, norm_group, gate_first,
+                           dt_min, dt_max};
+      }))
+      .def("run", &run_layer<Mamba2Layer>);
+  m.def("mamba2", [](const Runs& runs, const RowsTuple& x, const RowsTuple& b, const RowsTuple& c,
+                     const RowsTuple& dt, Address a, Address d, Address dt_bias, Address out, Address state,
+                     int64_t slot_stride, int64_t heads, int64_t groups, int64_t head_dim, int64_t state_dim,
+                     float dt_min, float dt_max, int state_dtype, int64_t layer) {
+    nb::gil_scoped_release unlocked;
+    kernels().mamba2({&runs, rows(x), rows(b), rows(c), rows(dt), at<const float>(a), at<const float>(d),
+                      at<const float>(dt_bias), at(out), at(state), slot_stride, heads, groups, head_dim,
+                      state_dim, dt_min, dt_max, {static_cast<Dtype>(state_dtype), layer}});
+  });
+  m.def("mamba1", [](const Runs& runs, const RowsTuple& x, const RowsTuple& dt, const RowsTuple& b,
+                     const RowsTuple& c, Address a, Address d, Address dt_bias, Address out, Address state,
+                     int64_t slot_stride, int64_t channels, int64_t state_dim, int state_dtype, int64_t layer) {
+    nb::gil_scoped_release unlocked;
+    kernels().mamba1({&runs, rows(x), rows(dt), rows(b), rows(c), at<const float>(a), at<const float>(d),
+                      at<const float>(dt_bias), at(out), at(state), slot_stride, channels, state_dim,
+                      {static_cast<Dtype>(state_dtype), layer}});
+  });
+  m.def("conv", [](const Runs& runs, const RowsTuple& x, const RowsTuple& in_gate, const RowsTuple& out_gate,
+                   const ConvTuple& conv, bool silu, Address out, const SlotsTuple& window, int64_t channels) {
+    nb::gil_scoped_release unlocked;
+    const ConvWeights with = conv_weights(conv);
+    const SlotView window_view = slots(window);
+    kernels().conv({&runs, rows(x), rows(in_gate), rows(out_gate), with.weight, with.bias, with.dtype, silu, at(out),
+                    window_view.data, window_view.slot_stride, channels, with.kernel, window_view.dtype});
+  });
+  m.def("norm", [](const RowsTuple& x, const RowsTuple& gate, Address weight, int weight_dtype, float eps,
+                   bool plus_one, bool gate_first, int64_t tokens, int64_t heads, int64_t dim, int64_t group,
+                   Address out) {
+    nb::gil_scoped_release unlocked;
+    kernels().norm({rows(x), rows(gate), {}, 1.0f, nullptr, at(weight), static_cast<Dtype>(weight_dtype), eps,
+                    plus_one, gate_first, tokens, heads, dim, group, at(out)});
+  });
+  m.def("add_norm", [](const ProjectedTuple& x, const ProjectedTuple& added, float scale, int64_t dim, Address sum,
+                       const NormTuple& norm, bool plus_one, Address out) {
+    nb::gil_scoped_release unlocked;
+    const Projected to = projected(x), from = projected(added);
+    const NormWeights with = norm_weights(norm);
+    kernels().norm({{to.data, to.stride, 0, to.dtype}, {}, {from.data, from.stride, 0, from.dtype}, scale, at(sum),
+                    with.weight, with.dtype, with.eps, plus_one, false, to.tokens, 1, dim, dim, at(out)});
+  });
+  m.def("sigmoid_gate", [](Address x, const RowsTuple& gate, bool per_head, int64_t tokens, int64_t heads,
+                           int64_t dim) {
+    nb::gil_scoped_release unlocked;
+    kernels().sigmoid_gate({at(x), rows(gate), per_head, tokens, heads, dim});
+  });
+  m.def("rotary", [](const RowsTuple& q, const RowsTuple& k, Address cos, Address sin, int64_t tokens,
+                     int64_t q_heads, int64_t kv_heads, int64_t dim, int64_t rotary_dim, Address q_out,
+                     Address k_out) {
+    nb::gil_scoped_release unlocked;
+    kernels().rotary({rows(q), rows(k), at<const float>(cos), at<const float>(sin), tokens, q_heads, kv_heads,
+                      dim, rotary_dim, at(q_out), at(k_out)});
+  });
+  m.def("write_kv", [](const Runs& runs, const RowsTuple& k, const RowsTuple& v, Address cache_k, Address cache_v,
+                       int64_t k_page, int64_t v_page, int64_t kv_heads, int64_t dim, Address page_table,
+                       int64_t table_stride, int kv_dtype, Address scales, int64_t scale_page,
+                       int64_t scale_part) {
+    nb::gil_scoped_release unlocked;
+    kernels().write_kv({&runs, rows(k), rows(v), at(cache_k), at(cache_v), k_page, v_page, kv_heads, dim,
+                        at<const int32_t>(page_table), table_stride, static_cast<Dtype>(kv_dtype),
+                        {at(scales), scale_page, scale_part}});
+  });
+  m.def("silu_mul", [](Address gate_up, int64_t stride, int64_t tokens, int64_t width, int dtype, Address out) {
+    nb::gil_scoped_release unlocked;
+    kernels().silu_mul({at(gate_up), stride, tokens, width, static_cast<Dtype>(dtype), at(out)});
+  });
+  m.def("linear", [](Address x, int64_t x_stride, int x_dtype, int64_t rows, const WeightTuple& weight, Address bias,
+                     bool exact, Address out) {
+    nb::gil_scoped_release unlocked;
+    kernels().linear({at(x), x_stride, static_cast<Dtype>(x_dtype), rows, weight_of(weight), at<const float>(bias),
+                      exact, at(out)});
+  });
+  m.def("moe", [](Address x, int64_t x_stride, int x_dtype, int64_t tokens, int64_t choices, int64_t experts, Address ids,
+                  Address weights, const WeightTuple& gate_up, const WeightTuple& down, int activation, bool gated,
+                  bool exact, Address out) {
+    nb::gil_scoped_release unlocked;
+    kernels().moe({at(x), x_stride, static_cast<Dtype>(x_dtype), tokens, choices, experts, at<const int64_t>(ids),
+                   at<const float>(weights), weight_of(gate_up), weight_of(down), static_cast<Activation>(activation),
+                   gated, exact, at(out)});
+  });
+  m.def("has_bf16_products", [] { return kernels().has_bf16_products(); });
+  m.def("has_byte_products", [] { return kernels().has_byte_products(); });
+  m.def("widen_weight", [](const WeightTuple& weight, int64_t first, int64_t last, int64_t stride, int out_dtype,
+                           Address out) {
+    nb::gil_scoped_release unlocked;
+    kernels().widen_weight({weight_of(weight), first, last, stride, static_cast<Dtype>(out_dtype), at(out)});
+  });
+  m.def("choose_highs", [](Address words, int64_t tiles, int64_t in, Address highs, Address counts) {
+    nb::gil_scoped_release unlocked;
+    choose_highs(at<const uint16_t>(words), tiles, in, at<uint8_t>(highs), at<int64_t>(counts));
+  });
+  m.def("pack_twelve_bit", [](Address words, int64_t tiles, int64_t in, Address highs, Address units, Address odd) {
+    nb::gil_scoped_release unlocked;
+    pack_twelve_bit(at<const uint16_t>(words), tiles, in, at<const uint8_t>(highs), at<uint8_t>(units), at<int64_t>(odd));
+  });
+  // False: a row is beyond the table, and nothing was done.
+  m.def("twelve_bit_rows", [](const WeightTuple& weight, Address rows, int64_t count, Address out) {
+    for (int64_t i = 0; i < count; ++i)
+      if (at<const int64_t>(rows)[i] < 0 || at<const int64_t>(rows)[i] >= std::get<3>(weight))
+        return false;
+    nb::gil_scoped_release unlocked;
+    twelve_bit_rows(weight_of(weight), at<const int64_t>(rows), count, at<uint16_t>(out));
+    return true;
+  });
+  nb::class_<FusedBlock>(m, "FusedBlock")
+      .def(nb::new_([](const ProductTuple& first, const ProductTuple& second) {
+        return FusedBlock{product(first), product(second)};
+      }))
+      .def("swiglu", [](const FusedBlock& fused, const ProjectedTuple& x, Address out) {
+        nb::gil_scoped_release unlocked;
+        fused.swiglu(projected(x), at(out));
+      })
+      .def("short_conv", [](const FusedBlock& fused, const Runs& runs, const ProjectedTuple& x, const ConvTuple& conv,
+                            const SlotsTuple& window, Address out) {
+        nb::gil_scoped_release unlocked;
+        fused.short_conv(runs, projected(x), conv_weights(conv), slots(window), at(out));
+      })
+      .def("gated_delta", &fused_layer<GatedDeltaLayer>)
+      .def("mamba2", &fused_layer<Mamba2Layer>)
+      .def("attention", [](const FusedBlock& fused, const AttentionLayer& layer, const Runs& runs, const ProjectedTuple& x,
+                           Address cos, Address sin, int64_t rotary_dim, const SlotsTuple& k, const SlotsTuple& v,
+                           Address page_table, int64_t table_stride, Address scales, int64_t scale_page,
+                           int64_t scale_part, Address out) {
+        nb::gil_scoped_release unlocked;
+        const Pages pages = {slots(k), slots(v), at<const int32_t>(page_table), table_stride,
+                             {at(scales), scale_page, scale_part}};
+        fused.run(projected(x), at(out), [&](const Projected& inner, void* to) {
+          layer.run(runs, runs, inner, {at<const float>(cos), at<const float>(sin), rotary_dim}, pages, to);
+        });
+      });
+  nb::class_<FusedDecoder>(m, "FusedDecoder")
+      .def(nb::new_([](float scale, const NormTuple& last, bool plus_one) {
+        return FusedDecoder{scale, {norm_weights(last), plus_one}, {}};
+      }))
+      .def("add", &add_stage)
+      .def("run", &run_fused_decoder);
+}
