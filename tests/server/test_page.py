@@ -98,6 +98,18 @@ def test_a_model_of_any_name_is_read(readings: MiniRacer) -> None:
     assert call(readings, "parse", text, 0)["model"] == 'a "b" {c} \\ d'
 
 
+def test_several_engines_add_up_and_are_read_one_by_one(readings: MiniRacer) -> None:
+    text = "".join(f'weft:engine_up{{engine="{number}",model_name="m"}} {up}\n'
+                   f'weft:generation_tokens_total{{engine="{number}",model_name="m"}} {tokens}\n'
+                   f'weft:memory_bytes{{engine="{number}",model_name="m",use="free"}} 50\n'
+                   for number, up, tokens in ((0, 1, 7), (1, 0, 5)))
+    found = call(readings, "parse", text + 'weft:request_resumes_total{engine="0",model_name="m"} 2\n', 0)
+    assert (found["values"]["generation_tokens_total"], found["byLabel"]["memory_bytes"]["free"]) == (12, 100)
+    assert {number: numbers["generation_tokens_total"] for number, numbers in found["engines"].items()} == {
+        "0": 7, "1": 5}
+    assert call(readings, "sleepState", found) == "1 of 2 engines up"
+
+
 def reading(at: float, **values: float) -> dict[str, Any]:
     return {"at": at, "model": "m", "values": values, "byLabel": {}}
 
