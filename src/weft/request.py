@@ -205,7 +205,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     the prompt up to which another one is likely to be the same (the end of the system prompt, of each
     message); hints, so those out of range mean nothing. ``marks``: the same, asked for by the client: they go
     before all others and are checked, see ``check_marks``. ``resumption``: the request goes on after its
-    engine ended."""
+    engine ended. ``prediction``: the client's guess of the answer, in tokens. It changes no token of the
+    answer."""
 
     request_id: str
     prompt_tokens: list[int]
@@ -215,6 +216,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     boundaries: list[int] = []
     marks: list[int] = []
     resumption: Resumption | None = None
+    prediction: list[int] = []
 
     def check_length(self, limit: int, *, prompt_field: str = "prompt") -> None:
         """``limit``: the served context in tokens; ``prompt_field``: the field that the prompt came in.
@@ -231,6 +233,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
                 f"the prompt has {count} tokens and the answer {answer}: {count + least} in all; the longest "
                 f"context served is {limit} tokens (--max-model-len)",
                 param=prompt_field if count + 1 > limit else asked, code="context_length_exceeded")
+
+    def check_prediction(self, limit: int) -> None:
+        """``limit``: the served context in tokens. Raises RequestError for a prediction that is longer."""
+        if len(self.prediction) > limit:
+            raise RequestError(f"prediction has {len(self.prediction)} tokens; the longest context served is "
+                               f"{limit} tokens (--max-model-len)", param="prediction",
+                               code="context_length_exceeded")
 
     def check_marks(self) -> None:
         """Raises RequestError: too many marks, or one outside of the prompt."""
@@ -294,3 +303,6 @@ class TokenEvent(msgspec.Struct, frozen=True, kw_only=True):
     """What the cache could not give it; set on the first event of a sequence that lost something."""
     recomputed_tokens: int = 0
     """Tokens computed again after preemptions, so far."""
+    accepted_drafts: int = 0
+    """Drafted tokens that were right, so far; the last event of a sequence has the whole count."""
+    rejected_drafts: int = 0

@@ -67,13 +67,15 @@ class Engine:
 
     def generate(self, prompts: Prompt | Sequence[Prompt],
                  sampling: SamplingParams | Sequence[SamplingParams] | None = None, *, progress: bool = True,
-                 cache_boundaries: Sequence[int] = (), **fields: Any) -> list[Completion]:
+                 cache_boundaries: Sequence[int] = (), prediction: Prompt = (),
+                 **fields: Any) -> list[Completion]:
         """Complete ``prompts`` (one text, one list of token ids, or a list of either).
 
         Returns completions in the order of the prompts, ``n`` for each. ``sampling`` holds the parameters,
         of all or one for each prompt; ``fields`` change single ones. ``cache_boundaries``: positions in each
-        of the prompts, in tokens, at which the prefix cache should keep a state. Raises RequestError or
-        ContextLengthError naming the field, and EngineUnavailableError when a step fails.
+        of the prompts, in tokens, at which the prefix cache should keep a state. ``prediction``: a guess of
+        the answers, as text or token ids; with ``speculate`` a right one makes them faster. Raises
+        RequestError or ContextLengthError naming the field, and EngineUnavailableError when a step fails.
         """
         listed = prompt_list(prompts)
         if isinstance(sampling, Sequence):
@@ -83,23 +85,27 @@ class Engine:
             params = [self._sampling(one, fields) for one in sampling]
         else:
             params = [self._sampling(sampling, fields)] * len(listed)
-        return self._calls.complete([self._call(prompt, one, marks=cache_boundaries)
+        return self._calls.complete([self._call(prompt, one, marks=cache_boundaries, prediction=prediction)
                                      for prompt, one in zip(listed, params, strict=True)], progress=progress)
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, *,
-               cache_boundaries: Sequence[int] = (), **fields: Any) -> Iterator[Piece]:
+               cache_boundaries: Sequence[int] = (), prediction: Prompt = (),
+               **fields: Any) -> Iterator[Piece]:
         """Pieces of the answer to ``prompt`` as the engine computes them. The last piece of each of the ``n``
         answers has a ``finish_reason``. The request starts when the first piece is asked for, and its errors
         raise there, as in ``generate``. Leaving the loop early cancels it."""
         params = self._sampling(sampling, fields)
-        yield from self._calls.stream(self._call(prompt, params, marks=cache_boundaries))
+        yield from self._calls.stream(self._call(prompt, params, marks=cache_boundaries,
+                                                 prediction=prediction))
 
     def chat(self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams | None = None, *,
              tools: Sequence[Mapping[str, Any]] | None = None,
              tool_choice: str | Mapping[str, Any] | None = None, parallel_tool_calls: bool = True,
-             template: Mapping[str, Any] | None = None, **fields: Any) -> ChatReply:
+             template: Mapping[str, Any] | None = None, prediction: Prompt = (),
+             **fields: Any) -> ChatReply:
         """The answer to a conversation. ``messages``, ``tools`` and ``tool_choice`` are as in the OpenAI API;
-        the checkpoint's chat template renders them, with ``template`` as its extra variables. Raises
+        the checkpoint's chat template renders them, with ``template`` as its extra variables. ``prediction``
+        as in ``generate``. Raises
         RequestError as well where the template refuses, where the checkpoint has none, where it takes no
         tools, or for ``n`` above 1."""
         params = self._sampling(sampling, fields)
@@ -108,18 +114,19 @@ class Engine:
                                f"render_chat", param="n")
         prepared = self._chat.prepare(messages, params, template, tools=tools, tool_choice=tool_choice,
                                       parallel_tool_calls=parallel_tool_calls)
-        [completion] = self._calls.complete([self._chat_call(prepared)], progress=False)
+        [completion] = self._calls.complete([self._chat_call(prepared, prediction)], progress=False)
         return prepared.reply(completion)
 
     def stream_chat(self, messages: Sequence[Mapping[str, Any]], sampling: SamplingParams | None = None, *,
                     tools: Sequence[Mapping[str, Any]] | None = None,
                     tool_choice: str | Mapping[str, Any] | None = None, parallel_tool_calls: bool = True,
-                    template: Mapping[str, Any] | None = None, **fields: Any) -> Iterator[ChatPiece]:
+                    template: Mapping[str, Any] | None = None, prediction: Prompt = (),
+                    **fields: Any) -> Iterator[ChatPiece]:
         """``stream`` for a conversation."""
         params = self._sampling(sampling, fields)
         prepared = self._chat.prepare(messages, params, template, tools=tools, tool_choice=tool_choice,
                                       parallel_tool_calls=parallel_tool_calls)
-        yield from prepared.pieces(self._calls.stream(self._chat_call(prepared)))
+        yield from prepared.pieces(self._calls.stream(self._chat_call(prepared, prediction)))
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], *,
                     tools: Sequence[Mapping[str, Any]] | None = None,
@@ -130,19 +137,22 @@ class Engine:
     def _sampling(self, sampling: SamplingParams | None, fields: Mapping[str, Any]) -> SamplingParams:
         return sampling_from(sampling, fields, self.info.generation_defaults, self.tokenizer)
 
-    def _chat_call(self, prepared: PreparedChat) -> Call:
+    def _chat_call(self, prepared: PreparedChat, prediction: Prompt) -> Call:
         encoded = prepared.encoded
-        return Call(self._request(encoded.tokens, prepared.sampling, encoded.boundaries, encoded.marks),
-                    prepared.decoder)
+        return Call(self._request(encoded.tokens, prepared.sampling, encoded.boundaries, encoded.marks,
+                                  prediction), prepared.decoder)
 
-    def _call(self, prompt: Prompt, sampling: SamplingParams, *, marks: Sequence[int]) -> Call:
+    def _call(self, prompt: Prompt, sampling: SamplingParams, *, marks: Sequence[int],
+              prediction: Prompt) -> Call:
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
-        return Call(self._request(tokens, sampling, (), marks), self.tokenizer)
+        return Call(self._request(tokens, sampling, (), marks, prediction), self.tokenizer)
 
     def _request(self, tokens: list[int], sampling: SamplingParams, boundaries: Sequence[int],
-                 marks: Sequence[int]) -> Request:
+                 marks: Sequence[int], prediction: Prompt) -> Request:
+        guess = (self.tokenizer.encode(prediction, add_special_tokens=False) if isinstance(prediction, str)
+                 else token_ids(prediction) if prediction else [])
         return Request(request_id=f"call-{next(self._numbers)}", prompt_tokens=tokens, sampling=sampling,
-                       boundaries=list(boundaries), marks=list(marks))
+                       boundaries=list(boundaries), marks=list(marks), prediction=guess)
 
     # ------------------------------------------------------------------ the engine itself
 

@@ -22,13 +22,15 @@ import httpx
 
 @dataclass(slots=True)
 class Timing:
-    """``chunks``: (when, tokens in the chunk). ``ended``: 0 if not recorded. ``prompt_tokens`` and
-    ``completion_tokens``: the server's counts, 0 if it reports none."""
+    """``chunks``: (when, tokens in the chunk). ``ended``: 0 if not recorded. ``prompt_tokens``,
+    ``completion_tokens`` and the two counts of drafts: the server's, 0 if it reports none."""
 
     sent: float
     chunks: list[tuple[float, int]] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     cached_tokens: int = 0
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
     error: str | None = None
     ended: float = 0.0
     prompt_tokens: int = 0
@@ -103,6 +105,9 @@ def _note(timing: Timing, chunk: dict[str, Any]) -> None:
     usage = chunk.get("usage") or {}
     details = usage.get("prompt_tokens_details") or {}
     timing.cached_tokens = details.get("cached_tokens") or timing.cached_tokens
+    answer = usage.get("completion_tokens_details") or {}
+    timing.accepted_drafts = answer.get("accepted_prediction_tokens") or timing.accepted_drafts
+    timing.rejected_drafts = answer.get("rejected_prediction_tokens") or timing.rejected_drafts
     timing.prompt_tokens = usage.get("prompt_tokens") or timing.prompt_tokens
     timing.completion_tokens = usage.get("completion_tokens") or timing.completion_tokens
 

@@ -8,7 +8,10 @@
     total_token_throughput    input and output tokens / duration
     request_goodput           answers within every objective / duration
 
-Failed requests count in ``failed`` and nowhere else. Percentiles interpolate between neighbours.
+    acceptance_rate       right drafts / verified drafts    accepted_length          tokens of a decode step
+
+The last two are None for a server that reports no drafts. Failed requests count in ``failed`` and nowhere
+else. Percentiles interpolate between neighbours.
 """
 
 from __future__ import annotations
@@ -100,10 +103,16 @@ def figures(timings: Sequence[Timing], seconds: float, *, names: Sequence[str] =
     times = [times_of(timing) for timing in done]
     read, generated = (sum(timing.prompt_tokens for timing in done),
                        sum(timing.output_tokens for timing in done))
+    accepted, rejected = (sum(timing.accepted_drafts for timing in done),
+                          sum(timing.rejected_drafts for timing in done))
+    decoded = generated - len(done)  # the first token of an answer comes from its prefill
     results: dict[str, Any] = {
         "duration": seconds, "completed": len(done), "failed": len(timings) - len(done),
         "total_input_tokens": read, "total_output_tokens": generated,
         "total_cached_tokens": sum(timing.cached_tokens for timing in done),
+        "total_accepted_drafts": accepted, "total_rejected_drafts": rejected,
+        "acceptance_rate": accepted / (accepted + rejected) if accepted + rejected else None,
+        "accepted_length": decoded / (decoded - accepted) if accepted + rejected else None,
         "request_throughput": len(done) / seconds,
         "request_goodput": (sum(keeps(one, promises) for one in times) / seconds) if promises else None,
         "output_throughput": generated / seconds, "total_token_throughput": (read + generated) / seconds,

@@ -211,6 +211,10 @@ def _show(results: Mapping[str, Any], names: tuple[str, ...], percentiles: tuple
             "most requests at once": results["max_concurrent_requests"]}
     if results["request_goodput"] is None:
         del rows["request goodput (req/s)"]
+    if results["accepted_length"] is not None:
+        rows |= {"accepted length (tokens a step)": results["accepted_length"],
+                 "drafts accepted": results["total_accepted_drafts"],
+                 "drafts accepted (share)": results["acceptance_rate"]}
     report.show("LoadConfig", rows)
     for name in names:
         kinds = ["mean", "median", *(f"p{percentile:g}" for percentile in percentiles)]

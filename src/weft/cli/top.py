@@ -88,7 +88,7 @@ def frame(url: str, now: Reading, before: Reading | None, cache: Mapping[str, An
         f"{up} of {len(now.engines)} engines up" if up else "the engine is not there", "bold red")
     head = Text.assemble(("weft top", "bold"), f"  {now.model or '(no model yet)'} at {url}  ", state)
     replicas = [Text(), _replicas(now)] if len(now.engines) > 1 else []
-    return Group(head, *replicas, Text(), _traffic(now, before), Text(), _memory(now), Text(),
+    return Group(head, *replicas, Text(), _traffic(now, before), *_speculation(now), Text(), _memory(now), Text(),
                  _reuse(now, before), Text(), _prefixes(cache))
 
 
@@ -134,6 +134,23 @@ def _traffic(now: Reading, before: Reading | None) -> RenderableType:
         rate = now.rate(name, before)
         table.add_row(what, "", "" if rate is None else f"{rate:,.0f}", _count(values.get(name)))
     return table
+
+
+def _speculation(now: Reading) -> list[RenderableType]:
+    """Drafts by source; nothing before the first draft was verified."""
+    drafted = now.by_label.get("spec_decode_num_draft_tokens_total", {})
+    if not any(drafted.values()):
+        return []
+    accepted = now.by_label.get("spec_decode_num_accepted_tokens_total", {})
+    table = _table("speculation", "drafted", "accepted", "rate")
+    for source, count in drafted.items():
+        right = accepted.get(source, 0.0)
+        table.add_row(source, _count(count), _count(right), f"{right / count:.0%}" if count else "")
+    windows = now.values.get("spec_decode_num_drafts_total", 0.0)
+    length = 1 + sum(accepted.values()) / windows if windows else 1.0
+    saved = now.values.get("spec_decode_saved_seconds", 0.0)
+    return [Text(), table, Text(f"{length:.2f} tokens for each verified window, {saved:,.1f} s saved",
+                                "bright_black")]
 
 
 def _memory(now: Reading) -> RenderableType:

@@ -46,6 +46,8 @@ class Choice:
         self.cached_tokens = 0
         self.lost_tokens = LostTokens()
         self.recomputed_tokens = 0
+        self.accepted_drafts = 0
+        self.rejected_drafts = 0
         self.prompt_logprobs: list[TokenLogprobs | None] = []
         self._sampling = sampling
         self._text = IncrementalDetokenizer(decoder, skip_special_tokens=sampling.skip_special_tokens,
@@ -74,6 +76,8 @@ class Choice:
         self.cached_tokens = max(self.cached_tokens, event.cached_tokens)
         self.lost_tokens = event.lost or self.lost_tokens
         self.recomputed_tokens = event.recomputed_tokens
+        self.accepted_drafts = max(self.accepted_drafts, event.accepted_drafts)
+        self.rejected_drafts = max(self.rejected_drafts, event.rejected_drafts)
         if event.prompt_logprobs:
             self.prompt_logprobs.extend(event.prompt_logprobs)
         token_count = self._take_tokens(event)

@@ -28,6 +28,7 @@ from weft.server.service import Service
 from weft.server.sse import DONE, sse_line
 from weft.server.turn import ChatTurn, PreparedTurn, calls_of, prepare_turn
 from weft.text.chat_request import ConversationFields
+from weft.text.predicted import predicted_text
 from weft.text.tools.reader import CallDelta
 
 
@@ -236,7 +237,8 @@ def chat_turn(body: ChatBody) -> ChatTurn:
         conversation=chat_conversation(body), fields=body, n=body.n,
         max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None, prompt_logprobs=body.prompt_logprobs,
-        add_special_tokens=bool(body.add_special_tokens), show_reasoning=body.include_reasoning is not False)
+        add_special_tokens=bool(body.add_special_tokens), show_reasoning=body.include_reasoning is not False,
+        prediction=predicted_text(body.prediction))
 
 
 def chat_conversation(body: ChatBody) -> ConversationFields:

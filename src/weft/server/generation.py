@@ -32,13 +32,14 @@ from weft.server.service import ServedModel, Service
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``text`` is None for a prompt that came as token ids; echo then decodes them. ``boundaries`` and
-    ``marks`` as in ``Request``."""
+    """``text`` is None for a prompt that came as token ids; echo then decodes them. ``boundaries``, ``marks``
+    and ``prediction`` as in ``Request``."""
 
     tokens: list[int]
     text: str | None = None
     boundaries: list[int] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
+    prediction: list[int] = field(default_factory=list)
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +52,11 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """The prediction tokens count drafts of all sources of speculation, verified and right or wrong."""
+
     reasoning_tokens: int
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,9 +99,11 @@ class Generation:
         for number, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True)):
             request = Request(request_id=f"{engine_id}-{number}", prompt_tokens=prompt.tokens,
                               sampling=sampling, priority=priority, cache_salt=cache_salt,
-                              boundaries=prompt.boundaries, marks=prompt.marks)
+                              boundaries=prompt.boundaries, marks=prompt.marks,
+                              prediction=prompt.prediction)
             request.check_length(model.info.max_model_len, prompt_field=prompt_field)
             request.check_marks()
+            request.check_prediction(model.info.max_model_len)
             self._requests.append(request)
             for index in range(sampling.n):
                 choice = Choice(len(self.choices), decoder or model.tokenizer, sampling, prompt.tokens)
@@ -187,13 +194,23 @@ class Generation:
         generated = sum(choice.generated_tokens for choice in self.choices)
         return Usage(prompt_tokens=prompt_tokens, completion_tokens=generated,
                      total_tokens=prompt_tokens + generated,
-                     prompt_tokens_details=self._details())
+                     prompt_tokens_details=self._details(),
+                     completion_tokens_details=self.completion_details(reasoning_tokens=0))
 
     def _details(self) -> PromptTokensDetails:
         if self._service.config.hide_cached_tokens:
             return PromptTokensDetails(cached_tokens=0, lost_tokens=LostTokens(), recomputed_tokens=0)
         return PromptTokensDetails(cached_tokens=self.cached_tokens(), lost_tokens=self.lost_tokens(),
                                    recomputed_tokens=sum(choice.recomputed_tokens for choice in self.choices))
+
+    def completion_details(self, reasoning_tokens: int) -> CompletionTokensDetails:
+        """Counts of drafts are hidden with those of the cache: both tell what an earlier request had."""
+        if self._service.config.hide_cached_tokens:
+            return CompletionTokensDetails(reasoning_tokens=reasoning_tokens)
+        return CompletionTokensDetails(
+            reasoning_tokens=reasoning_tokens,
+            accepted_prediction_tokens=sum(choice.accepted_drafts for choice in self.choices),
+            rejected_prediction_tokens=sum(choice.rejected_drafts for choice in self.choices))
 
     def prompt_of(self, index: int) -> Prompt:
         """The prompt that choice ``index`` answers."""

@@ -32,6 +32,7 @@ from weft.request import SamplingParams, TokenEvent
 from weft.server.cache import memory_bytes
 from weft.server.edge import HttpEdge
 from weft.server.sleep import STATES, state_name
+from weft.speculation.stats import SpeculationStats
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 _LABELS = ("model_name", "engine")
@@ -240,6 +241,7 @@ class Metrics:
         yield self._counter("recomputed_tokens", "Tokens computed again after preemption.",
                             stats.recomputed_tokens)
         yield self._counter("num_preemptions", "Sequences preempted.", stats.preemptions)
+        yield from self._speculation(stats.speculation)
         yield self._by("admission_rejections", "Requests turned away.", "reason",
                        {"queue_full": stats.requests_refused})
 
@@ -275,6 +277,19 @@ class Metrics:
         yield self._counter("compaction_bytes", "Bytes copied for such moves.", moves.bytes)
         yield self._counter("frames_converted", "Frames that became the other kind, and were zeroed for it.",
                             moves.frames_converted)
+
+    def _speculation(self, stats: SpeculationStats) -> Iterator[Metric]:
+        """The field's names, by source where it has one sum."""
+        counts = stats.sources
+        yield self._counter("spec_decode_num_drafts", "Windows of drafts that steps verified.",
+                            stats.sequence_steps)
+        yield self._by("spec_decode_num_draft_tokens", "Draft tokens that steps verified.", "source",
+                       {source: one.drafted for source, one in counts.items()})
+        yield self._by("spec_decode_num_accepted_tokens", "Draft tokens that were right.", "source",
+                       {source: one.accepted for source, one in counts.items()})
+        yield self._counter("spec_decode_steps", "Steps that verified drafts.", stats.steps)
+        yield self._gauge("spec_decode_saved_seconds", "Seconds that drafts saved, by the measured cost of "
+                          "steps; negative where they cost more.", stats.saved_s)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"{self._prefix}:{name}", text, labels=_LABELS)

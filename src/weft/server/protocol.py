@@ -111,6 +111,7 @@ class ChatBody(GenerateBody, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    prediction: dict[str, Any] | None = None
     store: bool | None = None
     """Ignored, and a header of the answer says so: clients send it by default."""
 
@@ -149,7 +150,6 @@ UNSERVED: Unserved = {
     "media_io_kwargs": (_TEXT_ONLY, ({},)),
     "prompt_embeds": ("prompts are text or token ids", ()),
     "web_search_options": ("there is no web search here", ()),
-    "prediction": ("predicted outputs are not served", ()),
     "best_of": ("ask for n answers and choose on your side", (1,)),
     "suffix": ("filling in the middle is not served", ("",)),
     "use_beam_search": ("beam search is not served", (False,)),
@@ -176,7 +176,7 @@ UNSERVED: Unserved = {
 UNSERVED_IN_CHAT = {name: row for name, row in {
     **UNSERVED, "echo": ("it belongs to /v1/completions", (False,))}.items() if name != "store"}
 UNSERVED_IN_COMPLETIONS = {
-    **UNSERVED, "tools": (_CHAT_ONLY, ([],)), "tool_choice": (_CHAT_ONLY, ("none", "auto")),
+    **UNSERVED, "prediction": (_CHAT_ONLY, ()), "tools": (_CHAT_ONLY, ([],)), "tool_choice": (_CHAT_ONLY, ("none", "auto")),
     "include_reasoning": (_CHAT_ONLY, (True,))}
 
 

@@ -85,8 +85,9 @@ class ServedModel:
         while head < len(text):
             count = len(await self.encode(text[:head], add_special_tokens=False))
             if count > 2 * limit:  # twice, as the end of the part may be other tokens in the whole
+                what = "the prediction" if param == "prediction" else "the prompt"
                 raise ContextLengthError(
-                    f"the prompt has {len(text)} characters, and its first {head} are {count} tokens; the "
+                    f"{what} has {len(text)} characters, and its first {head} are {count} tokens; the "
                     f"longest context served is {limit} tokens (--max-model-len)", param=param,
                     code="context_length_exceeded")
             head *= 4

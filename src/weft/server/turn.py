@@ -18,12 +18,12 @@ them); a job base class with hooks (the streams of the dialects have nothing in 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from weft.engine.choices import Piece
-from weft.server.generation import CompletionTokensDetails, Generation, Prompt, Usage
+from weft.server.generation import Generation, Prompt, Usage
 from weft.server.protocol import SamplingFields, sampling_params
 from weft.server.service import ServedModel, Service
 from weft.server.structured import grammar_of
@@ -38,7 +38,8 @@ from weft.text.tools.reader import CallDelta
 class ChatTurn:
     """``logprobs``: alternatives for each token, None for no logprobs. ``prompt_field`` and
     ``logprobs_field`` are the dialect's names, for errors. ``show_reasoning``: else the reasoning is left
-    out of the answer. ``known``: tokens of an earlier turn, as in ``encode_prompt``."""
+    out of the answer. ``known``: tokens of an earlier turn, as in ``encode_prompt``. ``prediction``: the
+    client's guess of the answer, a source of drafts."""
 
     conversation: ConversationFields
     fields: SamplingFields
@@ -51,6 +52,7 @@ class ChatTurn:
     add_special_tokens: bool = False
     show_reasoning: bool = True
     known: KnownPrefix | None = None
+    prediction: str | None = None
 
 
 @dataclass(slots=True)
@@ -100,7 +102,7 @@ class PreparedTurn:
         return sum(reader.reasoning_tokens for reader in self._readers)
 
     def usage(self) -> Usage:
-        details = CompletionTokensDetails(reasoning_tokens=self.reasoning_tokens())
+        details = self.generation.completion_details(self.reasoning_tokens())
         return msgspec.structs.replace(self.generation.usage(), completion_tokens_details=details)
 
 
@@ -118,6 +120,9 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
     whole = Prompt(encoded.tokens, prompt.text, encoded.boundaries, marks)
     answer_tokens = max(fields.min_tokens or 0, 1) if turn.max_tokens is None else turn.max_tokens
     cut = truncated(whole, fields, context_tokens=model.info.max_model_len, answer_tokens=answer_tokens)
+    if turn.prediction:
+        await model.check_text(turn.prediction, param="prediction")
+        cut = replace(cut, prediction=await model.encode(turn.prediction, add_special_tokens=False))
     return PreparedTurn(service, model, turn, cut, plan)
 
 

@@ -85,6 +85,18 @@ function drawPrompts(now) {
     `preemptions: ${formatCount(now.values.num_preemptions_total)}`;
 }
 
+function drawSpeculation(now) {
+  const {rows, length, savedSeconds} = readings.speculation(now);
+  part("speculation").hidden = !rows.length;
+  part("speculation-total").textContent = `${length.toFixed(2)} tokens for each verified window, ${savedSeconds.toFixed(1)} s saved`;
+  part("sources").replaceChildren(...rows.map(([source, drafted, accepted]) => {
+    const row = element("tr");
+    row.append(element("td", source), element("td", formatCount(drafted)), element("td", formatCount(accepted)),
+               element("td", percent(drafted ? accepted / drafted : null)));
+    return row;
+  }));
+}
+
 function prefixName(prefix) {
   const cell = element("td", prefix.label);
   cell.className = "prefix";
@@ -151,6 +163,7 @@ async function look() {
     drawEngines(now);
     drawMemory(now);
     drawPrompts(now);
+    drawSpeculation(now);
     if (now.values.engine_up) drawTree(await (await ask("v1/cache")).json(), now);
   } catch (error) {
     setState(`no answer: ${error.message}`, "down");

@@ -77,6 +77,17 @@ export function promptTokens(reading) {
   return [["found", "found", found], ...lost.filter(([, , tokens]) => tokens), ["new", "new", Math.max(0, asked - known)]];
 }
 
+// Drafts by source, [source, drafted, accepted], empty before the first one; tokens for each verified window; seconds saved.
+export function speculation(reading) {
+  const drafted = reading.byLabel.spec_decode_num_draft_tokens_total ?? {};
+  const accepted = reading.byLabel.spec_decode_num_accepted_tokens_total ?? {};
+  const windows = reading.values.spec_decode_num_drafts_total ?? 0;
+  const right = Object.values(accepted).reduce((sum, count) => sum + count, 0);
+  const any = Object.values(drafted).some((count) => count);
+  return {rows: any ? Object.entries(drafted).map(([source, count]) => [source, count, accepted[source] ?? 0]) : [],
+          length: windows ? 1 + right / windows : 1, savedSeconds: reading.values.spec_decode_saved_seconds ?? 0};
+}
+
 export function sleepState(reading) {
   const count = Object.keys(reading.engines ?? {}).length;
   const up = reading.values.engine_up ?? 0;
