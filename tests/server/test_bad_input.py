@@ -140,7 +140,7 @@ def test_a_wrong_value_names_its_field(server: RunningServer, path: str, body: A
     ("functions", [{"name": "f"}]), ("json_schema", {}), ("grammar", "root ::= x"), ("audio", {"voice": "x"}),
     ("modalities", ["text", "audio"]), ("best_of", 3), ("suffix", "end"), ("use_beam_search", True),
     ("chat_template", "{{ x }}"),
-    ("background", True), ("web_search_options", {}), ("prediction", {}), ("thinking_token_budget", 5),
+    ("background", True), ("web_search_options", {}), ("thinking_token_budget", 5),
     ("prompt_embeds", "AAAA")])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_what_is_not_served_is_refused_by_name(server: RunningServer, path: str, name: str,
@@ -151,12 +151,32 @@ def test_what_is_not_served_is_refused_by_name(server: RunningServer, path: str,
     assert name in error["message"]
 
 
-@pytest.mark.parametrize(("name", "value"), [("tool_choice", "required"), ("include_reasoning", False)])
+@pytest.mark.parametrize(("name", "value"), [
+    ("tool_choice", "required"), ("include_reasoning", False),
+    ("prediction", {"type": "content", "content": "x"})])
 def test_what_belongs_to_a_chat_is_refused_by_name_elsewhere(server: RunningServer, name: str,
                                                              value: Any) -> None:
     error = error_of(server.post(COMPLETIONS, {"prompt": "a", name: value}))
     assert (error["param"], error["code"]) == (name, "unsupported_parameter")
     assert CHAT in error["message"]
+
+
+@pytest.mark.parametrize(("value", "param", "words"), [
+    ("text", "prediction", "expected object"),
+    ({}, "prediction.type", "'content'"),
+    ({"type": "content"}, "prediction.content", "text or a list of text parts"),
+    ({"type": "content", "content": 3}, "prediction.content", "text or a list"),
+    ({"type": "content", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+     "prediction.content[0]", "'image_url'"),
+    ({"type": "content", "content": [{"type": "text", "text": "a"}, "b"]}, "prediction.content[1]", "'b'"),
+    ({"type": "content", "content": [{"type": "text"}]}, "prediction.content[0].text", "must be text"),
+    ({"type": "content", "content": "x" * (MAX_MODEL_LEN + 1)}, "prediction", "--max-model-len"),
+    ({"type": "content", "content": "x" * (40 * MAX_MODEL_LEN)}, "prediction", "the prediction has")])
+def test_a_prediction_that_is_no_text_or_too_long_is_refused_by_name(server: RunningServer, value: Any,
+                                                                     param: str, words: str) -> None:
+    error = error_of(server.post(CHAT, {"messages": HI, "prediction": value}))
+    assert error["param"] == param
+    assert words in error["message"]
 
 
 @pytest.mark.parametrize(("field", "value", "param", "words"), [

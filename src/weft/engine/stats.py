@@ -14,6 +14,7 @@ from weft.engine.sleep_state import AWAKE, SleepState
 from weft.memory.memory import MemoryUsage
 from weft.schedule.plan import StepPlan
 from weft.schedule.store_tier import TierStats
+from weft.speculation.stats import SpeculationStats
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +49,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     sleep: SleepState = AWAKE
     store: TierStats | None = None
     """None without a store."""
+    speculation: SpeculationStats = SpeculationStats()
 
 
 class EngineCounters:

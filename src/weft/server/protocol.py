@@ -176,8 +176,8 @@ UNSERVED: Unserved = {
 UNSERVED_IN_CHAT = {name: row for name, row in {
     **UNSERVED, "echo": ("it belongs to /v1/completions", (False,))}.items() if name != "store"}
 UNSERVED_IN_COMPLETIONS = {
-    **UNSERVED, "prediction": (_CHAT_ONLY, ()), "tools": (_CHAT_ONLY, ([],)), "tool_choice": (_CHAT_ONLY, ("none", "auto")),
-    "include_reasoning": (_CHAT_ONLY, (True,))}
+    **UNSERVED, "prediction": (_CHAT_ONLY, ()), "tools": (_CHAT_ONLY, ([],)),
+    "tool_choice": (_CHAT_ONLY, ("none", "auto")), "include_reasoning": (_CHAT_ONLY, (True,))}
 
 
 async def read_body(raw: bytes, body_type: type[Body], *, unserved: Unserved = UNSERVED) -> Body:

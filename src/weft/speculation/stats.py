@@ -28,7 +28,8 @@ class SpeculationStats(msgspec.Struct, frozen=True, kw_only=True):
     """``steps``: steps that verified drafts. ``sequence_steps``: verified windows, one for each sequence and
     step."""
 
-    sources: dict[str, SourceCounts] = {source: SourceCounts() for source in SOURCES}
+    sources: dict[str, SourceCounts] = msgspec.field(
+        default_factory=lambda: {source: SourceCounts() for source in SOURCES})
     steps: int = 0
     sequence_steps: int = 0
     saved_s: float = 0.0

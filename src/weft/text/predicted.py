@@ -34,7 +34,7 @@ def predicted_text(value: Any) -> str | None:
         place = f"prediction.content[{at}]"
         if not isinstance(part, dict) or part.get("type") != "text":
             kind = part.get("type") if isinstance(part, dict) else part
-            raise _wrong(place, f"it is {str(kind)[:100]!r}; a prediction is made of parts of the type 'text'")
+            raise _wrong(place, f"it is {str(kind)[:100]!r}; parts of a prediction have the type 'text'")
         if not isinstance(part.get("text"), str):
             raise _wrong(f"{place}.text", "it must be text")
         texts.append(part["text"])

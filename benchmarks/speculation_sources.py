@@ -1,0 +1,83 @@
+"""What drafts cost and bring, without a model: microseconds of the sources, and tokens per step.
+
+    python -m benchmarks.speculation_sources
+
+Texts are invented: tokens of a skewed vocabulary, and copies with edits at 5 % of their places. Steps cost
+what a CPU with 16-bit tiles measured for 1 to 16 rows. Microseconds are CPU time of one core: the mean
+over an answer of all that the drafter does in a step at one row."""
+
+from __future__ import annotations
+
+import random
+import time
+
+from weft.memory.prefix.tree import PrefixTree
+from weft.speculation.costs import StepCosts
+from weft.speculation.proposal import SOURCES, SourceName
+from weft.speculation.replay import KnownText, replay
+from weft.speculation.speculator import Speculator
+
+STEP_MS = {1: 26.8, 2: 27.4, 4: 28.9, 8: 32.2, 16: 42.0}
+VOCABULARY = 50_000
+
+
+def prose(seed: int, length: int) -> list[int]:
+    chance = random.Random(seed)
+    return [int(chance.paretovariate(0.4)) % VOCABULARY for _ in range(length)]
+
+
+def edited(text: list[int], share: float, seed: int) -> list[int]:
+    """Each edit replaces, adds or removes up to four tokens."""
+    chance = random.Random(seed)
+    result: list[int] = []
+    at = 0
+    while at < len(text):
+        if chance.random() >= share:
+            result.append(text[at])
+            at += 1
+            continue
+        if chance.random() < 2 / 3:
+            result += [chance.randrange(VOCABULARY) for _ in range(chance.randint(1, 4))]
+        at += chance.randint(0, 4)
+    return result
+
+
+def agent(turns: int) -> list[KnownText]:
+    """An agent that reads files and writes them back with edits; its context grows by each turn."""
+    texts, prompt = [], prose(1, 400)
+    for turn in range(turns):
+        file = prose(100 + turn % 3, 500)
+        answer = [*prose(200, 60), *edited(file, 0.03, turn), *prose(300 + turn, 80)]
+        prompt = [*prompt, *file, *prose(400 + turn, 60)]
+        texts.append(KnownText(prompt, answer))
+        prompt = [*prompt, *answer]
+    return texts
+
+
+def main() -> None:
+    file = prose(7, 1000)
+    edit = edited(file, 0.05, 8)
+    cases: list[tuple[str, tuple[SourceName, ...], list[KnownText]]] = [
+        ("1,000 tokens, 5 % edited, prediction", ("prediction",),
+         [KnownText(prose(9, 300), edit, prediction=file)]),
+        ("the same, file in the prompt", ("suffix",), [KnownText([*prose(9, 300), *file], edit)]),
+        ("the same question again", ("tree",), [KnownText(prose(9, 300), file)] * 2),
+        ("agent, 8 turns", SOURCES, agent(8)),
+        ("text without repetition", SOURCES,
+         [KnownText(prose(seed, 300), prose(50 + seed, 500)) for seed in range(6)]),
+        ("a prompt of 100,000 tokens", SOURCES, [KnownText(prose(3, 100_000), prose(4, 300))]),
+    ]
+    print(f"{'text':<40} {'tokens/step':>11} {'accepted':>9} {'tokens/s':>9} {'us/step':>8}")
+    for name, sources, texts in cases:
+        tree = PrefixTree(paged=False)
+        drafter = Speculator(sources, costs=StepCosts(STEP_MS), tree=tree)
+        began = time.process_time()
+        result = replay(drafter, texts, StepCosts(STEP_MS), tree)
+        micros = (time.process_time() - began) * 1e6 / result.steps
+        accepted = f"{result.accepted / result.drafted:.0%}" if result.drafted else "-"
+        print(f"{name:<40} {result.tokens_per_step:>11.2f} {accepted:>9} {result.speedup:>8.2f}x "
+              f"{micros:>8.0f}")
+
+
+if __name__ == "__main__":
+    main()
