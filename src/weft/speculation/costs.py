@@ -8,7 +8,7 @@ than the reading. Where that begins depends on the machine, the weights and the 
 table begins with a guess or with a measurement at start, and each step of decodes corrects it. A figure that
 was never measured follows the nearest measured one, in the proportion of the guess.
 
-Contexts grow and machines get busy, so old measurements fade: a new one counts a tenth.
+Contexts grow and machines get busy, so old measurements fade: behind the first ten, a new one counts a tenth.
 
 Rejected: a model of the machine (bandwidth and flops are wrong by two on shared cores); a table by context
 length (all rows of a step share its growth, and a ratio is what decides).
@@ -21,7 +21,9 @@ from collections.abc import Mapping
 ROWS: tuple[int, ...] = tuple(1 << power for power in range(11))
 """Rows whose cost is in the table; a step between two of them corrects the nearer one."""
 _NEW_SHARE = 0.1
-"""Weight of a new measurement."""
+"""Least weight of a new measurement."""
+_TRUSTED_COUNT = 3
+"""Measurements after which an outlier is left out."""
 _GUESSED_ROW_SHARE = 0.05
 """Seconds of one more row over those of a step with one row."""
 _GUESS = [1 + _GUESSED_ROW_SHARE * (rows - 1) for rows in ROWS]
@@ -34,6 +36,8 @@ class StepCosts:
 
     def __init__(self, measured: Mapping[int, float] | None = None) -> None:
         self._measured: list[float | None] = [None] * len(ROWS)
+        self._counts = [0] * len(ROWS)
+        """Measurements of each figure."""
         self._guides = list(range(len(ROWS)))
         """For each figure, the nearest one that was measured."""
         self._figures = list(_GUESS)
@@ -50,6 +54,10 @@ class StepCosts:
         low, high = self._figures[at], self._figures[at + 1]
         return low + (high - low) * (rows - ROWS[at]) / ROWS[at]
 
+    def measured(self, rows: int) -> bool:
+        """Whether the figure for ``rows`` was measured, and is no guess."""
+        return self._measured[_nearest(min(rows, ROWS[-1]))] is not None
+
     def note(self, rows: int, seconds: float) -> None:
         """A step of ``rows`` rows, without prefills, took ``seconds``."""
         if rows < 1 or rows > ROWS[-1]:
@@ -59,11 +67,15 @@ class StepCosts:
         known = self._measured[at]
         if known is None:
             self._learn(at, seconds)
-        elif seconds > _OUTLIER * expected:
+        elif seconds > _OUTLIER * expected and self._counts[at] >= _TRUSTED_COUNT:
             return
         else:
             # The step has other rows than the figure: the figure moves by the same share.
-            self._measured[at] = known * (1 + _NEW_SHARE * (seconds / expected - 1))
+            # A first one that was far too long (a compilation) gives way to the second.
+            share = 1.0 if self._counts[at] == 1 and seconds * _OUTLIER < expected else max(
+                _NEW_SHARE, 1 / (self._counts[at] + 1))
+            self._measured[at] = known * (1 + share * (seconds / expected - 1))
+        self._counts[at] += 1
         self._fill()
 
     def table(self) -> dict[int, float]:

@@ -11,6 +11,9 @@ A follower whose proposals are not drafted costs time on the host for nothing. A
 and is asked again after a while, each time after a longer one. A pause ends when a proposal is drafted. The
 limit is short, because text that begins to repeat must be noticed.
 
+What a step without drafts costs must be known first, so it is measured before the first draft. Text that is
+drafted in every step leaves none without, so one step in PLAIN_EVERY is kept plain.
+
 ``draft`` may be called again for a plan that replaces a dropped one. Everything that it stores is either a
 copy of what it returned or a result that a second call would find again.
 """
@@ -34,6 +37,7 @@ from weft.speculation.tree import PrefixRoots, TreeFollower
 
 DRAFTS_MAX = 15
 """Drafts of one sequence in one step, by default."""
+_PLAIN_EVERY = 200
 _PATIENCE = 16
 _PAUSE = 16
 _PAUSE_MAX = 64
@@ -100,6 +104,8 @@ class Speculator:
         self._library = AnswerLibrary()
         self._by_key: dict[int, _Speculation] = {}
         self._step_accepted = 0
+        self._steps_drafted = 0
+        """Steps with drafts since the last step without."""
 
     # ------------------------------------------------------------------ the protocol
 
@@ -122,6 +128,8 @@ class Speculator:
 
     def draft(self, rows: Sequence[DraftRow]) -> dict[int, tuple[int, ...]]:
         best = [self._best(row) for row in rows]
+        if not self.costs.measured(len(rows)) or self._steps_drafted >= _PLAIN_EVERY:
+            return {}
         counts = choose([survivals for _, survivals in best], len(rows), self.costs)
         drafts: dict[int, tuple[int, ...]] = {}
         for row, (asked, _), count in zip(rows, best, counts, strict=True):
@@ -165,6 +173,7 @@ class Speculator:
         """A step of ``decodes`` sequences and ``drafted`` drafts, without prefills, took ``seconds``. Called
         after its ``settle``."""
         accepted, self._step_accepted = self._step_accepted, 0
+        self._steps_drafted = self._steps_drafted + 1 if drafted else 0
         if drafted:
             alone_s = self.costs.seconds(decodes)
             self.counters.steps += 1

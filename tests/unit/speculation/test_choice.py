@@ -28,17 +28,26 @@ def test_costs_are_interpolated_and_never_fall() -> None:
 
 def test_measurements_replace_the_guess_and_fade_in() -> None:
     costs = StepCosts()
-    costs.note(1, 0.02)
-    assert costs.seconds(1) == 0.02
+    assert not costs.measured(1)
+    for _ in range(3):
+        costs.note(1, 0.02)
+    assert costs.measured(1)
+    assert costs.seconds(1) == pytest.approx(0.02)
     assert costs.seconds(16) == pytest.approx(0.02 * 1.75)
     costs.note(16, 0.04)
     for _ in range(60):
         costs.note(16, 0.06)
     assert costs.seconds(16) == pytest.approx(0.06, rel=0.01)
-    assert costs.seconds(1) == 0.02
     costs.note(1, 5.0)
-    assert costs.seconds(1) == 0.02, "an outlier says nothing"
+    assert costs.seconds(1) == pytest.approx(0.02), "an outlier says nothing"
     assert costs.table() == pytest.approx({1: 0.02, 16: 0.06}, rel=0.01)
+
+
+def test_a_first_measurement_that_was_far_off_is_soon_forgotten() -> None:
+    costs = StepCosts()
+    for seconds in (2.0, *[0.02] * 30):
+        costs.note(1, seconds)
+    assert costs.seconds(1) < 0.03
 
 
 @settings(max_examples=60, deadline=None)

@@ -111,6 +111,20 @@ def test_a_source_that_never_pays_pauses_and_one_that_begins_to_pay_is_noticed()
     assert steps <= 70
 
 
+def test_a_plain_step_is_measured_before_the_first_draft_and_now_and_then() -> None:
+    drafter = Speculator(("prediction",))
+    drafter.begin(1, [1, 2], prompt_length=2, salt=None, prediction=[7] * 5000)
+    assert drafter.draft([DraftRow(1, 4)]) == {}
+    drafter.observe(1, 0, 0.02)
+    plain = 0
+    for _ in range(1000):
+        drafts = drafter.draft([DraftRow(1, 4)]).get(1, ())
+        plain += not drafts
+        drafter.settle(1, [7] * (1 + len(drafts)), drafted=len(drafts), accepted=len(drafts))
+        drafter.observe(1, len(drafts), 0.02)
+    assert 3 <= plain <= 6
+
+
 def test_counts_by_source_add_up() -> None:
     drafter = speculator()
     result = replayed(drafter, KnownText(FILE, edited(FILE, 0.05, 6), prediction=FILE))
