@@ -234,8 +234,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
                 f"context served is {limit} tokens (--max-model-len)",
                 param=prompt_field if count + 1 > limit else asked, code="context_length_exceeded")
 
-    def check_prediction(self, limit: int) -> None:
-        """``limit``: the served context in tokens. Raises RequestError for a prediction that is longer."""
+    def check_prediction(self, limit: int, vocab_size: int) -> None:
+        """``limit``: the served context in tokens. Raises RequestError for a prediction that is longer, or
+        that has a token outside the vocabulary."""
+        for token in (min(self.prediction, default=0), max(self.prediction, default=0)):
+            if not 0 <= token < vocab_size:
+                raise RequestError(f"prediction has token {token}; this model has tokens 0 to "
+                                   f"{vocab_size - 1}", param="prediction")
         if len(self.prediction) > limit:
             raise RequestError(f"prediction has {len(self.prediction)} tokens; the longest context served is "
                                f"{limit} tokens (--max-model-len)", param="prediction",

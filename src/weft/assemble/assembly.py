@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING
 from weft.assemble.prefix_store import check_store_flags, open_tier
 from weft.assemble.report import layers_in_words, memory_table, read_in_words
 from weft.assemble.room import cache_dtypes, measured_gpu_room, plan_memory, ram_room
+from weft.assemble.speculation import make_drafter
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
@@ -51,6 +52,7 @@ from weft.schedule.plan import StepPlan
 from weft.schedule.store_tier import StoreTier
 from weft.schedule.work import work_of
 from weft.spec import ITEM_BYTES
+from weft.speculation.proposal import parse_sources
 from weft.text.chat import check_syntax, read_chat_template
 from weft.text.grammar_sandbox import grammar_sandbox
 from weft.text.tokenizer import Tokenizer
@@ -84,6 +86,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> 
     config.check()
     checkpoints = parse_checkpoints(config.checkpoints)
     check_policy(config.cache_policy)
+    parse_sources(config.speculate)
     if config.memory is not None:
         parse_bytes(config.memory, flag="--memory")
     parse_bytes(config.grammar_cache, flag="--grammar-cache")
@@ -125,11 +128,14 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> 
                                       threads=threads, device=device, clock=time.monotonic)
         executor.arena.transfer_buffers = tier.buffers
         notes += store_notes
+    drafter = make_drafter(config, memory, executor, sizes, loaded.spec.vocab_size, tell)
     core = EngineCore(vocab_size=loaded.spec.vocab_size, sizes=sizes, memory=memory, executor=executor,
-                      store=tier, pause=time.sleep,
+                      store=tier, pause=time.sleep, drafter=drafter,
                       clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids,
                       checkpoints=checkpoints, overlap=overlap,
                       grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size))
+    if drafter is not None:
+        core.speculation = drafter.stats
     core.on_step.append(_cost_learner(policy, cost))
     if tier is not None:
         core.on_step.append(_price_learner(tier))

@@ -22,8 +22,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Memory": ("memory", "gpu_memory_fraction", "max_model_len", "kv_dtype", "state_dtype"),
     "Cache": ("prefix_cache", "checkpoints", "exact", "compress_kv", "cache_policy", "count_salt", "store",
               "store_size", "store_write", "store_reserve", "store_cache"),
-    "Scheduling": ("max_num_seqs", "max_num_batched_tokens", "max_queued_requests", "overlap",
-                   "grammar_seconds", "grammar_memory", "grammar_cache"),
+    "Scheduling": ("max_num_seqs", "max_num_batched_tokens", "max_queued_requests", "overlap", "speculate",
+                   "speculate_max", "grammar_seconds", "grammar_memory", "grammar_cache"),
     "Server": ("host", "port", "log_level", "drain_timeout", "metrics_prefix", "sse_keep_alive", "record",
                "record_tokens", "record_limit", "response_store", "response_store_size",
                "max_stored_responses", "response_days", "max_response_turns", "file_store", "file_store_size",
@@ -43,9 +43,8 @@ FREQUENT = frozenset({
     "model", "revision", "dtype", "quantize", "seed", "served_model_name", "chat_template",
     "reasoning_parser", "tool_parser", "memory", "gpu_memory_fraction", "max_model_len", "kv_dtype",
     "state_dtype", "prefix_cache", "checkpoints", "exact", "store", "store_size", "max_num_seqs",
-    "max_num_batched_tokens", "max_queued_requests", "response_store", "file_store", "host", "port",
-    "replicas",
-    "log_level", "record", "api_key", "api_key_file", "operator_key",
+    "max_num_batched_tokens", "max_queued_requests", "speculate", "response_store", "file_store", "host",
+    "port", "replicas", "log_level", "record", "api_key", "api_key_file", "operator_key",
     "allowed_host", "allowed_origin", "tenant_by_key", "device", "threads"})
 """Fields that ``--help`` shows."""
 

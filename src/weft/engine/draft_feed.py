@@ -2,6 +2,7 @@
 
     settle   --first token-->  begin(prompt and answer so far)      from now on the planner asks for drafts
              --tokens------->  settle(tokens, drafted, accepted)
+    step     --seconds------->  observe, after the settles of a step without prefills
     end      ---------------->  end
 
 A sequence that was preempted stays begun: its tokens are the same when it comes back. Tokens are reported
@@ -10,6 +11,7 @@ before the end that they cause, so a source across sequences learns whole answer
 
 from __future__ import annotations
 
+from weft.schedule.plan import StepPlan
 from weft.schedule.sequence import Sequence
 from weft.speculation.drafter import Drafter
 from weft.units import SeqId
@@ -23,11 +25,19 @@ class DraftFeed:
     def settled(self, seq: Sequence, tokens: list[int], *, drafted: int = 0) -> None:
         """A step chose ``tokens`` for ``seq``, which has them now. ``drafted`` drafts were verified."""
         if seq.id in self._begun:
-            self._drafter.settle(seq.id, tokens, drafted=drafted, accepted=len(tokens) - 1 if drafted else 0)
+            accepted = len(tokens) - 1 if drafted else 0
+            seq.accepted_drafts += accepted
+            seq.rejected_drafts += drafted - accepted
+            self._drafter.settle(seq.id, tokens, drafted=drafted, accepted=accepted)
             return
         self._begun.add(seq.id)
         self._drafter.begin(seq.id, seq.known().tolist(), prompt_length=int(seq.prompt.size),
                             salt=seq.salt or None, prediction=seq.prediction, grammar=seq.grammar)
+
+    def stepped(self, plan: StepPlan, seconds: float) -> None:
+        """``plan`` was settled. A step with a prefill says nothing about the cost of drafts."""
+        if plan.run_count and not plan.prefills:
+            self._drafter.observe(plan.run_count, plan.token_count - plan.run_count, seconds)
 
     def ended(self, seq: SeqId) -> None:
         if seq in self._begun:

@@ -50,6 +50,7 @@ from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.scheduler import Scheduler
 from weft.schedule.store_tier import StoreTier
 from weft.speculation.drafter import Drafter
+from weft.speculation.stats import SpeculationStats
 
 STORE_PAUSE_S = 1e-3
 """While every request waits for the store, its events are read this often."""
@@ -84,6 +85,10 @@ class EngineCore:
         feed = None if drafter is None else DraftFeed(drafter)
         self.streams = StreamTable(self.scheduler, self.counters, feed)
         self.settlement = Settlement(self.scheduler, self.streams, self.counters, feed)
+        if feed is not None:
+            self.on_step.append(feed.stepped)
+        self.speculation: Callable[[], SpeculationStats] = SpeculationStats
+        """Reads the numbers of the drafter, which are its own."""
         self.failure: BaseException | None = None
         """The exception that ended the engine: from ``execute``, or an assert."""
         self.sleep_state = AWAKE
@@ -260,4 +265,5 @@ class EngineCore:
             generation_tokens=counters.generation_tokens, computed_tokens=counters.computed_tokens,
             preemptions=self.scheduler.preemption_count,
             recomputed_tokens=self.scheduler.recomputed_tokens, finished=dict(counters.finished),
-            sleep=self.sleep_state, store=None if self.store is None else self.store.stats())
+            sleep=self.sleep_state, store=None if self.store is None else self.store.stats(),
+            speculation=self.speculation())

@@ -79,7 +79,8 @@ class Stream:
             logprobs=logprobs, prompt_logprobs=prompt_logprobs,
             finish_reason=finish_reason, stop_reason=stop_reason, error=error, own_fault=own_fault,
             cached_tokens=self.cached_tokens, preemptions=self.seq.preemption_count, queued_s=queued_s,
-            lost=lost, recomputed_tokens=self.seq.recomputed_tokens)
+            lost=lost, recomputed_tokens=self.seq.recomputed_tokens,
+            accepted_drafts=self.seq.accepted_drafts, rejected_drafts=self.seq.rejected_drafts)
 
     def plain_event(self, token: int) -> TokenEvent:
         """``event`` of a stream that is ``plain`` and does not end."""

@@ -44,6 +44,7 @@ class Submission:
         request.sampling.check(self._vocab_size)
         request.check_length(self._sizes.max_model_len)
         request.check_marks()
+        request.check_prediction(self._sizes.max_model_len, self._vocab_size)
         sampling = request.sampling
         allowed = set(sampling.allowed_token_ids)
         if sampling.min_tokens and allowed and allowed <= set(stop_ids(sampling, self._eos_ids)):
@@ -90,7 +91,8 @@ class Submission:
             seq = Sequence(SeqId(self._next_seq), prompt=prompt, sampling=sampling, seed=split(seed, index),
                            stop_ids=ends, rank=(request.priority, number, index), salt=request.cache_salt,
                            boundaries=tuple(request.boundaries), marks=tuple(request.marks),
-                           grammar=grammar, new_tokens_max=rule.new_tokens_max)
+                           grammar=grammar, new_tokens_max=rule.new_tokens_max,
+                           prediction=tuple(request.prediction) or None)
             if tokens:
                 seq.resume(tokens)
             self._next_seq += 1

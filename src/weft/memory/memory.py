@@ -34,6 +34,7 @@ from weft.memory.prefix.checkpoint_contents import CheckpointContents, checkpoin
 from weft.memory.prefix.namespaces import with_lost_to_salt
 from weft.memory.prefix.policy import Policy
 from weft.memory.prefix.shape import CacheShape, shape_of
+from weft.memory.prefix.tree import PrefixTree
 from weft.memory.reservation import Reservation
 from weft.memory.transaction import apply
 from weft.memory.values import NOTHING_RECALLED, Match, NodeId
@@ -124,6 +125,11 @@ class Memory:
     def caches(self) -> bool:
         """Whether prefixes are cached for later sequences."""
         return self._books.cache.enabled
+
+    @property
+    def prefix_tree(self) -> PrefixTree:
+        """What is cached, to be read between two steps; only a commit changes it."""
+        return self._books.cache.tree
 
     def match(self, tokens: Sequence[int] | npt.NDArray[np.int32], *, salt: str) -> Match:
         """What the cache has of ``tokens`` for ``salt``; reads only. At least the last token is left to

@@ -39,9 +39,9 @@ class SeqState(enum.Enum):
 class Sequence:
     """``prompt``: int32 [n], never changed. ``generated``: a list, because it grows by one a step."""
 
-    __slots__ = ("boundaries", "computed_before", "computed_max", "generated", "grammar", "id", "marks",
-                 "prediction", "preemption_count", "prompt", "prompt_logprobs_due", "rank",
-                 "recomputed_tokens", "salt", "sampling", "seed", "state", "stop_ids")
+    __slots__ = ("accepted_drafts", "boundaries", "computed_before", "computed_max", "generated", "grammar",
+                 "id", "marks", "prediction", "preemption_count", "prompt", "prompt_logprobs_due", "rank",
+                 "recomputed_tokens", "rejected_drafts", "salt", "sampling", "seed", "state", "stop_ids")
 
     def __init__(self, seq: SeqId, *, prompt: Int32s, sampling: SamplingParams, seed: int,
                  stop_ids: tuple[int, ...], rank: Rank, salt: str = "",
@@ -70,6 +70,9 @@ class Sequence:
         """Tokens that were in memory when it was preempted, until it runs again."""
         self.recomputed_tokens = 0
         """Of those, in all: tokens that were not in memory any more when it came back."""
+        self.accepted_drafts = 0
+        self.rejected_drafts = 0
+        """Drafts that were verified for it: right, and wrong."""
         self.prompt_logprobs_due = sampling.prompt_logprobs is not None
         """The prompt's logprobs were asked for and are not complete: its prefill must report them."""
 

@@ -103,7 +103,7 @@ class Generation:
                               prediction=prompt.prediction)
             request.check_length(model.info.max_model_len, prompt_field=prompt_field)
             request.check_marks()
-            request.check_prediction(model.info.max_model_len)
+            request.check_prediction(model.info.max_model_len, model.info.vocab_size)
             self._requests.append(request)
             for index in range(sampling.n):
                 choice = Choice(len(self.choices), decoder or model.tokenizer, sampling, prompt.tokens)

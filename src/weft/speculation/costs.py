@@ -90,11 +90,14 @@ class StepCosts:
         self._guides = [min(known, key=lambda other: abs(other - place)) for place in range(len(ROWS))]
 
     def _fill(self) -> None:
-        """``_figures`` from the measured ones: never falling, guessed where nothing was measured."""
-        least = 0.0
-        for at, guide in enumerate(self._guides):
-            seconds = (self._measured[guide] or _GUESS[guide]) * _GUESS[at] / _GUESS[guide]
-            least = self._figures[at] = seconds if seconds > least else least
+        """``_figures`` from the measured ones, guessed where nothing was measured. They never fall: noise
+        makes steps longer, so a figure above one for more rows is cut to that."""
+        figures = [(self._measured[guide] or _GUESS[guide]) * _GUESS[at] / _GUESS[guide]
+                   for at, guide in enumerate(self._guides)]
+        most = figures[-1]
+        for at in range(len(figures) - 1, -1, -1):
+            most = figures[at] = min(figures[at], most)
+        self._figures = figures
 
 
 def _nearest(rows: int) -> int:

@@ -1,0 +1,62 @@
+"""The drafter of an engine, with the costs of steps measured on the engine's own executor.
+
+    EngineConfig.speculate --> sources --> Rehearsal: a short answer of an engine without clients
+                                               |
+                                       seconds of steps of 1, 2, 4, 8 and 16 rows --> Speculator
+
+The rehearsal has a memory of its own on the same arena. Its sequence ends and leaves nothing: the memory that
+serves hands out zeroed frames. It takes about twenty steps, once per start.
+
+Rejected: timing the kernels alone (a step is more than its products); a table in the package (machines, forms
+of weights and batch sizes differ too much).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from weft.config import EngineConfig, Sizes
+from weft.engine.engine import EngineCore
+from weft.engine.executor import Executor
+from weft.errors import EngineUnavailableError
+from weft.memory.memory import Memory
+from weft.request import Request, SamplingParams
+from weft.speculation.costs import StepCosts
+from weft.speculation.proposal import parse_sources
+from weft.speculation.rehearsal import REHEARSAL_TOKENS, Rehearsal
+from weft.speculation.speculator import Speculator
+
+_NAME = "rehearsal"
+_PROMPT_TOKENS = 16
+
+
+def make_drafter(config: EngineConfig, memory: Memory, executor: Executor, sizes: Sizes, vocab_size: int,
+                 tell: Callable[[str], None]) -> Speculator | None:
+    """None where ``speculate`` is off. ``executor`` computes nothing else meanwhile. Raises ConfigError."""
+    sources = parse_sources(config.speculate)
+    if not sources:
+        return None
+    tell("speculation: measuring steps of 1 to 16 rows")
+    costs = rehearse(Memory(memory.plan), executor, sizes, vocab_size)
+    return Speculator(sources, costs=StepCosts(costs), tree=memory.prefix_tree if memory.caches else None,
+                      drafts_max=config.speculate_max)
+
+
+def rehearse(memory: Memory, executor: Executor, sizes: Sizes, vocab_size: int) -> dict[int, float]:
+    """Seconds of a step by its rows. ``memory`` has nothing in it, and has nothing in it afterwards."""
+    rehearsal = Rehearsal()
+    core = EngineCore(vocab_size=vocab_size, sizes=sizes, memory=memory, executor=executor,
+                      clock=time.perf_counter, seed=0, eos_ids=(), drafter=rehearsal)
+    prompt = [0] * min(_PROMPT_TOKENS, max(1, sizes.max_model_len // 2))
+    room = sizes.max_model_len - len(prompt)
+    core.submit(Request(request_id=_NAME, prompt_tokens=prompt, sampling=SamplingParams(
+        temperature=0.0, max_tokens=min(REHEARSAL_TOKENS, room), ignore_eos=True)))
+    while core.has_work:
+        core.step()
+        if rehearsal.complete:
+            core.cancel(_NAME)
+    if core.failure is not None:
+        raise EngineUnavailableError(
+            f"measuring the cost of steps failed: {core.failure!r}") from core.failure
+    return rehearsal.measured
