@@ -76,6 +76,7 @@ class EngineCore:
         self.memory = memory
         self.eos_ids = eos_ids
         self.grammars = grammars or GrammarCompiler(None, eos_ids, vocab_size)
+        self.drafter = drafter
         self.scheduler = Scheduler(memory, sizes, checkpoints, store, drafter)
         self.store = store
         self._pause = pause
