@@ -43,11 +43,12 @@ def make_drafter(config: EngineConfig, memory: Memory, executor: Executor, sizes
                       drafts_max=config.speculate_max)
 
 
-def rehearse(memory: Memory, executor: Executor, sizes: Sizes, vocab_size: int) -> dict[int, float]:
+def rehearse(memory: Memory, executor: Executor, sizes: Sizes, vocab_size: int,
+             clock: Callable[[], float] = time.perf_counter) -> dict[int, float]:
     """Seconds of a step by its rows. ``memory`` has nothing in it, and has nothing in it afterwards."""
     rehearsal = Rehearsal()
     core = EngineCore(vocab_size=vocab_size, sizes=sizes, memory=memory, executor=executor,
-                      clock=time.perf_counter, seed=0, eos_ids=(), drafter=rehearsal)
+                      clock=clock, seed=0, eos_ids=(), drafter=rehearsal)
     prompt = [0] * min(_PROMPT_TOKENS, max(1, sizes.max_model_len // 2))
     room = sizes.max_model_len - len(prompt)
     core.submit(Request(request_id=_NAME, prompt_tokens=prompt, sampling=SamplingParams(

@@ -88,8 +88,8 @@ def frame(url: str, now: Reading, before: Reading | None, cache: Mapping[str, An
         f"{up} of {len(now.engines)} engines up" if up else "the engine is not there", "bold red")
     head = Text.assemble(("weft top", "bold"), f"  {now.model or '(no model yet)'} at {url}  ", state)
     replicas = [Text(), _replicas(now)] if len(now.engines) > 1 else []
-    return Group(head, *replicas, Text(), _traffic(now, before), *_speculation(now), Text(), _memory(now), Text(),
-                 _reuse(now, before), Text(), _prefixes(cache))
+    return Group(head, *replicas, Text(), _traffic(now, before), *_speculation(now), Text(), _memory(now),
+                 Text(), _reuse(now, before), Text(), _prefixes(cache))
 
 
 def _state(now: Reading) -> Text:

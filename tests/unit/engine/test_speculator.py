@@ -1,0 +1,51 @@
+"""The drafter that serves, through the engine over the scripted device: answers, counts, the rehearsal."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.engine.rig import VOCAB_SIZE, Rig
+from weft.assemble.speculation import rehearse
+from weft.memory.memory import Memory
+from weft.speculation.costs import StepCosts
+from weft.speculation.rehearsal import DRAFT_COUNTS
+from weft.speculation.speculator import Speculator
+
+FREE = {1: 1.0, 16: 1.0001, 1024: 1.001}
+
+
+def repeating(rig: Rig) -> dict[tuple[str, int], list[int]]:
+    """The same questions three times, one after the other."""
+    for again in range(3):
+        for number, length in enumerate((40, 70, 33)):
+            rig.submit(f"r{number}-{again}", length, max_tokens=60, seed=number, ignore_eos=True)
+        rig.run()
+    return {name: answer.tokens for name, answer in rig.answers.items()}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_questions_asked_again_are_drafted_from_the_tree_and_from_answers(overlap: bool) -> None:
+    plain = Rig(cache=True)
+    drafter = Speculator(costs=StepCosts(FREE))
+    rig = Rig(cache=True, drafter=drafter, overlap=overlap)
+    drafter._tree = rig.core.memory.prefix_tree
+    rig.core.speculation = drafter.stats
+    assert repeating(rig) == repeating(plain)
+    stats = rig.core.stats().speculation
+    assert stats.sources["tree"].accepted + stats.sources["suffix"].accepted > 100
+    assert len(rig.plans) < 0.8 * len(plain.plans)
+    events = [answer.events[-1] for answer in rig.answers.values()]
+    assert sum(event.accepted_drafts for event in events) == stats.accepted
+    assert sum(event.rejected_drafts for event in events) == stats.drafted - stats.accepted
+    rig.core.audit()
+
+
+def test_a_rehearsal_measures_every_count_and_leaves_nothing() -> None:
+    rig = Rig()
+    memory = Memory(rig.core.memory.plan)
+    measured = rehearse(memory, rig, rig.sizes, VOCAB_SIZE, rig.clock)
+    assert measured == {1 + count: 1.0 for count in DRAFT_COUNTS}
+    assert memory.usage().pages_held == memory.usage().slots_held == 0
+    assert len(rig.plans) < 40
+    rig.submit("after", 50, max_tokens=20)
+    assert len(rig.run()["after", 0].tokens) > 0
