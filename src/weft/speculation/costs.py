@@ -5,8 +5,8 @@
 
 A step reads all weights once, whatever its rows. So a few rows more cost little, until the products cost more
 than the reading. Where that begins depends on the machine, the weights and the kernels: it is measured. The
-table begins with a guess or with a measurement at start, and each step of decodes corrects it. A figure that
-was never measured follows the nearest measured one, in the proportion of the guess.
+table begins with a guess or a measurement at start, and each step of decodes corrects it. A figure beyond
+the measured ones follows the nearest of them, in the proportion of the guess.
 
 Contexts grow and machines get busy, so old measurements fade: behind the first ten, a new one counts a tenth.
 
@@ -17,6 +17,7 @@ length (all rows of a step share its growth, and a ratio is what decides).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 ROWS: tuple[int, ...] = tuple(1 << power for power in range(11))
 """Rows whose cost is in the table; a step between two of them corrects the nearer one."""
@@ -38,8 +39,8 @@ class StepCosts:
         self._measured: list[float | None] = [None] * len(ROWS)
         self._counts = [0] * len(ROWS)
         """Measurements of each figure."""
-        self._guides = list(range(len(ROWS)))
-        """For each figure, the nearest one that was measured."""
+        self._known: list[int] = []
+        """Figures that were measured."""
         self._figures = list(_GUESS)
         for rows, seconds in (measured or {}).items():
             self._learn(_nearest(rows), seconds)
@@ -84,20 +85,28 @@ class StepCosts:
                 if seconds is not None}
 
     def _learn(self, at: int, seconds: float) -> None:
-        """``seconds`` is the first measurement of figure ``at``: it guides its neighbours."""
+        """``seconds`` is the first measurement of figure ``at``."""
         self._measured[at] = seconds
-        known = [other for other, figure in enumerate(self._measured) if figure is not None]
-        self._guides = [min(known, key=lambda other: abs(other - place)) for place in range(len(ROWS))]
+        self._known = [other for other, figure in enumerate(self._measured) if figure is not None]
 
     def _fill(self) -> None:
-        """``_figures`` from the measured ones, guessed where nothing was measured. They never fall: noise
-        makes steps longer, so a figure above one for more rows is cut to that."""
-        figures = [(self._measured[guide] or _GUESS[guide]) * _GUESS[at] / _GUESS[guide]
-                   for at, guide in enumerate(self._guides)]
-        most = figures[-1]
-        for at in range(len(figures) - 1, -1, -1):
-            most = figures[at] = min(figures[at], most)
-        self._figures = figures
+        """``_figures`` from the measured ones. They never fall: noise makes steps longer, so a figure above
+        one for more rows is cut to that. Between two measured ones they lie on a line, beyond them they
+        follow the guess."""
+        if not self._known:
+            return
+        figures, most = self._figures, float("inf")
+        for at in reversed(self._known):
+            most = figures[at] = min(self._measured[at] or most, most)
+        for low, high in pairwise(self._known):
+            for at in range(low + 1, high):
+                share = (ROWS[at] - ROWS[low]) / (ROWS[high] - ROWS[low])
+                figures[at] = figures[low] + share * (figures[high] - figures[low])
+        first, last = self._known[0], self._known[-1]
+        for at in range(first):
+            figures[at] = figures[first] * _GUESS[at] / _GUESS[first]
+        for at in range(last + 1, len(ROWS)):
+            figures[at] = figures[last] * _GUESS[at] / _GUESS[last]
 
 
 def _nearest(rows: int) -> int:
