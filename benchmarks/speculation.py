@@ -3,9 +3,9 @@
     python -m benchmarks.speculation [--model DIR] [--tokens 1000] [--share 0.05]
 
 A model with random weights rewrites nothing, and the embedded one is too small for it. So the answer comes
-first, and the prediction is derived from it: the same tokens with edits at a share of their places. The drafts
-are then right and wrong as those of a rewrite. Both runs are in one process, one after the other and repeated,
-and their tokens must be equal. Seconds are those of decode steps."""
+first, and the prediction is derived from it: the same tokens with edits at a share of their places. The
+drafts are then right and wrong as those of a rewrite. Both runs are in one process, one after the other and
+repeated, and their tokens must be equal. Seconds are those of decode steps."""
 
 from __future__ import annotations
 
