@@ -134,8 +134,6 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> 
                       clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids,
                       checkpoints=checkpoints, overlap=overlap,
                       grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size))
-    if drafter is not None:
-        core.speculation = drafter.stats
     core.on_step.append(_cost_learner(policy, cost))
     if tier is not None:
         core.on_step.append(_price_learner(tier))

@@ -50,6 +50,7 @@ from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.scheduler import Scheduler
 from weft.schedule.store_tier import StoreTier
 from weft.speculation.drafter import Drafter
+from weft.speculation.speculator import Speculator
 from weft.speculation.stats import SpeculationStats
 
 STORE_PAUSE_S = 1e-3
@@ -88,8 +89,6 @@ class EngineCore:
         self.settlement = Settlement(self.scheduler, self.streams, self.counters, feed)
         if feed is not None:
             self.on_step.append(feed.stepped)
-        self.speculation: Callable[[], SpeculationStats] = SpeculationStats
-        """Reads the numbers of the drafter, which are its own."""
         self.failure: BaseException | None = None
         """The exception that ended the engine: from ``execute``, or an assert."""
         self.sleep_state = AWAKE
@@ -267,4 +266,4 @@ class EngineCore:
             preemptions=self.scheduler.preemption_count,
             recomputed_tokens=self.scheduler.recomputed_tokens, finished=dict(counters.finished),
             sleep=self.sleep_state, store=None if self.store is None else self.store.stats(),
-            speculation=self.speculation())
+            speculation=self.drafter.stats() if isinstance(self.drafter, Speculator) else SpeculationStats())

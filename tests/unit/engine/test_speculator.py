@@ -29,7 +29,6 @@ def test_questions_asked_again_are_drafted_from_the_tree_and_from_answers(overla
     drafter = Speculator(costs=StepCosts(FREE))
     rig = Rig(cache=True, drafter=drafter, overlap=overlap)
     drafter._tree = rig.core.memory.prefix_tree
-    rig.core.speculation = drafter.stats
     assert repeating(rig) == repeating(plain)
     stats = rig.core.stats().speculation
     assert stats.sources["tree"].accepted + stats.sources["suffix"].accepted > 100
