@@ -1,0 +1,176 @@
+"""What a dialect costs the HTTP process, besides the engine and the socket.
+
+    python -m benchmarks.dialects [--requests 20] [--tokens 256] [--rounds 30] [--json FILE]
+
+The whole application runs in this process: routes, bodies, template, tokenizer, answers and the store of
+responses. The engine is replaced by one that has each token ready. All dialects get prompts of about the same
+length, in turns, and the table has the least of all rounds: other work on the machine only adds.
+
+    wall      microseconds of a request with an answer of one token
+    request   of these, the time of this process on a CPU, all threads; the template has a process of its own
+    token     CPU microseconds of a streamed token: (a stream of N tokens - a stream of 1) / (N - 1)
+
+Completions have no template. ``over completions`` is therefore the price of a conversation plus the
+dialect's, and ``over chat`` the dialect's alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Callable, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.serve.checkpoints import save_tokenizer
+from weft.config import Sizes
+from weft.info import ModelInfo
+from weft.request import Request, TokenEvent
+from weft.server.app import build_app
+from weft.server.config import ServerConfig
+from weft.server.service import Service, load_served_model
+
+VOCAB_SIZE = 2000
+TEMPLATE = ("{% for message in messages %}<s>{{ message.role }}\n{{ message.content }}</s>\n{% endfor %}"
+            "{% if add_generation_prompt %}<s>assistant\n{% endif %}")
+TEXT = "What turns the mill by the river, and which key is red? " * 8
+TOKEN = 300
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/responses stored")
+
+
+class ReadyStream:
+    """One event for each token of one request, each when it is asked for."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._left = request.sampling.max_tokens or 1
+
+    async def events(self) -> list[TokenEvent]:
+        self._left -= 1
+        return [TokenEvent(request_id=self._request.request_id, index=0, tokens=[TOKEN],
+                           finish_reason=None if self._left else "length")]
+
+
+class ReadyEngine:
+    """What the server asks of its engines; it is its own table of requests."""
+
+    def __init__(self) -> None:
+        self.requests = self
+        self.engines = self
+        self.on_step_tokens: Callable[[list[int]], None] = lambda sizes: None
+
+    def check_alive(self) -> None:
+        """It always is."""
+
+    async def submit(self, requests: list[Request]) -> ReadyStream:
+        return ReadyStream(requests[0])
+
+    def cancel(self, request_id: str, index: int | None = None) -> None:
+        """Everything has finished."""
+
+    def close(self, stream: ReadyStream) -> None:
+        """Nothing is held."""
+
+    async def cache_shapes(self) -> list[Any]:
+        return []
+
+
+def body_of(path: str, tokens: int, *, stream: bool) -> dict[str, Any]:
+    shared: dict[str, Any] = {"model": "m", "temperature": 0, "ignore_eos": True, "stream": stream}
+    match path:
+        case "/v1/completions":
+            return {**shared, "prompt": TEXT, "max_tokens": tokens}
+        case "/v1/responses" | "/v1/responses stored":
+            return {**shared, "input": TEXT, "max_output_tokens": tokens, "store": path.endswith("stored")}
+        case _:
+            return {**shared, "messages": [{"role": "user", "content": TEXT}], "max_tokens": tokens}
+
+
+async def ask(app: Any, path: str, raw: bytes) -> None:
+    scope: dict[str, Any] = {
+        "type": "http", "method": "POST", "path": path.partition(" ")[0], "raw_path": b"",
+        "query_string": b"", "headers": [(b"host", b"localhost"), (b"content-type", b"application/json"),
+                    (b"content-length", str(len(raw)).encode())], "http_version": "1.1", "scheme": "http",
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8000), "root_path": "", "state": {}}
+    parts = [{"type": "http.request", "body": raw, "more_body": False}]
+    sent, status = b"", 0
+
+    async def receive() -> dict[str, Any]:
+        if not parts:
+            await asyncio.Event().wait()  # the client stays
+        return parts.pop()
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        nonlocal sent, status
+        status = message.get("status", status)
+        sent += message.get("body", b"")
+
+    await app(scope, receive, send)
+    assert status == 200, (path, sent)
+
+
+async def timed(app: Any, path: str, count: int, tokens: int, *, stream: bool) -> tuple[float, float]:
+    """(wall, CPU) seconds of one request."""
+    raw = json.dumps(body_of(path, tokens, stream=stream)).encode()
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    for _ in range(count):
+        await ask(app, path, raw)
+    return (time.perf_counter() - wall_s) / count, (time.process_time() - cpu_s) / count
+
+
+async def measure(directory: Path, args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    engine: Any = ReadyEngine()
+    config = ServerConfig(response_store=str(directory / "responses.sqlite"))
+    service = Service(config, engine)
+    sizes = Sizes(max_model_len=4096, rows_max=64, step_tokens_max=2048, queue_max=1024, memory_bytes=1 << 30)
+    info = ModelInfo(
+        name="m", directory=str(directory), family="", layers="", vocab_size=VOCAB_SIZE, dtype="float32",
+        weights_bytes=0, load_s=0.0, device="cpu", threads=1, kernels="", sizes=sizes, memory=[], notes=[],
+        eos_ids=[2], generation_defaults={})
+    service.open(load_served_model(info, config))
+    app = build_app(service)
+    rounds: dict[str, list[dict[str, float]]] = {path: [] for path in PATHS}
+    for number in range(args.rounds + 1):
+        for path in PATHS:
+            wall_s, cpu_s = await timed(app, path, args.requests, 1, stream=False)
+            many_s, one_s = [(await timed(app, path, 2, tokens, stream=True))[1]
+                             for tokens in (args.tokens, 1)]
+            if number:  # the first round warms up
+                rounds[path].append({"request": cpu_s * 1e6, "wall": wall_s * 1e6,
+                                     "token": (many_s - one_s) / (args.tokens - 1) * 1e6})
+    await service.close()
+    return {path: {name: min(one[name] for one in results) for name in results[0]}
+            for path, results in rounds.items()}
+
+
+def show(table: dict[str, dict[str, float]]) -> None:
+    base, chat = table["/v1/completions"], table["/v1/chat/completions"]
+    print(f"{'':24}{'wall':>8}{'request':>9}{'token':>7}{'over completions':>20}{'over chat':>20}")
+    for path, row in table.items():
+        over = "".join(f"{row['request'] - other['request']:+12.0f}{row['token'] - other['token']:+8.1f}"
+                       for other in (base, chat))
+        print(f"{path:24}{row['wall']:8.0f}{row['request']:9.0f}{row['token']:7.1f}{over}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Microseconds that each dialect costs the HTTP process.")
+    parser.add_argument("--requests", type=int, default=20)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        save_tokenizer(directory, VOCAB_SIZE)
+        (directory / "chat_template.jinja").write_text(TEMPLATE)
+        table = asyncio.run(measure(directory, args))
+    show(table)
+    if args.json is not None:
+        args.json.write_text(json.dumps(table, indent=2))
+
+
+if __name__ == "__main__":
+    main()
