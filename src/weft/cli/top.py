@@ -182,7 +182,8 @@ def _reuse(now: Reading, before: Reading | None) -> RenderableType:
     row("found", hits)
     reasons = {"no_checkpoint": "lost: no state kept there", "evicted_state": "lost: its state gave way",
                "evicted_kv": "lost: its KV gave way", "not_ready": "lost: being computed",
-               "salt": "lost: of another salt"}
+               "salt": "lost: of another salt", "stored": "lost: slower to read from the store",
+               "damaged": "lost: damaged in the store", "store_busy": "lost: the store was too slow"}
     for reason, tokens in now.by_label.get("prefix_cache_lost_tokens_total", {}).items():
         row(reasons.get(reason, f"lost: {reason}"), tokens)
     row("computed again", values.get("recomputed_tokens_total", 0.0))
@@ -191,9 +192,27 @@ def _reuse(now: Reading, before: Reading | None) -> RenderableType:
                      now.by_label.get("prefix_cache_evictions_total", {}).items())
     moves = ", ".join(f"{int(count):,} {kind}{'' if count == 1 else 's'}" for kind, count in
                       now.by_label.get("compaction_moves_total", {}).items())
-    lines = [f"gave way: {gone or 'nothing'}", f"moved to empty frames: {moves or 'nothing'}"]
+    lines = [f"gave way: {gone or 'nothing'}", f"moved to empty frames: {moves or 'nothing'}",
+             *_store(now)]
     return Group(table, *([Text(f"found since the last frame: {recent:.1%}")] if recent is not None else []),
                  *(Text(line, "bright_black") for line in lines))
+
+
+def _store(now: Reading) -> list[str]:
+    """What the store holds and did; nothing without one."""
+    values = now.values
+    if "store_capacity_bytes" not in values:
+        return []
+    writes = now.by_label.get("store_writes_total", {})
+    restored = int(values.get("store_restored_tokens_total", 0))
+    saved_s = values.get("store_saved_seconds_total", 0.0)
+    return [f"store: {int(values['store_checkpoints']):,} checkpoints, "
+            f"{format_bytes(int(values['store_bytes']))} of "
+            f"{format_bytes(int(values['store_capacity_bytes']))}",
+            f"from the store: {restored:,} tokens, {saved_s:,.1f} s saved, "
+            f"{int(values.get('store_damaged_total', 0)):,} damaged",
+            f"to the store: {int(writes.get('written', 0)):,} written, "
+            f"{int(writes.get('dropped', 0)):,} dropped"]
 
 
 def _recent_hit_rate(now: Reading, before: Reading | None) -> float | None:

@@ -188,7 +188,7 @@ class _Handlers:
         shapes = await self._looks.shapes()
         stats = dict(self._service.engine.engines.stats())
         text_of = self._text_of if self._service.config.show_text else None
-        return json_response(cache_reports([(number, stats[number].memory, shape)
+        return json_response(cache_reports([(number, stats[number], shape)
                                             for number, shape in shapes if number in stats],
                                            text_of=text_of))
 

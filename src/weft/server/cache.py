@@ -17,8 +17,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from weft.engine.stats import EngineStats
 from weft.errors import EngineUnavailableError
 from weft.memory.memory import MemoryUsage
+from weft.memory.prefix.cache_counts import STORE_COUNTS
 from weft.memory.prefix.shape import CacheShape, PrefixShape, ShapeSum, SizeClass
 
 LOOK_EVERY_S = 1.0
@@ -66,17 +68,22 @@ def memory_bytes(usage: MemoryUsage) -> dict[str, int]:
     }
 
 
-def cache_reports(engines: Sequence[tuple[int, MemoryUsage, CacheShape]], *,
+def cache_reports(engines: Sequence[tuple[int, EngineStats, CacheShape]], *,
                   text_of: TextOf | None = None) -> dict[str, Any]:
-    """``cache_report`` of one replica; of several, their sum, and each one in ``replicas``. Raises
-    EngineUnavailableError without any: an engine may have ended since it was asked."""
-    reports = [(number, cache_report(usage, shape, text_of=text_of)) for number, usage, shape in engines]
+    """``cache_report`` of one replica; of several, their sum, and each one in ``replicas``. ``store``: what
+    the store of a replica holds and did. Raises EngineUnavailableError without any: an engine may have ended
+    since it was asked."""
+    reports = [(number, cache_report(stats.memory, shape, text_of=text_of))
+               for number, stats, shape in engines]
     if not reports:
         raise EngineUnavailableError("no engine serves at the moment")
+    stores = [{} if stats.store is None else {"store": dataclasses.asdict(stats.store)}
+              for _, stats, _ in engines]
     if len(reports) == 1:
-        return reports[0][1]
+        return {**reports[0][1], **stores[0]}
     return {**_added([report for _, report in reports]),
-            "replicas": [{"replica": number, **report} for number, report in reports]}
+            "replicas": [{"replica": number, **report, **store}
+                         for (number, report), store in zip(reports, stores, strict=True)]}
 
 
 def _added(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -125,6 +132,8 @@ def cache_report(usage: MemoryUsage, shape: CacheShape, *, text_of: TextOf | Non
     counts = dataclasses.asdict(usage.cache)
     if not counts["lost_salt"]:  # not looked for without --count-salt, and 0 would say that there is none
         del counts["lost_salt"]
+    if not usage.cache.loaded:
+        counts = {name: count for name, count in counts.items() if count or name not in STORE_COUNTS}
     return {
         "object": "cache",
         "bytes": usage.cached_bytes,

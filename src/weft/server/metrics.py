@@ -29,6 +29,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from weft.engine.stats import EngineStats
 from weft.memory.memory import MemoryUsage
 from weft.request import SamplingParams, TokenEvent
+from weft.schedule.store_tier import TierStats
 from weft.server.cache import memory_bytes
 from weft.server.edge import HttpEdge
 from weft.server.sleep import STATES, state_name
@@ -235,7 +236,10 @@ class Metrics:
         yield self._counter("prefix_cache_queries", "Prompt tokens looked for in the cache.",
                             stats.prompt_tokens)
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.cached_tokens)
-        yield from self._cache(memory, has_arena="kv_cache" not in stats.sleep.missing)
+        yield from self._cache(memory, has_arena="kv_cache" not in stats.sleep.missing,
+                               has_store=stats.store is not None)
+        if stats.store is not None:
+            yield from self._store(stats.store)
         yield self._counter("generation_tokens", "Tokens generated.", stats.generation_tokens)
         yield self._counter("computed_tokens", "Tokens that went through the model.", stats.computed_tokens)
         yield self._counter("recomputed_tokens", "Tokens computed again after preemption.",
@@ -245,7 +249,27 @@ class Metrics:
         yield self._by("admission_rejections", "Requests turned away.", "reason",
                        {"queue_full": stats.requests_refused})
 
-    def _cache(self, memory: MemoryUsage, *, has_arena: bool) -> Iterator[Metric]:
+    def _store(self, tier: TierStats) -> Iterator[Metric]:
+        restores, writes, store = tier.restores, tier.writes, tier.store
+        yield self._gauge("store_bytes", "Bytes of records in the store.", store.stored_bytes)
+        yield self._gauge("store_capacity_bytes", "Most bytes of the store.", store.capacity_bytes)
+        yield self._gauge("store_checkpoints", "Checkpoints of this model in the store.", store.checkpoints)
+        yield self._gauge("store_requests_waiting", "Requests that wait for the store.", tier.waiting)
+        yield self._gauge("store_buffer_bytes", "Host memory between the arena and the store.",
+                          tier.buffer_bytes)
+        yield self._counter("store_restores", "Prefixes read from the store.", restores.restores)
+        yield self._counter("store_restored_tokens", "Tokens of those prefixes.", restores.restored_tokens)
+        yield self._counter("store_saved_seconds", "Estimated seconds of computing that restores saved.",
+                            max(0.0, restores.saved_s))
+        yield self._counter("store_late_restores", "Restores given up at their deadline.", restores.late)
+        yield self._counter("store_damaged", "Prefixes whose stored bytes were wrong.", restores.damaged)
+        yield self._counter("store_read_bytes", "Bytes read from the store.", store.fetched_bytes)
+        yield self._counter("store_written_bytes", "Bytes written to the store.", store.written_bytes)
+        yield self._by("store_writes", "Checkpoints that became candidates, by outcome.", "outcome",
+                       {"written": writes.written, "dropped": writes.dropped, "skipped": writes.skipped,
+                        "lost": writes.lost})
+
+    def _cache(self, memory: MemoryUsage, *, has_arena: bool, has_store: bool) -> Iterator[Metric]:
         counts = memory.cache
         used = {use: size if has_arena else 0 for use, size in memory_bytes(memory).items()}
         yield self._gauge("prefix_cache_bytes", "Bytes of cached pages and states.", memory.cached_bytes)
@@ -266,6 +290,9 @@ class Metrics:
                 "evicted_kv": counts.lost_evicted_kv, "not_ready": counts.lost_not_ready}
         if counts.lost_salt:  # not looked for without --count-salt, and 0 would say that there is none
             lost["salt"] = counts.lost_salt
+        if has_store:
+            lost |= {"stored": counts.lost_stored, "damaged": counts.lost_damaged,
+                     "store_busy": counts.lost_store_busy}
         yield self._by("prefix_cache_lost_tokens", "Tokens that were cached in part and had to be computed.",
                        "reason", lost)
         yield self._by("prefix_cache_evictions", "What gave way to others: tails are states inside a page.",

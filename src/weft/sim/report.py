@@ -17,12 +17,11 @@ import numpy.typing as npt
 
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.memory import MemoryUsage
-from weft.memory.prefix.cache_counts import CacheCounts
+from weft.memory.prefix.cache_counts import STORE_COUNTS, CacheCounts
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-_STORE_COUNTS = {"lost_stored", "lost_damaged", "lost_store_busy", "loaded", "loaded_tokens"}
 SHARES = (50, 90, 99)
 
 
@@ -151,7 +150,7 @@ class Report:
 
 def _without_store(counts: dict[str, int]) -> dict[str, int]:
     """The counters of a cache without a store: its hash is that of a build that knows no store."""
-    return {name: count for name, count in counts.items() if name not in _STORE_COUNTS or count}
+    return {name: count for name, count in counts.items() if name not in STORE_COUNTS or count}
 
 
 def _without_names(value: Any) -> Any:

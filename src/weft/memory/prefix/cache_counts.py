@@ -42,3 +42,7 @@ class CacheCounts:
     """Checkpoints that came from a store."""
     loaded_tokens: int = 0
     """Tokens that those checkpoints added to what the cache had."""
+
+
+STORE_COUNTS = frozenset({"lost_stored", "lost_damaged", "lost_store_busy", "loaded", "loaded_tokens"})
+"""Counters that stay 0 without a store."""

@@ -14,7 +14,9 @@ const {formatBytes, formatCount, formatSeconds} = readings;
 const percent = (share) => (share === null ? "–" : `${(100 * share).toFixed(1)} %`);
 const colour = (name) => `var(--${name.replace("_", "-")})`;
 const LOSS_COLOURS = {found: "var(--running-kv)", no_checkpoint: "var(--cached-states)", evicted_state: "var(--bad)",
-                      evicted_kv: "var(--cached-kv)", not_ready: "var(--shared-kv)", salt: "var(--open)", new: "var(--free)"};
+                      evicted_kv: "var(--cached-kv)", not_ready: "var(--shared-kv)", salt: "var(--open)",
+                      stored: "var(--running-kv)", damaged: "var(--running-kv)", store_busy: "var(--running-kv)",
+                      new: "var(--free)"};
 
 const TILES = [
   ["running", (now) => now.values.num_requests_running ?? 0, formatCount],
@@ -80,6 +82,7 @@ function drawPrompts(now) {
   drawParts(part("prompt-bar"), part("prompt-legend"), readings.promptTokens(now).map(([name, words, tokens]) => ({
     words, size: tokens, colour: LOSS_COLOURS[name], shown: `${formatCount(tokens)}${asked ? `, ${percent(tokens / asked)}` : ""}`})));
   const list = (counts) => Object.entries(counts ?? {}).map(([kind, count]) => `${formatCount(count)} ${kind}${count === 1 ? "" : "s"}`).join(", ");
+  part("store").textContent = readings.storeState(now);
   part("gave-way").textContent = `gave way: ${list(now.byLabel.prefix_cache_evictions_total)}; moved to empty frames: ` +
     `${list(now.byLabel.compaction_moves_total)}; computed again: ${formatCount(now.values.recomputed_tokens_total)} tokens; ` +
     `preemptions: ${formatCount(now.values.num_preemptions_total)}`;

@@ -9,6 +9,8 @@ export const USES = [
 export const LOSSES = [
   ["no_checkpoint", "lost: no state kept there"], ["evicted_state", "lost: its state gave way"],
   ["evicted_kv", "lost: its KV gave way"], ["not_ready", "lost: being computed"], ["salt", "lost: of another salt"],
+  ["stored", "lost: slower to read from the store"], ["damaged", "lost: damaged in the store"],
+  ["store_busy", "lost: the store was too slow"],
 ];
 const COMMON_LABELS = ["model_name", "engine"];
 const LINE = /^([^\s{]+?):([^\s{]+)(?:\{(.*)\})?\s+(\S+)/;
@@ -86,6 +88,17 @@ export function speculation(reading) {
   const any = Object.values(drafted).some((count) => count);
   return {rows: any ? Object.entries(drafted).map(([source, count]) => [source, count, accepted[source] ?? 0]) : [],
           length: windows ? 1 + right / windows : 1, savedSeconds: reading.values.spec_decode_saved_seconds ?? 0};
+}
+
+// What the store holds and did, in one sentence; empty without a store.
+export function storeState(reading) {
+  const values = reading.values;
+  if (values.store_capacity_bytes === undefined) return "";
+  const writes = reading.byLabel.store_writes_total ?? {};
+  return `Store: ${formatCount(values.store_checkpoints)} checkpoints in ${formatBytes(values.store_bytes)}`
+    + ` of ${formatBytes(values.store_capacity_bytes)}; ${formatCount(values.store_restored_tokens_total)} tokens read`
+    + ` instead of computed, ${formatSeconds(values.store_saved_seconds_total)} saved;`
+    + ` ${formatCount(values.store_damaged_total)} damaged, ${formatCount(writes.dropped)} writes dropped.`;
 }
 
 export function sleepState(reading) {
