@@ -201,7 +201,7 @@ def _reuse(now: Reading, before: Reading | None) -> RenderableType:
 def _store(now: Reading) -> list[str]:
     """What the store holds and did; nothing without one."""
     values = now.values
-    if "store_capacity_bytes" not in values:
+    if not values.get("store_capacity_bytes"):
         return []
     writes = now.by_label.get("store_writes_total", {})
     restored = int(values.get("store_restored_tokens_total", 0))

@@ -38,6 +38,10 @@ class TierStats:
     buffer_bytes_max: int
 
 
+NO_TIER = TierStats(RestoreCounts(), WriteCounts(), StoreStats("", False, 0, 0, 0, 0), 0, 0, 0)
+"""The numbers of an engine without a store."""
+
+
 class StoreTier:
     """``exact``: prefixes that were compressed once are not used. ``write_bytes_s``: the pace of writes, 0
     for none. ``clock`` returns seconds and never goes back."""

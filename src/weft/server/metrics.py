@@ -29,7 +29,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from weft.engine.stats import EngineStats
 from weft.memory.memory import MemoryUsage
 from weft.request import SamplingParams, TokenEvent
-from weft.schedule.store_tier import TierStats
+from weft.schedule.store_tier import NO_TIER, TierStats
 from weft.server.cache import memory_bytes
 from weft.server.edge import HttpEdge
 from weft.server.sleep import STATES, state_name
@@ -238,8 +238,7 @@ class Metrics:
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the cache.", stats.cached_tokens)
         yield from self._cache(memory, has_arena="kv_cache" not in stats.sleep.missing,
                                has_store=stats.store is not None)
-        if stats.store is not None:
-            yield from self._store(stats.store)
+        yield from self._store(stats.store or NO_TIER)
         yield self._counter("generation_tokens", "Tokens generated.", stats.generation_tokens)
         yield self._counter("computed_tokens", "Tokens that went through the model.", stats.computed_tokens)
         yield self._counter("recomputed_tokens", "Tokens computed again after preemption.",

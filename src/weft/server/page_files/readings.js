@@ -93,7 +93,7 @@ export function speculation(reading) {
 // What the store holds and did, in one sentence; empty without a store.
 export function storeState(reading) {
   const values = reading.values;
-  if (values.store_capacity_bytes === undefined) return "";
+  if (!values.store_capacity_bytes) return "";
   const writes = reading.byLabel.store_writes_total ?? {};
   return `Store: ${formatCount(values.store_checkpoints)} checkpoints in ${formatBytes(values.store_bytes)}`
     + ` of ${formatBytes(values.store_capacity_bytes)}; ${formatCount(values.store_restored_tokens_total)} tokens read`
