@@ -115,7 +115,8 @@ def generations(directory: Path, disk: OsDisk) -> list[int]:
 
 
 def open_ledger(directory: Path, disk: OsDisk, *, writable: bool) -> tuple[LedgerFiles, bytes] | None:
-    """The newest generation with a valid header, and its rows without the header. None if there is none."""
+    """The newest generation with a valid header or any valid row, and its rows without the header. None if
+    there is none. A file gets its name when it is whole, so a damaged header is no trace of a crash."""
     opened = disk.open_existing if writable else disk.open_read
     for generation in generations(directory, disk):
         rows_name, tokens_name = file_names(generation)
@@ -123,7 +124,8 @@ def open_ledger(directory: Path, disk: OsDisk, *, writable: bool) -> tuple[Ledge
         size = disk.size(rows_handle)
         content = bytearray(size)
         disk.read(rows_handle, memoryview(content), 0)
-        if header_generation(bytes(content[:ROW_BYTES])) != generation:
+        if header_generation(bytes(content[:ROW_BYTES])) != generation \
+                and not parse_rows(memoryview(content)[ROW_BYTES:])[1].any():
             disk.close(rows_handle)
             continue
         tokens_handle = opened(directory / tokens_name)

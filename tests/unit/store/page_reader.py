@@ -56,8 +56,9 @@ def read_store(directory: Path) -> list[Prefix]:
     names = sorted((directory.glob("ledger-????????.rows")), reverse=True)
     for name in names:
         content = name.read_bytes()
-        if content[:16] == b"weft-store-rows\0" and struct.unpack_from("<I", content, 16)[0] == 1 \
-                and struct.unpack_from("<Q", content, 24)[0] == int(name.stem[-8:]) and _valid(content[:144]):
+        header = content[:16] == b"weft-store-rows\0" and struct.unpack_from("<I", content, 16)[0] == 1 \
+            and struct.unpack_from("<Q", content, 24)[0] == int(name.stem[-8:]) and _valid(content[:144])
+        if header or any(_valid(content[at:at + 144]) for at in range(144, len(content), 144)):
             return _prefixes(directory, content[144:], name.with_suffix(".tokens").read_bytes())
     return []
 

@@ -134,6 +134,12 @@ def test_torn_and_repeated_rows_are_counted(disk: MemoryDisk) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("at", [0, 16, 24, 60, ROW_BYTES - 1])
+def test_a_flipped_bit_in_the_ledger_s_header_costs_nothing(disk: MemoryDisk, at: int) -> None:
+    disk.files[ROWS].content[at] ^= 2
+    assert _hits(disk)[0] == [300, 388, 64]
+
+
 @pytest.mark.parametrize("length", [0, 10, ROW_BYTES - 1])
 def test_a_ledger_without_a_header_begins_anew(disk: MemoryDisk, length: int) -> None:
     del disk.files[ROWS].content[length:]
