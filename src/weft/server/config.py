@@ -140,6 +140,8 @@ class ServerConfig:
     max_stored_files: int = _flag(1000, "Files that are kept (413).", least=1)
     file_days: float = _flag(30.0, "Days that a file and an ended batch are kept.", least=0.001)
     max_batch_lines: int = _flag(50_000, "Lines of one batch.", least=1)
+    access_log: Literal["text", "json"] = _flag("text", "Form of the line for each request; json: an object "
+                                                        "without query, keys and texts.")
     log_level: Literal["debug", "info", "warning", "error"] = _flag(
         "info", "What is logged; info has one line per request.")
 

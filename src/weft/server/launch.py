@@ -39,6 +39,7 @@ from rich.console import Console
 from weft.config import EngineConfig
 from weft.errors import ConfigError, UserError, WeftError
 from weft.fleet.fleet import Fleet
+from weft.server.access_log import log_access_as_json
 from weft.server.app import build_app
 from weft.server.banner import StartProgress, base_url, print_banner
 from weft.server.client import ASSEMBLE
@@ -275,6 +276,8 @@ def _set_up_logging(config: ServerConfig) -> None:
     logging.getLogger("weft").setLevel(level)
     access = logging.getLogger("uvicorn.access")
     access.setLevel(level)
+    if config.access_log == "json":
+        log_access_as_json()
     if config.log_level != "debug":
         access.addFilter(_is_no_look)
 
