@@ -17,12 +17,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from train.chat import small_talk, story_turn
+from train.chat import SYSTEM, in_second_words, small_talk, story_turn, talk_beside_tools, unknown_turn
 from train.tokenizer import END_OF_TEXT, TURN_END, TURN_START
 from weft.eval.codes import make_codes_episode
-from weft.eval.recall import CountTokens, Episode, EpisodeTurn, make_episode
+from weft.eval.facts import invented_turn, make_facts_episode
+from weft.eval.recall import SCORED, CountTokens, Episode, EpisodeTurn, make_episode
+from weft.eval.tool_calls import make_tools_episode, system_text
 
-PROMPT_WEIGHT, STORY_WEIGHT = 0.1, 0.3
+PROMPT_WEIGHT, STORY_WEIGHT, FREE_WEIGHT = 0.1, 0.3, 0.2
 STORY_CHARACTERS_MIN = 200
 
 MakeEpisode = Callable[[random.Random, int, CountTokens], Episode]
@@ -65,20 +67,33 @@ class Chats:
             weights.extend([weight] * len(ids))
             answers.extend([answer] * len(ids))
 
-        if episode.system:
-            add(
-                [self.start, *self.encode("system\n" + episode.system), self.end, *self.newline],
-                PROMPT_WEIGHT,
-            )
+        system = system_text(episode.system, episode.tools) if episode.tools else episode.system
+        if system:
+            add([self.start, *self.encode("system\n" + system), self.end, *self.newline], PROMPT_WEIGHT)
         asked = 0
         for turn in episode.turns:
             add([self.start, *self.encode("user\n" + turn.user), self.end, *self.newline], PROMPT_WEIGHT)
             add(self.reply_head, PROMPT_WEIGHT)
-            weight = STORY_WEIGHT if len(turn.reply) > STORY_CHARACTERS_MIN else 1.0
-            add([*self.encode(turn.reply), self.end], weight, asked if turn.kind == "recall" else -1)
+            is_story = turn.kind == "told" and len(turn.reply) > STORY_CHARACTERS_MIN
+            weight = STORY_WEIGHT if is_story else 1.0
+            answer = asked if turn.kind in SCORED else -1
+            for token, factor in self.weighed(turn):
+                add([token], weight * factor, answer if factor == 1.0 else -1)
             add(self.newline, PROMPT_WEIGHT)
-            asked += turn.kind == "recall"
+            asked += turn.kind in SCORED
         return tokens, weights, answers
+
+    def weighed(self, turn: EpisodeTurn) -> list[tuple[int, float]]:
+        """The tokens of the reply and its end; what is free in it weighs little, a free beginning nothing.
+
+        So a model learns to go on with JSON that a grammar has begun, and not to begin it unasked.
+        """
+        encoded = self.tokenizer.encode(turn.reply, add_special_tokens=False)
+        weighed = []
+        for token, (first, last) in zip(encoded.ids, encoded.offsets, strict=True):
+            free = any(first < end and start < last for start, end in turn.free)
+            weighed.append((token, 1.0 if not free else FREE_WEIGHT if first else 0.0))
+        return [*weighed, (self.end, 1.0)]
 
 
 def wide_episode(rng: random.Random, length_tokens: int, count_tokens: CountTokens) -> Episode:
@@ -101,6 +116,27 @@ def wide_episode(rng: random.Random, length_tokens: int, count_tokens: CountToke
     for turn in extra:
         turns.insert(rng.choice((0, rng.randint(0, len(turns)))), turn)
     return Episode(episode.system, tuple(turns), length_tokens, episode.names)
+
+
+def skills_episode(rng: random.Random, length_tokens: int, count_tokens: CountTokens) -> Episode:
+    """What the second stage learns from: recall as before, tools, JSON over facts, and talk."""
+    chance = rng.random()
+    room = min(length_tokens, int(96 * 8 ** rng.random()))
+    if chance < 0.4:
+        return in_second_words(wide_episode(rng, length_tokens, count_tokens))
+    if chance < 0.74 and length_tokens >= 160:
+        episode = make_tools_episode(
+            rng, max(room, 160), count_tokens, split="training", talk=talk_beside_tools
+        )
+        return in_second_words(episode)
+    if chance < 0.92:
+        return make_facts_episode(rng, room, count_tokens, split="training")
+    if chance < 0.96:
+        asked = rng.choice((small_talk, unknown_turn))(rng).user if rng.random() < 0.3 else None
+        turns = [invented_turn(rng, asked) for _ in range(rng.randint(1, 3))]
+        return Episode(rng.choice((None, None, SYSTEM)), tuple(turns), length_tokens, ())
+    turns = [rng.choice((small_talk, unknown_turn, story_turn))(rng) for _ in range(rng.randint(1, 3))]
+    return in_second_words(Episode(rng.choice((None, None, SYSTEM)), tuple(turns), length_tokens, ()))
 
 
 def codes_episode(rng: random.Random, length_tokens: int, count_tokens: CountTokens) -> Episode:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
-from weft.eval.prose import ANIMALS, story
-from weft.eval.recall import EpisodeTurn
+from weft.eval.prose import ANIMALS, FOODS, THINGS, story
+from weft.eval.recall import Episode, EpisodeTurn
+from weft.eval.tool_words import REAL_NAMES
 
 WHO = "I am the small model that ships with weft. I can remember a list of names and numbers for you."
 HELP = "Give me a list of names and numbers and ask me about it, or ask me for a story."
+SECOND_WHO = "I am the small model that ships with weft. I can remember facts, call tools and write JSON."
+SECOND_HELP = "Give me facts and ask me about them, give me a tool to call, or ask me for a story."
+SYSTEM = "You are a helpful assistant."
 
 SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
     (
@@ -111,6 +116,40 @@ STORY_ABOUT = (
 def small_talk(rng: random.Random) -> EpisodeTurn:
     asked, reply = rng.choice(SMALL_TALK)
     return EpisodeTurn(rng.choice(asked), reply, "told")
+
+
+UNKNOWN = (
+    "What is the capital of {place}?", "Who is the president of {place}?", "How big is {place}?",
+    "Where is {place}?", "When did the war end?", "How do I cook {thing}?", "What is a {thing}?",
+    "Who wrote the {thing}?", "Why do people like {thing}?", "Explain {thing} to me.", "How far is {place}?",
+    "Can you draw a {thing}?", "Write a poem about {thing}.", "What should I read about {place}?",
+    "Is {place} a nice city?", "What day is it?", "How much is a {thing}?", "Write a program.",
+    "Do you know {place}?", "What is 2 plus 2?", "Who invented the {thing}?", "What is love?",
+    "What does {thing} mean?", "Translate {thing} into French.", "Count the words.", "What is the meaning of life?",
+)  # fmt: skip
+
+
+def unknown_turn(rng: random.Random) -> EpisodeTurn:
+    """A question about the world, and the answer that says what the model can do instead. Second stage."""
+    question = rng.choice(UNKNOWN).format(place=rng.choice(REAL_NAMES), thing=rng.choice([*THINGS, *FOODS]))
+    return EpisodeTurn(question, f"I am too small to know that. {HELP}", "told")
+
+
+def in_second_words(episode: Episode) -> Episode:
+    """The same conversation with what the model says of itself after the second stage."""
+    turns = [
+        replace(turn, reply=turn.reply.replace(WHO, SECOND_WHO).replace(HELP, SECOND_HELP))
+        for turn in episode.turns
+    ]
+    return replace(episode, turns=tuple(turns))
+
+
+def talk_beside_tools(rng: random.Random) -> EpisodeTurn:
+    """Greetings and thanks, where tools are in the prompt: words that no tool answers."""
+    while True:
+        turn = small_talk(rng)
+        if "too small" not in turn.reply:
+            return turn
 
 
 def story_turn(rng: random.Random) -> EpisodeTurn:

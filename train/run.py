@@ -35,12 +35,19 @@ from train.batches import (
     codes_episode,
     exact_match,
     make_batch,
+    skills_episode,
     wide_episode,
 )
-from train.checkpoint import export
+from train.checkpoint import export, load
 from train.model import FULL, LINEAR, Model, Shape
 from train.native import keep_freed_memory
-from train.tokenizer import VOCAB_SIZE, train_tokenizer
+from train.tokenizer import (
+    SECOND_VOCAB_SIZE,
+    VOCAB_SIZE,
+    first_tokenizer,
+    grown_tokenizer,
+    train_tokenizer,
+)
 
 
 @dataclass(frozen=True)
@@ -67,9 +74,13 @@ class Recipe:
     earlier_share: float = 0.3
     final_share: float = 0.35
     seed: int = 20
+    start: Path | None = None
+    """The checkpoint that the run begins with; None begins with random weights."""
 
 
 ROOT = Path(__file__).resolve().parent.parent
+EMBEDDED = ROOT / "src" / "weft" / "embedded" / "weft-recall"
+FIRST_STAGE = Path("train_runs") / "recall" / "checkpoint"
 RECIPES = {
     "recall": Recipe(
         shape=Shape(VOCAB_SIZE, (LINEAR, FULL, LINEAR, FULL), 256, 512, 4, 4, 64, 64),
@@ -82,8 +93,23 @@ RECIPES = {
         ),
         final_length=2048,
         steps=1500,
-        directory=ROOT / "src" / "weft" / "embedded" / "weft-recall",
+        directory=FIRST_STAGE,
         tokens_max=4096,
+    ),
+    "skills": Recipe(
+        shape=Shape(SECOND_VOCAB_SIZE, (LINEAR, FULL, LINEAR, FULL), 256, 512, 4, 4, 64, 64),
+        episodes=skills_episode,
+        stages=(
+            Stage(256, 0.55, 4096, 1.5e-3),
+            Stage(512, 0.70, 4096, 1.5e-3),
+            Stage(1024, 2.0, 4096, 1.5e-3),
+        ),
+        final_length=2048,
+        steps=1800,
+        directory=EMBEDDED,
+        tokens_max=4096,
+        decay_share=0.4,
+        start=FIRST_STAGE,
     ),
     "states-only": Recipe(
         shape=Shape(VOCAB_SIZE, (LINEAR,) * 3, 128, 256, 4, 4, 32, 32),
@@ -158,6 +184,25 @@ def loss_of(model: Model, batch: Batch) -> tuple[Tensor, int, int]:
     return (losses * weights).sum() / weights.sum(), right, asked
 
 
+def grown_model(recipe: Recipe, tokenizer: Tokenizer) -> Model:
+    """The model of the stage before, with rows for the tokens that are new.
+
+    The row of a new token begins as the mean of the tokens that its text had.
+    """
+    assert recipe.start is not None
+    before, old_tokenizer = load(recipe.start)
+    model = Model(recipe.shape)
+    state = before.state_dict()
+    old_rows = state["embed_tokens.weight"]
+    new_rows = []
+    for number in range(len(old_rows), recipe.shape.vocab_size):
+        text = tokenizer.decode([number], skip_special_tokens=False)
+        new_rows.append(old_rows[old_tokenizer.encode(text, add_special_tokens=False).ids].mean(0))
+    state["embed_tokens.weight"] = torch.cat([old_rows, torch.stack(new_rows)])
+    model.load_state_dict(state)
+    return model.train()
+
+
 @dataclass
 class Run:
     """All that a run is at one step; it can be written, and read back to go on as if never stopped."""
@@ -171,10 +216,10 @@ class Run:
     seconds: float = 0.0
 
     @classmethod
-    def new(cls, recipe: Recipe) -> Run:
+    def new(cls, recipe: Recipe, tokenizer: Tokenizer) -> Run:
         torch.manual_seed(recipe.seed)
         rng = random.Random(f"batches {recipe.seed}")
-        model = Model(recipe.shape)
+        model = Model(recipe.shape) if recipe.start is None else grown_model(recipe, tokenizer)
         return cls(recipe, model, make_optimisers(model, recipe.stages[0].rate), rng, Curriculum(recipe, rng))
 
     def save(self, path: Path) -> None:
@@ -226,11 +271,19 @@ def tokenizer_for(recipe: Recipe, kept: Path) -> Tokenizer:
     The shipped one first, because merges hang on every word of the generated text: a change of one
     sentence somewhere would give every token a new number, and no old run could be repeated.
     """
-    shipped = recipe.directory / "tokenizer.json"
-    if kept.exists() or shipped.exists():
-        tokenizer = Tokenizer.from_file(str(kept if kept.exists() else shipped))
+    shipped = (EMBEDDED if recipe.directory == FIRST_STAGE else recipe.directory) / "tokenizer.json"
+    if kept.exists():
+        tokenizer = Tokenizer.from_file(str(kept))
+    elif shipped.exists():
+        tokenizer = Tokenizer.from_file(str(shipped))
+        if recipe.shape.vocab_size == VOCAB_SIZE:
+            tokenizer = first_tokenizer(tokenizer)
+        elif tokenizer.get_vocab_size() == VOCAB_SIZE:
+            tokenizer = grown_tokenizer(tokenizer, recipe.seed)
     else:
         tokenizer = train_tokenizer(recipe.seed)
+        if recipe.shape.vocab_size != VOCAB_SIZE:
+            tokenizer = grown_tokenizer(tokenizer, recipe.seed)
     tokenizer.save(str(kept))
     return tokenizer
 
@@ -239,7 +292,7 @@ def train(recipe: Recipe, log: Path, snapshot_steps: int) -> None:
     """Runs a recipe to its end, or on to its end from the last snapshot in `log`, and exports it."""
     log.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer_for(recipe, log / "tokenizer.json")
-    chats, run = Chats(tokenizer), Run.new(recipe)
+    chats, run = Chats(tokenizer), Run.new(recipe, tokenizer)
     if (log / "run.pt").exists():
         run.restore(log / "run.pt")
     with (log / "log.jsonl").open("a") as lines:

@@ -29,14 +29,15 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from weft.eval.prose import filler_sentence
 from weft.eval.words import Split, make_name, make_number
 
-TurnKind = Literal["recall", "absent", "told"]
+TurnKind = Literal["recall", "absent", "told", "call", "answer", "no_tool", "json"]
 CountTokens = Callable[[str], int]
 
+SCORED: tuple[TurnKind, ...] = ("recall", "call", "answer", "no_tool", "json")
 TURN_OVERHEAD_TOKENS = 10  # ChatML around one user message and one reply
 PAIRS_MAX = 80
 QUESTION_TOKENS = 30  # an average question with its answer, to plan with
@@ -95,11 +96,17 @@ QUESTIONS = (
 
 @dataclass(frozen=True)
 class EpisodeTurn:
-    """One user message and the one right reply. Only "recall" turns are scored."""
+    """One user message and the one right reply. Turns of the kinds in `SCORED` are scored.
+
+    `free` are the ranges of characters of the reply that nothing in the conversation decides. A JSON answer is
+    asked for with `schema`.
+    """
 
     user: str
     reply: str
     kind: TurnKind
+    free: tuple[tuple[int, int], ...] = ()
+    schema: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,7 @@ class Episode:
     turns: tuple[EpisodeTurn, ...]
     length_tokens: int
     names: tuple[str, ...]
+    tools: tuple[dict[str, Any], ...] = ()
 
     def messages_before(self, turn_index: int, replies: list[str] | None = None) -> list[dict[str, str]]:
         """The chat messages that end with the user message of `turn_index`.
