@@ -41,6 +41,18 @@ def keep_freed_memory() -> None:
         return
 
 
+_float32_kernels = False
+
+
+def round_in_kernels(enabled: bool) -> None:
+    """With True, float32 training uses the kernels too, which compute these two loops in bfloat16.
+
+    Off by default: a float32 model is then exact.
+    """
+    global _float32_kernels
+    _float32_kernels = enabled
+
+
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, or None where there is no compiler."""
@@ -111,6 +123,9 @@ def conv_heads_torch(
 
 def conv_heads(x_BLC: Tensor, weight_4C: Tensor, normed: int, scaled: int, head: int, scale: float) -> Tensor:
     """Causal depthwise convolution, silu, l2 norm of the first `normed` channels per head of `head`."""
+    if library() is not None and _float32_kernels and x_BLC.dtype == torch.float32:
+        rounded: Tensor = _ConvHeads.apply(x_BLC.bfloat16(), weight_4C, normed, scaled, head, scale)
+        return rounded.float()
     if library() is None or x_BLC.dtype != torch.bfloat16:
         return conv_heads_torch(x_BLC, weight_4C, normed, scaled, head, scale)
     return _ConvHeads.apply(x_BLC, weight_4C, normed, scaled, head, scale)
@@ -137,6 +152,9 @@ class _UnitLowerInverse(torch.autograd.Function):
 
 def unit_lower_inverse(a_MCC: Tensor, *, exact: bool = False) -> Tensor:
     """(I + A)^-1 of strictly lower triangular A; in bf16 unless `exact`."""
+    if exact and library() is not None and _float32_kernels:
+        rounded: Tensor = _UnitLowerInverse.apply(a_MCC).float()
+        return rounded
     if exact or library() is None:
         eye = torch.eye(a_MCC.shape[-1], dtype=a_MCC.dtype).expand_as(a_MCC)
         inverse = torch.linalg.solve_triangular(a_MCC, eye, upper=False, unitriangular=True)
