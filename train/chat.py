@@ -125,7 +125,8 @@ UNKNOWN = (
     "Can you draw a {thing}?", "Write a poem about {thing}.", "What should I read about {place}?",
     "Is {place} a nice city?", "What day is it?", "How much is a {thing}?", "Write a program.",
     "Do you know {place}?", "What is 2 plus 2?", "Who invented the {thing}?", "What is love?",
-    "What does {thing} mean?", "Translate {thing} into French.", "Count the words.", "What is the meaning of life?",
+    "What does {thing} mean?", "Translate {thing} into French.", "Count the words.",
+    "What is the meaning of life?",
 )  # fmt: skip
 
 

@@ -12,11 +12,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+from torch import nn
 
 from train.model import Model, Shape
 from train.tokenizer import END_OF_TEXT, TURN_END, save_tokenizer
 
 ROTARY_SECTION = [3, 3, 2]
+MTP = "mtp."
 
 
 def _checkpoint_name(name: str) -> str:
@@ -74,6 +76,25 @@ def export(model: Model, tokenizer: Tokenizer, directory: Path, tokens_max: int)
     save_tokenizer(tokenizer, directory, tokens_max)
 
 
+def save_mtp(head: nn.Module, directory: Path) -> None:
+    """Adds the head to a checkpoint, under the names of the public checkpoints."""
+    path = directory / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(path).items() if not name.startswith(MTP)}
+    for name, value in head.state_dict().items():
+        tensors[MTP + name] = value.detach().to(torch.bfloat16).contiguous()
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(0o644)
+    config = json.loads((directory / "config.json").read_text())
+    config |= {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def load_mtp(head: nn.Module, directory: Path) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    values = {n.removeprefix(MTP): value.float() for n, value in tensors.items() if n.startswith(MTP)}
+    head.load_state_dict(values)
+
+
 def read_shape(directory: Path) -> Shape:
     config = json.loads((directory / "config.json").read_text())
     config["rope_theta"] = config["rope_parameters"]["rope_theta"]
@@ -85,7 +106,11 @@ def read_shape(directory: Path) -> Shape:
 def load(directory: Path) -> tuple[Model, Tokenizer]:
     model = Model(read_shape(directory))
     tensors = load_file(directory / "model.safetensors")
-    values = {name.removeprefix("model."): value.float() for name, value in tensors.items()}
+    values = {
+        name.removeprefix("model."): value.float()
+        for name, value in tensors.items()
+        if not name.startswith(MTP)
+    }
     values = {
         name: value.squeeze(1) if name.endswith("conv1d.weight") else value for name, value in values.items()
     }

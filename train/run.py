@@ -227,7 +227,8 @@ class Run:
         torch.manual_seed(recipe.seed)
         rng = random.Random(f"batches {recipe.seed}")
         model = Model(recipe.shape) if recipe.start is None else grown_model(recipe, tokenizer)
-        return cls(recipe, model, make_optimisers(model, recipe.stages[0].rate, recipe.dtype), rng, Curriculum(recipe, rng))
+        optimisers = make_optimisers(model, recipe.stages[0].rate, recipe.dtype)
+        return cls(recipe, model, optimisers, rng, Curriculum(recipe, rng))
 
     def save(self, path: Path) -> None:
         parts = {

@@ -1,11 +1,14 @@
 """Scores a checkpoint directory without a server, and spoils its memory to see the score fall.
 
     python -m train.score src/weft/embedded/weft-recall --skill recall --controls
+    python -m train.score src/weft/embedded/weft-recall --skill tools
     python -m train.score tests/data/states-only --skill codes --controls
 
 An answer is right when every one of its tokens is the greedy choice, its end included, after the right
 earlier answers. That is what greedy decoding does at the first question and, as long as the model has
 made no mistake, at all later ones; `weft eval recall` measures the rest through the server.
+
+Of JSON answers, the tokens that only a schema decides are not compared: a grammar writes them.
 
 A score means something only if damage shows, so the controls are part of it. All of them strike at one place,
 a chunk border near 60 % of the text. Only answers that must come from before it count: the question stands
@@ -23,7 +26,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +42,9 @@ from train.checkpoint import load
 from train.model import CHUNK, Corruption, Model
 from train.native import keep_freed_memory
 from weft.eval.codes import make_codes_episodes
-from weft.eval.recall import Episode, make_episodes
+from weft.eval.facts import make_facts_episodes
+from weft.eval.recall import CountTokens, Episode, make_episodes
+from weft.eval.tool_calls import make_tools_episodes
 
 HELD_OUT_SEED = 1
 ROWS = 8
@@ -46,6 +52,12 @@ RANGE_TOKENS = 64
 UNDAMAGED = "as it is"
 KV_CONTROLS = ("kv zeroed", "kv swapped", "kv one range")
 STATE_CONTROLS = ("state zeroed", "state swapped")
+MakeEpisodes = Callable[[int, int, int, CountTokens], list[Episode]]
+MAKERS: dict[str, MakeEpisodes] = {
+    "recall": make_episodes, "codes": make_codes_episodes, "tools": make_tools_episodes,
+    "json": make_facts_episodes,
+}  # fmt: skip
+LENGTHS = {"codes": (128, 256), "tools": (256, 512), "json": (256, 512)}
 
 
 @dataclass(frozen=True)
@@ -91,13 +103,25 @@ def corruption(control: str, border: int) -> Corruption:
 
 def answers_told_before(chats: Chats, tokens: list[int], answers: list[int], border: int) -> set[int]:
     """The numbers of the answers that can be known only from the text before `border`."""
-    kept = set()
+    chosen = set()
     for answer in range(max(answers) + 1):
         first, last = answers.index(answer), len(answers) - answers[::-1].index(answer)
-        number = chats.tokenizer.decode(tokens[first:last]).split()[-1]
-        if first > border and number not in chats.tokenizer.decode(tokens[border:first]):
-            kept.add(answer)
-    return kept
+        word = evidence(chats.tokenizer.decode(tokens[first:last]))
+        if first > border and word and word not in chats.tokenizer.decode(tokens[border:first]):
+            chosen.add(answer)
+    return chosen
+
+
+def evidence(answer: str) -> str:
+    """The word of an answer that only its source tells: a call's tool, the last value of JSON, the number.
+
+    Empty where there is none, as in "Done."
+    """
+    called = re.match(r'<tool_call>\s*\{"name": "(\w+)"', answer)
+    if called:
+        return called.group(1)
+    values = re.findall(r'": "?([^",{}\[\]]+)', answer)
+    return (values or re.findall(r"^[^\n]+: ?(\S+)$", answer) or [""])[-1]
 
 
 @torch.no_grad()
@@ -111,10 +135,10 @@ def score_rows(
     answers = torch.full_like(tokens, -1)
     answers_before = 0
     for index, (row, _, numbers) in enumerate(encoded):
-        kept = set(numbers)
+        chosen = set(numbers)
         if after_border:
-            kept = answers_told_before(chats, row, numbers, border)
-        counted = [number + answers_before if number in kept and number >= 0 else -1 for number in numbers]
+            chosen = answers_told_before(chats, row, numbers, border)
+        counted = [number + answers_before if number in chosen and number >= 0 else -1 for number in numbers]
         answers[index, : len(counted)] = torch.tensor(counted)
         answers_before += max(numbers) + 1
     spoil = corruption(control, border)
@@ -133,8 +157,7 @@ def score(
     seed: int = HELD_OUT_SEED,
 ) -> Score:
     """Asks held-out conversations until `answers_wanted` answers are counted."""
-    make = make_codes_episodes if skill == "codes" else make_episodes
-    episodes = make(seed, length, 4 * answers_wanted // ROWS * ROWS, chats.count)
+    episodes = MAKERS[skill](seed, length, 4 * answers_wanted // ROWS * ROWS, chats.count)
     right = asked = 0
     lengths: list[int] = []
     for first in range(0, len(episodes), ROWS):
@@ -152,7 +175,7 @@ def score(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m train.score", description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--skill", choices=("recall", "codes"), default="recall")
+    parser.add_argument("--skill", choices=sorted(MAKERS), default="recall")
     parser.add_argument("--lengths", type=int, nargs="+", default=None)
     parser.add_argument("--answers", type=int, default=450)
     parser.add_argument("--seed", type=int, default=HELD_OUT_SEED)
@@ -166,7 +189,7 @@ def main() -> None:
     controls = [UNDAMAGED]
     if chosen.controls:
         controls += [*(KV_CONTROLS if has_attention else ()), *STATE_CONTROLS]
-    default = (128, 256) if chosen.skill == "codes" else (128, 256, 512, 1024, 2048)
+    default = LENGTHS.get(chosen.skill, (128, 256, 512, 1024, 2048))
     for length in chosen.lengths or default:
         for control in controls:
             result = score(

@@ -20,14 +20,8 @@ from train.chat import small_talk, story_turn
 from weft.eval.codes import make_codes_episode
 from weft.eval.facts import make_facts_episode
 from weft.eval.recall import Episode, make_episode
-from weft.eval.tool_calls import (
-    CALL_CLOSE,
-    CALL_OPEN,
-    RESULT_CLOSE,
-    RESULT_OPEN,
-    make_tools_episode,
-    system_text,
-)
+from weft.eval.tool_calls import make_tools_episode
+from weft.eval.tool_text import CALL_CLOSE, CALL_OPEN, RESULT_CLOSE, RESULT_OPEN, system_text
 
 VOCAB_SIZE = 1024
 SECOND_VOCAB_SIZE = 1280
@@ -103,8 +97,13 @@ def _second_pieces(tokenizer: Tokenizer, seed: int) -> Counter[str]:
             for tag in TAGS:
                 text = text.replace(tag, "\n")
             pieces.update(piece for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text))
+    words = {piece: piece.strip("Ġ") for piece in pieces}
     return Counter(
-        {piece: count for piece, count in pieces.items() if piece.strip("Ġ").islower() or not piece.strip("Ġ").isalnum()}
+        {
+            piece: count
+            for piece, count in pieces.items()
+            if words[piece].islower() or not words[piece].isalnum()
+        }
     )
 
 

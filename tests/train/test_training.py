@@ -10,12 +10,26 @@ import pytest
 import torch
 import transformers
 
-from train.batches import Chats, exact_match, make_batch, wide_episode
-from train.checkpoint import export
+from train.batches import FREE_WEIGHT, Chats, exact_match, make_batch, wide_episode
+from train.checkpoint import export, load
 from train.model import LINEAR, Model, Shape
-from train.run import RECIPES, Curriculum, Run, Stage
-from train.tokenizer import VOCAB_SIZE, train_tokenizer
-from weft.eval.recall import make_episodes
+from train.muon import Float32Muon
+from train.run import RECIPES, Curriculum, Run, Stage, grown_model
+from train.tokenizer import (
+    CHAT_TEMPLATE,
+    SECOND_VOCAB_SIZE,
+    TAGS,
+    VOCAB_SIZE,
+    first_tokenizer,
+    grown_tokenizer,
+    save_tokenizer,
+    train_tokenizer,
+)
+from weft.eval.facts import write_json
+from weft.eval.recall import Episode, EpisodeTurn, make_episodes
+from weft.eval.tool_calls import make_tools_episodes
+from weft.eval.tool_text import chat_messages
+from weft.text.chat import ChatMessage, ChatTemplate
 
 TINY = Shape(VOCAB_SIZE, (LINEAR,), 16, 16, 2, 2, 8, 8)
 
@@ -40,6 +54,76 @@ def test_a_training_row_is_what_the_chat_template_renders(tmp_path: Path, chats:
             messages[:-1], tokenize=True, add_generation_prompt=True, return_dict=False
         )
         assert rendered[: len(prompt)] == prompt
+
+
+def test_a_row_with_tools_is_what_the_chat_template_renders(tmp_path: Path, chats: Chats) -> None:
+    grown = Chats(grown_tokenizer(chats.tokenizer, 1))
+    save_tokenizer(grown.tokenizer, tmp_path, 512)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for episode in make_tools_episodes(3, 300, 12, grown.count):
+        last = len(episode.turns) - 1
+        messages = chat_messages(episode, last)
+        rendered = theirs.apply_chat_template(
+            messages, tools=list(episode.tools), add_generation_prompt=True, return_dict=False
+        )
+        reply = grown.encode(episode.turns[last].reply)
+        assert [*rendered, *reply, grown.end, *grown.newline] == grown.rows(episode)[0]
+        ours = ChatTemplate(CHAT_TEMPLATE, special_tokens={}).render(
+            [ChatMessage(**message) for message in messages], variables={"tools": list(episode.tools)}
+        )
+        assert theirs.decode(rendered) == ours
+
+
+def test_the_second_tokenizer_only_adds_to_the_first(chats: Chats) -> None:
+    grown = grown_tokenizer(chats.tokenizer, 1)
+    assert grown.get_vocab_size() == SECOND_VOCAB_SIZE
+    assert first_tokenizer(grown).to_str() == chats.tokenizer.to_str()
+    for tag in TAGS:
+        assert len(grown.encode(tag, add_special_tokens=False).ids) == 1
+    call = '<tool_call>\n{"name": "get_city", "arguments": {"name": "Bemo"}}\n</tool_call>'
+    assert len(grown.encode(call).ids) < len(chats.tokenizer.encode(call).ids) / 2
+    assert grown.decode(grown.encode(call).ids, skip_special_tokens=True) == call
+
+
+def test_a_second_stage_begins_with_the_answers_of_the_first(tmp_path: Path, chats: Chats) -> None:
+    torch.manual_seed(4)
+    first = Model(TINY).eval()
+    export(first, chats.tokenizer, tmp_path, 512)
+    wide = replace(TINY, vocab_size=SECOND_VOCAB_SIZE)
+    recipe = replace(RECIPES["skills"], shape=wide, start=tmp_path)
+    second = grown_model(recipe, grown_tokenizer(chats.tokenizer, 1))
+    tokens = torch.randint(3, VOCAB_SIZE, (1, 64))
+    before, after = load(tmp_path)[0](tokens), second(tokens)
+    assert torch.equal(before, after[..., :VOCAB_SIZE])
+    assert after.shape[-1] == SECOND_VOCAB_SIZE
+
+
+def test_what_is_free_in_a_reply_is_not_scored_and_a_free_beginning_is_not_learned(chats: Chats) -> None:
+    reply = write_json({"name": "Bemo", "age": 34}, keys_known=False, opening_known=False)
+    turn = EpisodeTurn("Who?", reply.text, "json", reply.free, reply.schema)
+    tokens, weights, answers = chats.rows(Episode(None, (turn,), 64, ()))
+    scored = chats.tokenizer.decode([t for t, answer in zip(tokens, answers, strict=True) if answer == 0])
+    assert scored.replace(" ", "").replace('"', "") == "Bemo34"
+    begin = tokens.index(chats.encode("{")[0])
+    assert weights[begin] == 0.0
+    assert weights[begin + 1] == FREE_WEIGHT
+
+
+def test_muon_in_float32_is_muon() -> None:
+    torch.manual_seed(1)
+    start = torch.randn(48, 96)
+    ours, theirs = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
+    pairs = [
+        (ours, Float32Muon([ours], 0.01)),
+        (theirs, torch.optim.Muon([theirs], lr=0.01, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")),
+    ]
+    for _ in range(3):
+        grad = torch.randn(48, 96)
+        for parameter, optimiser in pairs:
+            parameter.grad = grad.clone()
+            optimiser.step()
+    moved = (theirs - start).abs().max()
+    assert (ours - theirs).abs().max() < 0.03 * moved
 
 
 def test_a_name_has_the_same_tokens_wherever_it_stands(chats: Chats) -> None:
@@ -77,13 +161,13 @@ def test_a_stage_ends_when_its_score_is_reached_and_not_before() -> None:
 
 def test_a_run_that_was_stopped_goes_on_as_if_it_never_was(tmp_path: Path, chats: Chats) -> None:
     recipe = replace(RECIPES["states-only"], shape=TINY, steps=6, stages=(Stage(192, 2.0, 384),))
-    whole = Run.new(recipe)
+    whole = Run.new(recipe, chats.tokenizer)
     lines = [whole.one_step(chats) for _ in range(4)]
-    first = Run.new(recipe)
+    first = Run.new(recipe, chats.tokenizer)
     for _ in range(2):
         first.one_step(chats)
     first.save(tmp_path / "run.pt")
-    second = Run.new(recipe)
+    second = Run.new(recipe, chats.tokenizer)
     second.restore(tmp_path / "run.pt")
     assert [second.one_step(chats)["loss"] for _ in range(2)] == [line["loss"] for line in lines[2:]]
     for name, value in whole.model.state_dict().items():

@@ -1,15 +1,21 @@
-"""``weft eval recall``: how well a server's answers come from its memory, as a table by length.
+"""``weft eval``: tasks whose answers are known, as tables.
 
-The scorer (``weft.eval.score``) talks HTTP only, so the same command scores a running server (``--url``),
-or starts one on a model and scores that. Wrong memory shows as a wrong answer: this is the test that a
-user can run on their own machine.
+    recall    lists of names and numbers: do the answers come from the memory, by length of the prompt
+    tools     tool calls and answers from their results
+    json      structured output over facts in the conversation
+
+The scorers (``weft.eval.score``, ``weft.eval.skills``) talk HTTP only, so the same command scores a running
+server (``--url``), or starts one on a model and scores that. Wrong memory shows as a wrong answer: these are
+tests that a user can run on their own machine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import click
 import httpx
@@ -17,7 +23,24 @@ import httpx
 from weft.cli.flags import FlagCommand, build
 from weft.config import EngineConfig
 from weft.errors import EngineUnavailableError, UserError
-from weft.eval.score import LENGTHS, RecallReport, score_recall
+from weft.eval.score import LENGTHS, score_recall
+from weft.eval.skills import SKILL_LENGTHS, score_skill
+
+
+class Row(Protocol):
+    @property
+    def accuracy(self) -> float: ...
+
+
+class Report(Protocol):
+    """What a scorer returns."""
+
+    @property
+    def rows(self) -> Sequence[Row]: ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
+    def as_table(self) -> str: ...
 
 
 class Tasks(click.Group):
@@ -34,30 +57,67 @@ def command() -> None:
     """Score a model on tasks whose answers are known."""
 
 
-@command.command("recall", cls=FlagCommand, configs=(EngineConfig,), params=[
-    click.Option(["--url"], envvar="WEFT_URL", help="Score this server instead of starting one."),
-    click.Option(["--api-key"], envvar="WEFT_API_KEY", help="Key for --url."),
-    click.Option(["--length", "lengths"], type=click.IntRange(min=64), multiple=True, default=LENGTHS,
-                 help="Prompt length in tokens; may be given several times.", show_default=True),
-    click.Option(["--questions"], type=click.IntRange(min=1), default=200, show_default=True,
-                 help="Questions per length, at least."),
-    click.Option(["--concurrency"], type=click.IntRange(min=1), default=8, show_default=True,
-                 help="Conversations at once."),
-    click.Option(["--pass-at"], type=click.FloatRange(0, 1),
-                 help="Exit with code 1 when the accuracy of any length is below this."),
-    click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON."),
-])
-def recall(url: str | None, api_key: str | None, lengths: tuple[int, ...], questions: int, concurrency: int,
-           pass_at: float | None, as_json: bool, **values: Any) -> int:
+def _options(lengths: tuple[int, ...], questions: int) -> list[click.Parameter]:
+    return [
+        click.Option(["--url"], envvar="WEFT_URL", help="Score this server instead of starting one."),
+        click.Option(["--api-key"], envvar="WEFT_API_KEY", help="Key for --url."),
+        click.Option(["--length", "lengths"], type=click.IntRange(min=64), multiple=True, default=lengths,
+                     help="Prompt length in tokens; may be given several times.", show_default=True),
+        click.Option(["--questions"], type=click.IntRange(min=1), default=questions, show_default=True,
+                     help="Questions per length, at least."),
+        click.Option(["--concurrency"], type=click.IntRange(min=1), default=8, show_default=True,
+                     help="Conversations at once."),
+        click.Option(["--pass-at"], type=click.FloatRange(0, 1),
+                     help="Exit with code 1 when the accuracy of any row is below this."),
+        click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON."),
+    ]
+
+
+def _controls() -> click.Option:
+    return click.Option(["--controls"], is_flag=True, help="Ask again with the tools or facts of another "
+                        "conversation: these answers must be wrong.")
+
+
+@command.command("recall", cls=FlagCommand, configs=(EngineConfig,), params=_options(LENGTHS, 200))
+def recall(**values: Any) -> int:
     """Ask about lists of made-up names and numbers, and count the exact answers.
 
     MODEL is started for the purpose; without one, the embedded model. With --url it is the name to ask
     that server for.
     """
-    task = {"lengths": lengths, "questions_per_length": questions, "concurrency": concurrency,
-            "seed": values["seed"] + 1, "api_key": api_key}
-    if url is not None:
-        report = _score(url, values["model"], task)
+    return _run("recall", score_recall, values)
+
+
+@command.command("tools", cls=FlagCommand, configs=(EngineConfig,),
+                 params=[*_options(SKILL_LENGTHS, 100), _controls()])
+def tools(controls: bool, **values: Any) -> int:
+    """Ask for tool calls, and for answers from their results, and count the right ones.
+
+    A call is right when its name and its arguments are. MODEL is started for the purpose; without one, the
+    embedded model. With --url it is the name to ask that server for.
+    """
+    return _run("tools", partial(score_skill, skill="tools", controls=controls), values)
+
+
+@command.command("json", cls=FlagCommand, configs=(EngineConfig,),
+                 params=[*_options(SKILL_LENGTHS, 100), _controls()])
+def json_command(controls: bool, **values: Any) -> int:
+    """Ask for JSON over facts in the conversation, under a schema, and count the right values.
+
+    MODEL is started for the purpose; without one, the embedded model. With --url it is the name to ask
+    that server for.
+    """
+    return _run("json", partial(score_skill, skill="json", controls=controls), values)
+
+
+def _run(name: str, scorer: Callable[..., Awaitable[Report]], values: dict[str, Any]) -> int:
+    """Score a server, or one that is started for it; the exit code says whether it passed."""
+    flags = {key: values.pop(key) for key in ("url", "pass_at", "as_json")}
+    task = {"lengths": values.pop("lengths"), "questions_per_length": values.pop("questions"),
+            "concurrency": values.pop("concurrency"), "api_key": values.pop("api_key"),
+            "seed": values["seed"] + 1}
+    if flags["url"] is not None:
+        report = _score(name, scorer, flags["url"], values["model"], task)
     else:
         from weft.cli.own_server import own_server
         from weft.cli.waiting import waiting
@@ -65,33 +125,38 @@ def recall(url: str | None, api_key: str | None, lengths: tuple[int, ...], quest
         config = build(EngineConfig, values)
         with waiting("starting the engine") as on_wait, own_server(config, on_wait=on_wait) as own:
             on_wait.done()
-            report = _score(own, None, task)
-    click.echo(json.dumps(report.to_json(), indent=2) if as_json else report.as_table())
-    low = pass_at is not None and any(row.accuracy < pass_at for row in report.rows)
-    return 1 if low else 0
+            report = _score(name, scorer, own, None, task)
+    click.echo(json.dumps(report.to_json(), indent=2) if flags["as_json"] else report.as_table())
+    pass_at = flags["pass_at"]
+    return 1 if pass_at is not None and any(row.accuracy < pass_at for row in report.rows) else 0
 
 
-def _score(url: str, name: str | None, task: dict[str, Any]) -> RecallReport:
+def _score(name: str, scorer: Callable[..., Awaitable[Report]], url: str, model_name: str | None,
+           task: dict[str, Any]) -> Report:
     """Run the scorer with a progress bar; what goes wrong on the way becomes one sentence."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
     from weft.cli.remote import RemoteModel
 
-    model = RemoteModel(url, model=name, api_key=task["api_key"])
-    columns = ("recall", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    model = RemoteModel(url, model=model_name, api_key=task["api_key"])
+    columns = (name, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        row = bar.add_task("recall")
+        row = bar.add_task(name)
 
         def show(answered: int, planned: int) -> None:
             bar.update(row, completed=answered, total=planned)
 
         try:
-            return asyncio.run(score_recall(url, model.model, on_progress=show, **task))
+            return asyncio.run(_awaited(scorer(url, model.model, on_progress=show, **task)))
         except (httpx.HTTPError, ExceptionGroup) as error:
             raise _one_sentence(url, error) from error
         finally:
             model.close()
+
+
+async def _awaited(scoring: Awaitable[Report]) -> Report:
+    return await scoring
 
 
 def _one_sentence(url: str, error: Exception) -> Exception:

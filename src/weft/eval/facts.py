@@ -1,7 +1,7 @@
 """The JSON task: facts in the conversation, and answers that are JSON objects over these facts.
 
-What it owns: the conversations that `train/` learns from and that `weft eval json` asks. A scored question names
-a person; the answer is an object whose keys a schema gives, whose values stand in the facts.
+What it owns: the conversations that `train/` learns from and that `weft eval json` asks. A scored question
+names a person. The answer is an object: a schema gives its keys, and its values stand in the facts.
 
     user       Bemo: age 34, city Tarlik              facts as lines, as sentences, or as a table
                Oshan: age 51, city Fuza
@@ -9,14 +9,14 @@ a person; the answer is an object whose keys a schema gives, whose values stand 
     user       Tell me about Oshan.
     assistant  {"name": "Oshan", "city": "Fuza"}
 
-A model does not see the schema of `response_format`: the grammar holds the answer to it. So half of the questions
-name no keys, and a reply marks what only the schema decides as `free`: the opening brace, and the keys. Training
-leaves these characters (nearly) unweighted, and scoring leaves them to the grammar.
+A model does not see the schema of `response_format`: the grammar holds the answer to it. So many questions
+name no keys, and a reply marks what only the schema decides as `free`: the opening brace, and the keys.
+Training gives these characters little weight, and scoring leaves them to the grammar.
 
 Some conversations hold no facts ("Invent somebody."): then only the form of the answer is learned. Values are
 short, so that an answer under a grammar comes to its end. Such answers are never scored.
 
-Rejected: the schema in the prompt. Clients of OpenAI's API send it beside the messages, and no template shows it.
+Rejected: the schema in the prompt. Clients of OpenAI's API send it beside the messages.
 """
 
 from __future__ import annotations
@@ -36,19 +36,23 @@ JOBS = tuple(person.removeprefix("the ") for person in PEOPLE)
 COLOURS = ("red", "blue", "green", "black", "white", "yellow", "grey", "brown")
 COLUMNS = ("age", "age", "city", "city", "job", "code", "number", "year", "colour", "price", "team", "phone",
            "country", "room", "street", "points")
-WHOLE_NUMBERS = {"age": (1, 99), "year": (1900, 2030), "price": (1, 5000), "room": (1, 400), "points": (0, 100)}
-QUESTIONS = ("{name}?", "And {name}?", "Tell me about {name}.", "Who is {name}?", "What do you know about {name}?",
+WHOLE_NUMBERS = {"age": (1, 99), "year": (1900, 2030), "price": (1, 5000), "room": (1, 400),
+                 "points": (0, 100)}  # fmt: skip
+QUESTIONS = ("{name}?", "And {name}?", "Tell me about {name}.", "Who is {name}?",
+             "What do you know about {name}?",
              "Look up {name}.", "Now {name}, please.", "Give me {name}.", "Extract {name}.", "Find {name}.",
              "What is the {key} of {name}?", "What {key} does {name} have?")  # fmt: skip
 JSON_QUESTIONS = ("{name} as JSON.", "Give me {name} as JSON.", "Tell me about {name} in JSON.",
                   "Answer in JSON: who is {name}?", "{name} as JSON, please.", "Write {name} as JSON.")
 ALONE = ("Who is this?", "Extract the person.", "Extract the data.", "Extract the information.", "", "",
          "What does the text say?", "Read the text.")  # fmt: skip
-INVENT = ("Invent somebody.", "Invent a person.", "Invent something.", "Make up a person.", "Give me an example.",
-          "Make one up.", "Any person.", "Create a user.", "Give me a random person.", "Somebody new, please.",
-          "Invent an animal.", "Make up a product.", "Describe a book.", "Generate an example.", "Surprise me.")
-INTROS = ("", "", "Here are some people:", "Remember these people.", "These are the facts:", "Facts:", "Data:",
-          "Here is a table:", "I will ask about this list.")  # fmt: skip
+INVENT = (
+    "Invent somebody.", "Invent a person.", "Invent something.", "Make up a person.", "Give me an example.",
+    "Make one up.", "Any person.", "Create a user.", "Give me a random person.", "Somebody new, please.",
+    "Invent an animal.", "Make up a product.", "Describe a book.", "Generate an example.", "Surprise me.",
+)  # fmt: skip
+INTROS = ("", "", "Here are some people:", "Remember these people.", "These are the facts:", "Facts:",
+          "Data:", "Here is a table:", "I will ask about this list.")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -241,8 +245,8 @@ def _any_text(rng: random.Random, key: str) -> str:
 
 
 def _any_object(rng: random.Random, depth: int = 0) -> Record:
-    keys = [*SUBJECT_KEYS, *NUMBER_KEYS, *OTHER_KEYS, *TEXT_KEYS, *COLUMNS, "description", "summary", "answer",
-            "tags", "items", "active", "kind"]  # fmt: skip
+    keys = [*SUBJECT_KEYS, *NUMBER_KEYS, *OTHER_KEYS, *TEXT_KEYS, *COLUMNS, "description", "summary",
+            "answer", "tags", "items", "active", "kind"]  # fmt: skip
     chosen = [rng.choice(keys) for _ in range(rng.randint(1, 4 - depth))]
     if rng.random() < 0.3 and not depth:
         chosen = ["name", rng.choice(("age", "age", "city", "job")), *chosen[:1]]
@@ -276,6 +280,10 @@ def _make_records(rng: random.Random, split: Split, count: int, form: str) -> li
 FORMS = ("keyed", "keyed", "sentences", "sentences", "table", "pairs")
 
 
+def _cost(turn: EpisodeTurn, count_tokens: CountTokens) -> int:
+    return count_tokens(turn.user) + count_tokens(turn.reply) + TURN_OVERHEAD_TOKENS
+
+
 def make_facts_episode(
     rng: random.Random,
     length_tokens: int,
@@ -299,11 +307,11 @@ def make_facts_episode(
                      EpisodeTurn(*_first_question(rng, records, text)))
     else:
         turns.append(EpisodeTurn(text, NOTED, "told"))
-    room = length_tokens - sum(count_tokens(t.user) + count_tokens(t.reply) + TURN_OVERHEAD_TOKENS for t in turns)
+    room = length_tokens - sum(_cost(turn, count_tokens) for turn in turns)
     while True:
         turn = _all_turn(rng, records) if len(records) <= 5 and rng.random() < 0.08 else _record_turn(
             rng, rng.choice(records))
-        room -= count_tokens(turn.user) + count_tokens(turn.reply) + TURN_OVERHEAD_TOKENS
+        room -= _cost(turn, count_tokens)
         if room < 0 and any(earlier.kind == "json" for earlier in turns):
             break
         turns.append(turn)
@@ -314,3 +322,19 @@ def _first_question(rng: random.Random, records: Sequence[Record], text: str) ->
     """A question in the message of the facts."""
     turn = _record_turn(rng, rng.choice(records))
     return f"{text}\n\n{turn.user}", turn.reply, turn.kind, turn.free, turn.schema
+
+
+def make_facts_episodes(
+    seed: int,
+    length_tokens: int,
+    count: int,
+    count_tokens: CountTokens,
+    *,
+    split: Split = "held_out",
+    form: str | None = None,
+) -> list[Episode]:
+    """`count` conversations that depend on nothing but the arguments."""
+    rng = random.Random(f"facts {split} {seed} {length_tokens} {form}")
+    return [
+        make_facts_episode(rng, length_tokens, count_tokens, split=split, form=form) for _ in range(count)
+    ]

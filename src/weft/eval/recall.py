@@ -98,8 +98,8 @@ QUESTIONS = (
 class EpisodeTurn:
     """One user message and the one right reply. Turns of the kinds in `SCORED` are scored.
 
-    `free` are the ranges of characters of the reply that nothing in the conversation decides. A JSON answer is
-    asked for with `schema`.
+    `free` are the ranges of characters of the reply that nothing in the conversation decides. `schema` is the
+    one that a JSON answer must match.
     """
 
     user: str

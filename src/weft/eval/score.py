@@ -109,7 +109,7 @@ class _Asker:
                     heard(is_right(answer, turn.reply), tokens)
 
 
-def _server_root(base_url: str) -> str:
+def server_root(base_url: str) -> str:
     return base_url.rstrip("/").removesuffix("/v1")
 
 
@@ -172,7 +172,7 @@ async def score_recall(
     """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     async with httpx.AsyncClient(
-        base_url=_server_root(base_url), headers=headers, timeout=REQUEST_SECONDS_MAX, transport=transport
+        base_url=server_root(base_url), headers=headers, timeout=REQUEST_SECONDS_MAX, transport=transport
     ) as client:
         asker = _Asker(client, model, asyncio.Semaphore(concurrency))
         plan = {

@@ -1,8 +1,8 @@
-"""The tools task: a chat with tools in its system prompt, requests that call one, and answers from its result.
+"""The tools task: a chat with tools, requests that call one, and answers from its result.
 
-What it owns: the conversations that `train/` learns from and that `weft eval tools` asks. One generator serves
-both. Tools of the two sides never meet: a checksum of a tool's name decides its side, and the values of the
-arguments are made-up words of that side (`words.py`).
+What it owns: the conversations that `train/` learns from and that `weft eval tools` asks. One generator
+serves both. Tools of the two sides never meet: a checksum of a tool's name decides its side. The values of
+the arguments are made-up words of that side (`words.py`).
 
     system     <tools> get_weather(city: string, days?: integer): The weather of a city. ... </tools>
     user       What is the weather in Bemo?
@@ -10,13 +10,11 @@ arguments are made-up words of that side (`words.py`).
     user       <tool_response> rain </tool_response>
     assistant  The weather in Bemo is rain.
 
-The text of a call and of a result is the text of the chat template, so a turn is a pair of texts for training;
-`messages` turns it into the fields of the API.
+A call and a result are texts in the form of the chat template (`tool_text.py`), so a turn is a pair of texts.
 
-What is scored: the call (name and arguments, as JSON values), the answer from the result (exact match), and the
-answer to a request that no tool fits. An argument is copied from the request or looked up in a list of the
-conversation. Without the tools in the prompt, or with other ones, no call can be right: the controls of
-`weft eval tools`.
+What is scored: the call (name and arguments, as JSON values), the answer from the result (exact match), and
+the answer to a request that no tool fits. An argument is copied from the request, or looked up in a list of
+the conversation. With the tools of another one no call can be right: the control of `weft eval tools`.
 """
 
 from __future__ import annotations
@@ -37,6 +35,7 @@ from weft.eval.recall import (
     EpisodeTurn,
     answer_for,
 )
+from weft.eval.tool_text import system_text, written_call, written_results
 from weft.eval.tool_words import (
     ENUMS,
     LEADS,
@@ -53,49 +52,11 @@ from weft.eval.words import Split, make_name, make_number, make_word, split_of
 
 NO_TOOL = "None of my tools can do that."
 DONE = "Done."
-CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
-RESULT_OPEN, RESULT_CLOSE = "<tool_response>", "</tool_response>"
 TOOL_SYSTEMS = ("You are a helpful assistant.", "You can use tools.", "Use the tools to help the user.",
                 "You are an assistant with tools.", "Answer with the help of your tools.")
 LISTED = ("number", "code", "extension", "account")
 RESULT_KEYS = ("status", "value", "temperature", "price", "name", "place", "count", "state", "total", "city",
                "wind", "date", "type", "owner")
-
-
-def written_call(name: str, arguments: dict[str, Any]) -> str:
-    """One call in the form of the chat template."""
-    return f"{CALL_OPEN}\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{CALL_CLOSE}"
-
-
-def written_results(results: Sequence[str]) -> str:
-    """The user turn that the chat template makes of tool messages."""
-    return "\n".join(f"{RESULT_OPEN}\n{result}\n{RESULT_CLOSE}" for result in results)
-
-
-def read_calls(text: str) -> list[dict[str, Any]]:
-    """The calls of a written answer."""
-    parts = [part.split(CALL_CLOSE)[0] for part in text.split(CALL_OPEN)[1:]]
-    return [json.loads(part) for part in parts]
-
-
-def tool_line(tool: dict[str, Any]) -> str:
-    """A tool in the system prompt, as the chat template writes it."""
-    function = tool["function"]
-    parameters = function.get("parameters") or {}
-    required = parameters.get("required") or ()
-    parts = []
-    for key, schema in (parameters.get("properties") or {}).items():
-        kind = schema.get("type") if isinstance(schema.get("type"), str) else "any"
-        kind = "|".join(str(value) for value in schema["enum"]) if schema.get("enum") else kind
-        parts.append(f"{key}{'' if key in required else '?'}: {kind}")
-    description = f": {function['description']}" if function.get("description") else ""
-    return f"{function['name']}({', '.join(parts)}){description}"
-
-
-def system_text(system: str | None, tools: Sequence[dict[str, Any]]) -> str:
-    """The system prompt of a conversation with tools."""
-    head = f"{system}\n\n" if system else ""
-    return head + "\n".join(["<tools>", *(tool_line(tool) for tool in tools), "</tools>"])
 
 
 @dataclass(frozen=True)
@@ -386,3 +347,11 @@ def make_tools_episode(
         if not any(turn.kind == "call" for turn in draft.turns):
             draft.room_tokens = max(draft.room_tokens, 100)
     return Episode(system, tuple(draft.turns), length_tokens, tuple(listed), tools)
+
+
+def make_tools_episodes(
+    seed: int, length_tokens: int, count: int, count_tokens: CountTokens, *, split: Split = "held_out"
+) -> list[Episode]:
+    """`count` conversations that depend on nothing but the arguments."""
+    rng = random.Random(f"tools {split} {seed} {length_tokens}")
+    return [make_tools_episode(rng, length_tokens, count_tokens, split=split) for _ in range(count)]

@@ -26,23 +26,29 @@ LEADS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 UMBRELLAS = ("Do I need an umbrella in {place}?", "Is it cold in {place}?", "Is it raining in {place}?",
              "Is it warm in {place}?", "How is the weather in {place}?", "Weather in {place}")  # fmt: skip
-NOUNS = tuple(
-    "weather weather weather forecast temperature order ticket flight train hotel table user customer price stock "
-    "invoice email message note task reminder alarm timer meeting event calendar light door song movie book recipe "
-    "restaurant route map address population capital distance translation rate currency balance payment package "
-    "parcel contact file folder report photo news score team player car taxi seat menu coffee pizza status server "
-    "backup job build log document page definition word holiday birthday time date country language shop product "
-    "item review comment post video playlist game garden lamp window heating bus station airport street house "
-    "budget contract lesson course exam doctor appointment medicine animal plant colour size weight".split()
-)
+NOUNS = (
+    "weather", "weather", "weather", "forecast", "temperature", "order", "ticket", "flight", "train",
+    "hotel", "table", "user", "customer", "price", "stock", "invoice", "email", "message", "note",
+    "task", "reminder", "alarm", "timer", "meeting", "event", "calendar", "light", "door", "song",
+    "movie", "book", "recipe", "restaurant", "route", "map", "address", "population", "capital",
+    "distance", "translation", "rate", "currency", "balance", "payment", "package", "parcel", "contact",
+    "file", "folder", "report", "photo", "news", "score", "team", "player", "car", "taxi", "seat",
+    "menu", "coffee", "pizza", "status", "server", "backup", "job", "build", "log", "document", "page",
+    "definition", "word", "holiday", "birthday", "time", "date", "country", "language", "shop",
+    "product", "item", "review", "comment", "post", "video", "playlist", "game", "garden", "lamp",
+    "window", "heating", "bus", "station", "airport", "street", "house", "budget", "contract", "lesson",
+    "course", "exam", "doctor", "appointment", "medicine", "animal", "plant", "colour", "size", "weight",
+)  # fmt: skip
 PREPOSITIONS = ("of", "of", "for", "for", "in", "in", "at", "from", "to", "on")
-SUBJECT_KEYS = tuple(
-    "city city city name name person place title customer country query location id station user topic symbol "
-    "street product to subject item company destination address".split()
-)
-NUMBER_KEYS = tuple(
-    "days days count amount number hours minutes year limit quantity price page seats level size people".split()
-)
+SUBJECT_KEYS = (
+    "city", "city", "city", "name", "name", "person", "place", "title", "customer", "country", "query",
+    "location", "id", "station", "user", "topic", "symbol", "street", "product", "to", "subject",
+    "item", "company", "destination", "address",
+)  # fmt: skip
+NUMBER_KEYS = (
+    "days", "days", "count", "amount", "number", "hours", "minutes", "year", "limit", "quantity",
+    "price", "page", "seats", "level", "size", "people",
+)  # fmt: skip
 OTHER_KEYS = ("date", "owner", "from", "room", "group", "category", "author", "driver", "colour", "brand")
 TEXT_KEYS = ("text", "message", "note", "body", "comment")
 ENUMS: dict[str, tuple[str, ...]] = {
@@ -51,8 +57,9 @@ ENUMS: dict[str, tuple[str, ...]] = {
     "priority": ("low", "normal", "high"), "when": ("today", "tomorrow"), "colour": ("red", "green", "blue"),
     "currency": ("euro", "dollar", "pound"), "language": ("english", "french", "german"),
 }  # fmt: skip
-REAL_NAMES = tuple(
-    "Paris London Berlin Oslo Rome Madrid Vienna Lisbon Tokyo Boston Chicago Prague Warsaw Dublin Athens Cairo "
-    "Delhi Sydney Toronto Moscow Anna Peter Maria John Alice Bob Ada Alan Grace Linus Emma Tom Lisa Max France "
-    "Spain Italy Germany Japan Norway Monday Friday".split()
-)
+REAL_NAMES = (
+    "Paris", "London", "Berlin", "Oslo", "Rome", "Madrid", "Vienna", "Lisbon", "Tokyo", "Boston",
+    "Chicago", "Prague", "Warsaw", "Dublin", "Athens", "Cairo", "Delhi", "Sydney", "Toronto", "Moscow",
+    "Anna", "Peter", "Maria", "John", "Alice", "Bob", "Ada", "Alan", "Grace", "Linus", "Emma", "Tom",
+    "Lisa", "Max", "France", "Spain", "Italy", "Germany", "Japan", "Norway", "Monday", "Friday",
+)  # fmt: skip
