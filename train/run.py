@@ -108,7 +108,7 @@ RECIPES = {
             Stage(1024, 2.0, 4096, 1.5e-3),
         ),
         final_length=2048,
-        steps=1400,
+        steps=1600,
         directory=EMBEDDED,
         tokens_max=4096,
         decay_share=0.4,
