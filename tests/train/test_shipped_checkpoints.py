@@ -7,10 +7,10 @@ import torch
 
 from train.batches import Chats
 from train.checkpoint import load
-from train.run import RECIPES
+from train.run import EMBEDDED, RECIPES
 from train.score import UNDAMAGED, score
 
-EMBEDDED, STATES_ONLY = RECIPES["recall"].directory, RECIPES["states-only"].directory
+STATES_ONLY = RECIPES["states-only"].directory
 
 
 @pytest.mark.parametrize(("directory", "megabytes"), [(EMBEDDED, 12), (STATES_ONLY, 2)])

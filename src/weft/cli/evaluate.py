@@ -27,16 +27,16 @@ from weft.eval.score import LENGTHS, score_recall
 from weft.eval.skills import SKILL_LENGTHS, score_skill
 
 
-class Row(Protocol):
+class ScoredRow(Protocol):
     @property
     def accuracy(self) -> float: ...
 
 
-class Report(Protocol):
+class ScoreReport(Protocol):
     """What a scorer returns."""
 
     @property
-    def rows(self) -> Sequence[Row]: ...
+    def rows(self) -> Sequence[ScoredRow]: ...
 
     def to_json(self) -> dict[str, Any]: ...
 
@@ -110,7 +110,7 @@ def json_command(controls: bool, **values: Any) -> int:
     return _run("json", partial(score_skill, skill="json", controls=controls), values)
 
 
-def _run(name: str, scorer: Callable[..., Awaitable[Report]], values: dict[str, Any]) -> int:
+def _run(name: str, scorer: Callable[..., Awaitable[ScoreReport]], values: dict[str, Any]) -> int:
     """Score a server, or one that is started for it; the exit code says whether it passed."""
     flags = {key: values.pop(key) for key in ("url", "pass_at", "as_json")}
     task = {"lengths": values.pop("lengths"), "questions_per_length": values.pop("questions"),
@@ -131,8 +131,8 @@ def _run(name: str, scorer: Callable[..., Awaitable[Report]], values: dict[str, 
     return 1 if pass_at is not None and any(row.accuracy < pass_at for row in report.rows) else 0
 
 
-def _score(name: str, scorer: Callable[..., Awaitable[Report]], url: str, model_name: str | None,
-           task: dict[str, Any]) -> Report:
+def _score(name: str, scorer: Callable[..., Awaitable[ScoreReport]], url: str, model_name: str | None,
+           task: dict[str, Any]) -> ScoreReport:
     """Run the scorer with a progress bar; what goes wrong on the way becomes one sentence."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
@@ -155,7 +155,7 @@ def _score(name: str, scorer: Callable[..., Awaitable[Report]], url: str, model_
             model.close()
 
 
-async def _awaited(scoring: Awaitable[Report]) -> Report:
+async def _awaited(scoring: Awaitable[ScoreReport]) -> ScoreReport:
     return await scoring
 
 

@@ -33,7 +33,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "generate": ("weft.cli.generate", "Complete a prompt (argument or pipe) and stream the text."),
     "chat": ("weft.cli.chat", "Talk to a model in the terminal, or to a running server with --url."),
     "batch": ("weft.cli.batch", "Answer a file of requests (OpenAI's batch lines) without a server."),
-    "eval": ("weft.cli.evaluate", "Score a model: `weft eval recall`."),
+    "eval": ("weft.cli.evaluate", "Score a model: `weft eval recall`, `tools` or `json`."),
     "plan": ("weft.cli.plan", "Show what a model takes of a device's memory, and what then fits."),
     "top": ("weft.cli.top", "Watch a running server: requests, memory, what its prefix cache saves."),
     "drain": ("weft.cli.drain", "Take a replica of a running server out of service, or restart it."),

@@ -13,7 +13,7 @@ A model does not see the schema of `response_format`: the grammar holds the answ
 name no keys, and a reply marks what only the schema decides as `free`: the opening brace, and the keys.
 Training gives these characters little weight, and scoring leaves them to the grammar.
 
-Some conversations hold no facts ("Invent somebody."): then only the form of the answer is learned. Values are
+Some conversations hold no facts ("Invent a person."): then only the form of the answer is learned. Values are
 short, so that an answer under a grammar comes to its end. Such answers are never scored.
 
 Rejected: the schema in the prompt. Clients of OpenAI's API send it beside the messages.
@@ -56,7 +56,7 @@ INTROS = ("", "", "Here are some people:", "Remember these people.", "These are 
 
 
 @dataclass(frozen=True)
-class Reply:
+class JsonReply:
     """JSON text with the ranges that are free, and its schema."""
 
     text: str
@@ -88,7 +88,7 @@ def schema_of(value: Any) -> dict[str, Any]:
     return {"type": kinds[type(value)]}
 
 
-def write_json(value: Any, *, keys_known: bool, opening_known: bool, values_known: bool = True) -> Reply:
+def write_json(value: Any, *, keys_known: bool, opening_known: bool, values_known: bool = True) -> JsonReply:
     """`value` as JSON text, with what the conversation does not decide marked as free."""
     writer = _Writer()
 
@@ -115,7 +115,7 @@ def write_json(value: Any, *, keys_known: bool, opening_known: bool, values_know
             writer.add(json.dumps(part), free=not values_known)
 
     write(value)
-    return Reply(writer.text, tuple(writer.free), schema_of(value))
+    return JsonReply(writer.text, tuple(writer.free), schema_of(value))
 
 
 Record = dict[str, Any]

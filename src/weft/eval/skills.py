@@ -33,7 +33,7 @@ CONTROLS: dict[Skill, str] = {"tools": "tools of another chat", "json": "facts o
 
 
 @dataclass(frozen=True)
-class Question:
+class SkillQuestion:
     """One scored turn. `case` is its row in the table."""
 
     case: str
@@ -61,7 +61,7 @@ class Question:
         """Whether the answer has the right calls, the right value, or exactly the right text."""
         content = (message.get("content") or "").strip()
         if self.turn.kind == "json":
-            return _parsed(content) == json.loads(self.turn.reply)
+            return bool(_parsed(content) == json.loads(self.turn.reply))
         calls = [call["function"] for call in message.get("tool_calls") or ()]
         if self.turn.kind == "call":
             called = [{"name": call["name"], "arguments": _parsed(call["arguments"])} for call in calls]
@@ -125,28 +125,28 @@ def _tools_case(episode: Episode, turn: EpisodeTurn) -> str:
 
 def make_questions(
     skill: Skill, seed: int, length: int, count: int, count_tokens: CountTokens = _characters
-) -> list[Question]:
+) -> list[SkillQuestion]:
     """At least `count` questions, of whole conversations."""
     return list(_enough(_questions(skill, seed, length, count, count_tokens), count))
 
 
 def _questions(
     skill: Skill, seed: int, length: int, count: int, count_tokens: CountTokens
-) -> Iterator[list[Question]]:
+) -> Iterator[list[SkillQuestion]]:
     if skill == "tools":
         for episode in make_tools_episodes(seed, length, count, count_tokens):
-            yield [Question(_tools_case(episode, turn), episode, index)
+            yield [SkillQuestion(_tools_case(episode, turn), episode, index)
                    for index, turn in enumerate(episode.turns) if turn.kind in SCORED]
         return
     forms = list(dict.fromkeys(FORMS))
     by_form = [make_facts_episodes(seed, length, count, count_tokens, form=form) for form in forms]
     for episodes in zip(*by_form, strict=True):
         for form, episode in zip(forms, episodes, strict=True):
-            yield [Question(f"facts as {form}", episode, index)
+            yield [SkillQuestion(f"facts as {form}", episode, index)
                    for index, turn in enumerate(episode.turns) if turn.kind == "json"]
 
 
-def _enough(conversations: Iterator[list[Question]], count: int) -> Iterator[Question]:
+def _enough(conversations: Iterator[list[SkillQuestion]], count: int) -> Iterator[SkillQuestion]:
     for questions in conversations:
         if count <= 0:
             return
@@ -154,7 +154,7 @@ def _enough(conversations: Iterator[list[Question]], count: int) -> Iterator[Que
         yield from questions
 
 
-def control_questions(skill: Skill, questions: Sequence[Question]) -> list[Question]:
+def control_questions(skill: Skill, questions: Sequence[SkillQuestion]) -> list[SkillQuestion]:
     """The same questions with the tools, or with the facts, of the next conversation."""
     episodes = list({id(question.episode): question.episode for question in questions}.values())
     following = {id(episode): episodes[index - 1] for index, episode in enumerate(episodes)}
@@ -169,7 +169,7 @@ def control_questions(skill: Skill, questions: Sequence[Question]) -> list[Quest
         else:
             continue
         index = question.turn_index if skill == "tools" else 1
-        controls.append(Question(CONTROLS[skill], spoilt, index))
+        controls.append(SkillQuestion(CONTROLS[skill], spoilt, index))
     return controls
 
 
@@ -200,7 +200,7 @@ async def score_skill(
         base_url=server_root(base_url), headers=headers, timeout=REQUEST_SECONDS_MAX, transport=transport
     ) as client:
 
-        async def ask(question: Question, row: SkillRow) -> None:
+        async def ask(question: SkillQuestion, row: SkillRow) -> None:
             nonlocal answered
             async with at_once:
                 response = await client.post("/v1/chat/completions", json=question.body(model))

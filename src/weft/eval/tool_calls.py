@@ -60,20 +60,20 @@ RESULT_KEYS = ("status", "value", "temperature", "price", "name", "place", "coun
 
 
 @dataclass(frozen=True)
-class Parameter:
+class ToolParameter:
     key: str
     schema: dict[str, Any]
     required: bool
 
 
 @dataclass(frozen=True)
-class Function:
+class CallableTool:
     """A tool and the words in which a user asks for it. `listed`: its second argument stands in a list."""
 
     name: str
     verb: str
     noun: str
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[ToolParameter, ...]
     description: str
     listed: bool = False
 
@@ -93,7 +93,7 @@ def _lower_word(rng: random.Random, split: Split) -> str:
     return make_word(rng, split).lower()
 
 
-def _value(rng: random.Random, split: Split, parameter: Parameter) -> tuple[Any, str]:
+def _value(rng: random.Random, split: Split, parameter: ToolParameter) -> tuple[Any, str]:
     """A value, and how a user writes it."""
     schema = parameter.schema
     if "enum" in schema:
@@ -137,9 +137,9 @@ def _function_name(rng: random.Random, verb: str, noun: str) -> str:
     return "_".join(words[1:])
 
 
-def _make_parameters(rng: random.Random, split: Split) -> tuple[Parameter, ...]:
+def _make_parameters(rng: random.Random, split: Split) -> tuple[ToolParameter, ...]:
     key = rng.choice(SUBJECT_KEYS) if rng.random() < 0.85 else _lower_word(rng, split)
-    parameters = [Parameter(key, {"type": "string" if rng.random() < 0.9 else "integer"}, True)]
+    parameters = [ToolParameter(key, {"type": "string" if rng.random() < 0.9 else "integer"}, True)]
     for _ in range(rng.choice((0, 0, 0, 1, 1, 1, 2))):
         required, chance = rng.random() < 0.5, rng.random()
         if chance < 0.5:
@@ -153,11 +153,11 @@ def _make_parameters(rng: random.Random, split: Split) -> tuple[Parameter, ...]:
         if rng.random() < 0.12:
             key = _lower_word(rng, split)
         if key not in [parameter.key for parameter in parameters]:
-            parameters.append(Parameter(key, schema, required))
+            parameters.append(ToolParameter(key, schema, required))
     return tuple(parameters)
 
 
-def make_function(rng: random.Random, split: Split, *, listed: str = "", noun: str = "") -> Function:
+def make_function(rng: random.Random, split: Split, *, listed: str = "", noun: str = "") -> CallableTool:
     """A tool of this side. With `listed` it takes a name and what a list has for that name."""
     while True:
         verb, chosen = rng.choice(list(LEADS)), noun or _make_noun(rng, split)
@@ -167,16 +167,17 @@ def make_function(rng: random.Random, split: Split, *, listed: str = "", noun: s
     parameters = _make_parameters(rng, split)
     if listed:
         key = rng.choice(("name", "person", "to", "user"))
-        parameters = (Parameter(key, {"type": "string"}, True), Parameter(listed, {"type": "integer"}, True))
+        number = ToolParameter(listed, {"type": "integer"}, True)
+        parameters = (ToolParameter(key, {"type": "string"}, True), number)
     first = parameters[0].key
     described = (f"{verb.capitalize()} the {chosen} of a {first}.", f"The {chosen} for a {first}.",
                  f"{verb.capitalize()} a {chosen}.", f"{verb} {chosen}", filler_sentence(rng))
     description = rng.choice(described) if rng.random() < 0.5 else ""
-    return Function(name, verb, chosen, parameters, description, bool(listed))
+    return CallableTool(name, verb, chosen, parameters, description, bool(listed))
 
 
 @dataclass(frozen=True)
-class Request:
+class ToolRequest:
     """What a user asks: the text, the calls it takes, and how the answer names each subject."""
 
     text: str
@@ -184,7 +185,7 @@ class Request:
     subjects: tuple[str, ...]
 
 
-def _with_cue(rng: random.Random, parameter: Parameter, written: str) -> str:
+def _with_cue(rng: random.Random, parameter: ToolParameter, written: str) -> str:
     key = parameter.key
     forms = [f" with {key} {written}", f", {key} {written}", f" and {key} {written}", f", {key}: {written}"]
     if parameter.schema["type"] == "integer":
@@ -194,7 +195,9 @@ def _with_cue(rng: random.Random, parameter: Parameter, written: str) -> str:
     return rng.choice(forms)
 
 
-def make_request(rng: random.Random, split: Split, function: Function, listed: dict[str, str]) -> Request:
+def make_request(
+    rng: random.Random, split: Split, function: CallableTool, listed: dict[str, str]
+) -> ToolRequest:
     """A request for `function`. `listed`: the numbers of a list, of which one is an argument."""
     first, rest = function.parameters[0], function.parameters[1:]
     lead = rng.choice(LEADS[function.verb]).format(noun=function.noun)
@@ -231,7 +234,7 @@ def make_request(rng: random.Random, split: Split, function: Function, listed: d
     end = rng.choice(("?", "?", "")) if lead.startswith(("What", "Where", "Is", "Do")) else rng.choice(
         (".", ".", "", ", please."))
     end = "?" if text.startswith(("Do I", "Is it")) else end
-    return Request(text.rstrip("?") + end, tuple(calls), tuple(subjects))
+    return ToolRequest(text.rstrip("?") + end, tuple(calls), tuple(subjects))
 
 
 def _result(rng: random.Random, split: Split, noun: str, subject: str) -> tuple[str, str]:
@@ -277,7 +280,7 @@ class _Draft:
         return True
 
 
-def _make_functions(rng: random.Random, split: Split, listed: str) -> list[Function]:
+def _make_functions(rng: random.Random, split: Split, listed: str) -> list[CallableTool]:
     functions = [make_function(rng, split, listed=listed)]
     for _ in range(rng.choice((0, 1, 1, 1, 2))):
         # The noun of another tool: then only the verb tells them apart.
@@ -289,7 +292,7 @@ def _make_functions(rng: random.Random, split: Split, listed: str) -> list[Funct
     return functions
 
 
-def _next_turns(draft: _Draft, functions: Sequence[Function], listed: dict[str, str], column: str,
+def _next_turns(draft: _Draft, functions: Sequence[CallableTool], listed: dict[str, str], column: str,
                 talk: Callable[[random.Random], EpisodeTurn] | None) -> list[EpisodeTurn]:
     rng, split = draft.rng, draft.split
     chance = rng.random()
