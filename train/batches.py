@@ -25,7 +25,7 @@ from weft.eval.recall import SCORED, CountTokens, Episode, EpisodeTurn, make_epi
 from weft.eval.tool_calls import make_tools_episode
 from weft.eval.tool_text import system_text
 
-PROMPT_WEIGHT, STORY_WEIGHT, FREE_WEIGHT = 0.1, 0.3, 0.2
+PROMPT_WEIGHT, STORY_WEIGHT, FREE_WEIGHT, END_WEIGHT = 0.1, 0.3, 0.2, 0.99
 STORY_CHARACTERS_MIN = 200
 
 MakeEpisode = Callable[[random.Random, int, CountTokens], Episode]
@@ -44,8 +44,8 @@ class Batch:
 class Chats:
     """Encodes ChatML exactly as the chat template renders it."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, *, ends_weigh: bool = False) -> None:
+        self.tokenizer, self.ends_weigh = tokenizer, ends_weigh
         self.start, self.end = tokenizer.token_to_id(TURN_START), tokenizer.token_to_id(TURN_END)
         self.end_of_text = tokenizer.token_to_id(END_OF_TEXT)
         self.newline = self.encode("\n")
@@ -87,13 +87,17 @@ class Chats:
     def weighed(self, turn: EpisodeTurn) -> list[tuple[int, float]]:
         """The tokens of the reply and its end; what is free in it weighs little, a free beginning nothing.
 
-        So a model learns to go on with JSON that a grammar has begun, and not to begin it unasked.
+        So a model learns to go on with JSON that a grammar has begun, and not to begin it unasked. With
+        `ends_weigh` a token that ends a value has full weight, although what follows in the token is free.
         """
         encoded = self.tokenizer.encode(turn.reply, add_special_tokens=False)
         weighed = []
         for token, (first, last) in zip(encoded.ids, encoded.offsets, strict=True):
             free = any(first < end and start < last for start, end in turn.free)
-            weighed.append((token, 1.0 if not free else FREE_WEIGHT if first else 0.0))
+            weight = 1.0 if not free else FREE_WEIGHT if first else 0.0
+            if self.ends_weigh and free and first and turn.reply[first] == '"' and last > first + 1:
+                weight = END_WEIGHT
+            weighed.append((token, weight))
         return [*weighed, (self.end, 1.0)]
 
 
@@ -138,6 +142,15 @@ def skills_episode(rng: random.Random, length_tokens: int, count_tokens: CountTo
         return Episode(rng.choice((None, None, SYSTEM)), tuple(turns), length_tokens, ())
     turns = [rng.choice((small_talk, unknown_turn, story_turn))(rng) for _ in range(rng.randint(1, 3))]
     return in_second_words(Episode(rng.choice((None, None, SYSTEM)), tuple(turns), length_tokens, ()))
+
+
+def ends_episode(rng: random.Random, length_tokens: int, count_tokens: CountTokens) -> Episode:
+    """What the third stage learns from: the mix of the second, with more answers that no fact decides."""
+    if rng.random() < 0.15:
+        asked = rng.choice((small_talk, unknown_turn))(rng).user if rng.random() < 0.4 else None
+        turns = [invented_turn(rng, asked if number == 0 else None) for number in range(rng.randint(1, 3))]
+        return Episode(rng.choice((None, None, SYSTEM)), tuple(turns), length_tokens, ())
+    return skills_episode(rng, length_tokens, count_tokens)
 
 
 def codes_episode(rng: random.Random, length_tokens: int, count_tokens: CountTokens) -> Episode:

@@ -42,7 +42,7 @@ from weft.eval.facts import make_facts_episodes
 from weft.eval.recall import make_episodes
 from weft.eval.tool_calls import make_tools_episodes
 
-STEPS, WARM_UP, RATE, DECAY_SHARE = 600, 20, 3e-3, 0.5
+STEPS, WARM_UP, RATE, DECAY_SHARE = 300, 20, 3e-3, 0.5
 LENGTHS = ((256, 0.3), (512, 0.3), (1024, 0.25), (2048, 0.15))
 BATCH_TOKENS = 4096
 SECOND_DRAFT = 0.5

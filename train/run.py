@@ -33,6 +33,7 @@ from train.batches import (
     Chats,
     MakeEpisode,
     codes_episode,
+    ends_episode,
     exact_match,
     make_batch,
     skills_episode,
@@ -77,6 +78,8 @@ class Recipe:
     seed: int = 20
     start: Path | None = None
     """The checkpoint that the run begins with; None begins with random weights."""
+    ends_weigh: bool = False
+    """See `Chats`."""
     dtype: torch.dtype = torch.bfloat16
     """Of the matmuls. float32 is the faster one on a CPU without bfloat16 units."""
 
@@ -84,6 +87,7 @@ class Recipe:
 ROOT = Path(__file__).resolve().parent.parent
 EMBEDDED = ROOT / "src" / "weft" / "embedded" / "weft-recall"
 FIRST_STAGE = Path("train_runs") / "recall" / "checkpoint"
+SECOND_STAGE = Path("train_runs") / "skills" / "checkpoint"
 RECIPES = {
     "recall": Recipe(
         shape=Shape(VOCAB_SIZE, (LINEAR, FULL, LINEAR, FULL), 256, 512, 4, 4, 64, 64),
@@ -109,11 +113,25 @@ RECIPES = {
         ),
         final_length=2048,
         steps=1600,
-        directory=EMBEDDED,
+        directory=SECOND_STAGE,
         tokens_max=4096,
         decay_share=0.4,
         start=FIRST_STAGE,
         dtype=torch.float32,
+    ),
+    "ends": Recipe(
+        shape=Shape(SECOND_VOCAB_SIZE, (LINEAR, FULL, LINEAR, FULL), 256, 512, 4, 4, 64, 64),
+        episodes=ends_episode,
+        stages=(Stage(256, 0.0, 4096, 8e-4), Stage(512, 0.0, 4096, 8e-4), Stage(1024, 2.0, 4096, 8e-4)),
+        final_length=2048,
+        steps=200,
+        directory=EMBEDDED,
+        tokens_max=4096,
+        warm_up_steps=10,
+        decay_share=1.0,
+        start=SECOND_STAGE,
+        dtype=torch.float32,
+        ends_weigh=True,
     ),
     "states-only": Recipe(
         shape=Shape(VOCAB_SIZE, (LINEAR,) * 3, 128, 256, 4, 4, 32, 32),
@@ -205,7 +223,7 @@ def grown_model(recipe: Recipe, tokenizer: Tokenizer) -> Model:
     for number in range(len(old_rows), recipe.shape.vocab_size):
         text = tokenizer.decode([number], skip_special_tokens=False)
         new_rows.append(old_rows[old_tokenizer.encode(text, add_special_tokens=False).ids].mean(0))
-    state["embed_tokens.weight"] = torch.cat([old_rows, torch.stack(new_rows)])
+    state["embed_tokens.weight"] = torch.cat([old_rows, *(row[None] for row in new_rows)])
     model.load_state_dict(state)
     return model.train()
 
@@ -279,7 +297,7 @@ def tokenizer_for(recipe: Recipe, kept: Path) -> Tokenizer:
     The shipped one first, because merges hang on every word of the generated text: a change of one
     sentence somewhere would give every token a new number, and no old run could be repeated.
     """
-    shipped = (EMBEDDED if recipe.directory == FIRST_STAGE else recipe.directory) / "tokenizer.json"
+    shipped = (recipe.directory if recipe.directory.is_absolute() else EMBEDDED) / "tokenizer.json"
     if kept.exists():
         tokenizer = Tokenizer.from_file(str(kept))
     elif shipped.exists():
@@ -301,7 +319,7 @@ def train(recipe: Recipe, log: Path, snapshot_steps: int) -> None:
     log.mkdir(parents=True, exist_ok=True)
     round_in_kernels(True)
     tokenizer = tokenizer_for(recipe, log / "tokenizer.json")
-    chats, run = Chats(tokenizer), Run.new(recipe, tokenizer)
+    chats, run = Chats(tokenizer, ends_weigh=recipe.ends_weigh), Run.new(recipe, tokenizer)
     if (log / "run.pt").exists():
         run.restore(log / "run.pt")
     with (log / "log.jsonl").open("a") as lines:
