@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import sqlite3
 import stat
@@ -16,14 +17,17 @@ from openai.types.responses import ResponseItemList
 
 from tests.fixtures.checkpoints import checkpoint
 from tests.server.running import RunningServer, running_server
+from tests.server.scripted_engine import write_model_directory
 from weft.errors import ConfigError, RequestError
 from weft.server.config import ServerConfig
 from weft.server.responses.database import (
     ResponseDatabase,
+    ResponseStoreError,
     StoredResponse,
     StoreLimits,
     UnknownResponseError,
 )
+from weft.server.responses.store import ResponseStore
 
 MANY = StoreLimits(count=1000, bytes=10**9, age_s=100.0, turns=50, turn_bytes=10**6)
 
@@ -191,6 +195,22 @@ def test_several_processes_agree_on_one_file(tmp_path: Path) -> None:
     assert contents == len(rows) == 40
     for name, _ in rows:
         assert database.path(name, "me")[-1].response_id == name, "no path has a gap"
+
+
+def test_a_file_that_cannot_be_opened_is_a_503_and_costs_no_answer(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    store = ResponseStore(tmp_path / "file" / "r.sqlite", MANY)
+    with pytest.raises(ResponseStoreError, match=r"--response-store") as refusal:
+        asyncio.run(store.put(lambda: stored("a"), "me"))
+    assert refusal.value.status == 503
+    store.close_now()
+    engine = {"model": str(write_model_directory(tmp_path))}
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    with running_server("build", engine=engine, server={"response_store": None}) as running:
+        answer = running.client().responses.create(model="scripted", input="say:well")
+        assert (answer.output_text, answer.to_dict()["store"]) == ("well", False)
+        assert running.get("/v1/responses/resp_a").status_code == 503
 
 
 @pytest.mark.parametrize(("settings", "said"), [
