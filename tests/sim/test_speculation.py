@@ -1,106 +1,88 @@
-"""``weft simulate --speculate``: what a recording lets us replay, and what it does not."""
+"""The whole engine in virtual time with windows of drafts: short memory, bursts, cancels between and inside
+steps, dying devices, prefixes shared in flight. ``Simulation`` checks every law after each step, and every
+answer against the reference; a drafter that knows greedy answers is right, wrong and right for a while."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from random import Random
 
 import pytest
 
-from tests.unit.speculation.texts import edited, prose
-from weft.cli.main import main
-from weft.config import Sizes
-from weft.memory.frames.plan import plan_arena
-from weft.schedule.work import Work
-from weft.sim.cost import Fitted
-from weft.sim.recording import Fingerprints, Recording, header_line, read_recording, sequence_line, token_text
-from weft.sim.speculation import replay_speculation, step_costs
-from weft.spec import ModelSpec, attention, gated_delta
-from weft.speculation.proposal import SOURCES
-
-COST = Fitted(fixed_s=0.024, token_s=0.0006, pair_s=0.0, decode_s=0.002, context_s=0.0)
-FILE = prose(1, 600)
-REQUESTS = [(prose(2, 100), FILE, "a"), (prose(2, 100), FILE, "a"), (prose(2, 100), FILE, "b"),
-            (FILE + prose(3, 20), edited(FILE, 0.03, 4), "a"), (prose(5, 50), [7], "")]
+from tests.fixtures.drafters import AnswerDrafter
+from tests.sim.failing import assert_fails
+from weft.engine.digests import digest, digest_of
+from weft.engine.scripted import ScriptedExecutor, hashed_token
+from weft.schedule.plan import StepPlan
+from weft.schedule.windows import WindowPlanner
+from weft.sim.sharing import sharing_scenario
+from weft.sim.simulator import Simulation
+from weft.sim.workload import VOCAB_SIZE, Scenario, scenario_from_seed
+from weft.speculation.drafter import DraftRow
 
 
-def lines(*, with_tokens: bool, times: bool = True) -> list[dict[str, object]]:
-    spec = ModelSpec(family="toy", vocab_size=9000, hidden_size=64, max_positions=4096, dtype="bfloat16",
-                     layers=(attention(kv_heads=1, head_dim=32),
-                             gated_delta(v_heads=2, k_heads=2, k_dim=16, v_dim=16, conv_kernel=4)))
-    header = header_line(model="toy", arena=plan_arena(spec, 1 << 24), checkpoints="auto",
-                         sizes=Sizes(4096, 8, 1024, 64, 1 << 24))
-    marks = Fingerprints(b"k" * 32)
-    rows: list[dict[str, object]] = [header]
-    for at, (prompt, answer, salt) in enumerate(REQUESTS):
-        tokens = [*prompt, *answer]
-        rows.append(sequence_line(
-            marks.of(tokens, salt, computed=len(tokens) - 1), at_s=float(at), input_length=len(prompt),
-            output_length=len(answer), salt=marks.salt(salt), number=at,
-            tokens=token_text(tokens) if with_tokens else ""))
-    if times:
-        rows.append({"steps": [[100 * step, 50 * step, step, 10 * step, 0.01 * step]
-                               for step in range(1, 13)]})
-    return rows
+class GreedyDrafter(AnswerDrafter):
+    """It knows what greedy sequences say. Sampled ones get drafts that are wrong."""
+
+    def __init__(self, most: int = 6) -> None:
+        super().__init__("random", {}, VOCAB_SIZE, most=most)
+        self._states: dict[int, list[int]] = {}
+        self._choose = hashed_token(VOCAB_SIZE)
+
+    def begin(self, key: int, tokens: Sequence[int], **facts: object) -> None:
+        super().begin(key, tokens, **facts)
+        self._states[key] = [digest_of(tokens)]
+
+    def _of(self, row: DraftRow) -> tuple[int, ...]:
+        state, draft = self._states[row.key][0], []
+        chance = Random(state)
+        for _ in range(chance.randrange(min(row.limit, self.most) + 1)):
+            token = self._choose(state, 0) if chance.random() < 0.9 else chance.randrange(VOCAB_SIZE)
+            draft.append(token)
+            state = digest(state, token)
+        return tuple(draft)
+
+    def settle(self, key: int, tokens: Sequence[int], *, drafted: int, accepted: int) -> None:
+        super().settle(key, tokens, drafted=drafted, accepted=accepted)
+        for token in tokens:
+            self._states[key][0] = digest(self._states[key][0], token)
 
 
-def recorded(*, with_tokens: bool) -> Recording:
-    return read_recording(lines(with_tokens=with_tokens))
+def run(scenario: Scenario) -> GreedyDrafter:
+    drafter = GreedyDrafter()
+    Simulation(scenario, drafter).run()
+    return drafter
 
 
-def test_with_tokens_repeats_and_rewrites_are_accepted() -> None:
-    recording = recorded(with_tokens=True)
-    report = replay_speculation(recording.traffic, recording, SOURCES, COST)
-    assert report.requests == 4
-    assert report.tokens == sum(len(answer) - 1 for _, answer, _ in REQUESTS)
-    assert report.sources["tree"].accepted > 400, "the second request repeats the first"
-    assert report.sources["suffix"].accepted > 350, "the fourth edits its prompt"
-    assert report.tokens_per_step > 1.8
-    assert report.speedup > 1.6
-    assert set(report.left_out) == {"prediction", "grammar"}
+@pytest.mark.parametrize("make", [scenario_from_seed, sharing_scenario])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_every_law_holds_with_windows(make: Callable[[int], Scenario], overlap: bool) -> None:
+    drafters = [run(replace(make(seed), overlap=overlap)) for seed in range(8)]
+    assert sum(drafter.accepted for drafter in drafters) > 100
+    assert sum(drafter.drafted for drafter in drafters) > sum(drafter.accepted for drafter in drafters) + 100
 
 
-def test_without_tokens_the_tree_alone_is_replayed_and_salts_stay_apart() -> None:
-    recording = recorded(with_tokens=False)
-    report = replay_speculation(recording.traffic, recording, SOURCES, COST)
-    assert set(report.sources) == {"tree"}
-    assert "--record-tokens" in report.left_out["suffix"]
-    assert 400 < report.sources["tree"].accepted < 600
+def test_the_same_seed_gives_the_same_trace_with_windows() -> None:
+    first, again = (Simulation(scenario_from_seed(5), GreedyDrafter()).run() for _ in range(2))
+    assert first == again
+    assert first != Simulation(scenario_from_seed(5)).run()
 
 
-def test_the_cost_of_drafts_is_that_of_the_model() -> None:
-    recording = recorded(with_tokens=False)
-    costs = step_costs(COST, recording.traffic)
-    assert costs[1] == pytest.approx(COST.step_s(Work(0, 0, 1, 430)), rel=0.01)
-    assert costs[8] == pytest.approx(costs[1] + 7 * 0.0006)
-    dear = Fitted(fixed_s=0.0, token_s=0.002, pair_s=0.0, decode_s=0.002, context_s=0.0)
-    report = replay_speculation(recording.traffic, recording, SOURCES, dear)
-    assert (report.steps, report.sources["tree"].drafted) == (report.tokens, 0)
+def test_drafts_without_pages_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WindowPlanner, "_with_pages", lambda planner, step, row, count: count)
+    assert_fails("the page table ends", lambda: [run(scenario_from_seed(seed)) for seed in range(14)])
 
 
-def test_the_command_shows_it_and_says_what_is_missing(tmp_path: Path,
-                                                       capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "r.jsonl"
-    file.write_text("\n".join(map(json.dumps, lines(with_tokens=True))))
-    asked = ["simulate", str(file), "--no-oracle", "--policy", "lru"]
-    assert main([*asked, "--speculate", "auto", "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)["speculation"]
-    assert data["sources"]["suffix"]["accepted"] > 0
-    assert main([*asked, "--json"]) == 0
-    assert "speculation" not in json.loads(capsys.readouterr().out)
-    assert main([*asked, "--speculate", "tree,prediction"]) == 0
-    shown = capsys.readouterr().out
-    assert "tokens a step" in shown
-    assert "a recording has no predictions" in shown
-    for wrong, words in (([*asked, "--speculate", "eagle"], "prediction, grammar, tree, suffix"),
-                         (["simulate", "sample", "--model", "Qwen3.5-4B", "--speculate", "auto"],
-                          "no answers")):
-        assert main(wrong) == 2
-        assert words in capsys.readouterr().err
+def test_a_state_that_has_seen_a_wrong_draft_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the report of a full rejection that commits a snapshot nobody wrote."""
+    verify = ScriptedExecutor._verify
 
+    def too_far(device: ScriptedExecutor, plan: StepPlan, at: int, row: object, logprobs: object) -> object:
+        chosen = verify(device, plan, at, row, logprobs)
+        if device._slots and len(chosen) < int(plan.lengths[at]):
+            device.arena.states[int(plan.slots[at])] = digest(row.state_at(row.computed), 1)
+        return chosen
 
-def test_a_line_with_tokens_of_another_length_is_refused() -> None:
-    rows = lines(with_tokens=True)
-    rows[1]["tokens"] = token_text([1, 2, 3])
-    with pytest.raises(Exception, match=r"line 2: .*3 tokens in a sequence of 700"):
-        read_recording(rows)
+    monkeypatch.setattr(ScriptedExecutor, "_verify", too_far)
+    assert_fails("does not hold the state", lambda: [run(scenario_from_seed(seed)) for seed in range(14)])

@@ -173,6 +173,11 @@ class InFlight:
         self._memory = memory
         self._flights: deque[_Touched] = deque()
 
+    @property
+    def any(self) -> bool:
+        """Whether a step is in flight."""
+        return bool(self._flights)
+
     def begun(self, plan: StepPlan) -> None:
         arena, reservation = self._memory.plan, plan.reservation
         zeroed = plan.arena_work.zero_frames

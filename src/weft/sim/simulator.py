@@ -30,6 +30,7 @@ from weft.sim.checkers import InFlight, Ledger, ProgressCheck
 from weft.sim.clock import VirtualClock
 from weft.sim.trace import Trace, plan_bytes
 from weft.sim.workload import EOS_IDS, VOCAB_SIZE, Scenario, ScriptedCancel
+from weft.speculation.drafter import Drafter
 
 STEP_BASE_S = 1e-3
 STEP_TOKEN_S = 2e-5
@@ -110,7 +111,9 @@ class _InFlightExecutor:
 
 
 class Simulation:
-    def __init__(self, scenario: Scenario) -> None:
+    """``drafter``: where windows get their drafts; None: no speculation."""
+
+    def __init__(self, scenario: Scenario, drafter: Drafter | None = None) -> None:
         self.scenario = scenario
         sizes = scenario.sizes
         self.clock = VirtualClock()
@@ -122,7 +125,7 @@ class Simulation:
         self.core = EngineCore(
             vocab_size=VOCAB_SIZE, sizes=sizes, memory=Memory(scenario.arena, cache=scenario.cache),
             executor=_InFlightExecutor(self), clock=self.clock, seed=scenario.seed, eos_ids=EOS_IDS,
-            checkpoints=parse_checkpoints(scenario.checkpoints), overlap=scenario.overlap)
+            checkpoints=parse_checkpoints(scenario.checkpoints), overlap=scenario.overlap, drafter=drafter)
         self.ledger = Ledger(engine_seed=scenario.seed, eos_ids=EOS_IDS, max_model_len=sizes.max_model_len,
                              next_token=self.device.next_token)
         self.progress = ProgressCheck(self.core.scheduler)
@@ -174,7 +177,7 @@ class Simulation:
     def _step(self, number: int) -> None:
         self.progress.before_plan()
         if number % _REPLAN_EVERY_STEPS == 0 and self.core.failure is None:
-            dropped = self.core.scheduler.plan()
+            dropped = self.core.scheduler.plan(windows=not self.flights.any)
             self._planned = None if dropped is None else plan_bytes(dropped)
         events = self.core.step()
         self._planned = None
