@@ -29,7 +29,7 @@ _OTHER_NAME = ""
 """The flag is here under another name: there is no reason to give."""
 _OWN_CODE = "model code ships with weft and checkpoints cannot bring their own"
 _EAGER = "decode steps are recorded as CUDA graphs where the model allows it, and nothing is compiled"
-_NO_SPECULATION = "weft does not speculate yet"
+_OWN_SOURCES = "drafts come from the text itself, with no second model"
 _ONE_MODEL = "a server serves one model with the weights as they are"
 _FROM_CHECKPOINT = "this is read from the checkpoint"
 _KERNELS = "there is one kernel for each op on each kind of device"
@@ -46,7 +46,7 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--num-gpu-blocks-override": Foreign(_ONE_POOL, "--memory"),
     "--swap-space": Foreign("sequences that must wait are computed again, never swapped", "--memory"),
     "--cpu-offload-gb": Foreign(_WHOLE, "--memory"),
-    "--kv-offloading-size": Foreign("KV stays in one memory tier", "--memory"),
+    "--kv-offloading-size": Foreign("what leaves the arena goes to disk", "--store"),
     "--block-size": Foreign(_FRAMES, _LEAVE_OUT),
     "--page-size": Foreign(_FRAMES, _LEAVE_OUT),
     "--kv-cache-dtype": Foreign(_OTHER_NAME, "--kv-dtype"),
@@ -144,10 +144,10 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--override-generation-config": Foreign("sampling defaults come from generation_config.json",
                                             "send the sampling fields in the request"),
     # speculation, structure, tools
-    "--speculative-config": Foreign(_NO_SPECULATION, _LEAVE_OUT),
-    "--spec-method": Foreign(_NO_SPECULATION, _LEAVE_OUT),
-    "--speculative-algorithm": Foreign(_NO_SPECULATION, _LEAVE_OUT),
-    "--draft-model": Foreign(_NO_SPECULATION, _LEAVE_OUT),
+    "--speculative-config": Foreign(_OWN_SOURCES, "--speculate"),
+    "--spec-method": Foreign(_OTHER_NAME, "--speculate"),
+    "--speculative-algorithm": Foreign(_OTHER_NAME, "--speculate"),
+    "--draft-model": Foreign(_OWN_SOURCES, "--speculate"),
     "--enable-auto-tool-choice": Foreign("tool calls are always read", "--tool-parser"),
     "--tool-call-parser": Foreign(_OTHER_NAME, "--tool-parser"),
     "--enable-reasoning": Foreign("reasoning is always told apart", "--reasoning-parser"),
@@ -156,7 +156,7 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "--grammar-backend": Foreign("llguidance compiles every grammar", _LEAVE_OUT),
     "--jinja": Foreign("chat templates are always rendered", _LEAVE_OUT),
     # server
-    "--allowed-origins": Foreign("other web origins are not let in yet", _LEAVE_OUT),
+    "--allowed-origins": Foreign(_OTHER_NAME, "--allowed-origin"),
     "--root-path": Foreign("the API is served at /", "strip the prefix in the proxy"),
     "--ssl-keyfile": Foreign("weft speaks plain HTTP", "put a TLS proxy in front of --port"),
     "--ssl-certfile": Foreign("weft speaks plain HTTP", "put a TLS proxy in front of --port"),
