@@ -251,7 +251,7 @@ def _footnote(plan: ModelPlan) -> Text:
     words.append("static pools: SGLang at its default split. cache: with the states that a running request "
                  "reserves for prefix caching.")
     if plan.asked.drafts and plan.state_bytes:
-        words.append("weft does not speculate yet: its drafts count the log of inputs that it will keep.")
+        words.append("drafts of weft: the log of one step, and no state.")
     return Text(" ".join(words), style="dim")
 
 
