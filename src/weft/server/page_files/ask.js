@@ -32,9 +32,11 @@ async function turn(onKeyWanted) {
   const said = field.value.trim();
   if (!said || stopper) return;
   const talk = messages;
-  const shown = element("p", "");
+  const shown = element("p", "", "answer");
+  const thought = folded("Reasoning");
   const note = element("p", "", "quiet");
-  part("talk").append(element("p", said, "user"), shown, note);
+  const copy = copyButton(shown);
+  part("talk").append(element("p", said, "user"), thought, shown, copy, note);
   field.value = "";
   stopper = new AbortController();
   setBusy(true);
@@ -43,13 +45,19 @@ async function turn(onKeyWanted) {
   try {
     const answer = await ask("v1/chat/completions", {
       method: "POST", signal: stopper.signal, headers: {"Content-Type": "application/json"},
-      body: JSON.stringify({messages: [...talk, {role: "user", content: said}], stream: true,
-                            stream_options: {include_usage: true}, max_tokens: part("max-tokens").valueAsNumber || undefined}),
+      body: JSON.stringify({messages: [...systemPrompt(), ...talk, {role: "user", content: said}], stream: true,
+                            stream_options: {include_usage: true}, max_tokens: part("max-tokens").valueAsNumber || undefined,
+                            temperature: part("temperature").value === "" ? undefined : part("temperature").valueAsNumber}),
     });
     for await (const event of events(answer)) {
       if (event.error) throw new Error(event.error.message);
       usage = event.usage ?? usage;
-      const piece = event.choices?.[0]?.delta?.content ?? "";
+      const delta = event.choices?.[0]?.delta ?? {};
+      if (delta.reasoning) {
+        thought.hidden = false;
+        thought.lastChild.textContent += delta.reasoning;
+      }
+      const piece = delta.content ?? "";
       if (piece) first ??= performance.now() - begun;
       text += piece;
       shown.textContent = text;
@@ -67,11 +75,36 @@ async function turn(onKeyWanted) {
   } finally {
     stopper = null;
     setBusy(false);
+    copy.hidden = !text;
   }
   if (usage) {
     note.textContent += `${usage.prompt_tokens} prompt tokens, ${usage.prompt_tokens_details?.cached_tokens ?? 0} of them cached; ` +
       `first text after ${Math.round(first ?? 0)} ms, ${usage.completion_tokens} tokens in ${Math.round(performance.now() - begun)} ms`;
   }
+}
+
+// The system prompt is of every turn, so that it can be changed in the middle of a conversation.
+function systemPrompt() {
+  const text = part("system").value.trim();
+  return text ? [{role: "system", content: text}] : [];
+}
+
+function folded(title) {
+  const box = element("details", "");
+  box.append(element("summary", title), element("p", "", "quiet"));
+  box.hidden = true;
+  return box;
+}
+
+function copyButton(source) {
+  const button = element("button", "Copy");
+  button.type = "button";
+  button.hidden = true;
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(source.textContent);
+    button.textContent = "Copied";
+  });
+  return button;
 }
 
 function setBusy(busy) {
