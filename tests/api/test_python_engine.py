@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from weft.errors import (
     RequestError,
     WeftError,
 )
+from weft.text.tokenizer import Tokenizer
 
 FAMILY = "qwen3_5"
 TEXTS = ["The river runs past", "a page", "What is the number of the red key?"]
@@ -88,9 +90,10 @@ def test_more_prompts_than_the_queue_holds_are_all_answered_in_order(engine):
 
 def test_the_checkpoints_own_sampling_is_the_default_and_keywords_change_single_fields(engine):
     assert engine.info.generation_defaults == {"temperature": 0.7, "top_p": 0.9, "top_k": 20}
-    params = sampling_from(None, {"top_p": 0.5, "stop": "x"}, engine.info.generation_defaults)
+    words = Tokenizer.load(Path(engine.info.directory))
+    params = sampling_from(None, {"top_p": 0.5, "stop": "x"}, engine.info.generation_defaults, words)
     assert (params.temperature, params.top_p, params.top_k, params.stop) == (0.7, 0.5, 20, ("x",))
-    changed = sampling_from(SamplingParams(temperature=0.3), {"max_tokens": 4, "stop": ["a", "b"]}, {})
+    changed = sampling_from(SamplingParams(temperature=0.3), {"max_tokens": 4, "stop": ["a", "b"]}, {}, words)
     assert (changed.temperature, changed.top_p, changed.max_tokens, changed.stop) == (0.3, 1.0, 4, ("a", "b"))
 
 

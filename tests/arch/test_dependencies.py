@@ -10,7 +10,7 @@ from tests.arch.rules import ROOT, Source, imported_modules, weft_sources
 
 IMPORT_NAMES = {"pyzmq": "zmq"}
 """Distributions whose package has another name."""
-FOR_OTHERS: dict[str, str] = {}
+FOR_OTHERS: dict[str, str] = {"python-multipart": "forms of starlette requests: /v1/files"}
 """Declared for what they do to another dependency, not imported here."""
 
 

@@ -14,8 +14,8 @@ from weft.errors import UserError
 from weft.server.edge import EdgeLimits, HttpEdge
 from weft.server.metrics import EngineReport, FleetReport, Metrics
 
-PREFIX: dict[str, Any] = {"tokens": 4096, "hits": 17, "branches": 3, "readers": 2, "checkpoint": True,
-                          "age_s": 130.0, "namespace": 1}
+PREFIX: dict[str, Any] = {"label": "5f0c1e2d", "tokens": 4096, "hits": 17, "branches": 3, "readers": 2,
+                          "checkpoint": True, "age_s": 130.0, "namespace": 1}
 CACHE = {"nodes": 12, "states": 7, "tree": {"prefixes": [PREFIX], "namespace_count": 2}}
 
 
@@ -45,7 +45,7 @@ def test_the_first_frame_has_totals_and_no_rates() -> None:
     assert "small at http://here up" in text
     assert "tokens generated 10" in text
     assert "found 64 45.7%" in text
-    assert "1. state kept 4,096 17 3 2 2 min ago" in text
+    assert "1. 5f0c1e2d state kept 4,096 17 3 2 2 min ago" in text
     assert "12 nodes, 7 states, 2 namespaces" in text
     assert "since the last frame" not in text
 

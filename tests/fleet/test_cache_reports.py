@@ -16,7 +16,7 @@ def looked(lengths: list[int]) -> tuple[Any, Any]:
     for number, length in enumerate(lengths):
         rig.submit(f"r{number}", [at % 90 for at in range(length)], max_tokens=5)
         rig.run()
-    return rig.core.memory.usage(), rig.core.cache_shape()
+    return rig.core.stats(), rig.core.cache_shape()
 
 
 def test_one_replica_answers_as_a_server_without_replicas() -> None:
