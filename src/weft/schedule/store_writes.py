@@ -11,8 +11,8 @@ Between two steps the node is looked up again: its pages may have moved. A node 
 before its job was done ends the job, which is counted.
 
 A checkpoint is written if its expected uses save more than writing costs (``restore_prices``). The candidate
-is looked at once when it is new, and once more when a request has resumed on it. A loaded checkpoint is no
-candidate: the store has it.
+is looked at once, when its turn comes: hits up to then count for it. A loaded checkpoint is no candidate: the
+store has it.
 
 Laws: L9 (a write never delays a request, takes none of its memory and fails none), L11 (candidates and
 buffers are bounded; ``write_bytes_s`` paces jobs).
