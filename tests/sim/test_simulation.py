@@ -3,6 +3,7 @@ the runs, that they exercise what they are for, and that a broken engine does no
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -149,8 +150,8 @@ def test_a_plan_that_depends_on_how_often_it_is_asked_is_caught(monkeypatch: pyt
     plain = Scheduler.plan
     calls = [0]
 
-    def impure(self: Scheduler) -> StepPlan | None:
-        plan = plain(self)
+    def impure(self: Scheduler, **more: Any) -> StepPlan | None:
+        plan = plain(self, **more)
         calls[0] += 1
         return None if plan is None else replace(plan, taps=(Tap(0, calls[0], SlotId(0)),))
     monkeypatch.setattr(Scheduler, "plan", impure)

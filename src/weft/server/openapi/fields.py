@@ -149,6 +149,7 @@ FIELDS: dict[str, FieldWords] = {
     "MessagesBody.tool_choice": FieldWords("An object of type auto, any, none or tool."),
     "parallel_tool_calls": FieldWords("The answer may call more than one function.", True),
     "include_reasoning": FieldWords("Send the reasoning too.", True),
+    "prediction": FieldWords("The client's guess of the answer: drafts for speculation."),
     "store": FieldWords("Accepted and ignored: the answer's header X-Weft-Ignored says so.", False),
     "return_token_strs": FieldWords("Add the text of each token.", False),
     "tokens": FieldWords("Token ids.", limits={"items": _TOKENS["items"]}),
