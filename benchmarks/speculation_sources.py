@@ -21,13 +21,14 @@ STEP_MS = {1: 26.8, 2: 27.4, 4: 28.9, 8: 32.2, 16: 42.0}
 VOCABULARY = 50_000
 
 
-def prose(seed: int, length: int) -> list[int]:
+def prose(seed: int, length: int, *, vocabulary: int = VOCABULARY, skew: float = 0.4) -> list[int]:
+    """Tokens without structure, the frequent ones far more frequent."""
     chance = random.Random(seed)
-    return [int(chance.paretovariate(0.4)) % VOCABULARY for _ in range(length)]
+    return [int(chance.paretovariate(skew)) % vocabulary for _ in range(length)]
 
 
-def edited(text: list[int], share: float, seed: int) -> list[int]:
-    """Each edit replaces, adds or removes up to four tokens."""
+def edited(text: list[int], share: float, seed: int, *, vocabulary: int = VOCABULARY) -> list[int]:
+    """``text`` with an edit at ``share`` of its places: up to four tokens replaced, added or removed."""
     chance = random.Random(seed)
     result: list[int] = []
     at = 0
@@ -37,7 +38,7 @@ def edited(text: list[int], share: float, seed: int) -> list[int]:
             at += 1
             continue
         if chance.random() < 2 / 3:
-            result += [chance.randrange(VOCABULARY) for _ in range(chance.randint(1, 4))]
+            result += [chance.randrange(vocabulary) for _ in range(chance.randint(1, 4))]
         at += chance.randint(0, 4)
     return result
 

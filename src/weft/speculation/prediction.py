@@ -62,12 +62,11 @@ class PredictionFollower:
     def _rejoin(self) -> None:
         """The newest token was not the predicted one."""
         self._match, self._place = self._near()
-        if self._match < MATCH_MIN:
-            if self._index is None:
-                self._index = FrozenText(np.asarray(self._text, dtype=np.int32))
-            far = self._index.lookup(self._recent)
-            if far is not None and far.length > self._match:
-                self._match, self._place = far.length, far.position
+        if self._index is None:
+            self._index = FrozenText(np.asarray(self._text, dtype=np.int32))
+        far = self._index.lookup(self._recent)
+        if far is not None and far.length > self._match:
+            self._match, self._place = far.length, far.position
         if not self._match:
             self._place = self._base
 

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from weft.errors import RequestError
-from weft.text.chat import MARK, ChatMessage, ChatTemplate, common_characters
+from weft.text.chat import MARK, ChatMessage, ChatTemplate, common_length
 
 CACHE_CONTROLS_MAX = 8
 """Marks in one conversation: each costs a rendering or two (law L11)."""
@@ -45,7 +45,7 @@ def marked_characters(template: ChatTemplate, messages: list[ChatMessage], text:
     for tool, message, part in marks:
         if message is None:
             shown = {**(variables or {}), "tools": [*without_marks(tools[:tool + 1]), _OTHER_TOOL]}
-            positions.add(common_characters(_rendered(template, messages, shown), text))
+            positions.add(common_length(_rendered(template, messages, shown), text))
         else:
             positions.add(_behind(template, messages, message, part, text, variables))
     return sorted(positions - {0})
@@ -92,7 +92,7 @@ def _behind(template: ChatTemplate, messages: list[ChatMessage], message: int, p
             return len(beginning)
     marked = list(messages)
     marked[message] = msgspec.structs.replace(messages[message], content=_with_mark(messages[message], part))
-    return common_characters(_rendered(template, marked, variables), text)
+    return common_length(_rendered(template, marked, variables), text)
 
 
 def _with_mark(message: ChatMessage, part: int | None) -> str | list[Any]:

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,7 @@ class ChatTemplate:
                         if message.role not in ("system", "developer")), len(messages))
         other_question = ChatMessage(role="user", content=MARK)
         other = self._beginning([*messages[:leading], other_question], variables)
-        positions.add(common_characters(other, text))
+        positions.add(common_length(other, text))
         for count in range(max(leading + 1, len(messages) - MESSAGE_ENDS_MAX), len(messages)):
             beginning = self._beginning(messages[:count], variables)
             if text.startswith(beginning):
@@ -182,8 +182,8 @@ class ChatTemplate:
         return turn
 
 
-def common_characters(left: str, right: str) -> int:
-    """By halving: the comparison of slices is the C library's."""
+def common_length(left: Sequence[Any], right: Sequence[Any]) -> int:
+    """Characters or tokens with which both begin. By halving: the comparison of slices is the C library's."""
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2

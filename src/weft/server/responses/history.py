@@ -29,6 +29,7 @@ from weft.server.generation import Prompt
 from weft.server.responses.database import StoredResponse
 from weft.server.responses.items import Item
 from weft.server.service import ServedModel
+from weft.text.chat import common_length
 from weft.text.chat_request import KnownPrefix, text_digest
 
 
@@ -94,23 +95,11 @@ class Keeper:
         if self.prompt.text is None or written != answer.text:
             return StoredResponse(response_id=response_id, parent=parent, body=body, items=items)
         tokens, text = [*self.prompt.tokens, *tokens], self.prompt.text + written
-        shared = common_tokens(tokens, self.before)
+        shared = common_length(tokens, self.before)
         return StoredResponse(
             response_id=response_id, parent=parent, body=body, items=items,
             vocabulary=self.model.vocabulary, shared=shared, tokens=_packed(tokens[shared:]),
             chars=len(text), digest=text_digest(text))
-
-
-def common_tokens(left: Sequence[int], right: Sequence[int]) -> int:
-    """By halving: the comparison of slices is the C library's."""
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _packed(tokens: Sequence[int]) -> bytes:
