@@ -79,7 +79,7 @@ def build_app(service: Service) -> ASGIApp:
         Exception: on_bug})
     app.router.redirect_slashes = False
     app.state.body_checker = service.body_checker
-    return Gate(app, keys=keys, origins=config.origins())
+    return Gate(app, keys=keys, origins=config.origins(), tracer=service.tracer)
 
 
 def endpoint_routes(handlers: Mapping[str, Handler]) -> list[Route]:

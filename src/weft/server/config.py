@@ -18,6 +18,7 @@ from weft.server.origins import Origins
 from weft.server.responses.database import StoreLimits
 from weft.server.responses.store import default_path
 from weft.server.tenants import Quotas
+from weft.server.tracing import check_endpoint
 from weft.text.reasoning import check_reasoning_parser
 from weft.text.tools.formats import check_tool_parser
 from weft.units import parse_bytes
@@ -142,6 +143,9 @@ class ServerConfig:
     max_batch_lines: int = _flag(50_000, "Lines of one batch.", least=1)
     access_log: Literal["text", "json"] = _flag("text", "Form of the line for each request; json: an object "
                                                         "without query, keys and texts.")
+    otlp_endpoint: str | None = _flag(None, "URL of an OpenTelemetry collector (OTLP over HTTP), such as "
+                                            "http://localhost:4318, which gets a span for each request; "
+                                            "needs the extra weft[otlp].")
     log_level: Literal["debug", "info", "warning", "error"] = _flag(
         "info", "What is logged; info has one line per request.")
 
@@ -252,6 +256,8 @@ class ServerConfig:
         if any(not name.strip() for name in self.served_model_name):
             raise ConfigError("--served-model-name is empty", param="--served-model-name")
         self.origins()
+        if self.otlp_endpoint is not None:
+            check_endpoint(self.otlp_endpoint)
         self.response_path()
         self.response_limits()
         self.file_directory()

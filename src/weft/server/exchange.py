@@ -22,6 +22,7 @@ from weft.server.errors import WrongMediaTypeError
 from weft.server.generation import Generation
 from weft.server.sse import ClientGoneError, EventStream, unless_gone
 from weft.server.tenants import Tenant
+from weft.server.tracing import RequestTrace
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -38,9 +39,12 @@ async def answer_job(request: Request, job: Job, *, stream: bool, keep_alive_s: 
     """Raises what the engine refuses the job with."""
     await unless_gone(job.generation.start(), request.receive)
     tenant = tenant_of(request)
+    trace: RequestTrace | None = request.scope["state"].get("trace")
 
     def end() -> None:
         job.generation.close()
+        if trace is not None:
+            trace.outcome = job.generation.outcome(stream=stream)
         if tenant is not None:
             tenant.spend(job.generation.usage().total_tokens)
 

@@ -3,6 +3,7 @@
 * ``origins``: the Host and Origin headers decide whether a web page may send this request at all.
 * ``X-Request-Id``: the client's own is echoed if it is short and printable, else the server draws one.
   Every answer has it, errors too, and ``X-Content-Type-Options: nosniff``.
+* ``--otlp-endpoint``: a request that generates has a trace (``tracing``), which ends here.
 * ``--api-key``: without a right one only /health, /openapi.json and the files of the page (``page``) are
   answered. They say nothing of this server. The key also names the tenant (``tenants``).
 * ``--operator-key``: a right one opens everything. If there is one, no other key opens /metrics and
@@ -28,6 +29,7 @@ from weft.server.origins import Origins
 from weft.server.page import page_routes
 from weft.server.sse import ClientGoneError
 from weft.server.tenants import Keys
+from weft.server.tracing import OPERATIONS, RequestTrace, RequestTracer
 
 _OPEN_PATHS = frozenset({*(row.path for row in ENDPOINTS if row.access == "open"),
                          *(route.path for route in page_routes())})
@@ -38,8 +40,9 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class Gate:
-    def __init__(self, app: ASGIApp, *, keys: Keys, origins: Origins) -> None:
+    def __init__(self, app: ASGIApp, *, keys: Keys, origins: Origins, tracer: RequestTracer | None) -> None:
         self._app = app
+        self._tracer = tracer
         self._keys = keys
         self._origins = origins
 
@@ -53,6 +56,9 @@ class Gate:
             request_id = uuid.uuid4().hex
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
+        trace: RequestTrace | None = None
+        if self._tracer is not None and scope["method"] == "POST" and scope["path"] in OPERATIONS:
+            trace = state["trace"] = RequestTrace(scope["path"], request_id, headers)
         cors_headers = self._origins.cors_headers(headers)
         is_gone = False
 
@@ -63,6 +69,8 @@ class Gate:
                 answer_headers["x-request-id"] = request_id
                 answer_headers["x-content-type-options"] = "nosniff"
                 answer_headers.raw.extend(cors_headers)
+                if trace is not None:
+                    trace.status = message["status"]
             try:
                 await send(message)
             except RuntimeError as error:
@@ -78,6 +86,8 @@ class Gate:
             if not is_gone:  # else there is no client to answer
                 raise
         finally:
+            if trace is not None and self._tracer is not None:
+                self._tracer.ended(trace)
             if "body_lease" in state:
                 state["body_lease"].release()
             if "body_bytes" in state:

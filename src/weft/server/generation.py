@@ -22,12 +22,13 @@ from msgspec import UNSET, UnsetType
 
 from weft.engine.choices import Choice, Piece
 from weft.engine.detokenize import TextDecoder
-from weft.errors import RequestError
+from weft.errors import RequestError, WeftError
 from weft.fleet.request_stream import RequestStream
 from weft.request import LostTokens, Request, SamplingParams, TokenEvent
 from weft.server.answer_size import check_logprob_count
 from weft.server.metrics import SequenceTimes
 from weft.server.service import ServedModel, Service
+from weft.server.tracing import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,8 @@ class Generation:
         self._stream: RequestStream | None = None
         self._closed = False
         self._context_tokens = model.info.max_model_len
+        self._model_name = model.name
+        self._error_type: str | None = None
         engine_id = uuid.uuid4().hex
         for sampling in samplings:
             sampling.check(model.info.vocab_size)
@@ -130,22 +133,26 @@ class Generation:
         """Never an empty list. Raises EngineUnavailableError when the engine dies."""
         assert self._stream is not None
         unfinished = sum(not choice.finished for choice in self.choices)
-        while unfinished:
-            pieces: list[Piece] = []
-            for event in await self._stream.events():
-                choice = self._by_event[event.request_id, event.index]
-                if choice.finished:
-                    continue
-                piece = choice.take(event)
-                self._note(choice, event)
-                if piece is not None:
-                    pieces.append(piece)
-                if choice.finished:
-                    unfinished -= 1
-                    if event.finish_reason is None:
-                        self._requests_in_flight.cancel(event.request_id, event.index)
-            if pieces:
-                yield merged(pieces)
+        try:
+            while unfinished:
+                pieces: list[Piece] = []
+                for event in await self._stream.events():
+                    choice = self._by_event[event.request_id, event.index]
+                    if choice.finished:
+                        continue
+                    piece = choice.take(event)
+                    self._note(choice, event)
+                    if piece is not None:
+                        pieces.append(piece)
+                    if choice.finished:
+                        unfinished -= 1
+                        if event.finish_reason is None:
+                            self._requests_in_flight.cancel(event.request_id, event.index)
+                if pieces:
+                    yield merged(pieces)
+        except WeftError as error:
+            self._error_type = type(error).__name__
+            raise
 
     async def whole(self) -> list[Piece]:
         """All of it: one piece for each choice, in their order."""
@@ -211,6 +218,26 @@ class Generation:
             reasoning_tokens=reasoning_tokens,
             accepted_prediction_tokens=sum(choice.accepted_drafts for choice in self.choices),
             rejected_prediction_tokens=sum(choice.rejected_drafts for choice in self.choices))
+
+    def outcome(self, *, stream: bool) -> Outcome:
+        """For a trace, after ``close``. Its times are of all sequences together: from the first that began to
+        the last that ended."""
+        began = [min(times.arrived_s + times.queued_s, times.first_s) for times in self._times
+                 if times.first_s is not None]
+        sampling = self.samplings[0]
+        return Outcome(
+            model=self._model_name, arrived_s=self._arrived_s, began_s=min(began, default=None),
+            first_s=min((times.first_s for times in self._times if times.first_s is not None), default=None),
+            last_s=max(times.last_s for times in self._times),
+            parameters={"max_tokens": sampling.max_tokens, "temperature": sampling.temperature,
+                        "top_p": sampling.top_p, "top_k": sampling.top_k, "seed": sampling.seed,
+                        "choice.count": len(self.choices) if len(self.choices) > 1 else None,
+                        "stream": stream or None},
+            input_tokens=sum(len(prompt.tokens) for prompt in self.prompts),
+            cached_tokens=self.cached_tokens(),
+            output_tokens=sum(choice.generated_tokens for choice in self.choices),
+            finish_reasons=[times.finish_reason or "abort" for times in self._times],
+            error_type=self._error_type)
 
     def prompt_of(self, index: int) -> Prompt:
         """The prompt that choice ``index`` answers."""

@@ -89,8 +89,8 @@ class FleetReport:
 class SequenceTimes:
     """The clock of one sequence; readings of ``time.perf_counter``."""
 
-    __slots__ = ("arrived_s", "cached_tokens", "first_s", "last_s", "preemptions", "prompt_tokens",
-                 "queued_s")
+    __slots__ = ("arrived_s", "cached_tokens", "finish_reason", "first_s", "last_s", "preemptions",
+                 "prompt_tokens", "queued_s")
 
     def __init__(self, arrived_s: float, prompt_tokens: int) -> None:
         self.arrived_s = arrived_s
@@ -98,6 +98,7 @@ class SequenceTimes:
         self.queued_s = 0.0
         self.first_s: float | None = None
         self.last_s = arrived_s
+        self.finish_reason: str | None = None
         self.cached_tokens = 0
         self.preemptions = 0
 
@@ -161,6 +162,7 @@ class Metrics:
         times.last_s = now
 
     def sequence_ended(self, times: SequenceTimes, reason: str, generated_tokens: int) -> None:
+        times.finish_reason = reason
         self._finished[reason] = self._finished.get(reason, 0) + 1
         if reason == "abort":
             return

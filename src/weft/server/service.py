@@ -26,6 +26,7 @@ from weft.server.edge import HttpEdge
 from weft.server.metrics import EngineReport, FleetReport, Metrics
 from weft.server.responses.store import ResponseStore
 from weft.server.tokenize_budget import TokenizeBudget
+from weft.server.tracing import RequestTracer
 from weft.text.chat import read_chat_template
 from weft.text.chat_request import (
     ChatRequest,
@@ -169,6 +170,7 @@ class Service:
                                      is_default=config.file_store is None)
         self.background: list[Background] = []
         self.responses = None if path is None else ResponseStore(path, config.response_limits())
+        self.tracer = None if config.otlp_endpoint is None else RequestTracer(config.otlp_endpoint)
         self.draining = False
         self.active = 0
         self.idle = asyncio.Event()
@@ -188,6 +190,8 @@ class Service:
         """After the last request."""
         if self.responses is not None:
             await self.responses.close()
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)
 
     def open(self, model: ServedModel) -> None:
         self.model = model
