@@ -200,7 +200,8 @@ def test_the_queue_of_spans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     collector = Collector()
     collector.silent = True
     begin_s = time.monotonic()
-    tracers = [RequestTracer(collector.url + "/v1/traces"), RequestTracer("http://127.0.0.1:9")]  # a closed port
+    closed_port = "http://127.0.0.1:9"
+    tracers = [RequestTracer(collector.url + "/v1/traces"), RequestTracer(closed_port)]
     try:
         for number in range(200):
             for tracer in tracers:

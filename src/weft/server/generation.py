@@ -28,7 +28,7 @@ from weft.request import LostTokens, Request, SamplingParams, TokenEvent
 from weft.server.answer_size import check_logprob_count
 from weft.server.metrics import SequenceTimes
 from weft.server.service import ServedModel, Service
-from weft.server.tracing import Outcome
+from weft.server.tracing import GenerationOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,13 +219,13 @@ class Generation:
             accepted_prediction_tokens=sum(choice.accepted_drafts for choice in self.choices),
             rejected_prediction_tokens=sum(choice.rejected_drafts for choice in self.choices))
 
-    def outcome(self, *, stream: bool) -> Outcome:
+    def outcome(self, *, stream: bool) -> GenerationOutcome:
         """For a trace, after ``close``. Its times are of all sequences together: from the first that began to
         the last that ended."""
         began = [min(times.arrived_s + times.queued_s, times.first_s) for times in self._times
                  if times.first_s is not None]
         sampling = self.samplings[0]
-        return Outcome(
+        return GenerationOutcome(
             model=self._model_name, arrived_s=self._arrived_s, began_s=min(began, default=None),
             first_s=min((times.first_s for times in self._times if times.first_s is not None), default=None),
             last_s=max(times.last_s for times in self._times),

@@ -53,7 +53,7 @@ _SERVER_ERROR = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class GenerationOutcome:
     """What a generation was and did. Times are readings of ``time.perf_counter``; None: never came to it."""
 
     model: str
@@ -84,7 +84,7 @@ class RequestTrace:
         self.headers = {name: value for name in ("traceparent", "tracestate") if (value := headers.get(name))}
         if len(self.headers.get("tracestate", "")) > _TRACE_STATE_CHARS:
             del self.headers["tracestate"]
-        self.outcome: Outcome | None = None
+        self.outcome: GenerationOutcome | None = None
         self.status: int | None = None
 
     def ns(self, reading_s: float) -> int:
@@ -140,7 +140,7 @@ class RequestTracer:
         ending.start()
         ending.join(_LAST_BATCH_S)
 
-    def _phases(self, trace: RequestTrace, outcome: Outcome, context: Context) -> None:
+    def _phases(self, trace: RequestTrace, outcome: GenerationOutcome, context: Context) -> None:
         end_s = time.perf_counter() if outcome.first_s is None else outcome.last_s
         edges = [("prepare", trace.received_s), ("queue", outcome.arrived_s), ("prefill", outcome.began_s),
                  ("decode", outcome.first_s), ("", end_s)]
