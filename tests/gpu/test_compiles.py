@@ -38,7 +38,7 @@ def test_every_kernel_compiles_for_a_gpu_that_it_is_made_for(tmp_path: Path) -> 
     assert max(counts) - min(counts) <= 1
 
 
-@pytest.mark.parametrize("capability", [80, 86, 89, 90, 120])
+@pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 120])
 def test_every_kernel_has_a_variant_for_every_gpu(capability: int) -> None:
     """GPUs with 99 KiB of shared memory have variants of their own where the others would not fit."""
     assert capability in SHARED_MAX_BYTES

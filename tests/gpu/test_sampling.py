@@ -25,10 +25,11 @@ SAMPLINGS = [
 ]
 
 
-def sampled(logits: np.ndarray, samplings: list[SamplingParams], device: torch.device) -> list[int]:
+def sampled(logits: np.ndarray, samplings: list[SamplingParams], device: torch.device, *,
+            first_seed: int = 0) -> list[int]:
     sampler = Sampler(len(samplings), logits.shape[1], device, remote=True)
     for row, sampling in enumerate(samplings):
-        sampler.admit(row, np.array([3, 14], np.int32), 2, sampling, row, (1, 2))
+        sampler.admit(row, np.array([3, 14], np.int32), 2, sampling, first_seed + row, (1, 2))
     rows = np.arange(len(samplings))
     made = sampler.sample(torch.from_numpy(logits.astype(np.float32)).to(device), rows, np.full(len(rows), 2))
     return made.tokens.tolist()
@@ -57,6 +58,18 @@ def test_the_kernel_draws_the_token_of_the_dull_twin(device: torch.device) -> No
     # The control: other numbers, other tokens.
     assert sum(a != b for a, b in zip(found, sampled(noisy(len(SAMPLINGS), seed=2), SAMPLINGS, device),
                                       strict=True)) > 8
+
+
+def test_a_row_draws_the_same_token_alone(device: torch.device) -> None:
+    """Alone, a step launches only what that row's filters need."""
+    samplings = [SAMPLINGS[at] for at in (0, 1, 4, 8, 11, 12)]
+    logits = noisy(len(samplings), seed=3)
+    together = sampled(logits, samplings, device)
+    assert together == [sampled(logits[at:at + 1], samplings[at:at + 1], device, first_seed=at)[0]
+                        for at in range(len(samplings))]
+    # The control: another seed draws other tokens.
+    assert together != [sampled(logits[at:at + 1], samplings[at:at + 1], device, first_seed=at + 100)[0]
+                        for at in range(len(samplings))]
 
 
 def test_tokens_that_tie_share_their_fate_and_the_best_of_equals_is_the_first(device: torch.device) -> None:

@@ -106,13 +106,15 @@ class TokenChoice:
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """What ``stage`` sent. ``drawn``: indices in X of rows that are drawn; ``numbers`` [5, drawn or X]; the
-    two ``*_places``: ``drawn`` and ``asking`` on the device."""
+    two ``*_places``: ``drawn`` and ``asking`` on the device; ``top_k``, ``top_p``: a row has that filter."""
 
     drawn: npt.NDArray[np.int64]
     asking: npt.NDArray[np.int64]
     numbers: Staged | None
     drawn_places: Staged | None
     asking_places: Staged | None
+    top_k: bool = False
+    top_p: bool = False
 
 
 _NONE = np.empty(0, np.int64)
@@ -210,7 +212,9 @@ class Sampler:
             fill_numbers(numbers.host, np.where(self._greedy[of], 0.0, self._temperature[of]),
                          self._top_k[of], self._top_p[of], self._min_p[of], uniforms(self._seed[of], at))
         self._staged = _Asked(drawn, asking, numbers, staging.add(drawn) if drawn.size else None,
-                              staging.add(asking) if asking.size else None)
+                              staging.add(asking) if asking.size else None,
+                              top_k=bool(self._top_k[rows].any()),
+                              top_p=bool((self._top_p[rows] < 1.0).any()))
 
     @property
     def _by_kernels(self) -> bool:
@@ -253,7 +257,8 @@ class Sampler:
             from weft.runner import sampling_kernels
 
             chosen_X = sampling_kernels.choose(
-                logits_XV, None if asked.numbers is None else asked.numbers.device, masked=masks is not None)
+                logits_XV, None if asked.numbers is None else asked.numbers.device, masked=masks is not None,
+                top_k=asked.top_k, top_p=asked.top_p)
         else:
             chosen_X = self._choose(logits_XV, rows, asked, masks)
         logprobs, top_counts = [], []

@@ -1,27 +1,36 @@
-"""Tokens from logits on a GPU, in one launch: greedy rows and drawn ones, whatever their filters.
+"""Tokens from logits on a GPU: greedy rows and drawn ones, with any filters. A row is cut into parts of 4,096
+logits, and each program reads one part.
 
-    _choose    a program: a row     best token --greedy--> done
-                                    threshold (top-k, top-p, min-p) --> mass kept --> token at u x mass
+    _part_best    (row, part)  best logit of the part                       all steps
+    _histogram    (row, part)  three digits of top-k's threshold: 3 launches   if a row has top-k
+    _histogram    (row, part)  three digits of top-p's threshold: 3 launches   if a row has top-p
+    _part_mass    (row, part)  mass of the part's remaining tokens          if a row is drawn
+    _pick         (row)        best token, or the token at u x mass         all steps
 
 The promises are those of ``filters`` and ``randomness``: every filter is a threshold on the scaled logit;
-ties share their fate; the draw is by inverse CDF over the remaining tokens in ascending id, with sums in
-float64. What differs is how the threshold is found. Sorting 150,000 logits for each row is the cost of the
-torch path, and looking at the best few first wants the host to decide. Here nothing is sorted: a scaled logit
-is at most 0, so the bits of its negative are an integer that grows as the token gets worse. The threshold is
-the largest integer t for which
+ties share their fate; the draw is by inverse CDF over the remaining tokens in ascending id. What differs is
+the search for the threshold. Sorting 150,000 logits for each row is the cost of the torch path. Here nothing
+is sorted: a scaled logit is at most 0, so the bits of its negative are an integer that grows as the token
+gets worse. The threshold is the largest integer t for which
 
-    top-k    fewer than k tokens                are better than t
-    top-p    less than p of the mass (of what top-k kept) is better than t
+    top-k    fewer than k tokens                          are better than t
+    top-p    less than p of the mass (of top-k's tokens)  is better than t
 
-Both counts grow with t, so a search finds t two bits at a time. It takes 16 passes over a row that lies in
-the L2 cache. Rows without top-k or top-p make none of them.
+Both sums grow with t, so t is found digit by digit (11, 11 and 9 bits). A launch adds every token that agrees
+with the digits so far to the histogram of its next digit. The next launch reads the digit off the running
+sums. Each of its programs does that alone, which is cheaper than a launch between them.
+
+Masses are integers: exp(scaled) in units of 2^-44. Integer sums do not depend on the order of the atomic
+additions. So a token depends neither on the batch nor on the order of programs. 2^19 tokens of the largest
+mass fit in an int64. A token 30 nats below the best has no mass.
 
 NaN is taken for the lowest finite number as it is read, +inf for the highest. -inf is the lowest too, but not
 in a step with grammars (``masked``): there the rows were made finite before the masks, and -inf is what they
 refuse.
 
-Rejected: a radix sort of each row (as many passes, and all of it written back each time); several programs a
-row for small batches (an argmax of 150,000 by one program takes some microseconds).
+Rejected: one program for a row with a search by two bits at a time (36 passes over the vocabulary on one
+multiprocessor); float64 sums (their order would matter, and consumer GPUs compute them at 1/64 of float32's
+speed); a radix sort; FlashInfer's sampling (its own random numbers, and rejection instead of a threshold).
 """
 
 from __future__ import annotations
@@ -37,6 +46,13 @@ CHOOSE = Blocks(4096, warps=8)
 _LOWEST = -3.4028234663852886e38
 LOWEST: tl.constexpr = tl.constexpr(_LOWEST)
 HIGHEST: tl.constexpr = tl.constexpr(-_LOWEST)
+INFINITY: tl.constexpr = tl.constexpr(0x7F800000)
+"""The bits of infinity: no threshold."""
+BUCKETS: tl.constexpr = tl.constexpr(2048)
+LEVELS: tl.constexpr = tl.constexpr(3)
+MASS_UNITS: tl.constexpr = tl.constexpr(float(1 << 44))
+VOCABULARY_MAX = 1 << 19
+"""Above it the sum of masses could leave an int64."""
 
 
 @triton.jit
@@ -52,127 +68,238 @@ def _logits(row, begin, V, MASKED: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _worse(row, begin, best, temperature, V, MASKED: tl.constexpr, BLOCK: tl.constexpr):
-    """How far below the best, (best - logit) / temperature >= 0, float32 [BLOCK]."""
+    """(best - logit) / temperature >= 0, float32 [BLOCK], and its bits, int32 [BLOCK]."""
     x = _logits(row, begin, V, MASKED, BLOCK)
-    return tl.abs(tl.div_rn(x - best, tl.zeros_like(x) + temperature))
+    worse = tl.abs(tl.div_rn(x - best, tl.zeros_like(x) + temperature))
+    return worse, worse.to(tl.int32, bitcast=True)
 
 
 @triton.jit
-def _threshold(row, limit, most, best, temperature, V, MASS: tl.constexpr, MASKED: tl.constexpr,
-               BLOCK: tl.constexpr):
-    """The largest t for which what is better than t adds up to less than ``limit`` (float64): exp(-worse) of
-    what is no worse than ``most`` (bits, uint32) if MASS, else one for each token. Returns its bits."""
-    low, quarter = tl.full((), 0, tl.uint32), tl.full((), 1 << 30, tl.uint32)
-    for _ in range(16):
-        one, two, three = low + quarter, low + 2 * quarter, low + 3 * quarter
-        sum_1, sum_2, sum_3 = limit * 0.0, limit * 0.0, limit * 0.0
-        for begin in range(0, V, BLOCK):
-            worse = _worse(row, begin, best, temperature, V, MASKED, BLOCK)
-            bits = worse.to(tl.uint32, bitcast=True)
-            if MASS:
-                weight = tl.where(bits <= most, tl.exp(-worse), 0.0).to(tl.float64)
-            else:
-                weight = tl.where(begin + tl.arange(0, BLOCK) < V, 1.0, 0.0).to(tl.float64)
-            sum_1 += tl.sum(tl.where(bits < one, weight, 0.0))
-            sum_2 += tl.sum(tl.where(bits < two, weight, 0.0))
-            sum_3 += tl.sum(tl.where(bits < three, weight, 0.0))
-        steps = (sum_1 < limit).to(tl.uint32) + (sum_2 < limit).to(tl.uint32) + (sum_3 < limit).to(tl.uint32)
-        low += steps * quarter
-        quarter = quarter // 4
-    return low
+def _shift(level):
+    """Where the digit of ``level`` begins in the bits; of level -1, where all bits end."""
+    return tl.where(level < 0, 31, tl.where(level == 0, 20, tl.where(level == 1, 9, 0)))
 
 
 @triton.jit
-def _weights_above(row, begin, most, floor, best, temperature, V, MASKED: tl.constexpr, BLOCK: tl.constexpr):
-    """Weights of a block, float64 [BLOCK], 0 for what is filtered."""
-    worse = _worse(row, begin, best, temperature, V, MASKED, BLOCK)
-    keep = (worse.to(tl.uint32, bitcast=True) <= most) & (-worse >= floor)
-    keep = keep & (begin + tl.arange(0, BLOCK) < V)
-    return tl.where(keep, tl.exp(-worse), 0.0).to(tl.float64)
+def _row_best(part_best, at, PARTS, PARTS_PADDED: tl.constexpr):
+    part = tl.arange(0, PARTS_PADDED)
+    return tl.max(tl.load(part_best + at * PARTS + part, mask=part < PARTS, other=float("-inf")))
 
 
 @triton.jit
-def _drawn(row, best, temperature, top_k, top_p, floor, uniform, V, MASKED: tl.constexpr,
-           BLOCK: tl.constexpr):
-    """The token of one row."""
-    most = tl.full((), 0x7F800000, tl.uint32)   # worse by infinity
-    if (top_k > 0) & (top_k < V):
-        most = tl.minimum(most, _threshold(row, top_k, most, best, temperature, V, False, MASKED, BLOCK))
-    if top_p < 1.0:
-        mass = top_p * 0.0
-        for begin in range(0, V, BLOCK):
-            mass += tl.sum(_weights_above(row, begin, most, float("-inf"), best, temperature, V, MASKED,
-                                          BLOCK))
-        most = tl.minimum(most, _threshold(row, top_p * mass, most, best, temperature, V, True, MASKED,
-                                           BLOCK))
-    total = top_p * 0.0
-    for begin in range(0, V, BLOCK):
-        total += tl.sum(_weights_above(row, begin, most, floor, best, temperature, V, MASKED, BLOCK))
-    target = uniform * total
-    token, running, chosen_yet = tl.full((), 0, tl.int32), top_p * 0.0, tl.full((), 0, tl.int32)
-    for begin in range(0, V, BLOCK):
-        weight = _weights_above(row, begin, most, floor, best, temperature, V, MASKED, BLOCK)
-        here = tl.sum(weight)
-        if (chosen_yet == 0) & (here > 0.0):
-            # Where rounding puts the target at the end: the last token that adds anything.
-            at = begin + tl.arange(0, BLOCK)
-            sums = running + tl.cumsum(weight, axis=0)
-            above = tl.min(tl.where((sums > target) & (weight > 0.0), at, 0x7FFFFFFF))
-            last = tl.max(tl.where(weight > 0.0, at, -1))
-            over = running + here > target
-            token = tl.where(over, tl.minimum(above, last), last)
-            chosen_yet = over.to(tl.int32)
-        running += here
-    return token
+def _digits(histograms, limit, levels):
+    """The threshold's bits above ``_shift(levels - 1)``, int32; 0 below. ``limit``: int64, above 0."""
+    bucket = tl.arange(0, BUCKETS)
+    threshold, better = tl.full((), 0, tl.int32), limit * 0
+    for level in range(levels):
+        sums = tl.load(histograms + level * BUCKETS + bucket)
+        before = better + tl.cumsum(sums, axis=0) - sums
+        shift = _shift(level)
+        exists = bucket < (tl.full((), 1, tl.int32) << (_shift(level - 1) - shift))
+        digit = tl.sum(((before < limit) & exists).to(tl.int32)) - 1
+        better = tl.sum(tl.where(bucket == digit, before, 0))
+        threshold += digit << shift
+    return threshold
+
+
+@triton.jit
+def _top_k_limit(numbers, at, rows, V):
+    """int64; 0 where top-k filters nothing or the row is greedy."""
+    top_k = tl.load(numbers + rows + at).to(tl.int64)
+    return tl.where((tl.load(numbers + at) > 0.0) & (top_k < V), top_k, 0)
+
+
+@triton.jit
+def _top_p_limit(numbers, histograms, at, rows):
+    """int64, of the mass that the first level of ``histograms`` holds; 0 where top-p filters nothing or the
+    row is greedy."""
+    top_p = tl.load(numbers + 2 * rows + at)
+    mass = tl.sum(tl.load(histograms + tl.arange(0, BUCKETS)))
+    limit = tl.maximum(tl.ceil(top_p * mass.to(tl.float64)).to(tl.int64), 1)
+    return tl.where((tl.load(numbers + at) > 0.0) & (top_p < 1.0), limit, 0)
+
+
+@triton.jit
+def _most(numbers, histograms, at, rows, V, TOP_K: tl.constexpr, TOP_P: tl.constexpr):
+    """The bits of the worst token that top-k and top-p keep, int32."""
+    most = tl.full((), INFINITY, tl.int32)
+    of_row = histograms + at * (2 * LEVELS * BUCKETS)
+    if TOP_K:
+        limit = _top_k_limit(numbers, at, rows, V)
+        if limit > 0:
+            most = tl.minimum(most, _digits(of_row, limit, LEVELS))
+    if TOP_P:
+        limit = _top_p_limit(numbers, of_row + LEVELS * BUCKETS, at, rows)
+        if limit > 0:
+            most = tl.minimum(most, _digits(of_row + LEVELS * BUCKETS, limit, LEVELS))
+    return most
+
+
+@triton.jit
+def _mass(worse, bits, begin, most, floor, V, BLOCK: tl.constexpr):
+    """int64 [BLOCK], 0 for filtered tokens."""
+    keep = (bits <= most) & (-worse >= floor) & (begin + tl.arange(0, BLOCK) < V)
+    return tl.where(keep, tl.exp(-worse) * MASS_UNITS, 0.0).to(tl.int64)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _choose(logits, numbers, chosen, V, rows, logits_row, DRAWS: tl.constexpr, MASKED: tl.constexpr,
-            BLOCK: tl.constexpr):
-    """``logits`` float32 [rows, V]; ``numbers`` float64 [5, rows]: temperature (0: greedy), top-k, top-p, log
-    of min-p, uniform; ``chosen`` int64 [rows]."""
-    at = tl.program_id(0)
-    row = logits + at.to(tl.int64) * logits_row
-    lane = tl.arange(0, BLOCK)
-    best_of, place_of = tl.full((BLOCK,), float("-inf"), tl.float32), lane
-    for begin in range(0, V, BLOCK):
-        x = _logits(row, begin, V, MASKED, BLOCK)
-        better = x > best_of
-        best_of, place_of = tl.where(better, x, best_of), tl.where(better, begin + lane, place_of)
-    best = tl.max(best_of)
-    token = tl.min(tl.where(best_of == best, place_of, 0x7FFFFFFF))
-    if DRAWS:
-        temperature = tl.load(numbers + at)
-        if temperature > 0.0:
-            token = _drawn(row, best, temperature.to(tl.float32), tl.load(numbers + rows + at),
-                           tl.load(numbers + 2 * rows + at), tl.load(numbers + 3 * rows + at).to(tl.float32),
-                           tl.load(numbers + 4 * rows + at), V, MASKED, BLOCK)
+def _part_best(logits, part_best, V, rows, logits_row, MASKED: tl.constexpr, BLOCK: tl.constexpr):
+    """``part_best`` float32 [rows, parts]."""
+    at, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    x = _logits(logits + at * logits_row, part * BLOCK, V, MASKED, BLOCK)
+    tl.store(part_best + at * tl.num_programs(1) + part, tl.max(x))
+
+
+@triton.jit(do_not_specialize=["rows", "level"])
+def _histogram(logits, numbers, part_best, histograms, V, rows, logits_row, level, MASS: tl.constexpr,
+               TOP_K: tl.constexpr, MASKED: tl.constexpr, PARTS_PADDED: tl.constexpr, BLOCK: tl.constexpr):
+    """Adds a part to ``histograms``, int64 [rows, 2 (top-k, top-p), LEVELS, BUCKETS], of top-p if MASS.
+    TOP_K: the histograms of top-k are complete."""
+    at, begin = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK
+    own = histograms + (at * 2 + (1 if MASS else 0)) * (LEVELS * BUCKETS)
+    if MASS:
+        # The first level has no sums yet, and needs no limit.
+        limit = _top_p_limit(numbers, own, at, rows)
+    else:
+        limit = _top_k_limit(numbers, at, rows, V)
+    if limit > 0:
+        temperature = tl.load(numbers + at).to(tl.float32)
+        best = _row_best(part_best, at, tl.num_programs(1), PARTS_PADDED)
+        worse, bits = _worse(logits + at * logits_row, begin, best, temperature, V, MASKED, BLOCK)
+        above, shift = _shift(level - 1), _shift(level)
+        threshold = _digits(own, limit, level)
+        matches = (begin + tl.arange(0, BLOCK) < V) & ((bits >> above) == (threshold >> above))
+        if MASS:
+            most = _most(numbers, histograms, at, rows, V, TOP_K, False)
+            amount = _mass(worse, bits, begin, most, float("-inf"), V, BLOCK)
+            matches = matches & (amount > 0)
+        else:
+            amount = tl.full((BLOCK,), 1, tl.int64)
+        digit = (bits - threshold) >> shift
+        of_digit = own + level * BUCKETS + tl.where(matches, digit, 0)
+        tl.atomic_add(of_digit, amount, mask=matches, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _part_mass(logits, numbers, part_best, histograms, part_mass, V, rows, logits_row, TOP_K: tl.constexpr,
+               TOP_P: tl.constexpr, MASKED: tl.constexpr, PARTS_PADDED: tl.constexpr, BLOCK: tl.constexpr):
+    """``part_mass`` int64 [rows, parts]; not written for greedy rows."""
+    at, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    temperature = tl.load(numbers + at).to(tl.float32)
+    if temperature > 0.0:
+        best = _row_best(part_best, at, tl.num_programs(1), PARTS_PADDED)
+        worse, bits = _worse(logits + at * logits_row, part * BLOCK, best, temperature, V, MASKED, BLOCK)
+        most = _most(numbers, histograms, at, rows, V, TOP_K, TOP_P)
+        floor = tl.load(numbers + 3 * rows + at).to(tl.float32)
+        tl.store(part_mass + at * tl.num_programs(1) + part,
+                 tl.sum(_mass(worse, bits, part * BLOCK, most, floor, V, BLOCK)))
+
+
+@triton.jit
+def _drawn(row, numbers, histograms, part_mass, at, best, V, rows, PARTS, TOP_K: tl.constexpr,
+           TOP_P: tl.constexpr, MASKED: tl.constexpr, PARTS_PADDED: tl.constexpr, BLOCK: tl.constexpr):
+    """The token whose running mass first exceeds u x mass, int32."""
+    part = tl.arange(0, PARTS_PADDED)
+    masses = tl.load(part_mass + at * PARTS + part, mask=part < PARTS, other=0)
+    sums = tl.cumsum(masses, axis=0)
+    total = tl.sum(masses)
+    target = (tl.load(numbers + 4 * rows + at) * total.to(tl.float64)).to(tl.int64)
+    target = tl.minimum(target, total - 1)   # float64 may round up to the total
+    drawn_part = tl.sum((sums <= target).to(tl.int32))
+    before = tl.sum(tl.where(part < drawn_part, masses, 0))
+    begin = drawn_part * BLOCK
+    worse, bits = _worse(row, begin, best, tl.load(numbers + at).to(tl.float32), V, MASKED, BLOCK)
+    most = _most(numbers, histograms, at, rows, V, TOP_K, TOP_P)
+    floor = tl.load(numbers + 3 * rows + at).to(tl.float32)
+    running = before + tl.cumsum(_mass(worse, bits, begin, most, floor, V, BLOCK), axis=0)
+    return begin + tl.sum((running <= target).to(tl.int32))
+
+
+@triton.jit(do_not_specialize=["rows", "PARTS"])
+def _pick(logits, numbers, part_best, histograms, part_mass, chosen, V, rows, logits_row, PARTS,
+          DRAWS: tl.constexpr, TOP_K: tl.constexpr, TOP_P: tl.constexpr, MASKED: tl.constexpr,
+          PARTS_PADDED: tl.constexpr, BLOCK: tl.constexpr):
+    """``chosen`` int64 [rows]."""
+    at = tl.program_id(0).to(tl.int64)
+    row = logits + at * logits_row
+    part = tl.arange(0, PARTS_PADDED)
+    bests = tl.load(part_best + at * PARTS + part, mask=part < PARTS, other=float("-inf"))
+    best = tl.max(bests)
+    begin = tl.min(tl.where(bests == best, part, PARTS_PADDED - 1)) * BLOCK
+    x = _logits(row, begin, V, MASKED, BLOCK)
+    token = tl.min(tl.where(x == best, begin + tl.arange(0, BLOCK), 0x7FFFFFFF))
+    if DRAWS:  # noqa: SIM102 (a greedy step has no numbers to load)
+        if tl.load(numbers + at) > 0.0:
+            token = _drawn(row, numbers, histograms, part_mass, at, best, V, rows, PARTS, TOP_K, TOP_P,
+                           MASKED, PARTS_PADDED, BLOCK)
     tl.store(chosen + at, token.to(tl.int64))
 
 
-def choose(logits_XV: torch.Tensor, numbers_5X: torch.Tensor | None, *, masked: bool) -> torch.Tensor:
-    """int64 [X]. ``numbers_5X``: float64, as ``filters.fill_numbers`` made them, with a temperature of 0 for
-    greedy rows; None where all are."""
+def choose(logits_XV: torch.Tensor, numbers_5X: torch.Tensor | None, *, masked: bool, top_k: bool = True,
+           top_p: bool = True) -> torch.Tensor:
+    """int64 [X]. ``numbers_5X``: float64, as ``filters.fill_numbers`` wrote them (temperature, top-k, top-p,
+    log of min-p, uniform), with a temperature of 0 for greedy rows; None where all are. ``top_k``, ``top_p``:
+    whether a row has that filter."""
     assert logits_XV.stride(1) == 1
     rows, vocab_size = logits_XV.shape
-    chosen_X = torch.empty(rows, dtype=torch.int64, device=logits_XV.device)
-    _choose[(rows,)](logits_XV, logits_XV if numbers_5X is None else numbers_5X, chosen_X, vocab_size, rows,
-                     logits_XV.stride(0), DRAWS=numbers_5X is not None, MASKED=masked,
-                     BLOCK=min(CHOOSE.width, triton.next_power_of_2(vocab_size)), num_warps=CHOOSE.warps)
+    assert vocab_size <= VOCABULARY_MAX
+    device = logits_XV.device
+    block = min(CHOOSE.width, triton.next_power_of_2(vocab_size))
+    parts = triton.cdiv(vocab_size, block)
+    padded = triton.next_power_of_2(parts)
+    chosen_X = torch.empty(rows, dtype=torch.int64, device=device)
+    best_XP = torch.empty((rows, parts), dtype=torch.float32, device=device)
+    shape = {"MASKED": masked, "BLOCK": block, "num_warps": CHOOSE.warps}
+    _part_best[(rows, parts)](logits_XV, best_XP, vocab_size, rows, logits_XV.stride(0), **shape)
+    draws = numbers_5X is not None
+    top_k, top_p = draws and top_k, draws and top_p
+    numbers, histograms, mass_XP = best_XP, best_XP, best_XP   # not read
+    if numbers_5X is not None:
+        numbers = numbers_5X
+        mass_XP = torch.empty((rows, parts), dtype=torch.int64, device=device)
+        if top_k or top_p:
+            histograms = torch.zeros((rows, 2, LEVELS.value, BUCKETS.value), dtype=torch.int64, device=device)
+        for mass in [False] * top_k + [True] * top_p:
+            for level in range(LEVELS.value):
+                _histogram[(rows, parts)](logits_XV, numbers, best_XP, histograms, vocab_size, rows,
+                                          logits_XV.stride(0), level, MASS=mass, TOP_K=top_k,
+                                          PARTS_PADDED=padded, **shape)
+        _part_mass[(rows, parts)](logits_XV, numbers, best_XP, histograms, mass_XP, vocab_size, rows,
+                                  logits_XV.stride(0), TOP_K=top_k, TOP_P=top_p, PARTS_PADDED=padded, **shape)
+    _pick[(rows,)](logits_XV, numbers, best_XP, histograms, mass_XP, chosen_X, vocab_size, rows,
+                   logits_XV.stride(0), parts, DRAWS=draws, TOP_K=top_k, TOP_P=top_p, PARTS_PADDED=padded,
+                   **shape)
     return chosen_X
 
 
 def warm(vocab_size: int, device: torch.device) -> None:
-    """Have every form of the kernel compiled now, not when the first request asks for it."""
+    """Have every form of the kernels compiled now, not when the first request asks for it."""
     logits_1V = torch.zeros((1, vocab_size), dtype=torch.float32, device=device)
-    for numbers_51 in (None, torch.ones((5, 1), dtype=torch.float64, device=device)):
-        for masked in (False, True):
-            choose(logits_1V, numbers_51, masked=masked)
+    numbers_51 = torch.ones((5, 1), dtype=torch.float64, device=device)
+    for masked in (False, True):
+        choose(logits_1V, None, masked=masked)
+        for top_k in (False, True):
+            for top_p in (False, True):
+                choose(logits_1V, numbers_51, masked=masked, top_k=top_k, top_p=top_p)
 
 
 def compilations() -> list[Compilation]:
-    return [compilation_of(
-        f"choose {'drawn' if draws else 'greedy'}{' masked' if masked else ''}", _choose,
-        {"logits": "*fp32", "numbers": "*fp64" if draws else "*fp32", "chosen": "*i64"},
-        {"DRAWS": draws, "MASKED": masked, "BLOCK": CHOOSE.width}, CHOOSE)
-        for draws in (True, False) for masked in (False, True)]
+    pointers = {"logits": "*fp32", "numbers": "*fp64", "part_best": "*fp32", "histograms": "*i64",
+                "part_mass": "*i64", "chosen": "*i64"}
+    unread = pointers | {"numbers": "*fp32", "histograms": "*fp32", "part_mass": "*fp32"}
+    variants = []
+
+    def add(name: str, kernel: object, types: dict[str, str], **constants: bool | int) -> None:
+        sizes = {"BLOCK": CHOOSE.width} | ({} if kernel is _part_best else {"PARTS_PADDED": 64})
+        variants.append(compilation_of(name, kernel, types, constants | sizes, CHOOSE))
+
+    for masked in (True, False):
+        add("part best", _part_best, pointers, MASKED=masked)
+        add("pick greedy", _pick, unread, DRAWS=False, TOP_K=False, TOP_P=False, MASKED=masked)
+        add("histogram top-k", _histogram, pointers, MASS=False, TOP_K=True, MASKED=masked)
+        for top_k in (True, False):
+            add("histogram top-p", _histogram, pointers, MASS=True, TOP_K=top_k, MASKED=masked)
+            for top_p in (True, False):
+                add("part mass", _part_mass, pointers, TOP_K=top_k, TOP_P=top_p, MASKED=masked)
+                add("pick drawn", _pick, pointers, DRAWS=True, TOP_K=top_k, TOP_P=top_p, MASKED=masked)
+    return variants

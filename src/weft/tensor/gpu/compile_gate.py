@@ -32,8 +32,8 @@ from types import ModuleType
 from weft.tensor.gpu.compilation import SMALL_SHARED, SMALL_SHARED_BYTES, Compilation
 
 SHARED_MAX_BYTES = {80: 163 * 1024, 90: 227 * 1024, 86: SMALL_SHARED_BYTES, 89: SMALL_SHARED_BYTES,
-                    120: SMALL_SHARED_BYTES}
-"""Compute capability -> shared memory of one program: A100, H100, RTX 30, RTX 40 and L40, RTX 50."""
+                    120: SMALL_SHARED_BYTES, 100: 227 * 1024}
+"""Compute capability -> shared memory of one program: A100, H100, RTX 30, RTX 40 and L40, RTX 50, B200."""
 WARP_THREADS = 32
 _KERNEL_FILE = re.compile(r"(triton|\w+_kernels)\.py")
 _DEFINES = re.compile(r"^@triton\.jit", re.MULTILINE)
