@@ -69,6 +69,8 @@ OnProgress = Callable[[str], None]
 """Called with one line about the work of the moment."""
 
 EMBEDDED_MODEL = "weft-recall"
+MAX_STEP_MS_CPU, MAX_STEP_MS_GPU = 250, 100
+"""Defaults of ``--max-step-ms``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> 
                       store=tier, pause=time.sleep, drafter=drafter,
                       clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids,
                       checkpoints=checkpoints, overlap=overlap,
+                      max_step_s=max_step_s(config, device), pair_tokens=2 * cost.quadratic,
                       grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size))
     core.on_step.append(_cost_learner(policy, cost))
     if tier is not None:
@@ -152,6 +155,14 @@ def overlaps(config: EngineConfig, device: torch.device) -> bool:
     """Whether the next step is planned while one is computed. On a CPU both want the same cores, and the way
     between two threads costs more than it hides (docs/decisions/0015-overlap.md)."""
     return config.overlap == "on" or (config.overlap == "auto" and device.type != "cpu")
+
+
+def max_step_s(config: EngineConfig, device: torch.device) -> float | None:
+    """``--max-step-ms`` in seconds, None for no limit."""
+    milliseconds = config.max_step_ms
+    if milliseconds is None:
+        milliseconds = MAX_STEP_MS_CPU if device.type == "cpu" else MAX_STEP_MS_GPU
+    return milliseconds / 1e3 if milliseconds else None
 
 
 def _guessed_cost(loaded: LoadedModel) -> PrefillCost:

@@ -48,6 +48,7 @@ from weft.memory.prefix.shape import CacheShape
 from weft.request import Request, TokenEvent
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.scheduler import Scheduler
+from weft.schedule.step_limit import StepLimit, StepLimiter
 from weft.schedule.store_tier import StoreTier
 from weft.speculation.drafter import Drafter
 from weft.speculation.speculator import Speculator
@@ -64,14 +65,17 @@ class EngineCore:
     ``memory`` decides whether prefixes are cached, ``checkpoints`` where states are cached. ``grammars``
     compiles the grammars of requests. ``overlap``: plan the next step while one is computed. ``store``:
     prefixes beyond memory; ``pause`` lets time pass while every request waits for it. ``drafter`` guesses
-    next tokens, which steps then verify (``weft.schedule.windows``); None: no speculation."""
+    next tokens, which steps then verify (``weft.schedule.windows``); None: no speculation. ``max_step_s``:
+    seconds of a step with decodes (``weft.schedule.step_limit``), None: no limit; ``pair_tokens``: guessed
+    cost of a (query, key) pair in prefill tokens."""
 
     def __init__(self, *, vocab_size: int, sizes: Sizes, memory: Memory, executor: Executor,
                  clock: Callable[[], float], seed: int, eos_ids: tuple[int, ...],
                  checkpoints: CheckpointPolicy = AUTO, grammars: GrammarCompiler | None = None,
                  overlap: bool = False, store: StoreTier | None = None,
                  pause: Callable[[float], None] = lambda seconds: None,
-                 drafter: Drafter | None = None) -> None:
+                 drafter: Drafter | None = None, max_step_s: float | None = None,
+                 pair_tokens: float = 0.0) -> None:
         self.vocab_size = vocab_size
         self.sizes = sizes
         self.memory = memory
@@ -89,6 +93,8 @@ class EngineCore:
         self.settlement = Settlement(self.scheduler, self.streams, self.counters, feed)
         if feed is not None:
             self.on_step.append(feed.stepped)
+        if max_step_s is not None:
+            self.on_step.append(StepLimiter(max_step_s, pair_tokens, self._limit_steps).stepped)
         self.failure: BaseException | None = None
         """The exception that ended the engine: from ``execute``, or an assert."""
         self.sleep_state = AWAKE
@@ -100,6 +106,9 @@ class EngineCore:
         self.parts = StepParts(self.scheduler, executor, self.settlement, self._flush, self.counters,
                                self._ages, clock)
         self._loop: StepLoop = OverlapLoop(self.parts) if overlap else PlainLoop(self.parts)
+
+    def _limit_steps(self, limit: StepLimit) -> None:
+        self.scheduler.step_limit = limit
 
     @property
     def executor(self) -> Executor:

@@ -88,7 +88,7 @@ class AdmissionPlanner:
             if not self._admit(step, seq, rows[len(matches)], match, known, end):
                 self._make_room(step, seq, match, len(rows) - len(matches))
                 break
-            budget.spend(end - match.cached_tokens)
+            budget.spend(match.cached_tokens, end)
             matches[seq.id] = match
             producers.admitted(seq, known, match.cached_tokens)
         return matches

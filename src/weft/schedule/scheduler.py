@@ -58,6 +58,7 @@ from weft.schedule.queues import RankedQueue
 from weft.schedule.reuse import Reuse
 from weft.schedule.rows import RowTable
 from weft.schedule.sequence import SeqState, Sequence
+from weft.schedule.step_limit import NO_LIMIT, StepLimit
 from weft.schedule.store_tier import StoreTier
 from weft.schedule.windows import WindowPlanner
 from weft.speculation.drafter import Drafter
@@ -78,6 +79,8 @@ class Scheduler:
         self.preemption_count = 0
         self.recomputed_tokens = 0
         """Tokens that were computed before a preemption and again after it."""
+        self.step_limit: StepLimit = NO_LIMIT
+        """Time of a step with decodes; the engine replaces it between steps (``--max-step-ms``)."""
         self.store = store
         self._admission = AdmissionPlanner(sizes, self.rows, self.reuse, self.waiting, self.running, store)
         self._windows = None if drafter is None else WindowPlanner(
@@ -138,7 +141,7 @@ class Scheduler:
         if self.store is not None:
             self.store.close_loads(step)
         self._plan_decodes(step)
-        budget = Budget(self.sizes.step_tokens_max, int(step.decode_rows.size))
+        budget = _budget_beside(step, self.rows, self.sizes, self.step_limit)
         self._plan_prefills(step, budget)
         matches = self._admission.plan(step, budget, self._closing) if not step.short else {}
         self.reuse.publish(step)
@@ -228,7 +231,7 @@ class Scheduler:
             end = budget.chunk_end(start, known.size)
             if end == start:
                 break
-            budget.spend(end - start)
+            budget.spend(start, end)
             step.add_prefill(seq, row, start, end, int(self.rows.slots[row]), known)
 
     # ------------------------------------------------------------------ commit and after
@@ -339,3 +342,10 @@ class Scheduler:
             assert len(lease.pages) == self.rows.pages_held[row]
             assert lease.slot == self.rows.slots[row]
         assert PAD not in self.rows.seq_ids[self._decodes().rows]
+
+
+def _budget_beside(step: PlanBuilder, rows: RowTable, sizes: Sizes, limit: StepLimit) -> Budget:
+    """What the decodes of ``step`` leave to prefills."""
+    decodes = int(step.decode_rows.size)
+    context = 0 if limit.estimate is None else int(rows.computed[step.decode_rows].sum()) + decodes
+    return Budget(sizes.step_tokens_max, decodes, limit, context)

@@ -125,7 +125,8 @@ class Simulation:
         self.core = EngineCore(
             vocab_size=VOCAB_SIZE, sizes=sizes, memory=Memory(scenario.arena, cache=scenario.cache),
             executor=_InFlightExecutor(self), clock=self.clock, seed=scenario.seed, eos_ids=EOS_IDS,
-            checkpoints=parse_checkpoints(scenario.checkpoints), overlap=scenario.overlap, drafter=drafter)
+            checkpoints=parse_checkpoints(scenario.checkpoints), overlap=scenario.overlap, drafter=drafter,
+            max_step_s=scenario.max_step_s)
         self.ledger = Ledger(engine_seed=scenario.seed, eos_ids=EOS_IDS, max_model_len=sizes.max_model_len,
                              next_token=self.device.next_token)
         self.progress = ProgressCheck(self.core.scheduler)

@@ -48,7 +48,8 @@ class ScriptedCancel:
 class Scenario:
     """``fail_in_step``: the executor raises in that step (a broken device), None: never. ``cache``: prefixes
     are kept; ``checkpoints``: where states are; ``flush_every_steps``: how often all of it is
-    dropped, while a step is in flight; 0: never. ``overlap``: the next step is planned meanwhile."""
+    dropped, while a step is in flight; 0: never. ``overlap``: the next step is planned meanwhile.
+    ``max_step_s``: as of the engine."""
 
     seed: int
     arena: ArenaPlan
@@ -60,6 +61,7 @@ class Scenario:
     checkpoints: str = "auto"
     flush_every_steps: int = 0
     overlap: bool = False
+    max_step_s: float | None = None
 
 
 def small_arena(*, pages_per_frame: int, slots_per_frame: int, frame_count: int) -> ArenaPlan:
