@@ -16,7 +16,7 @@ estimate. So a plan stays a pure function of its state. Chunks end on the grid w
 tokens do not depend on it (promise 1).
 
 **The estimate** has five terms, as in ``weft.schedule.work``. A measured step scales each term by the ratio
-of its measured and estimated seconds, more so a term with a larger share of the estimate. So steps of decodes
+of measured and estimated seconds. A term with a larger share of the estimate moves more. So steps of decodes
 correct the terms of decodes, and prefills those of prefills. Terms stay positive, and old errors fade within
 some ten steps. The first measured step sets the unit. Before it, the proportions are a guess from the model's
 geometry. A ratio is cut to ``_RATIO_MAX``, so one stalled step does not shrink the budget for long.
