@@ -142,7 +142,8 @@ class AnsweringExecutor:
         return token
 
 
-def build(config: EngineConfig, *, on_progress: Callable[[str], None], step_s: float = 0.0) -> Assembled:
+def build(config: EngineConfig, *, on_progress: Callable[[str], None], step_s: float = 0.0,
+          caches: bool = False) -> Assembled:
     assert config.model is not None
     directory = Path(config.model)
     on_progress("reading the script")
@@ -155,7 +156,7 @@ def build(config: EngineConfig, *, on_progress: Callable[[str], None], step_s: f
     read_tokenizer = (directory / "tokenizer.json").read_text
     sandbox = GrammarSandbox(read_tokenizer, (EOS,), seconds=3, memory_bytes=256 << 20)
     grammars = GrammarCompiler(read_tokenizer, (EOS,), vocab_size, sandbox)
-    core = EngineCore(vocab_size=vocab_size, sizes=sizes, grammars=grammars, memory=Memory(arena),
+    core = EngineCore(vocab_size=vocab_size, sizes=sizes, grammars=grammars, memory=Memory(arena, cache=caches),
                       executor=AnsweringExecutor(backend, step_s), clock=time.monotonic, seed=config.seed,
                       eos_ids=(EOS,))
     info = ModelInfo(
@@ -168,6 +169,11 @@ def build(config: EngineConfig, *, on_progress: Callable[[str], None], step_s: f
 
 def build_paced(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
     return build(config, on_progress=on_progress, step_s=0.001)
+
+
+def build_cached(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
+    """Paced, and prompts are cached."""
+    return build(config, on_progress=on_progress, step_s=0.001, caches=True)
 
 
 def build_slow(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:

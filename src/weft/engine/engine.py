@@ -47,6 +47,7 @@ from weft.memory.memory import Memory
 from weft.memory.prefix.shape import CacheShape
 from weft.request import Request, TokenEvent
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
+from weft.schedule.measured_costs import MeasuredCosts
 from weft.schedule.scheduler import Scheduler
 from weft.schedule.step_limit import StepLimit, StepLimiter
 from weft.schedule.store_tier import StoreTier
@@ -88,6 +89,8 @@ class EngineCore:
         self.counters = EngineCounters()
         self.on_step = self.counters.on_step
         """Listeners that get each computed step and its seconds."""
+        self._costs = MeasuredCosts()
+        self.on_step.append(self._costs.stepped)
         feed = None if drafter is None else DraftFeed(drafter)
         self.streams = StreamTable(self.scheduler, self.counters, feed)
         self.settlement = Settlement(self.scheduler, self.streams, self.counters, feed)
@@ -275,4 +278,5 @@ class EngineCore:
             preemptions=self.scheduler.preemption_count,
             recomputed_tokens=self.scheduler.recomputed_tokens, finished=dict(counters.finished),
             sleep=self.sleep_state, store=None if self.store is None else self.store.stats(),
-            speculation=self.drafter.stats() if isinstance(self.drafter, Speculator) else SpeculationStats())
+            speculation=self.drafter.stats() if isinstance(self.drafter, Speculator) else SpeculationStats(),
+            costs=self._costs.costs())

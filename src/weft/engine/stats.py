@@ -15,6 +15,7 @@ from weft.memory.memory import MemoryUsage
 from weft.schedule.plan import StepPlan
 from weft.schedule.store_tier import TierStats
 from weft.speculation.stats import SpeculationStats
+from weft.work_costs import WorkCosts
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +51,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     store: TierStats | None = None
     """None without a store."""
     speculation: SpeculationStats = SpeculationStats()
+    costs: WorkCosts | None = None
+    """What steps cost, None until enough was measured."""
 
 
 class EngineCounters:

@@ -19,6 +19,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+from weft.checkpoint_report import CheckpointReport
 from weft.config import EngineConfig
 from weft.errors import EngineUnavailableError, WeftError
 from weft.fleet.all_engines import AllEngines
@@ -26,7 +27,7 @@ from weft.fleet.placement import Placement
 from weft.fleet.places import divide_machine
 from weft.fleet.replica import Replica, first_error
 from weft.info import ModelInfo
-from weft.router.least_loaded import LeastLoaded
+from weft.router.blind import LeastLoaded
 from weft.router.protocol import Router
 from weft.server.client import ASSEMBLE, STALL_AFTER_S, EngineClient
 from weft.server.config import RecordingTarget
@@ -52,14 +53,14 @@ class Fleet:
         self._stall_after_s = stall_after_s
         self._shares = divide_machine(config, replicas)
         self._on_progress = on_progress
-        self._router: Router = router or LeastLoaded()
+        self.router: Router = router or LeastLoaded()
         self.replicas = [Replica(number, self._engine_maker(number), restarts, prepare=self._prepare,
                                  on_ready=self._on_ready, on_lost=self._on_lost)
                          for number in range(replicas)]
         self._joined: set[int] = set()
         """Replicas that the router counts on."""
         self.engines = AllEngines(self.replicas)
-        self.requests = Placement(config, self.replicas, self._router)
+        self.requests = Placement(config, self.replicas, self.router)
         self._opened, self._died = asyncio.Event(), asyncio.Event()
 
     # ------------------------------------------------------------------ the engines
@@ -125,8 +126,17 @@ class Fleet:
                 stall_after_s=self._stall_after_s, record=_recording(self._record, number, start),
                 on_progress=lambda text: self._on_line(number, text),
                 on_event=lambda event: self.requests.take(event),
-                on_step_tokens=lambda sizes: self.on_step_tokens(number, sizes))
+                on_step_tokens=lambda sizes: self.on_step_tokens(number, sizes),
+                on_checkpoints=lambda report: self._on_checkpoints(number, report))
         return new_engine
+
+    def _follow(self, replica: Replica) -> None:
+        if self.router.wants != "nothing":
+            replica.engine.follow(pages=self.router.wants == "pages")
+
+    def _on_checkpoints(self, number: int, report: CheckpointReport) -> None:
+        if self.router.reported(number, report):
+            self._follow(self.replicas[number])
 
     def _on_line(self, number: int, text: str) -> None:
         if not self._opened.is_set():
@@ -139,7 +149,8 @@ class Fleet:
 
     def _on_ready(self, replica: Replica) -> None:
         self._joined.add(replica.number)
-        self._router.joined(replica.number)
+        self.router.joined(replica.number)
+        self._follow(replica)
         unstarted = next((other for other in self.replicas if not other.started), None)
         if unstarted is not None:
             unstarted.start()
@@ -151,7 +162,7 @@ class Fleet:
         """Its engine has ended, or its replica is dead: its requests are held for another one."""
         if replica.number in self._joined:
             self._joined.remove(replica.number)
-            self._router.left(replica.number)
+            self.router.left(replica.number)
         dead = [other for other in self.replicas if other.state == "dead"]
         if len(dead) == len(self.replicas) or (dead and not self._opened.is_set()):
             cause = first_error(dead)

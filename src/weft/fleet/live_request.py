@@ -78,6 +78,7 @@ class LiveRequest:
         """Sequences and tokens, of prompts and answers, that it brought to its replica."""
         self._has_moved = False
         self._admitted = False
+        self._fleet_boundaries: tuple[int, ...] = ()
 
     @property
     def id(self) -> str:
@@ -141,13 +142,18 @@ class LiveRequest:
 
     def resumable(self) -> Request:
         """The request as its next engine gets it."""
+        request = self.request
+        if self._fleet_boundaries:
+            boundaries = list(dict.fromkeys((*request.boundaries, *self._fleet_boundaries)))
+            request = msgspec.structs.replace(request, boundaries=boundaries)
         if not self.resumes:
-            return self.request
+            return request
         answers = {index: list(answer.tokens) for index, answer in self._answers.items()}
-        return msgspec.structs.replace(self.request, resumption=Resumption(answers=answers))
+        return msgspec.structs.replace(request, resumption=Resumption(answers=answers))
 
-    def placed(self, replica: int) -> None:
-        self.replica = replica
+    def placed(self, replica: int, boundaries: tuple[int, ...] = ()) -> None:
+        """``boundaries``: where its prompt parts from others, as the router knows."""
+        self.replica, self._fleet_boundaries = replica, boundaries
         self.load = self.open_count, sum(len(self.request.prompt_tokens) + len(answer.tokens)
                                          for answer in self._answers.values())
         self._has_moved = self._admitted = False

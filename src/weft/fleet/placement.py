@@ -162,17 +162,19 @@ class Placement:
         for replica, placed, load in zip(self._replicas, self._placed, self._loads, strict=True):
             if not replica.ready or (live.strikes and any(other.suspect for other in placed.values())):
                 continue
-            info = replica.engine.info
+            info, stats = replica.engine.info, replica.engine.stats
             assert info is not None
-            yield ReplicaLoad(replica.number, *load, info.sizes.rows_max)
+            yield ReplicaLoad(replica.number, *load, info.sizes.rows_max,
+                              None if stats is None else stats.costs)
 
     def _place(self, live: LiveRequest, candidates: list[ReplicaLoad]) -> None:
         routed = live.routed()
-        number = self._router.choose(routed, candidates)
-        live.placed(number)
+        choice = self._router.choose(routed, candidates)
+        number = choice.replica
+        live.placed(number, choice.boundaries)
         self._placed[number][live.id] = live
         self._add_load(number, live, 1)
-        self._router.placed(routed, number)
+        self._router.placed(routed, choice)
         self._offers[live.id] = asyncio.get_running_loop().create_task(
             self._offer(live, self._replicas[number].engine))
 

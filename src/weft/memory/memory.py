@@ -31,6 +31,7 @@ from weft.memory.frames.plan import ArenaPlan
 from weft.memory.lease import Lease
 from weft.memory.prefix.cache_counts import CacheCounts
 from weft.memory.prefix.checkpoint_contents import CheckpointContents, checkpoint_contents
+from weft.memory.prefix.checkpoint_follower import CheckpointFollower
 from weft.memory.prefix.namespaces import with_lost_to_salt
 from weft.memory.prefix.policy import Policy
 from weft.memory.prefix.shape import CacheShape, shape_of
@@ -195,6 +196,11 @@ class Memory:
         """The checkpoint of ``node`` with its pages from position ``start`` on; None if a store cannot have
         it (``weft.memory.prefix.checkpoint_contents``). Reads only."""
         return checkpoint_contents(self._books.cache, node, start)
+
+    def follow_checkpoints(self, *, pages: bool) -> CheckpointFollower:
+        """Reports of what the cache gets and loses from now on; the last follower is the only one. ``pages``:
+        of KV pages too. A model without states is always reported by pages."""
+        return CheckpointFollower(self.prefix_tree, pages=pages or not self._books.cache.stateful)
 
     @property
     def version(self) -> int:

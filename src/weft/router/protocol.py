@@ -3,18 +3,19 @@
     fleet                                     router
     -----                                     ------
     joined(replica), left(replica)   ----->   an engine serves, or its process ended: its cache is empty
-    choose(request, candidates)      ----->   one of the candidates
-    placed(request, replica)         ----->   the request went there
-    admitted(request_id, tokens)     ----->   prompt tokens that the engine found in its cache
+    choose(request, candidates)      ----->   a Choice: one of the candidates
+    placed(request, choice)          ----->   the request went there
+    admitted(request_id, tokens)     ----->   its prompt is computed; tokens that the engine had cached
     ended(request_id)                ----->   the request left its replica, for any reason
+    reported(replica, report)        ----->   checkpoints that came and went; True asks for a snapshot
 
 A replica is a number from 0. ``choose`` gets only replicas that serve and take requests; the fleet holds a
 request while there is none. ``choose`` changes nothing, so a dropped choice needs no repair. Each ``placed``
 has exactly one ``ended``. A request that resumes after the end of its engine is placed again under its id,
 with the tokens of its answer behind its prompt.
 
-Law L10: two salts share no prefix, so a router compares salts before tokens. Law L11: a router forgets a
-request at its end, so its tables are bounded by the requests in flight.
+Law L10: the digest of a prefix begins with its salt, so two salts share no prefix. Law L11: a router forgets
+a request at its end and a replica when it leaves, and every other table has a bound.
 
 Rejected: a router that owns queues (the engines have queues with ranks, and a held request is the fleet's);
 a coroutine (a choice must cost microseconds).
@@ -23,8 +24,17 @@ a coroutine (a choice must cost microseconds).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.checkpoint_report import CheckpointReport, Digests
+from weft.work_costs import WorkCosts
+
+Wants = Literal["nothing", "states", "pages"]
+"""What engines report to a router: nothing; where requests can resume; where KV pages end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +44,7 @@ class RoutedRequest:
     a bound of its own. ``boundaries``: positions up to which another prompt is likely to be the same."""
 
     request_id: str
-    tokens: Sequence[int]
+    tokens: Sequence[int] | npt.NDArray[np.int32]
     salt: str = ""
     sequences: int = 1
     new_tokens_max: int | None = None
@@ -45,22 +55,54 @@ class RoutedRequest:
 class ReplicaLoad:
     """A replica that takes requests, as the fleet counts it: exact at this moment, without a report of the
     engine. ``sequences`` and ``known_tokens`` are what the requests in flight brought there: prompts, and
-    answers so far of those that resumed. ``rows``: sequences that its engine runs at once."""
+    answers so far of those that resumed. ``rows``: sequences that its engine runs at once. ``costs``: what
+    its engine has measured, None before that."""
 
     replica: int
     sequences: int
     known_tokens: int
     rows: int
+    costs: WorkCosts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """``predicted_tokens``: tokens that the router expects in the cache of ``replica``. ``boundaries``:
+    positions where prompts of this fleet part, for the engine to save a state there. ``digests`` and
+    ``work_s`` (seconds of prefill) are for ``placed``."""
+
+    replica: int
+    predicted_tokens: int = 0
+    boundaries: tuple[int, ...] = ()
+    digests: Digests | None = field(default=None, repr=False, compare=False)
+    work_s: float = field(default=0.0, repr=False, compare=False)
+
+
+@dataclass(slots=True)
+class RouterCounts:
+    """Of one replica. ``predicted_tokens`` and ``cached_tokens``: expected in its cache, and reported by its
+    engine, of requests that were admitted. ``checkpoints``: known now. ``is_stale``: reports were lost, or
+    its snapshot is on the way. ``gaps``: how often reports were lost."""
+
+    requests: int = 0
+    predicted_tokens: int = 0
+    cached_tokens: int = 0
+    checkpoints: int = 0
+    is_stale: bool = False
+    gaps: int = 0
 
 
 class Router(Protocol):
     """One for a fleet; called by one thread."""
 
-    def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> int:
-        """The number of one of ``candidates``, which are never empty and in the order of their numbers."""
+    @property
+    def wants(self) -> Wants: ...
+
+    def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Choice:
+        """One of ``candidates``, which are never empty and in the order of their numbers."""
         ...
 
-    def placed(self, request: RoutedRequest, replica: int) -> None: ...
+    def placed(self, request: RoutedRequest, choice: Choice) -> None: ...
 
     def admitted(self, request_id: str, cached_tokens: int) -> None: ...
 
@@ -69,3 +111,9 @@ class Router(Protocol):
     def joined(self, replica: int) -> None: ...
 
     def left(self, replica: int) -> None: ...
+
+    def reported(self, replica: int, report: CheckpointReport) -> bool: ...
+
+    def counts(self) -> dict[int, RouterCounts]:
+        """By replica; empty for a router that predicts nothing."""
+        ...

@@ -20,6 +20,7 @@ from typing import Literal
 
 import msgspec
 
+from weft.checkpoint_report import CheckpointReport
 from weft.config import EngineConfig
 from weft.engine.sleep_state import AWAKE, Part, SleepState
 from weft.engine.stats import EngineStats
@@ -36,6 +37,7 @@ from weft.server.messages import (
     Command,
     Fatal,
     Flush,
+    Follow,
     Look,
     Progress,
     Ready,
@@ -60,7 +62,8 @@ State = Literal["starting", "ready", "dead"]
 
 class EngineClient:
     """``on_progress`` gets the lines of a starting engine, ``on_event`` the events of its sequences,
-    ``on_step_tokens`` the sizes of its steps in tokens. ``place``: the part of the machine that it may use.
+    ``on_step_tokens`` the sizes of its steps in tokens, ``on_checkpoints`` what its prefix cache got and lost
+    once it is followed. ``place``: the part of the machine that it may use.
     ``record``: where a recording of its traffic goes. ``heart`` knows the seconds since the last sign of
     life, and a stall after ``stall_after_s`` (0: never)."""
 
@@ -68,7 +71,8 @@ class EngineClient:
                  record: RecordingTarget | None = None, stall_after_s: float = STALL_AFTER_S,
                  on_progress: Callable[[str], None] = lambda text: None,
                  on_event: Callable[[TokenEvent], None] = lambda event: None,
-                 on_step_tokens: Callable[[list[int]], None] = lambda sizes: None) -> None:
+                 on_step_tokens: Callable[[list[int]], None] = lambda sizes: None,
+                 on_checkpoints: Callable[[CheckpointReport], None] = lambda report: None) -> None:
         self.state: State = "starting"
         self.progress = "starting the engine"
         self.death: WeftError | None = None
@@ -77,6 +81,7 @@ class EngineClient:
         self.heart = HeartMonitor(stall_after_s)
         self.on_event = on_event
         self._on_step_tokens = on_step_tokens
+        self._on_checkpoints = on_checkpoints
         self._config = config
         self._factory = factory
         self._place = place
@@ -121,6 +126,7 @@ class EngineClient:
     def detach(self) -> None:
         """Events that still arrive are dropped: their sequences are computed elsewhere from now on."""
         self.on_event = lambda event: None
+        self._on_checkpoints = lambda report: None
 
     # ------------------------------------------------------------------ requests
 
@@ -132,6 +138,11 @@ class EngineClient:
         """Never waits: the command is queued."""
         if self.state == "ready":
             self._link.post(Cancel(request_id, index))
+
+    def follow(self, *, pages: bool) -> None:
+        """Asks for a snapshot of its checkpoints, and for reports of what changes from then on."""
+        if self.state == "ready":
+            self._link.post(Follow(pages))
 
     # ------------------------------------------------------------------ questions
 
@@ -219,6 +230,8 @@ class EngineClient:
             self._replies.resolve(reply)
         for event in report.events:
             self.on_event(event)
+        if report.checkpoints is not None:
+            self._on_checkpoints(report.checkpoints)
 
     async def _wait_for_end(self) -> None:
         code = await self._link.wait()

@@ -114,6 +114,9 @@ class ServerConfig:
                                        "0: never.", least=0)
     replicas: int = _flag(1, "Engine processes behind this address; cores, free RAM and GPUs are divided "
                              "among them. --memory and --threads are for each of them.", least=1)
+    router: Literal["seconds", "kv-only", "prefix-hash", "round-robin", "least-loaded"] = _flag(
+        "seconds", "How a request gets its replica. seconds: the soonest first token, by the checkpoints "
+                   "that each replica has. The others are to compare with.")
     restarts: int = _flag(5, "Restarts of an engine process that dies or stalls; its requests go on. After "
                              "them the server ends with code 1 or 3. Ten good minutes give them all back.",
                           least=0)

@@ -38,10 +38,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import msgspec
 import zmq
 
+from weft.checkpoint_report import CheckpointReport
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
 from weft.errors import RequestError, UserError, WeftError
 from weft.host import use_part_of_host
+from weft.memory.prefix.checkpoint_follower import CheckpointFollower
 from weft.request import Request, TokenEvent
 from weft.server.grammar_queue import GrammarQueue
 from weft.server.heartbeat import StepClock, start_beating
@@ -50,6 +52,7 @@ from weft.server.messages import (
     Command,
     Fatal,
     Flush,
+    Follow,
     Launch,
     Look,
     Progress,
@@ -97,14 +100,15 @@ class EngineLoop:
         self._replies: list[Reply] = []
         self._step_tokens: list[int] = []
         self._stats_due_s = 0.0
+        self._follower: CheckpointFollower | None = None
+        self._snapshot_due = False
 
     def run(self) -> None:
         """Raises the error that ended the engine: a failure of the executor, or a failed audit."""
         audited = True
         while not self._stopping:
             self._replies += self._sleep_queue.look()
-            if self._replies and not self._core.has_work:
-                self._report([])
+            self._report_when_idle()
             if self._core.has_work:
                 self._take_commands()
                 self._report(self._step())
@@ -124,9 +128,12 @@ class EngineLoop:
                     audited = True
                 self._commands.poll()
             self._take_commands()
-            if self._replies and not self._core.has_work:
-                self._report([])
+            self._report_when_idle()
         self._grammar_queue.close()
+
+    def _report_when_idle(self) -> None:
+        if (self._replies or self._snapshot_due) and not self._core.has_work:
+            self._report([])
 
     def _step(self) -> list[TokenEvent]:
         computed_before = self._core.computed_tokens
@@ -164,6 +171,10 @@ class EngineLoop:
             self._replies.append(Reply.of(command.number, self._core.cache_shape()))
         elif isinstance(command, Sleep | Wake):
             self._replies += self._sleep_queue.take(command)
+        elif isinstance(command, Follow):
+            if self._follower is None:
+                self._follower = self._core.memory.follow_checkpoints(pages=command.pages)
+            self._snapshot_due = True
         else:
             self._stopping = True
 
@@ -194,10 +205,19 @@ class EngineLoop:
         if news or now_s >= self._stats_due_s or not self._core.has_work:
             stats = self._core.stats()
             self._stats_due_s = now_s + _STATS_EVERY_S
-        if events or stats is not None:
+        checkpoints = self._checkpoints()
+        if events or stats is not None or checkpoints is not None:
             send(self._events, StepReport(replies=self._replies, events=events, step_tokens=self._step_tokens,
-                                          stats=stats))
+                                          stats=stats, checkpoints=checkpoints))
             self._replies, self._step_tokens = [], []
+
+    def _checkpoints(self) -> CheckpointReport | None:
+        if self._follower is None:
+            return None
+        if self._snapshot_due:
+            self._snapshot_due = False
+            return self._follower.snapshot()
+        return self._follower.take()
 
 
 def start_recording(launch: Launch, assembled: Any) -> Recorder | None:

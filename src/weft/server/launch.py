@@ -29,6 +29,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Generator
 from typing import Any
 
@@ -39,6 +40,8 @@ from rich.console import Console
 from weft.config import EngineConfig
 from weft.errors import ConfigError, UserError, WeftError
 from weft.fleet.fleet import Fleet
+from weft.router.protocol import Router
+from weft.router.routers import make_router
 from weft.server.access_log import log_access_as_json
 from weft.server.app import build_app
 from weft.server.banner import StartProgress, base_url, print_banner
@@ -70,7 +73,8 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: 
         progress = StartProgress(console)
         fleet = Fleet(engine_config, replicas=server_config.replicas, restarts=server_config.restarts,
                       factory=factory, record=server_config.recording(),
-                      stall_after_s=server_config.stall_after, on_progress=progress.show)
+                      stall_after_s=server_config.stall_after, on_progress=progress.show,
+                      router=_router(server_config))
         service = Service(server_config, fleet)
         if service.responses is not None and server_config.response_store is not None:
             service.responses.open_now()
@@ -79,6 +83,11 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: 
         return EXIT_CONFIG
     with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(Serving(service, listener, console, progress).run())
+
+
+def _router(config: ServerConfig) -> Router | None:
+    """None with one replica: there is nothing to choose, and its engine reports no checkpoints."""
+    return make_router(config.router, time.monotonic) if config.replicas > 1 else None
 
 
 def bind(config: ServerConfig) -> socket.socket:

@@ -7,7 +7,7 @@
     Submit, Flush, Look,
     Sleep, Wake                  ------------------------->  questions: each has a number ...
               <-------------------------------------------   ... and a Reply in a StepReport
-    Cancel, Stop                 ------------------------->  commands without a reply
+    Cancel, Follow, Stop         ------------------------->  commands without a reply
               <-------------------------------------------   StepReport: all that a step brought, at most
                                                              one message per step
               <-------------------------------------------   Beat: a sign of life, from a thread of its own
@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from weft.checkpoint_report import CheckpointReport
 from weft.engine.sleep_state import Flushed, Part, SleepState
 from weft.engine.stats import EngineStats
 from weft.errors import UserError, WeftError
@@ -99,6 +100,13 @@ class Wake(msgspec.Struct, frozen=True, tag=True):
     tags: list[Part] | None
 
 
+class Follow(msgspec.Struct, frozen=True, tag=True):
+    """The next StepReport has a snapshot of the checkpoints, and later ones what changed. ``pages``: of KV
+    pages too."""
+
+    pages: bool = False
+
+
 class Cancel(msgspec.Struct, frozen=True, tag=True):
     """``index`` None cancels every sequence of the request."""
 
@@ -110,7 +118,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """End after the step that is running."""
 
 
-Command = Submit | Flush | Look | Sleep | Wake | Cancel | Stop
+Command = Submit | Flush | Look | Sleep | Wake | Follow | Cancel | Stop
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,12 +181,14 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
     """``step_tokens``: tokens computed by each step since the last report (the histogram of iteration
-    sizes). ``stats``: the engine's counters, not on every report."""
+    sizes). ``stats``: the engine's counters, not on every report. ``checkpoints``: what the prefix cache got
+    and lost, after a Follow."""
 
     replies: list[Reply] = []
     events: list[TokenEvent] = []
     step_tokens: list[int] = []
     stats: EngineStats | None = None
+    checkpoints: CheckpointReport | None = None
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):

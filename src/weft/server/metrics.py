@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Histogram
@@ -29,6 +29,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from weft.engine.stats import EngineStats
 from weft.memory.memory import MemoryUsage
 from weft.request import SamplingParams, TokenEvent
+from weft.router.protocol import RouterCounts
 from weft.schedule.store_tier import NO_TIER, TierStats
 from weft.server.cache import memory_bytes
 from weft.server.edge import HttpEdge
@@ -84,6 +85,8 @@ class FleetReport:
     engines: list[EngineReport]
     resumes: int
     deadly: int
+    router: dict[int, RouterCounts] = field(default_factory=dict)
+    """By replica; empty for a router that predicts nothing."""
 
 
 class SequenceTimes:
@@ -219,6 +222,8 @@ class Metrics:
                                 engine.restarts)
             if engine.stats is not None:
                 yield from self._of_engine(engine.stats)
+            if engine.number in fleet.router:
+                yield from self._of_router(fleet.router[engine.number])
 
     def _of_engine(self, stats: EngineStats) -> Iterator[Metric]:
         memory = stats.memory
@@ -249,6 +254,16 @@ class Metrics:
         yield from self._speculation(stats.speculation)
         yield self._by("admission_rejections", "Requests turned away.", "reason",
                        {"queue_full": stats.requests_refused})
+
+    def _of_router(self, counts: RouterCounts) -> Iterator[Metric]:
+        yield self._counter("router_predicted_tokens", "Cached tokens that the router expected of requests.",
+                            counts.predicted_tokens)
+        yield self._counter("router_cached_tokens", "Cached tokens that the engine had for these requests.",
+                            counts.cached_tokens)
+        yield self._gauge("router_checkpoints", "Checkpoints that the router knows.", counts.checkpoints)
+        yield self._gauge("router_table_stale", "1 while its table of checkpoints waits for a snapshot.",
+                          float(counts.is_stale))
+        yield self._counter("router_report_gaps", "How often reports of checkpoints were lost.", counts.gaps)
 
     def _store(self, tier: TierStats) -> Iterator[Metric]:
         restores, writes, store = tier.restores, tier.writes, tier.store

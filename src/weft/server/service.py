@@ -223,7 +223,7 @@ class Service:
         fleet = self.engine
         return FleetReport([EngineReport(replica.number, replica.ready, replica.restart_count,
                                          replica.engine.stats) for replica in fleet.replicas],
-                           fleet.requests.resume_count, fleet.requests.deadly_count)
+                           fleet.requests.resume_count, fleet.requests.deadly_count, fleet.router.counts())
 
     def health(self) -> tuple[int, Mapping[str, Any]]:
         if self.engine.death is not None:

@@ -60,12 +60,13 @@ OnProgress = Callable[[int, int], None]
 """Requests that ended, requests in all."""
 
 
-class _Played(Sequence):
-    """A sequence whose answer is known: ``answered`` of its ``target`` tokens so far."""
+class Played(Sequence):
+    """A sequence whose answer is known: ``answered`` of its ``target`` tokens so far. ``boundaries``: besides
+    those of the trace."""
 
     __slots__ = ("all_tokens", "answered", "index", "target")
 
-    def __init__(self, index: int, traffic: Traffic) -> None:
+    def __init__(self, index: int, traffic: Traffic, boundaries: tuple[int, ...] = ()) -> None:
         one = traffic.requests[index]
         self.all_tokens = traffic.tokens(index)
         sampling = _SAMPLED
@@ -74,8 +75,8 @@ class _Played(Sequence):
         elif not one.output_tokens and one.cancelled_at_s is None:
             sampling = _PROMPT_ONLY
         super().__init__(SeqId(index), prompt=self.all_tokens[:one.prompt_tokens], sampling=sampling, seed=0,
-                         stop_ids=(), rank=(one.priority, index, 0), salt=one.salt, boundaries=one.boundaries,
-                         marks=one.marks)
+                         stop_ids=(), rank=(one.priority, index, 0), salt=one.salt,
+                         boundaries=(*one.boundaries, *boundaries), marks=one.marks)
         self.index = index
         self.answered = 0
         self.target = one.output_tokens
@@ -89,7 +90,7 @@ class _Played(Sequence):
 
 
 @dataclass(slots=True)
-class _Times:
+class Times:
     """By request; see ``Timeline``."""
 
     cached: list[int]
@@ -98,7 +99,7 @@ class _Times:
     ended: list[float]
 
     @classmethod
-    def none(cls, count: int) -> _Times:
+    def none(cls, count: int) -> Times:
         return cls([0] * count, *([float("nan")] * count for _ in range(3)))
 
 
@@ -123,13 +124,13 @@ def replay(traffic: Traffic, plan: ArenaPlan, cost: CostModel, *, arm: Arm | str
     """Run ``traffic`` through a memory of geometry ``plan`` under ``arm``. Requests longer than
     ``sizes.max_model_len`` are left out, as an engine refuses them."""
     arm = find_arm(arm) if isinstance(arm, str) else arm
-    player = _Player(traffic, plan, cost, arm, sizes or sizes_for(plan, traffic), jump=jump,
-                     on_progress=on_progress)
+    player = Player(traffic, plan, cost, arm, sizes or sizes_for(plan, traffic), jump=jump,
+                    on_progress=on_progress)
     return player.run()
 
 
 @dataclass(slots=True)
-class _Counts:
+class PlayerCounts:
     steps: int = 0
     busy_s: float = 0.0
     computed_tokens: int = 0
@@ -140,9 +141,11 @@ class _Counts:
     left_out: set[int] = field(default_factory=set)
 
 
-class _Player:
+class Player:
+    """One engine that plays requests of ``traffic``: all of them (``run``), or those that it is given."""
+
     def __init__(self, traffic: Traffic, plan: ArenaPlan, cost: CostModel, arm: Arm, sizes: Sizes, *,
-                 jump: bool, on_progress: OnProgress | None) -> None:
+                 jump: bool, on_progress: OnProgress | None, times: Times | None = None) -> None:
         self.clock = VirtualClock()
         self.memory = arm.make_memory(plan, cost, self.clock)
         self.scheduler = Scheduler(self.memory, sizes, arm.checkpoints)
@@ -152,11 +155,11 @@ class _Player:
         self._sizes = sizes
         self._jump = jump
         self._on_progress = on_progress
-        self._live: dict[int, _Played] = {}
+        self._live: dict[int, Played] = {}
         self._cancels: dict[int, float] = {}
         self._next = 0
-        self._times = _Times.none(len(traffic))
-        self._counts = _Counts()
+        self._times = times or Times.none(len(traffic))
+        self.counts = PlayerCounts()
         self._mean_bytes = MeanBytes()
 
     # ------------------------------------------------------------------ the loop
@@ -177,11 +180,11 @@ class _Player:
             index, one = self._next, requests[self._next]
             self._next += 1
             if one.prompt_tokens + max(1, one.output_tokens) > self._sizes.max_model_len:
-                self._counts.left_out.add(index)
+                self.counts.left_out.add(index)
                 continue
             if one.cancelled_at_s is not None and not one.output_tokens:
                 self._cancels[index] = one.cancelled_at_s
-            seq = self._live[index] = _Played(index, self._traffic)
+            seq = self._live[index] = Played(index, self._traffic)
             self.scheduler.submit(seq)
         for index in [index for index, at_s in self._cancels.items() if at_s <= now]:
             self._end(self._live[index])
@@ -211,7 +214,7 @@ class _Player:
     def _count(self, plan: StepPlan, work: Work) -> None:
         seconds = self._cost.step_s(work) + self._cost.moved_s(plan.arena_work.moved_bytes(self.memory.plan))
         self.clock.advance(seconds)
-        counts = self._counts
+        counts = self.counts
         counts.steps += 1
         counts.busy_s += seconds
         counts.computed_tokens += plan.token_count
@@ -225,11 +228,11 @@ class _Player:
             if np.isnan(times.began[index]):
                 times.began[index] = now
                 times.cached[index] = cached = int(plan.starts[run])
-                self._counts.saved_s += self._cost.prefill_s(0, cached)
+                self.counts.saved_s += self._cost.prefill_s(0, cached)
 
     def _settle(self, plan: StepPlan) -> bool:
         """Tokens arrive; returns whether a sequence ended."""
-        live, before = self._live, self._counts.ended
+        live, before = self._live, self.counts.ended
         for seq_id in plan.seqs[:plan.decode_count]:
             seq = live[seq_id]
             seq.answered += 1
@@ -248,17 +251,17 @@ class _Player:
                     self._end(seq)
             elif not seq.samples and done == seq.known_count:
                 self._end(seq)
-        return self._counts.ended > before
+        return self.counts.ended > before
 
-    def _end(self, seq: _Played) -> None:
+    def _end(self, seq: Played) -> None:
         assert seq.state is not SeqState.FINISHED
         self.scheduler.finish(seq)
         self._times.ended[seq.index] = self.clock()
         self._cancels.pop(seq.index, None)
         del self._live[seq.index]
-        self._counts.ended += 1
-        if self._on_progress is not None and self._counts.ended % _REPORT_EVERY == 0:
-            self._on_progress(self._counts.ended, len(self._traffic))
+        self.counts.ended += 1
+        if self._on_progress is not None and self.counts.ended % _REPORT_EVERY == 0:
+            self._on_progress(self.counts.ended, len(self._traffic))
 
     # ------------------------------------------------------------------ jumps
 
@@ -272,7 +275,7 @@ class _Player:
                    int((-computed % CHUNK_TOKENS).min()),
                    min(seq.target - seq.answered for seq in seqs) - 1)
         due_s = self._due_s()
-        counts, steps = self._counts, 0
+        counts, steps = self.counts, 0
         while steps < most and self.clock() < due_s:
             steps += 1
             seconds = self._cost.step_s(work._replace(context=work.context + steps * work.decodes))
@@ -294,7 +297,7 @@ class _Player:
     # ------------------------------------------------------------------ the sum
 
     def _report(self) -> Report:
-        counts, traffic = self._counts, self._traffic
+        counts, traffic = self.counts, self._traffic
         if self._on_progress is not None:
             self._on_progress(len(traffic), len(traffic))
         times = Timeline(np.asarray(self._times.cached, dtype=np.int64), np.asarray(self._times.began),

@@ -40,7 +40,7 @@ from weft.memory.prefix.compressed_state import CompressedStates
 from weft.memory.prefix.edge import COMPRESSED, PAGE_KEY_BYTES, TOKEN_BYTES, Node
 from weft.memory.prefix.eviction import Recency
 from weft.memory.prefix.policy import LeastRecentlyUsed, Policy
-from weft.memory.prefix.tree import Owners, PrefixTree
+from weft.memory.prefix.tree import Owners, PrefixTree, note_change
 from weft.memory.reservation import Opening, Publication
 from weft.memory.values import (
     NO_NODE,
@@ -301,6 +301,7 @@ class PrefixCache:
             if node.slot == COMPRESSED:
                 state_pages = self.compressed_states.leave(node)
                 node.lose_state()
+                note_change(self.tree, node)
             else:
                 freed.slots.append(self.tree.take_slot(node))
             self.counts.evicted_states += 1

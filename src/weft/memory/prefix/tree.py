@@ -47,6 +47,7 @@ class PrefixTree:
     __slots__ = (
         "_namespaces",
         "by_id",
+        "changed_nodes",
         "edges",
         "held_page_count",
         "next_id",
@@ -75,6 +76,9 @@ class PrefixTree:
         self.held_page_count = 0
         """Pages of nodes with holds; they cannot be evicted."""
         self.slot_count = 0
+        self.changed_nodes: set[NodeId] | None = None
+        """Nodes that came, went, were cut, or whose checkpoint did (checkpoint_follower.py); None: not
+        noted."""
 
     # ------------------------------------------------------------------ reading
 
@@ -151,6 +155,7 @@ class PrefixTree:
         node.parent, node.start = upper, at
         upper.children[node.key] = node
         edge.nodes.insert(place, upper)
+        note_change(self, node)
         return upper
 
     def node_ending(self, node: Node, position: int) -> Node:
@@ -187,6 +192,7 @@ class PrefixTree:
         node.slot, node.epoch = slot, epoch
         self.slot_owners[slot] = owners.of_tree(node.id)
         self.slot_count += 1
+        note_change(self, node)
 
     def replace_page(self, owner: int, index: int, page: PageId) -> None:
         """Page number ``index`` of its path moved to ``page``; ``owner`` is its owner number, an edge."""
@@ -206,12 +212,14 @@ class PrefixTree:
         node.slot = to
         if to == NO_SLOT:
             node.lose_state()
+        note_change(self, node)
         return claim
 
     def trim(self, node: Node, pages_left: int) -> list[PageId]:
         """Cut a bare node to its first ``pages_left`` pages, at least one; returns the other pages."""
         assert node.bare
         assert 0 < pages_left < node.page_count
+        note_change(self, node)
         end = node.start + pages_left * PAGE_TOKENS
         evicted = node.edge.tokens_between(end, node.end)
         node.end = end
@@ -226,6 +234,7 @@ class PrefixTree:
     def remove(self, node: Node) -> list[PageId]:
         """Remove a bare node; returns its pages. Its root goes with the last node below."""
         parent, edge = node.parent, node.edge
+        note_change(self, node)
         assert node.bare
         assert parent is not None
         assert edge.nodes[-1] is node, "a leaf is the end of its edge"
@@ -263,7 +272,14 @@ class PrefixTree:
         node = self.by_id[NodeId(self.next_id)] = Node(NodeId(self.next_id), parent, edge, start, end,
                                                        used_at=self.version)
         self.next_id += 1
+        note_change(self, node)
         return node
+
+
+def note_change(tree: PrefixTree, node: Node) -> None:
+    """``node`` came, goes, is cut, or its checkpoint did."""
+    if tree.changed_nodes is not None:
+        tree.changed_nodes.add(node.id)
 
 
 def namespace_of(tree: PrefixTree, node: Node) -> str:

@@ -5,9 +5,7 @@
     a prompt of n tokens adds  a n + b n (n + 1) / 2        so its linear term is a + b / 2, and its
                                                             quadratic one b / 2
 
-Least squares of the relative error, stored as the five sums of its normal equations: a step costs 25
-multiplications and no memory. Terms that would be negative are left out, the worst first. The measurements
-are those of ``weft.sim.cost.Work``, the model that a recording is fitted with.
+The sums are in ``step_fit``. The measurements are those of ``weft.schedule.work.Work``.
 
 A policy compares states of one model, so only the ratio of the two terms matters. The linear term is 1 by
 definition, so earlier values keep their unit. The sizes of the model give the ratio until the prompts are
@@ -18,9 +16,8 @@ Rejected: the ratio of a long and a short prompt's times (steps are shared with 
 
 from __future__ import annotations
 
-import numpy as np
-
 from weft.memory.prefix.policy import PrefillCost
+from weft.memory.prefix.value.step_fit import StepFit
 
 FIT_EVERY = 256
 """Steps with prefill between two fits."""
@@ -33,12 +30,11 @@ PAIRS_SHARE_MIN = 0.05
 class PrefillFit:
     """``guess``: linear term 1; the cost until enough steps were measured."""
 
-    __slots__ = ("_guess", "_matrix", "_pairs", "_prefills", "_sums", "_tokens")
+    __slots__ = ("_fit", "_guess", "_pairs", "_prefills", "_tokens")
 
     def __init__(self, guess: PrefillCost) -> None:
         self._guess = guess
-        self._matrix = np.zeros((5, 5))
-        self._sums = np.zeros(5)
+        self._fit = StepFit()
         self._tokens = self._pairs = 0
         self._prefills = 0
 
@@ -46,17 +42,14 @@ class PrefillFit:
         """A step took ``seconds``. True if ``cost`` is due."""
         if seconds <= 0:
             return False
-        row = np.array([1.0, prefill_tokens, pairs, decodes, context]) / seconds
-        self._matrix += np.outer(row, row)
-        self._sums += row
+        self._fit.add(prefill_tokens, pairs, decodes, context, seconds)
         if not prefill_tokens:
             return False
         self._tokens += prefill_tokens
         self._pairs += pairs
         self._prefills += 1
         if self._prefills % STEPS_REMEMBERED == 0:
-            self._matrix /= 2
-            self._sums /= 2
+            self._fit.weigh(0.5)
         return self._prefills % FIT_EVERY == 0
 
     def cost(self) -> PrefillCost:
@@ -64,22 +57,7 @@ class PrefillFit:
         guessed = 2 * self._guess.quadratic * self._pairs
         if self._prefills < FIT_EVERY or guessed < PAIRS_SHARE_MIN * (self._tokens + guessed):
             return self._guess
-        _, token_s, pair_s, _, _ = self._terms()
+        _, token_s, pair_s, _, _ = self._fit.terms()
         if not token_s:
             return self._guess
         return PrefillCost(1.0, pair_s / (2 * token_s + pair_s))
-
-    def _terms(self) -> list[float]:
-        """Seconds of each kind of work, none negative."""
-        size = np.sqrt(np.diag(self._matrix))
-        columns = np.flatnonzero(size)
-        while True:
-            scaled = self._matrix[np.ix_(columns, columns)] / np.outer(size[columns], size[columns])
-            solution, *_ = np.linalg.lstsq(scaled, self._sums[columns] / size[columns], rcond=1e-12)
-            if solution.min() >= 0 or len(columns) == 1:
-                break
-            columns = np.delete(columns, solution.argmin())
-        terms = np.zeros(5)
-        terms[columns] = np.maximum(solution, 0.0) / size[columns]
-        values: list[float] = terms.tolist()
-        return values

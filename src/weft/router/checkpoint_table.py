@@ -1,0 +1,190 @@
+"""What the caches of all replicas offer, as their reports say: by digest of the prefix, and by replica.
+
+    report 7 of replica 0   + digest d2 @1024   - digest d1       --> table: d2 -> [replica 0 @1024]
+    report 9 of replica 0   8 is missing: the table is stale      --> "send a snapshot"
+    snapshot 10             replaces all that is known of it
+
+    prompt   d0  d1  d2  d3 ...      match of a replica: its deepest known digest, whose tail agrees too
+
+A report that comes twice changes nothing. While a table is stale its entries count all the same, because
+most of them are right. A snapshot that is older than a report that came before it is dropped, and the router
+asks again.
+
+Law L11: a replica has at most CHECKPOINTS_MAX entries here. An engine bounds what it reports too.
+
+Rejected: a tree of tokens (the prompts of all replicas, again, in this process); a table for each replica (a
+thousand lookups for each page of a prompt).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.checkpoint_report import CheckpointReport, ReportedCheckpoint
+from weft.units import PAGE_TOKENS
+
+Int32s = npt.NDArray[np.int32]
+
+CHECKPOINTS_MAX = 400_000
+ASK_AGAIN_AFTER = 64
+"""Reports after which a snapshot that did not come is asked for again."""
+
+
+@dataclass(slots=True)
+class _Holder:
+    """One checkpoint of one replica."""
+
+    replica: int
+    tail: tuple[int, ...]
+    position: int
+    restore_s: float
+
+
+@dataclass(slots=True)
+class _Feed:
+    """The reports of one replica. ``number``: of the last one that counts, None before the snapshot.
+    ``unanswered``: reports since a snapshot was asked for."""
+
+    number: int | None = None
+    is_stale: bool = True
+    unanswered: int = 0
+    checkpoints: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMatch:
+    """A request resumes at ``position``, after ``restore_s`` seconds."""
+
+    position: int
+    restore_s: float
+
+
+class CheckpointTable:
+    def __init__(self) -> None:
+        self._holders: dict[int, list[_Holder]] = {}
+        self._feeds: dict[int, _Feed] = {}
+        self._gaps: dict[int, int] = {}
+
+    # ------------------------------------------------------------------ reports
+
+    def join(self, replica: int) -> None:
+        """Its engine has just started, and its snapshot is on the way."""
+        self.leave(replica)
+        self._feeds[replica] = _Feed()
+
+    def leave(self, replica: int) -> None:
+        """Its engine ended, and its cache with it."""
+        if self._feeds.pop(replica, None) is not None:
+            self._drop(replica)
+
+    def apply(self, replica: int, report: CheckpointReport) -> bool:
+        """Whether a snapshot is needed."""
+        feed = self._feeds.get(replica)
+        if feed is None:
+            return False
+        if report.is_snapshot:
+            self._apply_snapshot(replica, feed, report)
+        elif feed.number is not None and report.number > feed.number:
+            if report.number > feed.number + 1:
+                self._gaps[replica] = self.gaps_of(replica) + 1
+                if not feed.is_stale:
+                    feed.is_stale, feed.unanswered = True, ASK_AGAIN_AFTER
+            feed.number = report.number
+            for gone in report.removed:
+                feed.checkpoints -= self._remove(replica, gone.digest, gone.tail)
+            for one in report.added:
+                self._add(replica, feed, one)
+        return self._asks(feed)
+
+    @staticmethod
+    def _asks(feed: _Feed) -> bool:
+        if not feed.is_stale:
+            return False
+        feed.unanswered += 1
+        if feed.unanswered <= ASK_AGAIN_AFTER:
+            return False
+        feed.unanswered = 0
+        return True
+
+    def _apply_snapshot(self, replica: int, feed: _Feed, report: CheckpointReport) -> None:
+        if feed.number is not None and report.number <= feed.number:
+            feed.unanswered = ASK_AGAIN_AFTER if feed.is_stale else 0
+            return
+        self._drop(replica)
+        feed.number, feed.is_stale, feed.unanswered, feed.checkpoints = report.number, False, 0, 0
+        for one in report.added:
+            self._add(replica, feed, one)
+
+    def _add(self, replica: int, feed: _Feed, one: ReportedCheckpoint) -> None:
+        feed.checkpoints -= self._remove(replica, one.digest, one.tail)
+        if feed.checkpoints < CHECKPOINTS_MAX:
+            self._holders.setdefault(one.digest, []).append(
+                _Holder(replica, one.tail, one.position, one.restore_s))
+            feed.checkpoints += 1
+
+    def _remove(self, replica: int, digest: int, tail: tuple[int, ...]) -> int:
+        """How many entries went: 1 or 0."""
+        holders = self._holders.get(digest, ())
+        for at, holder in enumerate(holders):
+            if holder.replica == replica and holder.tail == tail:
+                if len(holders) == 1:
+                    del self._holders[digest]
+                else:
+                    del self._holders[digest][at]
+                return 1
+        return 0
+
+    def _drop(self, replica: int) -> None:
+        for digest in [digest for digest, holders in self._holders.items()
+                       if any(holder.replica == replica for holder in holders)]:
+            others = [holder for holder in self._holders[digest] if holder.replica != replica]
+            if others:
+                self._holders[digest] = others
+            else:
+                del self._holders[digest]
+
+    # ------------------------------------------------------------------ looking
+
+    def matches(self, digests: list[int], prompt: Int32s) -> dict[int, CacheMatch]:
+        """By replica, where ``prompt`` resumes. ``digests``: of its whole pages. At least one token is left
+        to compute."""
+        holders_of = self._holders
+        known = [at for at, digest in enumerate(digests) if digest in holders_of]
+        best: dict[int, CacheMatch] = {}
+        if not known:
+            return best
+        for at in reversed(known):
+            for holder in holders_of[digests[at]]:
+                before = best.get(holder.replica)
+                if (before is None or holder.position > before.position) and _agrees(holder, at, prompt):
+                    best[holder.replica] = CacheMatch(holder.position, holder.restore_s)
+            if len(best) == len(self._feeds):
+                break
+        return best
+
+    # ------------------------------------------------------------------ numbers
+
+    def checkpoints_of(self, replica: int) -> int:
+        feed = self._feeds.get(replica)
+        return 0 if feed is None else feed.checkpoints
+
+    def is_stale(self, replica: int) -> bool:
+        feed = self._feeds.get(replica)
+        return feed is None or feed.is_stale
+
+    def gaps_of(self, replica: int) -> int:
+        """How often reports of this replica were lost, since the start."""
+        return self._gaps.get(replica, 0)
+
+
+def _agrees(holder: _Holder, at: int, prompt: Int32s) -> bool:
+    """Whether the prompt goes on past the checkpoint, and has the tokens of its tail. ``at``: its page."""
+    if holder.position >= prompt.size:
+        return False
+    if not holder.tail:
+        return True
+    first = (at + 1) * PAGE_TOKENS
+    return tuple(prompt[first:first + len(holder.tail)].tolist()) == holder.tail

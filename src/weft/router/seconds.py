@@ -1,0 +1,174 @@
+"""The router that knows checkpoints: the replica that gives the first token soonest.
+
+    seconds  =  waiting behind other prefills                    prefill_queue
+              + a step of the sequences that run there           costs of the replica's engine
+              + prefill(position, n) from the deepest checkpoint that the replica has, or will have
+              + restore of that checkpoint                       checkpoint_table
+
+    hot prefix on replica 0     waiting 0.0 + prefill 0.1   against   0.0 + 2.0 on replica 1    -> 0
+    ... with a long queue       waiting 2.5 + prefill 0.1   against   0.0 + 2.0                 -> 1
+
+There is no threshold and no weight. A hot prefix is computed on a second replica once waiting takes longer
+than computing, and from then on two replicas have it. Ties go to the replica with the least in flight.
+
+A hybrid model resumes at a checkpoint and not where its KV ends. ``wants`` "pages" believes that it resumes
+where KV ends, as routers of attention models do: it is ``--router kv-only``, to compare with.
+
+The clock is passed in. ``benchmarks/router.py`` measures the cost of a choice.
+
+Rejected: hit tokens and load as two terms with weights (each deployment needs other weights); affinity of a
+session to a replica (a conversation moves when its replica is busy, and a shared prefix has no session).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from weft.checkpoint_report import CheckpointReport, prefix_digests
+from weft.router.boundaries import Boundaries
+from weft.router.checkpoint_table import CacheMatch, CheckpointTable
+from weft.router.prefill_queue import PrefillQueue
+from weft.router.protocol import Choice, ReplicaLoad, RoutedRequest, RouterCounts, Wants
+from weft.work_costs import GUESSED_COSTS, WorkCosts
+
+_RESIDENCE_FADE = 0.95
+_NO_MATCH = CacheMatch(0, 0.0)
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A request on its replica."""
+
+    replica: int
+    predicted_tokens: int
+    placed_s: float
+    is_admitted: bool = False
+
+
+class _Known:
+    """What is known of one replica besides its checkpoints. ``residence_s``: mean time that a request stays,
+    0 before the first one left."""
+
+    def __init__(self) -> None:
+        self.queue = PrefillQueue()
+        self.counts = RouterCounts()
+        self.residence_s = 0.0
+
+    def stayed(self, seconds: float) -> None:
+        fade = _RESIDENCE_FADE if self.residence_s else 0.0
+        self.residence_s = fade * self.residence_s + (1 - fade) * seconds
+
+    def row_wait_s(self, load: ReplicaLoad) -> float:
+        """Seconds until a row is free for one more sequence."""
+        over = load.sequences + 1 - load.rows
+        return over * self.residence_s / load.rows if over > 0 else 0.0
+
+
+class Seconds:
+    """A ``Router``. ``clock`` gives seconds and never goes back."""
+
+    def __init__(self, clock: Callable[[], float], wants: Wants = "states") -> None:
+        self._clock = clock
+        self._wants: Wants = wants
+        self._table = CheckpointTable()
+        self._boundaries = Boundaries()
+        self._replicas: dict[int, _Known] = {}
+        self._flights: dict[str, _Flight] = {}
+
+    @property
+    def wants(self) -> Wants:
+        return self._wants
+
+    # ------------------------------------------------------------------ requests
+
+    def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Choice:
+        now_s, length = self._clock(), len(request.tokens)
+        prompt = np.asarray(request.tokens, dtype=np.int32)
+        digests = prefix_digests(prompt, request.salt)
+        listed: list[int] = digests.tolist()
+        matches = self._table.matches(listed, prompt)
+        guess = _mean_costs(candidates)
+        best: tuple[tuple[float, int, int, int], int, float] | None = None
+        for load in candidates:
+            known = self._replicas.get(load.replica) or _Known()
+            match = matches.get(load.replica, _NO_MATCH)
+            position, restore_s = match.position, match.restore_s
+            shared = min(known.queue.shared_tokens(listed), length - 1)
+            if shared > position:
+                position, restore_s = shared, 0.0
+            costs = load.costs or guess
+            work_s = costs.fixed_s + costs.prefill_s(position, length) + restore_s
+            seconds = (known.queue.wait_s(now_s) + known.row_wait_s(load) + work_s
+                       + load.sequences * costs.decode_s)
+            rank = (seconds, load.sequences, load.known_tokens, load.replica)
+            if best is None or rank < best[0]:
+                best = rank, position, work_s
+        assert best is not None, "there are no candidates"
+        (*_, replica), position, work_s = best
+        return Choice(replica, position, self._boundaries.of(listed), digests, work_s)
+
+    def placed(self, request: RoutedRequest, choice: Choice) -> None:
+        now_s = self._clock()
+        digests = [] if choice.digests is None else choice.digests.tolist()
+        self._flights[request.request_id] = _Flight(choice.replica, choice.predicted_tokens, now_s)
+        self._known(choice.replica).queue.add(request.request_id, choice.work_s, digests, now_s)
+        self._boundaries.add(digests)
+
+    def admitted(self, request_id: str, cached_tokens: int) -> None:
+        flight = self._flights.get(request_id)
+        if flight is None or flight.is_admitted:
+            return
+        flight.is_admitted = True
+        known = self._known(flight.replica)
+        known.queue.remove(request_id, self._clock())
+        known.counts.requests += 1
+        known.counts.predicted_tokens += flight.predicted_tokens
+        known.counts.cached_tokens += cached_tokens
+
+    def ended(self, request_id: str) -> None:
+        flight = self._flights.pop(request_id, None)
+        if flight is None:
+            return
+        now_s, known = self._clock(), self._known(flight.replica)
+        known.queue.remove(request_id, now_s)
+        if flight.is_admitted:
+            known.stayed(now_s - flight.placed_s)
+
+    # ------------------------------------------------------------------ replicas
+
+    def joined(self, replica: int) -> None:
+        self._known(replica)
+        self._table.join(replica)
+
+    def left(self, replica: int) -> None:
+        self._table.leave(replica)
+        known = self._known(replica)
+        known.queue, known.residence_s = PrefillQueue(), 0.0
+
+    def reported(self, replica: int, report: CheckpointReport) -> bool:
+        return self._table.apply(replica, report)
+
+    def counts(self) -> dict[int, RouterCounts]:
+        for replica, known in self._replicas.items():
+            known.counts.checkpoints = self._table.checkpoints_of(replica)
+            known.counts.is_stale = self._table.is_stale(replica)
+            known.counts.gaps = self._table.gaps_of(replica)
+        return {replica: known.counts for replica, known in sorted(self._replicas.items())}
+
+    def _known(self, replica: int) -> _Known:
+        return self._replicas.setdefault(replica, _Known())
+
+
+def _mean_costs(candidates: Sequence[ReplicaLoad]) -> WorkCosts:
+    """For a replica that has measured nothing yet: what the others have."""
+    measured = [load.costs for load in candidates if load.costs is not None]
+    if not measured or len(measured) == len(candidates):
+        return GUESSED_COSTS
+    count = len(measured)
+    return WorkCosts(fixed_s=sum(one.fixed_s for one in measured) / count,
+                     token_s=sum(one.token_s for one in measured) / count,
+                     pair_s=sum(one.pair_s for one in measured) / count,
+                     decode_s=sum(one.decode_s for one in measured) / count)
