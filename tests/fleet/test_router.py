@@ -1,4 +1,4 @@
-"""The router of two real engine processes: a prompt goes where its checkpoint is, by reports of the engines."""
+"""The router of two real engine processes: a prompt goes where its checkpoint is, as engines report it."""
 
 from __future__ import annotations
 

@@ -156,7 +156,8 @@ def build(config: EngineConfig, *, on_progress: Callable[[str], None], step_s: f
     read_tokenizer = (directory / "tokenizer.json").read_text
     sandbox = GrammarSandbox(read_tokenizer, (EOS,), seconds=3, memory_bytes=256 << 20)
     grammars = GrammarCompiler(read_tokenizer, (EOS,), vocab_size, sandbox)
-    core = EngineCore(vocab_size=vocab_size, sizes=sizes, grammars=grammars, memory=Memory(arena, cache=caches),
+    memory = Memory(arena, cache=caches)
+    core = EngineCore(vocab_size=vocab_size, sizes=sizes, grammars=grammars, memory=memory,
                       executor=AnsweringExecutor(backend, step_s), clock=time.monotonic, seed=config.seed,
                       eos_ids=(EOS,))
     info = ModelInfo(

@@ -1,4 +1,4 @@
-"""What a router knows by reports is what the cache has: predicted tokens are the tokens that a match finds."""
+"""What a router knows by reports is what the cache has: predicted tokens are those that a match has."""
 
 from __future__ import annotations
 

@@ -23,8 +23,10 @@ import click
 from weft.cli.flags import FlagCommand
 from weft.cli.plan import KV_DTYPE_CHOICE, QUANTIZE, find_config, stored_as
 from weft.errors import ConfigError
-from weft.sim.arms import ARMS, DEFAULT_ARM, find_arm
+from weft.router.routers import DEFAULT_ROUTER, ROUTERS
+from weft.sim.arms import ARMS, DEFAULT_ARM, Arm, find_arm
 from weft.sim.cost import BANDWIDTH_SHARE, DEVICES, FLOPS_SHARE, STEP_FIXED_S
+from weft.sim.fleet_replay import REPLICAS_MAX, RESTART_S
 from weft.sim.replay import ROWS_MAX, STEP_TOKENS_MAX
 from weft.speculation.proposal import parse_sources
 from weft.units import CHUNK_TOKENS, format_bytes, parse_bytes
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from weft.sim.cost import CostModel
     from weft.sim.recording import Recording
     from weft.sim.study import Study
+    from weft.sim.traffic import Traffic
 
 DEFAULT_MEMORY = "20GB,40GB,80GB"
 DEFAULT_DEVICE = "H100"
@@ -72,6 +75,14 @@ DEFAULT_DEVICE = "H100"
                  help="Longest request that is served; default: the model's own."),
     click.Option(["--oracle/--no-oracle"], default=True, show_default=True,
                  help="Also what eviction could reach with the future known."),
+    click.Option(["--replicas"], type=click.IntRange(min=1, max=REPLICAS_MAX),
+                 help="Replay through so many replicas, once for each --router; --memory is for each."),
+    click.Option(["--router"], default=DEFAULT_ROUTER, show_default=True,
+                 help=f"With --replicas: {', '.join(ROUTERS)}. Several with commas."),
+    click.Option(["--kill"], help="With --replicas: engines that die, as REPLICA@SECONDS, such as 2@600s. "
+                                  "Several with commas."),
+    click.Option(["--restart-after"], type=click.FloatRange(min=0), default=RESTART_S, show_default=True,
+                 help="With --kill: seconds until the engine serves again, with an empty cache."),
     click.Option(["--speculate"], default="off", show_default=True,
                  help="Also what speculation would accept on a recording's answers: auto, off, or a list of "
                       "sources."),
@@ -81,7 +92,8 @@ DEFAULT_DEVICE = "H100"
     click.Option(["--revision"], help="Branch, tag or commit of a hub model."),
 ])
 def command(trace: str, policy: str, memory: str | None, as_json: bool, plot: Path | None, oracle: bool,
-            limit: int | None, rate: float, linked: bool, speculate: str, **more: Any) -> int:
+            limit: int | None, rate: float, linked: bool, speculate: str, replicas: int | None,
+            **more: Any) -> int:
     """Replay a trace through weft's own cache and scheduler, with a cost model in place of the device.
 
     TRACE is a file of JSON lines (Mooncake's form, or a recording of `weft serve --record`), or `sample`.
@@ -101,6 +113,9 @@ def command(trace: str, policy: str, memory: str | None, as_json: bool, plot: Pa
                           "speculation is replayed on recordings of `weft serve --record`",
                           param="--speculate")
     setup = _setup(memory, recording, more)
+    if replicas is not None:
+        return _replay_fleet(trace, traffic, setup, arms, replicas, more, as_json=as_json,
+                             single=[plot, *sources])
     with _progress(len(arms) * len(setup.plans)) as on_progress:
         study = run_study(traffic, setup.plans, setup.cost, arms, asked_bytes=setup.sizes, oracle=oracle,
                           on_progress=on_progress,
@@ -129,10 +144,26 @@ def command(trace: str, policy: str, memory: str | None, as_json: bool, plot: Pa
     return 0
 
 
+def _replay_fleet(trace: str, traffic: Traffic, setup: Setup, arms: list[Arm], replicas: int,
+                  more: dict[str, Any], *, as_json: bool, single: list[Any]) -> int:
+    from weft.cli.simulate_fleet import FleetStudy, parse_kills, parse_routers, print_fleet
+
+    if len(arms) > 1 or any(single):
+        raise ConfigError("--replicas compares routers: it takes one --policy, no --plot and no --speculate",
+                          param="--replicas")
+    routers, kills = parse_routers(more["router"]), parse_kills(more["kill"], replicas)
+    with _progress((len(routers) + 1) * len(setup.plans)) as on_progress:
+        study = FleetStudy(traffic, setup, arms[0], replicas=replicas, routers=routers, kills=kills,
+                           restart_s=more["restart_after"], rows_max=more["max_num_seqs"],
+                           step_tokens_max=more["max_num_batched_tokens"], on_progress=on_progress)
+    print_fleet(trace, setup, study, as_json=as_json)
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """``plans``: an arena for each of ``sizes``, in bytes. ``length_max``: longest request served.
-    ``grid_tokens``: states are kept at its multiples."""
+    ``grid_tokens``: states are kept at its multiples. ``plan_for``: an arena of another size."""
 
     model: str
     sizes: list[int]
@@ -140,6 +171,7 @@ class Setup:
     cost: CostModel
     length_max: int
     words: list[str]
+    plan_for: Callable[[int], ArenaPlan]
     grid_tokens: int = CHUNK_TOKENS
 
 
@@ -158,7 +190,11 @@ def _setup(memory: str | None, recording: Recording | None, more: dict[str, Any]
                   **stored_as({flag: more[flag] for flag in ("tp", "kv_dtype", "quantize")}))
     tp, kv_dtype = asked.tp, asked.kv_dtype
     plan = make_plan(name, config, asked)
-    plans = [_enough(plan_arena(plan.spec, size, kv_dtype=kv_dtype, compress=True), size) for size in sizes]
+
+    def plan_for(size: int) -> ArenaPlan:
+        return _enough(plan_arena(plan.spec, size, kv_dtype=kv_dtype, compress=True), size)
+
+    plans = [plan_for(size) for size in sizes]
     cost = _fitted(more["fit"], recording, more["device"])
     if cost is None:
         load = model_load(
@@ -171,7 +207,7 @@ def _setup(memory: str | None, recording: Recording | None, more: dict[str, Any]
     where = f" on each of {tp} devices" if tp > 1 else ""
     words = [f"{name}: {format_bytes(plan.kv_token_bytes)} of KV a token, "
              f"{format_bytes(plan.state_bytes)} of state a sequence{where}", _cost_words(cost)]
-    return Setup(name, sizes, plans, cost, length_max, words)
+    return Setup(name, sizes, plans, cost, length_max, words, plan_for)
 
 
 def _as_recorded(memory: str | None, recording: Recording | None, more: dict[str, Any]) -> Setup:
@@ -190,7 +226,7 @@ def _as_recorded(memory: str | None, recording: Recording | None, more: dict[str
     words = [f"{recording.model}, as recorded: {format_bytes(arena.page_bytes / arena.page_tokens)} of KV a "
              f"token, {format_bytes(arena.slot_bytes)} of state a sequence", _cost_words(cost)]
     return Setup(recording.model, sizes, plans, cost, more["max_model_len"] or recording.max_model_len, words,
-                 recording.grid_tokens)
+                 lambda size: _enough(resized(arena, size), size), recording.grid_tokens)
 
 
 def _fitted(fit: Path | None, recording: Recording | None, device: str | None) -> CostModel | None:

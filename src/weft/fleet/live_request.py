@@ -71,6 +71,8 @@ class LiveRequest:
         self.replica: int | None = None
         self.accepted = False
         """An engine has accepted it, so no bound of a queue refuses it any more."""
+        self.full_replicas: set[int] = set()
+        """Replicas that refused it for their full queue, before an engine accepted it."""
         self.strikes = 0
         self.resumes = 0
         self._answers = {index: AnswerSoFar() for index in range(request.sampling.n)}
@@ -161,6 +163,7 @@ class LiveRequest:
     def lost(self, *, blamed: bool = True) -> None:
         """Its engine ended; ``blamed``: by a death, and not as the operator wished. Raises DeadlyRequestError
         at the last strike."""
+        self.full_replicas.clear()
         for answer in self._answers.values():
             answer.engine_ended()
         if blamed and not self._has_moved:

@@ -8,7 +8,8 @@
 
 A request is held while no replica can take it: all of them restart, or it has a strike and must go alone
 (``live_request``). Held requests go out in the order of their arrival. New ones are held up to the bound of
-the engine's own queue (law L11); those that an engine has accepted are never refused for a full queue.
+the engine's own queue (law L11); those that an engine has accepted are never refused for a full queue. A new
+request that one replica refuses for its full queue is offered to the others. If all refuse, it fails (503).
 
 The seed of a request that names none is split here from the engine's seed, by the number of the request. So
 every engine draws the same tokens. Everything runs on the event loop, and placing is synchronous, so no
@@ -160,7 +161,8 @@ class Placement:
 
     def _candidates(self, live: LiveRequest) -> Iterator[ReplicaLoad]:
         for replica, placed, load in zip(self._replicas, self._placed, self._loads, strict=True):
-            if not replica.ready or (live.strikes and any(other.suspect for other in placed.values())):
+            if not replica.ready or replica.number in live.full_replicas or (
+                    live.strikes and any(other.suspect for other in placed.values())):
                 continue
             info, stats = replica.engine.info, replica.engine.stats
             assert info is not None
@@ -185,17 +187,27 @@ class Placement:
         except WeftError as error:
             if engine.death is not None:
                 return  # the end of the engine takes its requests back
+            number = live.replica
+            assert number is not None
             self._take_back(live)
-            if live.accepted and error.code == "queue_full":
+            if error.code != "queue_full":
+                self._fail(live, error)
+            elif live.accepted:
                 asyncio.get_running_loop().call_later(_REFUSED_RETRY_S, self._hold, live)
             else:
-                self._fail(live, error)
+                live.full_replicas.add(number)
+                candidates = list(self._candidates(live))
+                if candidates:
+                    self._place(live, candidates)
+                else:
+                    self._fail(live, error)
         else:
             self._accept(live)
 
     def _accept(self, live: LiveRequest) -> None:
         """An engine has accepted it. An event may say so before the reply is read."""
         live.accepted = True
+        live.full_replicas.clear()
         acceptance = self._acceptances.pop(live.id, None)
         if acceptance is not None and not acceptance.done():
             acceptance.set_result(None)

@@ -11,7 +11,7 @@ are the fleet's own, so the choice never waits for a report of an engine, which 
 
 *Prefix hash.* Rendezvous hashing: each pair of prefix and replica has a number, and the largest wins. If a
 replica leaves, only its own prefixes move. A replica with more than LOAD_SHARE_MAX of the mean load is passed
-over, as consistent hashing with bounded loads does. So a prefix that everyone has spreads.
+over, as consistent hashing with bounded loads does. So a prefix that all prompts have spreads.
 
 Rejected: a random pair of replicas, the less loaded of which wins (all of a few can be compared).
 """

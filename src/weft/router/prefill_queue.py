@@ -38,6 +38,9 @@ class PrefillQueue:
         self._work_s = 0.0
         self._head_began_s = 0.0
 
+    def __len__(self) -> int:
+        return len(self._prefills)
+
     def add(self, request_id: str, work_s: float, digests: list[int], now_s: float) -> None:
         if not self._prefills:
             self._head_began_s = now_s

@@ -4,6 +4,7 @@
               + a step of the sequences that run there           costs of the replica's engine
               + prefill(position, n) from the deepest checkpoint that the replica has, or will have
               + restore of that checkpoint                       checkpoint_table
+              + what that prefill costs others                   shared_costs
 
     hot prefix on replica 0     waiting 0.0 + prefill 0.1   against   0.0 + 2.0 on replica 1    -> 0
     ... with a long queue       waiting 2.5 + prefill 0.1   against   0.0 + 2.0                 -> 1
@@ -32,6 +33,7 @@ from weft.router.boundaries import Boundaries
 from weft.router.checkpoint_table import CacheMatch, CheckpointTable
 from weft.router.prefill_queue import PrefillQueue
 from weft.router.protocol import Choice, ReplicaLoad, RoutedRequest, RouterCounts, Wants
+from weft.router.shared_costs import SharedCosts
 from weft.work_costs import GUESSED_COSTS, WorkCosts
 
 _RESIDENCE_FADE = 0.95
@@ -45,6 +47,7 @@ class _Flight:
     replica: int
     predicted_tokens: int
     placed_s: float
+    prompt_tokens: int
     is_admitted: bool = False
 
 
@@ -77,6 +80,7 @@ class Seconds:
         self._boundaries = Boundaries()
         self._replicas: dict[int, _Known] = {}
         self._flights: dict[str, _Flight] = {}
+        self._shared_costs = SharedCosts()
 
     @property
     def wants(self) -> Wants:
@@ -91,6 +95,7 @@ class Seconds:
         listed: list[int] = digests.tolist()
         matches = self._table.matches(listed, prompt)
         guess = _mean_costs(candidates)
+        others = self._shared_costs.weight
         best: tuple[tuple[float, int, int, int], int, float] | None = None
         for load in candidates:
             known = self._replicas.get(load.replica) or _Known()
@@ -100,9 +105,9 @@ class Seconds:
             if shared > position:
                 position, restore_s = shared, 0.0
             costs = load.costs or guess
-            work_s = costs.fixed_s + costs.prefill_s(position, length) + restore_s
-            seconds = (known.queue.wait_s(now_s) + known.row_wait_s(load) + work_s
-                       + load.sequences * costs.decode_s)
+            work_s = costs.prefill_s(position, length) + restore_s
+            seconds = (known.queue.wait_s(now_s) + known.row_wait_s(load) + work_s * (1 + others)
+                       + costs.fixed_s + load.sequences * costs.decode_s)
             rank = (seconds, load.sequences, load.known_tokens, load.replica)
             if best is None or rank < best[0]:
                 best = rank, position, work_s
@@ -113,8 +118,11 @@ class Seconds:
     def placed(self, request: RoutedRequest, choice: Choice) -> None:
         now_s = self._clock()
         digests = [] if choice.digests is None else choice.digests.tolist()
-        self._flights[request.request_id] = _Flight(choice.replica, choice.predicted_tokens, now_s)
-        self._known(choice.replica).queue.add(request.request_id, choice.work_s, digests, now_s)
+        self._flights[request.request_id] = _Flight(choice.replica, choice.predicted_tokens, now_s,
+                                                   len(request.tokens))
+        queue = self._known(choice.replica).queue
+        self._shared_costs.placed(len(queue))
+        queue.add(request.request_id, choice.work_s, digests, now_s)
         self._boundaries.add(digests)
 
     def admitted(self, request_id: str, cached_tokens: int) -> None:
@@ -127,6 +135,7 @@ class Seconds:
         known.counts.requests += 1
         known.counts.predicted_tokens += flight.predicted_tokens
         known.counts.cached_tokens += cached_tokens
+        self._shared_costs.admitted(flight.prompt_tokens, cached_tokens)
 
     def ended(self, request_id: str) -> None:
         flight = self._flights.pop(request_id, None)
@@ -149,6 +158,7 @@ class Seconds:
         known.queue, known.residence_s = PrefillQueue(), 0.0
 
     def reported(self, replica: int, report: CheckpointReport) -> bool:
+        self._shared_costs.evicted(len(report.removed))
         return self._table.apply(replica, report)
 
     def counts(self) -> dict[int, RouterCounts]:

@@ -62,8 +62,8 @@ State = Literal["starting", "ready", "dead"]
 
 class EngineClient:
     """``on_progress`` gets the lines of a starting engine, ``on_event`` the events of its sequences,
-    ``on_step_tokens`` the sizes of its steps in tokens, ``on_checkpoints`` what its prefix cache got and lost
-    once it is followed. ``place``: the part of the machine that it may use.
+    ``on_step_tokens`` the sizes of its steps in tokens. ``on_checkpoints`` gets what its prefix cache got and
+    lost, once it is followed. ``place``: the part of the machine that it may use.
     ``record``: where a recording of its traffic goes. ``heart`` knows the seconds since the last sign of
     life, and a stall after ``stall_after_s`` (0: never)."""
 

@@ -1,0 +1,147 @@
+"""``weft simulate TRACE --replicas N``: the same trace through N replicas, once for each router.
+
+    --router seconds,prefix-hash     one row for each, beside one engine with N times the memory
+    --kill 2@600s                    the engine of replica 2 dies after 600 s, and restarts
+
+Everything is computed by ``weft.sim.fleet_replay``; here are the flags, and what is shown.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from weft.errors import ConfigError
+from weft.router.routers import ROUTERS
+from weft.sim.arms import Arm
+from weft.sim.fleet_replay import Kill, replay_fleet
+from weft.sim.fleet_report import FleetReplayReport
+from weft.sim.replay import OnProgress, replay, sizes_for
+from weft.sim.report import Report
+from weft.sim.traffic import Traffic
+
+if TYPE_CHECKING:
+    from weft.cli.simulate import OnStudyProgress, Setup
+
+_KILL = re.compile(r"(\d{1,4})@(\d{1,7}(?:\.\d+)?)s?")
+
+
+def parse_kills(text: str | None, replicas: int) -> list[Kill]:
+    """``2@600s,0@900``: replica and seconds. Raises ConfigError."""
+    kills = []
+    for item in (text or "").split(",") if text is not None else ():
+        matched = _KILL.fullmatch(item.strip())
+        if matched is None:
+            raise ConfigError(f"--kill {item.strip()!r} is not of the form REPLICA@SECONDS, such as 2@600s",
+                              param="--kill")
+        replica = int(matched[1])
+        if replica >= replicas:
+            raise ConfigError(f"--kill names replica {replica}; --replicas {replicas} has 0 to "
+                              f"{replicas - 1}", param="--kill")
+        kills.append(Kill(replica, float(matched[2])))
+    return kills
+
+
+def parse_routers(text: str) -> list[str]:
+    """Raises ConfigError."""
+    names = list(dict.fromkeys(item.strip() for item in text.split(",")))
+    for name in names:
+        if name not in ROUTERS:
+            raise ConfigError(f"--router {name!r} is no router: there are {', '.join(ROUTERS)}",
+                              param="--router")
+    return names
+
+
+class FleetStudy:
+    """For each memory size, a report of each router; and of one engine with the memory of all replicas."""
+
+    def __init__(self, traffic: Traffic, setup: Setup, arm: Arm, *, replicas: int, routers: Sequence[str],
+                 kills: Sequence[Kill], restart_s: float, rows_max: int, step_tokens_max: int,
+                 on_progress: OnStudyProgress | None) -> None:
+        self.replicas = replicas
+        self.kills = kills
+        self.traffic = traffic
+        self.arm = arm
+        self.by_size: list[tuple[int, list[FleetReplayReport], Report]] = []
+        run = 0
+        for size, plan in zip(setup.sizes, setup.plans, strict=True):
+            whole = setup.plan_for(size * replicas)
+            limit, one_limit = (sizes_for(arena, traffic, rows_max=rows_max, step_tokens_max=step_tokens_max,
+                                          length_max=setup.length_max, grid_tokens=setup.grid_tokens)
+                                for arena in (plan, whole))
+            reports = []
+            for name in routers:
+                reports.append(replay_fleet(
+                    traffic, plan, setup.cost, replicas=replicas, router=name, arm=arm, sizes=limit,
+                    kills=kills, restart_s=restart_s, on_progress=_progress_of(on_progress, name, run)))
+                run += 1
+            one = replay(traffic, whole, setup.cost, arm=arm, sizes=one_limit,
+                         on_progress=_progress_of(on_progress, "one engine", run))
+            run += 1
+            self.by_size.append((size, reports, one))
+
+    def to_json(self) -> dict[str, Any]:
+        results = [{"memory_bytes_each": size, **report.to_json()}
+                   for size, reports, _ in self.by_size for report in reports]
+        return {"requests": len(self.traffic), "prompt_tokens": self.traffic.prompt_tokens,
+                "replicas": self.replicas, "policy": self.arm.name,
+                "kills": [{"replica": kill.replica, "at_s": kill.at_s} for kill in self.kills],
+                "results": results, "one_engine": [one.to_json() for _, _, one in self.by_size]}
+
+
+def _progress_of(on_progress: OnStudyProgress | None, words: str, run: int) -> OnProgress | None:
+    if on_progress is None:
+        return None
+    return lambda ended, requests: on_progress(words, run, ended, requests)
+
+
+def show_fleet(trace: str, words: Sequence[str], study: FleetStudy) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"[bold]{trace}[/bold]: {len(study.traffic):,} requests, "
+                  f"{study.traffic.prompt_tokens / 1e6:.1f}M prompt tokens, {study.replicas} replicas, "
+                  f"policy {study.arm.name}")
+    for line in words:
+        console.print(line, markup=False)
+    console.print()
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title in ("memory", "router"):
+        table.add_column(title, no_wrap=True)
+    for title in ("hits", "predicted", "TTFT 50/99", "TPOT 50/99", "load"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for size, reports, one in study.by_size:
+        for at, report in enumerate(reports):
+            predicted = "" if not report.predicted_tokens else (
+                f"{report.predicted_tokens / max(1, report.admitted_tokens):.1%}")
+            table.add_row(f"{_decimal(size)} each" if not at else "", report.router,
+                          f"{report.hit_rate:.1%}", predicted, *_times(report),
+                          f"{report.load_max_share:.2f}x")
+        table.add_row(_decimal(size * study.replicas), "one engine", f"{one.hit_rate:.1%}", "",
+                      *_times(one), "", style="dim")
+    Console(highlight=False).print(table)
+    if study.kills:
+        reports = study.by_size[0][1]
+        resumes = ", ".join(f"{report.router} {report.resumes}" for report in reports)
+        console.print(f"{len(study.kills)} deaths; requests that went on elsewhere: {resumes}.", markup=False)
+
+
+def _decimal(size: int) -> str:
+    return f"{size / 1e9:.3g} GB"
+
+
+def _times(report: FleetReplayReport | Report) -> tuple[str, str]:
+    return (f"{report.ttft.p50:.2f} / {report.ttft.p99:.1f} s",
+            f"{report.tpot.p50 * 1e3:.0f} / {report.tpot.p99 * 1e3:.0f} ms")
+
+
+def print_fleet(trace: str, setup: Setup, study: FleetStudy, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"trace": trace, "model": setup.model, "cost": setup.cost.to_json(),
+                               **study.to_json()}, indent=2))
+    else:
+        show_fleet(trace, setup.words, study)

@@ -1,0 +1,344 @@
+"""A trace through several replicas and the real router, on one virtual clock: ``weft simulate --replicas``.
+
+    arrivals  -->  router.choose  -->  player 0   its own memory, scheduler and clock  (``replay``)
+                        ^              player 1
+                        |              ...
+                        '-- reports of checkpoints, first tokens, ends
+
+The router is the code of ``weft serve``. Each player steps until its clock reaches the next arrival. The
+router hears of a step when it has ended, and not before: news of all players wait in one queue by time. A
+request is placed at its arrival, with what the router knows then.
+
+**Deaths.** ``Kill(replica, at_s)`` ends an engine. Its requests go to others with the tokens that they have,
+and their prefill starts again, as in ``weft.fleet``. A new engine with an empty cache joins ``restart_s``
+later. While no replica serves, requests are held.
+
+Rejected: a model of a cache for each replica (the players are the engine's own memory and scheduler); a step
+of all players at a time (a thousand clocks would move in the smallest steps).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+import numpy as np
+
+from weft.checkpoint_report import CheckpointReport
+from weft.config import Sizes
+from weft.memory.frames.plan import ArenaPlan
+from weft.router.protocol import ReplicaLoad, RoutedRequest, Router
+from weft.router.routers import make_router
+from weft.schedule.measured_costs import MeasuredCosts
+from weft.schedule.plan import StepPlan
+from weft.schedule.work import Work
+from weft.sim.arms import Arm, find_arm
+from weft.sim.clock import VirtualClock
+from weft.sim.cost import CostModel
+from weft.sim.fleet_report import FleetReplayReport, PlayedReplica
+from weft.sim.replay import OnProgress, Played, Player, Times, sizes_for
+from weft.sim.report import Percentiles, Timeline
+from weft.sim.traffic import Traffic
+
+RESTART_S = 30.0
+REPLICAS_MAX = 1000
+_NEVER = float("inf")
+_PROGRESS_EVERY = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """The engine of ``replica`` ends at ``at_s``."""
+
+    replica: int
+    at_s: float
+
+
+@dataclass(slots=True)
+class _News:
+    """What one step of a player brought. ``admitted``: requests with a first token, and the tokens of each
+    that were cached. ``ended``: requests. ``report``: checkpoints."""
+
+    player: _ReplicaPlayer
+    admitted: list[tuple[int, int]]
+    ended: list[int]
+    report: CheckpointReport | None
+
+
+class _ReplicaPlayer(Player):
+    """One engine. ``on_news`` gets the time at which a step ended, and its news."""
+
+    def __init__(self, fleet: _FleetReplay, number: int, now_s: float) -> None:
+        super().__init__(fleet.traffic, fleet.plan, fleet.cost, fleet.arm, fleet.sizes, jump=True,
+                         on_progress=None, times=fleet.times)
+        self.number = number
+        self.costs = MeasuredCosts()
+        self.seqs: dict[int, Played] = {}
+        """Requests placed here that the router knows of."""
+        self.clock.advance_to(now_s)
+        self._next_s = _NEVER
+        self._cached: dict[int, int] = {}
+        self._ended: list[int] = []
+        self._follower = None
+        if fleet.router.wants != "nothing":
+            self._follower = self.memory.follow_checkpoints(pages=fleet.router.wants == "pages")
+
+    def snapshot(self) -> CheckpointReport | None:
+        return None if self._follower is None else self._follower.snapshot()
+
+    def take(self, index: int, answered: int, boundaries: tuple[int, ...], now_s: float) -> None:
+        """Request ``index`` arrives, with ``answered`` tokens of its answer."""
+        if not self.scheduler.has_work:
+            self.clock.advance_to(now_s)
+        seq = self.seqs[index] = self._live[index] = Played(index, self._traffic, boundaries)
+        seq.answered = answered
+        one = self._traffic.requests[index]
+        if one.cancelled_at_s is not None and not one.output_tokens:
+            self._cancels[index] = one.cancelled_at_s
+        self.scheduler.submit(seq)
+
+    def next_news(self, at_s: float) -> tuple[float, _News] | None:
+        """One step (or a jump), if the player has work and its clock is before ``at_s``."""
+        if not self.scheduler.has_work or self.clock() >= at_s:
+            return None
+        self._next_s = at_s
+        for index in [index for index, due_s in self._cancels.items() if due_s <= self.clock()]:
+            self._end(self._live[index])
+        self._step()
+        ended, self._ended = self._ended, []
+        admitted = [index for index in self._cached
+                    if not np.isnan(self._times.first[index]) or index in ended]
+        news = _News(self, [(index, self._cached.pop(index)) for index in admitted], ended,
+                     None if self._follower is None else self._follower.take())
+        return self.clock(), news
+
+    def _end(self, seq: Played) -> None:
+        super()._end(seq)
+        self._ended.append(seq.index)
+
+    def _due_s(self) -> float:
+        return min([self._next_s, *self._cancels.values()])
+
+    def _count(self, plan: StepPlan, work: Work) -> None:
+        began_s = self.clock()
+        super()._count(plan, work)
+        self.costs.stepped(plan, self.clock() - began_s)
+
+    def _note_began(self, plan: StepPlan) -> None:
+        super()._note_began(plan)
+        for run, admission in enumerate(plan.admissions, start=plan.run_count - len(plan.admissions)):
+            self._cached.setdefault(admission.seq, int(plan.starts[run]))
+
+
+@dataclass(slots=True)
+class _Place:
+    """What a replica brought over all its engines, and what is in flight there."""
+
+    requests: int = 0
+    computed_tokens: int = 0
+    busy_s: float = 0.0
+    evicted_states: int = 0
+    sequences: int = 0
+    known_tokens: int = 0
+
+    def add(self, player: Player) -> None:
+        """The engine of ``player`` has ended."""
+        self.computed_tokens += player.counts.computed_tokens
+        self.busy_s += player.counts.busy_s
+        self.evicted_states += player.memory.usage().cache.evicted_states
+
+
+@dataclass(slots=True)
+class _Held:
+    """A request that waits for a replica, with the tokens of its answer so far."""
+
+    index: int
+    answered: int = 0
+
+
+@dataclass(slots=True)
+class _Events:
+    """Deaths and joins to come, by time."""
+
+    kills: deque[Kill]
+    joins: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def next_s(self) -> float:
+        return min(self.kills[0].at_s if self.kills else _NEVER, self.joins[0][0] if self.joins else _NEVER)
+
+
+def replay_fleet(traffic: Traffic, plan: ArenaPlan, cost: CostModel, *, replicas: int,
+                 router: str = "seconds", arm: Arm | str = "lru", sizes: Sizes | None = None,
+                 kills: Sequence[Kill] = (), restart_s: float = RESTART_S,
+                 on_progress: OnProgress | None = None) -> FleetReplayReport:
+    """Run ``traffic`` through ``replicas`` memories of geometry ``plan``, placed by the router of that name.
+    Raises ConfigError for an unknown router."""
+    clock = VirtualClock()
+    fleet = _FleetReplay(traffic, plan, cost, find_arm(arm) if isinstance(arm, str) else arm,
+                         sizes or sizes_for(plan, traffic), make_router(router, clock), clock, replicas,
+                         _Events(deque(sorted(kills, key=lambda kill: (kill.at_s, kill.replica)))), restart_s)
+    fleet.run(on_progress)
+    return fleet.report(router, len(kills))
+
+
+class _FleetReplay:
+    def __init__(self, traffic: Traffic, plan: ArenaPlan, cost: CostModel, arm: Arm, sizes: Sizes,
+                 router: Router, clock: VirtualClock, count: int, events: _Events, restart_s: float) -> None:
+        self.traffic, self.plan, self.cost, self.arm, self.sizes = traffic, plan, cost, arm, sizes
+        self.router = router
+        self.times = Times.none(len(traffic))
+        self._clock = clock
+        self._events = events
+        self._restart_s = restart_s
+        self._players: dict[int, _ReplicaPlayer] = {}
+        self._places = [_Place() for _ in range(count)]
+        self._held: list[_Held] = []
+        self._news: list[tuple[float, int, int, _News]] = []
+        self._news_count = 0
+        self._resumes = 0
+        self._refused = 0
+
+    # ------------------------------------------------------------------ the clock
+
+    def run(self, on_progress: OnProgress | None) -> None:
+        requests = self.traffic.requests
+        for replica in range(len(self._places)):
+            self._join(replica, requests[0].at_s if requests else 0.0)
+        for index, one in enumerate(requests):
+            self._advance(one.at_s)
+            if one.prompt_tokens + max(1, one.output_tokens) > self.sizes.max_model_len:
+                self._refused += 1
+            else:
+                self._held.append(_Held(index))
+                self._dispatch()
+            if on_progress is not None and index % _PROGRESS_EVERY == 0:
+                on_progress(index, len(requests))
+        self._advance(_NEVER)
+        if on_progress is not None:
+            on_progress(len(requests), len(requests))
+
+    def _advance(self, at_s: float) -> None:
+        """To ``at_s``, through deaths and joins."""
+        events = self._events
+        while events.next_s() <= at_s and events.next_s() < _NEVER:
+            event_s = events.next_s()
+            self._play(event_s)
+            if events.joins and events.joins[0][0] == event_s:
+                self._join(events.joins.popleft()[1], event_s)
+            else:
+                self._kill(events.kills.popleft())
+        self._play(at_s)
+
+    def _play(self, at_s: float) -> None:
+        """Players step up to ``at_s``, and the router hears of what ended by then, in the order of time."""
+        for player in self._players.values():
+            while (news := player.next_news(at_s)) is not None:
+                self._news_count += 1
+                heappush(self._news, (news[0], player.number, self._news_count, news[1]))
+        while self._news and self._news[0][0] <= at_s:
+            heard_s, number, _, news_of_step = heappop(self._news)
+            if self._players.get(number) is news_of_step.player:
+                self._clock.advance_to(heard_s)
+                self._hear(news_of_step)
+        if at_s < _NEVER:
+            self._clock.advance_to(at_s)
+
+    def _hear(self, news: _News) -> None:
+        player = news.player
+        for index, cached_tokens in news.admitted:
+            self.router.admitted(str(index), cached_tokens)
+        for index in news.ended:
+            self._take_back(player, index)
+        if news.report is not None and self.router.reported(player.number, news.report):
+            self._send_snapshot(player)
+
+    # ------------------------------------------------------------------ requests
+
+    def _dispatch(self) -> None:
+        while self._held and self._players:
+            held = self._held.pop(0)
+            index, one = held.index, self.traffic.requests[held.index]
+            routed = RoutedRequest(str(index), self.traffic.tokens(index)[:one.prompt_tokens + held.answered],
+                                   one.salt, boundaries=one.boundaries)
+            choice = self.router.choose(routed, self._loads())
+            self.router.placed(routed, choice)
+            place = self._places[choice.replica]
+            place.requests += not held.answered
+            place.sequences += 1
+            place.known_tokens += one.prompt_tokens
+            self._players[choice.replica].take(index, held.answered, choice.boundaries, self._clock())
+
+    def _loads(self) -> list[ReplicaLoad]:
+        return [ReplicaLoad(number, self._places[number].sequences, self._places[number].known_tokens,
+                            self.sizes.rows_max, player.costs.costs())
+                for number, player in self._players.items()]
+
+    def _take_back(self, player: _ReplicaPlayer, index: int) -> Played:
+        self.router.ended(str(index))
+        place = self._places[player.number]
+        place.sequences -= 1
+        place.known_tokens -= self.traffic.requests[index].prompt_tokens
+        return player.seqs.pop(index)
+
+    # ------------------------------------------------------------------ replicas
+
+    def _join(self, replica: int, now_s: float) -> None:
+        player = _ReplicaPlayer(self, replica, now_s)
+        self._players[replica] = player
+        self._players = dict(sorted(self._players.items()))
+        self.router.joined(replica)
+        self._send_snapshot(player)
+        self._dispatch()
+
+    def _send_snapshot(self, player: _ReplicaPlayer) -> None:
+        snapshot = player.snapshot()
+        if snapshot is not None:
+            self.router.reported(player.number, snapshot)
+
+    def _kill(self, kill: Kill) -> None:
+        """A step that was in progress is lost: its tokens do not count."""
+        player = self._players.pop(kill.replica, None)
+        if player is None:
+            return  # it restarts at this moment
+        self.router.left(kill.replica)
+        self._places[kill.replica].add(player)
+        for index in list(player.seqs):
+            seq = self._take_back(player, index)
+            answered = min(seq.answered, seq.target - 1) if seq.target else 0
+            if not self.times.first[index] <= kill.at_s:
+                self.times.first[index], answered = float("nan"), 0
+            self.times.ended[index] = float("nan")
+            self._held.append(_Held(index, max(0, answered)))
+            self._resumes += 1
+        self._held.sort(key=lambda held: held.index)
+        self._events.joins.append((kill.at_s + self._restart_s, kill.replica))
+        self._dispatch()
+
+    # ------------------------------------------------------------------ the sum
+
+    def report(self, router: str, kills: int) -> FleetReplayReport:
+        for number, player in self._players.items():
+            self._places[number].add(player)
+        requests = self.traffic.requests
+        times = Timeline(np.asarray(self.times.cached, dtype=np.int64), np.asarray(self.times.began),
+                         np.asarray(self.times.first), np.asarray(self.times.ended))
+        ran = ~np.isnan(times.began_s)
+        prompts = np.asarray([one.prompt_tokens for one in requests], dtype=np.int64)
+        outputs = np.asarray([one.output_tokens for one in requests], dtype=np.int64)
+        arrivals = np.asarray([one.at_s for one in requests])
+        first = ~np.isnan(times.first_s)
+        several = first & (outputs > 1) & ~np.isnan(times.ended_s)
+        counts = self.router.counts().values()
+        return FleetReplayReport(
+            router=router, memory_bytes=self.plan.arena_bytes, requests=int(ran.sum()), refused=self._refused,
+            replicas=tuple(PlayedReplica(place.requests, place.computed_tokens, place.busy_s,
+                                         place.evicted_states) for place in self._places),
+            prompt_tokens=int(prompts[ran].sum()), cached_tokens=int(times.cached_tokens.sum()),
+            computed_tokens=sum(place.computed_tokens for place in self._places),
+            predicted_tokens=sum(one.predicted_tokens for one in counts),
+            admitted_tokens=sum(one.cached_tokens for one in counts), kills=kills, resumes=self._resumes,
+            ttft=Percentiles.of((times.first_s - arrivals)[first]),
+            tpot=Percentiles.of(((times.ended_s - times.first_s) / np.maximum(outputs - 1, 1))[several]),
+            virtual_s=self._clock(), timeline=times)
