@@ -18,6 +18,7 @@ from weft.models.blocks.latent_attention import LatentAttentionBlock
 from weft.models.blocks.linear import Linear, Norm, SwiGlu
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer, Mixer
+from weft.models.tensor_source import decay_of
 from weft.models.weights import TensorSource
 
 
@@ -51,7 +52,7 @@ def _delta(source: TensorSource, shape: KimiDelta, name: str, hidden: int, eps: 
     return KimiDeltaBlock(
         shape, source.linear(rows, hidden),
         conv=parts.qkv_conv(source, name, (width, width, width), shape.conv_kernel),
-        decay=-source.tensor(f"{forget}.A_log", 1, 1, heads, 1, dtype=torch.float32).exp().flatten(),
+        decay=decay_of(source.tensor(f"{forget}.A_log", 1, 1, heads, 1, dtype=torch.float32)).flatten(),
         dt_bias=source.tensor(f"{forget}.dt_bias", width, dtype=torch.float32),
         forget=source.linear([(f"{forget}.f_b_proj.weight", width)], rank),
         gate=source.linear([(f"{name}.g_b_proj.weight", width)], rank),

@@ -16,6 +16,7 @@ from weft.models.blocks.gated_delta import GatedDeltaBlock
 from weft.models.blocks.linear import Norm
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer
+from weft.models.tensor_source import decay_of
 from weft.models.weights import TensorSource
 
 DELTA_NORM_EPS = 1e-5
@@ -56,7 +57,7 @@ def _delta(source: TensorSource, shape: GatedDelta, name: str, hidden: int) -> G
     project = source.linear([(f"{name}.{part}_proj.weight", rows) for part, rows in widths], hidden)
     return GatedDeltaBlock(
         shape, project, conv=parts.qkv_conv(source, name, (key, key, value), shape.conv_kernel),
-        decay=-source.tensor(f"{name}.A_log", heads, dtype=torch.float32).exp(),
+        decay=decay_of(source.tensor(f"{name}.A_log", heads, dtype=torch.float32)),
         dt_bias=source.tensor(f"{name}.dt_bias", heads, dtype=torch.float32),
         norm=source.tensor(f"{name}.o_norm.weight", shape.v_dim), norm_eps=DELTA_NORM_EPS,
         out=source.linear([(f"{name}.o_proj.weight", hidden)], value))

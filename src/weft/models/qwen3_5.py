@@ -18,6 +18,7 @@ from weft.models.blocks.gated_delta import GatedDeltaBlock
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer, Mixer
+from weft.models.tensor_source import decay_of
 from weft.models.weights import TensorSource
 
 ReadProjection = Callable[[TensorSource, GatedDelta, str, int], Linear]
@@ -67,7 +68,7 @@ def _delta(source: TensorSource, shape: GatedDelta, name: str, hidden: int, eps:
     return GatedDeltaBlock(
         shape, projection(source, shape, name, hidden),
         conv=source.tensor(f"{name}.conv1d.weight", channels, 1, shape.conv_kernel).squeeze(1),
-        decay=-source.tensor(f"{name}.A_log", shape.v_heads, dtype=torch.float32).exp(),
+        decay=decay_of(source.tensor(f"{name}.A_log", shape.v_heads, dtype=torch.float32)),
         dt_bias=source.tensor(f"{name}.dt_bias", shape.v_heads, dtype=torch.float32),
         norm=source.tensor(f"{name}.norm.weight", shape.v_dim), norm_eps=eps,
         out=source.linear([(f"{name}.out_proj.weight", hidden)], shape.value_width))

@@ -13,6 +13,7 @@ from weft.families.architecture import Mamba1, Mamba2
 from weft.models.blocks.linear import Norm
 from weft.models.blocks.mamba1 import Mamba1Block
 from weft.models.blocks.mamba2 import Mamba2Block
+from weft.models.tensor_source import decay_of
 from weft.models.weights import TensorSource
 
 
@@ -31,7 +32,7 @@ def mamba2(source: TensorSource, shape: Mamba2, name: str, hidden: int, eps: flo
                       source.tensor(f"{name}.in_proj.bias", rows) if shape.projection_bias else None),
         conv=source.tensor(f"{name}.conv1d.weight", channels, 1, shape.conv_kernel).squeeze(1),
         conv_bias=source.tensor(f"{name}.conv1d.bias", channels) if shape.conv_bias else None,
-        a=-per_head("A_log").exp(), d=per_head("D"), dt_bias=per_head("dt_bias"),
+        a=decay_of(per_head("A_log")), d=per_head("D"), dt_bias=per_head("dt_bias"),
         norm=source.tensor(f"{name}.norm.weight", inner) if shape.norm != "none" else None, norm_eps=eps,
         out=source.linear([(f"{name}.out_proj.weight", hidden)], inner,
                           source.tensor(f"{name}.out_proj.bias", hidden) if out_bias else None),
@@ -64,7 +65,7 @@ def mamba1(source: TensorSource, shape: Mamba1, name: str, hidden: int) -> Mamba
         conv_bias=bias("conv1d", channels, shape.conv_bias),
         select=source.linear([(f"{name}.x_proj.weight", rank + 2 * width)], channels),
         step=source.linear([(f"{name}.dt_proj.weight", channels)], rank),
-        a=-wide("A_log", channels, width).exp(), d=wide("D", channels),
+        a=decay_of(wide("A_log", channels, width)), d=wide("D", channels),
         dt_bias=wide("dt_proj.bias", channels),
         out=source.linear([(f"{name}.out_proj.weight", hidden)], channels,
                           bias("out_proj", hidden, shape.projection_bias)),

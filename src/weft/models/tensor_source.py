@@ -128,3 +128,9 @@ class TensorAccess(ABC):
 
 def held_bytes(weight: PlainWeight) -> int:
     return weight.numel() * weight.itemsize if isinstance(weight, torch.Tensor) else weight.held_bytes
+
+
+def decay_of(log: torch.Tensor) -> torch.Tensor:
+    """-exp(log). A tensor without values (TensorCheck) has a shape only: torch's Python form of arithmetic on
+    "meta" would import its compiler first, which takes seconds of every start."""
+    return log if log.is_meta else -log.exp()
