@@ -12,9 +12,8 @@ Everything is computed by ``weft.sim``; here are the flags, the progress bar, an
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ import click
 
 from weft.cli.flags import FlagCommand
 from weft.cli.plan import KV_DTYPE_CHOICE, QUANTIZE, find_config, stored_as
+from weft.cli.simulate_setup import Setup
 from weft.errors import ConfigError
 from weft.router.routers import DEFAULT_ROUTER, ROUTERS
 from weft.sim.arms import ARMS, DEFAULT_ARM, Arm, find_arm
@@ -29,13 +29,13 @@ from weft.sim.cost import BANDWIDTH_SHARE, DEVICES, FLOPS_SHARE, STEP_FIXED_S
 from weft.sim.fleet_replay import REPLICAS_MAX, RESTART_S
 from weft.sim.replay import ROWS_MAX, STEP_TOKENS_MAX
 from weft.speculation.proposal import parse_sources
-from weft.units import CHUNK_TOKENS, format_bytes, parse_bytes
+from weft.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from weft.memory.frames.plan import ArenaPlan
     from weft.sim.cost import CostModel
     from weft.sim.recording import Recording
-    from weft.sim.study import Study
+    from weft.sim.study import OnStudyProgress, Study
     from weft.sim.traffic import Traffic
 
 DEFAULT_MEMORY = "20GB,40GB,80GB"
@@ -160,21 +160,6 @@ def _replay_fleet(trace: str, traffic: Traffic, setup: Setup, arms: list[Arm], r
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """``plans``: an arena for each of ``sizes``, in bytes. ``length_max``: longest request served.
-    ``grid_tokens``: states are kept at its multiples. ``plan_for``: an arena of another size."""
-
-    model: str
-    sizes: list[int]
-    plans: list[ArenaPlan]
-    cost: CostModel
-    length_max: int
-    words: list[str]
-    plan_for: Callable[[int], ArenaPlan]
-    grid_tokens: int = CHUNK_TOKENS
-
-
 def _setup(memory: str | None, recording: Recording | None, more: dict[str, Any]) -> Setup:
     """Geometry and costs. Raises ConfigError where neither the flags nor the recording say what they are."""
     if more["model"] is None:
@@ -277,9 +262,6 @@ def _data(trace: str, setup: Setup, study: Study, recording: Recording | None) -
     recorded = {} if recording is None else {"recorded_cached_tokens": sum(recording.cached_tokens),
                                              "recorded_dropped": recording.dropped}
     return {"trace": trace, "model": setup.model, "cost": setup.cost.to_json(), **recorded, **study.to_json()}
-
-
-OnStudyProgress = Callable[[str, int, int, int], None]
 
 
 @contextmanager

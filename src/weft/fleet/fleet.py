@@ -29,7 +29,7 @@ from weft.fleet.replica import Replica, first_error
 from weft.info import ModelInfo
 from weft.router.blind import LeastLoaded
 from weft.router.protocol import Router
-from weft.server.client import ASSEMBLE, STALL_AFTER_S, EngineClient
+from weft.server.client import ASSEMBLE, STALL_AFTER_S, EngineClient, follow_checkpoints
 from weft.server.config import RecordingTarget
 
 RESTARTS = 5
@@ -132,7 +132,7 @@ class Fleet:
 
     def _follow(self, replica: Replica) -> None:
         if self.router.wants != "nothing":
-            replica.engine.follow(pages=self.router.wants == "pages")
+            follow_checkpoints(replica.engine, pages=self.router.wants == "pages")
 
     def _on_checkpoints(self, number: int, report: CheckpointReport) -> None:
         if self.router.reported(number, report):

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.checkpoint_report import CheckpointReport, prefix_digests
-from weft.router.protocol import Choice, ReplicaLoad, RoutedRequest, RouterCounts, Wants
+from weft.router.protocol import ReplicaLoad, Route, RoutedRequest, RouterCounts, Wants
 from weft.units import PAGE_TOKENS
 
 PREFIX_TOKENS = 2048
@@ -37,7 +37,7 @@ class BlindRouter:
     def wants(self) -> Wants:
         return "nothing"
 
-    def placed(self, request: RoutedRequest, choice: Choice) -> None:
+    def placed(self, request: RoutedRequest, choice: Route) -> None:
         """The fleet counts what is in flight."""
 
     def admitted(self, request_id: str, cached_tokens: int) -> None:
@@ -63,8 +63,8 @@ class BlindRouter:
 class LeastLoaded(BlindRouter):
     """A ``Router``."""
 
-    def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Choice:
-        return Choice(least_loaded(candidates).replica)
+    def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Route:
+        return Route(least_loaded(candidates).replica)
 
 
 class RoundRobin(BlindRouter):
@@ -73,11 +73,11 @@ class RoundRobin(BlindRouter):
     def __init__(self) -> None:
         self._last = -1
 
-    def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Choice:
+    def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Route:
         later = (load.replica for load in candidates if load.replica > self._last)
-        return Choice(next(later, candidates[0].replica))
+        return Route(next(later, candidates[0].replica))
 
-    def placed(self, request: RoutedRequest, choice: Choice) -> None:
+    def placed(self, request: RoutedRequest, choice: Route) -> None:
         self._last = choice.replica
 
 
@@ -87,16 +87,16 @@ class PrefixHash(BlindRouter):
     def __init__(self, prefix_tokens: int = PREFIX_TOKENS) -> None:
         self._prefix_tokens = prefix_tokens
 
-    def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Choice:
+    def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Route:
         length = min(len(request.tokens), self._prefix_tokens)
         digests = prefix_digests(request.tokens[:max(length, PAGE_TOKENS)], request.salt)
         if not digests.size:  # shorter than a page: there is nothing to share
-            return Choice(least_loaded(candidates).replica)
+            return Route(least_loaded(candidates).replica)
         prefix = int(digests[-1])
         sequences = sum(load.sequences for load in candidates) + request.sequences
         limit = LOAD_SHARE_MAX * sequences / len(candidates)
         open_loads = [load for load in candidates if load.sequences + request.sequences <= limit]
-        return Choice(max(open_loads or [least_loaded(candidates)],
+        return Route(max(open_loads or [least_loaded(candidates)],
                           key=lambda load: _weight(prefix, load.replica)).replica)
 
 

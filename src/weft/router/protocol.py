@@ -3,7 +3,7 @@
     fleet                                     router
     -----                                     ------
     joined(replica), left(replica)   ----->   an engine serves, or its process ended: its cache is empty
-    choose(request, candidates)      ----->   a Choice: one of the candidates
+    choose(request, candidates)      ----->   a Route: one of the candidates
     placed(request, choice)          ----->   the request went there
     admitted(request_id, tokens)     ----->   its prompt is computed; tokens that the engine had cached
     ended(request_id)                ----->   the request left its replica, for any reason
@@ -66,7 +66,7 @@ class ReplicaLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Route:
     """``predicted_tokens``: tokens that the router expects in the cache of ``replica``. ``boundaries``:
     positions where prompts of this fleet part, for the engine to save a state there. ``digests`` and
     ``work_s`` (seconds of prefill) are for ``placed``."""
@@ -98,11 +98,11 @@ class Router(Protocol):
     @property
     def wants(self) -> Wants: ...
 
-    def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Choice:
+    def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Route:
         """One of ``candidates``, which are never empty and in the order of their numbers."""
         ...
 
-    def placed(self, request: RoutedRequest, choice: Choice) -> None: ...
+    def placed(self, request: RoutedRequest, choice: Route) -> None: ...
 
     def admitted(self, request_id: str, cached_tokens: int) -> None: ...
 

@@ -32,7 +32,7 @@ from weft.checkpoint_report import CheckpointReport, prefix_digests
 from weft.router.boundaries import Boundaries
 from weft.router.checkpoint_table import CacheMatch, CheckpointTable
 from weft.router.prefill_queue import PrefillQueue
-from weft.router.protocol import Choice, ReplicaLoad, RoutedRequest, RouterCounts, Wants
+from weft.router.protocol import ReplicaLoad, Route, RoutedRequest, RouterCounts, Wants
 from weft.router.shared_costs import SharedCosts
 from weft.work_costs import GUESSED_COSTS, WorkCosts
 
@@ -88,7 +88,7 @@ class Seconds:
 
     # ------------------------------------------------------------------ requests
 
-    def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Choice:
+    def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Route:
         now_s, length = self._clock(), len(request.tokens)
         prompt = np.asarray(request.tokens, dtype=np.int32)
         digests = prefix_digests(prompt, request.salt)
@@ -113,9 +113,9 @@ class Seconds:
                 best = rank, position, work_s
         assert best is not None, "there are no candidates"
         (*_, replica), position, work_s = best
-        return Choice(replica, position, self._boundaries.of(listed), digests, work_s)
+        return Route(replica, position, self._boundaries.of(listed), digests, work_s)
 
-    def placed(self, request: RoutedRequest, choice: Choice) -> None:
+    def placed(self, request: RoutedRequest, choice: Route) -> None:
         now_s = self._clock()
         digests = [] if choice.digests is None else choice.digests.tolist()
         self._flights[request.request_id] = _Flight(choice.replica, choice.predicted_tokens, now_s,

@@ -139,11 +139,6 @@ class EngineClient:
         if self.state == "ready":
             self._link.post(Cancel(request_id, index))
 
-    def follow(self, *, pages: bool) -> None:
-        """Asks for a snapshot of its checkpoints, and for reports of what changes from then on."""
-        if self.state == "ready":
-            self._link.post(Follow(pages))
-
     # ------------------------------------------------------------------ questions
 
     async def flush_cache(self) -> None:
@@ -250,6 +245,12 @@ class EngineClient:
         self._replies.fail_all(EngineUnavailableError(self.death.message))
         self._started.set()
         self._died.set()
+
+
+def follow_checkpoints(client: EngineClient, *, pages: bool) -> None:
+    """Asks for a snapshot of its checkpoints, and for reports of what changes from then on. Never waits."""
+    if client.state == "ready":
+        client._link.post(Follow(pages))
 
 
 def _fatal_error(report: Fatal) -> WeftError:

@@ -38,7 +38,7 @@ from weft.sim.arms import Arm, find_arm
 from weft.sim.clock import VirtualClock
 from weft.sim.cost import CostModel
 from weft.sim.fleet_report import FleetReplayReport, PlayedReplica
-from weft.sim.replay import OnProgress, Played, Player, Times, sizes_for
+from weft.sim.replay import OnProgress, Played, PlayedTimes, Player, sizes_for
 from weft.sim.report import Percentiles, Timeline
 from weft.sim.traffic import Traffic
 
@@ -188,7 +188,7 @@ class _FleetReplay:
                  router: Router, clock: VirtualClock, count: int, events: _Events, restart_s: float) -> None:
         self.traffic, self.plan, self.cost, self.arm, self.sizes = traffic, plan, cost, arm, sizes
         self.router = router
-        self.times = Times.none(len(traffic))
+        self.times = PlayedTimes.none(len(traffic))
         self._clock = clock
         self._events = events
         self._restart_s = restart_s

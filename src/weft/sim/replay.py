@@ -90,7 +90,7 @@ class Played(Sequence):
 
 
 @dataclass(slots=True)
-class Times:
+class PlayedTimes:
     """By request; see ``Timeline``."""
 
     cached: list[int]
@@ -99,7 +99,7 @@ class Times:
     ended: list[float]
 
     @classmethod
-    def none(cls, count: int) -> Times:
+    def none(cls, count: int) -> PlayedTimes:
         return cls([0] * count, *([float("nan")] * count for _ in range(3)))
 
 
@@ -145,7 +145,7 @@ class Player:
     """One engine that plays requests of ``traffic``: all of them (``run``), or those that it is given."""
 
     def __init__(self, traffic: Traffic, plan: ArenaPlan, cost: CostModel, arm: Arm, sizes: Sizes, *,
-                 jump: bool, on_progress: OnProgress | None, times: Times | None = None) -> None:
+                 jump: bool, on_progress: OnProgress | None, times: PlayedTimes | None = None) -> None:
         self.clock = VirtualClock()
         self.memory = arm.make_memory(plan, cost, self.clock)
         self.scheduler = Scheduler(self.memory, sizes, arm.checkpoints)
@@ -158,7 +158,7 @@ class Player:
         self._live: dict[int, Played] = {}
         self._cancels: dict[int, float] = {}
         self._next = 0
-        self._times = times or Times.none(len(traffic))
+        self._times = times or PlayedTimes.none(len(traffic))
         self.counts = PlayerCounts()
         self._mean_bytes = MeanBytes()
 

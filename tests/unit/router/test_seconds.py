@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.checkpoint_report import CheckpointReport, ReportedCheckpoint, prefix_digests
-from weft.router.protocol import Choice, ReplicaLoad, RoutedRequest
+from weft.router.protocol import ReplicaLoad, Route, RoutedRequest
 from weft.router.seconds import Seconds
 from weft.units import PAGE_TOKENS
 from weft.work_costs import WorkCosts
@@ -49,10 +49,10 @@ class Rig:
         return [ReplicaLoad(replica, count, 0, rows=8, costs=self.costs[replica])
                 for replica, count in self.sequences.items()]
 
-    def choose(self, tokens: list[int], salt: str = "") -> Choice:
+    def choose(self, tokens: list[int], salt: str = "") -> Route:
         return self.router.choose(RoutedRequest("asked", tokens, salt), self.loads())
 
-    def place(self, name: str, tokens: list[int]) -> Choice:
+    def place(self, name: str, tokens: list[int]) -> Route:
         request = RoutedRequest(name, tokens)
         choice = self.router.choose(request, self.loads())
         self.router.placed(request, choice)
@@ -160,7 +160,7 @@ def test_a_replica_that_left_has_nothing_and_is_stale() -> None:
     assert rig.router.counts()[1].is_stale
     rig.router.joined(1)
     assert not rig.report(1, prompt(512), is_snapshot=True)
-    assert rig.choose(prompt(2000)) == Choice(1, 512)
+    assert rig.choose(prompt(2000)) == Route(1, 512)
 
 
 def test_nothing_is_left_of_requests_that_ended() -> None:

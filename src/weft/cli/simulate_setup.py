@@ -1,0 +1,28 @@
+"""What ``weft simulate`` replays on: memory, costs and limits, from the flags or from a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weft.units import CHUNK_TOKENS
+
+if TYPE_CHECKING:
+    from weft.memory.frames.plan import ArenaPlan
+    from weft.sim.cost import CostModel
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """``plans``: an arena for each of ``sizes``, in bytes. ``length_max``: longest request served.
+    ``grid_tokens``: states are kept at its multiples. ``plan_for``: an arena of another size."""
+
+    model: str
+    sizes: list[int]
+    plans: list[ArenaPlan]
+    cost: CostModel
+    length_max: int
+    words: list[str]
+    plan_for: Callable[[int], ArenaPlan]
+    grid_tokens: int = CHUNK_TOKENS
