@@ -130,7 +130,8 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> 
                                       threads=threads, device=device, clock=time.monotonic)
         executor.arena.transfer_buffers = tier.buffers
         notes += store_notes
-    drafter = make_drafter(config, memory, executor, sizes, loaded.spec.vocab_size, tell)
+    drafter = make_drafter(config, memory, executor, sizes, loaded.spec.vocab_size, tell,
+                           head=loaded.model.mtp is not None)
     core = EngineCore(vocab_size=loaded.spec.vocab_size, sizes=sizes, memory=memory, executor=executor,
                       store=tier, pause=time.sleep, drafter=drafter,
                       clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids,
@@ -265,7 +266,8 @@ def _load(config: EngineConfig, name: str, directory: Path, tell: OnProgress,
 
     loaded = load_model(directory, config.dtype, on_bytes, quantize=config.quantize,
                         quantize_inputs=config.quantize_inputs, twelve_bit=config.twelve_bit, device=device,
-                        allow_nonfinite=config.allow_nonfinite)
+                        allow_nonfinite=config.allow_nonfinite,
+                        mtp="mtp" in parse_sources(config.speculate))
     tell(f"weights of {name}: {read_in_words(loaded)}")
     return loaded
 

@@ -19,11 +19,12 @@ from collections.abc import Callable
 from weft.config import EngineConfig, Sizes
 from weft.engine.engine import EngineCore
 from weft.engine.executor import Executor
-from weft.errors import EngineUnavailableError
+from weft.errors import ConfigError, EngineUnavailableError
 from weft.memory.memory import Memory
 from weft.request import Request, SamplingParams
 from weft.speculation.costs import StepCosts
-from weft.speculation.proposal import parse_sources
+from weft.speculation.mtp import HEAD_DRAFTS_MAX
+from weft.speculation.proposal import SWITCHES, parse_sources
 from weft.speculation.rehearsal import REHEARSAL_TOKENS, Rehearsal
 from weft.speculation.speculator import Speculator
 
@@ -32,21 +33,29 @@ _PROMPT_TOKENS = 16
 
 
 def make_drafter(config: EngineConfig, memory: Memory, executor: Executor, sizes: Sizes, vocab_size: int,
-                 tell: Callable[[str], None]) -> Speculator | None:
-    """None where ``speculate`` is off. ``executor`` computes nothing else meanwhile. Raises ConfigError."""
+                 tell: Callable[[str], None], *, head: bool) -> Speculator | None:
+    """None where ``speculate`` is off. ``executor`` computes nothing else meanwhile. ``head``: the model has
+    a head for multi-token prediction, and its layer a place in the pages. Raises ConfigError."""
     sources = parse_sources(config.speculate)
+    if not head and config.speculate not in SWITCHES and "mtp" in sources:
+        raise ConfigError(f"--speculate is {config.speculate!r}, and this checkpoint has no head for "
+                          "multi-token prediction that weft knows (mtp.*); use auto, or leave mtp out",
+                          param="--speculate")
+    sources = tuple(source for source in sources if head or source != "mtp")
     if not sources:
         return None
     tell("speculation: measuring steps of 1 to 16 rows")
-    costs = rehearse(Memory(memory.plan), executor, sizes, vocab_size)
-    return Speculator(sources, costs=StepCosts(costs), tree=memory.prefix_tree if memory.caches else None,
-                      drafts_max=config.speculate_max)
+    measured = rehearse(Memory(memory.plan), executor, sizes, vocab_size,
+                        head_drafts=HEAD_DRAFTS_MAX if head else 0)
+    return Speculator(sources, costs=StepCosts(measured.measured),
+                      tree=memory.prefix_tree if memory.caches else None,
+                      drafts_max=config.speculate_max, head_seconds=measured.head_measured)
 
 
 def rehearse(memory: Memory, executor: Executor, sizes: Sizes, vocab_size: int,
-             clock: Callable[[], float] = time.perf_counter) -> dict[int, float]:
-    """Seconds of a step by its rows. ``memory`` has nothing in it, and has nothing in it afterwards."""
-    rehearsal = Rehearsal()
+             clock: Callable[[], float] = time.perf_counter, *, head_drafts: int = 0) -> Rehearsal:
+    """A finished rehearsal. ``memory`` has nothing in it, and has nothing in it afterwards."""
+    rehearsal = Rehearsal(head_drafts)
     core = EngineCore(vocab_size=vocab_size, sizes=sizes, memory=memory, executor=executor,
                       clock=clock, seed=0, eos_ids=(), drafter=rehearsal)
     prompt = [0] * min(_PROMPT_TOKENS, max(1, sizes.max_model_len // 2))
@@ -60,4 +69,4 @@ def rehearse(memory: Memory, executor: Executor, sizes: Sizes, vocab_size: int,
     if core.failure is not None:
         raise EngineUnavailableError(
             f"measuring the cost of steps failed: {core.failure!r}") from core.failure
-    return rehearsal.measured
+    return rehearsal

@@ -83,7 +83,7 @@ class OverlapLoop:
             if plan is not None:
                 parts.scheduler.commit(plan)
                 parts.note_commit(plan, began_s)
-                if plan.window_count:
+                if plan.window_count or plan.mtp_drafts:
                     # The positions behind it depend on its tokens. A text that can be drafted goes on so.
                     self._steps_ahead = _STEPS_AHEAD
                     parts.run_alone(plan, began_s)

@@ -73,7 +73,7 @@ class Settlement:
                 continue
             generated_count += 1
             if feed is not None:
-                feed.settled(stream.seq, [token])
+                feed.settled(stream.seq, [token], head=result.head_drafts.get(run))
             if stream.plain and token not in stream.stop_ids and len(generated) < stream.new_tokens_max:
                 outbox.append(stream.plain_event(token))
                 continue
@@ -84,6 +84,8 @@ class Settlement:
             else:
                 self._streams.end(stream, [token], reason, logprobs=token_logprobs)
         self._counters.generation_tokens += generated_count
+        if feed is not None:
+            feed.head_s = result.head_s
 
     def _settle_window(self, plan: StepPlan, run: int, stream: Stream | None, result: StepResult) -> int:
         """The tokens of a window, one by one. Drafts hold no end of an answer, so only the last token may be
@@ -100,7 +102,8 @@ class Settlement:
             reason = stream.rule.reason(token, len(stream.generated))
         failure = result.failures.get(run)
         if self._feed is not None:
-            self._feed.settled(stream.seq, tokens, drafted=int(plan.lengths[run]) - 1)
+            self._feed.settled(stream.seq, tokens, drafted=int(plan.lengths[run]) - 1,
+                               head=result.head_drafts.get(run))
         if failure is not None:
             tokens.pop()   # the token that its grammar could not take is no part of the answer
         logprobs = result.window_logprobs[run][:len(tokens)] if stream.wants_logprobs else None

@@ -18,7 +18,7 @@ numbers instead of an error.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from weft import spec
@@ -313,12 +313,24 @@ FeedForward = Dense | Experts
 
 
 @dataclass(frozen=True, slots=True)
+class MtpLayer:
+    """The layer of a multi-token prediction head. Its KV lies in the pages, as that of any other layer."""
+
+    attention: Attention
+    feed_forward: FeedForward
+
+    def layer_spec(self) -> LayerSpec:
+        return replace(self.attention.layer_spec(), kind="mtp")
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture:
     """``mixers`` and ``feed_forwards`` are in depth order, one of each per layer; None for a layer without.
 
     The multipliers are Granite's and Falcon-H1's; 1 everywhere else. ``logits_divisor`` divides the logits.
     ``sandwich_norms``: what comes out of each block is normed too (LFM3).
     ``residual_float32``: the residual stream is kept in float32 whatever the weights are in (Mamba).
+    ``mtp``: the head that drafts next tokens, of families whose checkpoints may have one.
     """
 
     family: str
@@ -335,13 +347,17 @@ class Architecture:
     logits_divisor: float = 1.0
     residual_float32: bool = False
     sandwich_norms: bool = False
+    mtp: MtpLayer | None = None
 
     @property
     def layer_count(self) -> int:
         return len(self.mixers)
 
-    def spec(self) -> ModelSpec:
+    def spec(self, *, mtp: bool = False) -> ModelSpec:
+        """``mtp``: with the layer of the head, behind all others."""
+        assert self.mtp is not None or not mtp, f"{self.family} has no head for multi-token prediction"
+        heads = (self.mtp.layer_spec(),) if mtp and self.mtp is not None else ()
         return ModelSpec(family=self.family, vocab_size=self.vocab_size, hidden_size=self.hidden_size,
                          max_positions=self.max_positions, dtype=self.dtype,
                          layers=tuple(mixer.layer_spec() if mixer is not None else spec.stateless()
-                                      for mixer in self.mixers))
+                                      for mixer in self.mixers) + heads)

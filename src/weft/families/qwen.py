@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from weft.families.architecture import Architecture, Dense, Experts, FeedForward, GatedDelta
+from dataclasses import replace
+
+from weft.families.architecture import (
+    Architecture,
+    Attention,
+    Dense,
+    Experts,
+    FeedForward,
+    GatedDelta,
+    MtpLayer,
+)
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.reading import (
     build_architecture,
@@ -48,10 +58,19 @@ def read_qwen_hybrid(family: str, keys: ConfigKeys) -> Architecture:
     if delta.v_heads % delta.k_heads:
         fail("linear_num_value_heads", delta.v_heads,
              f"it must be a multiple of linear_num_key_heads {delta.k_heads}")
-    return build_architecture(family, keys, [attention if kind == "attention" else delta for kind in kinds],
-                         [_qwen_feed_forward(keys, layer, shared=True) for layer in range(len(kinds))],
-                         tied=keys.outer_boolean("tie_word_embeddings", False),
-                         eps=keys.number("rms_norm_eps", 1e-6))
+    architecture = build_architecture(
+        family, keys, [attention if kind == "attention" else delta for kind in kinds],
+        [_qwen_feed_forward(keys, layer, shared=True) for layer in range(len(kinds))],
+        tied=keys.outer_boolean("tie_word_embeddings", False), eps=keys.number("rms_norm_eps", 1e-6))
+    return replace(architecture, mtp=_mtp(keys, attention))
+
+
+def _mtp(keys: ConfigKeys, attention: Attention) -> MtpLayer | None:
+    """One layer that shares the embedding. Qwen3-Next's config.json does not mention its head."""
+    layers = keys.integer("mtp_num_hidden_layers", 1, least=0)
+    if layers != 1 or keys.boolean("mtp_use_dedicated_embeddings", False):
+        return None
+    return MtpLayer(attention, _qwen_feed_forward(keys, 0, shared=True))
 
 
 def _expert_count(keys: ConfigKeys) -> int:

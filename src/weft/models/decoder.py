@@ -18,6 +18,7 @@ tree with parameters and hooks, which inference has no use for.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -33,6 +34,9 @@ from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.add_norm import add_norm
 from weft.tensor.ops.tiled_linear import tiled_linear
 from weft.tensor.weights.twelve_bit import InTiles
+
+if TYPE_CHECKING:
+    from weft.models.mtp import MtpHead
 
 
 class CausalModel:
@@ -52,6 +56,8 @@ class CausalModel:
         self.layers = layers
         self.final_norm = final_norm
         self.head = head
+        self.mtp: MtpHead | None = None
+        """Drafts next tokens; its layer is the last of ``spec`` and of the caches."""
         self._headed_XV: torch.Tensor | None = None
         self._last_mixer = max(i for i, layer in enumerate(layers) if layer.mixer is not None)
         self._ropes = [rope_of(mixer) for mixer in architecture.mixers]
@@ -62,7 +68,8 @@ class CausalModel:
 
     def forward(self, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
         """One step: -> hidden [T, D] after the final norm, [X, D] where ``inputs.asked`` names rows. Writes
-        the pages and states of ``inputs.runs``. ``caches`` has one entry per layer. Rows of PAD runs are
+        the pages and states of ``inputs.runs``. ``caches`` has one entry per layer of ``spec``. Rows of PAD
+        runs are
         finite and mean nothing."""
         whole = inputs if inputs.asked is None else replace(inputs, asked=None)
         rotated: dict[Rope | None, CosSin | None] = {None: None}
@@ -78,7 +85,7 @@ class CausalModel:
             if hidden_TD is not None:
                 return hidden_TD
         y_TD: torch.Tensor | None = None  # not yet added: a norm of the sum comes with it
-        for number, (layer, cache, rope) in enumerate(zip(self.layers, caches, self._ropes, strict=True)):
+        for number, (layer, cache, rope) in enumerate(zip(self.layers, caches, self._ropes, strict=False)):
             if layer.mixer is not None:
                 if layer.beside is None:
                     x_TD, seen_TD = self._added(x_TD, y_TD, layer.mixer_norm, dtype)

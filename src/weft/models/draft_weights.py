@@ -1,7 +1,6 @@
 """Heads for multi-token prediction that a checkpoint brings (``mtp.*``): a handle, nothing is read.
 
-They are left out of the model and of its bytes. Speculation with them opens the handle and asks for tensors
-as model code does, by the names behind ``mtp.``.
+They are left out of the model and of its bytes, unless speculation wants them (``weft.models.mtp``).
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from weft.models.checkpoint_files import DRAFT_PREFIXES, CheckpointFiles
-from weft.models.reader import TensorReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,3 @@ class DraftWeights:
                 return cls(replace(checkpoint, prefix=prefix), dtype, names,
                            sum(stored.stored_bytes for stored in heads))
         return None
-
-    def open(self) -> TensorReader:
-        """A source of these tensors; a context manager."""
-        return TensorReader(self.checkpoint, self.dtype)

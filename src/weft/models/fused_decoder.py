@@ -87,7 +87,7 @@ class FusedDecoder:
             out_TD = self._room = torch.empty(x_TD.shape, dtype=x_TD.dtype)
         runs = inputs.runs
         if runs.log is not None:
-            for layer, cache in zip(self._layers, caches, strict=True):
+            for layer, cache in zip(self._layers, caches, strict=False):
                 if isinstance(layer.mixer, (GatedDeltaBlock, Mamba2Block, ShortConvBlock)):
                     layer.mixer.log(x_TD, runs, cache)
         bound.run(native.runs_of(runs), native.projected_of(x_TD),
@@ -115,7 +115,7 @@ class FusedDecoder:
     def _bind(self, x_TD: torch.Tensor, caches: list[LayerCache]) -> list[Any]:
         """The kernels' side or None, then what it has addresses of."""
         width, stages, norms = x_TD.shape[1], [], []
-        for layer, cache, rope in zip(self._layers, caches, self._ropes, strict=True):
+        for layer, cache, rope in zip(self._layers, caches, self._ropes, strict=False):
             for norm, block in ((layer.mixer_norm, layer.mixer), (layer.feed_norm, layer.feed_forward)):
                 if block is None:
                     continue

@@ -17,12 +17,14 @@ from pathlib import Path
 import torch
 
 from weft.config import DTypeChoice, QuantizeChoice
+from weft.errors import CheckpointError
 from weft.families import named_dtype, read_architecture
 from weft.models.checkpoint_files import CheckpointFiles, unused_warning
 from weft.models.decoder import CausalModel
 from weft.models.draft_weights import DraftWeights
 from weft.models.generation import GenerationDefaults, read_generation_defaults
 from weft.models.kv_scales import read_kv_scales
+from weft.models.mtp import load_mtp
 from weft.models.reader import TensorReader
 from weft.models.registry import FAMILIES
 from weft.models.runtime_form import RuntimeForm
@@ -42,9 +44,8 @@ _NAME_OF_STORED: dict[str, DTypeName] = {"F32": "float32", "F64": "float32", "BF
 class LoadedModel:
     """``spec.dtype`` is the dtype of all computation. ``weights_bytes``: the memory that the weights take,
     ``weights_form`` their form in words. ``read_bytes`` of the files were read in ``read_s`` seconds,
-    ordering and rounding included. ``draft``: multi-token prediction heads, where the files have them; not
-    read yet. ``kv_scales``: the checkpoint's, see there. ``warnings``: one sentence each, about the
-    checkpoint."""
+    ordering and rounding included. ``kv_scales``: the checkpoint's, see there. ``warnings``: one sentence
+    each, about the checkpoint."""
 
     model: CausalModel
     spec: ModelSpec
@@ -55,17 +56,18 @@ class LoadedModel:
     weights_form: str = ""
     read_bytes: int = 0
     read_s: float = 0.0
-    draft: DraftWeights | None = None
 
 
 def load_model(directory: Path, dtype: DTypeChoice = "auto",
                on_progress: OnProgress | None = None, *, quantize: QuantizeChoice = "none",
                quantize_inputs: bool = True, twelve_bit: bool = True,
-               device: torch.device | None = None, allow_nonfinite: bool = False) -> LoadedModel:
+               device: torch.device | None = None, allow_nonfinite: bool = False,
+               mtp: bool = False) -> LoadedModel:
     """Load the checkpoint in ``directory`` with weights in ``dtype``; "auto" is the dtype that config.json
     names, or else that of the stored embedding. ``on_progress(done_bytes, all_bytes)`` is called as tensors
     are read. ``quantize``, ``quantize_inputs`` and ``twelve_bit``: see ``runtime_form``. ``device``: where
     the weights go, the CPU by default. ``allow_nonfinite``: NaN and infinity in weights are a warning.
+    ``mtp``: the head for multi-token prediction too, where the checkpoint has one that weft knows.
 
     Before any weight is read, raises UnknownArchitectureError, or CheckpointError naming file, tensor, and
     stored and expected shape. While weights are read, CheckpointError for values that are not finite.
@@ -92,15 +94,30 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
                           total_bytes=check.read_bytes, on_progress=on_progress, device=device,
                           allow_nonfinite=allow_nonfinite) as reader:
             model = build(architecture, reader)
+    head_bytes, head_line = (_add_mtp(model, checkpoint, runtime, device) if mtp else (0, None))
     read_s = time.perf_counter() - started_s
     lines = (runtime.note(), skipped_line(checkpoint.tensors), _nonfinite_warning(reader.nonfinite),
-             unused_warning(checkpoint.unused(check.used | scale_names)))
-    return LoadedModel(model=model, spec=architecture.spec(), generation_defaults=defaults,
+             head_line, unused_warning(checkpoint.unused(check.used | scale_names)))
+    return LoadedModel(model=model, spec=model.spec, generation_defaults=defaults,
                        kv_scales=kv_scales,
-                       weights_bytes=reader.held_bytes, weights_form=reader.form_in_words(),
+                       weights_bytes=reader.held_bytes + head_bytes, weights_form=reader.form_in_words(),
                        read_bytes=check.read_bytes, read_s=read_s,
-                       draft=DraftWeights.of(checkpoint, DTYPES[chosen]),
                        warnings=tuple(line for line in lines if line))
+
+
+def _add_mtp(model: CausalModel, checkpoint: CheckpointFiles, runtime: RuntimeForm,
+             device: torch.device | None) -> tuple[int, str | None]:
+    """Gives ``model`` its head, where the checkpoint has one. Returns its bytes, and why it has none though
+    the checkpoint has tensors of one."""
+    weights = DraftWeights.of(checkpoint, DTYPES[model.spec.dtype])
+    if weights is None:
+        return 0, None
+    try:
+        model.mtp, held_bytes = load_mtp(model.architecture, weights, model, runtime, device)
+    except CheckpointError as error:
+        return 0, f"The head for multi-token prediction is left out: {error}"
+    model.spec = model.architecture.spec(mtp=True)
+    return held_bytes, None
 
 
 def _nonfinite_warning(names: list[str]) -> str | None:

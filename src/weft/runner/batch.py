@@ -274,10 +274,10 @@ class BatchBuilder:
         return StepInputs(tokens_T, positions_T, runs, self._asked(staged, token_count))
 
     def _asked(self, staged: _StagedRuns, token_count: int) -> OutputRows | None:
-        """The rows whose output is needed; None if it is needed for all, as for prompt logprobs and
-        windows."""
+        """The rows whose output is needed; None if it is needed for all, as for prompt logprobs,
+        windows and the model's own head."""
         if (len(staged.sample_runs) == token_count or staged.plan.window_count
-                or len(staged.plan.prompt_logprob_runs)):
+                or len(staged.plan.prompt_logprob_runs) or staged.plan.mtp_drafts is not None):
             return None
         decodes = staged.plan.decode_count
         runs = staged.sample_runs + np.where(staged.sample_runs >= decodes, staged.pads, 0)

@@ -28,6 +28,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -39,6 +40,7 @@ from weft.engine.sleep_state import PARTS, Part
 from weft.errors import CheckpointError, ConfigError, EngineUnavailableError
 from weft.memory.frames.plan import ArenaPlan
 from weft.models.loading import LoadedModel
+from weft.models.mtp import MtpHead
 from weft.runner.arena import DeviceArena, warm
 from weft.runner.batch import BatchBuilder, StepBatch
 from weft.runner.graphs import (
@@ -51,6 +53,7 @@ from weft.runner.graphs import (
 from weft.runner.kv_scales import head_scales
 from weft.runner.launched import LaunchedStep, ScoredPrompt
 from weft.runner.logprobs import score
+from weft.runner.mtp import HeadRunner
 from weft.runner.readback import Readback
 from weft.runner.rows import rows_on
 from weft.runner.sampler import Sampler
@@ -128,6 +131,7 @@ class TorchExecutor:
         self._missing: set[Part] = set()
         self._on_host: HostWeights | None = None
         self._caches = self._lay_out(device)
+        self._head: HeadRunner | None = None
         remote = device.type != "cpu" if remote is None else remote
         rows = rows_on(device, rows_max=sizes.rows_max, pages_max=arena_plan.pages_for(sizes.max_model_len),
                        step_tokens_max=sizes.step_tokens_max, remote=remote)
@@ -147,6 +151,7 @@ class TorchExecutor:
         self._before: LaunchedStep | None = None
         self.observer = observer
         self.before_step = before_step
+        self._bind_head()
         self._worker = StepWorker(self._launch, prepare=lambda: use(device))
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -171,6 +176,8 @@ class TorchExecutor:
         if self.before_step is not None:
             self.before_step(plan)
         self.batches.apply(plan, self.sampler, self.arena)
+        if self._head is not None:
+            self._head.admit(plan)
         before, self._before = self._before, None
         if not plan.run_count:
             self.batches.store(self.arena)
@@ -184,6 +191,8 @@ class TorchExecutor:
         if plan.window_count and before is not None:
             before.home()
         hidden = self._forward(batch.inputs)
+        if self._head is not None and plan.mtp_drafts is None:
+            self._head.clear(self._step_inputs(batch))
         if plan.window_count:
             return self._verified(plan, batch, hidden, began_s)
         prompts, scores = self._score_prompts(batch, hidden)
@@ -201,7 +210,27 @@ class TorchExecutor:
         self.batches.store(self.arena)
         pending = self._readback.send(scores) if choice is None else choice.sent(self._readback, scores)
         self._before = LaunchedStep(began_s, plan.run_count, pending, choice, batch.sample_runs, prompts)
+        if plan.mtp_drafts is not None:
+            return LaunchedStep.arrived_with(self._drafted(plan, batch, hidden, self._before.home()))
         return self._before
+
+    def _drafted(self, plan: StepPlan, batch: StepBatch, hidden_TD: torch.Tensor,
+                 result: StepResult) -> StepResult:
+        """``result`` with what the model's own head drafts behind it, where there is one."""
+        if self._head is None or plan.mtp_drafts is None:
+            return result
+        drafts, seconds = self._head.run(plan, self._step_inputs(batch), hidden_TD, result)
+        return replace(result, head_drafts=drafts, head_s=seconds)
+
+    def _step_inputs(self, batch: StepBatch) -> StepInputs:
+        assert isinstance(batch.inputs, StepInputs), "a step of a graph has no head"
+        return batch.inputs
+
+    def _bind_head(self) -> None:
+        head = getattr(self.model, "mtp", None)
+        if isinstance(head, MtpHead):
+            known = {} if self._head is None else self._head.known
+            self._head = HeadRunner(head, self.batches.rows.table, self._caches[-1], known)
 
     def _verified(self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor,
                   began_s: float) -> LaunchedStep:
@@ -220,7 +249,7 @@ class TorchExecutor:
         scored = LaunchedStep(began_s, plan.run_count, self._readback.send(scores), prompts=prompts).home()
         result = StepResult(chosen.tokens, chosen.logprobs, scored.prompt_logprobs, scored.device_s,
                             chosen.failures, chosen.windows, chosen.window_logprobs)
-        return LaunchedStep.arrived_with(result)
+        return LaunchedStep.arrived_with(self._drafted(plan, batch, hidden, result))
 
     def _forward(self, inputs: StepInputs | DecodeBlock) -> torch.Tensor:
         if isinstance(inputs, DecodeBlock):
@@ -310,6 +339,7 @@ class TorchExecutor:
         self._missing.discard(part)
         if not self._missing:
             self._caches = self._lay_out(self.arena.device)
+            self._bind_head()
             refused = self.record_graphs()
             if refused is not None:
                 _log.warning("after waking, some decode steps run without a CUDA graph and are slower: %s",

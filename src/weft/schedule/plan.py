@@ -107,6 +107,9 @@ class StepPlan:
 
     The ``window_count`` runs behind the decodes are windows: a chosen token, and drafts of the next ones. A
     token is chosen behind each of them, and those behind a wrong draft are dropped (``schedule.windows``).
+
+    ``mtp_drafts``: how many next tokens the model's own head drafts for each run that chooses one; 0: it
+    reads the tokens of the step and drafts none; None: it does not run.
     """
 
     step: int
@@ -134,6 +137,7 @@ class StepPlan:
     arena_work: ArenaWork = NO_WORK
     store: StoreStep = NO_STORE_STEP
     window_count: int = 0
+    mtp_drafts: int | None = None
 
     @property
     def run_count(self) -> int:
@@ -154,13 +158,23 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadDraft:
+    """``tokens`` that the model's own head expects next. ``chances``: of each, by the head, that it is right
+    if those before it are."""
+
+    tokens: tuple[int, ...]
+    chances: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """``tokens``: int32 [runs], the last that each run chose, PAD where it did not sample. By run index:
 
     ``logprobs`` of those that asked. ``prompt_logprobs``: one entry per token of the run, each the logprob of
     the *next* prompt token (the last entry of the prompt's last run is absent). ``failures``: why a sequence
     cannot go on, where that is its own affair (its grammar went over a limit). ``windows``: all tokens that a
-    window chose, its right drafts and the one behind them; ``window_logprobs``: of those, if asked for."""
+    window chose, its right drafts and the one behind them; ``window_logprobs``: of those, if asked for.
+    ``head_drafts``: of the model's own head, which took ``head_s`` of the seconds."""
 
     tokens: Int32s
     logprobs: dict[int, TokenLogprobs]
@@ -169,3 +183,5 @@ class StepResult:
     failures: dict[int, str] = field(default_factory=dict)
     windows: dict[int, tuple[int, ...]] = field(default_factory=dict)
     window_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    head_drafts: dict[int, HeadDraft] = field(default_factory=dict)
+    head_s: float = 0.0

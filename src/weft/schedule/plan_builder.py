@@ -72,6 +72,8 @@ class PlanBuilder:
     """Of decodes, then of windows."""
     windows: list[tuple[int, ...]] = field(default_factory=list)
     """The tokens of the last of ``decode_rows``, each with drafts."""
+    mtp_drafts: int | None = None
+    """As in ``StepPlan``."""
     prefill_seqs: list[Sequence] = field(default_factory=list)
     prefill_rows: list[int] = field(default_factory=list)
     prefill_starts: list[int] = field(default_factory=list)
@@ -192,6 +194,7 @@ class PlanBuilder:
             finished=tuple(self.finished),
             reclaiming=self.reclaiming,
             store=self.store_step,
+            mtp_drafts=self.mtp_drafts,
         )
 
     def _runs(self, starts: Int32s, tokens: Int32s, rows: RowTable) -> _Runs:

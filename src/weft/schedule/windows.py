@@ -45,6 +45,11 @@ class WindowPlanner:
 
     def plan(self, step: PlanBuilder) -> None:
         """Turn decodes of ``step`` into windows. All else in it is final."""
+        self._plan_windows(step)
+        sequences = int(step.decode_rows.size) + sum(step.prefill_samples)
+        step.mtp_drafts = self._drafter.head_drafts(sequences, prompts=bool(step.prefill_rows))
+
+    def _plan_windows(self, step: PlanBuilder) -> None:
         if step.short or not step.decode_rows.size:
             return
         rows = step.decode_rows.tolist()

@@ -33,7 +33,8 @@ _CLASS_ENDS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
 """A match of ``length`` tokens is in the first class whose end is above it, or in the last class."""
 _CLASS_OF = [sum(end <= length for end in _CLASS_ENDS) for length in range(_CLASS_ENDS[-1] + 1)]
 _GUESSES: dict[SourceName, tuple[float, float]] = {
-    "prediction": (0.3, 0.95), "grammar": (0.85, 0.95), "tree": (0.6, 0.95), "suffix": (0.15, 0.9)}
+    "prediction": (0.3, 0.95), "grammar": (0.85, 0.95), "tree": (0.6, 0.95), "suffix": (0.15, 0.9),
+    "mtp": (0.75, 0.75)}   # of no use: the head has chances of its own (speculation.mtp)
 """The chance without a match, and after a match of any length; it rises in between."""
 _HALF_MATCH = 6.0
 

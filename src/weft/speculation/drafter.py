@@ -2,7 +2,9 @@
 
     begin(key, tokens)           a sequence has its first token: prompt and answer so far
     draft(rows)                  for the step that is planned now: key -> tokens that may come next
+    head_drafts(sequences)       how many tokens the model's own head drafts in that step
     settle(key, tokens, ...)     the tokens that the step chose, drafts among them
+    offer(key, tokens, ...)      what the head expects behind them
     observe(decodes, ...)        what the step cost, once all of its sequences are settled
     end(key)                     the sequence has ended
 
@@ -73,9 +75,22 @@ class Drafter(Protocol):
         and the first ``accepted`` of them were right. Both are 0 in a step without drafts."""
         ...
 
+    def head_drafts(self, sequences: int, *, prompts: bool) -> int | None:
+        """For the step whose drafts were asked for last, as ``StepPlan.mtp_drafts``. ``sequences`` of it
+        choose a token. ``prompts``: it prefills."""
+        ...
+
+    def offer(self, key: int, tokens: Sequence[int], chances: Sequence[float]) -> None:
+        """The model's own head expects ``tokens`` behind the settled ones, each with its chance."""
+        ...
+
     def observe(self, decodes: int, drafted: int, seconds: float) -> None:
-        """A step of ``decodes`` sequences that verified ``drafted`` tokens in all took ``seconds``. It
-        prefilled nothing."""
+        """A step of ``decodes`` sequences that verified ``drafted`` tokens in all took ``seconds``, without
+        those of the head. It prefilled nothing."""
+        ...
+
+    def observe_head(self, sequences: int, drafts: int, seconds: float) -> None:
+        """The head took ``seconds`` for ``drafts`` tokens of each of ``sequences``, in the same step."""
         ...
 
     def end(self, key: int) -> None:

@@ -18,18 +18,23 @@ from typing import Literal, Protocol
 
 from weft.errors import ConfigError
 
-SourceName = Literal["prediction", "grammar", "tree", "suffix"]
-SOURCES: tuple[SourceName, ...] = ("prediction", "grammar", "tree", "suffix")
+SourceName = Literal["prediction", "grammar", "tree", "suffix", "mtp"]
+SOURCES: tuple[SourceName, ...] = ("prediction", "grammar", "tree", "suffix", "mtp")
 """In the order in which equal proposals are preferred."""
 SWITCHES = ("auto", "off")
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """``tokens`` may come next. ``match``: see the module."""
+    """``tokens`` may come next. ``match``: see the module. ``chances``: the source's own, of each token, if
+    it has any."""
 
     tokens: tuple[int, ...]
     match: int
+    chances: tuple[float, ...] = ()
+
+    def first(self, count: int) -> Proposal:
+        return Proposal(self.tokens[:count], self.match, self.chances[:count])
 
 
 class Follower(Protocol):

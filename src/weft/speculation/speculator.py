@@ -29,6 +29,7 @@ from weft.speculation.choice import choose
 from weft.speculation.costs import StepCosts
 from weft.speculation.drafter import DraftGrammar, DraftRow
 from weft.speculation.grammar import GrammarFollower
+from weft.speculation.mtp import HEAD_DRAFTS_MAX, HeadChances, HeadPlan, MtpFollower
 from weft.speculation.prediction import PredictionFollower
 from weft.speculation.proposal import SOURCES, Follower, Proposal, SourceName
 from weft.speculation.stats import SpeculationCounters, SpeculationStats
@@ -48,10 +49,10 @@ class _Asked:
 
     __slots__ = ("chances", "follower", "idle", "pause", "pauses", "proposal", "source")
 
-    def __init__(self, source: SourceName, follower: Follower, table: Chances) -> None:
+    def __init__(self, source: SourceName, follower: Follower, chances: OwnChances | HeadChances) -> None:
         self.source = source
         self.follower = follower
-        self.chances = OwnChances(table, source)
+        self.chances = chances
         self.proposal: Proposal | None = None
         """Its answer for the step that is planned."""
         self.idle = 0
@@ -66,7 +67,7 @@ class _Asked:
             self.idle = self.pause = self.pauses = 0
         elif self.pause:
             self.pause -= 1
-        else:
+        elif self.source != "mtp":   # the head pauses by itself
             self.idle += 1
             if self.idle >= _PATIENCE:
                 self.pause = min(_PAUSE << self.pauses, _PAUSE_MAX)
@@ -91,10 +92,12 @@ class _Speculation:
 
 class Speculator:
     """A ``Drafter``. ``sources``: those in use; ``tree``: the prefix tree, None without a prefix cache;
-    ``drafts_max``: most drafts of one sequence in one step."""
+    ``drafts_max``: most drafts of one sequence in one step. ``head_seconds``: of the model's own head for one
+    sequence, by drafts, where ``mtp`` is in use."""
 
     def __init__(self, sources: tuple[SourceName, ...] = SOURCES, *, costs: StepCosts | None = None,
-                 tree: PrefixRoots | None = None, drafts_max: int = DRAFTS_MAX) -> None:
+                 tree: PrefixRoots | None = None, drafts_max: int = DRAFTS_MAX,
+                 head_seconds: dict[int, float] | None = None) -> None:
         self.sources = sources
         self.costs = costs or StepCosts()
         self.counters = SpeculationCounters(sources)
@@ -102,6 +105,9 @@ class Speculator:
         self._drafts_max = drafts_max
         self._chances = Chances()
         self._library = AnswerLibrary()
+        self._head = HeadPlan(head_seconds or {}, drafts_max) if "mtp" in sources else None
+        self._others_draft = False
+        """The planned step verifies drafts of other sources alone, and more than the head would have."""
         self._by_key: dict[int, _Speculation] = {}
         self._step_accepted = 0
         self._steps_drafted = 0
@@ -123,11 +129,15 @@ class Speculator:
             followers["tree"] = TreeFollower(self._tree, salt or "", known)
         if "suffix" in self.sources:
             followers["suffix"] = SuffixFollower(self._library, salt or "", known[:prompt_length], answer)
-        asked = [_Asked(source, follower, self._chances) for source, follower in followers.items()]
+        asked = [_Asked(source, follower, OwnChances(self._chances, source))
+                 for source, follower in followers.items()]
+        if self._head is not None:
+            asked.append(_Asked("mtp", MtpFollower(), self._head.chances))
         self._by_key[key] = _Speculation(salt or "", answer, asked, matcher)
 
     def draft(self, rows: Sequence[DraftRow]) -> dict[int, tuple[int, ...]]:
         best = [self._best(row) for row in rows]
+        self._others_draft = False
         if not self.costs.measured(len(rows)) or self._steps_drafted >= _PLAIN_EVERY:
             return {}
         counts = choose([survivals for _, survivals in best], len(rows), self.costs)
@@ -138,7 +148,25 @@ class Speculator:
                 assert asked.proposal is not None
                 self._by_key[row.key].drafted = asked
                 drafts[row.key] = asked.proposal.tokens[:count]
+        if self._head is not None and len(drafts) == len(rows):
+            usual = self._head.chances.expected(HEAD_DRAFTS_MAX)
+            self._others_draft = all(
+                asked is not None and asked.source != "mtp" and sum(survivals[:count]) > usual
+                for (asked, survivals), count in zip(best, counts, strict=True))
         return drafts
+
+    def head_drafts(self, sequences: int, *, prompts: bool) -> int | None:
+        if self._head is None:
+            return None
+        drafts = 0 if self._others_draft else self._head.drafts(sequences, self.costs)
+        # The keys of a prompt serve the whole answer, and later prompts that begin with it.
+        return 0 if drafts is None and prompts else drafts
+
+    def offer(self, key: int, tokens: Sequence[int], chances: Sequence[float]) -> None:
+        state = self._by_key.get(key)
+        for asked in () if state is None else state.asked:
+            if isinstance(asked.follower, MtpFollower):
+                asked.follower.offer(tokens, chances)
 
     def settle(self, key: int, tokens: Sequence[int], *, drafted: int, accepted: int) -> None:
         state = self._by_key.get(key)
@@ -179,6 +207,13 @@ class Speculator:
             self.counters.steps += 1
             self.counters.saved_s += alone_s * (1 + accepted / decodes) - seconds
         self.costs.note(decodes + drafted, seconds)
+        if self._head is not None:
+            self._head.stepped(ran=False)
+
+    def observe_head(self, sequences: int, drafts: int, seconds: float) -> None:
+        if self._head is not None:
+            self._head.note(sequences, drafts, seconds, self.costs)
+            self._head.stepped(ran=True)
 
     def stats(self) -> SpeculationStats:
         return self.counters.stats()
@@ -197,7 +232,7 @@ class Speculator:
             proposal = asked.follower.propose(count)
             if proposal is not None and state.grammar is not None and asked.source != "grammar":
                 allowed = state.grammar.allowed(proposal.tokens)
-                proposal = Proposal(proposal.tokens[:allowed], proposal.match) if allowed else None
+                proposal = proposal.first(allowed) if allowed else None
             asked.proposal = proposal
             if proposal is None:
                 continue

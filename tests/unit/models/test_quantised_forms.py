@@ -211,17 +211,16 @@ def test_fp16_checkpoints_are_read(tmp_path: Path) -> None:
     assert load_model(directory).weights_form.startswith("float16")
 
 
-def test_prediction_heads_are_a_handle_and_not_part_of_the_model(tmp_path: Path) -> None:
+def test_a_prediction_head_of_other_shapes_is_left_out_with_a_warning(tmp_path: Path) -> None:
     extra = {"mtp.fc.weight": torch.arange(12.0).view(3, 4), "mtp.norm.weight": torch.ones(4)}
     directory = reformed("qwen3_5", tmp_path, lambda tensors: tensors | extra)
-    loaded = load(directory)
-    assert loaded.weights_bytes == load(checkpoint("qwen3_5")).weights_bytes
-    assert loaded.draft is not None
-    assert loaded.draft.names == ("fc.weight", "norm.weight")
-    assert loaded.draft.stored_bytes == 64
-    with loaded.draft.open() as source:
-        assert torch.equal(source.tensor("fc.weight", 3, 4), extra["mtp.fc.weight"])
-    assert load(checkpoint("qwen3_5")).draft is None
+    plain, loaded = load(directory), load_model(directory, mtp=True)
+    assert plain.weights_bytes == loaded.weights_bytes == load(checkpoint("qwen3_5")).weights_bytes
+    assert plain.spec == loaded.spec
+    assert loaded.model.mtp is None
+    assert not any("multi-token" in line for line in plain.warnings)
+    assert any("multi-token prediction is left out" in line and "tensor mtp." in line
+               for line in loaded.warnings)
 
 
 def test_what_was_read_is_counted(tmp_path: Path) -> None:

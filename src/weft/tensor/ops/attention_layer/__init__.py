@@ -8,9 +8,10 @@ from weft.tensor import gpu
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.attention_layer import native, unfused
-from weft.tensor.ops.attention_layer.unfused import AttentionCore, CosSin
+from weft.tensor.ops.attention_layer.unfused import AttentionCore, CosSin, write_projected
 
-__all__ = ["AttentionCore", "CosSin", "attention_layer", "run_fused", "staged"]
+__all__ = ["AttentionCore", "CosSin", "attention_layer", "run_fused", "staged",
+           "write_projected"]
 
 
 def attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,

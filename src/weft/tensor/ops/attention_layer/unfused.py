@@ -45,6 +45,21 @@ def attention_layer(projected_TW: torch.Tensor, core: AttentionCore, inputs: Ste
     return o_TC if gate is None else o_TC * torch.sigmoid(gate)
 
 
+def write_projected(projected_TW: torch.Tensor, core: AttentionCore, inputs: StepInputs, cache: LayerCache,
+                    cos_sin: CosSin | None) -> None:
+    """The part of ``attention_layer`` that writes keys and values, for a layer with pages."""
+    q_THD, _, k_THD, v_THD, _ = _split(projected_TW, core)
+    if core.shape.rope is not None:
+        assert cos_sin is not None, "a rotary layer in a model without rotary tables"
+        _, k_THD = rotary(q_THD[:, :1], k_THD, *cos_sin)
+    scales = cache.head_scales
+    if scales is not None:
+        k_THD, v_THD = k_THD / scales[0, :, None], v_THD / scales[1, :, None]
+    assert cache.k is not None, "an attention layer without pages"
+    assert cache.v is not None, "an attention layer without pages"
+    write_kv(k_THD, v_THD, cache.k, cache.v, inputs.positions_T, inputs.runs, cache.token_scales)
+
+
 def _attend(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tensor, shape: Attention,
             inputs: StepInputs, cache: LayerCache) -> torch.Tensor:
     scales = cache.head_scales

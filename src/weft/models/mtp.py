@@ -1,0 +1,186 @@
+"""The head for multi-token prediction: one layer that drafts the token after the next.
+
+    hidden of t (after the trunk's last norm)  -> norm \\
+    embedding of token t + 1                   -> norm -> join -> fc -> layer -> norm -> head -> token t + 2
+                                                                  |
+                                            KV at position t, in the pages of the sequence
+
+Further drafts read the head's own hidden state in place of the trunk's. Embedding and output matrix are the
+trunk's. A draft is a guess: no bit of an answer depends on this file.
+
+``write`` computes keys and values alone, for tokens that draft nothing: those of prompts. ``draft`` computes
+the whole layer. A step of few rows goes through the fused decoder, in one call.
+
+A wide vocabulary costs more than the layer. Byte-pair tokenizers number tokens by frequency, so drafts are
+drawn from the first VOCAB_MAX tokens alone. A draft that would be another token is wrong, not the answer.
+
+Layout and names: the public checkpoints of Qwen3.5 and Qwen3-Next, ``mtp.*``.
+
+Rejected: a KV pool of its own (the prefix cache, preemption and ``weft plan`` would each need to know it).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from weft.errors import CheckpointError
+from weft.families.architecture import Architecture, Attention, Dense, Experts
+from weft.models import block_readers as parts
+from weft.models.blocks.attention import AttentionBlock
+from weft.models.blocks.linear import Linear, Norm
+from weft.models.decoder import CausalModel
+from weft.models.draft_weights import DraftWeights
+from weft.models.embedding import Embedding
+from weft.models.fused_decoder import FusedDecoder
+from weft.models.layer import DecoderLayer
+from weft.models.reader import TensorReader
+from weft.models.rotary import RotaryTable
+from weft.models.runtime_form import RuntimeForm
+from weft.models.tensor_check import TensorCheck
+from weft.models.weights import TensorSource
+from weft.tensor.inputs import LayerCache, Runs, StepInputs
+from weft.tensor.ops.attention_layer import write_projected
+from weft.tensor.weights.tiled import TILE_ROWS, TiledWeight
+from weft.tensor.weights.twelve_bit import TwelveBitWeight
+
+VOCAB_MAX = 1 << 15
+"""Tokens that a draft may be."""
+
+
+@dataclass(slots=True)
+class MtpHead:
+    """``join``: [D, 2 D], of the embedding and the hidden state. ``head``: the first tokens' rows of the
+    trunk's output matrix."""
+
+    attention: Attention
+    embedding: Embedding
+    embedding_multiplier: float
+    embedding_norm: Norm
+    hidden_norm: Norm
+    join: Linear
+    layer: DecoderLayer
+    norm: Norm
+    head: Linear
+    rotary: RotaryTable | None
+    _fused: FusedDecoder = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._fused = FusedDecoder([self.layer], [self.attention.rope], self.norm, 1.0)
+
+    def joined(self, hidden_TD: torch.Tensor, following_T: torch.Tensor) -> torch.Tensor:
+        """The layer's input. ``hidden_TD``: of the trunk or of this head; ``following_T``: int64 [T], the
+        token after each."""
+        embedded_TD = self.embedding.rows_at(following_T)
+        if self.embedding_multiplier != 1.0:
+            embedded_TD = embedded_TD * self.embedding_multiplier
+        return self.join(torch.cat((self.embedding_norm(embedded_TD), self.hidden_norm(hidden_TD)), -1))
+
+    def write(self, joined_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache) -> None:
+        """Keys and values of ``inputs`` into their pages."""
+        block = self.layer.mixer
+        assert isinstance(block, AttentionBlock)
+        assert self.layer.mixer_norm is not None
+        cos_sin = None if self.rotary is None else self.rotary.at(inputs.positions_T)
+        write_projected(block.qkv(self.layer.mixer_norm(joined_TD)), block.core, inputs, cache, cos_sin)
+
+    def draft(self, joined_TD: torch.Tensor, inputs: StepInputs, caches: list[LayerCache]) -> torch.Tensor:
+        """The whole layer: -> hidden [T, D]. Writes keys and values. ``caches``: of this layer alone, the
+        same list in each step. Valid until the next call."""
+        rope, layer, cache = self.attention.rope, self.layer, caches[0]
+        cos_sin = None if self.rotary is None else self.rotary.at(inputs.positions_T)
+        hidden_TD = self._fused.run(joined_TD, inputs, caches, {rope: cos_sin})
+        if hidden_TD is not None:
+            return hidden_TD
+        assert layer.mixer is not None
+        assert layer.feed_forward is not None
+        assert layer.mixer_norm is not None
+        assert layer.feed_norm is not None
+        x_TD = joined_TD + layer.mixer(layer.mixer_norm(joined_TD), inputs, cache, cos_sin)
+        return self.norm(x_TD + layer.feed_forward(layer.feed_norm(x_TD)))
+
+    def best(self, hidden_XD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The most likely token of each row, and its probability: int64 and float32 [X]."""
+        logits_XV = self.head(hidden_XD).float()
+        best = logits_XV.max(-1)
+        return best.indices, (best.values - logits_XV.logsumexp(-1)).exp()
+
+    def clear(self, inputs: StepInputs, cache: LayerCache) -> None:
+        """Zeros for the tokens of a step that the head did not read: neutral keys, of no other sequence."""
+        empty_TW = torch.zeros((inputs.tokens_T.shape[0], self._qkv_rows), dtype=self.norm.weight.dtype,
+                               device=inputs.tokens_T.device)
+        block = self.layer.mixer
+        assert isinstance(block, AttentionBlock)
+        cos_sin = None if self.rotary is None else self.rotary.at(inputs.positions_T)
+        write_projected(empty_TW, block.core, inputs, cache, cos_sin)
+
+    @property
+    def _qkv_rows(self) -> int:
+        shape = self.attention
+        return (shape.heads * (2 if shape.gated else 1) + 2 * shape.kv_heads) * shape.head_dim
+
+
+def build_mtp(architecture: Architecture, source: TensorSource, trunk: CausalModel) -> MtpHead:
+    """Read the head from ``source``, whose names have no ``mtp.`` before them."""
+    shape = architecture.mtp
+    assert shape is not None
+    hidden, eps, rope = architecture.hidden_size, architecture.norm_eps, shape.attention.rope
+
+    def norm(name: str) -> Norm:
+        return Norm(source.tensor(f"{name}.weight", hidden), eps, plus_one=True)
+
+    feed = shape.feed_forward
+    assert isinstance(feed, (Dense, Experts))
+    name = "layers.0"
+    layer = DecoderLayer(
+        mixer_norm=norm(f"{name}.input_layernorm"),
+        mixer=parts.attention(architecture, source, shape.attention, f"{name}.self_attn", plus_one=True),
+        feed_norm=norm(f"{name}.post_attention_layernorm"),
+        feed_forward=(parts.swiglu(source, f"{name}.mlp", hidden, feed.width) if isinstance(feed, Dense)
+                      else parts.qwen_experts(source, f"{name}.mlp", hidden, feed)))
+    return MtpHead(
+        shape.attention, Embedding(trunk.embedding), architecture.embedding_multiplier,
+        norm("pre_fc_norm_embedding"), norm("pre_fc_norm_hidden"),
+        source.linear([("fc.weight", hidden)], 2 * hidden), layer, norm("norm"),
+        _first_tokens(trunk.head), None if rope is None else RotaryTable(rope, trunk.embedding.device))
+
+
+def load_mtp(architecture: Architecture, weights: DraftWeights, trunk: CausalModel,
+             runtime: RuntimeForm, device: torch.device | None) -> tuple[MtpHead, int]:
+    """The head and its bytes. Raises CheckpointError as ``load_model`` does, and for a family whose head weft
+    does not know."""
+    if architecture.mtp is None:
+        raise CheckpointError(f"weft knows no such head of {architecture.family} with these settings",
+                              param="model")
+    with torch.inference_mode():
+        check = TensorCheck(weights.checkpoint, weights.dtype, runtime)
+        build_mtp(architecture, check, trunk)
+        check.raise_problems()
+        with TensorReader(weights.checkpoint, weights.dtype, runtime=runtime, order=check.order,
+                          device=device) as reader:
+            return build_mtp(architecture, reader, trunk), reader.held_bytes
+
+
+def _first_tokens(head: Linear) -> Linear:
+    """The rows of VOCAB_MAX tokens, in the memory of the whole matrix. Other forms keep all rows."""
+    weight, rows, tiles = head.weight, VOCAB_MAX, VOCAB_MAX // TILE_ROWS
+    if isinstance(weight, torch.Tensor):
+        return Linear(weight[:rows], None if head.bias is None else head.bias[:rows])
+    if head.bias is None and isinstance(weight, TiledWeight) and weight.rows > rows:
+        return Linear(replace(weight, tiles=weight.tiles[:tiles], rows=rows))
+    if head.bias is None and isinstance(weight, TwelveBitWeight) and weight.rows > rows:
+        return Linear(replace(weight, units=weight.units[: tiles // 2], highs=weight.highs[:tiles],
+                              rows=rows))
+    return head
+
+
+def only_decodes(starts: list[int], table_RP: torch.Tensor) -> StepInputs:
+    """One token at each of ``starts``, of sequences with the pages of ``table_RP``."""
+    count, device = len(starts), table_RP.device
+    starts_R = torch.tensor(starts, dtype=torch.int64, device=device)
+    runs = Runs(offsets=list(range(count)), starts=starts, lengths=[1] * count, slots=[-1] * count,
+                fresh=[False] * count, decode_count=count, starts_R=starts_R,
+                slots_R=torch.full((count,), -1, dtype=torch.int64, device=device), context_R=starts_R + 1,
+                page_table_RP=table_RP)
+    return StepInputs(starts_R, starts_R, runs)

@@ -1,0 +1,153 @@
+"""Drafts of the model's own head, behind the tokens of a step.
+
+    trunk      h0 h1 h2 | h5 | ...           hidden states of the step's tokens
+    chosen        x1 x2 x3 | x6 | ...        tokens that follow them: chosen, right drafts, or of the prompt
+    head       (h2, x3) -> d4                first draft of the run; keys and values at every position
+               (d4's hidden state, d4) -> d5     at the next position, as long as its page is there
+
+The head keeps keys and values in the pages of the sequence, in the field of its own layer. So every position
+that a step computes gets them in the same step:
+
+    a plan with ``mtp_drafts``      the head reads all tokens of the step; runs that chose a token draft
+    a plan without                  zeros, which no other sequence wrote (law L10)
+
+A position behind the computed ones holds keys of a guess. The step that computes it writes them again, and no
+earlier step reads them. Drafts take no page: where the next position needs a new one, the run drafts less.
+A prefix hit brings the keys of its pages. The last of them followed another token; that costs a draft.
+
+Drafts are guesses. No token depends on this file.
+
+Rejected: drafts at the begin of the next step (the planner needs them before).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from weft.models.mtp import MtpHead, only_decodes
+from weft.schedule.plan import HeadDraft, StepPlan, StepResult
+from weft.tensor.inputs import LayerCache, StepInputs
+from weft.units import PAD, PAGE_TOKENS
+
+Int32s = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """The runs that chose a token. ``runs``: their numbers; ``rows_X``: index in T of the last right token
+    of each; ``starts``: its position."""
+
+    runs: list[int]
+    rows_X: torch.Tensor
+    starts: list[int]
+
+
+class HeadRunner:
+    """``table``: int32 [rows + 1, pages], of the rows. ``cache``: the views of the head's layer.
+    ``known``: by row, the prompt of its sequence and the answer before a preemption."""
+
+    def __init__(self, head: MtpHead, table: torch.Tensor, cache: LayerCache,
+                 known: dict[int, Int32s]) -> None:
+        self._head = head
+        self._table = table
+        self._caches = [cache]
+        self.known = known
+
+    def admit(self, plan: StepPlan) -> None:
+        for row in plan.rows_cleared:
+            self.known.pop(row, None)
+        for admission in plan.admissions:
+            self.known[admission.row] = admission.tokens
+
+    def clear(self, inputs: StepInputs) -> None:
+        """The step of ``inputs`` goes without drafts."""
+        self._head.clear(inputs, self._caches[0])
+
+    def run(self, plan: StepPlan, inputs: StepInputs, hidden_TD: torch.Tensor, result: StepResult,
+            ) -> tuple[dict[int, HeadDraft], float]:
+        """Drafts by run of ``plan``, and the seconds that they took. ``result``: what the step chose."""
+        began_s = time.perf_counter()
+        assert plan.mtp_drafts is not None
+        ends = self._ends(plan, inputs, result)
+        following_T = self._following(plan, inputs, result)
+        joined_TD = self._head.joined(hidden_TD, following_T)
+        if plan.prefills or not plan.mtp_drafts:
+            self._head.write(joined_TD, inputs, self._caches[0])
+            joined_XD = joined_TD.index_select(0, ends.rows_X)
+            inputs_X = only_decodes(ends.starts, self._pages(plan, ends.runs, max(ends.starts, default=0)))
+            hidden_XD = (self._head.draft(joined_XD, inputs_X, self._caches)
+                         if plan.mtp_drafts and ends.runs else joined_XD)
+        else:
+            hidden_XD = self._head.draft(joined_TD, inputs, self._caches).index_select(0, ends.rows_X)
+        drafts = self._drafts(plan, ends, hidden_XD) if plan.mtp_drafts and ends.runs else {}
+        return drafts, time.perf_counter() - began_s
+
+    def _drafts(self, plan: StepPlan, ends: _Ends, hidden_XD: torch.Tensor) -> dict[int, HeadDraft]:
+        assert plan.mtp_drafts is not None
+        tokens: dict[int, list[int]] = {run: [] for run in ends.runs}
+        chances: dict[int, list[float]] = {run: [] for run in ends.runs}
+        runs, starts = ends.runs, ends.starts
+        for number in range(plan.mtp_drafts):
+            best_X, chance_X = self._head.best(hidden_XD)
+            for run, token, chance in zip(runs, best_X.tolist(), chance_X.tolist(), strict=True):
+                tokens[run].append(token)
+                chances[run].append(chance if chance == chance else 0.0)   # NaN: not a number
+            if number + 1 == plan.mtp_drafts:
+                break
+            starts = [start + 1 for start in starts]
+            pages_XP = self._pages(plan, runs, max(starts))
+            going_on = [at for at, start in enumerate(starts)
+                        if start // PAGE_TOKENS < pages_XP.shape[1]
+                        and int(pages_XP[at, start // PAGE_TOKENS]) != PAD]
+            if not going_on:
+                break
+            if len(going_on) < len(runs):
+                index = torch.tensor(going_on, dtype=torch.int64, device=hidden_XD.device)
+                best_X, hidden_XD, pages_XP = (
+                    x.index_select(0, index) for x in (best_X, hidden_XD, pages_XP))
+                runs, starts = [runs[at] for at in going_on], [starts[at] for at in going_on]
+            joined_XD = self._head.joined(hidden_XD, best_X)
+            hidden_XD = self._head.draft(joined_XD, only_decodes(starts, pages_XP), self._caches)
+        return {run: HeadDraft(tuple(tokens[run]), tuple(chances[run])) for run in tokens}
+
+    def _pages(self, plan: StepPlan, runs: list[int], position: int) -> torch.Tensor:
+        """The page tables of ``runs``, up to ``position``."""
+        rows = torch.from_numpy(plan.rows[runs].astype(np.int64)).to(self._table.device)
+        return self._table[:, : position // PAGE_TOKENS + 1].index_select(0, rows)
+
+    def _ends(self, plan: StepPlan, inputs: StepInputs, result: StepResult) -> _Ends:
+        pads = inputs.runs.run_count - plan.run_count
+        runs, rows, starts = [], [], []
+        for run in np.flatnonzero(plan.samples).tolist():
+            at = run + (pads if run >= plan.decode_count else 0)
+            right = len(result.windows[run]) if run in result.windows else int(plan.lengths[run])
+            runs.append(run)
+            rows.append(inputs.runs.offsets[at] + right - 1)
+            starts.append(int(plan.starts[run]) + right - 1)
+        return _Ends(runs, torch.tensor(rows, dtype=torch.int64, device=inputs.tokens_T.device), starts)
+
+    def _following(self, plan: StepPlan, inputs: StepInputs, result: StepResult) -> torch.Tensor:
+        """int64 [T]: the token after each of the step; any token behind the wrong drafts of a window."""
+        pads = inputs.runs.run_count - plan.run_count
+        following = np.zeros(inputs.tokens_T.shape[0], np.int64)
+        decodes = plan.decode_count
+        following[:decodes] = result.tokens[:decodes]
+        for run in plan.windows:
+            first, chosen = inputs.runs.offsets[run + pads], result.windows[run]
+            following[first : first + len(chosen)] = chosen
+        begin = int(plan.lengths[: plan.prefills.start].sum())
+        for run in plan.prefills:
+            first, length = inputs.runs.offsets[run + pads], int(plan.lengths[run])
+            following[first : first + length - 1] = plan.tokens[begin + 1 : begin + length]
+            known, end = self.known.get(int(plan.rows[run])), int(plan.starts[run]) + length
+            if plan.samples[run]:
+                following[first + length - 1] = max(0, int(result.tokens[run]))
+            elif known is not None and end < known.size:
+                following[first + length - 1] = known[end]
+            begin += length
+        return torch.from_numpy(following).to(inputs.tokens_T.device)
