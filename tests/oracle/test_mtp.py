@@ -45,7 +45,7 @@ def drafter(*sources: SourceName) -> Speculator:
 def prompts() -> list[list[int]]:
     tokenizer = Tokenizer.load(EMBEDDED)
     texts = ["Once upon", "Bemo: 4821, Tarlik Os: 77120, Venta: 99812.\n" * 3 + "Bemo: 4821, Tarlik",
-             "the cat and the dog and the cat and the dog " * 12]
+             "the cat and the dog and the cat and the dog " * 8]
     return [tokenizer.encode(text) for text in texts]
 
 
@@ -59,6 +59,7 @@ class Case:
     sampling: dict[str, Any] = field(default_factory=dict)
     run: dict[str, Any] = field(default_factory=dict)
     rounds: int = 1
+    copies: int = 1
 
 
 CASES = {
@@ -68,7 +69,7 @@ CASES = {
     "prefix hits and checkpoints": Case(engine={"cache": True, "checkpoints": "every:64", "grid_tokens": 16},
                                         rounds=2),
     "preemptions": Case(engine={"memory_bytes": 800_000, "max_model_len": 256},
-                        sampling={"max_tokens": 50}),
+                        sampling={"max_tokens": 40}, copies=3),
     "overlap": Case(engine={"overlap": True}),
     "padded decodes and chunks": Case(engine={"pad_decode_to": 5, "step_tokens": 40},
                                       run={"stagger_steps": 2}),
@@ -78,7 +79,7 @@ CASES = {
 
 def rounds(case: Case, serving: Serving) -> list[Answer]:
     return [answer for _ in range(case.rounds)
-            for answer in serving.run(prompts(), sampling(**case.sampling), **case.run)]
+            for answer in serving.run(prompts() * case.copies, sampling(**case.sampling), **case.run)]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -103,7 +103,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> 
     loaded = _load(config, name, directory, tell, device)
     notes += loaded.warnings
     spec, kv_dtype = cache_dtypes(config, loaded.spec)
-    capture = _capture(config, device)
+    capture = None if loaded.model.mtp is not None else _capture(config, device)
     room = (measured_gpu_room(config, loaded, spec, kv_dtype, device, capture, tell) if device.type == "cuda"
             else ram_room(config, spec, kv_dtype))
     arena, memory_note = plan_memory(config, spec, kv_dtype, room)

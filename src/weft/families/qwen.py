@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from weft.families.architecture import (
     Architecture,
     Attention,
@@ -58,11 +56,11 @@ def read_qwen_hybrid(family: str, keys: ConfigKeys) -> Architecture:
     if delta.v_heads % delta.k_heads:
         fail("linear_num_value_heads", delta.v_heads,
              f"it must be a multiple of linear_num_key_heads {delta.k_heads}")
-    architecture = build_architecture(
+    return build_architecture(
         family, keys, [attention if kind == "attention" else delta for kind in kinds],
         [_qwen_feed_forward(keys, layer, shared=True) for layer in range(len(kinds))],
-        tied=keys.outer_boolean("tie_word_embeddings", False), eps=keys.number("rms_norm_eps", 1e-6))
-    return replace(architecture, mtp=_mtp(keys, attention))
+        tied=keys.outer_boolean("tie_word_embeddings", False), eps=keys.number("rms_norm_eps", 1e-6),
+        mtp=_mtp(keys, attention))
 
 
 def _mtp(keys: ConfigKeys, attention: Attention) -> MtpLayer | None:

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from weft.families.architecture import Architecture, Attention, FeedForward, GatedNorm, Mamba2, Mixer
+from weft.families.architecture import (
+    Architecture,
+    Attention,
+    FeedForward,
+    GatedNorm,
+    Mamba2,
+    Mixer,
+    MtpLayer,
+)
 from weft.families.config_keys import ConfigKeys, fail, read_rope
 
 KINDS = {"full_attention": "attention", "attention": "attention",
@@ -79,14 +87,15 @@ def check_mamba2(mamba: Mamba2, inner: int, stated: str, *, heads: str, groups: 
 def build_architecture(family: str, keys: ConfigKeys, mixers: Sequence[Mixer | None],
                   feed_forwards: Sequence[FeedForward | None], *, tied: bool = False, eps: float = 1e-6,
                   max_positions: int | None = None, residual_float32: bool = False,
-                  sandwich_norms: bool = False,
+                  sandwich_norms: bool = False, mtp: MtpLayer | None = None,
                   **multipliers: float) -> Architecture:
     return Architecture(
         family=family, vocab_size=keys.integer("vocab_size"), hidden_size=keys.integer("hidden_size"),
         max_positions=keys.integer("max_position_embeddings", max_positions),
         dtype=keys.dtype() or "float32",
         norm_eps=eps, tied_embeddings=tied, mixers=tuple(mixers), feed_forwards=tuple(feed_forwards),
-        residual_float32=residual_float32, sandwich_norms=sandwich_norms, **multipliers)
+        residual_float32=residual_float32, sandwich_norms=sandwich_norms, mtp=mtp,
+        **multipliers)
 
 
 def experts_per_token(keys: ConfigKeys, count: int, default: int | None = None) -> int:
