@@ -18,7 +18,6 @@ tree with parameters and hooks, which inference has no use for.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -34,9 +33,6 @@ from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.add_norm import add_norm
 from weft.tensor.ops.tiled_linear import tiled_linear
 from weft.tensor.weights.twelve_bit import InTiles
-
-if TYPE_CHECKING:
-    from weft.models.mtp import MtpHead
 
 
 class CausalModel:
@@ -56,8 +52,8 @@ class CausalModel:
         self.layers = layers
         self.final_norm = final_norm
         self.head = head
-        self.mtp: MtpHead | None = None
-        """Drafts next tokens; its layer is the last of ``spec`` and of the caches."""
+        self.mtp: object = None
+        """The ``MtpHead``, if it is loaded; its layer is the last of ``spec`` and of the caches."""
         self._headed_XV: torch.Tensor | None = None
         self._last_mixer = max(i for i, layer in enumerate(layers) if layer.mixer is not None)
         self._ropes = [rope_of(mixer) for mixer in architecture.mixers]

@@ -192,7 +192,7 @@ class TorchExecutor:
             before.home()
         hidden = self._forward(batch.inputs)
         if self._head is not None and plan.mtp_drafts is None:
-            self._head.clear(self._step_inputs(batch))
+            self._head.clear(_step_inputs(batch))
         if plan.window_count:
             return self._verified(plan, batch, hidden, began_s)
         prompts, scores = self._score_prompts(batch, hidden)
@@ -219,12 +219,8 @@ class TorchExecutor:
         """``result`` with what the model's own head drafts behind it, where there is one."""
         if self._head is None or plan.mtp_drafts is None:
             return result
-        drafts, seconds = self._head.run(plan, self._step_inputs(batch), hidden_TD, result)
+        drafts, seconds = self._head.run(plan, _step_inputs(batch), hidden_TD, result)
         return replace(result, head_drafts=drafts, head_s=seconds)
-
-    def _step_inputs(self, batch: StepBatch) -> StepInputs:
-        assert isinstance(batch.inputs, StepInputs), "a step of a graph has no head"
-        return batch.inputs
 
     def _bind_head(self) -> None:
         head = getattr(self.model, "mtp", None)
@@ -382,3 +378,8 @@ class TorchExecutor:
                 pieces += score(logits_NV, following_N, span.top_count)
             prompts.append(ScoredPrompt(span.run, span.top_count, len(cuts)))
         return tuple(prompts), pieces
+
+
+def _step_inputs(batch: StepBatch) -> StepInputs:
+    assert isinstance(batch.inputs, StepInputs), "a step of a graph has no head"
+    return batch.inputs

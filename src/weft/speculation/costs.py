@@ -14,13 +14,13 @@ step corrects two things apart:
     the shape      behind a step of other rows      its figure moves SHAPE_STEP up or down, against the
                    that other step as the measure   figure of the step before
 
-Two steps in a row see the same machine. A correction has the same size however far off a step is, so a figure
-goes to the median of what is measured, and a step that waited for another process counts as one step. The
-first measurements of a figure are its least one, as noise only makes steps longer.
+Two steps in a row see the same machine. A correction has the same size however far off a step is. So a figure
+goes to the median of the measurements, and a step that waited for another process counts once. Of the first
+measurements of a figure the least one counts, as noise only makes steps longer.
 
-Rejected: averages (one step that waits 10 ms spoils the figure of a model whose steps take 1 ms); a figure
-for itself (drafts run in nearly every step, so the figure of plain steps is old, and a machine that got
-slower makes drafts look bad); a model of the machine (bandwidth and flops are wrong by two on shared cores).
+Rejected: averages (one step that waits 10 ms spoils the figure of a model whose steps take 1 ms); figures
+apart from each other (plain steps become rare, their figure grows old, and a slower machine makes drafts look
+bad); a model of the machine (bandwidth and flops are wrong by two on shared cores).
 """
 
 from __future__ import annotations
