@@ -130,8 +130,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> 
                                       threads=threads, device=device, clock=time.monotonic)
         executor.arena.transfer_buffers = tier.buffers
         notes += store_notes
-    drafter = make_drafter(config, memory, executor, sizes, loaded.spec.vocab_size, tell,
-                           head=loaded.model.mtp is not None)
+    drafter = make_drafter(config, memory, executor, sizes, loaded, tell)
     core = EngineCore(vocab_size=loaded.spec.vocab_size, sizes=sizes, memory=memory, executor=executor,
                       store=tier, pause=time.sleep, drafter=drafter,
                       clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids,

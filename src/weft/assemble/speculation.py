@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from weft.config import EngineConfig, Sizes
 from weft.engine.engine import EngineCore
@@ -28,14 +29,17 @@ from weft.speculation.proposal import SWITCHES, parse_sources
 from weft.speculation.rehearsal import REHEARSAL_TOKENS, Rehearsal
 from weft.speculation.speculator import Speculator
 
+if TYPE_CHECKING:
+    from weft.models.loading import LoadedModel
+
 _NAME = "rehearsal"
 _PROMPT_TOKENS = 16
 
 
-def make_drafter(config: EngineConfig, memory: Memory, executor: Executor, sizes: Sizes, vocab_size: int,
-                 tell: Callable[[str], None], *, head: bool) -> Speculator | None:
-    """None where ``speculate`` is off. ``executor`` computes nothing else meanwhile. ``head``: the model has
-    a head for multi-token prediction, and its layer a place in the pages. Raises ConfigError."""
+def make_drafter(config: EngineConfig, memory: Memory, executor: Executor, sizes: Sizes, loaded: LoadedModel,
+                 tell: Callable[[str], None]) -> Speculator | None:
+    """None where ``speculate`` is off. ``executor`` computes nothing else meanwhile. Raises ConfigError."""
+    head = loaded.model.mtp is not None
     sources = parse_sources(config.speculate)
     if not head and config.speculate not in SWITCHES and "mtp" in sources:
         raise ConfigError(f"--speculate is {config.speculate!r}, and this checkpoint has no head for "
@@ -45,7 +49,7 @@ def make_drafter(config: EngineConfig, memory: Memory, executor: Executor, sizes
     if not sources:
         return None
     tell("speculation: measuring steps of 1 to 16 rows")
-    measured = rehearse(Memory(memory.plan), executor, sizes, vocab_size,
+    measured = rehearse(Memory(memory.plan), executor, sizes, loaded.spec.vocab_size,
                         head_drafts=HEAD_DRAFTS_MAX if head else 0)
     return Speculator(sources, costs=StepCosts(measured.measured),
                       tree=memory.prefix_tree if memory.caches else None,
