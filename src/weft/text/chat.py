@@ -66,15 +66,19 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     cache_control: dict[str, Any] | None = None
 
 
+class WorkBudgetError(Exception):
+    """The environment gave the rendering up; see ``weft.text.inline_template``."""
+
+
 class ChatTemplate:
     """Raises ConfigError when ``source`` is not a template; ``origin`` names where it came from."""
 
     def __init__(self, source: str, *, special_tokens: Mapping[str, str], origin: str = "chat template",
-                 now: Callable[[], datetime.datetime] = datetime.datetime.now,
+                 environment: TemplateEnvironment | None = None,
                  chars_max: int = TEMPLATE_CHARS_MAX) -> None:
         self._special_tokens = dict(special_tokens)
         self._chars_max = chars_max
-        environment = _environment(now)
+        environment = environment or TemplateEnvironment()
         try:
             tree = environment.parse(source)
             self._template = environment.from_string(source)
@@ -152,7 +156,7 @@ class ChatTemplate:
                                        "(--template-chars)", param="messages")
                 parts.append(part)
             return "".join(parts)
-        except RequestError:
+        except (RequestError, WorkBudgetError):
             raise
         except jinja2.TemplateError as error:
             raise RequestError(f"the chat template refused the messages: {error}",
@@ -204,7 +208,7 @@ def load_chat_template(directory: Path, *, special_tokens: Mapping[str, str],
 def check_syntax(source: str, origin: str) -> None:
     """Raises ConfigError that names the line. It compiles nothing, so no constant is folded."""
     try:
-        _environment(datetime.datetime.now).parse(source)
+        TemplateEnvironment().parse(source)
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(f"{origin}, line {error.lineno}: {error.message}",
                           param="--chat-template") from error
@@ -279,17 +283,8 @@ def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _environment(now: Callable[[], datetime.datetime]) -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock])
-    environment.filters["tojson"] = _to_json
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: now().strftime(form)
-    return environment
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None,
@@ -307,3 +302,14 @@ class _GenerationBlock(jinja2.ext.Extension):
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class TemplateEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Jinja's sandbox with what templates of the field rely on."""
+
+    def __init__(self, now: Callable[[], datetime.datetime] = datetime.datetime.now) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True,
+                         extensions=[jinja2.ext.loopcontrols, _GenerationBlock])
+        self.filters["tojson"] = _to_json
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = lambda form: now().strftime(form)

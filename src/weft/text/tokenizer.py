@@ -103,9 +103,13 @@ class Tokenizer:
             encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
         else:
             [encoding] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        counts = [len(ids) if at >= len(text) else encoding.char_to_token(at) for at in boundaries]
+        if None not in counts:  # the tokens before the one that has the character end at or before it
+            return ids, [count for count in counts if count is not None]
         # A token that the post-processor adds has no characters; a normalizer may reorder within a word.
         ends = list(accumulate((end for _, end in encoding.offsets), max))
-        return encoding.ids, [bisect_right(ends, at) for at in boundaries]
+        return ids, [bisect_right(ends, at) for at in boundaries]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Bytes that are not UTF-8 become U+FFFD; ids above the vocabulary (padding rows of an embedding)

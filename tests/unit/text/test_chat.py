@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from weft.errors import CheckpointError, ConfigError, RequestError
-from weft.text.chat import ChatMessage, ChatTemplate, load_chat_template
+from weft.text.chat import ChatMessage, ChatTemplate, TemplateEnvironment, load_chat_template
 
 PLAIN = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}"
          "{% if add_generation_prompt %}<assistant>{% endif %}")
@@ -89,7 +89,7 @@ def test_what_templates_of_the_field_use_is_there() -> None:
               "{% generation %}inside{% endgeneration %}{{ {'a': 'é<'} | tojson }}"
               "{{ strftime_now('%Y') }}{{ extra }}")
     template = ChatTemplate(source, special_tokens={"bos_token": "<s>"},
-                            now=lambda: datetime.datetime(2031, 2, 3))
+                            environment=TemplateEnvironment(lambda: datetime.datetime(2031, 2, 3)))
     assert template.render(turns(user("x")), variables={"extra": "!"}) == '<s>01inside{"a": "é<"}2031!'
     assert "extra" in template.variables
 
