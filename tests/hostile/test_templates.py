@@ -11,7 +11,7 @@ import pytest
 from tests.hostile.bystander import bystander, rss_of, rss_returns
 from tests.server.running import RunningServer, running_server
 from tests.server.scripted_engine import write_model_directory
-from tests.unit.text.test_template_sandbox import SWITCH
+from tests.unit.text.test_template_sandbox import PLAIN, SWITCH
 
 HELLO = {"messages": [{"role": "user", "content": "say:x"}], "max_tokens": 2}
 SERVER = {"template_seconds": 1.0, "template_memory": "128MiB", "template_chars": 1_000_000}
@@ -39,6 +39,21 @@ def test_a_hostile_template_disturbs_no_completion_and_no_health_check(
     assert rss_returns(server.process.pid, before_bytes)
     hello = httpx.post(server.url + path, json=HELLO, timeout=30)
     assert hello.status_code == 200
+
+
+def test_endless_loops_of_harmless_operations_disturb_no_completion(tmp_path: Path) -> None:
+    """The server tries such a template itself, within a budget."""
+    loops = "{% for a in messages %}" * 8 + "x" + "{% endfor %}" * 8
+    directory = write_model_directory(
+        tmp_path, template="{% if messages[0].content == 'loop' %}" + loops + "{% endif %}" + PLAIN)
+    attack = {"messages": [{"role": "user", "content": "loop"}] * 200}
+    with running_server("build", engine={"model": str(directory)}, server=SERVER) as running:
+        with bystander(running.url) as other:
+            for _ in range(2):
+                answer = httpx.post(running.url + "/tokenize", json=attack, timeout=30)
+                assert answer.status_code == 400, answer.text[:300]
+        other.check()
+        assert httpx.post(running.url + "/tokenize", json=HELLO, timeout=30).status_code == 200
 
 
 def test_a_large_conversation_does_not_delay_small_ones(server: RunningServer) -> None:
