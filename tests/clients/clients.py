@@ -2,9 +2,9 @@
 
     clients.py names | packages CLIENT | check CLIENT URL
 
-``check`` prints one row of a table, and the reason of each failure on stderr. The model behind URL is the
-embedded one: it answers from a list, calls a tool and writes JSON. So a client that garbles a request or an
-answer gets another result.
+``check`` prints rows of a table, one for each API, and the reason of each failure on stderr. The
+model behind URL is the embedded one: it answers from a list, calls a tool and writes JSON. So a client that
+garbles a request or an answer gets another result.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ PERSON = {"name": "Ada", "age": 36}
 PERSON_SCHEMA: dict[str, Any] = {
     "type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
     "required": ["name", "age"], "additionalProperties": False}
+APIS = ("chat", "responses", "anthropic")
+"""The first word of a check that a client runs over each of them."""
 Check = Callable[[], object]
 Checks = dict[str, Check]
 
@@ -331,18 +333,23 @@ CLIENTS: dict[str, tuple[tuple[str, ...], Callable[[str], Checks]]] = {
 
 def check(name: str, url: str) -> int:
     packages, checks_of = CLIENTS[name]
-    works, fails = [], []
+    rows: dict[str, tuple[list[str], list[str]]] = {}
     for what, use in checks_of(url).items():
+        first, _, rest = what.partition(" ")
+        api, shown = (first, rest) if first in APIS and rest else ("", what)
+        works, fails = rows.setdefault(api, ([], []))
         try:
             use()
-            works.append(what)
+            works.append(shown)
         except Exception as error:
             traceback.print_exc()
-            fails.append(f"{what} ({type(error).__name__})")
+            fails.append(f"{shown} ({type(error).__name__})")
     versions = ", ".join(f"{package.partition('[')[0]} "
                          f"{importlib.metadata.version(package.partition('[')[0])}" for package in packages)
-    print(f"| {name} | {versions} | {', '.join(works)} | {', '.join(fails) or 'nothing'} |", flush=True)
-    return 1 if fails else 0
+    for api, (works, fails) in rows.items():
+        cells = [name, versions, api or "other", ", ".join(works), ", ".join(fails) or "nothing"]
+        print("|", " | ".join(cells), "|", flush=True)
+    return int(any(fails for _, fails in rows.values()))
 
 
 def main(arguments: list[str]) -> int:

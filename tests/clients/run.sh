@@ -35,8 +35,8 @@ for _ in $(seq 300); do
 done
 url=$(grep -oE 'http://127\.0\.0\.1:[0-9]+' "$work/log" | head -1)
 
-echo "| client | version | what works | what fails |"
-echo "|---|---|---|---|"
+echo "| client | version | API | works | fails |"
+echo "|---|---|---|---|---|"
 failed=0
 for name in "${names[@]}"; do
     "$folder/$name/bin/python" "$here/clients.py" check "$name" "$url" || failed=1
