@@ -88,7 +88,8 @@ def drop_from_page_cache(store: Path) -> None:
             os.close(descriptor)
 
 
-def measure(model: str, lengths: Sequence[int], memory: str, under: Path) -> int:
+def measure(model: str, lengths: Sequence[int], memory: str, under: Path, report: list[Any]) -> int:
+    """Fills ``report`` with a row for each life."""
     equal = True
     for length in lengths:
         store = under / f"store-{length}"
@@ -103,6 +104,8 @@ def measure(model: str, lengths: Sequence[int], memory: str, under: Path) -> int
         for name, life in lives.items():
             same = life["tokens"] == lives["cold"]["tokens"]
             equal &= same
+            report.append({"tokens": length, "life": name, "first_s": life["first_s"],
+                           "of_cold": life["first_s"] / cold_s, "cached": life["cached"], "equal": same})
             print(f"{length:6d} tokens  {name:8s} first token {1000 * life['first_s']:8.1f} ms  "
                   f"{life['first_s'] / cold_s:5.2f} x cold  cached {life['cached']:5d}  "
                   f"tokens {'equal' if same else 'DIFFER'}", flush=True)
@@ -116,6 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--size", default="350m", help="of the random checkpoint: tiny or 350m")
     parser.add_argument("--lengths", default="1000,4000")
     parser.add_argument("--memory", default="1GiB")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--life", choices=["close", "kill"], help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -130,7 +134,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             from benchmarks.serve.checkpoints import make_checkpoint
 
             model = str(make_checkpoint("lfm2", args.size, "bfloat16", under=under).directory)
-        return measure(model, lengths, args.memory, under)
+        report: list[Any] = []
+        code = measure(model, lengths, args.memory, under, report)
+        if args.json is not None:
+            args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        return code
     finally:
         shutil.rmtree(under, ignore_errors=True)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import multiprocessing
 import tempfile
 import time
@@ -37,9 +38,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--checkpoints", type=int, default=100_000)
     parser.add_argument("--records", type=int, default=2, help="KV records of each checkpoint")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         seconds, cpu, nbytes = measure(Path(folder) / "store", arguments.checkpoints, arguments.records)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps({
+            "checkpoints": arguments.checkpoints, "records": arguments.records, "ready_s": seconds,
+            "ready_cpu_s": cpu, "host_bytes_each": nbytes}, indent=1) + "\n", encoding="utf-8")
     print(f"{arguments.checkpoints:,} checkpoints with {arguments.records} KV records each: ready in "
           f"{seconds:.2f} s ({cpu:.2f} s of a core), {nbytes:.0f} bytes of host memory each")
 

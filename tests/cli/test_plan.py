@@ -256,3 +256,37 @@ def test_a_plan_ends_with_the_line_that_serves_it(
         command = serve_command.make_context("serve", words[2:])
         size = parse_bytes(command.params["memory"], flag="--memory")
         assert 0 < size <= 48 << 30
+
+
+def test_a_store_is_compared_with_computing(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "Qwen3.5-397B-A17B", "--memory", "141GiB", "--tp", "8", "--quantize", "fp8"]
+    assert main([*asked, "--store", "3GB/s@2ms"]) == 0
+    out = capsys.readouterr().out
+    assert "restored in" in out
+    assert "computed at the roofline of 8 x H100" in out
+    assert main([*asked, "--store", "3GB/s@2ms", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)["store"]["prefixes"][0]
+    assert first["bytes"] == 4096 * 30_720 + 192_061_440, "whole records, not those of one rank"
+    assert first["restore_s"] == pytest.approx(0.002 + first["bytes"] / 3e9)
+    assert 0.02 < first["compute_s"] < 0.025
+    assert main([*asked, "--json"]) == 0
+    assert "store" not in json.loads(capsys.readouterr().out)
+
+
+def test_a_measured_prefill_rate_stands_in_for_a_device(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "LFM2-350M", "--arena", "1GiB", "--store", "500MB/s", "--prefill-rate", "450",
+                 "--max-model-len", "900", "--json"]) == 0
+    [one] = json.loads(capsys.readouterr().out)["store"]["prefixes"]
+    assert one["compute_s"] == 2.0
+    assert one["restore_s"] < 0.05
+
+
+@pytest.mark.parametrize(("flags", "says"), [
+    (["--store", "fast"], "--store 'fast' is not a size"),
+    (["--store", "3GB/s@soon"], "no latency"),
+    (["--store", "3GB/s", "--device", "abacus"], "--device 'abacus'"),
+])
+def test_a_store_or_device_that_cannot_be_read_is_named(flags: list[str], says: str,
+                                                        capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "LFM2-350M", "--arena", "1GiB", *flags]) == 2
+    assert says in capsys.readouterr().err

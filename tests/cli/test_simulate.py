@@ -51,6 +51,21 @@ def test_the_screen_has_a_row_for_each_policy_and_size_and_fits_80_columns(
     assert max(len(line.rstrip()) for line in tables.splitlines()) <= 80
 
 
+def test_a_store_has_its_columns_and_its_figures(capsys: pytest.CaptureFixture[str],
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    asked = [*FEW, *MODEL, "--device", "L4", "--memory", "2GB", "--store", "none,1TB@20GB/s@100us",
+             "--no-oracle"]
+    code, out, _ = run(capsys, *asked)
+    assert code == 0
+    assert "restored" in out
+    assert out.count("1TB@20GB/s@100us") == 2, "hits, and what was lost"
+    without, with_store = json.loads(run(capsys, *asked, "--json")[1])["results"]
+    assert "store" not in without
+    assert with_store["store"]["written"] > 0
+    assert with_store["net_saved_s"] == with_store["saved_s"] - with_store["store"]["fetch_s"]
+
+
 def test_json_has_every_figure_and_the_same_run_has_the_same_hash(capsys: pytest.CaptureFixture[str]) -> None:
     asked = [*FEW, *MODEL, "--memory", "4GB", "--policy", "lru,prompt", "--json"]
     code, out, err = run(capsys, *asked)
@@ -97,6 +112,11 @@ def test_a_plot_that_cannot_be_drawn_is_said_before_anything_runs(
     ([*FEW, *MODEL, "--device", "abacus"], "H100"),
     ([*FEW, *MODEL, "--tp", "3"], "--tp"),
     ([*FEW, *MODEL, "--fit", "sample"], "only a recording"),
+    ([*FEW, *MODEL, "--store", "1TB"], "--store '1TB' is no store"),
+    ([*FEW, *MODEL, "--store", "1TB@fast"], "--store 'fast' is not a size"),
+    ([*FEW, *MODEL, "--store", "0B@1GB/s"], "above 0"),
+    ([*FEW, *MODEL, "--store", "1TB@1GB/s@soon"], "'soon' is no latency"),
+    ([*FEW, *MODEL, "--store", "1TB@1GB/s", "--store-write", "0B"], "--store-write"),
 ])
 def test_what_cannot_work_is_one_sentence(arguments: list[str], says: str,
                                           capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,8 @@
                                               --> StoreTier             restores and writes of the scheduler
 
 The identity has everything that decides what a page and a state mean: weights, config.json, the layout of
-pages and slots, dtypes, the quantised form and the kernels. Two engines that differ in any of it never read
-each other's records.
+pages and slots, dtypes, the quantised form, the kernels and on a CPU their threads. Two engines that differ
+in any of it never read each other's records.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from weft.config import EngineConfig
 from weft.errors import ConfigError
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.memory import Memory
-from weft.memory.transfer_buffers import TransferBuffers
-from weft.schedule.restore_prices import RestorePrices
+from weft.memory.transfer_buffers import TransferBuffers, buffer_limit
+from weft.schedule.restore_prices import COPY_BYTES_S, RestorePrices
 from weft.schedule.store_tier import StoreTier
+from weft.schedule.store_writes import GPU_STEP_BYTES, STEP_BYTES
 from weft.store.identity import NamespaceIdentity, weights_digest
 from weft.store.options import StoreOptions
 from weft.store.store import open_store
@@ -40,12 +41,11 @@ if TYPE_CHECKING:
     from weft.models.loading import LoadedModel
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
-BUFFER_SHARE = 4
-BUFFER_BYTES_MIN = 256 << 20
-BUFFER_BYTES_MAX = 8 << 30
 CPU_FLOPS_THREAD = 4e10
 GPU_FLOPS = 2e14
 """Guesses of what a thread or a GPU computes in a second, until prefills are measured."""
+GPU_LINK_BYTES_S = 25e9
+"""A PCIe 4 link with 16 lanes."""
 
 
 def check_store_flags(config: EngineConfig) -> None:
@@ -70,17 +70,19 @@ def open_tier(config: EngineConfig, name: str, directory: Path, loaded: LoadedMo
     """The tier of ``config.store``, and notes for the user. Raises ConfigError that names the directory."""
     assert config.store is not None
     arena, options = memory.plan, store_options(config)
-    limit = min(max(arena.arena_bytes // BUFFER_SHARE, BUFFER_BYTES_MIN), BUFFER_BYTES_MAX)
+    limit = buffer_limit(arena.arena_bytes)
     buffers = TransferBuffers(arena.page_bytes, arena.slot_bytes, limit_bytes=limit,
                               allocate=_pinned if device.type == "cuda" else _plain)
-    identity = _identity(config, name, directory, loaded, arena, kernels)
+    identity = _identity(config, name, directory, loaded, arena, kernels,
+                         threads=0 if device.type == "cuda" else threads)
     store = open_store(config.store, identity, replace(options, queue_bytes=limit,
                                                        cache_directory=config.store_cache))
     flops = GPU_FLOPS if device.type == "cuda" else threads * CPU_FLOPS_THREAD
-    prices = RestorePrices(2 * loaded.weights_bytes / 2 / flops,
-                           write_bytes_s=options.write_bytes_per_second)
+    copy_bytes_s = GPU_LINK_BYTES_S if device.type == "cuda" else COPY_BYTES_S
+    prices = RestorePrices(2 * loaded.weights_bytes / 2 / flops, copy_bytes_s=copy_bytes_s)
     tier = StoreTier(store, memory, buffers, prices, clock, exact=config.exact,
-                     write_bytes_s=options.write_bytes_per_second)
+                     write_bytes_s=options.write_bytes_per_second,
+                     step_bytes=GPU_STEP_BYTES if device.type == "cuda" else STEP_BYTES)
     return tier, _notes(config.store, tier)
 
 
@@ -92,7 +94,9 @@ def _notes(place: str, tier: StoreTier) -> list[str]:
 
 
 def _identity(config: EngineConfig, name: str, directory: Path, loaded: LoadedModel, arena: ArenaPlan,
-              kernels: str) -> NamespaceIdentity:
+              kernels: str, *, threads: int) -> NamespaceIdentity:
+    """``threads``: those of a CPU. Its kernels split a decode's sums by thread, so their number changes the
+    last bits."""
     files = sorted(path for path in directory.iterdir() if path.suffix in WEIGHT_SUFFIXES)
     text = (directory / "config.json").read_bytes()
     published: dict[str, Any] = json.loads(text)
@@ -105,7 +109,7 @@ def _identity(config: EngineConfig, name: str, directory: Path, loaded: LoadedMo
         state_dtype=config.state_dtype, quantised=loaded.weights_form, arithmetic=kernels,
         grain_bytes=arena.page_bytes, state_bytes=arena.slot_bytes,
         more={"config": hashlib.sha256(text).hexdigest(), "quantize_inputs": config.quantize_inputs,
-              "layout": _plain_json(layout)})
+              "threads": threads, "layout": _plain_json(layout)})
 
 
 def _plain_json(value: Any) -> Any:

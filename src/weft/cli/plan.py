@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,12 +23,14 @@ from weft.cli.flags import FlagCommand, SpelledChoice
 from weft.config import DTypeChoice, KvDTypeChoice, StateDTypeChoice
 from weft.errors import CheckpointError, ConfigError
 from weft.planning.weights import FORMS
+from weft.sim.cost import DEVICES
 from weft.spec import KV_DTYPES
 from weft.units import parse_bytes
 
 DTYPES = SpelledChoice(get_args(DTypeChoice))
 KV_DTYPE_CHOICE = SpelledChoice(get_args(KvDTypeChoice))
 STATE_DTYPE_CHOICE = SpelledChoice(get_args(StateDTypeChoice))
+DEVICE_NAMES = tuple(device.name for device in DEVICES.values())
 QUANTIZE = click.Choice(["none", *FORMS])
 """The types of the flags that ``weft serve`` has too; fp8 is the form of published checkpoints."""
 
@@ -54,6 +57,12 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
     click.Option(["--max-model-len", "lengths"], type=click.IntRange(min=1), multiple=True,
                  help="Tokens of a sequence; may be given several times. Default: 4k, 32k, 128k and the "
                       "model's longest."),
+    click.Option(["--store"], help="Rate of a store, and its latency if that is not 1 ms, such as 3GB/s or "
+                                   "3GB/s@100us: how long a prefix takes to restore, and to compute."),
+    click.Option(["--device"], default="H100", show_default=True,
+                 help=f"The device that computes, for --store: {', '.join(DEVICE_NAMES)}."),
+    click.Option(["--prefill-rate"], type=click.FloatRange(min=0, min_open=True),
+                 help="Tokens of a prompt that are computed in a second, as measured; instead of --device."),
     click.Option(["--compare"], is_flag=True, help="The same bytes as other engines would cut them."),
     click.Option(["--drafts"], type=click.IntRange(min=0, max=64), default=3, show_default=True,
                  help="Speculated tokens per step, for --compare."),
@@ -63,7 +72,8 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
     click.Option(["--revision"], help="Branch, tag or commit of a hub model."),
 ])
 def command(model: str | None, memory: str | None, arena: str | None, lengths: tuple[int, ...], compare: bool,
-            as_json: bool, plot: Path | None, revision: str | None, **more: Any) -> int:
+            as_json: bool, plot: Path | None, revision: str | None, store: str | None, device: str,
+            prefill_rate: float | None, **more: Any) -> int:
     """Show what a model takes of a device's memory, and how many sequences then fit at once.
 
     MODEL is a checkpoint directory, a public model that weft knows by name, or a hub name (only config.json
@@ -79,16 +89,24 @@ def command(model: str | None, memory: str | None, arena: str | None, lengths: t
 
     sizes, from_here = _sizes(memory, arena)
     name, config = find_config(model, revision)
-    plan = make_plan(name, config, Asked(**sizes, lengths=lengths, **stored_as(more)))
+    asked = Asked(**sizes, lengths=lengths, **stored_as(more))
+    plan = make_plan(name, config, asked)
+    times = None
+    if store is not None:
+        from weft.cli.plan_store import restore_times
+
+        times = restore_times(plan, make_plan(name, config, replace(asked, tp=1)), store, device,
+                              prefill_rate)
     if as_json:
-        click.echo(json.dumps(plan_data(plan, compare=compare), indent=2))
+        data = plan_data(plan, compare=compare)
+        click.echo(json.dumps(data if times is None else {**data, "store": times.to_json()}, indent=2))
     if plot is not None or not as_json:
         from weft.cli.plan_view import show
         from weft.cli.serve_line import serve_line
 
         is_path = Path(model).expanduser().exists()
         served = model if is_path else None if (_EMBEDDED / name).is_dir() else name
-        show(plan, compare=compare, from_here=from_here, quiet=as_json, file=plot,
+        show(plan, compare=compare, from_here=from_here, quiet=as_json, file=plot, times=times,
              serve=serve_line(served, revision, config, plan))
     return 0 if plan.enough else 1
 

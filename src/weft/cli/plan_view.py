@@ -4,6 +4,7 @@
     [ weights | arena | free ]
     costs                     a token, a sequence, a frame, a checkpoint
     length   a sequence  at once
+    --store: a prefix restored and computed
     --compare: a table of layouts, then for each length a bar per layout
 
 Everything drawn is a figure of ``planning``; here is only what it looks like. It must read well at 80 columns
@@ -24,6 +25,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from weft.cli.plan_store import RestoreTimes, table_of
 from weft.planning.layouts import Load
 from weft.planning.model_plan import Fit, ModelPlan
 from weft.planning.report import SHORT_TOKENS, loads
@@ -37,11 +39,12 @@ _COST_COLUMNS = ("bold", "", "dim")
 
 
 def show(plan: ModelPlan, *, compare: bool, from_here: bool, quiet: bool, file: Path | None,
-         serve: str | None) -> None:
+         serve: str | None, times: RestoreTimes | None = None) -> None:
     """Print the screen unless ``quiet``, and write it to ``file`` (.svg or .html). ``from_here``: the memory
     is this machine's own."""
     console = Console(highlight=False, record=file is not None, file=io.StringIO() if quiet else None)
-    console.print(screen(plan, compare=compare, from_here=from_here, width=console.width, serve=serve))
+    console.print(screen(plan, compare=compare, from_here=from_here, width=console.width, serve=serve,
+                         times=times))
     if file is not None and file.suffix == ".svg":
         console.save_svg(str(file), title=f"weft plan {plan.name}")
     elif file is not None:
@@ -49,10 +52,12 @@ def show(plan: ModelPlan, *, compare: bool, from_here: bool, quiet: bool, file: 
 
 
 def screen(plan: ModelPlan, *, compare: bool, from_here: bool, width: int,
-           serve: str | None) -> RenderableType:
+           serve: str | None, times: RestoreTimes | None = None) -> RenderableType:
     """All of it, for a terminal of ``width`` columns."""
     parts: list[RenderableType] = [_head(plan), "", *_device(plan, from_here, width), _costs(plan), ""]
     parts += [_lengths(plan), "", _verdict(plan)]
+    if times is not None:
+        parts += ["", *table_of(times)]
     if compare:
         parts += ["", _comparison(plan)]
         if plan.enough:

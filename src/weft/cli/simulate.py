@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from weft.memory.frames.plan import ArenaPlan
     from weft.sim.cost import CostModel
     from weft.sim.recording import Recording
+    from weft.sim.store_tier import StoreModel
     from weft.sim.study import OnStudyProgress, Study
     from weft.sim.traffic import Traffic
 
@@ -52,6 +54,12 @@ DEFAULT_DEVICE = "H100"
                  help=f"Cache policy: {', '.join(ARMS)}, every:N. Each also with +compressed (KV and "
                       "states in 8 bits, as `weft serve --no-exact`) or +compressed4 (and --compress-kv "
                       "int4). Several with commas."),
+    click.Option(["--store"], default="none", show_default=True,
+                 help="Store of a node, as SIZE@RATE or SIZE@RATE@LATENCY, such as 1TB@3GB/s@100us; `none`: "
+                      "without. Several with commas."),
+    click.Option(["--store-write"], default="200MB/s", show_default=True,
+                 help="Most bytes that the store writes in a second, as `weft serve --store-write`; at most "
+                      "half of its rate."),
     click.Option(["--tp"], type=click.IntRange(min=1), default=1, show_default=True,
                  help="Devices that share the model."),
     click.Option(["--device"], help=f"The device: {', '.join(one.name for one in DEVICES.values())}. "
@@ -116,9 +124,9 @@ def command(trace: str, policy: str, memory: str | None, as_json: bool, plot: Pa
     if replicas is not None:
         return _replay_fleet(trace, traffic, setup, arms, replicas, more, as_json=as_json,
                              single=[plot, *sources])
-    with _progress(len(arms) * len(setup.plans)) as on_progress:
-        study = run_study(traffic, setup.plans, setup.cost, arms, asked_bytes=setup.sizes, oracle=oracle,
-                          on_progress=on_progress,
+    with _progress(len(arms) * len(setup.plans) * len(setup.stores)) as on_progress:
+        study = run_study(traffic, setup.plans, setup.cost, arms, stores=setup.stores,
+                          asked_bytes=setup.sizes, oracle=oracle, on_progress=on_progress,
                           rows_max=more["max_num_seqs"], step_tokens_max=more["max_num_batched_tokens"],
                           length_max=setup.length_max, grid_tokens=setup.grid_tokens)
     speculated = None
@@ -148,8 +156,9 @@ def _replay_fleet(trace: str, traffic: Traffic, setup: Setup, arms: list[Arm], r
                   more: dict[str, Any], *, as_json: bool, single: list[Any]) -> int:
     from weft.cli.simulate_fleet import FleetStudy, parse_kills, parse_routers, print_fleet
 
-    if len(arms) > 1 or any(single):
-        raise ConfigError("--replicas compares routers: it takes one --policy, no --plot and no --speculate",
+    if len(arms) > 1 or any(single) or any(setup.stores):
+        raise ConfigError("--replicas compares routers: it takes one --policy, no --plot, no --speculate "
+                          "and no --store",
                           param="--replicas")
     routers, kills = parse_routers(more["router"]), parse_kills(more["kill"], replicas)
     with _progress((len(routers) + 1) * len(setup.plans)) as on_progress:
@@ -192,7 +201,10 @@ def _setup(memory: str | None, recording: Recording | None, more: dict[str, Any]
     where = f" on each of {tp} devices" if tp > 1 else ""
     words = [f"{name}: {format_bytes(plan.kv_token_bytes)} of KV a token, "
              f"{format_bytes(plan.state_bytes)} of state a sequence{where}", _cost_words(cost)]
-    return Setup(name, sizes, plans, cost, length_max, words, plan_for)
+    whole = make_plan(name, config, replace(asked, tp=1))
+    page_bytes = plan_arena(whole.spec, max(sizes), kv_dtype=kv_dtype).page_bytes
+    return Setup(name, sizes, plans, cost, length_max, words, plan_for,
+                 stores=_stores(more, page_bytes, whole.state_bytes, ranks=tp))
 
 
 def _as_recorded(memory: str | None, recording: Recording | None, more: dict[str, Any]) -> Setup:
@@ -211,7 +223,22 @@ def _as_recorded(memory: str | None, recording: Recording | None, more: dict[str
     words = [f"{recording.model}, as recorded: {format_bytes(arena.page_bytes / arena.page_tokens)} of KV a "
              f"token, {format_bytes(arena.slot_bytes)} of state a sequence", _cost_words(cost)]
     return Setup(recording.model, sizes, plans, cost, more["max_model_len"] or recording.max_model_len, words,
-                 lambda size: _enough(resized(arena, size), size), recording.grid_tokens)
+                 lambda size: _enough(resized(arena, size), size), recording.grid_tokens,
+                 _stores(more, arena.page_bytes, arena.slot_bytes))
+
+
+def _stores(more: dict[str, Any], page_bytes: int, state_bytes: int, *, ranks: int = 1
+            ) -> list[StoreModel | None]:
+    """The stores of --store, for pages and states of all ranks together."""
+    from weft.sim.store_tier import StoreModel, parse_disk
+
+    rate = parse_bytes(more["store_write"].removesuffix("/s"), flag="--store-write")
+    if rate <= 0:
+        raise ConfigError(f"--store-write is {more['store_write']!r}; it must be above 0 bytes a second",
+                          param="--store-write")
+    disks = {text: parse_disk(text, rate) for text in _several(more["store"], "--store")}
+    return [None if disk is None else StoreModel(text, disk, page_bytes, state_bytes, ranks)
+            for text, disk in disks.items()]
 
 
 def _fitted(fit: Path | None, recording: Recording | None, device: str | None) -> CostModel | None:

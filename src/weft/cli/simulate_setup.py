@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,12 +11,14 @@ from weft.units import CHUNK_TOKENS
 if TYPE_CHECKING:
     from weft.memory.frames.plan import ArenaPlan
     from weft.sim.cost import CostModel
+    from weft.sim.store_tier import StoreModel
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
     """``plans``: an arena for each of ``sizes``, in bytes. ``length_max``: longest request served.
-    ``grid_tokens``: states are kept at its multiples. ``plan_for``: an arena of another size."""
+    ``grid_tokens``: states are kept at its multiples. ``plan_for``: an arena of another size. ``stores``: those
+    of --store, None without."""
 
     model: str
     sizes: list[int]
@@ -26,3 +28,4 @@ class Setup:
     words: list[str]
     plan_for: Callable[[int], ArenaPlan]
     grid_tokens: int = CHUNK_TOKENS
+    stores: Sequence[StoreModel | None] = (None,)

@@ -74,20 +74,34 @@ def _size(size: Sized) -> str:
 
 
 def _results(study: Study) -> Table:
+    """With stores, the columns of a store stand in for those of running sequences."""
+    stores = any(report.store is not None for size in study.sizes for report in size.reports)
     table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("memory", no_wrap=True)
-    table.add_column("policy", no_wrap=True)
-    for title in ("hits", "saved", "TTFT 50/99", "TPOT 50/99", "runs", "preempted"):
+    for title in ("memory", "policy", *(("store",) if stores else ())):
+        table.add_column(title, no_wrap=True)
+    for title in _STORE_TITLES if stores else _TITLES:
         table.add_column(title, justify="right", no_wrap=True)
+    cells, pad = (_store_cells, ("",)) if stores else (_cells, ())
     for size in study.sizes:
         for at, report in enumerate(size.reports):
-            table.add_row(_size(size) if not at else "", report.arm, *_cells(report))
+            table.add_row(_size(size) if not at else "", report.arm, *cells(report))
         if size.oracle is not None:
-            table.add_row("", "oracle", f"{size.oracle.hit_rate:.1%}", f"{size.oracle.saved_s:,.0f} s",
-                          style="dim")
+            table.add_row("", "oracle", *pad, f"{size.oracle.hit_rate:.1%}", *pad,
+                          f"{size.oracle.saved_s:,.0f} s", style="dim")
     bound = f"{study.bound.state_rate:.1%}"
-    table.add_row("no limit", "", bound, style="dim")
+    table.add_row("no limit", "", *pad, bound, style="dim")
     return table
+
+
+_TITLES = ("hits", "saved", "TTFT 50/99", "TPOT 50/99", "runs", "preempted")
+_STORE_TITLES = ("hits", "restored", "saved", "net", "TTFT 50/99")
+
+
+def _store_cells(report: Report) -> list[str]:
+    restored = 0 if report.store is None else report.store.restored_tokens / max(1, report.prompt_tokens)
+    return [report.store.name if report.store is not None else "", f"{report.hit_rate:.1%}",
+            f"{restored:.1%}", f"{report.saved_s:,.0f} s", f"{report.net_saved_s:,.0f} s",
+            f"{report.ttft.p50:.2f} / {report.ttft.p99:.1f} s"]
 
 
 def _cells(report: Report) -> list[str]:
@@ -101,9 +115,10 @@ def _lost(study: Study) -> Table:
     """Shares of all prompt tokens."""
     table = Table(box=None, padding=(0, 2, 0, 0), title="Matched in part, and computed again; states",
                   title_justify="left", title_style="bold")
-    table.add_column("memory", no_wrap=True)
-    table.add_column("policy", no_wrap=True)
     reports = [report for size in study.sizes for report in size.reports]
+    stores = any(report.store is not None for report in reports)
+    for title in ("memory", "policy", *(("store",) if stores else ())):
+        table.add_column(title, no_wrap=True)
     reasons = [reason for reason in reports[0].lost
                if reason in _LOST or any(report.lost[reason] for report in reports)]
     for reason in reasons:
@@ -113,8 +128,9 @@ def _lost(study: Study) -> Table:
     for size in study.sizes:
         for at, report in enumerate(size.reports):
             shares = [f"{report.lost[reason] / max(1, report.prompt_tokens):.1%}" for reason in reasons]
-            table.add_row(_size(size) if not at else "", report.arm, *shares, f"{report.states_saved:,}",
-                          f"{report.cache.evicted_states:,}")
+            store = (report.store.name if report.store is not None else "",) if stores else ()
+            table.add_row(_size(size) if not at else "", report.arm, *store, *shares,
+                          f"{report.states_saved:,}", f"{report.cache.evicted_states:,}")
     return table
 
 

@@ -263,15 +263,18 @@ class ArenaWork:
 
     def moved_bytes(self, sizes: StoredSizes) -> int:
         """Bytes that are read or written: both forms of what is compressed or restored, twice what is copied,
-        and once what is loaded or stored. Zeros are not counted."""
+        and ``transferred_bytes``. Zeros are not counted."""
         states = len(self.state_compressions) + len(self.state_restores)
         records = (sum(len(one.pages) for one in self.kv_compressions)
                    + sum(len(one.pages) for one in self.kv_restores))
-        transfers = (sum(len(one.pages) for one in (*self.page_loads, *self.page_stores)) * sizes.page_bytes
-                     + (len(self.state_loads) + len(self.state_stores)) * sizes.slot_bytes)
-        return (transfers + states * (sizes.slot_bytes + sizes.compressed_bytes)
+        return (self.transferred_bytes(sizes) + states * (sizes.slot_bytes + sizes.compressed_bytes)
                 + records * (sizes.page_bytes + sizes.compressed_kv_bytes)
                 + 2 * len(self.slot_copies) * sizes.slot_bytes + 2 * len(self.page_copies) * sizes.page_bytes)
+
+    def transferred_bytes(self, sizes: StoredSizes) -> int:
+        """Bytes that are loaded or stored: they cross the link between a device and its host."""
+        return (sum(len(one.pages) for one in (*self.page_loads, *self.page_stores)) * sizes.page_bytes
+                + (len(self.state_loads) + len(self.state_stores)) * sizes.slot_bytes)
 
 
 NO_WORK = ArenaWork()

@@ -29,6 +29,15 @@ Uint8s = npt.NDArray[np.uint8]
 Allocate = Callable[[int], Uint8s]
 """Bytes -> uint8 [bytes], with any contents."""
 
+BUFFER_SHARE = 4
+BUFFER_BYTES_MIN = 256 << 20
+BUFFER_BYTES_MAX = 8 << 30
+
+
+def buffer_limit(arena_bytes: int) -> int:
+    """Most bytes of transfer buffers: a quarter of the arena's, within bounds."""
+    return min(max(arena_bytes // BUFFER_SHARE, BUFFER_BYTES_MIN), BUFFER_BYTES_MAX)
+
 
 @dataclass(frozen=True, slots=True)
 class TransferBuffer:

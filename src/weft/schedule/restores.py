@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from math import inf, nextafter
 from typing import NamedTuple
 
 import numpy as np
@@ -134,6 +135,12 @@ class Restores:
     def has_leases(self) -> bool:
         """Whether a load holds memory."""
         return any(fetch.state is FetchState.LOADING for fetch in self.fetches.values())
+
+    @property
+    def next_deadline_s(self) -> float:
+        """When the first fetch that is under way is late; infinity without one."""
+        return min((nextafter(fetch.deadline_s, inf) for fetch in self.fetches.values()
+                    if fetch.state is FetchState.READING), default=inf)
 
     # ------------------------------------------------------------------ in a plan: reads only
 

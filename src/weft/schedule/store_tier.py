@@ -21,7 +21,7 @@ from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
 from weft.schedule.restore_prices import RestorePrices
 from weft.schedule.restores import FetchState, RestoreCounts, Restores
-from weft.schedule.store_writes import StoreWrites, WriteCounts
+from weft.schedule.store_writes import STEP_BYTES, StoreWrites, WriteCounts
 from weft.store.protocol import Store
 from weft.store.values import StoreStats
 
@@ -44,15 +44,18 @@ NO_TIER = TierStats(RestoreCounts(), WriteCounts(), StoreStats("", False, 0, 0, 
 
 class StoreTier:
     """``exact``: prefixes that were compressed once are not used. ``write_bytes_s``: the pace of writes, 0
-    for none. ``clock`` returns seconds and never goes back."""
+    for none. ``clock`` returns seconds and never goes back. ``step_bytes``: what a step with runs copies for
+    the store at most."""
 
     def __init__(self, store: Store, memory: Memory, buffers: TransferBuffers, prices: RestorePrices,
-                 clock: Callable[[], float], *, exact: bool, write_bytes_s: float = 0.0) -> None:
+                 clock: Callable[[], float], *, exact: bool, write_bytes_s: float = 0.0,
+                 step_bytes: int = STEP_BYTES) -> None:
         self.store = store
         self.buffers = buffers
         self.prices = prices
         self.restores = Restores(store, buffers, prices, clock, exact=exact)
-        self.writes = StoreWrites(store, memory, buffers, prices, clock, write_bytes_s=write_bytes_s)
+        self.writes = StoreWrites(store, memory, buffers, prices, clock, write_bytes_s=write_bytes_s,
+                                  step_bytes=step_bytes)
 
     @property
     def has_step(self) -> bool:
@@ -68,6 +71,11 @@ class StoreTier:
     def may_stop_plans(self) -> bool:
         """Whether a plan may have to wait: for a fetch, or for the end of a write whose node is gone."""
         return bool(self.restores.fetches) or self.writes.has_step
+
+    @property
+    def next_poll_s(self) -> float:
+        """When ``poll`` may change something though the store has no event; infinity for never."""
+        return min(self.restores.next_deadline_s, self.writes.next_look_s)
 
     def poll(self) -> None:
         for event in self.store.poll():

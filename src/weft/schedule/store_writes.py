@@ -6,9 +6,9 @@
     (finished)  every page is in the buffer              --> Store.put
     (poll)      written, or dropped                      --> the buffer is free
 
-One job copies at a time. A step with runs copies at most STEP_BYTES of KV, another step IDLE_STEP_BYTES.
-Between two steps the node is looked up again: its pages may have moved. A node that was evicted or compressed
-before its job was done ends the job, which is counted.
+One job copies at a time. A step with runs copies at most ``step_bytes`` of KV, another step IDLE_STEPS times
+that. Between two steps the node is looked up again: its pages may have moved. A node that was evicted or
+compressed before its job was done ends the job, which is counted.
 
 A checkpoint is written if its expected uses save more than writing costs (``restore_prices``). The candidate
 is looked at once, when its turn comes: hits up to then count for it. A loaded checkpoint is no candidate: the
@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from weft.memory.arena_work import ArenaWork, PageTransfer, StateTransfer
 from weft.memory.memory import Memory
@@ -39,8 +40,13 @@ from weft.units import PAGE_TOKENS, BufferId, pages_for
 
 STEP_BYTES = 8 << 20
 """Most KV that a step with runs copies for a job; at least one page."""
-IDLE_STEP_BYTES = 64 << 20
+GPU_STEP_BYTES = 32 << 20
+"""The same on a GPU, whose link moves it in 1.3 ms."""
+IDLE_STEPS = 8
+"""A step without runs copies as much as so many steps with runs."""
 CANDIDATES_MAX = 4096
+QUEUE_SHORT = 16
+"""Candidates that may wait without raising the price of a write."""
 LOOKS_PER_POLL = 8
 
 
@@ -81,7 +87,7 @@ class StoreWrites:
     """``write_bytes_s``: 0 for no limit. ``page_bytes``: 0 in a model without attention."""
 
     def __init__(self, store: Store, memory: Memory, buffers: TransferBuffers, prices: RestorePrices,
-                 clock: Callable[[], float], *, write_bytes_s: float) -> None:
+                 clock: Callable[[], float], *, write_bytes_s: float, step_bytes: int = STEP_BYTES) -> None:
         self.counts = WriteCounts()
         self.draining = False
         """The engine ends: write whatever is worth it now, without a pace."""
@@ -94,7 +100,10 @@ class StoreWrites:
         self._candidates: deque[NodeId] = deque()
         self._job: _Job | None = None
         self._puts: dict[Ticket, BufferId] = {}
+        self._step_bytes = step_bytes
         self._paced_until_s = 0.0
+        self._is_full = False
+        """The next candidate waits for room in the buffers."""
         self._pages = memory.plan.pages_per_frame > 0
         memory.take_new_checkpoints()
 
@@ -108,6 +117,13 @@ class StoreWrites:
         """Something is left to write, and time or the store must pass first."""
         return bool(self._puts or self._job or self._candidates)
 
+    @property
+    def next_look_s(self) -> float:
+        """When ``look`` may begin a job; infinity while only an event of the store can change that."""
+        if self._job is not None or not self._candidates or self._is_full:
+            return inf
+        return max(self._clock(), self._paced_until_s)
+
     # ------------------------------------------------------------------ in a plan: reads only
 
     def work(self, *, idle: bool) -> tuple[tuple[PageTransfer, ...], tuple[StateTransfer, ...]]:
@@ -118,7 +134,7 @@ class StoreWrites:
         form = self._memory.checkpoint_contents(job.node, job.start + job.copied * PAGE_TOKENS)
         if form is None or form.position != job.position:
             return (), ()  # the next poll ends the job
-        most = max(1, (IDLE_STEP_BYTES if idle else STEP_BYTES) // max(1, self._buffers.page_bytes))
+        most = max(1, self._step_bytes * (IDLE_STEPS if idle else 1) // max(1, self._buffers.page_bytes))
         pages = PageTransfer(job.buffer, job.copied, form.pages[:most])
         states = () if job.has_state or form.slot == NO_SLOT else (StateTransfer(job.buffer, form.slot),)
         return (pages,) if pages.pages else (), states
@@ -149,6 +165,7 @@ class StoreWrites:
         buffer = self._puts.pop(event.ticket, None)
         if buffer is not None:
             self._buffers.free(buffer)
+            self._is_full = False
             self.counts.written += event.kind == "written"
             self.counts.dropped += event.kind != "written"
 
@@ -167,7 +184,8 @@ class StoreWrites:
                 return
             if self._clock() < self._paced_until_s and not self.draining:
                 return
-            if not self._begin(self._candidates[0]):
+            self._is_full = not self._begin(self._candidates[0])
+            if self._is_full:
                 return
             self._candidates.popleft()
 
@@ -185,6 +203,7 @@ class StoreWrites:
         if size_bytes > self._buffers.limit_bytes:
             self.counts.dropped += 1
             return True
+        self._prices.queued(long=len(self._candidates) > QUEUE_SHORT and not self.draining)
         if not self._prices.is_worth_writing(offer.start, form.position, size_bytes, form.hits):
             self.counts.skipped += 1
             return True

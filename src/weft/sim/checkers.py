@@ -5,7 +5,8 @@
                    prompt logprobs and queue time once
     ProgressCheck  the best ranked sequence computes at least every second step and is never preempted; a
                    step without runs is followed by one with runs; the whole run ends in bounded steps (a step
-                   in which the cache gives up or takes over something does not count)
+                   in which the cache gives up or takes over something does not count, nor does one that
+                   loads or stores)
     InFlight       where steps overlap: no page and no slot that a run in flight reads or writes, or that
                    something is copied to, is handed out, and no frame with one of them is zeroed
 
@@ -143,9 +144,10 @@ class ProgressCheck:
         idle = best is not None and best not in plan.seqs
         # A shortage ends in several steps: one that evicts, compresses or moves comes closer to its end.
         reservation = plan.reservation
-        work = reservation.arena_work
+        work = plan.arena_work
         moved = bool(reservation.evicted or reservation.published or reservation.moves
-                     or work.state_compressions or work.kv_compressions)
+                     or work.state_compressions or work.kv_compressions
+                     or plan.store or work.page_stores or work.state_stores)
         again = idle and self._idle_best == best
         assert moved or not again, f"the best sequence {best} idles for two steps"
         self._idle_best = best if idle and not moved else None

@@ -13,6 +13,9 @@ plan would be planned again, one position on, until a sequence crosses into a pa
 due. These steps are advanced in one go, the clock by the cost of each: the same result as one by one (tested
 with ``jump`` False), for a tenth of the work.
 
+A store (``weft.sim.store_tier``) is the engine's tier over a modelled disk. If every request waits for it,
+the clock moves to its next event.
+
 What is not here: text; sampling; the host's own time (a step costs what the cost model says); clients that
 wait for an answer before they ask again (arrivals are as recorded); refusals (the queue is unbounded).
 
@@ -25,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import inf
 
 import numpy as np
 
@@ -35,12 +39,15 @@ from weft.request import SamplingParams
 from weft.schedule.plan import Int32s, StepPlan
 from weft.schedule.scheduler import Scheduler
 from weft.schedule.sequence import SeqState, Sequence
+from weft.schedule.store_tier import StoreTier
 from weft.schedule.work import Work, work_of
 from weft.sim.arms import Arm, find_arm
 from weft.sim.clock import VirtualClock
 from weft.sim.cost import CostModel
 from weft.sim.report import MeanBytes, Percentiles, Report, Timeline, bytes_by_use
+from weft.sim.store_tier import LINK_BYTES_S, StoreModel, report_of, tier_for
 from weft.sim.traffic import Traffic
+from weft.store.virtual_store import VirtualStore
 from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS, SeqId
 
 ROWS_MAX = 256
@@ -120,11 +127,12 @@ def sizes_for(plan: ArenaPlan, traffic: Traffic, *, rows_max: int = ROWS_MAX,
 
 
 def replay(traffic: Traffic, plan: ArenaPlan, cost: CostModel, *, arm: Arm | str = "lru",
-           sizes: Sizes | None = None, jump: bool = True, on_progress: OnProgress | None = None) -> Report:
-    """Run ``traffic`` through a memory of geometry ``plan`` under ``arm``. Requests longer than
-    ``sizes.max_model_len`` are left out, as an engine refuses them."""
+           sizes: Sizes | None = None, jump: bool = True, store: StoreModel | None = None,
+           on_progress: OnProgress | None = None) -> Report:
+    """Run ``traffic`` through a memory of geometry ``plan`` under ``arm``, with ``store`` below it. Requests
+    longer than ``sizes.max_model_len`` are left out, as an engine refuses them."""
     arm = find_arm(arm) if isinstance(arm, str) else arm
-    player = Player(traffic, plan, cost, arm, sizes or sizes_for(plan, traffic), jump=jump,
+    player = Player(traffic, plan, cost, arm, sizes or sizes_for(plan, traffic), jump=jump, store=store,
                     on_progress=on_progress)
     return player.run()
 
@@ -145,10 +153,16 @@ class Player:
     """One engine that plays requests of ``traffic``: all of them (``run``), or those that it is given."""
 
     def __init__(self, traffic: Traffic, plan: ArenaPlan, cost: CostModel, arm: Arm, sizes: Sizes, *,
-                 jump: bool, on_progress: OnProgress | None, times: PlayedTimes | None = None) -> None:
+                 jump: bool, on_progress: OnProgress | None, times: PlayedTimes | None = None,
+                 store: StoreModel | None = None) -> None:
         self.clock = VirtualClock()
         self.memory = arm.make_memory(plan, cost, self.clock)
-        self.scheduler = Scheduler(self.memory, sizes, arm.checkpoints)
+        self._store_model = store
+        self.tier: StoreTier | None = None
+        self._disk: VirtualStore | None = None
+        if store is not None:
+            self.tier, self._disk = tier_for(store, self.memory, cost, self.clock)
+        self.scheduler = Scheduler(self.memory, sizes, arm.checkpoints, self.tier)
         self._traffic = traffic
         self._cost = cost
         self._arm = arm
@@ -168,11 +182,19 @@ class Player:
         requests = self._traffic.requests
         while self._next < len(requests) or self.scheduler.has_work:
             if not self.scheduler.has_work:
-                self.clock.advance_to(requests[self._next].at_s)
+                self.clock.advance_to(min(requests[self._next].at_s, self._store_due_s()))
             self._arrive()
+            if self.tier is not None:
+                self.tier.poll()
             if self.scheduler.has_work:
                 self._step()
         return self._report()
+
+    def _store_due_s(self) -> float:
+        """When the store next changes anything."""
+        if self.tier is None or self._disk is None:
+            return inf
+        return min(self._disk.next_event_s, self.tier.next_poll_s)
 
     def _arrive(self) -> None:
         requests, now = self._traffic.requests, self.clock()
@@ -191,12 +213,17 @@ class Player:
 
     def _step(self) -> None:
         plan = self.scheduler.plan()
-        assert plan is not None
+        if plan is None:
+            assert self.tier is not None, "there is work, and no plan"
+            self.clock.advance_to(self._due_s())  # every request waits for the store
+            return
         self.scheduler.commit(plan)
         if plan.admissions:
             self._note_began(plan)
         work = work_of(plan)
         self._count(plan, work)
+        if self.tier is not None:
+            self.tier.finished(plan)
         self.scheduler.advance(plan, np.where(plan.samples, 1, PAD).astype(np.int32))
         ended = self._settle(plan)
         if self._jump and not ended and _still(plan, len(self.scheduler.running)):
@@ -213,6 +240,9 @@ class Player:
 
     def _count(self, plan: StepPlan, work: Work) -> None:
         seconds = self._cost.step_s(work) + self._cost.moved_s(plan.arena_work.moved_bytes(self.memory.plan))
+        if self.tier is not None:
+            seconds += plan.arena_work.transferred_bytes(self.memory.plan) / LINK_BYTES_S
+            self.tier.prices.stepped(work, seconds)
         self.clock.advance(seconds)
         counts = self.counts
         counts.steps += 1
@@ -291,8 +321,8 @@ class Player:
     def _due_s(self) -> float:
         """When the world outside next changes anything."""
         requests = self._traffic.requests
-        arrival = requests[self._next].at_s if self._next < len(requests) else float("inf")
-        return min([arrival, *self._cancels.values()])
+        arrival = requests[self._next].at_s if self._next < len(requests) else inf
+        return min([arrival, self._store_due_s(), *self._cancels.values()])
 
     # ------------------------------------------------------------------ the sum
 
@@ -320,8 +350,9 @@ class Player:
             running_max=counts.running_max, preemptions=self.scheduler.preemption_count, steps=counts.steps,
             virtual_s=self.clock(), busy_s=counts.busy_s, states_saved=counts.taps,
             pages_held_max=usage.pages_held_max, slots_held_max=usage.slots_held_max,
-            mean_bytes=self._mean_bytes, timeline=times,
-            cache=usage.cache)
+            mean_bytes=self._mean_bytes, timeline=times, cache=usage.cache,
+            store=None if self._store_model is None or self.tier is None or self._disk is None
+            else report_of(self._store_model, self.tier, self._disk))
 
 
 def _still(plan: StepPlan, running: int) -> bool:
@@ -329,5 +360,6 @@ def _still(plan: StepPlan, running: int) -> bool:
     between."""
     if plan.decode_count != running or plan.run_count != running or not running:
         return False
-    return not (plan.reclaiming or plan.finished or plan.preempted) and (
+    return not (plan.reclaiming or plan.finished or plan.preempted or plan.store
+                or plan.arena_work.page_stores or plan.arena_work.state_stores) and (
         replace(plan.reservation, version=0) == _NO_CHANGE)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.memory import MemoryUsage
 from weft.memory.prefix.cache_counts import STORE_COUNTS, CacheCounts
+from weft.sim.store_tier import StoreReport
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -116,6 +117,12 @@ class Report:
     slots_held_max: int
     mean_bytes: MeanBytes = field(repr=False, compare=False)
     timeline: Timeline = field(repr=False, compare=False)
+    store: StoreReport | None = None
+
+    @property
+    def net_saved_s(self) -> float:
+        """``saved_s`` less the seconds that fetches from the store took."""
+        return self.saved_s - (self.store.fetch_s if self.store is not None else 0.0)
 
     @property
     def lost(self) -> dict[str, int]:
@@ -130,6 +137,8 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Everything but the timeline, with the rate and the hash."""
         numbers = {**self._numbers(), "mean_bytes": asdict(self.mean_bytes)}
+        if self.store is not None:
+            numbers["net_saved_s"] = self.net_saved_s
         return {**numbers, "hit_rate": self.hit_rate, "hash": self.digest}
 
     @property
@@ -145,7 +154,8 @@ class Report:
         return hashed.hexdigest()
 
     def _numbers(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name not in ("timeline", "mean_bytes")}
+        left_out = ("timeline", "mean_bytes", *(() if self.store is not None else ("store",)))
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
 def _without_store(counts: dict[str, int]) -> dict[str, int]:

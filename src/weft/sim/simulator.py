@@ -23,18 +23,25 @@ from weft.engine.scripted import ScriptedExecutor
 from weft.engine.sleep_state import Part
 from weft.errors import EngineUnavailableError, QueueFullError
 from weft.memory.memory import Memory
+from weft.memory.transfer_buffers import TransferBuffers
 from weft.schedule.budget import step_tokens_bound
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan, StepResult
+from weft.schedule.restore_prices import RestorePrices
+from weft.schedule.store_tier import StoreTier
 from weft.sim.checkers import InFlight, Ledger, ProgressCheck
 from weft.sim.clock import VirtualClock
 from weft.sim.trace import Trace, plan_bytes
 from weft.sim.workload import EOS_IDS, VOCAB_SIZE, Scenario, ScriptedCancel
 from weft.speculation.drafter import Drafter
+from weft.store.protocol import Store
 
 STEP_BASE_S = 1e-3
 STEP_TOKEN_S = 2e-5
 _REPLAN_EVERY_STEPS = 5
+_WAITS_MAX = 500
+"""Looks at a store that every request waits for, for each request."""
+_WRITE_S = 60.0
 
 
 class DeviceLost(Exception):
@@ -67,6 +74,9 @@ class Outcome:
     """Preempted sequences that found something of theirs when they came back."""
     page_copies: int = 0
     table_patches: int = 0
+    restores: int = 0
+    written: int = 0
+    """Checkpoints that the store got."""
     prefix_waits: int = 0
     """Steps in which a request waited for a prefix in flight."""
 
@@ -111,9 +121,11 @@ class _InFlightExecutor:
 
 
 class Simulation:
-    """``drafter``: where windows get their drafts; None: no speculation."""
+    """``drafter``: where windows get their drafts; None: no speculation. ``store``: prefixes beyond memory,
+    through buffers of ``buffer_bytes``."""
 
-    def __init__(self, scenario: Scenario, drafter: Drafter | None = None) -> None:
+    def __init__(self, scenario: Scenario, drafter: Drafter | None = None, store: Store | None = None, *,
+                 buffer_bytes: int = 1 << 22) -> None:
         self.scenario = scenario
         sizes = scenario.sizes
         self.clock = VirtualClock()
@@ -122,11 +134,13 @@ class Simulation:
             scenario.arena, vocab_size=VOCAB_SIZE, rows_max=sizes.rows_max, max_model_len=sizes.max_model_len,
             step_tokens_bound=step_tokens_bound(sizes.step_tokens_max, sizes.rows_max),
             grid_tokens=sizes.grid_tokens)
+        memory = Memory(scenario.arena, cache=scenario.cache)
+        self.tier = None if store is None else self._tier(store, memory, buffer_bytes)
         self.core = EngineCore(
-            vocab_size=VOCAB_SIZE, sizes=sizes, memory=Memory(scenario.arena, cache=scenario.cache),
+            vocab_size=VOCAB_SIZE, sizes=sizes, memory=memory,
             executor=_InFlightExecutor(self), clock=self.clock, seed=scenario.seed, eos_ids=EOS_IDS,
             checkpoints=parse_checkpoints(scenario.checkpoints), overlap=scenario.overlap, drafter=drafter,
-            max_step_s=scenario.max_step_s)
+            max_step_s=scenario.max_step_s, store=self.tier, pause=self.clock.advance)
         self.ledger = Ledger(engine_seed=scenario.seed, eos_ids=EOS_IDS, max_model_len=sizes.max_model_len,
                              next_token=self.device.next_token)
         self.progress = ProgressCheck(self.core.scheduler)
@@ -142,6 +156,12 @@ class Simulation:
         self._running_max = 0
         self._preemptions_in_prefill = 0
         self._seen = Counter[str]()
+
+    def _tier(self, store: Store, memory: Memory, buffer_bytes: int) -> StoreTier:
+        arena = self.scenario.arena
+        buffers = TransferBuffers(arena.page_bytes, arena.slot_bytes, limit_bytes=buffer_bytes)
+        self.device.arena.transfers.buffers = buffers
+        return StoreTier(store, memory, buffers, RestorePrices(1.0), self.clock, exact=True)
 
     def run(self) -> Outcome:
         """Raises SimulationFailed."""
@@ -159,18 +179,23 @@ class Simulation:
                        evicted_states=stats.memory.cache.evicted_states,
                        evicted_pages=stats.memory.cache.evicted_pages, taps=self._seen["taps"],
                        resumed=self._seen["resumed"], page_copies=self._seen["page copies"],
-                       table_patches=self._seen["patches"], prefix_waits=self._seen["prefix waits"])
+                       table_patches=self._seen["patches"], prefix_waits=self._seen["prefix waits"],
+                       restores=stats.store.restores.restores if stats.store is not None else 0,
+                       written=stats.store.writes.written if stats.store is not None else 0)
 
     def _run(self) -> None:
-        steps = 0
+        steps = waits = 0
         while self._arrivals or self.core.has_work:
             if not self.core.has_work:
                 self.clock.advance_to(self._arrivals[-1].at_s)
             self._deliver_due()
+            plans = self._seen["plans"]
             self._step(steps)
+            waits += self.tier is not None and plans == self._seen["plans"]
             steps += 1
+            assert waits <= _WAITS_MAX * len(self.scenario.arrivals), f"no end after {waits} waits"
             bound = self.ledger.steps_bound + len(self.scenario.arrivals)
-            assert steps <= bound, f"no end after {steps} steps"
+            assert steps - waits <= bound, f"no end after {steps - waits} steps"
         self.ledger.check_all_ended()
         if self.core.failure is None:
             self._check_everything_was_given_back()
@@ -180,6 +205,10 @@ class Simulation:
         if number % _REPLAN_EVERY_STEPS == 0 and self.core.failure is None:
             dropped = self.core.scheduler.plan(windows=not self.flights.any)
             self._planned = None if dropped is None else plan_bytes(dropped)
+            if self.tier is not None:  # the step reads events of the store before it plans
+                again = self.core.scheduler.plan(windows=not self.flights.any)
+                assert self._planned == (None if again is None else plan_bytes(again)), "planning changed it"
+                self._planned = None
         events = self.core.step()
         self._planned = None
         failure = self.core.failure
@@ -211,6 +240,7 @@ class Simulation:
 
     def _count(self, plan: StepPlan) -> None:
         seen = self._seen
+        seen["plans"] += 1
         seen["taps"] += len(plan.taps)
         seen["page copies"] += len(plan.arena_work.page_copies)
         seen["patches"] += plan.table_patches.shape[1]
@@ -260,6 +290,10 @@ class Simulation:
         self.trace.note(f"cancel {cancel.request_id}[{cancel.index}] {cancelled}")
 
     def _check_everything_was_given_back(self) -> None:
+        if self.tier is not None:
+            self.core.write_all(_WRITE_S)
+            assert not self.tier.restores.fetches, "a fetch has no request"
+            assert self.tier.buffers.used_bytes == 0, "transfer buffers were left over"
         usage = self.core.memory.usage()
         assert usage.leases == 0
         assert (usage.pages_held, usage.slots_held) == (usage.pages_cached, usage.slots_cached), (

@@ -1,5 +1,5 @@
-"""Several replays side by side: arms x memory sizes, with the bound that none can pass and the oracle that
-knows.
+"""Several replays side by side: arms x stores x memory sizes, with the bound that none can pass and the
+oracle that knows.
 
 The oracle of a size is told when requests ran in the replay of the first arm at that size.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from weft.sim.cost import CostModel
 from weft.sim.oracle import Hindsight, OracleMemory, Span, oracle
 from weft.sim.replay import ROWS_MAX, STEP_TOKENS_MAX, replay, sizes_for
 from weft.sim.report import Report
+from weft.sim.store_tier import StoreModel
 from weft.sim.traffic import Traffic
 from weft.units import CHUNK_TOKENS
 
@@ -28,7 +30,7 @@ OnStudyProgress = Callable[[str, int, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """One memory size: a report for each arm, and the oracle's where it was asked."""
+    """One memory size: a report for each arm under each store, and the oracle's where it was asked."""
 
     memory_bytes: int
     reports: tuple[Report, ...]
@@ -55,20 +57,21 @@ class Study:
 
 
 def run_study(traffic: Traffic, plans: Sequence[ArenaPlan], cost: CostModel, arms: Sequence[Arm], *,
-              asked_bytes: Sequence[int] | None = None, oracle: bool = True, rows_max: int = ROWS_MAX,
-              step_tokens_max: int = STEP_TOKENS_MAX, length_max: int | None = None,
-              grid_tokens: int = CHUNK_TOKENS, on_progress: OnStudyProgress | None = None) -> Study:
-    """Every arm of ``arms`` on every arena of ``plans``; requests longer than ``length_max`` are refused.
-    ``asked_bytes``: the memory that each was made for, whole frames or not."""
+              stores: Sequence[StoreModel | None] = (None,), asked_bytes: Sequence[int] | None = None,
+              oracle: bool = True, rows_max: int = ROWS_MAX, step_tokens_max: int = STEP_TOKENS_MAX,
+              length_max: int | None = None, grid_tokens: int = CHUNK_TOKENS,
+              on_progress: OnStudyProgress | None = None) -> Study:
+    """Every arm of ``arms`` over each of ``stores`` on every arena of ``plans``; requests longer than
+    ``length_max`` are refused. ``asked_bytes``: the memory that each was made for, whole frames or not."""
     sized = []
     run = 0
     for at, plan in enumerate(plans):
         sizes = sizes_for(plan, traffic, rows_max=rows_max, step_tokens_max=step_tokens_max,
                           length_max=length_max, grid_tokens=grid_tokens)
         reports = []
-        for arm in arms:
+        for store, arm in product(stores, arms):
             tell = None if on_progress is None else _teller(on_progress, arm, run)
-            reports.append(replay(traffic, plan, cost, arm=arm, sizes=sizes, on_progress=tell))
+            reports.append(replay(traffic, plan, cost, arm=arm, sizes=sizes, store=store, on_progress=tell))
             run += 1
         known = hindsight(traffic, plan, cost, reports[0], grid_tokens) if oracle else None
         memory_bytes = plan.arena_bytes if asked_bytes is None else asked_bytes[at]

@@ -200,13 +200,7 @@ class DirectoryStore:
 
     def _base(self, root: int, tokens: bytes, start: int, *, exact: bool) -> KvChain | None:
         """The stored KV that ends at ``start``; None if it was evicted after the offer."""
-        path = self.books.index.covered(root, tokens, exact=exact)
-        c, entries, end = self.books.index.c, list(path.entries), path.end
-        while entries and end > start:
-            end = c["position"].item(entries.pop())
-        if end != start:
-            return None
-        return KvChain(tuple(entries), end, c["chain"].item(entries[-1]) if entries else root)
+        return self.books.index.covered(root, tokens, exact=exact).up_to(self.books.index, start, root)
 
     def _refusal(self, reason: DropReason) -> Ticket | None:
         """No ticket, and a count."""

@@ -53,6 +53,15 @@ class KvChain:
     end: int
     chain: int
 
+    def up_to(self, index: StoreIndex, position: int, root: int) -> KvChain | None:
+        """The part of the chain that ends at ``position``; None if no record ends there."""
+        c, entries, end = index.c, list(self.entries), self.end
+        while entries and end > position:
+            end = c["position"].item(entries.pop())
+        if end != position:
+            return None
+        return KvChain(tuple(entries), end, c["chain"].item(entries[-1]) if entries else root)
+
 
 class StoreIndex:
     """See the essay. ``c`` are the columns; an entry is an index into them."""

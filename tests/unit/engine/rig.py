@@ -47,8 +47,9 @@ class Rig(LateExecutor):
                  max_model_len: int | None = None, next_token: NextToken | None = None,
                  cache: bool = False, checkpoints: CheckpointPolicy = AUTO, overlap: bool = False,
                  store: Store | None = None, buffer_bytes: int = 1 << 24, token_s: float = 1.0,
-                 drafter: Drafter | None = None) -> None:
-        """``store``: prefixes beyond memory, computed at ``token_s`` seconds a token at first."""
+                 drafter: Drafter | None = None, exact: bool = True) -> None:
+        """``store``: prefixes beyond memory, computed at ``token_s`` seconds a token at first; not ``exact``:
+        also what was compressed once. ``tamper`` changes what the device gets."""
         super().__init__()
         arena = small_arena(pages_per_frame=pages_per_frame, slots_per_frame=slots_per_frame,
                             frame_count=frame_count)
@@ -61,12 +62,13 @@ class Rig(LateExecutor):
         self.clock = VirtualClock()
         self.plans: list[StepPlan] = []
         self.before_execute: Callable[[StepPlan], None] = lambda plan: None
+        self.tamper: Callable[[StepPlan], StepPlan] = lambda plan: plan
         memory = Memory(arena, cache=cache)
         self.tier = None
         if store is not None:
             buffers = TransferBuffers(arena.page_bytes, arena.slot_bytes, limit_bytes=buffer_bytes)
             self.device.arena.transfers.buffers = buffers
-            self.tier = StoreTier(store, memory, buffers, RestorePrices(token_s), self.clock, exact=True)
+            self.tier = StoreTier(store, memory, buffers, RestorePrices(token_s), self.clock, exact=exact)
         self.core = EngineCore(vocab_size=VOCAB_SIZE, sizes=self.sizes, memory=memory,
                                executor=self, clock=self.clock, seed=seed, eos_ids=(EOS,),
                                checkpoints=checkpoints, overlap=overlap, store=self.tier,
@@ -77,7 +79,7 @@ class Rig(LateExecutor):
         self.plans.append(plan)
         self.clock.advance(1.0)
         self.before_execute(plan)
-        return self.device.execute(plan)
+        return self.device.execute(self.tamper(plan))
 
     def sleep(self, level: int) -> tuple[Part, ...]:
         return self.device.sleep(level)

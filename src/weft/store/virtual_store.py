@@ -1,0 +1,201 @@
+"""``VirtualStore``: a store without bytes, on a clock that its caller moves, for ``weft simulate --store``.
+
+    match, offer, put    the index and the eviction of ``DirectoryStore``: the same code
+    disk                 two lanes on the clock, reads and writes, each first come, first served
+    poll                 the events whose time has come
+
+A fetch takes the latency and its bytes at the read rate. A write takes its bytes at the write limit. While a
+write is under way, a fetch that begins has only the rest of the bandwidth. So the two together never move
+more than the disk does.
+
+Left out, and with what effect: volumes (no space is lost to fragments), syncs and the ledger (small beside
+payloads), checksums (10 GB/s on one core), failures.
+
+Laws: L8, L11 (bytes that wait to be written are bounded as in ``WriteThread``).
+
+Rejected: a disk with one lane (a write of 500 MB would delay each read behind it, as no SSD does);
+``DirectoryStore`` over a virtual disk (its threads wait for the real clock).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from weft.store.eviction import evict
+from weft.store.extents import BLOCK_BYTES, blocks_for
+from weft.store.index import NO_ENTRY, KvChain, StoreIndex
+from weft.store.prefixes import entries_of, is_current, prefix_of
+from weft.store.put_records import put_request, records_of
+from weft.store.rows import root_chain, token_bytes
+from weft.store.values import (
+    DropReason,
+    KvPiece,
+    PutOffer,
+    StagingBuffers,
+    StoredPrefix,
+    StoreEvent,
+    StoreStats,
+    Ticket,
+)
+
+NAMESPACE = b"simulated".ljust(16, b"\0")
+
+
+@dataclass(frozen=True, slots=True)
+class DiskModel:
+    """Bytes it holds, bytes it moves in a second, seconds until the first byte, and the most bytes a second
+    that writes may take."""
+
+    capacity_bytes: int
+    bytes_s: float
+    latency_s: float
+    write_bytes_s: float
+
+
+class VirtualStore:
+    """``clock`` returns seconds. ``queue_bytes``: puts that wait; more are refused. ``exact``: rounded bytes
+    do not match."""
+
+    def __init__(self, disk: DiskModel, clock: Callable[[], float], *, queue_bytes: int,
+                 exact: bool = True) -> None:
+        self.disk = disk
+        self.fetch_s = 0.0
+        """Seconds from request to arrival, summed over fetches."""
+        self._clock = clock
+        self._exact = exact
+        self._queue_bytes_max = queue_bytes
+        self._index = StoreIndex()
+        self._pins = Counter[int]()
+        self._events: list[tuple[float, int, StoreEvent, tuple[int, ...]]] = []
+        """A heap of (time, ticket, event, entries): the entries that a fetch pins, or that become durable."""
+        self._reads_end_s = self._writes_end_s = 0.0
+        self._ticket = self._number = 0
+        self._used_blocks = self._queued_bytes = 0
+        self._fetches = self._fetched_bytes = self._puts = self._written_bytes = self._evicted = 0
+        self._dropped = Counter[str]()
+
+    @property
+    def next_event_s(self) -> float:
+        """When ``poll`` next has an event; infinity for never."""
+        return self._events[0][0] if self._events else float("inf")
+
+    def match(self, salt: str | None, tokens: Sequence[int], above: int) -> StoredPrefix | None:
+        content = token_bytes(tokens)
+        hit = self._index.deepest(_root(salt), content, above=above, exact=self._exact)
+        return None if hit is None else prefix_of(self._index, *hit, content, salt)
+
+    def fetch(self, prefix: StoredPrefix, start: int, into: StagingBuffers) -> Ticket:
+        now_s, ticket = self._clock(), self._new_ticket()
+        self._fetches += 1
+        if not is_current(self._index, prefix):
+            self._later(now_s, StoreEvent(ticket, "missing", "evicted"), ())
+            return ticket
+        nbytes = prefix.bytes_from(start)
+        rate = self.disk.bytes_s - (self.disk.write_bytes_s if self._writes_end_s > now_s else 0.0)
+        self._reads_end_s = max(self._reads_end_s, now_s) + nbytes / rate
+        end_s = self._reads_end_s + self.disk.latency_s
+        entries = tuple(entry for entry, _ in entries_of(prefix))
+        self._pins.update(entries)
+        self._fetched_bytes += nbytes
+        self.fetch_s += end_s - now_s
+        self._later(end_s, StoreEvent(ticket, "fetched", "", nbytes, end_s - now_s), entries)
+        return ticket
+
+    def offer(self, salt: str | None, tokens: Sequence[int], position: int, *,
+              exact: bool) -> PutOffer | None:
+        if self._queued_bytes >= self._queue_bytes_max:
+            return None
+        path = self._index.covered(_root(salt), token_bytes(tokens[:position]), exact=exact)
+        if path.end == position and self._index.checkpoint_at(path, exact=exact, durable=False) != NO_ENTRY:
+            return None
+        return PutOffer(path.end, position)
+
+    def put(self, salt: str | None, tokens: Sequence[int], position: int, kv: Sequence[KvPiece],
+            state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:
+        self._puts += 1
+        content = token_bytes(tokens[:position])
+        base = self._base(_root(salt), content, kv[0].start if kv else position, exact=exact)
+        if base is None:
+            return self._refusal("parent")
+        request = put_request(base, content, kv, state, exact=exact, seconds=seconds, state_form=state_form,
+                              namespace=NAMESPACE, salt=_salt_key(salt))
+        if self._queued_bytes + request.nbytes > self._queue_bytes_max:
+            return self._refusal("queue_full")
+        blocks = sum(blocks_for(len(payload)) for payload in request.payloads)
+        if not self._has_room(blocks, base):
+            return self._refusal("store_full")
+        places = [(0, 0)] * len(request.payloads)
+        records = records_of(request, self._index, places, self._number + 1)
+        self._number += len(records)
+        self._used_blocks += blocks
+        self._queued_bytes += request.nbytes
+        ticket = self._new_ticket()
+        self._writes_end_s = (max(self._writes_end_s, self._clock())
+                              + request.nbytes / self.disk.write_bytes_s)
+        self._later(self._writes_end_s, StoreEvent(ticket, "written", "", request.nbytes),
+                    tuple(record.entry for record in records))
+        return ticket
+
+    def poll(self) -> list[StoreEvent]:
+        events, now_s = [], self._clock()
+        while self._events and self._events[0][0] <= now_s:
+            _, _, event, entries = heapq.heappop(self._events)
+            if event.kind == "fetched":
+                self._pins -= Counter(entries)
+                self._index.touch(entries[-1])
+            elif event.kind == "written":
+                self._index.c["durable"][list(entries)] = True
+                self._queued_bytes -= event.nbytes
+                self._written_bytes += event.nbytes
+            events.append(event)
+        return events
+
+    def stats(self) -> StoreStats:
+        kinds = self._index.c["kind"][:self._index.length]
+        return StoreStats("simulated", True, int((kinds == 2).sum()), int((kinds == 1).sum()),
+                          self._used_blocks * BLOCK_BYTES, self.disk.capacity_bytes, fetches=self._fetches,
+                          fetched_bytes=self._fetched_bytes, puts=self._puts,
+                          written_bytes=self._written_bytes, queued_bytes=self._queued_bytes,
+                          evicted=self._evicted, dropped=dict(self._dropped))
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def _has_room(self, blocks: int, base: KvChain) -> bool:
+        """Whether ``blocks`` more fit, perhaps after eviction, which spares ``base``."""
+        short = self._used_blocks + blocks - self.disk.capacity_bytes // BLOCK_BYTES
+        if short > 0:
+            removed = evict(self._index, short, {*self._pins, *base.entries})
+            self._evicted += len(removed)
+            freed = sum(blocks_for(payload_bytes) for *_, payload_bytes in removed)
+            self._used_blocks -= freed
+            short -= freed
+        return short <= 0
+
+    def _base(self, root: int, tokens: bytes, start: int, *, exact: bool) -> KvChain | None:
+        """The stored KV that ends at ``start``; None if it was evicted after the offer."""
+        path = self._index.covered(root, tokens, exact=exact)
+        return path.up_to(self._index, start, root)
+
+    def _later(self, when_s: float, event: StoreEvent, entries: tuple[int, ...]) -> None:
+        heapq.heappush(self._events, (when_s, event.ticket, event, entries))
+
+    def _refusal(self, reason: DropReason) -> Ticket | None:
+        self._dropped[reason] += 1
+        return None
+
+    def _new_ticket(self) -> Ticket:
+        self._ticket += 1
+        return Ticket(self._ticket)
+
+
+def _salt_key(salt: str | None) -> bytes:
+    """A simulated store is private to its process: the salt names itself."""
+    return (salt or "").encode()[:16].ljust(16, b"\0")
+
+
+def _root(salt: str | None) -> int:
+    return root_chain(NAMESPACE, _salt_key(salt))

@@ -1,0 +1,154 @@
+"""A store below a replayed memory: the tier of the engine, over a disk that is only times and sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from weft.memory.frames.plan import ArenaPlan, plan_arena
+from weft.planning.geometries import find_geometry
+from weft.planning.model_plan import Asked, make_plan
+from weft.sim.cost import Fitted
+from weft.sim.replay import replay
+from weft.sim.report import Report
+from weft.sim.store_tier import StoreModel, parse_disk
+from weft.sim.synthetic import Library, document_traffic
+from weft.sim.traffic import Traffic
+from weft.store.values import KvPiece, StagingBuffers
+from weft.store.virtual_store import DiskModel, VirtualStore
+
+COST = Fitted(fixed_s=5e-3, token_s=1e-4, pair_s=0.0, decode_s=1e-4, context_s=1e-9)
+GB = 1e9
+
+
+@cache
+def arena() -> ArenaPlan:
+    geometry = find_geometry("Qwen3.5-0.8B")
+    assert geometry is not None
+    plan = make_plan(geometry.name, geometry.config, Asked(arena_bytes=1_200_000_000))
+    return plan_arena(plan.spec, 1_200_000_000)
+
+
+@cache
+def traffic() -> Traffic:
+    return document_traffic(3, 150, Library(documents=20, front_tokens=1024, part_tokens=512, depth=3,
+                                            answer_tokens=60))
+
+
+def store(text: str = "100GB@10GB/s", write: float = GB) -> StoreModel:
+    disk = parse_disk(text, int(write))
+    assert disk is not None
+    return StoreModel(text, disk, arena().page_bytes, arena().slot_bytes)
+
+
+@cache
+def ran(text: str | None, write: float = GB, *, jump: bool = True) -> Report:
+    return replay(traffic(), arena(), COST, store=None if text is None else store(text, write), jump=jump)
+
+
+def test_a_store_brings_back_what_memory_evicted() -> None:
+    without, with_store = ran(None), ran("100GB@10GB/s")
+    assert with_store.store is not None
+    assert with_store.store.restores > 5
+    assert with_store.cached_tokens >= without.cached_tokens + with_store.store.restored_tokens // 2
+    assert with_store.net_saved_s > without.saved_s
+    assert with_store.computed_tokens < without.computed_tokens
+
+
+def test_a_store_that_reads_slower_than_the_device_computes_changes_no_hit() -> None:
+    """The control: nothing is written, because nothing would be read."""
+    slow = ran("100GB@10MB/s")
+    assert slow.store is not None
+    assert slow.store.restores == slow.store.written == 0
+    assert slow.cached_tokens == ran(None).cached_tokens
+
+
+def test_a_lower_write_limit_stores_less() -> None:
+    slow, fast = ran("100GB@10GB/s", 2e7).store, ran("100GB@10GB/s").store
+    assert slow is not None
+    assert fast is not None
+    assert 0 < slow.written_bytes < fast.written_bytes / 2
+    assert slow.written_bytes < 2e7 * ran("100GB@10GB/s", 2e7).virtual_s + 1e9
+
+
+def test_a_small_store_evicts_and_stays_within_its_size() -> None:
+    small = ran("1GB@10GB/s").store
+    assert small is not None
+    assert small.evicted > 0
+    assert 0 < small.stored_bytes <= 1e9
+
+
+def test_jumps_change_no_number() -> None:
+    assert ran("100GB@10GB/s").digest == ran("100GB@10GB/s", jump=False).digest
+
+
+def test_latency_costs_time() -> None:
+    near, far = ran("100GB@10GB/s"), ran("100GB@10GB/s@50ms")
+    assert near.store is not None
+    assert far.store is not None
+    assert far.store.fetch_s / far.store.restores > near.store.fetch_s / near.store.restores + 0.04
+
+
+# ---------------------------------------------------------------------- the disk
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def put(disk: VirtualStore, tokens: list[int], nbytes: int) -> None:
+    whole = len(tokens)
+    pieces = [KvPiece(start, min(whole, start + 256), memoryview(bytes(nbytes)))
+              for start in range(0, whole, 256)]
+    assert disk.put(None, tokens, whole, pieces, memoryview(bytes(nbytes)), exact=True, seconds=1.0)
+
+
+def test_reads_queue_and_a_write_takes_its_share_of_the_disk() -> None:
+    clock = Clock()
+    disk = VirtualStore(DiskModel(1 << 30, 1e6, 0.5, 0.25e6), clock, queue_bytes=1 << 30)
+    tokens = np.arange(32).tolist()
+    put(disk, tokens, 500_000)
+    assert disk.match(None, [*tokens, 7], 0) is None, "a write is under way, and matches"
+    clock.now_s = disk.next_event_s
+    assert clock.now_s == pytest.approx(4.0)
+    [event] = disk.poll()
+    assert event.kind == "written"
+    prefix = disk.match(None, [*tokens, 7], 0)
+    assert prefix is not None
+    into = StagingBuffers(memoryview(bytearray(500_000)), memoryview(bytearray(500_000)))
+    disk.fetch(prefix, 0, into)
+    disk.fetch(prefix, 0, into)
+    arrivals = []
+    while disk.next_event_s < float("inf"):
+        clock.now_s = disk.next_event_s
+        arrivals += [clock.now_s - 4.0 for _ in disk.poll()]
+    assert arrivals == pytest.approx([1.5, 2.5])
+    put(disk, np.arange(100, 132).tolist(), 500_000)
+    disk.fetch(prefix, 0, into)
+    assert disk.next_event_s - clock.now_s == pytest.approx(1.0 / 0.75 + 0.5)
+
+
+def test_a_fetch_of_an_evicted_prefix_is_missing() -> None:
+    clock = Clock()
+    disk = VirtualStore(DiskModel(1 << 20, 1e9, 0.0, 0.5e9), clock, queue_bytes=1 << 30)
+    tokens = np.arange(32).tolist()
+    put(disk, tokens, 400_000)
+    clock.now_s = 1.0
+    disk.poll()
+    prefix = disk.match(None, tokens, 0)
+    assert prefix is not None
+    put(disk, np.arange(100, 132).tolist(), 400_000)
+    disk.fetch(prefix, 0, StagingBuffers(memoryview(bytearray()), memoryview(bytearray())))
+    clock.now_s = 2.0
+    assert sorted(event.kind for event in disk.poll()) == ["missing", "written"]
+
+
+def test_the_store_is_part_of_the_hash() -> None:
+    report = ran("100GB@10GB/s")
+    assert report.store is not None
+    assert report.digest != replace(report, store=replace(report.store, restores=0)).digest
