@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Setup:
     """``plans``: an arena for each of ``sizes``, in bytes. ``length_max``: longest request served.
-    ``grid_tokens``: states are kept at its multiples. ``plan_for``: an arena of another size. ``stores``: those
-    of --store, None without."""
+    ``grid_tokens``: states are kept at its multiples. ``plan_for``: an arena of another size. ``stores``:
+    those of --store, None without."""
 
     model: str
     sizes: list[int]
