@@ -23,14 +23,12 @@ from weft.cli.flags import FlagCommand, SpelledChoice
 from weft.config import DTypeChoice, KvDTypeChoice, StateDTypeChoice
 from weft.errors import CheckpointError, ConfigError
 from weft.planning.weights import FORMS
-from weft.sim.cost import DEVICES
 from weft.spec import KV_DTYPES
 from weft.units import parse_bytes
 
 DTYPES = SpelledChoice(get_args(DTypeChoice))
 KV_DTYPE_CHOICE = SpelledChoice(get_args(KvDTypeChoice))
 STATE_DTYPE_CHOICE = SpelledChoice(get_args(StateDTypeChoice))
-DEVICE_NAMES = tuple(device.name for device in DEVICES.values())
 QUANTIZE = click.Choice(["none", *FORMS])
 """The types of the flags that ``weft serve`` has too; fp8 is the form of published checkpoints."""
 
@@ -60,7 +58,7 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
     click.Option(["--store"], help="Rate of a store, and its latency if that is not 1 ms, such as 3GB/s or "
                                    "3GB/s@100us: how long a prefix takes to restore, and to compute."),
     click.Option(["--device"], default="H100", show_default=True,
-                 help=f"The device that computes, for --store: {', '.join(DEVICE_NAMES)}."),
+                 help="The device that computes, for --store; `weft simulate --help` has their names."),
     click.Option(["--prefill-rate"], type=click.FloatRange(min=0, min_open=True),
                  help="Tokens of a prompt that are computed in a second, as measured; instead of --device."),
     click.Option(["--compare"], is_flag=True, help="The same bytes as other engines would cut them."),

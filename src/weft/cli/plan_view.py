@@ -20,16 +20,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from weft.cli.plan_store import RestoreTimes, table_of
 from weft.planning.layouts import Load
 from weft.planning.model_plan import Fit, ModelPlan
 from weft.planning.report import SHORT_TOKENS, loads
 from weft.units import ceil_div, format_bytes
+
+if TYPE_CHECKING:
+    from weft.cli.plan_store import RestoreTimes
 
 BAR_CELLS_MAX = 60
 PICTURES_MAX = 3
@@ -57,6 +60,8 @@ def screen(plan: ModelPlan, *, compare: bool, from_here: bool, width: int,
     parts: list[RenderableType] = [_head(plan), "", *_device(plan, from_here, width), _costs(plan), ""]
     parts += [_lengths(plan), "", _verdict(plan)]
     if times is not None:
+        from weft.cli.plan_store import table_of
+
         parts += ["", *table_of(times)]
     if compare:
         parts += ["", _comparison(plan)]
