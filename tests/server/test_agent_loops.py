@@ -86,3 +86,27 @@ def test_an_agent_of_messages_hits_the_cache_in_each_turn(server: RunningServer)
         cached.append(usage.cache_read_input_tokens or 0)
         prompts.append(usage.input_tokens + cached[-1] + (usage.cache_creation_input_tokens or 0))
     check_hits(prompts, cached)
+
+
+@pytest.mark.parametrize("allowed", ["news", "weather"])
+def test_only_allowed_tools_are_called_and_the_prompt_has_all(server: RunningServer, allowed: str) -> None:
+    client = server.client()
+    names = ["weather", "news", "mail"]
+    fields: Any = {"model": "default", "temperature": 1, "extra_body": {
+        "seed": 3, "chat_template_kwargs": {"enable_thinking": False}}}
+    answer = client.responses.create(
+        input="Go.", tools=[{"type": "function", "name": name, "parameters": SCHEMA} for name in names],
+        tool_choice={"type": "allowed_tools", "mode": "required",
+                     "tools": [{"type": "function", "name": allowed}]},
+        max_output_tokens=200, **fields)
+    assert {item.name for item in answer.output if item.type == "function_call"} == {allowed}
+    assert answer.tool_choice.type == "allowed_tools"
+    chat = client.chat.completions.create(
+        messages=[{"role": "user", "content": "Go."}], max_tokens=200, tools=[
+            {"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in names],
+        tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [
+            {"type": "function", "function": {"name": allowed}}]}}, **fields)
+    assert {call.function.name for call in chat.choices[0].message.tool_calls or ()} == {allowed}
+    assert chat.usage is not None
+    assert answer.usage is not None
+    assert chat.usage.prompt_tokens == answer.usage.input_tokens  # all three tools

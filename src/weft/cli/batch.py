@@ -75,6 +75,8 @@ def command(source: Path, output: Path, **values: Any) -> int:
 def said(counts: Any, output: Path) -> str:
     """The last line of a run."""
     parts = [f"{counts.total} answers in {output}"]
+    if counts.done:
+        parts.append(f"{counts.done} in {counts.seconds:.1f} s")
     if counts.earlier:
         parts.append(f"{counts.earlier} of them from an earlier run")
     if counts.failed:

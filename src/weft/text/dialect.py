@@ -198,17 +198,17 @@ class Dialect:
         if calls is None:
             return grammar
         token_of = self._tokenizer.added_id
+        asked = choice.among(tools)
         if choice.mode == "auto":
             if grammar is not None:
-                free = calls_grammar(calls, tools, several=several, token_of=token_of, field=grammar.field)
+                free = calls_grammar(calls, asked, several=several, token_of=token_of, field=grammar.field)
                 return _either(free, grammar)
-            if any(tool.strict for tool in tools):
-                return strict_grammar(calls, tools, several=several, token_of=token_of, field="tools")
+            if len(asked) < len(tools) or any(tool.strict for tool in asked):
+                return strict_grammar(calls, asked, several=several, token_of=token_of, field="tools")
             return None
         if grammar is not None:
             raise RequestError(f"{grammar.field} cannot be combined with a tool_choice that asks for a call: "
                                "the answer is one or the other", param="tool_choice")
-        asked = [tool for tool in tools if choice.mode == "required" or tool.name == choice.name]
         return calls_grammar(calls, asked, several=several and choice.mode == "required", token_of=token_of,
                            field="tools")
 

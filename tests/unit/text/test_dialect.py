@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from weft.request import Grammar
 from weft.text.chat import ChatMessage, ChatTemplate
 from weft.text.dialect import Dialect
 from weft.text.grammars import choice_grammar, json_grammar
-from weft.text.tools.definitions import ToolChoice, read_tools
+from weft.text.tools.definitions import ToolChoice, read_choice, read_tools
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "fixtures" / "family_templates"
 TOOLS = read_tools([
@@ -179,3 +180,34 @@ def test_reasoning_tokens_are_counted_up_to_the_end_marker(with_markers: bool) -
     assert none.reasoning_tokens == 0
 
 
+
+
+@pytest.mark.parametrize(("choice", "words"), [
+    ({"type": "allowed_tools"}, "mode is None"),
+    ({"type": "allowed_tools", "mode": "none", "tools": [{"name": "a"}]}, "mode is 'none'"),
+    ({"type": "allowed_tools", "allowed_tools": 3}, "mode is None"),
+    ({"type": "allowed_tools", "mode": "auto", "tools": []}, r"tool_choice\.tools is missing"),
+    ({"type": "allowed_tools", "mode": "auto", "tools": [3]}, r"tools\[0\]\.name is missing"),
+    ({"type": "allowed_tools", "mode": "auto", "tools": [{"name": "z"}]}, "'z', which is not")])
+def test_wrong_allowed_tools_are_named(choice: Any, words: str) -> None:
+    tools = read_tools([{"type": "function", "function": {"name": name}} for name in "ab"])
+    with pytest.raises(RequestError, match=words) as refused:
+        read_choice(choice, tools)
+    assert (refused.value.param or "").startswith("tool_choice")
+    with pytest.raises(RequestError, match="tools is empty"):
+        read_choice({"type": "allowed_tools", "mode": "auto", "tools": [{"name": "a"}]}, ())
+
+
+def test_allowed_tools_are_a_part_of_tools() -> None:
+    tools = read_tools([{"type": "function", "function": {"name": name}} for name in "abc"])
+    inner = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "b"}}, {"name": "c"}]}
+    for choice in ({"type": "allowed_tools", "allowed_tools": inner}, {"type": "allowed_tools", **inner}):
+        read = read_choice(choice, tools)
+        assert (read.mode, [tool.name for tool in read.among(tools)]) == ("auto", ["b", "c"])
+    assert [tool.name for tool in read_choice("required", tools).among(tools)] == ["a", "b", "c"]
+    for allowed, other in (("get_weather", "get_time"), ("get_time", "get_weather")):
+        choice = ToolChoice("auto", allowed=frozenset({allowed}))
+        grammar = dialect("granite").plan("", tools=TOOLS, choice=choice).grammar
+        assert isinstance(grammar, Grammar)
+        assert allowed in grammar.grammar
+        assert other not in grammar.grammar

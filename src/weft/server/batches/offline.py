@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import functools
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,13 +38,15 @@ from weft.server.service import Service, load_served_model
 
 @dataclass(slots=True)
 class BatchCounts:
-    """``earlier`` answers were in the output already; ``failed`` of all are errors."""
+    """``earlier`` answers were in the output already; ``failed`` of all are errors. ``seconds``: from the
+    first line to the last answer, without the start of the engine."""
 
     total: int
     earlier: int = 0
     done: int = 0
     failed: int = 0
     tokens: int = 0
+    seconds: float = 0.0
 
     @property
     def complete(self) -> bool:
@@ -83,6 +86,7 @@ class _Run:
         self._answers = answers
         self._counts = counts
         self._on_answer = on_answer
+        self._began_s = 0.0
 
     async def all(self, lines: list[IndexedLine], engine: EngineConfig, server: ServerConfig,
                   on_progress: Callable[[str], None], factory: str) -> None:
@@ -109,12 +113,14 @@ class _Run:
         await service.engine.start()
         info = await service.engine.ready()
         service.open(await asyncio.to_thread(load_served_model, info, service.config))
+        self._began_s = time.perf_counter()
         await run_lines(service, self._source, lines, functools.partial(self._write, service),
                         window=window_of(service))
 
     def _write(self, service: Service, line: OutputLine) -> None:
         self._answers.write(line)
         self._counts.done += 1
+        self._counts.seconds = time.perf_counter() - self._began_s
         self._counts.failed = self._answers.failed_count
         self._counts.tokens = sum(stats.generation_tokens for _, stats in service.engine.engines.stats())
         self._on_answer(self._counts)

@@ -145,7 +145,7 @@ FIELDS: dict[str, FieldWords] = {
     "documents": FieldWords("Documents, if the chat template reads them."),
     "reasoning_effort": FieldWords("How much to reason, if the chat template reads it."),
     "tools": FieldWords("Functions that the answer may call."),
-    "tool_choice": FieldWords("auto, none, required, or the function to call."),
+    "tool_choice": FieldWords("auto, none, required, the function to call, or allowed_tools."),
     "MessagesBody.tool_choice": FieldWords("An object of type auto, any, none or tool."),
     "parallel_tool_calls": FieldWords("The answer may call more than one function.", True),
     "include_reasoning": FieldWords("Send the reasoning too.", True),

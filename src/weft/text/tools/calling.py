@@ -11,7 +11,7 @@ the schema, those that are not required may be left out; additional properties a
 tags is free text: its length and pattern are not held.
 
 ``strict_grammar`` leaves the model free to call or not: text as it likes, and from an opening marker on a
-call that fits. It holds for every tool of the request, as soon as one is strict.
+call that fits. It holds for every tool of the request, as soon as one is strict or some are not allowed.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def strict_grammar(row: ToolFormat, tools: Sequence[Tool], *, several: bool, tok
     opening = row.writes.lead + row.writes.before
     marker = next((open for open in row.opens if opening.startswith(open)), None)
     if marker is None:
-        raise RequestError(f"{field}: strict tools need tool_choice required with this model, whose calls "
-                           f"({row.name}) begin with no marker", param=field)
+        raise RequestError(f"{field}: strict and allowed tools need the mode required with this model, whose "
+                           f"calls ({row.name}) begin with no marker", param=field)
     rules = _Rules(token_of)
     body = _calls(rules, row, tools, several=several, field=field, without=marker)
     token = token_of(marker)

@@ -3,6 +3,10 @@ granted.
 
     tools: [{"type": "function", "function": {"name", "description", "parameters", "strict"}}, ...]
     tool_choice: "none" | "auto" | "required" | {"type": "function", "function": {"name": ...}}
+               | {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required", "tools": [...]}}
+
+Responses write the last two without the inner object. Allowed tools are a part of ``tools``. The prompt has
+all tools, so requests that allow different ones share a cached prefix.
 """
 
 from __future__ import annotations
@@ -37,10 +41,18 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """``name`` is set for mode "named"."""
+    """``name`` is set for mode "named". ``allowed``: the only tools that "auto" and "required" may call; None
+    for all."""
 
     mode: Literal["none", "auto", "required", "named"]
     name: str = ""
+    allowed: frozenset[str] | None = None
+
+    def among(self, tools: Sequence[Tool]) -> list[Tool]:
+        """Those of ``tools`` that an answer may call."""
+        if self.mode == "named":
+            return [tool for tool in tools if tool.name == self.name]
+        return [tool for tool in tools if self.allowed is None or tool.name in self.allowed]
 
 
 def read_tools(value: Sequence[Any] | None) -> tuple[Tool, ...]:
@@ -70,18 +82,47 @@ def read_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
         if value == "required":
             _need_tools(tools)
         return ToolChoice("required" if value == "required" else "auto" if tools else "none")
+    if isinstance(value, dict) and value.get("type") == "allowed_tools":
+        return _allowed(value, tools)
     if not isinstance(value, dict) or value.get("type") != "function":
         kind = value.get("type") if isinstance(value, dict) else type(value).__name__
-        raise RequestError(f"tool_choice has type {kind!r}; this server serves function", param="tool_choice")
+        raise RequestError(f"tool_choice has type {kind!r}; this server serves function and allowed_tools",
+                           param="tool_choice")
     inner = value.get("function")
     name = inner.get("name") if isinstance(inner, dict) else value.get("name")
     if not isinstance(name, str):
         raise RequestError("tool_choice.function.name is missing", param="tool_choice.function.name")
+    _check_name(name, tools)
+    return ToolChoice("named", name)
+
+
+def _allowed(value: dict[str, Any], tools: Sequence[Tool]) -> ToolChoice:
+    inner = value.get("allowed_tools", value)
+    mode = inner.get("mode") if isinstance(inner, dict) else None
+    if mode not in ("auto", "required"):
+        raise RequestError(f"tool_choice.mode is {mode!r}; allowed_tools have the mode auto or required",
+                           param="tool_choice.mode")
+    listed = inner.get("tools")
+    if not isinstance(listed, list) or not listed:
+        raise RequestError("tool_choice.tools is missing: the tools that are allowed, at least one",
+                           param="tool_choice.tools")
+    names = set()
+    for at, tool in enumerate(listed[:TOOLS_MAX]):
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str):
+            raise RequestError(f"tool_choice.tools[{at}].name is missing: a function of tools",
+                               param=f"tool_choice.tools[{at}]")
+        _check_name(name, tools)
+        names.add(name)
+    return ToolChoice(mode, allowed=frozenset(names))
+
+
+def _check_name(name: str, tools: Sequence[Tool]) -> None:
     _need_tools(tools)
     if name not in {tool.name for tool in tools}:
-        raise RequestError(f"tool_choice names {name!r}, which is not in tools: "
+        raise RequestError(f"tool_choice names {name[:128]!r}, which is not in tools: "
                            f"{', '.join(tool.name for tool in tools)}", param="tool_choice")
-    return ToolChoice("named", name)
 
 
 def _need_tools(tools: Sequence[Tool]) -> None:
