@@ -3,10 +3,10 @@
     python -m benchmarks.batch [--lines 300] [--rounds 3] [--model DIR] [--json FILE]
 
 ``bench throughput`` gives all prompts to an engine in its own process and drops the answers. ``batch`` reads
-JSON lines and writes answers into a file, and its engine has a process of its own. Prompts are words drawn by a
-seed, 60 to 200 of them; half of the prompts begin with one of four shared texts. Each answer has 16 to 48
-tokens, greedy, past any end. Neither clock counts the start of the engine. The last line has the median of all
-rounds.
+JSON lines and writes answers into a file, and its engine has a process of its own. Prompts are words drawn
+by a seed, 60 to 200 of them; half of the prompts begin with one of four shared texts. Each answer has 16 to
+48 tokens, greedy, past any end. Neither clock counts the start of the engine. The last line has the median
+of all rounds.
 """
 
 from __future__ import annotations
