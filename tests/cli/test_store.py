@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.unit.store.contents import assert_hit, identity, opened, prompt, written
+from tests.unit.store.contents import assert_hit, identity, opened, options, prompt, written
 from weft.cli.main import main
+from weft.store.store import open_store
 
 
 @pytest.fixture
@@ -107,6 +110,86 @@ def test_a_path_that_is_no_store_is_named(tmp_path: Path, verb: str,
     assert not (tmp_path / "none").exists()
 
 
-def test_a_bucket_is_no_path(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["store", "info", "s3://bucket/prefix"]) == 2
-    assert "name the directory in front of it (--store-cache)" in capsys.readouterr().err
+def test_a_bucket_that_cannot_be_named_or_reached_is_said(tmp_path: Path,
+                                                          capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "info", "ftp://bucket/prefix"]) == 2
+    assert "the scheme ftp is not one of" in capsys.readouterr().err
+    assert main(["store", "info", f"file://{tmp_path}/none"]) == 0
+    assert "is empty" in capsys.readouterr().out
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> str:
+    """A directory as a bucket, with three prefixes of one model and one of another."""
+    location = f"file://{tmp_path / 'bucket'}"
+    for who, prompts in ((identity(), (prompt(256, 1), prompt(300, 2), prompt(40, 3))),
+                         (identity(weights="w9", model="other"), (prompt(256, 20),))):
+        store = open_store(location, who, options(cache_directory=str(tmp_path / "cache"), refresh_s=0.1))
+        for tokens in prompts:
+            written(store, tokens)
+        end = time.monotonic() + 20
+        while store.stats().remote.get("uploaded", 0) < len(prompts) and time.monotonic() < end:
+            store.poll()
+            time.sleep(0.01)
+        store.close()
+    return location
+
+
+def test_info_of_a_bucket_names_models_and_bytes(bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "info", bucket, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    models = sorted((one["model"], one["checkpoints"]) for one in facts["models"])
+    assert models == [("other", 1), ("tiny", 3)]
+    assert facts["payload_bytes"] == sum(one["payload_bytes"] for one in facts["models"]) > 0
+    assert main(["store", "info", bucket]) == 0
+    assert "segments" in capsys.readouterr().out
+
+
+def test_verify_of_a_bucket_reads_every_payload(bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "verify", bucket]) == 0
+    assert "every checksum is right" in capsys.readouterr().out
+    payloads = sorted(Path(bucket.removeprefix("file://")).glob("v1/records/*/*"))
+    content = bytearray(payloads[0].read_bytes())
+    content[7] ^= 1
+    payloads[0].write_bytes(content)
+    payloads[1].unlink()
+    assert main(["store", "verify", bucket, "--json"]) == 1
+    result = json.loads(capsys.readouterr().out)
+    assert [reason for _, reason in result["damaged"]] == ["checksum"]
+    assert result["missing"] == 1
+    assert main(["store", "verify", bucket, "--retire"]) == 1
+    capsys.readouterr()
+    assert main(["store", "verify", bucket]) == 0
+
+
+def test_prune_of_a_bucket_removes_orphans_and_the_oldest(bucket: str,
+                                                          capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(bucket.removeprefix("file://"))
+    payloads = sorted(folder.glob("v1/records/*/*"))
+    total = sum(one.stat().st_size for one in payloads)
+    for name, age_s in (("young", 60), ("old", 7200)):
+        orphan = payloads[0].with_name(f"{'0' * 31}{len(name)}-4")
+        orphan.write_bytes(b"abcd")
+        os.utime(orphan, (time.time() - age_s,) * 2)
+    assert main(["store", "prune", bucket, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"removed": 1, "removed_bytes": 4,
+                                                   "objects": len(payloads) + 1, "payload_bytes": total + 4}
+    os.utime(payloads[0], (0, 0))
+    assert main(["store", "prune", bucket, "--size", f"{total}B", "--json"]) == 0
+    capsys.readouterr()
+    assert not payloads[0].exists()
+    assert all(one.exists() for one in payloads[1:])
+    assert list(folder.glob("v1/ledger/*/*/*"))
+    assert main(["store", "prune", bucket, "--size", "0B"]) == 0
+    assert not [*folder.glob("v1/ledger/*/*/*"), *folder.glob("v1/records/*/*")]
+
+
+def test_rm_of_a_bucket_removes_one_model_or_all(bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "rm", bucket, "--model", "nothing"]) == 2
+    assert "has other, tiny" in capsys.readouterr().err
+    assert main(["store", "rm", bucket, "--model", "other"]) == 0
+    assert main(["store", "info", bucket, "--json"]) == 0
+    out = capsys.readouterr().out
+    assert [one["model"] for one in json.loads(out[out.index("{"):])["models"]] == ["tiny"]
+    assert main(["store", "rm", bucket, "--all"]) == 0
+    assert not [one for one in Path(bucket.removeprefix("file://")).rglob("*") if one.is_file()]

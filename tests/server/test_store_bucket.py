@@ -208,6 +208,31 @@ def test_a_directory_as_a_bucket_needs_no_server(tmp_path: Path) -> None:
     second.close()
 
 
+def test_segments_on_the_local_disk_are_bounded_and_go_with_those_of_the_bucket(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    location = f"file://{tmp_path / 'bucket'}"
+    first = _opened(location, tmp_path / "a")
+    written(first, prompt(100))
+    _uploaded(first, 1)
+    first.close()
+    with monkeypatch.context() as patch:
+        patch.setattr("weft.store.uploads.SEGMENT_BYTES_MAX", 100)
+        bounded = _opened(location, tmp_path / "b")
+    _until(bounded, lambda: bounded.stats().remote.get("segments_left_out", 0) == 1)
+    assert bounded.match(None, prompt(100), 0) is None
+    assert any("weft store prune" in note for note in bounded.stats().notes)
+    bounded.close()
+    second = _opened(location, tmp_path / "c")
+    _until(second, lambda: second.match(None, prompt(100), 0) is not None)
+    segments = list((tmp_path / "c").glob("remote/*/*.seg"))
+    assert segments
+    for one in (tmp_path / "bucket").glob("v1/ledger/*/*/*"):
+        one.unlink()
+    _until(second, lambda: second.match(None, prompt(100), 0) is None)
+    assert not any(one.exists() for one in segments)
+    second.close()
+
+
 def test_a_scheme_that_is_none_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the scheme ftp is not one of s3, "):
         open_store("ftp://somewhere", identity(), options(cache_directory=str(tmp_path)))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -26,20 +26,23 @@ from weft.errors import UserError
 from weft.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
+    from weft.store.bucket import Bucket
+    from weft.store.bucket_survey import BucketPruned
     from weft.store.pruning import PruneResult
-    from weft.store.survey import StoreSurvey, VerifyResult
+    from weft.store.survey import ModelTotals, StoreSurvey, VerifyResult
 
 NAMESPACE_SHOWN = 8
 """Digits of a namespace that a table shows; --model takes them."""
 
 
-def _directory(ctx: click.Context, param: click.Parameter, value: str) -> Path:
-    if "://" in value:
-        raise click.UsageError(f"{value} is a bucket; name the directory in front of it (--store-cache)", ctx)
-    return Path(value)
+def _place(ctx: click.Context, param: click.Parameter, value: str) -> Path | Bucket:
+    """A directory, or a bucket by its address."""
+    from weft.store.bucket import Bucket, is_bucket
+
+    return Bucket(value) if is_bucket(value) else Path(value)
 
 
-_PATH = click.Argument(["path"], callback=_directory)
+_PATH = click.Argument(["path"], callback=_place)
 _JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON.")
 
 
@@ -58,10 +61,12 @@ def command() -> None:
 
 
 @command.command("info", cls=FlagCommand, params=[_PATH, _JSON])
-def info(path: Path, as_json: bool) -> int:
+def info(path: Path | Bucket, as_json: bool) -> int:
     """Show what a store holds, by model."""
     from weft.store.survey import survey
 
+    if not isinstance(path, Path):
+        return _bucket_info(path, as_json)
     facts = survey(path)
     if as_json:
         click.echo(json.dumps(asdict(facts), indent=2))
@@ -73,11 +78,13 @@ def info(path: Path, as_json: bool) -> int:
 @command.command("verify", cls=FlagCommand, params=[
     _PATH, click.Option(["--retire"], is_flag=True, help="Remove damaged records; no server may write."),
     _JSON])
-def verify(path: Path, retire: bool, as_json: bool) -> int:
+def verify(path: Path | Bucket, retire: bool, as_json: bool) -> int:
     """Read every record and compare its checksum; exit code 1 if any is damaged."""
     from weft.store.pruning import prune
     from weft.store.survey import verify as verify_store
 
+    if not isinstance(path, Path):
+        return _bucket_verify(path, retire, as_json)
     with _bar("records") as progress:
         result = verify_store(path, progress)
     if retire and not result.good:
@@ -92,11 +99,17 @@ def verify(path: Path, retire: bool, as_json: bool) -> int:
 @command.command("prune", cls=FlagCommand, params=[
     _PATH, click.Option(["--size"], help="Evict what saves the fewest seconds per byte, down to this size."),
     _JSON])
-def prune(path: Path, size: str | None, as_json: bool) -> int:
+def prune(path: Path | Bucket, size: str | None, as_json: bool) -> int:
     """Give free space back to the disk, after evicting down to --size."""
     from weft.store.pruning import prune as prune_store
 
     size_bytes = None if size is None else parse_bytes(size, flag="--size")
+    if not isinstance(path, Path):
+        from weft.store.bucket_survey import prune_bucket
+
+        with _bar("objects") as progress:
+            _show_bucket_pruned(prune_bucket(path, size_bytes=size_bytes, progress=progress), as_json)
+        return 0
     with _bar("moved") as progress:
         result = prune_store(path, size_bytes=size_bytes, progress=progress)
     _show_pruned(result, as_json)
@@ -107,32 +120,86 @@ def prune(path: Path, size: str | None, as_json: bool) -> int:
     _PATH, click.Option(["--model", "models"], multiple=True,
                         help="Model name or namespace, as `weft store info` shows it; may be repeated."),
     click.Option(["--all", "everything"], is_flag=True, help="The whole store, with its directory."), _JSON])
-def remove(path: Path, models: tuple[str, ...], everything: bool, as_json: bool) -> int:
+def remove(path: Path | Bucket, models: tuple[str, ...], everything: bool, as_json: bool) -> int:
     """Remove what a store holds of a model, or all of it."""
     from weft.store.pruning import prune as prune_store
     from weft.store.survey import survey
 
     if everything == bool(models):
         raise click.UsageError("weft store rm needs either --model NAME or --all")
+    if not isinstance(path, Path):
+        return _bucket_remove(path, models, as_json)
     facts = survey(path)
     if everything:
         result = prune_store(path, size_bytes=None, without=[bytes.fromhex(one.namespace)
                                                              for one in facts.models])
         shutil.rmtree(path)
     else:
-        result = prune_store(path, size_bytes=None, without=list(_namespaces(facts, models)))
+        result = prune_store(path, size_bytes=None, without=[
+            bytes.fromhex(name) for name in _namespaces(str(facts.path), facts.models, models)])
     _show_pruned(result, as_json)
     return 0
 
 
-def _namespaces(facts: StoreSurvey, models: tuple[str, ...]) -> Iterator[bytes]:
+def _namespaces(place: str, totals: Sequence[ModelTotals], models: tuple[str, ...]) -> Iterator[str]:
     for name in models:
-        matches = [one for one in facts.models if name == one.model
+        matches = [one for one in totals if name == one.model
                    or (len(name) >= NAMESPACE_SHOWN and one.namespace.startswith(name))]
         if not matches:
-            held = ", ".join(sorted({one.model for one in facts.models})) or "no model"
-            raise UserError(f"--model {name}: the store {facts.path} has {held}", param="--model")
-        yield from (bytes.fromhex(one.namespace) for one in matches)
+            held = ", ".join(sorted({one.model for one in totals})) or "no model"
+            raise UserError(f"--model {name}: the store {place} has {held}", param="--model")
+        yield from (one.namespace for one in matches)
+
+
+def _bucket_info(bucket: Bucket, as_json: bool) -> int:
+    from weft.store.bucket_survey import survey_bucket
+
+    facts = survey_bucket(bucket)
+    if as_json:
+        click.echo(json.dumps(asdict(facts), indent=2))
+    else:
+        _show_models(facts.models, facts.location)
+        click.echo(f"{format_bytes(facts.payload_bytes)} in {facts.payloads:,} payloads; {facts.segments:,} "
+                   "segments")
+    return 0
+
+
+def _bucket_verify(bucket: Bucket, retire: bool, as_json: bool) -> int:
+    from weft.store.bucket_survey import verify_bucket
+
+    with _bar("objects") as progress:
+        result = verify_bucket(bucket, progress)
+    if retire:
+        for key, _ in result.damaged:
+            bucket.delete(key)
+    if as_json:
+        click.echo(json.dumps({**asdict(result), "good": result.good, "retired": retire}, indent=2))
+        return 0 if result.good else 1
+    click.echo(f"{result.objects:,} payloads, {format_bytes(result.payload_bytes)}: "
+               + ("every checksum is right" if result.good else f"{len(result.damaged)} are damaged"))
+    for key, reason in result.damaged[:20]:
+        click.echo(f"  {key}: {reason}")
+    if result.missing:
+        click.echo(f"{result.missing:,} payloads that a segment names are gone: misses, and no damage")
+    return 0 if result.good else 1
+
+
+def _bucket_remove(bucket: Bucket, models: tuple[str, ...], as_json: bool) -> int:
+    from weft.store.bucket_survey import remove_from_bucket, survey_bucket
+
+    held = survey_bucket(bucket).models
+    names = list(_namespaces(bucket.location, held, models)) if models else [one.namespace for one in held]
+    with _bar("objects") as progress:
+        _show_bucket_pruned(remove_from_bucket(bucket, names, progress), as_json)
+    return 0
+
+
+def _show_bucket_pruned(result: BucketPruned, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(asdict(result), indent=2))
+        return
+    click.echo(f"{result.removed:,} payloads removed, {format_bytes(result.removed_bytes)}; "
+               f"{result.objects:,} are left, {format_bytes(result.payload_bytes)}")
 
 
 @contextmanager
@@ -148,18 +215,24 @@ def _bar(unit: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _show_survey(facts: StoreSurvey) -> None:
+def _show_models(models: Sequence[ModelTotals], place: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     for title in ("model", "namespace", "checkpoints", "tokens", "bytes", "restores"):
         table.add_column(title, justify="left" if title in ("model", "namespace") else "right")
-    for one in facts.models:
+    for one in models:
         table.add_row(one.model, one.namespace[:NAMESPACE_SHOWN], f"{one.checkpoints:,}", f"{one.tokens:,}",
                       format_bytes(one.payload_bytes), f"{one.restores:,}")
+    Console(highlight=False).print(table if models else f"{place} is empty", soft_wrap=True)
+
+
+def _show_survey(facts: StoreSurvey) -> None:
+    from rich.console import Console
+
+    _show_models(facts.models, facts.path)
     console = Console(highlight=False)
-    console.print(table if facts.models else f"{facts.path} is empty", soft_wrap=True)
     console.print(f"{format_bytes(facts.used_bytes)} used of {format_bytes(facts.allocated_bytes)} in "
                   f"{facts.volumes} volumes; {facts.ledger_rows:,} rows in generation {facts.generation}",
                   soft_wrap=True)

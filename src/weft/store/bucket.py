@@ -18,7 +18,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from weft.errors import ConfigError
@@ -36,6 +37,15 @@ class Unreachable(OSError):
     def __init__(self, message: str) -> None:
         super().__init__(0, UNREACHABLE)
         self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An object of a bucket. ``modified``: with a time zone."""
+
+    key: str
+    nbytes: int
+    modified: datetime
 
 
 def is_bucket(location: str) -> bool:
@@ -114,11 +124,20 @@ class Bucket:
         except Exception as error:
             raise self._failed(error) from None
 
-    def keys(self, prefix: str) -> Iterator[str]:
+    def objects(self, prefix: str) -> Iterator[Stored]:
         """Raises Unreachable."""
         try:
             for page in self._obstore.list(self._store, prefix):
-                yield from (str(one["path"]) for one in page)
+                yield from (Stored(str(one["path"]), int(one["size"]), one["last_modified"]) for one in page)
+        except Exception as error:
+            raise self._failed(error) from None
+
+    def delete(self, key: str) -> None:
+        """An object that is gone already is no error. Raises Unreachable."""
+        try:
+            self._obstore.delete(self._store, key)
+        except FileNotFoundError:
+            return
         except Exception as error:
             raise self._failed(error) from None
 

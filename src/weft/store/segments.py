@@ -8,7 +8,10 @@ gives every row a number of its own, and lookups see the trees of all writers be
 
 Segments are kept as files under ``remote/`` of the local directory, so a restart reads only new ones.
 
-Law: L10. Tokens are in the segments, and a fetch compares them.
+A segment that the bucket has no more is dropped here too: its file goes, and its records are misses.
+
+Laws: L10 (tokens are in the segments, and a fetch compares them), L11 (``SEGMENT_BYTES_MAX``; the caller
+leaves out what would pass it).
 
 Rejected: one shared ledger object (writers would overwrite each other, or need a lock in the bucket).
 """
@@ -41,6 +44,8 @@ HEADER_BYTES = 40
 _SEGMENT_SHIFT = 36
 """A place of tokens is the segment's number above this bit, and the byte in its tokens below."""
 _NO_PARENT = 1 << 62
+SEGMENT_BYTES_MAX = 1 << 30
+"""Most bytes of segments on the local disk: 250,000 checkpoints of 512 tokens."""
 
 
 def segment_of(rows: list[bytes], tokens: bytes) -> bytes:
@@ -67,10 +72,14 @@ class RemoteLedger:
 
     def __init__(self, folder: Path, disk: OsDisk) -> None:
         self._folder, self._disk = folder, disk
+        self.nbytes = 0
+        """Of the segments that lie in the folder."""
         self.keys: set[str] = set()
         self._lost: set[int] = set()
         self._rows: list[LedgerRows] = []
         self._files: list[tuple[Path, int]] = []
+        self._places: dict[str, int] = {}
+        """Segment -> its place in ``_rows``, ``_starts`` and ``_files``."""
         self._numbers: dict[str, dict[int, int]] = {}
         self._starts: list[int] = []
         self._count = 0
@@ -96,6 +105,19 @@ class RemoteLedger:
         self._disk.make_directory(self._folder)
         self._disk.write_file(path, content)
         return self._append(name, content, path)
+
+    def drop_others(self, names: set[str]) -> bool:
+        """Drops the segments that are not among ``names``. Whether there were any. Raises OSError."""
+        gone = [name for name in self._places if name not in names]
+        for name in gone:
+            place = self._places.pop(name)
+            path, tokens_at = self._files[place]
+            rows = self._rows[place]
+            self._disk.remove(path)
+            self.nbytes -= tokens_at + 4 * int(rows["tokens"].sum())
+            with self._lock:
+                self._lost.update(rows["number"].tolist())
+        return bool(gone)
 
     def lose(self, number: int) -> None:
         """The object of a record is gone or damaged: it is left out from now on."""
@@ -146,6 +168,8 @@ class RemoteLedger:
         blocks = (rows["payload_bytes"] + np.uint64(4095)) // np.uint64(4096)
         rows["offset"] = (np.cumsum(blocks) - blocks + np.uint64(1)) * np.uint64(4096) + self._end_of_places()
         rows["tokens_at"] += np.uint64(len(self._files) << _SEGMENT_SHIFT)
+        self.nbytes += HEADER_BYTES + len(rows) * ROW_BYTES + 4 * int(rows["tokens"].sum())
+        self._places[name] = len(self._rows)
         with self._lock:
             self._rows.append(rows)
             self._starts.append(self._count)

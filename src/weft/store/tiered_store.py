@@ -44,6 +44,7 @@ from weft.store.values import (
     StoreStats,
     Ticket,
 )
+from weft.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +155,12 @@ class TieredStore:
         counts = dict(self.uploads.counts)
         held = int((self.remote.c["kind"][:self.remote.length] == CHECKPOINT).sum())
         stats = self.local.stats()
-        away = () if self.bucket.available else \
+        away: tuple[str, ...] = () if self.bucket.available else \
             (f"{self.bucket.location} does not answer: {self.bucket.last_error}",)
+        if counts.get("segments_left_out"):
+            away += (f"the ledger of {self.bucket.location} is larger than "
+                     f"{format_bytes(self.uploads.segment_bytes_max)}: {counts['segments_left_out']} "
+                     f"segments are left out; make it smaller with `weft store prune {self.bucket.location}`",)
         return replace(stats, path=self.bucket.location, notes=(*stats.notes, *away), remote={
             **counts, "checkpoints": held, "hits": self.hits, "fetched_bytes": self.fetched_bytes,
             "failures": self.failures, "waiting_uploads": self.uploads.waiting})

@@ -39,7 +39,7 @@ from weft.store.identity import NamespaceIdentity
 from weft.store.index import StoreIndex
 from weft.store.ledger import LedgerFiles
 from weft.store.rows import KV, REMOTE_VOLUME, ROW, payload_checksum, row_of
-from weft.store.segments import RemoteLedger, segment_of
+from weft.store.segments import SEGMENT_BYTES_MAX, RemoteLedger, segment_of
 from weft.store.volumes import Volumes
 
 QUEUE_MAX = 1024
@@ -73,6 +73,7 @@ class BucketThread:
         self._namespace = identity.digest.hex()
         self.writer = secrets.token_hex(8)
         self.counts: Counter[str] = Counter()
+        self.segment_bytes_max = SEGMENT_BYTES_MAX
         self._jobs: deque[UploadJob] = deque(maxlen=QUEUE_MAX)
         self._sent: set[int] = set()
         self._rows: list[bytes] = []
@@ -179,12 +180,17 @@ class BucketThread:
             self.counts["uploaded_bytes"] += len(payload)
 
     def _refresh(self) -> None:
-        prefix, changed = segment_prefix(self._namespace), False
-        names = sorted(key.rpartition(f"{prefix}/")[2] for key in self._bucket.keys(prefix))
+        prefix = segment_prefix(self._namespace)
+        sizes = {one.key.rpartition(f"{prefix}/")[2]: one.nbytes for one in self._bucket.objects(prefix)}
+        changed = self._ledger.drop_others(set(sizes))
         skipped: set[str] = set()
-        for name in names:
+        for name in sorted(sizes):
             writer = name.partition("/")[0]
             if name in self._ledger.keys or writer == self.writer or writer in skipped:
+                continue
+            if self._ledger.nbytes + sizes[name] > self.segment_bytes_max:
+                self._ledger.keys.add(name)
+                self.counts["segments_left_out"] += 1
                 continue
             try:
                 content = self._bucket.read_all(f"{prefix}/{name}")
