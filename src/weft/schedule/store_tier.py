@@ -99,7 +99,8 @@ class StoreTier:
             self.restores.loading(key, plan.step)
         for wish in plan.store.wishes:
             self.restores.begin(wish)
-        self.writes.committed(plan.arena_work, plan.step)
+        self.writes.committed(plan.arena_work, plan.step,
+                              [opening.match.anchor for opening in plan.reservation.opened])
 
     def finished(self, plan: StepPlan) -> None:
         """``plan`` is computed, and so are all before it."""

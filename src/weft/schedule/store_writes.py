@@ -11,20 +11,22 @@ that. Between two steps the node is looked up again: its pages may have moved. A
 compressed before its job was done ends the job, which is counted.
 
 A checkpoint is written if its expected uses save more than writing costs (``restore_prices``). The candidate
-is looked at once, when its turn comes: hits up to then count for it. A loaded checkpoint is no candidate: the
-store has it.
+is looked at when its turn comes: hits up to then count for it. If it is skipped and a sequence resumes at it
+later, it is a candidate again. A loaded checkpoint is no candidate: the store has it.
 
 Laws: L9 (a write never delays a request, takes none of its memory and fails none), L11 (candidates and
 buffers are bounded; ``write_bytes_s`` paces jobs).
 
-Rejected: writing at eviction alone (kill -9 would lose everything); views of the arena for the store's
-threads (see ``transfer_buffers``); several jobs at once (they would share the same bytes of each step).
+Rejected: writing at eviction (kill -9 would lose everything; and the bytes are gone after the step, while a
+copy takes several, so an eviction would have to wait for the write, against L9); views of the arena for the
+store's threads (see ``transfer_buffers``); several jobs at once (they would share the same bytes of each
+step).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
 
@@ -98,6 +100,8 @@ class StoreWrites:
         self._clock = clock
         self._write_bytes_s = write_bytes_s
         self._candidates: deque[NodeId] = deque()
+        self._skipped: dict[NodeId, bool] = {}
+        """Candidates that were not worth writing, in order of age."""
         self._job: _Job | None = None
         self._puts: dict[Ticket, BufferId] = {}
         self._step_bytes = step_bytes
@@ -141,9 +145,13 @@ class StoreWrites:
 
     # ------------------------------------------------------------------ by a commit, and between steps
 
-    def committed(self, work: ArenaWork, step: int) -> None:
-        """Step ``step`` does ``work``, and the books are those after it."""
+    def committed(self, work: ArenaWork, step: int, resumed: Iterable[NodeId] = ()) -> None:
+        """Step ``step`` does ``work``, and the books are those after it. ``resumed``: checkpoints at which
+        sequences begin."""
         self._candidates.extend(self._memory.take_new_checkpoints())
+        for node in resumed:
+            if self._skipped.pop(node, False):
+                self._candidates.append(node)
         while len(self._candidates) > CANDIDATES_MAX:
             self._candidates.popleft()
             self.counts.lost += 1
@@ -206,6 +214,7 @@ class StoreWrites:
         self._prices.queued(long=len(self._candidates) > QUEUE_SHORT and not self.draining)
         if not self._prices.is_worth_writing(offer.start, form.position, size_bytes, form.hits):
             self.counts.skipped += 1
+            self._skip(node)
             return True
         if not self._buffers.has_room(pages):
             return False
@@ -214,6 +223,11 @@ class StoreWrites:
         if self._write_bytes_s:
             self._paced_until_s = self._clock() + size_bytes / self._write_bytes_s
         return True
+
+    def _skip(self, node: NodeId) -> None:
+        self._skipped[node] = True
+        if len(self._skipped) > CANDIDATES_MAX:
+            del self._skipped[next(iter(self._skipped))]
 
     def _put(self, job: _Job) -> None:
         buffer = self._buffers[job.buffer]

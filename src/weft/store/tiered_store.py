@@ -159,8 +159,8 @@ class TieredStore:
             (f"{self.bucket.location} does not answer: {self.bucket.last_error}",)
         if counts.get("segments_left_out"):
             away += (f"the ledger of {self.bucket.location} is larger than "
-                     f"{format_bytes(self.uploads.segment_bytes_max)}: {counts['segments_left_out']} "
-                     f"segments are left out; make it smaller with `weft store prune {self.bucket.location}`",)
+                     f"{format_bytes(self.uploads.segment_bytes_max)}: {counts['segments_left_out']} of its "
+                     f"segments are left out; `weft store prune {self.bucket.location}` makes it smaller",)
         return replace(stats, path=self.bucket.location, notes=(*stats.notes, *away), remote={
             **counts, "checkpoints": held, "hits": self.hits, "fetched_bytes": self.fetched_bytes,
             "failures": self.failures, "waiting_uploads": self.uploads.waiting})

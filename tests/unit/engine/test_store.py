@@ -154,6 +154,26 @@ def test_a_flush_with_a_load_in_flight_leaves_nothing_cached(overlap: bool) -> N
     assert again.core.stats().memory.pages_cached == 0
 
 
+@pytest.mark.parametrize("used", [True, False])
+def test_a_skipped_checkpoint_is_written_once_a_request_resumes_at_it(used: bool) -> None:
+    kept = contents(Rig())
+    rig = Rig(cache=True, store=MemoryStore(kept))
+    assert rig.tier is not None
+    prices = rig.tier.prices
+    size_bytes = rig.tier.buffers.bytes_for(16)
+    price_s = prices.saved_s(0, 256, size_bytes) / size_bytes  # worth it with one hit, not with none
+    prices._copy_byte_s = prices.byte_price_s = price_s
+    rig.submit("first", PROMPT, max_tokens=1)
+    rig.run()
+    assert not kept.checkpoints
+    assert rig.tier.writes.counts.skipped > 0
+    if used:
+        rig.submit("again", PROMPT, max_tokens=1)
+        rig.run()
+    rig.core.write_all(100.0)
+    assert bool(kept.checkpoints) == used
+
+
 def test_a_part_of_the_prefix_in_memory_is_not_read_again() -> None:
     kept, cold = stored()
     store = MemoryStore(kept)
