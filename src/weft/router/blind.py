@@ -37,7 +37,7 @@ class BlindRouter:
     def wants(self) -> Wants:
         return "nothing"
 
-    def placed(self, request: RoutedRequest, choice: Route) -> None:
+    def placed(self, request: RoutedRequest, route: Route) -> None:
         """The fleet counts what is in flight."""
 
     def admitted(self, request_id: str, cached_tokens: int) -> None:
@@ -77,8 +77,8 @@ class RoundRobin(BlindRouter):
         later = (load.replica for load in candidates if load.replica > self._last)
         return Route(next(later, candidates[0].replica))
 
-    def placed(self, request: RoutedRequest, choice: Route) -> None:
-        self._last = choice.replica
+    def placed(self, request: RoutedRequest, route: Route) -> None:
+        self._last = route.replica
 
 
 class PrefixHash(BlindRouter):

@@ -20,6 +20,8 @@ needs it).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 
 SEEN_MAX = 200_000
@@ -35,7 +37,7 @@ class Boundaries:
         self._old: set[int] = set()
         self._forks: dict[int, None] = {}
 
-    def of(self, digests: list[int]) -> tuple[int, ...]:
+    def of(self, digests: Sequence[int]) -> tuple[int, ...]:
         """Positions of a prompt whose whole pages have ``digests``, the deepest first."""
         grid = digests[_PAGES - 1::_PAGES]
         depth = self._seen_depth(grid)
@@ -44,7 +46,7 @@ class Boundaries:
             positions.append(depth)
         return tuple(CHUNK_TOKENS * at for at in reversed(positions[-BOUNDARIES_MAX:]))
 
-    def add(self, digests: list[int]) -> None:
+    def add(self, digests: Sequence[int]) -> None:
         """A prompt with ``digests`` is placed."""
         grid = digests[_PAGES - 1::_PAGES]
         depth = self._seen_depth(grid)
@@ -57,7 +59,7 @@ class Boundaries:
             self._old, self._young = self._young, set()
         self._young.update(grid)
 
-    def _seen_depth(self, grid: list[int]) -> int:
+    def _seen_depth(self, grid: Sequence[int]) -> int:
         """How many of ``grid`` an earlier prompt had."""
         young, old = self._young, self._old
         low, high = 0, len(grid)

@@ -16,6 +16,7 @@ Law L11: bounded by the requests in flight. One lookup compares at most COMPARED
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS
@@ -28,7 +29,7 @@ _FIRST = CHUNK_TOKENS // PAGE_TOKENS - 1
 @dataclass(slots=True)
 class _Prefill:
     work_s: float
-    digests: list[int]
+    digests: Sequence[int]
 
 
 class PrefillQueue:
@@ -41,7 +42,7 @@ class PrefillQueue:
     def __len__(self) -> int:
         return len(self._prefills)
 
-    def add(self, request_id: str, work_s: float, digests: list[int], now_s: float) -> None:
+    def add(self, request_id: str, work_s: float, digests: Sequence[int], now_s: float) -> None:
         if not self._prefills:
             self._head_began_s = now_s
         self._prefills[request_id] = _Prefill(work_s, digests)
@@ -72,7 +73,7 @@ class PrefillQueue:
         elapsed_s = now_s - self._head_began_s
         return self._work_s - head.work_s + abs(head.work_s - elapsed_s)
 
-    def shared_tokens(self, digests: list[int]) -> int:
+    def shared_tokens(self, digests: Sequence[int]) -> int:
         """Tokens that a request with ``digests`` shares with one in flight, on the grid of states."""
         if len(digests) <= _FIRST:
             return 0
@@ -87,7 +88,7 @@ class PrefillQueue:
         return longest * PAGE_TOKENS // CHUNK_TOKENS * CHUNK_TOKENS
 
 
-def _common(left: list[int], right: list[int], least: int) -> int:
+def _common(left: Sequence[int], right: Sequence[int], least: int) -> int:
     """Equal digests at the front of both; ``least`` if there are no more."""
     high = min(len(left), len(right))
     if high <= least or left[least] != right[least]:

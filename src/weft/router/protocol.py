@@ -4,7 +4,7 @@
     -----                                     ------
     joined(replica), left(replica)   ----->   an engine serves, or its process ended: its cache is empty
     choose(request, candidates)      ----->   a Route: one of the candidates
-    placed(request, choice)          ----->   the request went there
+    placed(request, route)           ----->   the request went there
     admitted(request_id, tokens)     ----->   its prompt is computed; tokens that the engine had cached
     ended(request_id)                ----->   the request left its replica, for any reason
     reported(replica, report)        ----->   checkpoints that came and went; True asks for a snapshot
@@ -30,7 +30,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from weft.checkpoint_report import CheckpointReport, Digests
+from weft.checkpoint_report import CheckpointReport
 from weft.work_costs import WorkCosts
 
 Wants = Literal["nothing", "states", "pages"]
@@ -74,7 +74,7 @@ class Route:
     replica: int
     predicted_tokens: int = 0
     boundaries: tuple[int, ...] = ()
-    digests: Digests | None = field(default=None, repr=False, compare=False)
+    digests: Sequence[int] = field(default=(), repr=False, compare=False)
     work_s: float = field(default=0.0, repr=False, compare=False)
 
 
@@ -102,7 +102,7 @@ class Router(Protocol):
         """One of ``candidates``, which are never empty and in the order of their numbers."""
         ...
 
-    def placed(self, request: RoutedRequest, choice: Route) -> None: ...
+    def placed(self, request: RoutedRequest, route: Route) -> None: ...
 
     def admitted(self, request_id: str, cached_tokens: int) -> None: ...
 

@@ -15,7 +15,7 @@ than computing, and from then on two replicas have it. Ties go to the replica wi
 A hybrid model resumes at a checkpoint and not where its KV ends. ``wants`` "pages" believes that it resumes
 where KV ends, as routers of attention models do: it is ``--router kv-only``, to compare with.
 
-The clock is passed in. ``benchmarks/router.py`` measures the cost of a choice.
+The clock is passed in. ``benchmarks/router.py`` measures the cost of a route.
 
 Rejected: hit tokens and load as two terms with weights (each deployment needs other weights); affinity of a
 session to a replica (a conversation moves when its replica is busy, and a shared prefix has no session).
@@ -91,9 +91,8 @@ class Seconds:
     def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Route:
         now_s, length = self._clock(), len(request.tokens)
         prompt = np.asarray(request.tokens, dtype=np.int32)
-        digests = prefix_digests(prompt, request.salt)
-        listed: list[int] = digests.tolist()
-        matches = self._table.matches(listed, prompt)
+        digests: list[int] = prefix_digests(prompt, request.salt).tolist()
+        matches = self._table.matches(digests, prompt)
         guess = _mean_costs(candidates)
         others = self._shared_costs.weight
         best: tuple[tuple[float, int, int, int], int, float] | None = None
@@ -101,7 +100,7 @@ class Seconds:
             known = self._replicas.get(load.replica) or _Known()
             match = matches.get(load.replica, _NO_MATCH)
             position, restore_s = match.position, match.restore_s
-            shared = min(known.queue.shared_tokens(listed), length - 1)
+            shared = min(known.queue.shared_tokens(digests), length - 1)
             if shared > position:
                 position, restore_s = shared, 0.0
             costs = load.costs or guess
@@ -113,16 +112,16 @@ class Seconds:
                 best = rank, position, work_s
         assert best is not None, "there are no candidates"
         (*_, replica), position, work_s = best
-        return Route(replica, position, self._boundaries.of(listed), digests, work_s)
+        return Route(replica, position, self._boundaries.of(digests), digests, work_s)
 
-    def placed(self, request: RoutedRequest, choice: Route) -> None:
+    def placed(self, request: RoutedRequest, route: Route) -> None:
         now_s = self._clock()
-        digests = [] if choice.digests is None else choice.digests.tolist()
-        self._flights[request.request_id] = _Flight(choice.replica, choice.predicted_tokens, now_s,
+        digests = route.digests
+        self._flights[request.request_id] = _Flight(route.replica, route.predicted_tokens, now_s,
                                                    len(request.tokens))
-        queue = self._known(choice.replica).queue
+        queue = self._known(route.replica).queue
         self._shared_costs.placed(len(queue))
-        queue.add(request.request_id, choice.work_s, digests, now_s)
+        queue.add(request.request_id, route.work_s, digests, now_s)
         self._boundaries.add(digests)
 
     def admitted(self, request_id: str, cached_tokens: int) -> None:
