@@ -10,7 +10,8 @@
     ... with a long queue       waiting 2.5 + prefill 0.1   against   0.0 + 2.0                 -> 1
 
 There is no threshold and no weight. A hot prefix is computed on a second replica once waiting takes longer
-than computing, and from then on two replicas have it. Ties go to the replica with the least in flight.
+than computing, and from then on two replicas have it. Ties go to the replica with the least in flight, then
+to the one that got the least work lately.
 
 A hybrid model resumes at a checkpoint and not where its KV ends. ``wants`` "pages" believes that it resumes
 where KV ends, as routers of attention models do: it is ``--router kv-only``, to compare with.
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import exp
 
 import numpy as np
 
@@ -36,6 +38,7 @@ from weft.router.protocol import ReplicaLoad, Route, RoutedRequest, RouterCounts
 from weft.router.shared_costs import SharedCosts
 from weft.work_costs import GUESSED_COSTS, WorkCosts
 
+LATELY_S = 600.0
 _RESIDENCE_FADE = 0.95
 _NO_MATCH = CacheMatch(0, 0.0)
 
@@ -59,6 +62,14 @@ class _Known:
         self.queue = PrefillQueue()
         self.counts = RouterCounts()
         self.residence_s = 0.0
+        self._lately_s = self._lately_at_s = 0.0
+
+    def worked(self, seconds: float, now_s: float) -> None:
+        self._lately_s, self._lately_at_s = self.lately_s(now_s) + seconds, now_s
+
+    def lately_s(self, now_s: float) -> float:
+        """Seconds of prefill that were placed here, those of LATELY_S ago for a third."""
+        return self._lately_s * exp((self._lately_at_s - now_s) / LATELY_S)
 
     def stayed(self, seconds: float) -> None:
         fade = _RESIDENCE_FADE if self.residence_s else 0.0
@@ -94,8 +105,7 @@ class Seconds:
         digests: list[int] = prefix_digests(prompt, request.salt).tolist()
         matches = self._table.matches(digests, prompt)
         guess = _mean_costs(candidates)
-        others = self._shared_costs.weight
-        best: tuple[tuple[float, int, int, int], int, float] | None = None
+        best: tuple[tuple[float, int, int, float, int], int, float] | None = None
         for load in candidates:
             known = self._replicas.get(load.replica) or _Known()
             match = matches.get(load.replica, _NO_MATCH)
@@ -105,9 +115,10 @@ class Seconds:
                 position, restore_s = shared, 0.0
             costs = load.costs or guess
             work_s = costs.prefill_s(position, length) + restore_s
-            seconds = (known.queue.wait_s(now_s) + known.row_wait_s(load) + work_s * (1 + others)
+            others_s = work_s * self._shared_costs.weight(load.replica)
+            seconds = (known.queue.wait_s(now_s) + known.row_wait_s(load) + work_s + others_s
                        + costs.fixed_s + load.sequences * costs.decode_s)
-            rank = (seconds, load.sequences, load.known_tokens, load.replica)
+            rank = (seconds, load.sequences, load.known_tokens, known.lately_s(now_s), load.replica)
             if best is None or rank < best[0]:
                 best = rank, position, work_s
         assert best is not None, "there are no candidates"
@@ -119,7 +130,9 @@ class Seconds:
         digests = route.digests
         self._flights[request.request_id] = _Flight(route.replica, route.predicted_tokens, now_s,
                                                    len(request.tokens))
-        queue = self._known(route.replica).queue
+        known = self._known(route.replica)
+        known.worked(route.work_s, now_s)
+        queue = known.queue
         self._shared_costs.placed(len(queue))
         queue.add(request.request_id, route.work_s, digests, now_s)
         self._boundaries.add(digests)
@@ -134,7 +147,7 @@ class Seconds:
         known.counts.requests += 1
         known.counts.predicted_tokens += flight.predicted_tokens
         known.counts.cached_tokens += cached_tokens
-        self._shared_costs.admitted(flight.prompt_tokens, cached_tokens)
+        self._shared_costs.admitted(flight.replica, flight.prompt_tokens, cached_tokens)
 
     def ended(self, request_id: str) -> None:
         flight = self._flights.pop(request_id, None)
@@ -153,11 +166,13 @@ class Seconds:
 
     def left(self, replica: int) -> None:
         self._table.leave(replica)
+        self._shared_costs.left(replica)
         known = self._known(replica)
         known.queue, known.residence_s = PrefillQueue(), 0.0
 
     def reported(self, replica: int, report: CheckpointReport) -> bool:
-        self._shared_costs.evicted(len(report.removed))
+        if report.removed:
+            self._shared_costs.evicted(replica)
         return self._table.apply(replica, report)
 
     def counts(self) -> dict[int, RouterCounts]:

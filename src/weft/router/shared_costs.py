@@ -9,10 +9,10 @@ Its prefill is computed a second time. Later requests wait behind it, and its st
 queue both are the same mean. The router counts those ahead.
 
 *Displaced.* In a full cache each computed token pushes out another one. What such a token was worth follows
-from what the cache returns: cached tokens over computed ones, at the price of computing. A cache that evicts
-nothing displaces nothing.
+from what the cache of that replica returns: cached tokens over computed ones, at the price of computing. A
+cache that has evicted nothing yet displaces nothing. So a replica with room gets what no replica has.
 
-Both are fading means over the whole fleet, so the weight follows the traffic and is no threshold.
+All are fading means, so the weight follows the traffic and is no threshold.
 
 Rejected: no such term (8 % of the hits of a conversation trace went, for tens of milliseconds in a burst);
 the value of the checkpoint that would be evicted (each engine would report it for each size of prompt).
@@ -20,28 +20,43 @@ the value of the checkpoint that would be evicted (each engine would report it f
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 _FADE = 0.99
+
+
+@dataclass(slots=True)
+class _CacheReturns:
+    """Of one replica."""
+
+    cached_tokens: float = 0.0
+    computed_tokens: float = 0.0
+    has_evicted: bool = False
 
 
 class SharedCosts:
     def __init__(self) -> None:
         self._ahead = 0.0
-        self._cached_tokens = 0.0
-        self._computed_tokens = 0.0
-        self._has_evicted = False
+        self._returns: dict[int, _CacheReturns] = {}
 
     def placed(self, ahead: int) -> None:
         """A request was placed behind ``ahead`` prefills."""
         self._ahead = _FADE * self._ahead + (1 - _FADE) * ahead
 
-    def admitted(self, prompt_tokens: int, cached_tokens: int) -> None:
-        self._cached_tokens = _FADE * self._cached_tokens + cached_tokens
-        self._computed_tokens = _FADE * self._computed_tokens + prompt_tokens - cached_tokens
+    def admitted(self, replica: int, prompt_tokens: int, cached_tokens: int) -> None:
+        returns = self._returns.setdefault(replica, _CacheReturns())
+        returns.cached_tokens = _FADE * returns.cached_tokens + cached_tokens
+        returns.computed_tokens = _FADE * returns.computed_tokens + prompt_tokens - cached_tokens
 
-    def evicted(self, checkpoints: int) -> None:
-        self._has_evicted |= checkpoints > 0
+    def evicted(self, replica: int) -> None:
+        self._returns.setdefault(replica, _CacheReturns()).has_evicted = True
 
-    @property
-    def weight(self) -> float:
-        displaced = self._cached_tokens / self._computed_tokens if self._computed_tokens else 0.0
-        return self._ahead + (displaced if self._has_evicted else 0.0)
+    def left(self, replica: int) -> None:
+        """Its cache is gone."""
+        self._returns.pop(replica, None)
+
+    def weight(self, replica: int) -> float:
+        returns = self._returns.get(replica)
+        if returns is None or not returns.has_evicted or not returns.computed_tokens:
+            return self._ahead
+        return self._ahead + returns.cached_tokens / returns.computed_tokens

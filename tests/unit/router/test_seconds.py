@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from weft.checkpoint_report import CheckpointReport, ReportedCheckpoint, prefix_digests
 from weft.router.protocol import ReplicaLoad, Route, RoutedRequest
 from weft.router.seconds import Seconds
+from weft.router.shared_costs import SharedCosts
 from weft.units import PAGE_TOKENS
 from weft.work_costs import WorkCosts
 
@@ -172,3 +175,50 @@ def test_nothing_is_left_of_requests_that_ended() -> None:
     assert not rig.router._flights
     assert all(not known.queue._prefills and not known.queue._by_beginning and not known.queue._work_s
                for known in rig.router._replicas.values())
+
+
+def test_a_router_that_restarts_under_load_knows_what_snapshots_say() -> None:
+    rig = Rig()
+    rig.report(1, prompt(1024))
+    for number in range(6):
+        rig.place(str(number), prompt(400, number + 10))
+    rig.router = Seconds(rig.clock)
+    rig._reports = {0: 40, 1: 70}
+    for replica in (0, 1):
+        rig.router.joined(replica)
+    assert rig.choose(prompt(2000)).predicted_tokens == 0, "no snapshot has come"
+    rig.report(1, prompt(512))
+    rig.report(0, is_snapshot=True)
+    rig.report(1, prompt(1024), prompt(512), is_snapshot=True)
+    for number in range(6):  # of requests that the router before it had placed
+        rig.router.admitted(str(number), 0)
+        rig.router.ended(str(number))
+    rig.sequences = {0: 0, 1: 0}
+    assert rig.choose(prompt(2000)) == Route(1, 1024)
+    assert [counts.is_stale for counts in rig.router.counts().values()] == [False, False]
+
+
+def test_what_a_prefill_costs_others_grows_with_the_queue_and_with_a_full_cache() -> None:
+    costs = SharedCosts()
+    assert costs.weight(0) == 0.0
+    costs.admitted(0, 1000, 500)
+    assert costs.weight(0) == 0.0, "nothing is evicted, so nothing is displaced"
+    costs.evicted(0)
+    assert costs.weight(0) == pytest.approx(1.0), "each computed token displaces one that is worth as much"
+    for _ in range(1000):
+        costs.placed(2)
+    assert costs.weight(0) == pytest.approx(3.0, rel=0.01)
+    assert costs.weight(1) == pytest.approx(2.0, rel=0.01), "a replica with room"
+    costs.left(0)
+    assert costs.weight(0) == costs.weight(1)
+
+
+def test_idle_replicas_without_the_prompt_take_turns() -> None:
+    rig = Rig(4)
+    replicas = []
+    for number in range(8):
+        replicas.append(rig.place(str(number), prompt(300, number)).replica)
+        rig.router.admitted(str(number), 0)
+        rig.router.ended(str(number))
+        rig.sequences = dict.fromkeys(range(4), 0)
+    assert replicas == [0, 1, 2, 3, 0, 1, 2, 3]
