@@ -115,7 +115,8 @@ class Seconds:
                 position, restore_s = shared, 0.0
             costs = load.costs or guess
             work_s = costs.prefill_s(position, length) + restore_s
-            others_s = work_s * self._shared_costs.weight(load.replica)
+            decodes = max(0, load.sequences - len(known.queue))
+            others_s = work_s * self._shared_costs.weight(load.replica, decodes)
             seconds = (known.queue.wait_s(now_s) + known.row_wait_s(load) + work_s + others_s
                        + costs.fixed_s + load.sequences * costs.decode_s)
             rank = (seconds, load.sequences, load.known_tokens, known.lately_s(now_s), load.replica)
@@ -147,7 +148,7 @@ class Seconds:
         known.counts.requests += 1
         known.counts.predicted_tokens += flight.predicted_tokens
         known.counts.cached_tokens += cached_tokens
-        self._shared_costs.admitted(flight.replica, flight.prompt_tokens, cached_tokens)
+        self._shared_costs.admitted(flight.prompt_tokens, cached_tokens)
 
     def ended(self, request_id: str) -> None:
         flight = self._flights.pop(request_id, None)

@@ -3,7 +3,7 @@
     each step with a prefill, and one in 16 of the others  -->  a fading least-squares fit  -->  WorkCosts
 
 Measurements fade: after FADE_STEPS of them an old one counts a third. So an engine whose device became slow,
-or whose cores other processes use, reports higher costs within a few hundred steps. It gets fewer requests.
+or whose cores other processes use, reports higher costs within some 200 steps. It gets fewer requests.
 
 Until STEPS_MIN steps with a prefill were measured there is no report, and the router guesses. A step that
 verifies drafts is left out: its extra tokens are cheaper than those of a prompt.
@@ -21,7 +21,7 @@ from weft.schedule.work import work_of
 from weft.work_costs import WorkCosts
 
 STEPS_MIN = 8
-FADE_STEPS = 256
+FADE_STEPS = 64
 _FIT_EVERY = 8
 _DECODE_STEPS_EACH = 16
 
