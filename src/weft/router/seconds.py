@@ -62,6 +62,8 @@ class _Known:
         self.queue = PrefillQueue()
         self.counts = RouterCounts()
         self.residence_s = 0.0
+        self.in_flight = 0
+        """Requests placed here that have not ended."""
         self._lately_s = self._lately_at_s = 0.0
 
     def worked(self, seconds: float, now_s: float) -> None:
@@ -115,8 +117,7 @@ class Seconds:
                 position, restore_s = shared, 0.0
             costs = load.costs or guess
             work_s = costs.prefill_s(position, length) + restore_s
-            decodes = max(0, load.sequences - len(known.queue))
-            others_s = work_s * self._shared_costs.weight(load.replica, decodes)
+            others_s = work_s * self._shared_costs.weight(load.replica)
             seconds = (known.queue.wait_s(now_s) + known.row_wait_s(load) + work_s + others_s
                        + costs.fixed_s + load.sequences * costs.decode_s)
             rank = (seconds, load.sequences, load.known_tokens, known.lately_s(now_s), load.replica)
@@ -134,7 +135,8 @@ class Seconds:
         known = self._known(route.replica)
         known.worked(route.work_s, now_s)
         queue = known.queue
-        self._shared_costs.placed(len(queue))
+        self._shared_costs.placed(ahead=len(queue), decodes=known.in_flight - len(queue))
+        known.in_flight += 1
         queue.add(request.request_id, route.work_s, digests, now_s)
         self._boundaries.add(digests)
 
@@ -156,6 +158,7 @@ class Seconds:
             return
         now_s, known = self._clock(), self._known(flight.replica)
         known.queue.remove(request_id, now_s)
+        known.in_flight -= 1
         if flight.is_admitted:
             known.stayed(now_s - flight.placed_s)
 

@@ -125,7 +125,7 @@ def test_a_replica_without_a_free_row_counts_the_wait_for_one() -> None:
     rig.clock.now_s = 5.0
     rig.router.admitted("short", 0)
     rig.router.ended("short")
-    rig.sequences = {0: 11, 1: 3}
+    rig.sequences = {0: 8, 1: 3}
     rig.report(0, prompt(448))
     assert rig.choose(prompt(500)).replica == 1
     rig.sequences = {0: 7, 1: 3}
@@ -200,18 +200,17 @@ def test_a_router_that_restarts_under_load_knows_what_snapshots_say() -> None:
 
 def test_what_a_prefill_costs_others_grows_with_the_queue_and_with_a_full_cache() -> None:
     costs = SharedCosts()
-    assert costs.weight(0, 0) == 0.0
+    assert costs.weight(0) == 0.0
     costs.admitted(1000, 500)
-    assert costs.weight(0, 0) == 0.0, "nothing is evicted, so nothing is displaced"
+    assert costs.weight(0) == 0.0, "nothing is evicted, so nothing is displaced"
     costs.evicted(0)
-    assert costs.weight(0, 0) == pytest.approx(1.0), "each computed token displaces one that is worth as much"
+    assert costs.weight(0) == pytest.approx(1.0), "each computed token displaces one that is worth as much"
     for _ in range(1000):
-        costs.placed(2)
-    assert costs.weight(0, 0) == pytest.approx(3.0, rel=0.01)
-    assert costs.weight(1, 0) == pytest.approx(2.0, rel=0.01), "a replica with room"
-    assert costs.weight(1, 3) == pytest.approx(5.0, rel=0.01), "three sequences decode there"
+        costs.placed(ahead=1, decodes=1)
+    assert costs.weight(0) == pytest.approx(3.0, rel=0.01)
+    assert costs.weight(1) == pytest.approx(2.0, rel=0.01), "a replica with room"
     costs.left(0)
-    assert costs.weight(0, 0) == costs.weight(1, 0)
+    assert costs.weight(0) == costs.weight(1)
 
 
 def test_idle_replicas_without_the_prompt_take_turns() -> None:
