@@ -7,7 +7,7 @@ import pytest
 from weft.checkpoint_report import CheckpointReport, ReportedCheckpoint, prefix_digests
 from weft.router.protocol import ReplicaLoad, Route, RoutedRequest
 from weft.router.seconds import Seconds
-from weft.router.shared_costs import SharedCosts
+from weft.router.shared_costs import AMPLIFIED, SharedCosts
 from weft.units import PAGE_TOKENS
 from weft.work_costs import WorkCosts
 
@@ -204,11 +204,11 @@ def test_what_a_prefill_costs_others_grows_with_the_queue_and_with_a_full_cache(
     costs.admitted(1000, 500)
     assert costs.weight(0) == 0.0, "nothing is evicted, so nothing is displaced"
     costs.evicted(0)
-    assert costs.weight(0) == pytest.approx(1.0), "each computed token displaces one that is worth as much"
+    assert costs.weight(0) == pytest.approx(AMPLIFIED), "each computed token displaces one worth as much"
     for _ in range(1000):
         costs.placed(ahead=1, decodes=1)
-    assert costs.weight(0) == pytest.approx(3.0, rel=0.01)
-    assert costs.weight(1) == pytest.approx(2.0, rel=0.01), "a replica with room"
+    assert costs.weight(0) == pytest.approx(3.0 * AMPLIFIED, rel=0.01)
+    assert costs.weight(1) == pytest.approx(2.0 * AMPLIFIED, rel=0.01), "a replica with room"
     costs.left(0)
     assert costs.weight(0) == costs.weight(1)
 
