@@ -38,6 +38,7 @@ from weft.request import Request
 from weft.schedule.plan import Admission, StepPlan, StepResult
 from weft.spec import ModelSpec, attention, gated_delta
 from weft.speculation.costs import StepCosts
+from weft.speculation.proposal import parse_sources
 from weft.speculation.speculator import Speculator
 from weft.text.grammar_sandbox import GrammarSandbox
 from weft.units import PAD
@@ -96,6 +97,7 @@ class AnsweringExecutor:
             self._rows[admission.row] = (admission, tokens, self._script(tokens[:admission.prompt_tokens]))
         chosen = np.full(plan.run_count, PAD, dtype=np.int32)
         logprobs, prompt_logprobs = {}, {}
+        windows: dict[int, tuple[int, ...]] = {}
         for run, row in enumerate(plan.rows.tolist()):
             admission, tokens, script = self._rows[row]
             if run in plan.prompt_logprob_runs:
@@ -103,13 +105,23 @@ class AnsweringExecutor:
                 end = min(int(plan.starts[run] + plan.lengths[run]), admission.prompt_tokens - 1)
                 prompt_logprobs[run] = [scripted_logprobs(tokens[at + 1], at, top)
                                         for at in range(int(plan.starts[run]), end)]
-            if plan.samples[run]:
+            if run in plan.windows:
+                first = int(plan.lengths[:run].sum())
+                drafts = [*plan.tokens[first + 1 : first + int(plan.lengths[run])].tolist(), PAD]
+                said: list[int] = []
+                for draft in drafts:
+                    said.append(self._token(admission, len(tokens) - admission.prompt_tokens, script))
+                    tokens.append(said[-1])
+                    if said[-1] != draft:
+                        break
+                windows[run], chosen[run] = tuple(said), said[-1]
+            elif plan.samples[run]:
                 token = self._token(admission, len(tokens) - admission.prompt_tokens, script)
                 tokens.append(token)
                 chosen[run] = token
                 if admission.sampling.logprobs is not None:
                     logprobs[run] = scripted_logprobs(token, len(tokens), admission.sampling.logprobs)
-        return StepResult(tokens=chosen, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        return StepResult(tokens=chosen, logprobs=logprobs, prompt_logprobs=prompt_logprobs, windows=windows)
 
     def sleep(self, level: int) -> tuple[Part, ...]:
         assert not self._rows, "a row is taken while the engine goes to sleep"
@@ -159,7 +171,7 @@ def build(config: EngineConfig, *, on_progress: Callable[[str], None], step_s: f
     memory = Memory(arena, cache=caches)
     core = EngineCore(vocab_size=vocab_size, sizes=sizes, grammars=grammars, memory=memory,
                       executor=AnsweringExecutor(backend, step_s), clock=time.monotonic, seed=config.seed,
-                      eos_ids=(EOS,))
+                      eos_ids=(EOS,), drafter=_drafter(config))
     info = ModelInfo(
         name="scripted", directory=str(directory), family="scripted", layers="1 attention, 1 gated delta",
         vocab_size=vocab_size, dtype="float32", weights_bytes=0, load_s=0.1, device="cpu", threads=1,
@@ -183,6 +195,11 @@ def build_slow(config: EngineConfig, *, on_progress: Callable[[str], None]) -> A
 
 def build_long_steps(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
     return build(config, on_progress=on_progress, step_s=1.5)
+
+
+def _drafter(config: EngineConfig) -> Speculator | None:
+    sources = parse_sources(config.speculate)
+    return Speculator(sources, costs=_FreeRows()) if sources else None
 
 
 class _FreeRows(StepCosts):

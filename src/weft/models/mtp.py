@@ -102,9 +102,8 @@ class MtpHead:
 
     def best(self, hidden_XD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The most likely token of each row, and its probability: int64 and float32 [X]."""
-        logits_XV = self.head(hidden_XD).float()
-        best = logits_XV.max(-1)
-        return best.indices, (best.values - logits_XV.logsumexp(-1)).exp()
+        best = self.head(hidden_XD).float().softmax(-1).max(-1)
+        return best.indices, best.values
 
     def clear(self, inputs: StepInputs, cache: LayerCache) -> None:
         """Zeros for the tokens of a step that the head did not read: neutral keys, of no other sequence."""

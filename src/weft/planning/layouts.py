@@ -72,7 +72,7 @@ class Layout(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """weft's own. ``log_bytes``: kept per drafted token, the inputs that replay needs."""
+    """weft's own. ``log_bytes``: of each token of a window, the inputs that replay needs."""
 
     plan: ArenaPlan
     log_bytes: int
@@ -84,7 +84,7 @@ class Frames:
 
     def request_bytes(self, load: Load) -> int:
         pages = self.plan.pages_for(load.tokens) * self.plan.page_bytes
-        return pages + self.plan.slot_stride_bytes + load.drafts * self.log_bytes
+        return pages + self.plan.slot_stride_bytes + _window_tokens(load) * self.log_bytes
 
     def sequences(self, load: Load) -> int:
         """The most for which ``frames_for`` frames are there, after the drafts' logs."""
@@ -92,7 +92,7 @@ class Frames:
         low, high = 0, self.plan.arena_bytes // least if least else 0
         while low < high:
             middle = (low + high + 1) // 2
-            left = self.plan.arena_bytes - middle * load.drafts * self.log_bytes
+            left = self.plan.arena_bytes - middle * _window_tokens(load) * self.log_bytes
             if self.plan.frames_for(middle, load.tokens) * self.plan.frame_bytes <= left:
                 low = middle
             else:
@@ -201,24 +201,32 @@ def padded_pages(spec: ModelSpec, kv_dtype: CacheDTypeName, arena_bytes: int, *,
 
 
 def draft_log_bytes(spec: ModelSpec) -> int:
-    """Inputs of one token of all recurrent layers, from which its step can be replayed.
+    """The replay log of one token of a window on the C++ kernels: what all recurrent layers consume.
 
-    Of a layer with a matrix state: keys (or B) and values (or x) in the model's dtype, and two numbers per
-    head in float32 for gates. Its convolution carries these, and queries (or C) too. Of a convolution alone:
-    its input.
+    Layers with a kernel of their own log their whole projection. Mamba-1 and Kimi delta log the inputs of two
+    ops: of the convolution, then of the recurrence.
     """
-    item = ITEM_BYTES[spec.dtype]
-    total = 0
-    for layer in _stateful(spec):
-        parts = {part.name: part.shape for part in layer.state}
-        channels = parts["conv"][0] if "conv" in parts else 0
-        recurrent = parts.get("recurrent")
-        if recurrent is None:
-            total += channels * item
-        else:
-            values = _value_width(layer, recurrent)
-            total += (channels + values) // 2 * item + 2 * recurrent[0] * 4
-    return total
+    return sum(_layer_log_bytes(layer, ITEM_BYTES[spec.dtype]) for layer in _stateful(spec))
+
+
+def _layer_log_bytes(layer: LayerSpec, item: int) -> int:
+    parts = {part.name: part.shape for part in layer.state}
+    channels = parts["conv"][0]
+    recurrent = parts.get("recurrent")
+    if recurrent is None:
+        return 3 * channels * item   # both gates and the input
+    if len(recurrent) == 2:
+        return (3 * channels + 2 * recurrent[1]) * item   # x twice, dt, B and C
+    heads, values = recurrent[0], _value_width(layer, recurrent)
+    if layer.kind == "kimi_delta":
+        return 2 * channels * item + (values + heads) * 4   # q, k, v twice; decays and betas
+    numbers = 2 if layer.kind == "gated_delta" else 1
+    return (channels + values + numbers * heads) * item
+
+
+def _window_tokens(load: Load) -> int:
+    """The chosen token and its drafts; none without drafts."""
+    return 1 + load.drafts if load.drafts else 0
 
 
 def _paged(spec: ModelSpec) -> list[LayerSpec]:

@@ -79,11 +79,13 @@ class HeadRunner:
         if plan.prefills or not plan.mtp_drafts:
             self._head.write(joined_TD, inputs, self._caches[0])
             joined_XD = joined_TD.index_select(0, ends.rows_X)
-            inputs_X = only_decodes(ends.starts, self._pages(plan, ends.runs, max(ends.starts, default=0)))
+            inputs_X = only_decodes(ends.starts, self._pages(plan, ends, 0))
             hidden_XD = (self._head.draft(joined_XD, inputs_X, self._caches)
                          if plan.mtp_drafts and ends.runs else joined_XD)
         else:
-            hidden_XD = self._head.draft(joined_TD, inputs, self._caches).index_select(0, ends.rows_X)
+            hidden_XD = self._head.draft(joined_TD, inputs, self._caches)
+            if plan.decode_count != len(hidden_XD):
+                hidden_XD = hidden_XD.index_select(0, ends.rows_X)
         drafts = self._drafts(plan, ends, hidden_XD) if plan.mtp_drafts and ends.runs else {}
         return drafts, time.perf_counter() - began_s
 
@@ -92,6 +94,7 @@ class HeadRunner:
         tokens: dict[int, list[int]] = {run: [] for run in ends.runs}
         chances: dict[int, list[float]] = {run: [] for run in ends.runs}
         runs, starts = ends.runs, ends.starts
+        pages_XP = self._pages(plan, ends, plan.mtp_drafts - 1)
         for number in range(plan.mtp_drafts):
             best_X, chance_X = self._head.best(hidden_XD)
             for run, token, chance in zip(runs, best_X.tolist(), chance_X.tolist(), strict=True):
@@ -100,7 +103,6 @@ class HeadRunner:
             if number + 1 == plan.mtp_drafts:
                 break
             starts = [start + 1 for start in starts]
-            pages_XP = self._pages(plan, runs, max(starts))
             going_on = [at for at, start in enumerate(starts)
                         if start // PAGE_TOKENS < pages_XP.shape[1]
                         and int(pages_XP[at, start // PAGE_TOKENS]) != PAD]
@@ -115,10 +117,11 @@ class HeadRunner:
             hidden_XD = self._head.draft(joined_XD, only_decodes(starts, pages_XP), self._caches)
         return {run: HeadDraft(tuple(tokens[run]), tuple(chances[run])) for run in tokens}
 
-    def _pages(self, plan: StepPlan, runs: list[int], position: int) -> torch.Tensor:
-        """The page tables of ``runs``, up to ``position``."""
-        rows = torch.from_numpy(plan.rows[runs].astype(np.int64)).to(self._table.device)
-        return self._table[:, : position // PAGE_TOKENS + 1].index_select(0, rows)
+    def _pages(self, plan: StepPlan, ends: _Ends, further: int) -> torch.Tensor:
+        """The page tables of the runs of ``ends``, up to the page ``further`` positions behind the last."""
+        width = (max(ends.starts, default=0) + further) // PAGE_TOKENS + 1
+        rows = torch.from_numpy(plan.rows[ends.runs].astype(np.int64)).to(self._table.device)
+        return self._table[:, :width].index_select(0, rows)
 
     def _ends(self, plan: StepPlan, inputs: StepInputs, result: StepResult) -> _Ends:
         pads = inputs.runs.run_count - plan.run_count

@@ -17,7 +17,7 @@ writes it once, whatever its length.
 An op notes what it consumed: ``note`` copies rows, ``room`` is memory that a kernel fills. A kernel that
 writes every slot runs inside ``state_rows.restored``, which saves the states of windows and puts them back.
 
-Rejected: a checkpoint slot for each drafted token (a state of Qwen3.5-397B weighs 192 MB, its log 1.8 MB a
+Rejected: a checkpoint slot for each drafted token (a state of Qwen3.5-397B weighs 192 MB, its log 1.9 MB a
 token). A log that waits for the next step: it saves one pass over the state, and makes every slot stale. A
 preemption, a copy and a step without drafts would each have to know of it.
 """
