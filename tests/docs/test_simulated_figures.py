@@ -62,6 +62,17 @@ def test_the_conversation_trace_of_the_page_is_the_committed_result(arm: str) ->
     assert cells.split(" | ") == percentages("conversation", arm)
 
 
+def test_the_stores_of_the_page_are_the_committed_result() -> None:
+    rows = []
+    for row in results("store")["results"]:
+        store, tokens = row.get("store"), row["prompt_tokens"]
+        restored = store["restored_tokens"] if store else 0
+        rows.append(f"| {row['memory_bytes'] / GB:.0f} GB | {'`' + store['name'] + '`' if store else 'none'} | "
+                    f"{100 * row['cached_tokens'] / tokens:.1f} | {100 * restored / tokens:.1f} | "
+                    f"{row['saved_s']:.0f} | {row.get('net_saved_s', row['saved_s']):.0f} |")
+    assert re.findall(r"^\| \d+ GB \| [`n].*\|$", PAGE, re.MULTILINE) == rows
+
+
 def test_the_readme_has_the_same_figures() -> None:
     [line] = [line for line in README.splitlines() if line.startswith("| prompt tokens found")]
     assert " / ".join(percentages("conversation", "value")) in line
