@@ -22,7 +22,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """``name`` is what the API calls the model, ``directory`` where its files are. ``layers``: count by
     kind, in words. ``memory``: the memory table, top to bottom. ``notes``: sentences the user should see
     (what was shrunk to fit, what of the checkpoint was ignored). ``generation_defaults``: what the
-    checkpoint's makers recommend, as fields of SamplingParams."""
+    checkpoint's makers recommend, as fields of SamplingParams. ``identity``: what decides its tokens
+    (``weft.assemble.identity``)."""
 
     name: str
     directory: str
@@ -40,6 +41,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     eos_ids: list[int]
     generation_defaults: dict[str, float | int]
+    identity: dict[str, str] = {}
 
     @property
     def max_model_len(self) -> int:

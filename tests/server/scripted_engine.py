@@ -24,6 +24,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from weft.assemble import Assembled, assemble
+from weft.assemble.identity import file_digest
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
@@ -176,7 +177,8 @@ def build(config: EngineConfig, *, on_progress: Callable[[str], None], step_s: f
         name="scripted", directory=str(directory), family="scripted", layers="1 attention, 1 gated delta",
         vocab_size=vocab_size, dtype="float32", weights_bytes=0, load_s=0.1, device="cpu", threads=1,
         kernels="no", sizes=sizes, memory=[MemoryRow("arena", arena.arena_bytes, "scripted")],
-        notes=["a note about what was shrunk"], eos_ids=[EOS], generation_defaults={"temperature": 0.0})
+        notes=["a note about what was shrunk"], eos_ids=[EOS], generation_defaults={"temperature": 0.0},
+        identity={"tokenizer": file_digest(directory / "tokenizer.json")})
     return Assembled(core, info)
 
 

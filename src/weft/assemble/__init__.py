@@ -1,6 +1,7 @@
 """The composition root: the one place that knows every part and puts them together (see ``assembly``)."""
 
-from weft.assemble.assembly import EMBEDDED_MODEL, Assembled, OnProgress, assemble, overlaps
+from weft.assemble.assembly import EMBEDDED_MODEL, Assembled, OnProgress, assemble, find_model, overlaps
 from weft.info import MemoryRow, ModelInfo
 
-__all__ = ["EMBEDDED_MODEL", "Assembled", "MemoryRow", "ModelInfo", "OnProgress", "assemble", "overlaps"]
+__all__ = ["EMBEDDED_MODEL", "Assembled", "MemoryRow", "ModelInfo", "OnProgress", "assemble", "find_model",
+           "overlaps"]

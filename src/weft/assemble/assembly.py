@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from weft.assemble.identity import engine_identity
 from weft.assemble.prefix_store import check_store_flags, open_tier
 from weft.assemble.report import layers_in_words, memory_table, read_in_words
 from weft.assemble.room import cache_dtypes, measured_gpu_room, plan_memory, ram_room
@@ -98,7 +99,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> 
     overlap = overlaps(config, device)
     kernels = _choose_kernels(config, threads, device)
     started = time.monotonic()
-    name, directory = _find_model(config, tell)
+    name, directory = find_model(config, tell)
     _check_text_files(directory)
     loaded = _load(config, name, directory, tell, device)
     notes += loaded.warnings
@@ -146,8 +147,8 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> 
         load_s=time.monotonic() - started, device=describe(device), threads=threads, kernels=kernels,
         sizes=sizes,
         memory=memory_table(spec, loaded, arena, sizes.max_model_len), notes=notes,
-        eos_ids=list(defaults.eos_ids),
-        generation_defaults=defaults.sampling())
+        eos_ids=list(defaults.eos_ids), generation_defaults=defaults.sampling(),
+        identity=engine_identity(config, directory, loaded, arena, sizes.max_model_len))
     return Assembled(core, info)
 
 
@@ -225,8 +226,8 @@ def _choose_kernels(config: EngineConfig, threads: int, device: torch.device) ->
     return kernels_in_words() if device.type == "cuda" else native.describe()
 
 
-def _find_model(config: EngineConfig, tell: OnProgress) -> tuple[str, Path]:
-    """(the name to serve it under, its directory)."""
+def find_model(config: EngineConfig, tell: OnProgress, *, text_only: bool = False) -> tuple[str, Path]:
+    """(the name to serve it under, its directory). ``text_only``: a hub model without its weights."""
     from weft.models.hub import resolve_model
 
     if config.model is None:
@@ -236,7 +237,7 @@ def _find_model(config: EngineConfig, tell: OnProgress) -> tuple[str, Path]:
                               "model", param="--model")
         return EMBEDDED_MODEL, directory
     tell(f"model: {config.model}")
-    directory = resolve_model(config.model, config.revision)
+    directory = resolve_model(config.model, config.revision, text_only=text_only)
     is_path = Path(config.model).expanduser().is_dir()
     return (directory.name if is_path else config.model), directory
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from weft.assemble.identity import weight_files
 from weft.config import EngineConfig
 from weft.errors import ConfigError
 from weft.memory.frames.plan import ArenaPlan
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
     from weft.models.loading import LoadedModel
 
-WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
 CPU_FLOPS_THREAD = 4e10
 GPU_FLOPS = 2e14
 """Guesses of what a thread or a GPU computes in a second, until prefills are measured."""
@@ -97,7 +97,7 @@ def _identity(config: EngineConfig, name: str, directory: Path, loaded: LoadedMo
               kernels: str, *, threads: int) -> NamespaceIdentity:
     """``threads``: those of a CPU. Its kernels split a decode's sums by thread, so their number changes the
     last bits."""
-    files = sorted(path for path in directory.iterdir() if path.suffix in WEIGHT_SUFFIXES)
+    files = weight_files(directory)
     text = (directory / "config.json").read_bytes()
     published: dict[str, Any] = json.loads(text)
     rope = {key: value for key, value in published.items() if "rope" in key}

@@ -29,7 +29,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
                "record_tokens", "record_limit", "response_store", "response_store_size",
                "max_stored_responses", "response_days", "max_response_turns", "file_store", "file_store_size",
                "max_stored_files", "file_days", "max_batch_lines", "replicas", "router", "restarts",
-               "stall_after"),
+               "stall_after", "listen_engines", "token", "http_workers", "ray", "ray_cpus", "ray_gpus"),
     "Security": ("api_key", "api_key_file", "operator_key", "allowed_host", "allowed_origin",
                  "tenant_by_key", "hide_cached_tokens", "show_text", "key_requests_per_minute",
                  "key_tokens_per_minute", "key_mb_in_flight", "max_body_mb", "max_json_values",
@@ -46,8 +46,8 @@ FREQUENT = frozenset({
     "reasoning_parser", "tool_parser", "memory", "gpu_memory_fraction", "max_model_len", "kv_dtype",
     "state_dtype", "prefix_cache", "checkpoints", "exact", "store", "store_size", "max_num_seqs",
     "max_num_batched_tokens", "max_queued_requests", "speculate", "response_store", "file_store", "host",
-    "port", "replicas", "log_level", "record", "api_key", "api_key_file", "operator_key",
-    "allowed_host", "allowed_origin", "tenant_by_key", "device", "threads"})
+    "port", "replicas", "listen_engines", "token", "ray", "log_level", "record", "api_key",
+    "api_key_file", "operator_key", "allowed_host", "allowed_origin", "tenant_by_key", "device", "threads"})
 """Fields that ``--help`` shows."""
 
 AS_FLAG = "_as_flag"

@@ -30,6 +30,7 @@ from weft.foreign import FOREIGN_VERBS
 
 VERBS: dict[str, tuple[str, str]] = {
     "serve": ("weft.cli.serve", "Serve a model over an OpenAI-compatible HTTP API."),
+    "join": ("weft.cli.join", "Serve with this machine for a `weft serve` elsewhere."),
     "generate": ("weft.cli.generate", "Complete a prompt (argument or pipe) and stream the text."),
     "chat": ("weft.cli.chat", "Talk to a model in the terminal, or to a running server with --url."),
     "batch": ("weft.cli.batch", "Answer a file of requests (OpenAI's batch lines) without a server."),

@@ -80,13 +80,15 @@ class AllEngines:
         return outcome
 
     async def sleep_again(self, engine: EngineClient) -> None:
-        """Of a process that has just started: it sleeps if the fleet does."""
+        """Of a process that has just started, or was reset: it sleeps if the fleet does, and only then."""
         if self._asleep_level:
             try:
                 await engine.sleep(self._asleep_level, "abort", 0.0)
             except WeftError:
                 if engine.death is None:
                     raise
+        elif engine.sleep_state.level:
+            await engine.wake_up(None)
 
     def _serving(self) -> list[EngineClient]:
         engines = [replica.engine for replica in self._replicas if replica.ready]

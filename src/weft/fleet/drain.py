@@ -66,12 +66,12 @@ async def revive(fleet: Fleet, number: int) -> Replica:
 async def roll(fleet: Fleet, *, timeout_s: float) -> None:
     """Restarts each replica that serves, one after the other. Raises as ``drain``."""
     for replica in fleet.replicas:
-        if replica.state != "drained":
+        if replica.state not in ("drained", "away", "left"):
             await drain(fleet, replica.number, timeout_s=timeout_s, restart=True)
 
 
 def find_replica(fleet: Fleet, number: int) -> Replica:
-    if not 0 <= number < len(fleet.replicas):
+    if not 0 <= number < len(fleet.replicas) or fleet.replicas[number].state == "left":
         raise UnknownReplicaError(f"there is no replica {number}; this server has 0 to "
                                   f"{len(fleet.replicas) - 1} (--replicas)", param="replica")
     return fleet.replicas[number]

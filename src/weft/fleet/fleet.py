@@ -1,11 +1,14 @@
 """All engines behind one address: requests are placed on replicas, and outlive the engines that compute them.
 
     Fleet ----- replicas      start, watch, replace engine processes (``replica``)
+          |---- joined        replicas on other machines (``joined``, ``machines``)
           |---- requests      hold, place, resume (``placement``, ``live_request``)
           '---- engines       questions to all of them: cache, sleep, counters (``all_engines``)
 
-The fleet serves once each replica has been ready. It dies when its last replica is dead, or when one cannot
-start for the first time: all streams fail with the reason, and ``died`` says so to the server, which exits.
+The fleet serves once each replica of this machine has been ready; without any, once a joined one is. It dies
+when its last replica is dead, or when one of this machine cannot start for the first time: all streams fail
+with the reason, and ``died`` says so to the server, which exits. A fleet that others can join never dies of a
+lack of replicas.
 
 Rejected: resumption in the engine process (it is what died); a log of tokens on disk (the HTTP process has
 them, and if it dies its clients are gone too); a second copy of each request on a standby engine (twice the
@@ -16,6 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,42 +28,56 @@ from weft.checkpoint_report import CheckpointReport
 from weft.config import EngineConfig
 from weft.errors import EngineUnavailableError, WeftError
 from weft.fleet.all_engines import AllEngines
+from weft.fleet.joined import JoinedReplicas, check_identity
+from weft.fleet.link_keys import LinkKeys
 from weft.fleet.placement import Placement
 from weft.fleet.places import divide_machine
+from weft.fleet.remote_link import RemoteLink
 from weft.fleet.replica import Replica, first_error
+from weft.fleet.seats import Seat
 from weft.info import ModelInfo
 from weft.router.blind import LeastLoaded
 from weft.router.protocol import Router
 from weft.server.client import ASSEMBLE, STALL_AFTER_S, EngineClient, follow_checkpoints
 from weft.server.config import RecordingTarget
+from weft.server.engine_link import ANYWHERE
 
 RESTARTS = 5
+_LOOK_EVERY_S = 0.05
+_STATE_WORDS = {"dead": "gone", "away": "away"}
 
 
 class Fleet:
     """``restarts`` of each replica; ``record``: where a recording goes; ``on_progress`` gets the lines of the
-    first start. Raises ConfigError where the machine cannot be divided (``places``)."""
+    first start. ``listen``: where machines join, and with which keys. Raises ConfigError where the machine
+    cannot be divided (``places``)."""
 
     def __init__(self, config: EngineConfig, *, replicas: int = 1, restarts: int = RESTARTS,
                  factory: str = ASSEMBLE, record: RecordingTarget | None = None,
                  stall_after_s: float = STALL_AFTER_S,
                  on_progress: Callable[[str], None] = lambda text: None,
-                 router: Router | None = None) -> None:
+                 router: Router | None = None,
+                 listen: tuple[str, LinkKeys] | None = None) -> None:
         self.death: WeftError | None = None
         self.progress = "starting the engine"
+        self.info: ModelInfo | None = None
+        """Of the first replica that was ready."""
         self.on_step_tokens: Callable[[int, list[int]], None] = lambda replica, sizes: None
-        self._config = config
+        self.config = config
         self._factory = factory
         self._record = record
         self._stall_after_s = stall_after_s
-        self._shares = divide_machine(config, replicas)
+        self._shares = divide_machine(config, replicas) if replicas else []
+        self._restarts = restarts
+        self._identity: dict[str, str] = {}
+        """Of the replica that was ready last, for those that join."""
         self._on_progress = on_progress
         self.router: Router = router or LeastLoaded()
-        self.replicas = [Replica(number, self._engine_maker(number), restarts, prepare=self._prepare,
-                                 on_ready=self._on_ready, on_lost=self._on_lost)
-                         for number in range(replicas)]
-        self._joined: set[int] = set()
+        self.replicas = [self._new_replica(number) for number in range(replicas)]
+        self._own_count = replicas
+        self._routed: set[int] = set()
         """Replicas that the router counts on."""
+        self.joined = None if listen is None else JoinedReplicas(self, *listen)
         self.engines = AllEngines(self.replicas)
         self.requests = Placement(config, self.replicas, self.router)
         self._opened, self._died = asyncio.Event(), asyncio.Event()
@@ -67,17 +86,22 @@ class Fleet:
 
     async def start(self) -> None:
         """Starts the first process, and each other one when the one before it is ready: an engine chooses its
-        memory from what the others have left. ``ready`` waits for all."""
-        self.replicas[0].start()
+        memory from what the others have left. ``ready`` waits for all. Raises ConfigError where other
+        machines cannot join at the address for them."""
+        if self.joined is not None:
+            self.joined.open()
+        if self.replicas:
+            self.replicas[0].start()
+        else:
+            self._on_progress("waiting for `weft join` of other machines")
 
     async def ready(self) -> ModelInfo:
         """Raises the error of an engine that cannot start (a UserError where the user can help it)."""
         await self._opened.wait()
         if self.death is not None:
             raise self.death
-        info = self.info
-        assert info is not None
-        return info
+        assert self.info is not None
+        return self.info
 
     async def died(self) -> WeftError:
         """Waits until no engine is left, and says why."""
@@ -88,11 +112,9 @@ class Fleet:
     async def stop(self, reason: str) -> None:
         """Ends the processes. Open streams fail with ``reason``. Idempotent."""
         self._die(EngineUnavailableError(reason))
+        if self.joined is not None:
+            await self.joined.close(reason)
         await asyncio.gather(*(replica.stop(reason) for replica in self.replicas))
-
-    @property
-    def info(self) -> ModelInfo | None:
-        return next((replica.engine.info for replica in self.replicas if replica.engine.info), None)
 
     def queue_lengths(self) -> tuple[int, int]:
         """Sequences that run, and sequences that wait; held ones wait."""
@@ -108,9 +130,11 @@ class Fleet:
     @property
     def ailment(self) -> str | None:
         """Which engines do not serve, and why; None when all do."""
+        if all(replica.state == "left" for replica in self.replicas):
+            return "no machine has joined; requests wait for one"
         missing = [f"engine {replica.number} {replica.ending} ({replica.reason}) and is "
-                   f"{'gone' if replica.state == 'dead' else 'restarting'}"
-                   for replica in self.replicas if replica.state not in ("ready", "drained")]
+                   f"{_STATE_WORDS.get(replica.state, 'restarting')}"
+                   for replica in self.replicas if replica.state not in ("ready", "drained", "left")]
         return "; ".join(missing) if missing else None
 
     def check_alive(self) -> None:
@@ -119,10 +143,41 @@ class Fleet:
         if not self._opened.is_set():
             raise EngineUnavailableError(f"the engine is starting: {self.progress}")
 
-    def _engine_maker(self, number: int) -> Callable[[int], EngineClient]:
+    def add_remote(self, seat: Seat) -> Replica:
+        """A replica for the agent of a joined machine, under the lowest free number."""
+        number = next((replica.number for replica in self.replicas if replica.state == "left"),
+                      len(self.replicas))
+        replica = self._new_replica(number, seat)
+        if number == len(self.replicas):
+            self.replicas.append(replica)
+        else:
+            self.replicas[number] = replica
+        replica.start()
+        return replica
+
+    async def drain_for_good(self, replica: Replica, timeout_s: float) -> None:
+        """As ``weft.fleet.drain``, the last replica too: its requests wait for the next one."""
+        replica.draining = True
+        end_s = time.monotonic() + timeout_s
+        while self.requests.count_on(replica.number) and time.monotonic() < end_s:
+            if replica.state != "ready":
+                return
+            await asyncio.sleep(_LOOK_EVERY_S)
+        if replica.state == "ready":
+            await replica.retire()
+
+    def _new_replica(self, number: int, seat: Seat | None = None) -> Replica:
+        host = "" if seat is None else seat.host
+        return Replica(number, self._engine_maker(number, seat), self._restarts, host=host,
+                       prepare=functools.partial(self._prepare, host=host),
+                       on_ready=self._on_ready, on_lost=self._on_lost)
+
+    def _engine_maker(self, number: int, seat: Seat | None) -> Callable[[int], EngineClient]:
         def new_engine(start: int) -> EngineClient:
             return EngineClient(
-                self._config, factory=self._factory, place=self._shares[number],
+                self.config, factory=self._factory,
+                place=self._shares[number] if seat is None else ANYWHERE,
+                link=None if seat is None else RemoteLink(seat),
                 stall_after_s=self._stall_after_s, record=_recording(self._record, number, start),
                 on_progress=lambda text: self._on_line(number, text),
                 on_event=lambda event: self.requests.take(event),
@@ -143,28 +198,37 @@ class Fleet:
             self.progress = text if len(self.replicas) == 1 else f"engine {number}: {text}"
             self._on_progress(self.progress)
 
-    async def _prepare(self, engine: EngineClient) -> None:
-        """Before a new process counts as ready."""
+    async def _prepare(self, engine: EngineClient, host: str) -> None:
+        """Before a new process counts as ready. Raises ConfigError for a joined one that differs."""
+        if host:
+            check_identity(engine, self._identity, host)
         await self.engines.sleep_again(engine)
 
     def _on_ready(self, replica: Replica) -> None:
-        self._joined.add(replica.number)
+        info = replica.engine.info
+        assert info is not None
+        self.info = self.info or info
+        self._identity = info.identity
+        self._routed.add(replica.number)
         self.router.joined(replica.number)
         self._follow(replica)
         unstarted = next((other for other in self.replicas if not other.started), None)
         if unstarted is not None:
             unstarted.start()
-        if all(other.ready for other in self.replicas):
+        if all(other.ready for other in self.replicas[:self._own_count]):
             self._opened.set()
         self.requests.dispatch()
 
     def _on_lost(self, replica: Replica) -> None:
         """Its engine has ended, or its replica is dead: its requests are held for another one."""
-        if replica.number in self._joined:
-            self._joined.remove(replica.number)
+        if replica.number in self._routed:
+            self._routed.remove(replica.number)
             self.router.left(replica.number)
-        dead = [other for other in self.replicas if other.state == "dead"]
-        if len(dead) == len(self.replicas) or (dead and not self._opened.is_set()):
+        if replica.error is not None and replica.host and self.joined is not None:
+            self.joined.refuse(replica, replica.error)
+        own = self.replicas[:self._own_count]
+        dead = [other for other in own if other.state == "dead"]
+        if (dead and not self._opened.is_set()) or (len(dead) == len(own) and self.joined is None):
             cause = first_error(dead)
             assert cause is not None
             self._die(cause)

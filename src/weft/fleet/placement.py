@@ -21,6 +21,7 @@ Rejected: a coroutine for each request that waits for its replica (a thousand wa
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -47,6 +48,8 @@ class Placement:
         """Resumes of requests, for the metrics."""
         self.deadly_count = 0
         """Requests that were refused because engines died of them."""
+        self.admitted_count = 0
+        """Requests whose first event has come."""
         self._config = config
         self._replicas = replicas
         self._router = router
@@ -55,8 +58,8 @@ class Placement:
         self._streams: dict[str, RequestStream] = {}
         self._acceptances: dict[str, asyncio.Future[None]] = {}
         self._held: list[LiveRequest] = []
-        self._placed: list[dict[str, LiveRequest]] = [{} for _ in replicas]
-        self._loads = [(0, 0) for _ in replicas]
+        self._placed: defaultdict[int, dict[str, LiveRequest]] = defaultdict(dict)
+        self._loads: defaultdict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
         """Sequences and tokens that the requests of each replica brought."""
         self._request_count = 0
         self._offers: dict[str, asyncio.Task[None]] = {}
@@ -68,13 +71,13 @@ class Placement:
 
     # ------------------------------------------------------------------ requests
 
-    async def submit(self, requests: list[Request]) -> RequestStream:
-        """Returns when engines have accepted them, all or none. Raises the first refusal, QueueFullError, or
-        EngineUnavailableError."""
+    async def submit(self, requests: list[Request], stream: RequestStream | None = None) -> RequestStream:
+        """Returns when engines have accepted them, all or none. ``stream``: where their events go. Raises the
+        first refusal, QueueFullError, or EngineUnavailableError."""
         if self._closed is not None:
             raise self._closed
         self._check_held(sum(request.sampling.n for request in requests))
-        stream = RequestStream([request.request_id for request in requests])
+        stream = stream or RequestStream([request.request_id for request in requests])
         acceptances = []
         for request in requests:
             live = LiveRequest(seeded(request, self._config.seed, self._request_count), self._request_count)
@@ -160,7 +163,8 @@ class Placement:
                 self._held.append(live)
 
     def _candidates(self, live: LiveRequest) -> Iterator[ReplicaLoad]:
-        for replica, placed, load in zip(self._replicas, self._placed, self._loads, strict=True):
+        for replica in self._replicas:
+            placed, load = self._placed[replica.number], self._loads[replica.number]
             if not replica.ready or replica.number in live.full_replicas or (
                     live.strikes and any(other.suspect for other in placed.values())):
                 continue
@@ -266,6 +270,7 @@ class Placement:
         if stream is not None:
             stream.put(said)
         if live.newly_admitted():
+            self.admitted_count += 1
             self._router.admitted(live.id, event.cached_tokens)
         if not live.open_count:
             self._forget(live)

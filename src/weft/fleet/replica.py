@@ -3,7 +3,8 @@
     starting --Ready--> ready --died, stalled--> waiting (backoff) --> starting --> ...
                           |                         |
                           |                         '-- restarts used up --> dead
-                          '--retire--> drained --revive--> starting
+                          |--retire--> drained --revive--> starting
+                          '--its machine vanished--> away --it is back--> starting
 
 The first process of a replica has to start; its error is the server's. Later ones get ``restarts`` attempts.
 A start that fails uses one up as a death does. A replica that has served for FORGIVEN_AFTER_S has all its
@@ -14,6 +15,10 @@ BACKOFF_MAX_S: a broken device or a full disk is not asked a hundred times a sec
 
 A stall (``weft.server.heartbeat``) ends the process too: its requests go on elsewhere, and a process that
 comes back after that could only give tokens twice.
+
+A replica on a joined machine (``machines``) is away while that machine cannot be reached. A lost machine uses
+up no restart, as its process may serve again. A replica has *left* once its agent was dismissed; its number
+is free.
 
 Rejected: a restart of the same process by exec (a hung kernel or a stopped process cannot be asked); a shared
 budget for all replicas (one bad GPU would take the good ones down).
@@ -30,7 +35,7 @@ from typing import Literal
 from weft.errors import EngineUnavailableError, UserError, WeftError
 from weft.server.client import EngineClient
 
-ReplicaState = Literal["starting", "ready", "waiting", "drained", "dead"]
+ReplicaState = Literal["starting", "ready", "waiting", "away", "drained", "dead", "left"]
 Ending = Literal["died", "stalled"]
 
 BACKOFF_FIRST_S = 0.1
@@ -51,8 +56,11 @@ class Replica:
 
     def __init__(self, number: int, new_engine: Callable[[int], EngineClient], restarts: int, *,
                  prepare: Callable[[EngineClient], Awaitable[None]],
-                 on_ready: Callable[[Replica], None], on_lost: Callable[[Replica], None]) -> None:
+                 on_ready: Callable[[Replica], None], on_lost: Callable[[Replica], None],
+                 host: str = "") -> None:
         self.number = number
+        self.host = host
+        """The joined machine that it is on; empty for the server's own."""
         self.state: ReplicaState = "starting"
         self.engine = new_engine(0)
         self.restart_count = 0
@@ -96,6 +104,11 @@ class Replica:
             self.state, self.error = "dead", EngineUnavailableError(reason)
         await self.engine.stop(reason)
 
+    async def leave(self, reason: str) -> None:
+        """``stop`` for good: its number may go to another replica."""
+        await self.stop(reason)
+        self.reason, self.state = reason, "left"
+
     async def retire(self) -> None:
         """Ends the process as the operator wishes: its requests go on elsewhere, and no attempt is used up.
         The replica must be ready or draining."""
@@ -124,6 +137,10 @@ class Replica:
             served_s = await self._one_life()
             if self.state == "dead":
                 return
+            if self.engine.link.machine_lost:
+                _log.warning("engine %d on %s is away: %s", self.number, self.host, self.reason)
+                self._next_process()
+                continue
             if served_s >= FORGIVEN_AFTER_S:
                 self._restarts_used = 0
             self._short_lives = self._short_lives + 1 if served_s < SHORT_LIFE_S else 0
@@ -142,13 +159,17 @@ class Replica:
         """Seconds that the process served."""
         engine, ready_s = self.engine, time.monotonic()
         try:
+            if not engine.link.reachable:
+                self.state = "away"
+                await engine.link.reached()
+                self.state = "starting"
             await engine.start()
             await engine.ready()
             await self._prepare(engine)
         except (WeftError, OSError) as error:
             said = error if isinstance(error, WeftError) else WeftError(f"cannot start an engine: {error}")
             self.reason, self.ending = said.message, "died"
-            if not self._ever_ready:
+            if not self._ever_ready and not engine.link.machine_lost:
                 self._end(said)
             else:
                 self.state = "waiting"

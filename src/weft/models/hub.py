@@ -13,12 +13,14 @@ from pathlib import Path
 from weft.errors import CheckpointError
 
 _FETCHED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+_TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model"]
 _NOT_FETCHED = ["original/*", "consolidated*", "onnx/*", "*.gguf"]
 
 
-def resolve_model(name: str | Path, revision: str | None = None, *, config_only: bool = False) -> Path:
+def resolve_model(name: str | Path, revision: str | None = None, *, config_only: bool = False,
+                  text_only: bool = False) -> Path:
     """The checkpoint directory for ``name``: a path, or "owner/name" on the hub at ``revision``. Of a hub
-    model ``config_only`` fetches ``config.json`` and nothing else.
+    model ``config_only`` fetches ``config.json`` and nothing else, ``text_only`` everything but weights.
 
     Raises CheckpointError when a path has no config.json, or the hub (or its cache, offline) has no such
     model.
@@ -34,7 +36,8 @@ def resolve_model(name: str | Path, revision: str | None = None, *, config_only:
         raise CheckpointError(f"{path} is a file; give the directory that holds config.json", param="model")
     if text.startswith(("/", ".", "~")) or text.count("/") > 1 or "\\" in text:
         raise CheckpointError(f"{path}: there is no such directory", param="model")
-    return _from_hub(text, revision, ["config.json"] if config_only else _FETCHED)
+    return _from_hub(text, revision,
+                     ["config.json"] if config_only else _TEXT_FILES if text_only else _FETCHED)
 
 
 def _from_hub(name: str, revision: str | None, fetched: list[str]) -> Path:

@@ -58,13 +58,14 @@ IGNORED_FIELDS = "x-weft-ignored"
 """Header of an answer: the fields of its request that this server accepts and ignores."""
 
 
-def build_app(service: Service) -> ASGIApp:
+def build_app(service: Service, forwarded: Mapping[str, Handler] | None = None) -> ASGIApp:
+    """``forwarded``: handlers by operation that stand for this process's own."""
     handlers = _Handlers(service)
     own = {row.operation: getattr(handlers, row.operation) for row in ENDPOINTS
            if hasattr(handlers, row.operation)}
     config = service.config
     keys = Keys(config.client_keys(), config.operator_key, quotas=config.quotas(),
-                tenant_by_key=config.tenant_by_key)
+                tenant_by_key=config.tenant_by_key, counts=service.counts)
     batches = None
     if service.files is not None:
         batches = BatchRunner(service, service.files, lines_max=config.max_batch_lines,
@@ -72,7 +73,8 @@ def build_app(service: Service) -> ASGIApp:
                               tenant_of=keys.tenant_of)
         service.background.append(batches)
     routes = [*endpoint_routes({**own, **response_handlers(service), **replica_handlers(service),
-                                **batch_handlers(service.files, batches), "openapi": _openapi}),
+                                **batch_handlers(service.files, batches), "openapi": _openapi,
+                                **(forwarded or {})}),
               *page_routes()]
     app = Starlette(routes=routes, exception_handlers={
         WeftError: on_weft_error, HTTPException: on_http_error, ClientGoneError: _on_client_gone,
@@ -105,7 +107,7 @@ class _Handlers:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._looks = Looks(service.engine.engines.cache_shapes)
+        self._looks = Looks(lambda: service.engine.engines.cache_shapes())
 
     async def chat(self, request: Request) -> Response:
         self._service.check_open()
@@ -181,7 +183,8 @@ class _Handlers:
 
     async def load(self, request: Request) -> Response:
         running, waiting = self._service.engine.queue_lengths()
-        return json_response({"server_load": self._service.active, "running": running, "waiting": waiting})
+        return json_response({"server_load": self._service.active_everywhere, "running": running,
+                              "waiting": waiting})
 
     async def cache(self, request: Request) -> Response:
         self._service.check_open()
@@ -218,7 +221,8 @@ class _Handlers:
         return json_response(state_answer(self._service.engine.engines.sleep_state))
 
     async def metrics(self, request: Request) -> Response:
-        text = self._service.metrics.text(self._service.fleet_report())
+        others = await self._service.scrape_workers()
+        text = self._service.metrics.text(self._service.fleet_report(), others)
         return Response(text, media_type=CONTENT_TYPE)
 
     async def _answer(self, request: Request, job: Job, *, stream: bool) -> Response:

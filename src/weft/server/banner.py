@@ -47,6 +47,11 @@ class StartProgress:
         if self._held_back:
             self._print(self._held_back)
 
+    def say(self, text: str) -> None:
+        """A line of its own, after what was shown so far."""
+        self.end()
+        self._print(text)
+
     def _print(self, text: str) -> None:
         self._held_back = ""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -68,8 +73,8 @@ def print_banner(console: Console, model: ServedModel, url: str, config: ServerC
     line(f"weft serves {', '.join(model.names)} at {url}", "bold green")
     line(f"{info.family}: {info.layers}; {info.dtype} on {info.device}, {info.threads} threads, "
          f"{info.kernels} kernels; loaded in {info.load_s:.1f} s")
-    if config.replicas > 1:
-        line(f"{config.replicas} engine processes (--replicas); of each one:")
+    if config.own_replicas > 1:
+        line(f"{config.own_replicas} engine processes (--replicas); of each one:")
     line(f"up to {info.max_model_len} tokens per sequence, {info.sizes.rows_max} sequences at once, "
          f"{info.sizes.step_tokens_max} tokens per step")
     line()

@@ -29,7 +29,7 @@ from weft.info import ModelInfo
 from weft.memory.prefix.shape import CacheShape
 from weft.request import Request, TokenEvent
 from weft.server.config import RecordingTarget
-from weft.server.engine_link import ANYWHERE, EngineLink, HostShare, PendingReplies, exit_reason
+from weft.server.engine_link import ANYWHERE, EngineLink, HostShare, PendingReplies, ProcessLink
 from weft.server.heartbeat import HeartMonitor
 from weft.server.messages import (
     Beat,
@@ -64,11 +64,13 @@ class EngineClient:
     """``on_progress`` gets the lines of a starting engine, ``on_event`` the events of its sequences,
     ``on_step_tokens`` the sizes of its steps in tokens. ``on_checkpoints`` gets what its prefix cache got and
     lost, once it is followed. ``place``: the part of the machine that it may use.
-    ``record``: where a recording of its traffic goes. ``heart`` knows the seconds since the last sign of
-    life, and a stall after ``stall_after_s`` (0: never)."""
+    ``record``: where a recording of its traffic goes. ``link``: to a process elsewhere (default: a child).
+    ``heart`` knows the seconds since the last sign of life, and a stall after ``stall_after_s`` (0:
+    never)."""
 
     def __init__(self, config: EngineConfig, *, factory: str = ASSEMBLE, place: HostShare = ANYWHERE,
                  record: RecordingTarget | None = None, stall_after_s: float = STALL_AFTER_S,
+                 link: ProcessLink | None = None,
                  on_progress: Callable[[str], None] = lambda text: None,
                  on_event: Callable[[TokenEvent], None] = lambda event: None,
                  on_step_tokens: Callable[[list[int]], None] = lambda sizes: None,
@@ -87,7 +89,7 @@ class EngineClient:
         self._place = place
         self._record = record
         self._on_progress = on_progress
-        self._link = EngineLink()
+        self.link: ProcessLink = link or EngineLink()
         self._replies = PendingReplies()
         self._started, self._died, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._stopping = False
@@ -95,7 +97,7 @@ class EngineClient:
 
     async def start(self) -> None:
         """Starts the process; ``ready`` waits for it."""
-        await self._link.start(factory=self._factory, config=self._config, record=self._record,
+        await self.link.start(factory=self._factory, config=self._config, record=self._record,
                                beat_s=self.heart.beat_s, place=self._place)
         self._tasks = [asyncio.create_task(self._read_reports()), asyncio.create_task(self._wait_for_end())]
 
@@ -137,7 +139,7 @@ class EngineClient:
     def cancel(self, request_id: str, index: int | None = None) -> None:
         """Never waits: the command is queued."""
         if self.state == "ready":
-            self._link.post(Cancel(request_id, index))
+            self.link.post(Cancel(request_id, index))
 
     # ------------------------------------------------------------------ questions
 
@@ -168,7 +170,7 @@ class EngineClient:
     async def _ask(self, question: Callable[[int], Command]) -> msgspec.Raw:
         self.check_alive()
         with self._replies.expect() as (number, reply):
-            await self._link.send(question(number))
+            await self.link.send(question(number))
             return await reply
 
     def check_alive(self) -> None:
@@ -183,26 +185,26 @@ class EngineClient:
         """Ends the process: asks, then kills after ``patience_s``, by default longer with a store to write. A
         process that has stalled is killed at once. Open questions fail with ``reason``. Idempotent; also
         after a ``start`` that failed."""
-        if self._stopping or not self._link.started:
+        if self._stopping or not self.link.started:
             return
         self._stopping = True
         if patience_s is None:
             patience_s = _PATIENCE_S if self._config.store is None else _PATIENCE_WITH_STORE_S
-        can_answer = self.state == "ready" and self._link.running and self.heart.stall is None
+        can_answer = self.state == "ready" and self.link.running and self.heart.stall is None
         self._die(EngineUnavailableError(reason))
         if can_answer:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._link.send(Stop()), patience_s)
-                await asyncio.wait_for(self._link.wait(), patience_s)
-        await self._link.kill()
+                await asyncio.wait_for(self.link.send(Stop()), patience_s)
+                await asyncio.wait_for(self.link.wait(), patience_s)
+        await self.link.kill()
         await self._ended.wait()
         for task in self._tasks:
             task.cancel()
-        self._link.close()
+        self.link.close()
 
     async def _read_reports(self) -> None:
         while True:
-            report = await self._link.receive()
+            report = await self.link.receive()
             self.heart.sign_of_life(report.step_s if isinstance(report, Beat) else 0.0)
             if isinstance(report, StepReport):
                 self._take(report)
@@ -229,11 +231,11 @@ class EngineClient:
             self._on_checkpoints(report.checkpoints)
 
     async def _wait_for_end(self) -> None:
-        code = await self._link.wait()
+        reason = await self.link.wait()
         if not self._stopping and self.death is None:
             with contextlib.suppress(asyncio.TimeoutError):  # its last words may still be on the way
                 await asyncio.wait_for(self.died(), _LAST_WORDS_S)
-        self._die(EngineUnavailableError(exit_reason(code)))
+        self._die(EngineUnavailableError(reason))
         self._ended.set()
 
     def _die(self, error: WeftError) -> None:
@@ -250,7 +252,7 @@ class EngineClient:
 def follow_checkpoints(client: EngineClient, *, pages: bool) -> None:
     """Asks for a snapshot of its checkpoints, and for reports of what changes from then on. Never waits."""
     if client.state == "ready":
-        client._link.post(Follow(pages))
+        client.link.post(Follow(pages))
 
 
 def _fatal_error(report: Fatal) -> WeftError:

@@ -5,6 +5,7 @@ Tuples are flags that may be given several times.
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import re
 from dataclasses import dataclass, field, fields
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from weft.errors import ConfigError
+from weft.fleet.link_socket import tcp_address
 from weft.server.batches.files import FileLimits
 from weft.server.edge import EdgeLimits
 from weft.server.origins import Origins
@@ -112,11 +114,22 @@ class ServerConfig:
     write_timeout: float = _flag(60.0, "Seconds after which a client that reads nothing is cut.", least=0.1)
     sse_keep_alive: float = _flag(0.0, "Seconds of silence after which a stream gets a comment line; "
                                        "0: never.", least=0)
-    replicas: int = _flag(1, "Engine processes behind this address; cores, free RAM and GPUs are divided "
-                             "among them. --memory and --threads are for each of them.", least=1)
+    replicas: str = _flag("1", "Engine processes behind this address; cores, free RAM and GPUs are divided "
+                               "among them. --memory and --threads are for each of them. 0: only those of "
+                               "machines that join (--listen-engines). MIN..MAX with --ray.")
     router: Literal["seconds", "kv-only", "prefix-hash", "round-robin", "least-loaded"] = _flag(
         "seconds", "How a request gets its replica. seconds: the soonest first token, by the checkpoints "
                    "that each replica has. The others are to compare with.")
+    listen_engines: str | None = _flag(None, "HOST:PORT for the engines of other machines (weft join); "
+                                             "encrypted. Needs --token.")
+    token: str | None = _flag(None, "File with the token of the fleet (mode 0600); created if there is none. "
+                                    "Machines that join need a copy.")
+    ray: str | None = _flag(None, "Address of a Ray cluster that places the replicas; auto: the one of this "
+                                  "machine. Needs the extra weft[ray].")
+    ray_cpus: float = _flag(1.0, "CPUs that Ray sets aside for a replica.", least=0)
+    ray_gpus: float = _flag(0.0, "GPUs that Ray sets aside for a replica.", least=0)
+    http_workers: int = _flag(1, "HTTP processes that share the port; one streams some 10,000 tokens a "
+                                 "second.", least=1)
     restarts: int = _flag(5, "Restarts of an engine process that dies or stalls; its requests go on. After "
                              "them the server ends with code 1 or 3. Ten good minutes give them all back.",
                           least=0)
@@ -241,6 +254,44 @@ class ServerConfig:
             connections_per_address=self.max_connections_per_address,
             buffered_bytes=self.max_buffered_mb * _MB)
 
+    def _check_joining(self) -> None:
+        if self.listen_engines is not None:
+            tcp_address(self.listen_engines, flag="--listen-engines")
+            if self.token is None:
+                raise ConfigError(f"--listen-engines {self.listen_engines} needs --token FILE: nothing but "
+                                  "HTTP listens without one", param="--token")
+        elif self.token is not None:
+            raise ConfigError("--token is the token of machines that join; it needs --listen-engines "
+                              "HOST:PORT", param="--listen-engines")
+        least, most = self.replica_range()
+        if self.ray is not None:
+            if importlib.util.find_spec("ray") is None:
+                raise ConfigError("--ray needs the package ray: pip install 'weft[ray]'", param="--ray")
+            if not least:
+                raise ConfigError("--replicas 0: Ray places at least one replica", param="--replicas")
+        elif least != most:
+            raise ConfigError(f"--replicas {self.replicas}: a range needs a Ray cluster that places them "
+                              "(--ray)", param="--replicas")
+        elif not least and self.listen_engines is None:
+            raise ConfigError("--replicas 0 leaves the computing to machines that join; it needs "
+                              "--listen-engines HOST:PORT", param="--replicas")
+
+    def replica_range(self) -> tuple[int, int]:
+        """The least and the most replicas. Raises ConfigError."""
+        match = re.fullmatch(r"(\d{1,5})(?:\.\.(\d{1,5}))?", str(self.replicas))
+        if match is None:
+            raise ConfigError(f"--replicas {self.replicas}: it is a number, or MIN..MAX", param="--replicas")
+        least = int(match.group(1))
+        most = least if match.group(2) is None else int(match.group(2))
+        if most < least:
+            raise ConfigError(f"--replicas {self.replicas}: the most is below the least", param="--replicas")
+        return least, most
+
+    @property
+    def own_replicas(self) -> int:
+        """Engine processes of this machine."""
+        return 0 if self.ray is not None else self.replica_range()[0]
+
     def check(self) -> None:
         """Raises ConfigError that names the flag. (Whether the address can be bound shows when it is.)"""
         if self.port is not None and not 0 <= self.port <= PORT_MAX:
@@ -258,6 +309,7 @@ class ServerConfig:
                               param="--operator-key")
         if any(not name.strip() for name in self.served_model_name):
             raise ConfigError("--served-model-name is empty", param="--served-model-name")
+        self._check_joining()
         self.origins()
         if self.otlp_endpoint is not None:
             check_endpoint(self.otlp_endpoint)

@@ -34,6 +34,7 @@ from typing import Protocol
 
 from weft.host import trim_heap
 from weft.server.errors import EdgeError
+from weft.server.workers.shared_counts import LocalTally, SharedCounts, Tally
 
 FREE_BYTES = 65536
 """Of each body; not counted against the shared budget."""
@@ -74,29 +75,55 @@ class Connection(Protocol):
 
 
 class HttpEdge:
-    """Shared by all connections of one server; lives on the event loop's thread."""
+    """Shared by all connections of one HTTP process; lives on the event loop's thread. ``counts``: of all
+    processes of the server, so that its limits hold for them together. ``is_inner``: its clients
+    are workers, which count."""
 
-    def __init__(self, limits: EdgeLimits) -> None:
+    def __init__(self, limits: EdgeLimits, counts: SharedCounts | None = None, *,
+                 is_inner: bool = False) -> None:
         self.limits = limits
-        self.buffered_bytes = 0
+        self._is_inner = is_inner
+        self._counts = counts
+        self._buffered: Tally = LocalTally() if counts is None else counts.buffered_bytes
+        self._entered: Tally = LocalTally() if counts is None else counts.connections
         self.refusals: Counter[str] = Counter()
         self._connections: dict[Connection, str] = {}
         self._by_address: Counter[str] = Counter()
 
     @property
     def connection_count(self) -> int:
-        return len(self._connections)
+        """Of clients, at this process."""
+        return 0 if self._is_inner else len(self._connections)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Of all HTTP processes."""
+        return self._buffered.total()
+
+    @property
+    def own_buffered_bytes(self) -> int:
+        return 0 if self._is_inner else self._buffered.own()
+
+    def buffer(self, size_bytes: int) -> None:
+        """Counts bytes of bodies, or gives them back (negative)."""
+        self._buffered.add(size_bytes)
 
     def enter(self, connection: Connection, address: str) -> EdgeError | None:
         """Counts the connection, refused or not; ``leave`` must follow. Returns the refusal."""
         self._connections[connection] = address
         self._by_address[address] += 1
+        self._entered.add(1)
+        of_address = self._by_address[address]
+        if self._counts is not None:
+            tally = self._counts.address(address)
+            tally.add(1)
+            of_address = tally.total()
         limits = self.limits
-        if len(self._connections) > limits.connections:
+        if self._entered.total() > limits.connections:
             return EdgeError(
                 503, f"this server has {limits.connections} open connections (--max-connections)",
                 param="--max-connections", code="too_many_connections")
-        if 0 < limits.connections_per_address < self._by_address[address]:
+        if 0 < limits.connections_per_address < of_address:
             return EdgeError(429, f"your address has {limits.connections_per_address} open connections "
                                   "(--max-connections-per-address)",
                              param="--max-connections-per-address", code="too_many_connections")
@@ -107,12 +134,15 @@ class HttpEdge:
         if address is None:
             return
         self._by_address[address] -= 1
+        self._entered.add(-1)
+        if self._counts is not None:
+            self._counts.address(address).add(-1)
         if not self._by_address[address]:
             del self._by_address[address]
 
     def is_crowded(self) -> bool:
         """Whether even refusals have become too many to be written."""
-        return len(self._connections) > 2 * self.limits.connections
+        return self._entered.total() > 2 * self.limits.connections
 
     def lease(self) -> BodyLease:
         return BodyLease(self)
@@ -158,13 +188,13 @@ class BodyLease:
                      f"is {limit} bytes (--max-buffered-mb)", param="--max-buffered-mb",
                 code="server_buffers_full")
         self._counted_bytes += more_bytes
-        self._edge.buffered_bytes += more_bytes
+        self._edge.buffer(more_bytes)
         return None
 
     def release(self) -> None:
         """Idempotent. After a large body, the heap goes back to the system."""
         if self._size_bytes > _TRIM_ABOVE_BYTES:
             asyncio.get_running_loop().call_later(_TRIM_AFTER_S, self._edge.trim)
-        self._edge.buffered_bytes -= self._counted_bytes
+        self._edge.buffer(-self._counted_bytes)
         self._counted_bytes = 0
         self._size_bytes = 0

@@ -1,6 +1,7 @@
 """The engine process as the HTTP process sees it: a child, two sockets, and questions that wait for replies.
 
-    EngineLink        starts the process, sends commands, receives reports, kills
+    ProcessLink       what a client needs of a process, wherever it runs
+    EngineLink        a child of this process: starts it, sends commands, receives reports, kills
     PendingReplies    one dict: number of a question -> the future of its reply
 
 The sockets live in a directory of this user's own (mode 0700), so that no other user can talk to the engine.
@@ -18,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 import zmq
@@ -82,8 +84,44 @@ class PendingReplies:
                 future.set_exception(error)
 
 
+class ProcessLink(Protocol):
+    """One engine process. ``started`` is true from ``start`` on, also when it failed half way.
+    ``machine_lost``: the process may still run, on a machine that cannot be reached."""
+
+    machine_lost: bool
+
+    @property
+    def reachable(self) -> bool: ...
+
+    @property
+    def started(self) -> bool: ...
+
+    @property
+    def running(self) -> bool: ...
+
+    async def reached(self) -> None: ...
+
+    async def start(self, *, factory: str, config: EngineConfig, record: RecordingTarget | None,
+                    beat_s: float, place: HostShare) -> None: ...
+
+    async def send(self, command: Command) -> None: ...
+
+    def post(self, command: Command) -> None: ...
+
+    async def receive(self) -> Report: ...
+
+    async def wait(self) -> str: ...
+
+    async def kill(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class EngineLink:
-    """``started`` is true from ``start`` on, also when it failed half way."""
+    """A ``ProcessLink`` to a child on this machine, which is always reachable."""
+
+    machine_lost = False
+    reachable = True
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
@@ -97,9 +135,12 @@ class EngineLink:
     def running(self) -> bool:
         return self._process is not None and self._process.returncode is None
 
+    async def reached(self) -> None:
+        """At once."""
+
     async def start(self, *, factory: str, config: EngineConfig, record: RecordingTarget | None,
                     beat_s: float, place: HostShare = ANYWHERE) -> None:
-        self._folder = _socket_folder()
+        self._folder = private_folder()
         context = self._context = zmq.asyncio.Context()
         self._commands, self._events = context.socket(zmq.PUSH), context.socket(zmq.PULL)
         launch = Launch(factory=factory, config=dataclasses.asdict(config), folder=self._folder,
@@ -114,7 +155,7 @@ class EngineLink:
         self._process.stdin.write(len(body).to_bytes(8, "little") + body)
 
     async def send(self, command: Command) -> None:
-        await self._commands.send(_encoder.encode(command))
+        await self.send_raw(_encoder.encode(command))
 
     def post(self, command: Command) -> None:
         """``send`` without waiting."""
@@ -123,13 +164,22 @@ class EngineLink:
         task.add_done_callback(self._posts.discard)
 
     async def receive(self) -> Report:
-        report: Report = _reports.decode(await self._events.recv())
+        report: Report = _reports.decode(await self.receive_raw())
         return report
 
-    async def wait(self) -> int:
-        """Waits for the end of the process; returns its exit code."""
+    async def receive_raw(self) -> bytes:
+        """The next report in msgpack."""
+        raw: bytes = await self._events.recv()
+        return raw
+
+    async def send_raw(self, command: bytes) -> None:
+        """A command in msgpack."""
+        await self._commands.send(command)
+
+    async def wait(self) -> str:
+        """Waits for the end of the process, and says why it ended."""
         assert self._process is not None
-        return await self._process.wait()
+        return exit_reason(await self._process.wait())
 
     async def kill(self) -> None:
         """Ends the process if it runs. SIGKILL also ends a process that is stopped."""
@@ -155,7 +205,7 @@ def exit_reason(code: int) -> str:
     return f"the engine process was ended by {name}{hint}"
 
 
-def _socket_folder() -> str:
+def private_folder() -> str:
     """Private, and short enough for a socket's path (about 100 bytes in most systems)."""
     folder = tempfile.mkdtemp(prefix="weft-")
     if len(folder) > _SOCKET_PATH_MAX:

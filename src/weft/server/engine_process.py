@@ -60,6 +60,7 @@ from weft.server.messages import (
     Refusal,
     Reply,
     Report,
+    Reset,
     Sleep,
     StepReport,
     Submit,
@@ -77,6 +78,7 @@ _STORE_LOOK_MS = 10
 """While checkpoints wait to be written, an idle engine looks at its store this often."""
 _STATS_EVERY_S = 0.1
 _LINGER_MS = 2000
+_GIVEN_UP = "the server gave the request up"
 _encoder = msgspec.msgpack.Encoder()
 _commands = msgspec.msgpack.Decoder(Command)
 
@@ -175,8 +177,26 @@ class EngineLoop:
             if self._follower is None:
                 self._follower = self._core.memory.follow_checkpoints(pages=command.pages)
             self._snapshot_due = True
+        elif isinstance(command, Reset):
+            self._reset(command.number)
         else:
             self._stopping = True
+
+    def _reset(self, number: int) -> None:
+        """The server that sent the requests has given them up."""
+        for request_id in self._submit_numbers:
+            self._grammar_queue.cancel(request_id)
+        self._submit_numbers.clear()
+        self._sleep_queue.forget()
+        self._core.cancel_all(_GIVEN_UP)
+        dropped: list[TokenEvent] = []
+        while self._core.has_work and self._core.failure is None:
+            dropped += self._step()
+        if self._core.failure is not None:
+            raise self._core.failure
+        if self._recorder is not None:
+            self._recorder.events(dropped)
+        self._replies = [Reply.of(number)]
 
     def _submit(self, number: int, request: Request, refusal: WeftError | None = None) -> None:
         """``refusal``: the error of its grammar."""

@@ -22,42 +22,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
-import functools
-import logging
-import resource
 import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Generator
-from typing import Any
+from collections.abc import Awaitable
 
-import uvicorn
+import msgspec
 import uvloop
 from rich.console import Console
 
+from weft.assemble import find_model
+from weft.assemble.identity import file_digest
 from weft.config import EngineConfig
 from weft.errors import ConfigError, UserError, WeftError
 from weft.fleet.fleet import Fleet
+from weft.fleet.link_keys import LinkKeys, new_token, read_or_create_token
+from weft.fleet.link_socket import tcp_address
+from weft.fleet.ray_fleet import RayFleet
+from weft.fleet.ray_placer import PlacerOrder
+from weft.info import ModelInfo
 from weft.router.protocol import Router
 from weft.router.routers import make_router
-from weft.server.access_log import log_access_as_json
-from weft.server.app import build_app
 from weft.server.banner import StartProgress, base_url, print_banner
 from weft.server.client import ASSEMBLE
 from weft.server.config import DEFAULT_PORT, PORTS_TRIED, ServerConfig
-from weft.server.connection import BoundedProtocol
+from weft.server.http import BACKLOG, LAST_ANSWERS_S, http_server, raise_file_limit, set_up_logging
 from weft.server.service import Service, load_served_model
+from weft.server.workers.supervisor import Workers
 
+_ALL_HOSTS = ("", "0.0.0.0", "[::]", "*")
 EXIT_OK, EXIT_ENGINE_DIED, EXIT_CONFIG, EXIT_STALLED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
-_BACKLOG = 2048
-_OTHER_FILES = 256
-"""File descriptors that the server needs besides its connections."""
-_LAST_ANSWERS_S = 1.0
-"""How long responses that are already decided (errors, last chunks) may take to leave."""
-_log = logging.getLogger("weft.server")
-_LOOKS = frozenset({"/health", "/metrics", "/v1/cache", "/load"})
 
 
 def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: str = ASSEMBLE) -> int:
@@ -65,29 +62,34 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: 
 
     ``factory`` ("module:function") builds the engine in its process; tests put scripted ones here.
     """
-    _set_up_logging(server_config)
+    set_up_logging(server_config)
     console = Console(stderr=False, soft_wrap=True)
     try:
         server_config.check()
         listener = bind(server_config)
         progress = StartProgress(console)
-        fleet = Fleet(engine_config, replicas=server_config.replicas, restarts=server_config.restarts,
+        link = joining(server_config, console)
+        fleet = Fleet(engine_config, replicas=server_config.own_replicas, restarts=server_config.restarts,
                       factory=factory, record=server_config.recording(),
                       stall_after_s=server_config.stall_after, on_progress=progress.show,
-                      router=_router(server_config))
-        service = Service(server_config, fleet)
+                      router=_router(server_config),
+                      listen=None if link is None else (link[0], LinkKeys.of(link[1])))
+        ray = placed_by_ray(server_config, fleet, link)
+        service = new_service(server_config, fleet, listener)
         if service.responses is not None and server_config.response_store is not None:
             service.responses.open_now()
     except UserError as error:
         _complain(error)
         return EXIT_CONFIG
     with contextlib.closing(listener), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Serving(service, listener, console, progress).run())
+        return runner.run(Serving(service, listener, console, progress, ray).run())
 
 
 def _router(config: ServerConfig) -> Router | None:
-    """None with one replica: there is nothing to choose, and its engine reports no checkpoints."""
-    return make_router(config.router, time.monotonic) if config.replicas > 1 else None
+    """None with one replica, if no other can join: there is nothing to choose, and its engine reports no
+    checkpoints."""
+    grows = config.listen_engines is not None or config.ray is not None
+    return make_router(config.router, time.monotonic) if grows or config.own_replicas > 1 else None
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -101,6 +103,50 @@ def bind(config: ServerConfig) -> socket.socket:
                       "one with --port (--port 0 takes any)", param="--port")
 
 
+def new_service(config: ServerConfig, fleet: Fleet, listener: socket.socket) -> Service:
+    """Of the only HTTP process, or of the supervisor of several. Raises ConfigError."""
+    if config.http_workers == 1:
+        return Service(config, fleet)
+    workers = Workers(config, fleet, listener.fileno())
+    inner = dataclasses.replace(config, max_connections_per_address=0, log_level="warning",
+                                otlp_endpoint=None)  # workers log and trace what they answer and forward
+    service = Service(inner, fleet, workers.counts, is_supervisor=True)
+    service.workers = workers
+    return service
+
+
+def listen_at(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+def joining(config: ServerConfig, console: Console) -> tuple[str, str] | None:
+    """Where engines of other machines join, as ZeroMQ writes it, and the token. If no file is named, Ray gets
+    a token that is in none. Raises ConfigError for the file."""
+    address = config.listen_engines or (None if config.ray is None else "0.0.0.0:0")
+    if address is None:
+        return None
+    if config.token is None:
+        return tcp_address(address, flag="--listen-engines"), new_token()
+    token, is_new = read_or_create_token(config.token)
+    if is_new:
+        console.print(f"created the token {config.token}; machines that join need a copy of it",
+                      markup=False, highlight=False)
+    return tcp_address(address, flag="--listen-engines"), token
+
+
+def placed_by_ray(config: ServerConfig, fleet: Fleet, link: tuple[str, str] | None) -> RayFleet | None:
+    if config.ray is None or link is None:
+        return None
+    host = (config.listen_engines or "").rpartition(":")[0]
+    order = PlacerOrder(address=config.ray, server=f"{'' if host in _ALL_HOSTS else host}:0", token=link[1],
+                        own={}, cpus=config.ray_cpus, gpus=config.ray_gpus)
+    return RayFleet(fleet, order, *config.replica_range())
+
+
 class PortBusyError(ConfigError):
     """Another program listens on the port."""
 
@@ -109,8 +155,9 @@ class Serving:
     """One run of the server: the engine, HTTP, and what signals do to them."""
 
     def __init__(self, service: Service, listener: socket.socket, console: Console,
-                 progress: StartProgress) -> None:
+                 progress: StartProgress, ray: RayFleet | None = None) -> None:
         self._service = service
+        self._ray = ray
         self._engine = service.engine
         self._config = service.config
         self._listener = listener
@@ -124,19 +171,26 @@ class Serving:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
-        _raise_file_limit(self._config.max_connections)
+        raise_file_limit(self._config.max_connections)
         edge = self._service.edge
         sweeping = asyncio.create_task(edge.sweep_forever())
-        http = _http_server(self._service)
-        serving = asyncio.create_task(http.serve(sockets=[self._listener]))
+        http = http_server(self._service)
+        workers = self._service.workers
+        if workers is not None:
+            workers.start()
+        serving = asyncio.create_task(http.serve(
+            sockets=[self._listener if workers is None else listen_at(workers.http_socket)]))
         self._say(f"listening on {self._url}; answers 503 until the model is ready")
         try:
-            await self._engine.start()
             return await self._until_stopped()
         finally:
+            if self._ray is not None:
+                await self._ray.stop()
             await self._engine.stop("the server was stopped")
+            if workers is not None:
+                await workers.stop()
             http.should_exit = True
-            await _within(serving, _LAST_ANSWERS_S)
+            await _within(serving, LAST_ANSWERS_S)
             edge.abort_all()
             sweeping.cancel()
             http.force_exit = True
@@ -145,6 +199,11 @@ class Serving:
 
     async def _until_stopped(self) -> int:
         try:
+            await self._engine.start()
+            if self._ray is not None:
+                self._ray.start()
+            elif self._engine.joined is not None:
+                self._say(f"machines join with: weft join HOST:{self._engine.joined.port} --token FILE")
             if not await _first_of(self._open(), self._first_stop.wait()):
                 return EXIT_INTERRUPTED  # there was nothing to drain
         except WeftError as error:
@@ -170,18 +229,24 @@ class Serving:
     async def _open(self) -> None:
         """Waits for the engine, then reads the model's tokenizer and template."""
         info = await self._engine.ready()
+        if not self._config.own_replicas:
+            info = await asyncio.to_thread(_with_own_text, info, self._engine.config)
         self._service.open(await asyncio.to_thread(load_served_model, info, self._config))
+        if self._service.workers is not None:
+            self._service.workers.info = info
+            await self._service.workers.opened()
         for work in self._service.background:
             work.start()
 
     async def _drain(self) -> int:
         service = self._service
         service.draining = True
-        if service.active:
-            self._say(f"finishing {service.active} request{'' if service.active == 1 else 's'}, at most "
+        active = service.active_everywhere
+        if active:
+            self._say(f"finishing {active} request{'' if active == 1 else 's'}, at most "
                       f"{self._config.drain_timeout:g} s; "
                       "Ctrl-C again stops at once")
-        finished = asyncio.ensure_future(service.idle.wait())
+        finished = asyncio.ensure_future(self._idle())
         try:
             await _within(_first_of(finished, _first_of(self._second_stop.wait(), self._engine.died())),
                           self._config.drain_timeout)
@@ -191,10 +256,17 @@ class Serving:
             return EXIT_INTERRUPTED
         if self._engine.death is not None:
             return self._engine_lost()
-        if service.active:
-            self._say(f"{service.active} requests did not finish in {self._config.drain_timeout:g} s "
+        if active := service.active_everywhere:
+            self._say(f"{active} requests did not finish in {self._config.drain_timeout:g} s "
                       "(--drain-timeout) and are cut")
         return EXIT_OK
+
+    async def _idle(self) -> None:
+        """Waits until no request is answered."""
+        if self._service.workers is not None:
+            self._service.workers.draining = True
+            await self._service.workers.idle()
+        await self._service.idle.wait()
 
     def _on_signal(self) -> None:
         (self._second_stop if self._first_stop.is_set() else self._first_stop).set()
@@ -203,32 +275,14 @@ class Serving:
         self._console.print(text, markup=False, highlight=False)
 
 
-class _HttpServer(uvicorn.Server):
-    """uvicorn without its own signal handlers: what a signal means is decided above."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
-
-
-def _http_server(service: Service) -> _HttpServer:
-    config = service.config
-    protocol: Any = functools.partial(BoundedProtocol, edge=service.edge)  # called as a class is called
-    return _HttpServer(uvicorn.Config(
-        build_app(service), http=protocol, lifespan="off", ws="none", log_config=None,
-        access_log=config.log_level in ("debug", "info"), server_header=False, backlog=_BACKLOG,
-        timeout_keep_alive=config.idle_timeout,  # type: ignore[arg-type]  # it is only added to a time
-        timeout_graceful_shutdown=1))
-
-
-def _raise_file_limit(connections: int) -> None:
-    """A connection is a file descriptor, and the usual limit is 1,024 of them."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Twice: a refused connection lingers.
-    wanted = 2 * connections + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        enough = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
+def _with_own_text(info: ModelInfo, config: EngineConfig) -> ModelInfo:
+    """Of a joined replica, with this machine's tokenizer and template. Raises ConfigError if they differ."""
+    _, directory = find_model(config, lambda text: None, text_only=True)
+    own, other = file_digest(directory / "tokenizer.json"), info.identity.get("tokenizer")
+    if other not in (own, None):
+        raise ConfigError(f"{directory} has another tokenizer ({own}) than the first replica that joined "
+                          f"({other})", param="--model")
+    return msgspec.structs.replace(info, directory=str(directory))
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -241,7 +295,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
@@ -277,26 +331,3 @@ async def _within(work: Awaitable[object], seconds: float) -> None:
 
 def _complain(error: WeftError) -> None:
     print(f"error: {error.message}", file=sys.stderr, flush=True)
-
-
-def _set_up_logging(config: ServerConfig) -> None:
-    level = config.log_level.upper()
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", force=True)
-    logging.getLogger("weft").setLevel(level)
-    access = logging.getLogger("uvicorn.access")
-    access.setLevel(level)
-    if config.access_log == "json":
-        log_access_as_json()
-    if config.log_level != "debug":
-        access.addFilter(_is_no_look)
-
-
-def _is_no_look(record: logging.LogRecord) -> bool:
-    """False for a look that succeeded, and for a poll of the health: monitors and the page send one a second,
-    which would fill the log."""
-    match record.args:
-        case (_, "GET", "/health" | "/ping", _, _):
-            return False
-        case (_, "GET", str(path), _, 200):
-            return path.partition("?")[0] not in _LOOKS
-    return True

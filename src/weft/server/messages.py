@@ -5,7 +5,7 @@
     Launch    (stdin, once)      ------------------------->  which engine to build
               <-------------------------------------------   Progress*, then Ready or Fatal
     Submit, Flush, Look,
-    Sleep, Wake                  ------------------------->  questions: each has a number ...
+    Sleep, Wake, Reset           ------------------------->  questions: each has a number ...
               <-------------------------------------------   ... and a Reply in a StepReport
     Cancel, Follow, Stop         ------------------------->  commands without a reply
               <-------------------------------------------   StepReport: all that a step brought, at most
@@ -107,6 +107,13 @@ class Follow(msgspec.Struct, frozen=True, tag=True):
     pages: bool = False
 
 
+class Reset(msgspec.Struct, frozen=True, tag=True):
+    """A question: cancel every request, and forget unanswered questions. The reply has no value; no event
+    of an earlier request follows it. The prefix cache stays."""
+
+    number: int
+
+
 class Cancel(msgspec.Struct, frozen=True, tag=True):
     """``index`` None cancels every sequence of the request."""
 
@@ -118,7 +125,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """End after the step that is running."""
 
 
-Command = Submit | Flush | Look | Sleep | Wake | Follow | Cancel | Stop
+Command = Submit | Flush | Look | Sleep | Wake | Reset | Follow | Cancel | Stop
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ do not meet.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import prometheus_client
@@ -33,7 +33,9 @@ from weft.router.protocol import RouterCounts
 from weft.schedule.store_tier import NO_TIER, TierStats
 from weft.server.cache import memory_bytes
 from weft.server.edge import HttpEdge
+from weft.server.metrics_sum import SummedSeries, series_of
 from weft.server.sleep import STATES, state_name
+from weft.server.workers.messages import Series
 from weft.speculation.stats import SpeculationStats
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
@@ -130,9 +132,16 @@ class Metrics:
             self._histograms = {key: family.labels(name, _FIRST_ENGINE)
                                 for key, family in self._families.items()}
 
-    def text(self, fleet: FleetReport) -> bytes:
+    def text(self, fleet: FleetReport, others: Sequence[Series] = ()) -> bytes:
+        """``others``: the series of further HTTP processes, which are added."""
         self._fleet = fleet
-        return prometheus_client.generate_latest(self._registry)
+        if not others:
+            return prometheus_client.generate_latest(self._registry)
+        return prometheus_client.generate_latest(SummedSeries([series_of(self._registry), *others]))
+
+    def series(self) -> Series:
+        """What this process measured."""
+        return series_of(self._registry)
 
     # ------------------------------------------------------------------ observations
 
@@ -206,7 +215,7 @@ class Metrics:
         edge = self._edge
         yield self._gauge("http_connections", "Open connections.", edge.connection_count)
         yield self._gauge("http_buffered_bytes", "Bytes of bodies of unfinished requests.",
-                          edge.buffered_bytes)
+                          edge.own_buffered_bytes)
         yield self._by("http_refusals", "Requests refused by a limit of the HTTP edge.", "code",
                        dict(edge.refusals))
         fleet = self._fleet

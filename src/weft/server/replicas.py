@@ -29,11 +29,13 @@ DRAIN_MAX_S = 24 * 3600.0
 
 
 class ReplicaReport(msgspec.Struct):
-    """``state``: starting, ready, draining, drained, waiting (for a restart) or dead. ``reason``: why its
-    last process ended. ``sequences``: of the requests that it has; ``running``, ``waiting``: as its engine
+    """``state``: starting, ready, draining, drained, waiting (for a restart), away (its machine cannot be
+    reached) or dead. ``host``: the machine that joined with it; empty for this one. ``reason``: why its last
+    process ended. ``sequences``: of the requests that it has; ``running``, ``waiting``: as its engine
     says."""
 
     replica: int
+    host: str
     state: str
     restarts: int
     reason: str
@@ -81,13 +83,15 @@ class _ReplicaHandlers:
     def _answer(self) -> Response:
         fleet = self._service.engine
         return json_response(ReplicaList("list", [
-            _report(replica, fleet.requests.count_on(replica.number)) for replica in fleet.replicas]))
+            _report(replica, fleet.requests.count_on(replica.number)) for replica in fleet.replicas
+            if replica.state != "left"]))
 
 
 def _report(replica: Replica, sequences: int) -> ReplicaReport:
     stats = replica.engine.stats
-    return ReplicaReport(replica.number, state_of(replica), replica.restart_count, replica.reason, sequences,
-                         stats.running if stats else 0, stats.waiting if stats else 0)
+    return ReplicaReport(replica.number, replica.host, state_of(replica), replica.restart_count,
+                         replica.reason, sequences, stats.running if stats else 0,
+                         stats.waiting if stats else 0)
 
 
 def _number(request: Request) -> int:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from weft.errors import ContextLengthError, EngineUnavailableError, RequestError, UnknownModelError
 from weft.fleet.fleet import Fleet
@@ -27,6 +27,8 @@ from weft.server.metrics import EngineReport, FleetReport, Metrics
 from weft.server.responses.store import ResponseStore
 from weft.server.tokenize_budget import TokenizeBudget
 from weft.server.tracing import RequestTracer
+from weft.server.workers.messages import Series
+from weft.server.workers.shared_counts import SharedCounts
 from weft.text.chat import read_chat_template
 from weft.text.chat_request import (
     ChatRequest,
@@ -41,6 +43,9 @@ from weft.text.template_sandbox import TemplateSandbox
 from weft.text.template_worker import ChatPrompt
 from weft.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from weft.units import parse_bytes
+
+if TYPE_CHECKING:
+    from weft.server.workers.supervisor import Workers
 
 ANY_NAME = "default"
 """A name under which every server has its model."""
@@ -157,10 +162,14 @@ class Background(Protocol):
 class Service:
     """``active`` counts the requests that are being answered; draining waits for it to reach 0."""
 
-    def __init__(self, config: ServerConfig, engine: Fleet) -> None:
+    def __init__(self, config: ServerConfig, engine: Fleet, counts: SharedCounts | None = None, *,
+                 is_supervisor: bool = False) -> None:
         self.config = config
         self.engine = engine
-        self.edge = HttpEdge(config.edge_limits())
+        self.counts = counts
+        """Of all HTTP processes, where there are several."""
+        self.workers: Workers | None = None
+        self.edge = HttpEdge(config.edge_limits(), None if is_supervisor else counts, is_inner=is_supervisor)
         self.body_checker = BodyChecker(config.max_json_values)
         self.metrics = Metrics(config.metrics_prefix, self.edge)
         engine.on_step_tokens = self.metrics.steps_ran
@@ -185,6 +194,15 @@ class Service:
         self.active -= 1
         if not self.active:
             self.idle.set()
+
+    @property
+    def active_everywhere(self) -> int:
+        """Requests that all HTTP processes answer."""
+        return self.active + (0 if self.workers is None else self.workers.active)
+
+    async def scrape_workers(self) -> list[Series]:
+        """The metrics of the other HTTP processes."""
+        return [] if self.workers is None else await self.workers.metrics()
 
     async def close(self) -> None:
         """After the last request."""
@@ -222,7 +240,8 @@ class Service:
         """For /metrics."""
         fleet = self.engine
         return FleetReport([EngineReport(replica.number, replica.ready, replica.restart_count,
-                                         replica.engine.stats) for replica in fleet.replicas],
+                                         replica.engine.stats) for replica in fleet.replicas
+                            if replica.state != "left"],
                            fleet.requests.resume_count, fleet.requests.deadly_count, fleet.router.counts())
 
     def health(self) -> tuple[int, Mapping[str, Any]]:

@@ -68,6 +68,10 @@ class SleepQueue:
             return self._refuse_waiting(busy(self._core.live_count, command.timeout_s))
         return []
 
+    def forget(self) -> None:
+        """A sleep that waits will not be: its caller is gone."""
+        self._waiting = None
+
     def _sleep(self, command: Sleep) -> Reply:
         try:
             flushed = self._sleeper.sleep(command.level, abort=command.mode == "abort")

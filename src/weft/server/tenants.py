@@ -24,10 +24,11 @@ import hashlib
 import hmac
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass
 
 from weft.server.errors import EdgeError
+from weft.server.workers.shared_counts import KeyCounts, SharedCounts
 
 _MINUTE_S = 60.0
 
@@ -46,11 +47,13 @@ class Quotas:
 
 
 class _Bucket:
-    def __init__(self, per_minute: int, clock: Callable[[], float]) -> None:
+    """``cells``: what is used of it, and the time of that; all HTTP processes read and write them."""
+
+    def __init__(self, per_minute: int, clock: Callable[[], float],
+                 cells: MutableSequence[float] | memoryview) -> None:
         self._per_minute = per_minute
         self._clock = clock
-        self._level = float(per_minute)
-        self._level_s = clock()
+        self._cells = cells
 
     def wait_s(self) -> float:
         """Until one unit can be taken; 0 for now."""
@@ -58,25 +61,28 @@ class _Bucket:
             return 0.0
         now_s = self._clock()
         rate = self._per_minute / _MINUTE_S
-        self._level = min(self._level + (now_s - self._level_s) * rate, self._per_minute)
-        self._level_s = now_s
-        return max(0.0, (1 - self._level) / rate)
+        used, used_s = self._cells
+        used = max(0.0, used - (now_s - used_s) * rate)
+        self._cells[0], self._cells[1] = used, now_s
+        return max(0.0, (1 - (self._per_minute - used)) / rate)
 
     def take(self, amount: int) -> None:
-        self._level -= amount
+        self._cells[0] += amount
 
 
 class Tenant:
     """One API key."""
 
     def __init__(self, digest: bytes, quotas: Quotas, *, has_namespace: bool,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+                 clock: Callable[[], float] = time.monotonic, counts: KeyCounts | None = None) -> None:
+        counts = counts or KeyCounts()
         self._digest = digest
+        self._lock = counts.lock
+        self._in_flight = counts.bytes_in_flight
         self._quotas = quotas
         self._has_namespace = has_namespace
-        self._requests = _Bucket(quotas.requests_per_minute, clock)
-        self._tokens = _Bucket(quotas.tokens_per_minute, clock)
-        self.bytes_in_flight = 0
+        self._requests = _Bucket(quotas.requests_per_minute, clock, counts.requests)
+        self._tokens = _Bucket(quotas.tokens_per_minute, clock, counts.tokens)
 
     @property
     def owner(self) -> str:
@@ -91,27 +97,33 @@ class Tenant:
 
     def admit(self, body_bytes: int) -> EdgeError | None:
         """Counts a request whose body has arrived, or returns the refusal. ``release`` must follow."""
-        self.bytes_in_flight += body_bytes
+        self._in_flight.add(body_bytes)
         quotas = self._quotas
-        if 0 < quotas.bytes_in_flight < self.bytes_in_flight:
-            return _over(f"the requests of your API key hold {self.bytes_in_flight} bytes; the limit is "
+        in_flight = self._in_flight.total() if quotas.bytes_in_flight else 0
+        if in_flight > quotas.bytes_in_flight:
+            return _over(f"the requests of your API key hold {in_flight} bytes; the limit is "
                          f"{quotas.bytes_in_flight}", "--key-mb-in-flight", 1.0)
-        for bucket, flag, unit, limit in (
-                (self._requests, "--key-requests-per-minute", "requests", quotas.requests_per_minute),
-                (self._tokens, "--key-tokens-per-minute", "tokens", quotas.tokens_per_minute),
-        ):
-            wait_s = bucket.wait_s()
-            if wait_s > 0:
-                return _over(f"your API key has used its {limit} {unit} a minute", flag, wait_s)
-        self._requests.take(1)
+        if not quotas.any:
+            return None
+        with self._lock:
+            for bucket, flag, unit, limit in (
+                    (self._requests, "--key-requests-per-minute", "requests", quotas.requests_per_minute),
+                    (self._tokens, "--key-tokens-per-minute", "tokens", quotas.tokens_per_minute),
+            ):
+                wait_s = bucket.wait_s()
+                if wait_s > 0:
+                    return _over(f"your API key has used its {limit} {unit} a minute", flag, wait_s)
+            self._requests.take(1)
         return None
 
     def release(self, body_bytes: int) -> None:
-        self.bytes_in_flight -= body_bytes
+        self._in_flight.add(-body_bytes)
 
     def spend(self, tokens: int) -> None:
         """Of the prompt and the answer, when a request has ended."""
-        self._tokens.take(tokens)
+        if self._quotas.any:
+            with self._lock:
+                self._tokens.take(tokens)
 
 
 class Keys:
@@ -119,9 +131,11 @@ class Keys:
     key."""
 
     def __init__(self, client_keys: Sequence[str], operator_keys: Sequence[str] = (), *,
-                 quotas: Quotas | None = None, tenant_by_key: bool = False) -> None:
-        self._tenants = [Tenant(_digest(key), quotas or Quotas(), has_namespace=tenant_by_key)
-                         for key in client_keys]
+                 quotas: Quotas | None = None, tenant_by_key: bool = False,
+                 counts: SharedCounts | None = None) -> None:
+        self._tenants = [Tenant(_digest(key), quotas or Quotas(), has_namespace=tenant_by_key,
+                                counts=None if counts is None else counts.key(number))
+                         for number, key in enumerate(client_keys)]
         self._clients = [_digest(key) for key in client_keys]
         self._operators = [Tenant(_digest(key), Quotas(), has_namespace=tenant_by_key)
                            for key in operator_keys]

@@ -1,0 +1,100 @@
+"""Replicas that Ray places: the server's end of the placer process, and the target that it gets.
+
+    Scaler --target--> placer process --Ray--> members on nodes --join--> replicas of the fleet
+       ^                                                                        |
+       '------------------- waiting, admitted, ready ---------------------------'
+
+A placer that ends (its Ray cluster went, or it failed) is started again with a growing delay. Its members end
+with it, and requests wait for new ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import os
+import sys
+import time
+
+from weft.fleet.fleet import Fleet
+from weft.fleet.ray_placer import PlacerOrder
+from weft.fleet.replica import SHORT_LIFE_S, backoff_s
+from weft.fleet.scaler import FleetLoad, Scaler
+
+_LOOK_S = 1.0
+_END_S = 10.0
+_log = logging.getLogger("weft.server")
+
+
+class RayFleet:
+    """``order``: for the placer, without the server's port if that is chosen at the start."""
+
+    def __init__(self, fleet: Fleet, order: PlacerOrder, least: int, most: int) -> None:
+        self.scaler = Scaler(least, most)
+        self._fleet = fleet
+        self._order = order
+        self._process: asyncio.subprocess.Process | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Once the fleet listens for engines."""
+        assert self._fleet.joined is not None
+        host = self._order.server.rpartition(":")[0]
+        self._order = dataclasses.replace(self._order, server=f"{host}:{self._fleet.joined.port}")
+        self._tasks = [asyncio.create_task(self._keep_placer()), asyncio.create_task(self._scale())]
+
+    async def stop(self) -> None:
+        """The members end with the placer."""
+        for task in self._tasks:
+            task.cancel()
+        process = self._process
+        if process is not None and process.returncode is None:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                await asyncio.wait_for(process.wait(), _END_S)
+            except TimeoutError:
+                process.kill()
+
+    async def _keep_placer(self) -> None:
+        short_lives = 0
+        while True:
+            began_s = time.monotonic()
+            process = self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "weft.fleet.ray_placer", stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, start_new_session=True,
+                env={**os.environ, "RAY_DEDUP_LOGS": "0"})
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(json.dumps(dataclasses.asdict(self._order)).encode() + b"\n")
+            self._tell()
+            async for line in process.stdout:
+                _log.info("ray: %s", line.decode(errors="replace").rstrip())
+            code = await process.wait()
+            short_lives = short_lives + 1 if time.monotonic() - began_s < SHORT_LIFE_S else 0
+            delay_s = max(1.0, backoff_s(short_lives))
+            _log.warning("the placer of Ray ended with code %d; another starts in %g s", code, delay_s)
+            await asyncio.sleep(delay_s)
+
+    async def _scale(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            before = self.scaler.target
+            if self.scaler.look(time.monotonic(), self._load()) != before:
+                _log.info("%.1f s of queued work: %d replicas instead of %d", self.scaler.queued_s,
+                          self.scaler.target, before)
+                self._tell()
+
+    def _tell(self) -> None:
+        process = self._process
+        if process is not None and process.stdin is not None and process.returncode is None:
+            process.stdin.write(json.dumps({"target": self.scaler.target}).encode() + b"\n")
+
+    def _load(self) -> FleetLoad:
+        running, waiting = self._fleet.queue_lengths()
+        ready = [replica for replica in self._fleet.replicas if replica.ready]
+        rows = [replica.engine.info.sizes.rows_max for replica in ready if replica.engine.info is not None]
+        return FleetLoad(running, waiting, self._fleet.requests.admitted_count, len(ready),
+                         max(0, self.scaler.target - len(ready)), min(rows, default=1))

@@ -1,0 +1,33 @@
+"""``python -m weft.fleet.ray_member``: a joining process beside a Ray actor, with the order on stdin.
+
+It is ``weft join`` with its options from a pipe: the token stands in no file and on no command line. It never
+outlives its actor: the end of stdin ends it, and with it the engine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+
+from rich.console import Console
+
+from weft.fleet.join import join
+from weft.fleet.link_keys import LinkKeys
+from weft.fleet.link_socket import tcp_address
+from weft.server.banner import StartProgress
+from weft.server.engine_process import die_with_parent
+
+STARTED_BY = "ray"
+
+
+def main() -> int:
+    order = json.loads(os.fdopen(os.dup(sys.stdin.fileno()), "rb", 0).readline())
+    die_with_parent(sys.stdin.fileno(), tempfile.mkdtemp(prefix="weft-"))
+    return join(tcp_address(order["server"], flag="--listen-engines"), LinkKeys.of(order["token"]),
+                order["own"], 1, StartProgress(Console(soft_wrap=True)), started_by=STARTED_BY)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""``python -m weft.fleet.ray_placer``: Ray chooses nodes for replicas and watches them.
+
+    server --{"target": N}--> placer (a Ray driver) --placement group, actor--> node
+                                                         actor --stdin--> weft.fleet.ray_member
+                                                                             '== CURVE ==> server
+
+An actor starts a joining process beside itself and waits for its end. The process joins the server as
+``weft join`` does, so routing, tokens and resumption know nothing of Ray. Ray decides where: one placement
+group for each replica (STRICT_PACK, with its CPUs and GPUs). If a node goes, its actors die, the server's
+streams resume elsewhere, and the placer asks Ray for another place.
+
+The placer is a process of its own, since Ray brings threads, logs and signal handlers. If it ends, its actors
+end with it, and the server starts another. The keys of the link go through Ray to the actors: a Ray cluster
+runs code of every client, so it is trusted anyway.
+
+Rejected: Ray Serve (a second router and proxy); engines as actors with their tokens through Ray's object
+store (a hop on the path of each token); detached actors (they outlive a server that is gone for good).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+_LOOK_S = 0.5
+_AGAIN_S = 2.0
+_LEAVE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlacerOrder:
+    """The first line on stdin. ``address``: the Ray cluster. ``server``: where members join, with "" for the
+    host: this node's address in the cluster. ``token`` of the link; ``own``: options of the members."""
+
+    address: str
+    server: str
+    token: str
+    own: dict[str, Any]
+    cpus: float
+    gpus: float
+
+
+class MemberActor:
+    """Runs on the node of a replica."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "weft.fleet.ray_member"], stdin=subprocess.PIPE, text=True)
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+
+    def watch(self) -> int:
+        """Waits for the end of the process; its exit code."""
+        return self._process.wait()
+
+    def leave(self) -> None:
+        """Drains the replica: ``watch`` returns then."""
+        self._process.terminate()
+
+
+@dataclass(slots=True)
+class Member:
+    group: Any
+    actor: Any
+    watch: Any
+    leaving: bool = False
+
+
+class Placer:
+    """``ray`` is the module: it is an extra of weft, and imported by ``main`` alone."""
+
+    def __init__(self, ray: Any, order: PlacerOrder) -> None:
+        self._ray = ray
+        self._order = order
+        self._members: list[Member] = []
+
+    def reconcile(self, target: int) -> None:
+        """One look: replaces members that ended, starts or drains others."""
+        for member in list(self._members):
+            done, _ = self._ray.wait([member.watch], timeout=0)
+            if done:
+                self._ended(member)
+        staying = [member for member in self._members if not member.leaving]
+        for _ in range(len(staying), target):
+            self._members.append(self._place())
+        for member in staying[target:]:
+            member.leaving = True
+            member.actor.leave.remote()
+
+    def _place(self) -> Member:
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        order = self._order
+        resources = {"CPU": order.cpus, **({"GPU": order.gpus} if order.gpus else {})}
+        group = placement_group([resources], strategy="STRICT_PACK")
+        actor = self._ray.remote(MemberActor).options(
+            num_cpus=order.cpus, num_gpus=order.gpus, max_concurrency=2,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=group),
+        ).remote({"server": order.server, "token": order.token, "own": order.own})
+        return Member(group, actor, actor.watch.remote())
+
+    def _ended(self, member: Member) -> None:
+        from ray.util.placement_group import remove_placement_group
+
+        try:
+            code = self._ray.get(member.watch)
+            say(f"a member ended with code {code}")
+        except self._ray.exceptions.RayError as error:
+            say(f"a member is lost: {type(error).__name__}")
+        self._members.remove(member)
+        self._ray.kill(member.actor)
+        remove_placement_group(member.group)
+        if not member.leaving:
+            time.sleep(_AGAIN_S)
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def main() -> int:
+    import ray
+
+    order = PlacerOrder(**json.loads(sys.stdin.readline()))
+    targets = [0]
+
+    def read() -> None:
+        for line in sys.stdin:
+            targets.append(int(json.loads(line)["target"]))
+        targets.append(-1)
+
+    threading.Thread(target=read, daemon=True).start()
+    ray.init(address=order.address, namespace="weft", log_to_driver=True, logging_level="warning")
+    host, _, port = order.server.rpartition(":")
+    if not host:
+        order = PlacerOrder(order.address, f"{ray.util.get_node_ip_address()}:{port}", order.token, order.own,
+                            order.cpus, order.gpus)
+    say(f"connected to Ray at {order.address}; members join {order.server}")
+    placer = Placer(ray, order)
+    while targets[-1] >= 0:
+        placer.reconcile(targets[-1])
+        time.sleep(_LOOK_S)
+    ray.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""The parts of an HTTP process that have nothing to do with engines: uvicorn, file limits, the log.
+
+``launch`` uses them for a server of one process and for the supervisor, ``workers.process`` for a worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import resource
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import uvicorn
+
+from weft.server.access_log import log_access_as_json
+from weft.server.app import build_app
+from weft.server.config import ServerConfig
+from weft.server.connection import BoundedProtocol
+from weft.server.exchange import Handler
+from weft.server.service import Service
+
+BACKLOG = 2048
+LAST_ANSWERS_S = 1.0
+"""How long responses that are already decided (errors, last chunks) may take to leave."""
+_OTHER_FILES = 256
+"""File descriptors that the server needs besides its connections."""
+_LOOKS = frozenset({"/health", "/metrics", "/v1/cache", "/load"})
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handlers: what a signal means is decided by ``launch``."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def http_server(service: Service, forwarded: Mapping[str, Handler] | None = None) -> uvicorn.Server:
+    """``forwarded``: handlers by operation that replace those of this process."""
+    config = service.config
+    protocol: Any = functools.partial(BoundedProtocol, edge=service.edge)  # called as a class is called
+    return _HttpServer(uvicorn.Config(
+        build_app(service, forwarded or {}), http=protocol, lifespan="off", ws="none", log_config=None,
+        access_log=config.log_level in ("debug", "info"), server_header=False, backlog=BACKLOG,
+        timeout_keep_alive=config.idle_timeout,  # type: ignore[arg-type]  # it is only added to a time
+        timeout_graceful_shutdown=1))
+
+
+def raise_file_limit(connections: int) -> None:
+    """A connection is a file descriptor, and the usual limit is 1,024 of them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Twice: a refused connection lingers.
+    wanted = 2 * connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        enough = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
+
+
+def set_up_logging(config: ServerConfig) -> None:
+    level = config.log_level.upper()
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", force=True)
+    logging.getLogger("weft").setLevel(level)
+    access = logging.getLogger("uvicorn.access")
+    access.setLevel(level)
+    if config.access_log == "json":
+        log_access_as_json()
+    if config.log_level != "debug":
+        access.addFilter(_is_no_look)
+
+
+def _is_no_look(record: logging.LogRecord) -> bool:
+    """False for a look that succeeded, and for a poll of the health: monitors and the page send one a second,
+    which would fill the log."""
+    match record.args:
+        case (_, "GET", "/health" | "/ping", _, _):
+            return False
+        case (_, "GET", str(path), _, 200):
+            return path.partition("?")[0] not in _LOOKS
+    return True

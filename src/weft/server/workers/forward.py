@@ -1,0 +1,58 @@
+"""What a worker does not answer itself goes to the supervisor, over HTTP on a private socket.
+
+    client --> worker: edge, gate (origin, key) --> this handler --> supervisor: gate (key) --> handler
+
+Bodies pass in pieces in both directions, so a large upload is buffered in no worker. The supervisor checks
+the key again, because it counts the request for its tenant. Headers of the gate (CORS, request id) are the
+worker's; those of the supervisor are dropped.
+"""
+
+from __future__ import annotations
+
+import httpx
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+
+from weft.errors import EngineUnavailableError
+from weft.server.exchange import Handler
+from weft.server.openapi.endpoints import ENDPOINTS
+from weft.server.sse import ClientGoneError
+
+OWN_GROUPS = frozenset({"Generate", "Responses", "Tokens", "Models"})
+OWN_OPERATIONS = frozenset({"version", "openapi"})
+"""Endpoints that a worker answers; the groups are those of ``openapi.endpoints``."""
+_PASSED_HEADERS = frozenset({"authorization", "x-api-key", "content-type", "content-length", "accept"})
+_CONNECT_S = 5.0
+
+
+def forwarded_operations() -> frozenset[str]:
+    return frozenset(row.operation for row in ENDPOINTS
+                     if row.group not in OWN_GROUPS and row.operation not in OWN_OPERATIONS)
+
+
+def forward_handlers(socket: str) -> dict[str, Handler]:
+    """By operation. ``socket``: where the supervisor listens."""
+    client = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=socket), base_url="http://localhost",
+                               timeout=httpx.Timeout(None, connect=_CONNECT_S))
+
+    async def forward(request: Request) -> Response:
+        headers = [(name, value) for name, value in request.headers.items() if name in _PASSED_HEADERS]
+        headers += [("x-request-id", request.scope["state"]["request_id"]), ("accept-encoding", "identity")]
+        url = httpx.URL(path=request.url.path, query=request.url.query.encode())
+        has_body = request.headers.get("content-length", "0") != "0" or (
+            "transfer-encoding" in request.headers)
+        passed = client.build_request(request.method, url, headers=headers,
+                                      content=request.stream() if has_body else None)
+        try:
+            answer = await client.send(passed, stream=True)
+        except ClientDisconnect:
+            raise ClientGoneError from None
+        except httpx.TransportError as error:
+            raise EngineUnavailableError(f"the supervisor of this server does not answer: {error}") from None
+        response = StreamingResponse(answer.aiter_raw(), answer.status_code)
+        for name in ("content-type", "content-length", "content-disposition", "retry-after", "allow"):
+            if name in answer.headers:
+                response.headers[name] = answer.headers[name]
+        return response
+
+    return dict.fromkeys(forwarded_operations(), forward)

@@ -1,0 +1,147 @@
+"""deploy/: its files have known fields, and their command lines are weft's."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from weft.cli.join import command as join_command
+from weft.cli.serve import command as serve_command
+from weft.server.config import ServerConfig
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
+
+
+def fields(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
+    """Of an object that has no others."""
+    return {"type": "object", "properties": properties, "required": list(required),
+            "additionalProperties": False}
+
+
+def several(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items, "minItems": 1}
+
+
+COUNT = {"type": "integer", "minimum": 0}
+TEXT = {"type": "string", "minLength": 1}
+PORT = {"type": "integer", "minimum": 1, "maximum": 65535}
+QUANTITY = {"type": "string", "pattern": r"^\d+(\.\d+)?(m|Mi|Gi)?$"}
+QUANTITIES = {"type": "object", "additionalProperties": QUANTITY}
+CONTAINER = fields(
+    ("name", "image"), name=TEXT, image=TEXT, ports=several(fields(("containerPort",), name=TEXT,
+                                                                   containerPort=PORT)),
+    readinessProbe=fields(httpGet=fields(("path", "port"), path=TEXT, port=PORT), periodSeconds=COUNT,
+                          failureThreshold=COUNT),
+    resources=fields(requests=QUANTITIES, limits=QUANTITIES))
+TEMPLATE = fields(("spec",), metadata=fields(labels=TEXTS),
+                  spec=fields(("containers",), containers=several(CONTAINER)))
+HEAD = fields(("rayStartParams", "template"), rayStartParams=TEXTS, template=TEMPLATE)
+WORKERS = fields(("groupName", "rayStartParams", "template"), groupName=TEXT, replicas=COUNT,
+                 minReplicas=COUNT, maxReplicas=COUNT, rayStartParams=TEXTS, template=TEMPLATE)
+RAY_JOB = fields(
+    ("apiVersion", "kind", "metadata", "spec"), apiVersion={"const": "ray.io/v1"}, kind={"const": "RayJob"},
+    metadata=fields(("name",), name=TEXT), spec=fields(
+        ("entrypoint", "rayClusterSpec"), entrypoint=TEXT, shutdownAfterJobFinishes={"type": "boolean"},
+        submissionMode={"enum": ["K8sJobMode", "HTTPMode", "InteractiveMode"]}, backoffLimit=COUNT,
+        rayClusterSpec=fields(("headGroupSpec",), rayVersion=TEXT,
+                              enableInTreeAutoscaling={"type": "boolean"}, headGroupSpec=HEAD,
+                              workerGroupSpecs=several(WORKERS))))
+SERVICE = fields(("apiVersion", "kind", "metadata", "spec"), apiVersion={"const": "v1"},
+                 kind={"const": "Service"}, metadata=fields(("name",), name=TEXT),
+                 spec=fields(("selector", "ports"), selector=TEXTS, ports=several(
+                     fields(("port",), name=TEXT, port=PORT, targetPort=PORT))))
+
+
+def manifests() -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text()))
+
+
+def served(line: str) -> ServerConfig:
+    """Of a `weft serve` line, through the real parser."""
+    from weft.cli.flags import build
+
+    words = shlex.split(line)
+    assert words[:2] == ["weft", "serve"]
+    context = serve_command.make_context("serve", words[2:])
+    return build(ServerConfig, context.params)
+
+
+def test_the_manifests_have_fields_of_the_api_references() -> None:
+    job, service = manifests()
+    jsonschema.validate(job, RAY_JOB)
+    jsonschema.validate(service, SERVICE)
+
+
+@pytest.mark.parametrize(("old", "new"), [('"maxReplicas"', '"maximumReplicas"'), ('"8Gi"', '"8 GB"'),
+                                          ("K8sJobMode", "KubernetesMode")])
+def test_a_wrong_manifest_is_noticed(old: str, new: str) -> None:
+    text = json.dumps(manifests()[0])
+    assert old in text
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(json.loads(text.replace(old, new)), RAY_JOB)
+
+
+def test_the_job_serves_where_the_service_leads() -> None:
+    job, service = manifests()
+    config = served(job["spec"]["entrypoint"])
+    head = job["spec"]["rayClusterSpec"]["headGroupSpec"]
+    [worker] = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    assert config.port == service["spec"]["ports"][0]["targetPort"]
+    assert config.port == head["template"]["spec"]["containers"][0]["ports"][0]["containerPort"]
+    assert service["spec"]["selector"] == head["template"]["metadata"]["labels"]
+    assert config.replica_range() == (worker["minReplicas"], worker["maxReplicas"])
+    requests = worker["template"]["spec"]["containers"][0]["resources"]["requests"]
+    assert (config.ray_cpus, config.ray_gpus) == (float(requests["cpu"]), float(requests["nvidia.com/gpu"]))
+
+
+def test_the_unit_of_a_joining_machine_is_that_of_a_server_with_another_command() -> None:
+    def rest(name: str) -> list[str]:
+        lines = (DEPLOY / name).read_text().splitlines()
+        return [line for line in lines if "=" in line and not line.startswith(
+            ("#", "ExecStart", "LoadCredential", "Description", "EnvironmentFile", "After", "Wants"))]
+
+    assert rest("weft-join.service") == rest("weft.service")
+    line = re.search(r"ExecStart=/usr/bin/env (.*)", (DEPLOY / "weft-join.service").read_text())
+    assert line is not None
+    words = shlex.split(line.group(1))
+    assert words[:2] == ["weft", "join"]
+    join_command.make_context("join", words[2:])
+
+
+def test_systemd_accepts_the_unit_where_there_is_one() -> None:
+    verifier = shutil.which("systemd-analyze")
+    command = [verifier, "verify", "--man=no", str(DEPLOY / "weft-join.service")] if verifier else ["true"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_the_dockerfile_copies_what_there_is_and_starts_weft() -> None:
+    text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
+    instructions = [line.split(None, 1) for line in text.splitlines() if line.strip()
+                    and not line.lstrip().startswith("#")]
+    assert {word for word, _ in instructions} <= {"FROM", "RUN", "WORKDIR", "COPY", "ARG", "ENV", "USER",
+                                                  "EXPOSE", "ENTRYPOINT", "CMD"}
+    stages = [rest.split()[2] for word, rest in instructions if word == "FROM" and " AS " in rest]
+    assert stages == ["wheel", "base", "cpu", "cuda"]
+    for word, rest in instructions:
+        if word == "COPY" and not rest.startswith("--from"):
+            assert all((DEPLOY.parent / source).exists() for source in rest.split()[:-1]), rest
+        if word == "COPY" and rest.startswith("--from"):
+            assert rest.removeprefix("--from=").split()[0] in stages
+        if word == "CMD":
+            config = served("weft " + shlex.join(json.loads(rest)))
+            assert (config.host, config.port) == ("0.0.0.0", 8000)
+    extras = re.findall(r"\[([a-z,]+)\]", " ".join(rest for word, rest in instructions if word == "RUN"))
+    known = (DEPLOY.parent / "pyproject.toml").read_text()
+    assert extras
+    assert all(f"\n{extra} = [" in known for group in extras for extra in group.split(","))

@@ -1,0 +1,208 @@
+"""Two HTTP processes on one port: limits, keys, metrics, batches, drain as with one; a worker may die."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from tests.server.running import RunningServer, eventually, running_server
+from weft.server.metrics_sum import SummedSeries, series_of
+from weft.server.openapi.endpoints import ENDPOINTS
+from weft.server.workers.forward import forwarded_operations
+from weft.server.workers.shared_counts import SharedCounts
+
+KEYS = {"Authorization": "Bearer operator"}
+SAID = {"model": "default", "prompt": "say:hello", "max_tokens": 20}
+
+
+@pytest.fixture(scope="module")
+def server(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    files = tmp_path_factory.mktemp("files")
+    settings = {"http_workers": 2, "api_key": ["few", "client"], "operator_key": ["operator"],
+                "key_requests_per_minute": 40, "file_store": str(files), "max_connections": 60,
+                "response_store": str(files / "responses.sqlite"), "drain_timeout": 20}
+    with running_server("build_paced", engine={"model": str(model_directory)}, server=settings) as running:
+        yield running
+
+
+def workers(server: RunningServer) -> list[psutil.Process]:
+    return [child for child in psutil.Process(server.process.pid).children()
+            if "weft.server.workers.process" in " ".join(child.cmdline())]
+
+
+def fresh(server: RunningServer, method: str, path: str, key: str = "operator",
+          **more: Any) -> httpx.Response:
+    """On a connection of its own, so at either worker."""
+    return httpx.request(method, server.url + path, headers={"Authorization": f"Bearer {key}"}, timeout=20,
+                         **more)
+
+
+def succeeded(server: RunningServer) -> float:
+    text = fresh(server, "GET", "/metrics").text
+    return sum(float(value) for value in re.findall(r"weft:request_success_total\{.*\} (\S+)", text))
+
+
+def test_every_endpoint_is_answered_by_one_of_the_two() -> None:
+    forwarded = forwarded_operations()
+    assert {"metrics", "health", "upload_file", "drain_replica", "sleep", "load"} <= forwarded
+    assert not forwarded & {"chat", "completions", "messages", "create_response", "tokenize", "models"}
+    assert forwarded < {row.operation for row in ENDPOINTS}
+
+
+def test_requests_reach_both_workers_and_every_scrape_gives_the_whole(server: RunningServer) -> None:
+    before = succeeded(server)
+    times = {worker.pid: sum(worker.cpu_times()[:2]) for worker in workers(server)}
+    for _ in range(24):
+        answer = fresh(server, "POST", "/v1/completions", json=SAID)
+        assert answer.json()["choices"][0]["text"] == "hello"
+    assert len(times) == 2
+    assert [succeeded(server) for _ in range(4)] == [before + 24] * 4
+    text = fresh(server, "GET", "/metrics").text
+    assert text.count("# TYPE weft:e2e_request_latency_seconds histogram") == 1
+    assert 'weft:engine_up{engine="0",model_name="scripted"} 1.0' in text
+
+
+async def test_streams_of_both_workers_are_those_of_one(server: RunningServer) -> None:
+    async with httpx.AsyncClient(base_url=server.url, headers=KEYS, timeout=30) as client:
+        async def stream(seed: int) -> str:
+            body = {**SAID, "prompt": "sing", "stream": True, "seed": seed, "temperature": 1.0,
+                    "max_tokens": 60}
+            answer = await client.post("/v1/completions", json=body)
+            assert answer.text.rstrip().endswith("data: [DONE]")
+            return "".join(json.loads(line[6:])["choices"][0]["text"]
+                           for line in answer.text.splitlines() if line.startswith("data: {"))
+
+        first = await asyncio.gather(*(stream(seed) for seed in range(6)))
+        assert first == await asyncio.gather(*(stream(seed) for seed in range(6)))
+        assert len(set(first)) == 6
+
+
+def test_the_rate_of_a_key_holds_for_all_workers_together(server: RunningServer) -> None:
+    statuses = [fresh(server, "POST", "/v1/completions", key="few", json=SAID).status_code
+                for _ in range(45)]
+    assert 40 <= statuses.count(200) <= 42, "the bucket refills while the test runs"
+    assert statuses.count(429) == 45 - statuses.count(200)
+
+
+def test_what_clients_may_not_see_is_refused_at_a_worker(server: RunningServer) -> None:
+    assert fresh(server, "GET", "/metrics", key="client").status_code == 403
+    assert fresh(server, "GET", "/v1/replicas", key="wrong").status_code == 401
+    refused = httpx.get(server.url + "/v1/models", headers={**KEYS, "Host": "evil.example"})
+    assert refused.status_code == 403
+    echoed = httpx.get(server.url + "/health", headers={"X-Request-Id": "mine"})
+    assert echoed.headers.get_list("x-request-id") == ["mine"]
+
+
+def test_a_batch_and_a_stored_response_are_the_same_at_each_worker(server: RunningServer) -> None:
+    line = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": SAID})
+    upload = fresh(server, "POST", "/v1/files", files={"file": ("lines.jsonl", line)},
+                   data={"purpose": "batch"}).json()
+    batch = fresh(server, "POST", "/v1/batches", json={
+        "input_file_id": upload["id"], "endpoint": "/v1/completions", "completion_window": "24h"}).json()
+    assert eventually(lambda: fresh(server, "GET", f"/v1/batches/{batch['id']}").json()["status"]
+                      == "completed", 15)
+    output = fresh(server, "GET", f"/v1/batches/{batch['id']}").json()["output_file_id"]
+    assert "hello" in fresh(server, "GET", f"/v1/files/{output}/content").text
+    first = fresh(server, "POST", "/v1/responses", json={"model": "default", "input": "say:one"}).json()
+    for _ in range(4):
+        assert fresh(server, "GET", f"/v1/responses/{first['id']}").json()["id"] == first["id"]
+
+
+def test_all_workers_sleep_and_wake(server: RunningServer) -> None:
+    assert fresh(server, "POST", "/sleep?level=1").status_code == 200
+    assert [fresh(server, "POST", "/v1/completions", json=SAID).json()["error"]["code"]
+            for _ in range(4)] == ["asleep"] * 4
+    assert fresh(server, "POST", "/wake_up").status_code == 200
+    assert fresh(server, "POST", "/v1/completions", json=SAID).status_code == 200
+
+
+async def test_a_worker_that_is_killed_leaves_nothing_behind(server: RunningServer) -> None:
+    body = {**SAID, "prompt": "sing", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    async with httpx.AsyncClient(base_url=server.url, headers=KEYS, timeout=30) as client:
+        singing = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(8)]
+        assert await asyncio.to_thread(eventually, lambda: _load(server)["running"] == 8)
+        victim, other = workers(server)
+        os.kill(victim.pid, signal.SIGKILL)
+        answers = await asyncio.gather(*singing, return_exceptions=True)
+    whole = [answer for answer in answers if isinstance(answer, httpx.Response)]
+    assert all(answer.text.rstrip().endswith("data: [DONE]") for answer in whole)
+    assert eventually(lambda: _load(server) == {"server_load": 0, "running": 0, "waiting": 0})
+    assert eventually(lambda: len(workers(server)) == 2 and other in workers(server), 15)
+    assert eventually(lambda: all(fresh(server, "POST", "/v1/completions", json=SAID).status_code == 200
+                                  for _ in range(4)), 15)
+
+
+def test_the_limit_of_connections_holds_for_all_workers_together(server: RunningServer) -> None:
+    clients = [httpx.Client(base_url=server.url, headers=KEYS, timeout=20) for _ in range(70)]
+    try:
+        statuses = [client.get("/version").status_code for client in clients]
+    finally:
+        for client in clients:
+            client.close()
+    assert statuses.count(200) == 60
+    assert statuses.count(503) == 10
+    assert eventually(lambda: fresh(server, "GET", "/version").status_code == 200)
+
+
+def test_an_interrupt_drains_all_workers(server: RunningServer) -> None:
+    body = {**SAID, "prompt": "sing", "max_tokens": 600, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", server.url + "/v1/completions", json=body, headers=KEYS, timeout=30) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        server.interrupt()
+        time.sleep(0.3)
+        assert fresh(server, "POST", "/v1/completions", json=SAID).status_code == 503
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    assert server.exit_code() == 0
+
+
+def _load(server: RunningServer) -> dict[str, int]:
+    load: dict[str, int] = fresh(server, "GET", "/load").json()
+    return load
+
+
+def test_counts_add_up_over_processes_and_those_of_a_dead_one_go(tmp_path: Path) -> None:
+    one, two = (SharedCounts(tmp_path / "counts", process=number, processes=2, keys=1) for number in (0, 1))
+    one.connections.add(3)
+    two.connections.add(4)
+    assert one.connections.total() == two.connections.total() == 7
+    assert (one.connections.own(), two.connections.own()) == (3, 4)
+    one.address("10.0.0.1").add(2)
+    assert two.address("10.0.0.1").total() == 2
+    assert two.address("10.0.0.2").total() == 0
+    one.key(0).bytes_in_flight.add(100)
+    with one.key(0).lock:
+        one.key(0).requests[0] = 5.0
+    one.clear(0)
+    assert two.connections.total() == 4
+    assert two.key(0).bytes_in_flight.total() == 0
+    assert two.key(0).requests[0] == 5.0, "a rate is no count of one process"
+
+
+def test_series_of_processes_add_up() -> None:
+    def measured(amount: float) -> CollectorRegistry:
+        registry = CollectorRegistry()
+        Counter("sent", "Sent.", ["to"], registry=registry).labels("a").inc(amount)
+        Gauge("open", "Open.", registry=registry).set(amount)
+        Histogram("size", "Sizes.", buckets=(1, 5), registry=registry).observe(amount)
+        return registry
+
+    alone, both = measured(2), SummedSeries([series_of(measured(2)), series_of(measured(3))])
+    text = generate_latest(both).decode()
+    assert 'sent_total{to="a"} 5.0' in text
+    assert "open 5.0" in text
+    assert 'size_bucket{le="5.0"} 2.0' in text
+    assert "size_sum 5.0" in text
+    assert generate_latest(SummedSeries([series_of(alone)])) == generate_latest(alone)
