@@ -18,6 +18,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from tests.fleet.test_replicas import sung
+from tests.server import running
 from tests.server.running import ROOT, RunningServer
 from tests.server.scripted_engine import write_model_directory
 
@@ -56,6 +57,8 @@ def nodes_in_use() -> set[str]:
 
 
 def main() -> int:
+    running.START_LIMIT_S = START_S
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]

@@ -29,7 +29,6 @@ from typing import Any
 
 _LOOK_S = 0.5
 _AGAIN_S = 2.0
-_LEAVE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +90,11 @@ class Placer:
             self._members.append(self._place())
         for member in staying[target:]:
             member.leaving = True
-            member.actor.leave.remote()
+            placed, _ = self._ray.wait([member.group.ready()], timeout=0)
+            if placed:
+                member.actor.leave.remote()
+            else:
+                self._remove(member)
 
     def _place(self) -> Member:
         from ray.util.placement_group import placement_group
@@ -107,18 +110,22 @@ class Placer:
         return Member(group, actor, actor.watch.remote())
 
     def _ended(self, member: Member) -> None:
-        from ray.util.placement_group import remove_placement_group
-
         try:
             code = self._ray.get(member.watch)
             say(f"a member ended with code {code}")
         except self._ray.exceptions.RayError as error:
             say(f"a member is lost: {type(error).__name__}")
+        self._remove(member)
+        if not member.leaving:
+            time.sleep(_AGAIN_S)
+
+    def _remove(self, member: Member) -> None:
+        """Ray gets its place back."""
+        from ray.util.placement_group import remove_placement_group
+
         self._members.remove(member)
         self._ray.kill(member.actor)
         remove_placement_group(member.group)
-        if not member.leaving:
-            time.sleep(_AGAIN_S)
 
 
 def say(text: str) -> None:
