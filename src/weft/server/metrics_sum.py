@@ -39,6 +39,6 @@ class SummedSeries(CollectorRegistry):
                 key = sample, tuple(labels.items())
                 sums[key] = sums.get(key, 0.0) + value
         for name, family in families.items():
-            for (sample, labels), value in totals[name].items():
-                family.add_sample(sample, dict(labels), value)
+            for (sample, pairs), value in totals[name].items():
+                family.add_sample(sample, dict(pairs), value)
             yield family

@@ -50,7 +50,7 @@ class _Bucket:
     """``cells``: what is used of it, and the time of that; all HTTP processes read and write them."""
 
     def __init__(self, per_minute: int, clock: Callable[[], float],
-                 cells: MutableSequence[float] | memoryview) -> None:
+                 cells: MutableSequence[float] | memoryview[float]) -> None:
         self._per_minute = per_minute
         self._clock = clock
         self._cells = cells

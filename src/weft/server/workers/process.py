@@ -36,8 +36,8 @@ from weft.server.workers.shared_counts import SharedCounts
 
 def worker_config(launch: WorkerLaunch) -> ServerConfig:
     """Files and batches are the supervisor's."""
-    values = {name: tuple(value) if isinstance(value, list) else value
-              for name, value in launch.config.items()}
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
+                              for name, value in launch.config.items()}
     return dataclasses.replace(ServerConfig(**values), file_store="off")
 
 

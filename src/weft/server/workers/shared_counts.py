@@ -61,12 +61,12 @@ class LocalTally:
 
 
 class SharedTally:
-    def __init__(self, cells: memoryview, process: int) -> None:
+    def __init__(self, cells: memoryview[float], process: int) -> None:
         self._cells = cells
         self._process = process
 
     def add(self, amount: int) -> None:
-        self._cells[self._process] += amount
+        self._cells[self._process] += float(amount)
 
     def own(self) -> int:
         return int(self._cells[self._process])
@@ -80,8 +80,8 @@ class KeyCounts:
     """Of one API key. A bucket is its level, and the time of that level; ``since_s`` 0 is a full one."""
 
     bytes_in_flight: Tally = field(default_factory=LocalTally)
-    requests: MutableSequence[float] | memoryview = field(default_factory=lambda: [0.0, 0.0])
-    tokens: MutableSequence[float] | memoryview = field(default_factory=lambda: [0.0, 0.0])
+    requests: MutableSequence[float] | memoryview[float] = field(default_factory=lambda: [0.0, 0.0])
+    tokens: MutableSequence[float] | memoryview[float] = field(default_factory=lambda: [0.0, 0.0])
     lock: contextlib.AbstractContextManager[None] = field(default_factory=contextlib.nullcontext)
 
 
