@@ -105,7 +105,7 @@ def test_what_clients_may_not_see_is_refused_at_a_worker(server: RunningServer) 
     assert fresh(server, "GET", "/metrics", key="client").status_code == 403
     assert fresh(server, "GET", "/v1/replicas", key="wrong").status_code == 401
     refused = httpx.get(server.url + "/v1/models", headers={**KEYS, "Host": "evil.example"})
-    assert refused.status_code == 403
+    assert refused.status_code == 421
     echoed = httpx.get(server.url + "/health", headers={"X-Request-Id": "mine"})
     assert echoed.headers.get_list("x-request-id") == ["mine"]
 
