@@ -2,8 +2,8 @@
 
     python -m benchmarks.http_workers --workers 1 2 --streams 32 --tokens 400
 
-The engine is scripted: a step takes 5 ms and gives each stream a token. So HTTP is the bottleneck as far as
-cores allow. CPU time for each chunk says how many workers one supervisor can feed, on any number of cores.
+The engine is scripted: a step takes 5 ms (--engine) and gives each stream a token. So HTTP is the bottleneck as far as
+cores allow. CPU time for each token says how many workers one supervisor can feed, on any number of cores.
 """
 
 from __future__ import annotations
@@ -57,29 +57,32 @@ async def load(port: int, streams: int, tokens: int) -> tuple[int, float]:
     return chunks, time.perf_counter() - began_s
 
 
-def measure(directory: Path, workers: int, streams: int, tokens: int) -> None:
-    with running_server("build_slow", engine={"model": str(directory)},
+def measure(directory: Path, factory: str, workers: int, streams: int, tokens: int) -> None:
+    with running_server(factory, engine={"model": str(directory)},
                         server={"http_workers": workers, "log_level": "warning"}) as server:
         port = int(server.url.rpartition(":")[2])
         asyncio.run(load(port, streams, 20))
         before = cpu_seconds(server)
         chunks, took_s = asyncio.run(load(port, streams, tokens))
         after = cpu_seconds(server)
-    costs = "  ".join(f"{kind} {1e6 * (after[kind] - before[kind]) / chunks:5.1f} us" for kind in after)
+    costs = "  ".join(f"{kind} {1e6 * (after[kind] - before[kind]) / (streams * tokens):5.1f} us"
+                      for kind in after)
     print(f"{workers} HTTP processes: {streams * tokens / took_s:7.0f} tokens/s in {chunks} chunks; "
-          f"CPU time a chunk: {costs}")
+          f"CPU time a token: {costs}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--engine", choices=("build", "build_paced", "build_slow"), default="build_slow",
+                        help="Steps of no time, 1 ms or 5 ms.")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=400)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         directory = write_model_directory(Path(folder))
         for workers in asked.workers:
-            measure(directory, workers, asked.streams, asked.tokens)
+            measure(directory, asked.engine, workers, asked.streams, asked.tokens)
 
 
 if __name__ == "__main__":

@@ -128,8 +128,8 @@ class ServerConfig:
                                   "machine. Needs the extra weft[ray].")
     ray_cpus: float = _flag(1.0, "CPUs that Ray sets aside for a replica.", least=0)
     ray_gpus: float = _flag(0.0, "GPUs that Ray sets aside for a replica.", least=0)
-    http_workers: int = _flag(1, "HTTP processes that share the port; one streams some 10,000 tokens a "
-                                 "second.", least=1)
+    http_workers: int = _flag(1, "HTTP processes that share the port; more than one where a core is no "
+                                 "longer enough for JSON and streams.", least=1)
     restarts: int = _flag(5, "Restarts of an engine process that dies or stalls; its requests go on. After "
                              "them the server ends with code 1 or 3. Ten good minutes give them all back.",
                           least=0)

@@ -12,7 +12,6 @@ The supervisor is the server of one process, on a socket in a private directory:
 ``Fleet`` and routes. Workers answer what generates or tokenizes, and pass the rest on to that socket
 (``forward``). So a scrape, a drain or a batch is the same at each worker.
 
-Tokens cost a worker far more than the supervisor: text, JSON and a write for each, against a place in a list.
 All events of one turn of the loop go to a worker as one message.
 
 A worker that dies takes its clients' connections with it. Its requests are cancelled, its counts cleared, and
