@@ -2,8 +2,8 @@
 
     python -m benchmarks.http_workers --workers 1 2 --streams 32 --tokens 400
 
-The engine is scripted: a step takes 5 ms (--engine) and gives each stream a token. So HTTP is the bottleneck as far as
-cores allow. CPU time for each token says how many workers one supervisor can feed, on any number of cores.
+The engine is scripted: a step takes 5 ms (--engine) and gives each stream a token. So HTTP is the bottleneck
+as far as cores allow. CPU time for each token says how many workers one supervisor can feed.
 """
 
 from __future__ import annotations
