@@ -1,0 +1,57 @@
+"""Uploaded files: they go after their days, and no upload passes the bounds."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+
+import pytest
+
+from weft.errors import ConfigError
+from weft.server.batches.files import FileLimits, FileStore, FileStoreFullError, UnknownFileError
+
+LIMITS = FileLimits(count=3, bytes=100, age_s=60.0)
+
+
+def test_a_file_goes_after_its_days_and_so_do_its_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = time.time()
+    store = FileStore(tmp_path, LIMITS)
+    old = store.add("me", "old.jsonl", "batch", io.BytesIO(b"x" * 60))
+    assert old.expires_at == old.created_at + 60
+    monkeypatch.setattr(time, "time", lambda: now_s + 30)
+    new = store.add("me", "new.jsonl", "batch", io.BytesIO(b"y" * 40))
+    assert [one.id for one in store.listed("me")] == [new.id, old.id]
+    monkeypatch.setattr(time, "time", lambda: now_s + 61)
+    with pytest.raises(UnknownFileError):
+        store.get(old.id, "me")
+    assert [one.id for one in store.listed("me")] == [new.id]
+    assert sorted(path.suffix for path in tmp_path.glob("file-*")) == [".data", ".json"]
+    store.add("me", "more.jsonl", "batch", io.BytesIO(b"z" * 60))  # the room of the old one
+    store.close()
+    monkeypatch.setattr(time, "time", lambda: now_s + 1000)
+    again = FileStore(tmp_path, LIMITS)
+    assert again.listed("me") == []
+    assert list(tmp_path.glob("file-*")) == []
+    again.close()
+
+
+def test_an_upload_beyond_a_bound_names_its_flag_and_leaves_nothing(tmp_path: Path) -> None:
+    store = FileStore(tmp_path, LIMITS)
+    for _ in range(2):
+        store.add("me", "a", "batch", io.BytesIO(b"x" * 10))
+    with pytest.raises(FileStoreFullError, match=r"20 bytes of files and this one has 81; .* 100") as full:
+        store.add("me", "b", "batch", io.BytesIO(b"x" * 81))
+    assert full.value.param == "--file-store-size"
+    third = store.add("you", "c", "batch", io.BytesIO(b"x" * 80))
+    with pytest.raises(FileStoreFullError, match="keeps 3 files; the limit is 3") as full:
+        store.add("me", "d", "batch", io.BytesIO(b""))
+    assert full.value.param == "--max-stored-files"
+    assert len(list(tmp_path.glob("file-*"))) == 6
+    with pytest.raises(UnknownFileError):
+        store.delete(third.id, "me")
+    with pytest.raises(ConfigError, match="--file-store"):
+        FileStore(tmp_path, LIMITS)
+    store.close()
