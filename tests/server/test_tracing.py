@@ -115,7 +115,9 @@ def test_a_request_is_a_span_with_its_phases_in_order(server: RunningServer, col
              for edge in (phase.start_time_unix_nano, phase.end_time_unix_nano)]
     assert edges == sorted(edges)
     assert before_ns <= span.start_time_unix_nano == edges[0]
-    assert edges[-1] <= span.end_time_unix_nano <= after_ns
+    # The client may have the last byte before the server has noted the end.
+    assert edges[-1] <= span.end_time_unix_nano <= after_ns + 1_000_000_000
+    assert edges[-1] <= after_ns
     assert edges[-1] - edges[-2] > 5_000_000  # 8 steps of 1 ms
     attributes = values(span.attributes)
     assert attributes["gen_ai.usage.input_tokens"] == answer["usage"]["prompt_tokens"]
