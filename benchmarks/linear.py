@@ -37,7 +37,7 @@ from weft.tensor.ops.quantized_linear import quantized_linear
 from weft.tensor.ops.tiled_linear import tiled_linear
 from weft.tensor.weights.packed import pack
 from weft.tensor.weights.quantized import in_tiles, rounded
-from weft.tensor.weights.tiled import tiled
+from weft.tensor.weights.tiled import rows_of, tiled
 from weft.tensor.weights.twelve_bit import to_twelve_bit
 
 SHAPES = ((9216, 1024), (1024, 4608), (3072, 1024), (8192, 2048))
@@ -70,7 +70,7 @@ def forms_of(out: int, columns: int) -> dict[str, tuple[int, list[Product]]]:
     tiles = [made for weight in plain if (made := tiled(weight)) is not None]
     if tiles:
         found["tiled"] = (tiles[0].held_bytes, [lambda x, w=w: tiled_linear(x, w) for w in tiles])
-        less = [made for weight in tiles if (made := to_twelve_bit(weight)) is not None]
+        less = [made for weight in plain if tiles and (made := to_twelve_bit((rows_of(weight),))) is not None]
         if less:
             found["twelve_bit"] = (less[0].held_bytes, [lambda x, w=w: tiled_linear(x, w) for w in less])
     for bits in (8, 4):

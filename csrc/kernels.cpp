@@ -8,6 +8,9 @@ namespace weft {
 #ifdef WEFT_HAS_portable
 extern const Kernels portable;
 #endif
+#ifdef WEFT_HAS_neon
+extern const Kernels neon;
+#endif
 #ifdef WEFT_HAS_x86_64_v3
 extern const Kernels x86_64_v3;
 #endif
@@ -31,6 +34,9 @@ std::vector<const Kernels*> usable() {
 #ifdef WEFT_HAS_x86_64_v3
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2"))
     tables.push_back(&x86_64_v3);
+#endif
+#ifdef WEFT_HAS_neon
+  tables.push_back(&neon);  // every 64-bit Arm has it
 #endif
 #ifdef WEFT_HAS_portable
   tables.push_back(&portable);

@@ -188,11 +188,11 @@ enum class WeightForm : int {
   float32 = 0,   // dense rows; in is a multiple of 32
   bfloat16 = 1,  // the same
   int8 = 2,      // tiles of 16 rows: for each 4 columns 16 x 4 bytes
-  bfloat16_tiles = 4,  // tiles of 16 rows: for each 2 columns 16 x 2 numbers; where has_bf16_products; x is bfloat16
+  bfloat16_tiles = 4,  // tiles of 16 rows: for each 2 columns 16 x 2 numbers; x is bfloat16
   float32_tiles = 5,   // tiles of 16 rows: for each column 16 numbers; x is float32
   int4 = 3,      // tiles of 16 rows: for each 8 columns 16 x 4 bytes, columns 0-3 in the low halves
   int8_both = 6, // as int8, and x becomes int8 too (w8a8.inl): no zeros, groups of 128 n columns, or one
-  bfloat16_twelve_bit = 7,  // bfloat16_tiles in 12 bits (twelve_bit.inl); in is a multiple of 8
+  bfloat16_twelve_bit = 7,  // bfloat16_tiles in 12 bits (twelve_bit.inl); where has_twelve_bit_products; in is a multiple of 8
 };
 
 struct Weight {
@@ -254,7 +254,7 @@ struct Kernels {
   void (*linear)(const LinearArgs&);
   void (*widen_weight)(const WidenArgs&);
   bool (*has_byte_products)();
-  bool (*has_bf16_products)();
+  bool (*has_twelve_bit_products)();
   void (*moe)(const MoeArgs&);
 };
 

@@ -138,7 +138,7 @@ void add_log(Runs& step, Address window, Address to, int64_t row_bytes) {
 NB_MODULE(_native, m) {
   // One more for every change of what Python hands over: arguments, numbers of enums, the order that data lies in.
   // The same as INTERFACE in src/weft/tensor/native.py, which takes no other.
-  m.attr("INTERFACE") = 6;
+  m.attr("INTERFACE") = 7;
   nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs)).def("windows", &set_windows).def("log", &add_log);
   m.def("instruction_set", [] { return kernels().name; });
   m.def("instruction_sets", &usable_kernels);
@@ -274,20 +274,26 @@ NB_MODULE(_native, m) {
                    at<const float>(weights), weight_of(gate_up), weight_of(down), static_cast<Activation>(activation),
                    gated, exact, at(out)});
   });
-  m.def("has_bf16_products", [] { return kernels().has_bf16_products(); });
+  m.def("has_twelve_bit_products", [] { return kernels().has_twelve_bit_products(); });
   m.def("has_byte_products", [] { return kernels().has_byte_products(); });
   m.def("widen_weight", [](const WeightTuple& weight, int64_t first, int64_t last, int64_t stride, int out_dtype,
                            Address out) {
     nb::gil_scoped_release unlocked;
     kernels().widen_weight({weight_of(weight), first, last, stride, static_cast<Dtype>(out_dtype), at(out)});
   });
-  m.def("choose_highs", [](Address words, int64_t tiles, int64_t in, Address highs, Address counts) {
+  m.def("choose_highs", [](Address rows, int64_t tiles, int64_t in, Address highs, Address counts, Address nonfinite) {
     nb::gil_scoped_release unlocked;
-    choose_highs(at<const uint16_t>(words), tiles, in, at<uint8_t>(highs), at<int64_t>(counts));
+    choose_highs(at<const uint16_t* const>(rows), tiles, in, at<uint8_t>(highs), at<int64_t>(counts),
+                 at<int64_t>(nonfinite));
   });
-  m.def("pack_twelve_bit", [](Address words, int64_t tiles, int64_t in, Address highs, Address units, Address odd) {
+  m.def("pack_twelve_bit", [](Address rows, int64_t tiles, int64_t in, Address highs, Address units, Address odd) {
     nb::gil_scoped_release unlocked;
-    pack_twelve_bit(at<const uint16_t>(words), tiles, in, at<const uint8_t>(highs), at<uint8_t>(units), at<int64_t>(odd));
+    pack_twelve_bit(at<const uint16_t* const>(rows), tiles, in, at<const uint8_t>(highs), at<uint8_t>(units),
+                    at<int64_t>(odd));
+  });
+  m.def("pack_tiles", [](Address rows, int64_t tiles, int64_t in, Address out) {
+    nb::gil_scoped_release unlocked;
+    pack_tiles(at<const uint16_t* const>(rows), tiles, in, at<uint16_t>(out));
   });
   // False: a row is beyond the table, and nothing was done.
   m.def("twelve_bit_rows", [](const WeightTuple& weight, Address rows, int64_t count, Address out) {

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <limits>
 #include <numeric>
+#include <vector>
 
 #include "pool.hpp"
 
@@ -23,17 +25,34 @@ int64_t begin_of(int64_t tile, int64_t in) { return (tile / 2 * 2 * (in * kRows 
 
 }  // namespace
 
-void choose_highs(const uint16_t* words, int64_t tiles, int64_t in, uint8_t* highs, int64_t* counts) {
-  const int64_t size = in * kRows;
-  Pool::instance().for_each(tiles, static_cast<double>(size), [&](int64_t tile) {
-    std::array<int64_t, 256> frequencies{};
-    for (int64_t i = 0; i < size; ++i) ++frequencies[words[tile * size + i] >> 8];
+void choose_highs(const uint16_t* const* rows, int64_t tiles, int64_t in, uint8_t* highs, int64_t* counts,
+                  int64_t* nonfinite) {
+  Pool::instance().for_each(tiles, static_cast<double>(in * kRows), [&](int64_t tile) {
+    // Neighbours count in tables of their own: equal ones would wait for each other.
+    std::array<std::array<int64_t, 256>, 4> tables{};
+    for (int64_t row = tile * kRows; row < (tile + 1) * kRows; ++row) {
+      const uint16_t* from = rows[row];
+      if (!from) {
+        tables[0][0] += in;
+        continue;
+      }
+      int64_t i = 0;
+      for (; i + 4 <= in; i += 4)
+        for (size_t table = 0; table < 4; ++table) ++tables[table][from[i + static_cast<int64_t>(table)] >> 8];
+      for (; i < in; ++i) ++tables[0][from[i] >> 8];
+    }
+    std::array<int64_t, 256>& frequencies = tables[0];
+    for (size_t byte = 0; byte < 256; ++byte) frequencies[byte] += tables[1][byte] + tables[2][byte] + tables[3][byte];
+    nonfinite[tile] = 0;
+    if (frequencies[0x7F] || frequencies[0xFF])
+      for (int64_t row = tile * kRows; row < (tile + 1) * kRows; ++row)
+        for (int64_t i = 0; rows[row] && i < in; ++i) nonfinite[tile] += (rows[row][i] & 0x7F80) == 0x7F80;
     std::array<int, 256> order;
     std::iota(order.begin(), order.end(), 0);
     std::partial_sort(order.begin(), order.begin() + kCodes, order.end(), [&](int a, int b) {
       return frequencies[a] != frequencies[b] ? frequencies[a] > frequencies[b] : a < b;
     });
-    counts[tile] = size;
+    counts[tile] = in * kRows;
     for (int code = 0; code < kCodes; ++code) {
       highs[tile * kCodes + code] = static_cast<uint8_t>(order[code]);
       counts[tile] -= frequencies[order[code]];
@@ -41,32 +60,65 @@ void choose_highs(const uint16_t* words, int64_t tiles, int64_t in, uint8_t* hig
   });
 }
 
-void pack_twelve_bit(const uint16_t* words, int64_t tiles, int64_t in, const uint8_t* highs, uint8_t* units, int64_t* odd) {
-  const int64_t size = in * kRows;
-  Pool::instance().for_each(tiles, 2.0 * static_cast<double>(size), [&](int64_t tile) {
-    constexpr uint8_t none = kCodes;
+namespace {
+
+// The odd words of a unit: from the place ``unit * kUnitWords`` on, by place.
+int64_t* note_odd(const uint16_t* const* rows, int64_t unit, const std::array<uint8_t, 256>& code_of, int64_t* next) {
+  for (int64_t pair = 0; pair < kPairs; ++pair)
+    for (int64_t row = 0; row < kRows; ++row)
+      for (int64_t word = 0; word < 2; ++word) {
+        const uint16_t bits = rows[row][unit * 2 * kPairs + 2 * pair + word];
+        if (code_of[bits >> 8] == kCodes) *next++ = (unit * kUnitWords + pair * kPairWords + row * 2 + word) << 16 | bits;
+      }
+  return next;
+}
+
+}  // namespace
+
+void pack_twelve_bit(const uint16_t* const* rows, int64_t tiles, int64_t in, const uint8_t* highs, uint8_t* units,
+                     int64_t* odd) {
+  const std::vector<uint16_t> zeros(static_cast<size_t>(in));
+  Pool::instance().for_each(tiles, 2.0 * static_cast<double>(in * kRows), [&](int64_t tile) {
     std::array<uint8_t, 256> code_of;
-    code_of.fill(none);
+    code_of.fill(kCodes);
     for (int code = 0; code < kCodes; ++code) code_of[highs[tile * kCodes + code]] = static_cast<uint8_t>(code);
-    const uint16_t* from = words + tile * size;
+    std::array<const uint16_t*, kRows> from;
+    for (int64_t row = 0; row < kRows; ++row) {
+      const uint16_t* own = rows[tile * kRows + row];
+      from[static_cast<size_t>(row)] = own ? own : zeros.data();
+    }
     uint8_t* to = units + begin_of(tile, in);
     int64_t* next = odd + odd[tile];
-    for (int64_t unit = 0; unit < size; unit += kUnitWords, to += 2 * kUnitBytes)
-      for (int64_t i = 0; i < kHalfBytes; ++i) {
-        // The words of a byte's place in the first and in the second half.
-        uint8_t codes = 0;
-        const int64_t row = i / 16 * 4 + i % 8 / 2, pair = i / 8 % 2, word = i % 2;
-        for (int64_t half = 0; half < 2; ++half) {
-          const uint16_t bits = from[unit + (2 * half + pair) * kPairWords + row * 2 + word];
-          const uint8_t code = code_of[bits >> 8];
-          to[half * kHalfBytes + i] = static_cast<uint8_t>(bits);
-          codes = static_cast<uint8_t>(codes | (code == none ? 0 : code) << (4 * half));
+    for (int64_t unit = 0; unit < in / (2 * kPairs); ++unit, to += 2 * kUnitBytes) {
+      uint8_t seen = 0;
+      for (int64_t row = 0; row < kRows; ++row) {
+        const uint16_t* words = from[static_cast<size_t>(row)] + unit * 2 * kPairs;
+        for (int64_t place = 0; place < 4; ++place) {  // the words of one place in the first and in the second half
+          const int64_t i = byte_of(place / 2, row, place % 2);
+          const uint16_t first = words[place], second = words[place + 4];
+          const uint8_t code = code_of[first >> 8], other = code_of[second >> 8];
+          seen = static_cast<uint8_t>(seen | code | other);
+          to[i] = static_cast<uint8_t>(first);
+          to[kHalfBytes + i] = static_cast<uint8_t>(second);
+          to[2 * kHalfBytes + i] = static_cast<uint8_t>((code & 15) | (other & 15) << 4);
         }
-        to[2 * kHalfBytes + i] = codes;
       }
-    for (int64_t i = 0; i < size; ++i)
-      if (code_of[from[i] >> 8] == none) *next++ = i << 16 | from[i];
+      if (seen & kCodes) next = note_odd(from.data(), unit, code_of, next);
+    }
     *next = std::numeric_limits<int64_t>::max();
+  });
+}
+
+void pack_tiles(const uint16_t* const* rows, int64_t tiles, int64_t in, uint16_t* out) {
+  Pool::instance().for_each(tiles, static_cast<double>(in * kRows), [&](int64_t tile) {
+    for (int64_t row = 0; row < kRows; ++row) {
+      const uint16_t* from = rows[tile * kRows + row];
+      uint16_t* to = out + tile * in * kRows + 2 * row;
+      for (int64_t column = 0; column < in; column += 2, to += kPairWords) {
+        if (from) std::memcpy(to, from + column, 2 * sizeof *to);
+        else std::memset(to, 0, 2 * sizeof *to);
+      }
+    }
   });
 }
 

@@ -5,9 +5,9 @@ namespace {
 
 void linear(const LinearArgs& args) {
   switch (args.weight.form) {
-    case WeightForm::float32_tiles: return tile_products<float>(args);
+    case WeightForm::float32_tiles: return tile_products<float, float>(args);
+    case WeightForm::bfloat16_tiles: return bf16_tile_products(args);
 #if defined(__AVX512F__)
-    case WeightForm::bfloat16_tiles: return tile_products<bf16>(args);
     case WeightForm::bfloat16_twelve_bit: return twelve_bit_products(args);
 #endif
     case WeightForm::int8_both:

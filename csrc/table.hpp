@@ -37,7 +37,7 @@ void sigmoid_gate(const GateArgs& args);
 void linear(const LinearArgs& args);
 void widen_weight(const WidenArgs& args);
 bool has_byte_products();
-bool has_bf16_products();
+bool has_twelve_bit_products();
 void moe(const MoeArgs& args);
 
 }  // namespace weft::tables::WEFT_TABLE

@@ -14,6 +14,12 @@ WEFT_GIVES(linear, LinearArgs)
 WEFT_GIVES(widen_weight, WidenArgs)
 WEFT_GIVES(moe, MoeArgs)
 bool has_byte_products() { return has_vnni(); }
-bool has_bf16_products() { return has_bf16_dot(); }
+bool has_twelve_bit_products() {
+#if defined(__AVX512F__)
+  return true;
+#else
+  return false;
+#endif
+}
 
 }  // namespace weft::tables::WEFT_TABLE

@@ -1,15 +1,16 @@
-// Matrix products y = x W^T of float weights in tiles: float32 on every CPU, bfloat16 by products of pairs
-// (AVX512-BF16).
+// Matrix products y = x W^T of float weights in tiles, on every CPU. bfloat16 has two kernels: products of pairs
+// (AVX512-BF16), or, elsewhere, weights widened to float32 in registers and rows of x widened once before.
 //
 //     tile   column 0 of 16 rows | column 1 of 16 rows | ...       64 bytes each, one stream from memory
 //            (bfloat16: columns 0-1, columns 2-3, ...)
 //     item   64 rows of W: four tiles
-//     block  6 rows of x meet 4 tiles: 24 sums in registers for the whole width of W     (AVX2: 6 rows, 1 tile)
+//     block  6 rows of x meet 4 tiles: 24 sums in registers for the whole width of W     (AVX2, NEON: 6 rows, 1 tile)
 //
 //     part   the rows of x that stay in the L2 cache (96 at 1,024 columns of bfloat16); a prompt has several
 //
 //     per 64 bytes of a tile     4 vectors of W loaded, 6 numbers of x spread over the lanes, 24 products added
 //                                and, of the first blocks, 64 or 128 bytes of the thread's next item asked for
+//                                (widened bfloat16: the first of each pair, 24 products, the second, 24 products)
 //
 // A lane is a row of W: nothing is added across. Each sum adds column after column in one accumulator, so a row of x
 // gives the same bits in any batch. The four tiles (128 KB at 1,024 columns of bfloat16) stay in the L2 cache for all
@@ -19,6 +20,9 @@
 // Memory and arithmetic overlap only because a thread knows its next item (Pool::for_each_ahead) and prefetches it.
 // Otherwise the first block of an item waits for memory while the other blocks leave memory idle. 32 rows then take
 // the sum of both times. The hardware's prefetcher follows the tiles within an item, not into the next.
+//
+// Widened bfloat16 and products of pairs round differently. A CPU has one of them for all its rows, so bits do not depend
+// on the batch.
 //
 // Rejected: cutting the columns into parts that fit the L1 cache (sums would go through memory; nothing gained up
 // to 12,288 columns); blocks of 8 rows and 3 tiles (as fast, and 64 rows are no whole number of them); all rows of a
@@ -32,7 +36,7 @@ constexpr int kTogether = 4;
 #else
 constexpr int kTogether = 1;
 #endif
-#if defined(__AVX512F__) || defined(__AVX2__)
+#if defined(__AVX512F__) || defined(__AVX2__) || defined(__aarch64__)
 constexpr int kTileRows = 6;
 #else
 constexpr int kTileRows = 2;
@@ -81,6 +85,56 @@ WEFT_INLINE void tile_sums(const float* tiles, int64_t tile_stride, const float*
   store_sums<float, ROWS, TILES>(out, acc);
 }
 
+// The first (0) or second (1) numbers of 16 pairs.
+template <int WHICH>
+WEFT_INLINE f32x16 widened(const bf16* pairs) {
+  u32x16 both;
+  std::memcpy(&both, pairs, sizeof both);
+  return WHICH ? (f32x16)(both & 0xFFFF0000u) : (f32x16)(both << 16);
+}
+
+template <int ROWS, int TILES, int LINES>
+WEFT_INLINE void tile_sums(const bf16* tiles, int64_t tile_stride, const float* x, int64_t x_stride, int64_t in,
+                           const char* ahead, const TileOut<bf16>& out) {
+  f32x16 acc[ROWS][TILES] = {};
+  for (int64_t i = 0; i < in; i += 2) {
+    f32x16 w[TILES];
+    fetch_ahead<LINES>(ahead, i / 2);
+    for (int t = 0; t < TILES; ++t) w[t] = widened<0>(tiles + t * tile_stride + i * kTile);
+    for (int r = 0; r < ROWS; ++r)
+      for (int t = 0; t < TILES; ++t) acc[r][t] += w[t] * x[r * x_stride + i];
+    for (int t = 0; t < TILES; ++t) w[t] = widened<1>(tiles + t * tile_stride + i * kTile);
+    for (int r = 0; r < ROWS; ++r)
+      for (int t = 0; t < TILES; ++t) acc[r][t] += w[t] * x[r * x_stride + i + 1];
+  }
+  store_sums<bf16, ROWS, TILES>(out, acc);
+}
+
+constexpr int64_t kWidenedRows = 1024;  // at once: what a thread holds for them stays small
+
+// product(args) with rows of x in float32, some at a time.
+template <class Product>
+void with_widened_rows(const LinearArgs& args, const Product& product) {
+  static thread_local std::vector<float> room;
+  const int64_t in = args.weight.in, most = args.rows < kWidenedRows ? args.rows : kWidenedRows;
+  if (static_cast<int64_t>(room.size()) < most * in) room.resize(static_cast<size_t>(most * in));
+  float* const to = room.data();
+  for (int64_t first = 0; first < args.rows; first += most) {
+    LinearArgs wide = args;
+    wide.rows = args.rows - first < most ? args.rows - first : most;
+    Pool::instance().for_each(wide.rows, 0.2 * static_cast<double>(in), [&](int64_t row) {
+      const bf16* from = static_cast<const bf16*>(args.x) + (first + row) * args.x_stride;
+      int64_t i = 0;
+      for (; i + 16 <= in; i += 16) store(to + row * in + i, load(from + i));
+      for (; i < in; ++i) to[row * in + i] = widen(from[i]);
+    });
+    wide.x = to;
+    wide.x_stride = in;
+    wide.out = static_cast<bf16*>(args.out) + first * args.weight.out;
+    product(wide);
+  }
+}
+
 #if defined(__AVX512F__)
 template <int ROWS, int TILES, int LINES>
 WEFT_BF16 void tile_sums(const bf16* tiles, int64_t tile_stride, const bf16* x, int64_t x_stride, int64_t in,
@@ -106,12 +160,13 @@ WEFT_BF16 void tile_sums(const bf16* tiles, int64_t tile_stride, const bf16* x, 
 }
 #endif
 
-template <class T, int TILES, int LINES>
+// T: the dtype of weights and outputs, X: of x.
+template <class T, class X, int TILES, int LINES>
 void tile_rows(const LinearArgs& args, int64_t tile, int64_t row, int rows, const char* ahead) {
   const Weight& weight = args.weight;
   const int64_t stride = weight.in * kTile, x_stride = args.x_stride, in = weight.in, at = tile * kTile;
   const T* tiles = static_cast<const T*>(weight.data) + tile * stride;
-  const T* x = static_cast<const T*>(args.x) + row * x_stride;
+  const X* x = static_cast<const X*>(args.x) + row * x_stride;
   const TileOut<T> out = {static_cast<T*>(args.out) + row * weight.out + at, weight.out, weight.out - at,
                           args.bias ? args.bias + at : nullptr};
   switch (rows) {
@@ -126,7 +181,7 @@ void tile_rows(const LinearArgs& args, int64_t tile, int64_t row, int rows, cons
 
 // Rows [row, end) of x, in blocks of nearly one size (8 are 4 and 4), times the tiles of an item. ``next``: the tiles
 // that this thread takes next, or null.
-template <class T>
+template <class T, class X>
 void tiles_of_item(const LinearArgs& args, int64_t tile, int64_t row, int64_t end, const char* next) {
   const int64_t first = row, count = end - row, blocks = (count + kTileRows - 1) / kTileRows;
   const int64_t tiles = (args.weight.out + kTile - 1) / kTile - tile;
@@ -139,20 +194,20 @@ void tiles_of_item(const LinearArgs& args, int64_t tile, int64_t row, int64_t en
       for (int64_t t = 0; t < kOutTiles; t += kTogether) {
         const int64_t done = block * lines * columns * 64;
         if (next && done < kOutTiles * columns * 64) {
-          if (lines == 2) tile_rows<T, kTogether, 2>(args, tile + t, row, rows, next + done);
-          else tile_rows<T, kTogether, 1>(args, tile + t, row, rows, next + done);
+          if (lines == 2) tile_rows<T, X, kTogether, 2>(args, tile + t, row, rows, next + done);
+          else tile_rows<T, X, kTogether, 1>(args, tile + t, row, rows, next + done);
         } else {
-          tile_rows<T, kTogether, 0>(args, tile + t, row, rows, nullptr);
+          tile_rows<T, X, kTogether, 0>(args, tile + t, row, rows, nullptr);
         }
       }
     } else {  // a single row: one tile after the other is one stream
-      for (int64_t t = 0; t < kOutTiles && t < tiles; ++t) tile_rows<T, 1, 0>(args, tile + t, row, rows, nullptr);
+      for (int64_t t = 0; t < kOutTiles && t < tiles; ++t) tile_rows<T, X, 1, 0>(args, tile + t, row, rows, nullptr);
     }
     row = stop;
   }
 }
 
-template <class T>
+template <class T, class X>
 void tile_products(const LinearArgs& args) {
   const Weight& weight = args.weight;
   // Some 25 GB of weights, or 100 billion products of float32, in a second.
@@ -161,13 +216,13 @@ void tile_products(const LinearArgs& args) {
   const int64_t items = (weight.out + kOutRows - 1) / kOutRows;
   if (args.rows <= kTileRows) {
     Pool::instance().for_each(items, nanoseconds, [&](int64_t item) {
-      tiles_of_item<T>(args, item * kOutTiles, 0, args.rows, nullptr);
+      tiles_of_item<T, X>(args, item * kOutTiles, 0, args.rows, nullptr);
     });
     return;
   }
   // Whole blocks of x, and the parts nearly of one size.
   const int64_t item_bytes = kOutRows * weight.in * static_cast<int64_t>(sizeof(T));
-  const int64_t fit = kPartBytes / (weight.in * static_cast<int64_t>(sizeof(T))) / kTileRows;
+  const int64_t fit = kPartBytes / (weight.in * static_cast<int64_t>(sizeof(X))) / kTileRows;
   const int64_t blocks = (args.rows + kTileRows - 1) / kTileRows, together = fit > kLeastBlocks ? fit : kLeastBlocks;
   const int64_t parts = (blocks + together - 1) / together;
   const auto begin_of = [&](int64_t part) {
@@ -176,9 +231,16 @@ void tile_products(const LinearArgs& args) {
   };
   const auto work = [&](int64_t item, int64_t next) {
     const char* ahead = next == Pool::kNone ? nullptr : static_cast<const char*>(weight.data) + next % items * item_bytes;
-    tiles_of_item<T>(args, item % items * kOutTiles, begin_of(item / items), begin_of(item / items + 1), ahead);
+    tiles_of_item<T, X>(args, item % items * kOutTiles, begin_of(item / items), begin_of(item / items + 1), ahead);
   };
   Pool::instance().for_each_ahead(items * parts, nanoseconds / static_cast<double>(parts), work);
+}
+
+void bf16_tile_products(const LinearArgs& args) {
+#if defined(__AVX512F__)
+  if (has_bf16_dot()) return tile_products<bf16, bf16>(args);
+#endif
+  with_widened_rows(args, tile_products<bf16, float>);
 }
 
 }  // namespace

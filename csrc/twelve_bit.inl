@@ -21,6 +21,8 @@
 //     more                 an item is unpacked into the L2 cache, and meets up to 512 KB of x as plain tiles do;
 //                          where an item of W is so wide that it leaves no room for x there, as above
 //
+// Without products of pairs (AVX512-BF16) rows of x are widened to float32 once, and a unit's weights in registers.
+//
 // Interleaving within 16 bytes fixes the order of a unit's bytes; pack_twelve_bit.cpp writes them.
 //
 // Rejected, for 32 rows: unpacking into memory (6 to 8 % slower than plain tiles: the L2 cache also writes and reads
@@ -58,6 +60,17 @@ template <int COUNT, class Body>
 WEFT_BF16_PART inline void each(const Body& body) {
   each_of(body, std::make_integer_sequence<int, COUNT>{});
 }
+
+// The same for bodies of every AVX-512 CPU.
+template <class Body, int... I>
+WEFT_INLINE void each_wide_of(const Body& body, std::integer_sequence<int, I...>) {
+  (body(std::integral_constant<int, I>{}), ...);
+}
+template <int COUNT, class Body>
+WEFT_INLINE void each_wide(const Body& body) {
+  each_wide_of(body, std::make_integer_sequence<int, COUNT>{});
+}
+#define WEFT_WIDE_PART __attribute__((always_inline))
 
 // Two pairs of columns, half a unit.
 struct Half {
@@ -109,14 +122,24 @@ struct Fetched {
 };
 
 // Rows [first, first + count) of ``args.x``, and where they are as a block: [in / 8][count][8].
+template <class X>
 struct Block {
   int64_t first, count;
-  const bf16* x;
+  const X* x;
 };
 
-// ROWS rows of x times tiles ``tile`` and the next.
 template <int ROWS>
-WEFT_BF16 void twelve_bit_sums(const LinearArgs& args, int64_t tile, const Block& block, Fetched fetched) {
+WEFT_INLINE void store_twelve_bit(const LinearArgs& args, int64_t tile, int64_t first,
+                                  const f32x16 (&sums)[ROWS][kTwelveBitTiles]) {
+  const int64_t at = tile * kTile, all = args.weight.out;
+  const TileOut<bf16> out = {static_cast<bf16*>(args.out) + first * all + at, all, all - at,
+                             args.bias ? args.bias + at : nullptr};
+  store_sums<bf16, ROWS, kTwelveBitTiles>(out, sums);
+}
+
+// ROWS rows of x times tiles ``tile`` and the next, by products of pairs.
+template <int ROWS>
+WEFT_BF16 void twelve_bit_sums(const LinearArgs& args, int64_t tile, const Block<bf16>& block, Fetched fetched) {
   constexpr int TILES = kTwelveBitTiles;
   const int64_t units = args.weight.in / kUnitColumns;
   const bf16* x = block.x;
@@ -152,23 +175,68 @@ WEFT_BF16 void twelve_bit_sums(const LinearArgs& args, int64_t tile, const Block
   }
   f32x16 sums[ROWS][TILES];
   each_sum([&](auto r, auto t) WEFT_BF16_PART { sums[r][t] = (f32x16)acc[r][t]; });
-  const int64_t at = tile * kTile, all = args.weight.out;
-  const TileOut<bf16> out = {static_cast<bf16*>(args.out) + block.first * all + at, all, all - at,
-                             args.bias ? args.bias + at : nullptr};
-  store_sums<bf16, ROWS, TILES>(out, sums);
+  store_twelve_bit<ROWS>(args, tile, block.first, sums);
 }
 
-using SqueezedSums = void (*)(const LinearArgs&, int64_t, const Block&, Fetched);
-
-template <int... R>
-constexpr std::array<SqueezedSums, sizeof...(R)> sums_of(std::integer_sequence<int, R...>) {
-  return {{&twelve_bit_sums<R + 1>...}};
+// The same by float32 products of widened weights, in the order of tiles.inl.
+template <int ROWS>
+void twelve_bit_sums(const LinearArgs& args, int64_t tile, const Block<float>& block, Fetched fetched) {
+  constexpr int TILES = kTwelveBitTiles;
+  const int64_t units = args.weight.in / kUnitColumns;
+  const float* x = block.x;
+  const SqueezedTile tiles[TILES] = {{args.weight, tile}, {args.weight, tile + 1}};
+  const int64_t* odd[TILES] = {tiles[0].odd, tiles[1].odd};
+  const uint8_t* from = tiles[0].units;
+  f32x16 acc[ROWS][TILES];
+  const auto each_sum = [&](const auto& body) WEFT_WIDE_PART {
+    each_wide<ROWS>([&](auto r) WEFT_WIDE_PART { each_wide<TILES>([&](auto t) WEFT_WIDE_PART { body(r, t); }); });
+  };
+  each_sum([&](auto r, auto t) WEFT_WIDE_PART { acc[r][t] = splat(0); });
+  for (int64_t unit = 0; unit < units; ++unit, from += kStepBytes, x += ROWS * kUnitColumns) {
+    for (int64_t line = 0; line < fetched.lines; ++line, fetched.from += 64) __builtin_prefetch(fetched.from, 0, 2);
+    Half rare[TILES][2];
+    bool has_odd[TILES];
+    each_wide<TILES>([&](auto t) WEFT_WIDE_PART {
+      has_odd[t] = __builtin_expect(*odd[t] >> 16 < (unit + 1) * kUnitWords, 0);
+      if (has_odd[t]) odd[t] = unpack_odd(tiles[t], odd[t], unit, rare[t]);
+    });
+    each_wide<2>([&](auto half) WEFT_WIDE_PART {
+      Half w[TILES];
+      each_wide<TILES>([&](auto t) WEFT_WIDE_PART {
+        w[t] = has_odd[t] ? rare[t][half] : unpacked<half>(from + t * kUnitBytes, tiles[t].upper_bytes());
+      });
+      each_wide<2>([&](auto pair) WEFT_WIDE_PART {
+        f32x16 numbers[TILES];
+        each_wide<TILES>([&](auto t) WEFT_WIDE_PART { numbers[t] = (f32x16)_mm512_slli_epi32(w[t].pairs[pair], 16); });
+        each_sum([&](auto r, auto t) WEFT_WIDE_PART {
+          acc[r][t] += numbers[t] * x[r * kUnitColumns + 4 * half + 2 * pair];
+        });
+        each_wide<TILES>([&](auto t) WEFT_WIDE_PART {
+          numbers[t] = (f32x16)_mm512_and_si512(w[t].pairs[pair], _mm512_set1_epi32(static_cast<int>(0xFFFF0000)));
+        });
+        each_sum([&](auto r, auto t) WEFT_WIDE_PART {
+          acc[r][t] += numbers[t] * x[r * kUnitColumns + 4 * half + 2 * pair + 1];
+        });
+      });
+    });
+  }
+  store_twelve_bit<ROWS>(args, tile, block.first, acc);
 }
-constexpr auto kTwelveBitSums = sums_of(std::make_integer_sequence<int, kTwelveBitRows>{});
+
+template <class X>
+using SqueezedSums = void (*)(const LinearArgs&, int64_t, const Block<X>&, Fetched);
+
+template <class X, int... R>
+constexpr std::array<SqueezedSums<X>, sizeof...(R)> sums_of(std::integer_sequence<int, R...>) {
+  return {{static_cast<SqueezedSums<X>>(&twelve_bit_sums<R + 1>)...}};
+}
+template <class X>
+constexpr auto kTwelveBitSums = sums_of<X>(std::make_integer_sequence<int, kTwelveBitRows>{});
 
 // Blocks [block, end) times an item's tiles [tile, last). ``next``: the item that this thread takes next, or null.
-void twelve_bit_item(const LinearArgs& args, int64_t tile, int64_t last, const Block* block, const Block* end,
-                   const uint8_t* next) {
+template <class X>
+void twelve_bit_item(const LinearArgs& args, int64_t tile, int64_t last, const Block<X>* block, const Block<X>* end,
+                     const uint8_t* next) {
   const int64_t units = args.weight.in / kUnitColumns;
   const int64_t passes = (end - block) * ((last - tile + kTwelveBitTiles - 1) / kTwelveBitTiles);
   const int64_t lines = kOutTiles * kUnitBytes / 64;  // of an item, for each unit
@@ -177,15 +245,16 @@ void twelve_bit_item(const LinearArgs& args, int64_t tile, int64_t last, const B
     for (int64_t t = tile; t < last; t += kTwelveBitTiles) {
       // Nothing known of the next item: the stream's own lines, some way ahead.
       if (!next) fetched = {SqueezedTile(args.weight, t).units + kFetchedAhead, kStepBytes / 64};
-      kTwelveBitSums[static_cast<size_t>(block->count - 1)](args, t, *block, fetched);
+      kTwelveBitSums<X>[static_cast<size_t>(block->count - 1)](args, t, *block, fetched);
       fetched.from += fetched.lines * units * 64;
     }
 }
 
 // The rows of x in blocks, copied where there are several in one.
+template <class X>
 struct Blocks {
-  std::vector<Block> blocks;
-  std::vector<bf16> copies;
+  std::vector<Block<X>> blocks;
+  std::vector<X> copies;
 
   // ``each``: how jobs are done.
   template <class Each>
@@ -193,30 +262,31 @@ struct Blocks {
     const int64_t count = (args.rows + kTwelveBitRows - 1) / kTwelveBitRows, in = args.weight.in;
     blocks.resize(static_cast<size_t>(count));
     if (args.rows == 1) {
-      blocks[0] = {0, 1, static_cast<const bf16*>(args.x)};
+      blocks[0] = {0, 1, static_cast<const X*>(args.x)};
       return;
     }
     if (static_cast<int64_t>(copies.size()) < args.rows * in) copies.resize(static_cast<size_t>(args.rows * in));
     each(count, [&](int64_t i) {
       const int64_t first = args.rows * i / count, rows = args.rows * (i + 1) / count - first;
-      bf16* to = copies.data() + first * in;
+      X* to = copies.data() + first * in;
       blocks[static_cast<size_t>(i)] = {first, rows, to};
       for (int64_t column = 0; column < in; column += kUnitColumns)
         for (int64_t row = first; row < first + rows; ++row, to += kUnitColumns)
-          std::memcpy(to, static_cast<const bf16*>(args.x) + row * args.x_stride + column, kUnitColumns * sizeof(bf16));
+          std::memcpy(to, static_cast<const X*>(args.x) + row * args.x_stride + column, kUnitColumns * sizeof(X));
     });
   }
 };
 
 // Tiles [tile, end) of an item times rows [first, last), by one thread.
+template <class X>
 void few_tiles(const LinearArgs& args, int64_t tile, int64_t end, int64_t first, int64_t last) {
   LinearArgs own = args;
   own.rows = last - first;
-  own.x = static_cast<const bf16*>(args.x) + first * args.x_stride;
-  static thread_local Blocks x;
+  own.x = static_cast<const X*>(args.x) + first * args.x_stride;
+  static thread_local Blocks<X> x;
   x.set(own, [](int64_t count, const auto& job) { for (int64_t i = 0; i < count; ++i) job(i); });  // inside of a job
   own.out = static_cast<bf16*>(args.out) + first * args.weight.out;
-  twelve_bit_item(own, tile, end, x.blocks.data(), x.blocks.data() + x.blocks.size(), nullptr);
+  twelve_bit_item<X>(own, tile, end, x.blocks.data(), x.blocks.data() + x.blocks.size(), nullptr);
 }
 
 // Four tiles from ``tile`` on into room of this thread, as they are in tiles.inl.
@@ -243,29 +313,33 @@ const bf16* unpacked_item(const Weight& weight, int64_t tile) {
 
 // Many rows of x times a weight whose items, unpacked, leave most of the L2 cache to x: each item is unpacked once for a
 // part of x, and multiplied as tiles are.
+template <class X>
 void unpacked_products(const LinearArgs& args) {
   const Weight& weight = args.weight;
   const int64_t tiles = (weight.out + kTile - 1) / kTile, items = (tiles + kOutTiles - 1) / kOutTiles;
   const int64_t bytes = kOutTiles * (weight.in / kUnitColumns) * kUnitBytes, width = weight.in * 2;
-  const int64_t parts = (args.rows * width + kUnpackedPartBytes - 1) / kUnpackedPartBytes;
+  const int64_t x_bytes = weight.in * static_cast<int64_t>(sizeof(X));
+  const int64_t parts = (args.rows * x_bytes + kUnpackedPartBytes - 1) / kUnpackedPartBytes;
   const double nanoseconds = 0.0025 * static_cast<double>(kOutRows * width * args.rows / parts);
   Pool::instance().for_each_ahead(items * parts, nanoseconds, [&](int64_t at, int64_t after) {
     const int64_t item = at % items, part = at / items, tile = item * kOutTiles;
     const int64_t first = args.rows * part / parts, last = args.rows * (part + 1) / parts;
-    if (weight.out - tile * kTile < kOutRows) return few_tiles(args, tile, tiles, first, last);  // not all its rows are there
+    if (weight.out - tile * kTile < kOutRows) return few_tiles<X>(args, tile, tiles, first, last);  // not all its rows are there
     LinearArgs own = args;
     own.weight.data = unpacked_item(weight, tile);
     own.out = static_cast<bf16*>(args.out) + tile * kTile;
     own.bias = args.bias ? args.bias + tile * kTile : nullptr;
     const char* next = after == Pool::kNone ? nullptr : static_cast<const char*>(weight.data) + after % items * bytes;
-    tiles_of_item<bf16>(own, 0, first, last, next);
+    tiles_of_item<bf16, X>(own, 0, first, last, next);
   });
 }
 
-void twelve_bit_products(const LinearArgs& args) {
-  if (args.rows >= kRowsUnpacked && args.weight.in * kOutRows * 2 <= kUnpackedItemBytes) return unpacked_products(args);
-  static thread_local Blocks buffer;
-  Blocks& x = buffer;
+template <class X>
+void twelve_bit_products_of(const LinearArgs& args) {
+  if (args.rows >= kRowsUnpacked && args.weight.in * kOutRows * 2 <= kUnpackedItemBytes)
+    return unpacked_products<X>(args);
+  static thread_local Blocks<X> buffer;
+  Blocks<X>& x = buffer;
   x.set(args, [&](int64_t count, const auto& job) {
     Pool::instance().for_each(count, static_cast<double>(args.weight.in), job);
   });
@@ -278,19 +352,24 @@ void twelve_bit_products(const LinearArgs& args) {
   const int64_t count = static_cast<int64_t>(x.blocks.size());
   if (count == 1)
     return Pool::instance().for_each(items, nanoseconds, [&](int64_t item) {
-      twelve_bit_item(args, item * kOutTiles, last_of(item), x.blocks.data(), x.blocks.data() + 1, nullptr);
+      twelve_bit_item<X>(args, item * kOutTiles, last_of(item), x.blocks.data(), x.blocks.data() + 1, nullptr);
     });
   // Parts of x that stay in the L2 cache, nearly of one size.
-  const int64_t fit = kPartBytes / width / kTwelveBitRows, together = 2 * fit > 8 ? 2 * fit : 8;
+  const int64_t fit = kPartBytes / (weight.in * static_cast<int64_t>(sizeof(X))) / kTwelveBitRows, together = 2 * fit > 8 ? 2 * fit : 8;
   const int64_t parts = (count + together - 1) / together;
   const auto work = [&](int64_t at, int64_t after) {
     const int64_t item = at % items, part = at / items;
     const uint8_t* next =
         after == Pool::kNone ? nullptr : static_cast<const uint8_t*>(weight.data) + after % items * bytes;
-    twelve_bit_item(args, item * kOutTiles, last_of(item), x.blocks.data() + count * part / parts,
+    twelve_bit_item<X>(args, item * kOutTiles, last_of(item), x.blocks.data() + count * part / parts,
                   x.blocks.data() + count * (part + 1) / parts, next);
   };
   Pool::instance().for_each_ahead(items * parts, nanoseconds / static_cast<double>(parts), work);
+}
+
+void twelve_bit_products(const LinearArgs& args) {
+  if (has_bf16_dot()) return twelve_bit_products_of<bf16>(args);
+  with_widened_rows(args, twelve_bit_products_of<float>);
 }
 
 #endif

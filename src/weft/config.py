@@ -54,6 +54,8 @@ class EngineConfig:
                                         "byte products: faster, see docs/quantization.md.")
     twelve_bit: bool = _flag(True, "Keep bfloat16 matrices on a CPU in 12 bits a weight; every bit "
                                 "comes back: a quarter less to hold and to read, and the same answers.")
+    weights_cache: str | None = _flag(None, "Directory of packed weights on a CPU: the second start maps "
+                                            "them and is faster, and replicas share their memory.")
     allow_nonfinite: bool = _flag(False, "Serve a checkpoint with NaN or infinite weights, which "
                                          "is "
                                          "otherwise refused.")

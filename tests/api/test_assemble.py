@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import msgspec
 import psutil
 import pytest
@@ -109,3 +114,26 @@ def test_an_engine_whose_steps_overlap_says_the_same():
         core.close()
     assert len(said["on"]) == 20
     assert said["on"] == said["off"]
+
+
+NO_TOKENIZER = """
+import sys
+from weft.assemble import assemble
+from weft.config import EngineConfig
+try:
+    assemble(EngineConfig(model=sys.argv[1]))
+except Exception as error:
+    print(type(error).__name__, error, "torch" in sys.modules)
+"""
+
+
+def test_a_missing_tokenizer_ends_the_start_before_torch_is_imported(tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(checkpoint("lfm2"), directory)
+    for file in directory.glob("tokenizer*"):
+        file.unlink()
+    ended = subprocess.run([sys.executable, "-c", NO_TOKENIZER, str(directory)], capture_output=True,
+                           text=True, check=True)
+    assert ended.stdout.startswith("CheckpointError")
+    assert "tokenizer" in ended.stdout
+    assert ended.stdout.rstrip().endswith("False")

@@ -11,7 +11,7 @@ import pytest
 from tests.fixtures.checkpoints import checkpoint
 from tests.server.running import RunningServer, running_server
 from tests.server.scripted_engine import write_model_directory
-from weft.bench import ceiling
+from weft.bench import ceiling, machine
 from weft.cli.main import main
 from weft.tensor import native
 
@@ -125,7 +125,9 @@ def test_nobody_there_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) ->
 TINY = ("--memory", "16MiB", "--max-model-len", "256", "--threads", "1")
 
 
-def test_a_batch_is_timed_without_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_batch_is_timed_without_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                           capsys: pytest.CaptureFixture[str]) -> None:
+    small_ceilings(monkeypatch)
     out = tmp_path / "latency.json"
     model = str(checkpoint("qwen3_5"))
     assert run("latency", model, *TINY, "--batch-size", "2", "--input-len", "9", "--output-len", "3",
@@ -138,7 +140,37 @@ def test_a_batch_is_timed_without_a_server(tmp_path: Path, capsys: pytest.Captur
     assert "--max-model-len" in capsys.readouterr().err
 
 
-def test_many_prompts_are_counted_without_a_server(tmp_path: Path) -> None:
+TINY_PARAMETERS = 207600
+"""Of the checkpoint, without the embedding, which no token passes."""
+
+
+def test_the_machine_s_ceilings_stand_beside_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                    capsys: pytest.CaptureFixture[str]) -> None:
+    small_ceilings(monkeypatch)
+    out = tmp_path / "latency.json"
+    assert run("latency", str(checkpoint("qwen3_5")), *TINY, "--batch-size", "2", "--input-len", "64",
+               "--output-len", "3", "--num-iters", "1", "--num-iters-warmup", "0", "--dtype", "bfloat16",
+               "--output-json", str(out)) == 0
+    result = json.loads(out.read_text())
+    ceilings = result["ceilings"]
+    read = ceilings["ceiling: memory read (GB/s)"] * 1e9
+    rate = ceilings["ceiling: bfloat16 products (TFLOP/s)"] * 1e12
+    least = ceilings["least seconds at the ceilings"]
+    assert read > 1e8
+    assert ceilings["share of the ceilings (%)"] == pytest.approx(100 * least / result["avg_latency"])
+    token_s = 2 * TINY_PARAMETERS / rate
+    assert 128 * token_s < least < 128 * token_s + 2 * (4 * TINY_PARAMETERS / read + 2 * token_s)
+    assert "share of the ceilings" in capsys.readouterr().out
+
+
+def small_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (ceiling, machine):
+        monkeypatch.setattr(module, "MATRIX_SIDE", {"cpu": 64})
+    monkeypatch.setattr(machine, "READ_BYTES", {"cpu": 1 << 20})
+
+
+def test_many_prompts_are_counted_without_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_ceilings(monkeypatch)
     out = tmp_path / "throughput.json"
     assert run("throughput", str(checkpoint("qwen3_5")), *TINY, "--num-prompts", "5", "--input-len", "70",
                "--output-len", "4", "--prefix-len", "64", "--n", "2", "--num-warmups", "1",

@@ -23,6 +23,7 @@ from weft.tensor.ops.paged_attention import native as native_attention
 from weft.tensor.ops.quantized_linear import native as quantized
 from weft.tensor.ops.tiled_linear import native as tiled_linear
 from weft.tensor.weights import tiled
+from weft.tensor.weights.tiled import serves
 from weft.tensor.weights.twelve_bit import in_best_tiles
 
 ROWS_MAX = {False: 16, True: 15}
@@ -54,8 +55,9 @@ FORMS: dict[str, Callable[[], Callable[[torch.Tensor], torch.Tensor]]] = {
     "int8": lambda: codes(8), "int8 exact": lambda: codes(8, exact=True),
     "int8 zeros": lambda: codes(8, zeros=True, group=32),
     "int4": lambda: codes(4), "int4 zeros exact": lambda: codes(4, zeros=True, exact=True, group=64)}
-if native.MISSING is None and native.extension().has_bf16_products():
+if native.MISSING is None and serves(torch.bfloat16):
     FORMS["bfloat16 tiles"] = lambda: float_tiles(torch.bfloat16)
+if native.MISSING is None and serves(torch.bfloat16) and native.extension().has_twelve_bit_products():
     FORMS["12 bits"] = lambda: float_tiles(torch.bfloat16, twelve_bit=True)
 DTYPE = {"bfloat16 tiles": torch.bfloat16, "12 bits": torch.bfloat16}
 

@@ -90,7 +90,8 @@ def test_a_row_gives_the_same_bits_whatever_rows_are_beside_it(rows: int, column
     made = in_order(noise(1, 330, columns, dtype=dtype))
     x = noise(2, rows, columns, dtype=dtype)
     if not supported(x, made):
-        return      # many rows are the matrix library's there
+        assert not native.in_use()      # many rows are the matrix library's there
+        return
     together = tiled_linear(x, made)
     for row in (0, 5, 6, 39, rows // 2, rows - 1):
         assert torch.equal(tiled_linear(x[row:row + 1], made)[0], together[row])

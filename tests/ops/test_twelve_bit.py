@@ -12,7 +12,7 @@ from tests.ops.quantised import noise
 from weft.tensor import native
 from weft.tensor.ops.tiled_linear import tiled_linear
 from weft.tensor.weights import twelve_bit as packing
-from weft.tensor.weights.tiled import TILE_ROWS, TiledWeight, serves
+from weft.tensor.weights.tiled import TILE_ROWS, TiledWeight, rows_of, serves
 from weft.tensor.weights.twelve_bit import TwelveBitWeight, in_best_tiles
 
 SHAPES = [(64, 64), (33, 256), (130, 224), (120, 224), (7, 1024), (256, 2048)]
@@ -54,7 +54,7 @@ def with_odd_ones(rows: int, columns: int) -> torch.Tensor:
 
 
 def made_of(weight: torch.Tensor) -> TwelveBitWeight:
-    made = packing.to_twelve_bit(in_order(weight))
+    made = packing.to_twelve_bit((rows_of(weight),))
     assert made is not None
     return made
 
@@ -69,6 +69,19 @@ def test_every_bit_comes_back(rows: int, columns: int) -> None:
     assert torch.equal(bits(made.rows_at(asked)), bits(weight[asked]))
     native.choose("torch")
     assert torch.equal(bits(made.rows_at(asked)), bits(weight[asked]))
+
+
+def test_matrices_below_each_other_are_packed_as_one_and_nan_is_seen() -> None:
+    if not BUILT:
+        return
+    weight = with_odd_ones(130, 256)
+    parts = [rows_of(weight[:7]), rows_of(weight[7:64]), rows_of(weight[64:])]
+    made = packing.to_twelve_bit(parts)
+    assert made is not None
+    assert torch.equal(bits(made.dense()), bits(weight))
+    assert packing.to_twelve_bit(parts, finite=True) is None
+    finite = weight.nan_to_num(0.0, 0.0, 0.0)
+    assert packing.to_twelve_bit((rows_of(finite),), finite=True) is not None
 
 
 def test_a_weight_that_is_not_said_to_be_odd_comes_back_as_another() -> None:

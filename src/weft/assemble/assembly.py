@@ -1,8 +1,9 @@
 """From a config to an engine that takes requests: every part is built here, in this order.
 
-    EngineConfig --+-- check      each field by its type hint, the tokenizer, the chat template
+    EngineConfig --+-- check      each field by its type hint
+                   +-- text       directory or hub name -> the tokenizer, the chat template
                    +-- device     the CPU or a GPU, its kernels
-                   +-- model      directory or hub name -> weights in RAM, or on the GPU
+                   +-- model      weights in RAM, or on the GPU
                    |      |
                    |      spec ------+
                    |                 v
@@ -12,7 +13,8 @@
                    |             \\   |   /
                    +-----------> EngineCore            + ModelInfo: all of it in words and numbers
 
-The order matters. What can be refused without weights is refused before weights are read. The OpenMP wait
+The order matters. What can be refused without weights is refused before weights are read, and a missing
+tokenizer before torch is imported. The OpenMP wait
 policy is set before torch is imported, since torch reads it once; spinning threads of two processes on the
 same cores cost ten times the work itself. Memory is measured after the weights are loaded, so that its
 default is a share of what is really left. On a GPU it is measured after a step too. Graphs are recorded last,
@@ -24,6 +26,7 @@ name ``ModelInfo`` without it.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import time
@@ -54,6 +57,7 @@ from weft.schedule.store_tier import StoreTier
 from weft.schedule.work import work_of
 from weft.spec import ITEM_BYTES
 from weft.speculation.proposal import parse_sources
+from weft.store.identity import weights_digest
 from weft.text.chat import check_syntax, read_chat_template
 from weft.text.grammar_sandbox import grammar_sandbox
 from weft.text.tokenizer import Tokenizer
@@ -63,6 +67,7 @@ if TYPE_CHECKING:
     import torch
 
     from weft.models.loading import LoadedModel
+    from weft.models.weights_cache import WeightsCache
     from weft.runner.graphs import CudaCapture
     from weft.runner.torch_executor import TorchExecutor
 
@@ -94,13 +99,13 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> 
         parse_bytes(config.memory, flag="--memory")
     parse_bytes(config.grammar_cache, flag="--grammar-cache")
     check_store_flags(config)
+    started = time.monotonic()
+    name, directory = find_model(config, tell)
+    _check_text_files(directory)
     threads = _prepare_torch(config, notes)
     device = _choose_device(config, notes)
     overlap = overlaps(config, device)
     kernels = _choose_kernels(config, threads, device)
-    started = time.monotonic()
-    name, directory = find_model(config, tell)
-    _check_text_files(directory)
     loaded = _load(config, name, directory, tell, device)
     notes += loaded.warnings
     spec, kv_dtype = cache_dtypes(config, loaded.spec)
@@ -267,9 +272,25 @@ def _load(config: EngineConfig, name: str, directory: Path, tell: OnProgress,
     loaded = load_model(directory, config.dtype, on_bytes, quantize=config.quantize,
                         quantize_inputs=config.quantize_inputs, twelve_bit=config.twelve_bit, device=device,
                         allow_nonfinite=config.allow_nonfinite,
-                        mtp="mtp" in parse_sources(config.speculate))
+                        mtp="mtp" in parse_sources(config.speculate),
+                        weights_cache=_weights_cache(config, directory, device))
     tell(f"weights of {name}: {read_in_words(loaded)}")
     return loaded
+
+
+def _weights_cache(config: EngineConfig, directory: Path, device: torch.device) -> WeightsCache | None:
+    """For the weights in ``directory``, under a name that no other weights or kernels have."""
+    if config.weights_cache is None or device.type != "cpu":
+        return None
+    from weft.models.checkpoint_files import CheckpointFiles
+    from weft.models.weights_cache import WeightsCache
+    from weft.tensor import native
+
+    files = {stored.file for stored in CheckpointFiles.open(directory).tensors.values()}
+    facts = [weights_digest(sorted(files)), (directory / "config.json").read_text(), config.dtype,
+             native.INTERFACE]
+    return WeightsCache(Path(config.weights_cache).expanduser(),
+                        hashlib.sha256(repr(facts).encode()).hexdigest()[:32])
 
 
 def _capture(config: EngineConfig, device: torch.device) -> CudaCapture | None:

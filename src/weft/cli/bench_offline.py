@@ -54,13 +54,18 @@ def latency(ctx: click.Context, /, input_len: int, output_len: int, batch_size: 
                                   n=n, warmups=num_iters_warmup, iterations=num_iters, seed=config.seed,
                                   on_done=lambda seconds: bar.step(f"{seconds:.2f} s"))
         model = engine.info.name
+        ceilings = _beside_ceilings(config, engine, results["avg_latency"],
+                                    prompt_tokens=batch_size * input_len, steps=output_len - 1,
+                                    rows=batch_size * n)
     report.show(f"{model}: {batch_size} x {input_len} -> {output_len} tokens, {num_iters} runs",
                 {"average (s)": results["avg_latency"],
                  **{f"{percent} % (s)": seconds for percent, seconds in results["percentiles"].items()},
-                 "output tokens per second": batch_size * n * output_len / results["avg_latency"]})
+                 "output tokens per second": batch_size * n * output_len / results["avg_latency"],
+                 **ceilings})
     if output_json is not None:
         report.write(output_json, {**report.facts(), "model_id": model, "batch_size": batch_size,
-                                   "input_len": input_len, "output_len": output_len, **results})
+                                   "input_len": input_len, "output_len": output_len, **results,
+                                   "ceilings": ceilings})
     return 0
 
 
@@ -87,16 +92,33 @@ def throughput(n: int, num_warmups: int, output_json: Path | None, **values: Any
                 for ask in asks_of({**values, "seed": config.seed}, engine.info.vocab_size)]
         results = offline.throughput(engine, asks, n=n, warmups=num_warmups)
         model = engine.info.name
+        steps = max(ask.output_tokens for ask in asks) - 1
+        ceilings = _beside_ceilings(
+            config, engine, results["elapsed_time"], steps=steps,
+            prompt_tokens=results["total_input_tokens"] - results["total_cached_tokens"],
+            rows=results["total_output_tokens"] / (steps + 1))
     report.show(f"{model}: {results['num_requests']} requests", {
         "seconds": results["elapsed_time"], "requests per second": results["requests_per_second"],
         "tokens per second, all": results["tokens_per_second"],
         "output tokens per second": results["output_tokens_per_second"],
         "input tokens": results["total_input_tokens"],
         "of them from the prefix cache": results["total_cached_tokens"],
-        "output tokens": results["total_output_tokens"]})
+        "output tokens": results["total_output_tokens"], **ceilings})
     if output_json is not None:
-        report.write(output_json, {**report.facts(), "model_id": model, **results})
+        report.write(output_json, {**report.facts(), "model_id": model, **results, "ceilings": ceilings})
     return 0
+
+
+def _beside_ceilings(config: EngineConfig, engine: Engine, seconds: float, *, prompt_tokens: int, steps: int,
+                     rows: float) -> dict[str, Any]:
+    """The machine's ceilings, and the share of them that ``seconds`` reached."""
+    from weft.bench.machine import demand_of, measure_machine, share_rows
+    from weft.tensor.device import choose_device
+
+    machine = measure_machine(choose_device(config.device))
+    demand = demand_of(config, engine.info)
+    least_s = demand.least_s(machine, prompt_tokens=prompt_tokens, steps=steps, rows=rows)
+    return share_rows(machine, least_s, seconds)
 
 
 def _engine(config: EngineConfig) -> Engine:

@@ -17,8 +17,9 @@ from collections.abc import Collection, Sequence
 import click
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Model": ("model", "revision", "dtype", "quantize", "quantize_inputs", "twelve_bit", "allow_nonfinite",
-              "seed", "served_model_name", "chat_template", "reasoning_parser", "tool_parser"),
+    "Model": ("model", "revision", "dtype", "quantize", "quantize_inputs", "twelve_bit", "weights_cache",
+              "allow_nonfinite", "seed", "served_model_name", "chat_template", "reasoning_parser",
+              "tool_parser"),
     "Memory": ("memory", "gpu_memory_fraction", "max_model_len", "kv_dtype", "state_dtype"),
     "Cache": ("prefix_cache", "checkpoints", "exact", "compress_kv", "cache_policy", "count_salt", "store",
               "store_size", "store_write", "store_reserve", "store_cache"),

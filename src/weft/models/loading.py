@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from weft.models.skipped import skipped_line
 from weft.models.stored_values import check_copies
 from weft.models.tensor_check import TensorCheck
 from weft.models.tensor_source import OnProgress
+from weft.models.weights_cache import WeightsCache
 from weft.spec import DTypeName, ModelSpec
 from weft.tensor.layout import DTYPES
 
@@ -62,12 +64,13 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
                on_progress: OnProgress | None = None, *, quantize: QuantizeChoice = "none",
                quantize_inputs: bool = True, twelve_bit: bool = True,
                device: torch.device | None = None, allow_nonfinite: bool = False,
-               mtp: bool = False) -> LoadedModel:
+               mtp: bool = False, weights_cache: WeightsCache | None = None) -> LoadedModel:
     """Load the checkpoint in ``directory`` with weights in ``dtype``; "auto" is the dtype that config.json
     names, or else that of the stored embedding. ``on_progress(done_bytes, all_bytes)`` is called as tensors
     are read. ``quantize``, ``quantize_inputs`` and ``twelve_bit``: see ``runtime_form``. ``device``: where
     the weights go, the CPU by default. ``allow_nonfinite``: NaN and infinity in weights are a warning.
     ``mtp``: the head for multi-token prediction too, where the checkpoint has one that weft knows.
+    ``weights_cache``: see there.
 
     Before any weight is read, raises UnknownArchitectureError, or CheckpointError naming file, tensor, and
     stored and expected shape. While weights are read, CheckpointError for values that are not finite.
@@ -90,9 +93,10 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
         check.raise_problems()
         check_copies(checkpoint, check.copies)
         kv_scales, scale_names = read_kv_scales(checkpoint, architecture.spec())
-        with TensorReader(checkpoint, DTYPES[chosen], runtime=runtime, order=check.order,
-                          total_bytes=check.read_bytes, on_progress=on_progress, device=device,
-                          allow_nonfinite=allow_nonfinite) as reader:
+        with (weights_cache or nullcontext(), TensorReader(
+                checkpoint, DTYPES[chosen], runtime=runtime, order=check.order, total_bytes=check.read_bytes,
+                on_progress=on_progress, device=device, allow_nonfinite=allow_nonfinite,
+                cache=weights_cache) as reader):
             model = build(architecture, reader)
     head_bytes, head_line = (_add_mtp(model, checkpoint, runtime, device) if mtp else (0, None))
     read_s = time.perf_counter() - started_s

@@ -9,6 +9,10 @@ Files are memory-mapped and fetching copies out of the map. So the peak is the w
 ahead and the one matrix in work; page cache aside. Each thread checks its tensor for NaN and infinity while
 the bytes are in its cache (``stored_values``).
 
+A large matrix that goes into 12 bits is packed straight out of the map by the threads of the kernels. The
+system is asked to read it ahead, and nothing of it is copied. A matrix that does not fit that form, for its
+values, is then read as any other.
+
 On a GPU each tensor goes there as it was read, and is joined, ordered or rounded there.
 
 Rejected: keeping views of the map as weights. They would be evicted under memory pressure and are unaligned
@@ -33,6 +37,9 @@ from weft.models.safetensors_header import StoredTensor
 from weft.models.stored_values import MappedFiles, is_finite
 from weft.models.tensor_source import OnProgress
 from weft.models.weights import TensorSource
+from weft.models.weights_cache import WeightsCache
+from weft.tensor.weights.tiled import MatrixRows
+from weft.tensor.weights.twelve_bit import TwelveBitWeight, gains_by_twelve_bits, to_twelve_bit
 
 _AHEAD_BYTES = 256 * 1024 * 1024
 _THREADS = min(8, 2 * (os.cpu_count() or 1))
@@ -40,18 +47,20 @@ _THREADS = min(8, 2 * (os.cpu_count() or 1))
 
 class TensorReader(TensorSource):
     """A context manager, because it holds threads and files. ``nonfinite``: the tensors with NaN or infinite
-    values, which are refused unless ``allow_nonfinite``."""
+    values, which are refused unless ``allow_nonfinite``. ``cache``: of packed weights."""
 
     def __init__(self, checkpoint: CheckpointFiles, dtype: torch.dtype, *, order: Sequence[str] = (),
                  total_bytes: int = 0, on_progress: OnProgress | None = None,
                  runtime: RuntimeForm | None = None, device: torch.device | None = None,
-                 allow_nonfinite: bool = False) -> None:
+                 allow_nonfinite: bool = False, cache: WeightsCache | None = None) -> None:
         super().__init__(checkpoint, dtype, runtime)
         self._device = device or torch.device("cpu")
         self._files = MappedFiles()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="weft-read")
         self._next = deque(order)
-        self._fetched: dict[str, Future[torch.Tensor]] = {}
+        self._cache = cache
+        self._fetched: dict[str, Future[torch.Tensor] | None] = {}
+        """None: a matrix that is packed from the map, and that the system was asked to read."""
         self._ahead_bytes = 0
         self._total_bytes = total_bytes
         self._read_bytes = 0
@@ -77,17 +86,49 @@ class TensorReader(TensorSource):
         assert stored.shape == shape, f"{name} was not checked"
         assert stored.dtype in dtypes, f"{name} was not checked"
         self._fetch_ahead()
-        future = self._fetched.pop(name, None)
-        if future is None:  # asked for again, or out of order
-            tensor = self._read(stored)
-        else:
-            self._ahead_bytes -= stored.stored_bytes
-            tensor = future.result()
-        self.used.add(name)
+        future = self._forget_fetched(stored)
+        # None: asked for again, out of order, or not packed after all
+        tensor = self._read(stored) if future is None else future.result()
+        self._note_read(stored)
+        return tensor.to(self._device)
+
+    def _packed(self, parts: Sequence[tuple[str, int]], columns: int) -> TwelveBitWeight | None:
+        full = [self.checkpoint.prefix + name for name, _ in parts]
+        if any(self.form.holds(name) or not self._packs(self.checkpoint.tensors[name]) for name in full):
+            return None
+        self._fetch_ahead()
+        stored = [self.checkpoint.tensors[name] for name in full]
+        assert all(one.shape == (rows, columns) for one, (_, rows) in zip(stored, parts, strict=True))
+        packed = self._cache.get("+".join(full)) if self._cache is not None else None
+        if packed is None:
+            views = [self._files.view(one) for one in stored]
+            packed = to_twelve_bit([MatrixRows(view, view.ctypes.data, rows, columns, 2 * columns)
+                                    for view, (_, rows) in zip(views, parts, strict=True)], finite=True)
+            if packed is not None and self._cache is not None:
+                self._cache.put("+".join(full), packed)
+        if packed is not None:
+            for one in stored:
+                self._forget_fetched(one)
+                self._note_read(one)
+        return packed
+
+    def _packs(self, stored: StoredTensor) -> bool:
+        """Whether a tensor is packed out of the map, if it is asked for as a matrix."""
+        return (self.runtime.keeps_twelve_bits and self.dtype == torch.bfloat16 and stored.dtype == "BF16"
+                and len(stored.shape) == 2 and stored.begin % 2 == 0
+                and gains_by_twelve_bits(self._device, self.dtype, stored.shape[0], stored.shape[1]))
+
+    def _forget_fetched(self, stored: StoredTensor) -> Future[torch.Tensor] | None:
+        if stored.name not in self._fetched:
+            return None
+        self._ahead_bytes -= stored.stored_bytes
+        return self._fetched.pop(stored.name)
+
+    def _note_read(self, stored: StoredTensor) -> None:
+        self.used.add(stored.name)
         self._read_bytes += stored.stored_bytes
         if self._on_progress is not None:
             self._on_progress(self._read_bytes, self._total_bytes)
-        return tensor.to(self._device)
 
     def _read(self, stored: StoredTensor) -> torch.Tensor:
         """Called on any thread. Raises CheckpointError where a value is not finite and must be."""
@@ -107,4 +148,9 @@ class TensorReader(TensorSource):
                 continue
             stored = self.checkpoint.tensors[name]
             self._ahead_bytes += stored.stored_bytes
-            self._fetched[name] = self._threads.submit(self._read, stored)
+            if self._packs(stored):
+                if self._cache is None or not self._cache.is_mapped:
+                    self._files.will_need(stored)
+                self._fetched[name] = None
+            else:
+                self._fetched[name] = self._threads.submit(self._read, stored)

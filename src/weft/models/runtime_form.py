@@ -51,6 +51,11 @@ class RuntimeForm:
         """An embedding [vocab, hidden] that is the head as well."""
         return (self._in_tiles(table) if self.packs and self.quantize == "none" else None) or table
 
+    @property
+    def keeps_twelve_bits(self) -> bool:
+        """Whether plain matrices of bfloat16 go into 12 bits a weight where they can."""
+        return self.quantize == "none" and self.packs and self.twelve_bit
+
     def _in_tiles(self, weight: torch.Tensor) -> InTiles | None:
         return in_best_tiles(weight, twelve_bit=self.twelve_bit)
 

@@ -47,6 +47,11 @@ class MappedFiles:
         """The tensor's bytes where they lie, valid until ``close``."""
         return np.frombuffer(self._map(stored.file), np.uint8, stored.stored_bytes, stored.begin)
 
+    def will_need(self, stored: StoredTensor) -> None:
+        """Asks the system to read the tensor from disk, and does not wait."""
+        begin = stored.begin - stored.begin % mmap.ALLOCATIONGRANULARITY
+        self._map(stored.file).madvise(mmap.MADV_WILLNEED, begin, stored.begin + stored.stored_bytes - begin)
+
     def _map(self, path: Path) -> mmap.mmap:
         with self._lock:
             if path not in self._maps:

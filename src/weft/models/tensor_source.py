@@ -105,6 +105,11 @@ class TensorAccess(ABC):
             first += count
         return out
 
+    def _packed(self, parts: Sequence[tuple[str, int]], columns: int) -> TwelveBitWeight | None:
+        """Several tensors below each other, in 12 bits straight from the file; None where that is not
+        possible or not the form."""
+        return None
+
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype | None) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
 

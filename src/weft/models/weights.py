@@ -40,7 +40,12 @@ class TensorSource(TensorAccess):
         weights: list[PlainWeight] = []
         for grouping, run in _runs([(self._grouping(part[0], columns), part) for part in parts]):
             if grouping is None:
-                dense = self._rows([(part[0], part[1]) for part in run], (columns,))
+                in_order = [(part[0], part[1]) for part in run]
+                packed = None if any(len(part) == 3 for part in run) else self._packed(in_order, columns)
+                if packed is not None:
+                    weights.append(packed)
+                    continue
+                dense = self._rows(in_order, (columns,))
                 first = 0
                 for part in run:
                     if len(part) == 3:
@@ -53,6 +58,10 @@ class TensorSource(TensorAccess):
 
     def table(self, name: str, rows: int, columns: int, *, is_head: bool) -> torch.Tensor | InTiles:
         """The embedding. ``is_head``: logits are made with it as well."""
+        packed = self._packed([(name, rows)], columns) if is_head else None
+        if packed is not None:
+            self._count(packed)
+            return packed
         table = self.tensor(name, rows, columns)
         return self.runtime.of_table(table) if is_head else table
 

@@ -7,7 +7,7 @@ import torch
 
 from weft.models.embedding import TOKENS_MAX, Embedding
 from weft.tensor import native
-from weft.tensor.weights.tiled import TILE_ROWS, TiledWeight
+from weft.tensor.weights.tiled import TILE_ROWS, TiledWeight, rows_of
 from weft.tensor.weights.twelve_bit import to_twelve_bit
 
 ROWS, WIDTH = 83, 24
@@ -44,7 +44,7 @@ def test_rows_of_a_twelve_bit_table_are_those_of_the_table_bit_for_bit(count: in
         return      # no weight is in 12 bits without the kernels
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn((ROWS, WIDTH), generator=generator).bfloat16()
-    made = to_twelve_bit(in_tiles(weight))
+    made = to_twelve_bit((rows_of(weight),))
     assert made is not None
     embedding, tokens = Embedding(made), torch.empty(count, dtype=torch.int64)
     for _ in range(3):   # the same tensor asks with other tokens

@@ -8,14 +8,17 @@ columns) by a number of x and adds. The weights are one stream from memory. Noth
 a row of x gives the same bits whatever rows are beside it. Few rows of x run at the speed of memory, many as
 fast as with oneDNN (``python -m benchmarks.linear``).
 
-float32 is tiled wherever the kernels know the CPU's vectors. bfloat16 is tiled where the CPU multiplies pairs
-(AVX512-BF16) and has no matrix unit (AMX), with which oneDNN's order is faster for prompts. Tiles replace the
-rows. An embedding that is also the head is tiled too: a token's row is a gather.
+Weights are tiled wherever the kernels know the CPU's vectors. bfloat16 has a kernel of products of pairs
+(AVX512-BF16), and elsewhere one that widens weights in registers. A CPU with a matrix unit (AMX) is the
+exception: there oneDNN's order is faster for bfloat16 prompts. Tiles replace the rows. An embedding that is
+also the head is tiled too: a token's row is a gather.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -72,24 +75,59 @@ class TiledWeight:
         return self.tiles[rows_T // TILE_ROWS, :, rows_T % TILE_ROWS].flatten(1)
 
 
-def tiled(weight: torch.Tensor, *, to_stay: bool = True) -> TiledWeight | None:
-    """``weight`` [rows, columns] in tiles; None where that order is not the faster one. ``to_stay``: allocate
-    memory for long-lived tensors."""
-    if weight.device.type != "cpu" or weight.numel() < TILED_ELEMENTS_MIN or not serves(weight.dtype):
-        return None
+def tiled(weight: torch.Tensor) -> TiledWeight | None:
+    """``weight`` [rows, columns] in tiles; None where that order is not the faster one."""
     rows, columns = weight.shape
-    pack = 4 // weight.itemsize
-    if columns % pack:
+    if not can_be_tiled(weight.device, weight.dtype, rows, columns):
         return None
+    if weight.dtype == torch.bfloat16:
+        weight = weight if weight.stride(1) == 1 else weight.contiguous()
+        return bf16_tiles((rows_of(weight),))
     padded = F.pad(weight, (0, 0, 0, -rows % TILE_ROWS))
-    tiles = padded.view(-1, TILE_ROWS, columns // pack, pack).transpose(1, 2)
-    return TiledWeight(large_pages.copied(tiles) if to_stay else tiles.contiguous(), rows, columns)
+    tiles = padded.view(-1, TILE_ROWS, columns, 1).transpose(1, 2)
+    return TiledWeight(large_pages.copied(tiles), rows, columns)
+
+
+def can_be_tiled(device: torch.device, dtype: torch.dtype, rows: int, columns: int) -> bool:
+    """Whether a matrix of that dtype and size goes into tiles."""
+    return (device.type == "cpu" and rows * columns >= TILED_ELEMENTS_MIN and serves(dtype)
+            and not columns % (4 // dtype.itemsize))
+
+
+def bf16_tiles(parts: Sequence[MatrixRows]) -> TiledWeight:
+    """Matrices one below the other in tiles."""
+    rows, columns = sum(part.row_count for part in parts), parts[0].columns
+    addresses = row_addresses(parts, TILE_ROWS)
+    count = addresses.numel() // TILE_ROWS
+    tiles = large_pages.empty((count, columns // 2, TILE_ROWS, 2), torch.bfloat16)
+    native.extension().pack_tiles(addresses.data_ptr(), count, columns, tiles.data_ptr())
+    return TiledWeight(tiles, rows, columns)
+
+
+class MatrixRows(NamedTuple):
+    """A matrix of bfloat16 where it lies, in a tensor or a mapped file. ``owner`` keeps it alive."""
+
+    owner: object
+    address: int
+    row_count: int
+    columns: int
+    stride_bytes: int
+
+
+def rows_of(weight: torch.Tensor) -> MatrixRows:
+    assert weight.dtype == torch.bfloat16
+    assert weight.stride(1) == 1
+    return MatrixRows(weight, weight.data_ptr(), weight.shape[0], weight.shape[1], 2 * weight.stride(0))
+
+
+def row_addresses(parts: Sequence[MatrixRows], multiple: int) -> torch.Tensor:
+    """Where the rows of ``parts`` begin, with zeros behind up to a ``multiple`` of them."""
+    each = [part.address + torch.arange(part.row_count) * part.stride_bytes for part in parts]
+    return F.pad(torch.cat(each), (0, -sum(map(len, each)) % multiple))
 
 
 def serves(dtype: torch.dtype) -> bool:
     """Whether the kernel is the faster one for ``dtype`` on this CPU."""
-    if not native.in_use():
+    if not native.in_use() or dtype not in _FORMS or native.extension().instruction_set() == "portable":
         return False
-    if dtype == torch.bfloat16:
-        return bool(native.extension().has_bf16_products()) and not torch.cpu._is_amx_tile_supported()
-    return dtype == torch.float32 and native.extension().instruction_set() != "portable"
+    return dtype == torch.float32 or not torch.cpu._is_amx_tile_supported()

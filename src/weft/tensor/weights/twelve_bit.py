@@ -20,13 +20,22 @@ not 64 at a time. One table per matrix: rows of an embedding differ by powers of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from weft.tensor import native
 from weft.tensor.weights import large_pages
-from weft.tensor.weights.tiled import TILE_ROWS, TiledWeight, tiled
+from weft.tensor.weights.tiled import (
+    TILE_ROWS,
+    MatrixRows,
+    TiledWeight,
+    can_be_tiled,
+    row_addresses,
+    rows_of,
+    tiled,
+)
 
 UNIT_COLUMNS = 8
 TWELVE_BIT_SIZE_MIN = 1 << 19
@@ -115,35 +124,36 @@ InTiles = TiledWeight | TwelveBitWeight
 
 def in_best_tiles(weight: torch.Tensor, *, twelve_bit: bool = True) -> InTiles | None:
     """``weight`` [rows, columns] in the kernels' order; None where another order is faster."""
-    if not (twelve_bit and _gains_by_twelve_bits(weight)):
-        return tiled(weight)
-    tiles = tiled(weight, to_stay=False)
-    if tiles is None:
-        return None
-    return to_twelve_bit(tiles) or replace(tiles, tiles=large_pages.copied(tiles.tiles))
+    if twelve_bit and gains_by_twelve_bits(weight.device, weight.dtype, *weight.shape):
+        weight = weight if weight.stride(1) == 1 else weight.contiguous()
+        packed = to_twelve_bit((rows_of(weight),))
+        if packed is not None:
+            return packed
+    return tiled(weight)
 
 
-def _gains_by_twelve_bits(weight: torch.Tensor) -> bool:
-    return (weight.dtype == torch.bfloat16 and weight.numel() >= TWELVE_BIT_SIZE_MIN
-            and weight.shape[1] % UNIT_COLUMNS == 0)
+def gains_by_twelve_bits(device: torch.device, dtype: torch.dtype, rows: int, columns: int) -> bool:
+    """Whether a matrix of that dtype and size goes into 12 bits, odd weights aside."""
+    return (dtype == torch.bfloat16 and can_be_tiled(device, dtype, rows, columns)
+            and rows * columns >= TWELVE_BIT_SIZE_MIN and columns % UNIT_COLUMNS == 0
+            and bool(native.extension().has_twelve_bit_products()))
 
 
-def to_twelve_bit(weight: TiledWeight) -> TwelveBitWeight | None:
-    """``weight``, of bfloat16 and whole units, in 12 bits; None if it has too many odd weights."""
-    assert weight.dtype == torch.bfloat16
-    assert weight.columns % UNIT_COLUMNS == 0
-    plain = weight.tiles.contiguous()
-    if plain.shape[0] % 2:
-        plain = torch.cat((plain, torch.zeros_like(plain[:1])))
-    extension, tiles = native.extension(), plain.shape[0]
-    words = plain.data_ptr(), tiles, weight.columns
+def to_twelve_bit(parts: Sequence[MatrixRows], *, finite: bool = False) -> TwelveBitWeight | None:
+    """Matrices with whole units, one below the other, in 12 bits. None if they have too many odd weights, or
+    with ``finite`` a NaN or infinite one."""
+    rows, columns = sum(part.row_count for part in parts), parts[0].columns
+    assert columns % UNIT_COLUMNS == 0
+    addresses = row_addresses(parts, 2 * TILE_ROWS)
+    extension, tiles = native.extension(), addresses.numel() // TILE_ROWS
+    matrix = addresses.data_ptr(), tiles, columns
     highs = torch.empty((tiles, 16), dtype=torch.uint8)
-    counts = torch.empty(tiles, dtype=torch.int64)
-    extension.choose_highs(*words, highs.data_ptr(), counts.data_ptr())
-    if int(counts.sum()) > ODD_MOST * plain.numel():
+    counts, nonfinite = (torch.empty(tiles, dtype=torch.int64) for _ in range(2))
+    extension.choose_highs(*matrix, highs.data_ptr(), counts.data_ptr(), nonfinite.data_ptr())
+    if int(counts.sum()) > ODD_MOST * tiles * TILE_ROWS * columns or (finite and bool(nonfinite.any())):
         return None
     odd = torch.empty(2 * tiles + int(counts.sum()), dtype=torch.int64)
     odd[:tiles] = (counts + 1).cumsum(0) - counts - 1 + tiles
-    units = large_pages.empty((tiles // 2, weight.columns // UNIT_COLUMNS, 2, 3, 64), torch.uint8)
-    extension.pack_twelve_bit(*words, highs.data_ptr(), units.data_ptr(), odd.data_ptr())
-    return TwelveBitWeight(units, highs, odd, weight.rows, weight.columns)
+    units = large_pages.empty((tiles // 2, columns // UNIT_COLUMNS, 2, 3, 64), torch.uint8)
+    extension.pack_twelve_bit(*matrix, highs.data_ptr(), units.data_ptr(), odd.data_ptr())
+    return TwelveBitWeight(units, highs, odd, rows, columns)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from weft.tensor import native
+from weft.tensor.weights.tiled import TiledWeight
 from weft.tensor.weights.twelve_bit import InTiles
 
 
 def supported(x: torch.Tensor, weight: InTiles) -> bool:
     if not native.in_use() or x.dtype != weight.dtype or not x.is_cpu:
         return False
-    return x.dtype == torch.float32 or bool(native.extension().has_bf16_products())
+    return isinstance(weight, TiledWeight) or bool(native.extension().has_twelve_bit_products())
 
 
 def tiled_linear(x: torch.Tensor, weight: InTiles, bias: torch.Tensor | None = None,

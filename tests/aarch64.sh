@@ -1,0 +1,24 @@
+#!/bin/sh
+# The kernels for 64-bit Arm (NEON): compiled by a cross compiler, their products run under an emulator.
+#
+#   tests/aarch64.sh [BUILD_FOLDER]
+#
+# Needs aarch64-linux-gnu-g++ and qemu-aarch64 (Debian: g++-aarch64-linux-gnu, qemu-user). Every kernel of the table is
+# compiled; the matrix products are also run (csrc/check_products.cpp). Speed is not measured: an emulator has none.
+set -eu
+cd "$(dirname "$0")/.."
+build=${1:-build/aarch64}
+compiler=${CXX_AARCH64:-aarch64-linux-gnu-g++}
+emulator=${QEMU_AARCH64:-qemu-aarch64}
+for tool in "$compiler" "$emulator"; do
+  command -v "$tool" > /dev/null || { echo "$tool is missing: apt-get install g++-aarch64-linux-gnu qemu-user" >&2; exit 2; }
+done
+mkdir -p "$build"
+flags="-std=c++20 -O2 -fno-math-errno -ffp-contract=fast -Wall -Wno-psabi -Icsrc -DWEFT_TABLE=neon -DWEFT_HAS_neon"
+compile() {
+  "$compiler" $flags -c "csrc/$1.cpp" -o "$build/$1.o"
+}
+compile table_products
+"$compiler" $flags -static -pthread csrc/check_products.cpp csrc/pool.cpp "$build/table_products.o" -o "$build/check_products"
+"$emulator" "$build/check_products"
+for part in table_rows table_conv table_states table_attention table kernels; do compile "$part"; done
