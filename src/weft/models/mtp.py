@@ -42,6 +42,7 @@ from weft.models.tensor_check import TensorCheck
 from weft.models.weights import TensorSource
 from weft.tensor.inputs import LayerCache, Runs, StepInputs
 from weft.tensor.ops.attention_layer import write_projected
+from weft.tensor.ops.write_kv import write_kv
 from weft.tensor.weights.tiled import TILE_ROWS, TiledWeight
 from weft.tensor.weights.twelve_bit import TwelveBitWeight
 
@@ -65,6 +66,7 @@ class MtpHead:
     head: Linear
     rotary: RotaryTable | None
     _fused: FusedDecoder = field(init=False, repr=False)
+    _zeros: torch.Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._fused = FusedDecoder([self.layer], [self.attention.rope], self.norm, 1.0)
@@ -107,17 +109,14 @@ class MtpHead:
 
     def clear(self, inputs: StepInputs, cache: LayerCache) -> None:
         """Zeros for the tokens of a step that the head did not read: neutral keys, of no other sequence."""
-        empty_TW = torch.zeros((inputs.tokens_T.shape[0], self._qkv_rows), dtype=self.norm.weight.dtype,
-                               device=inputs.tokens_T.device)
-        block = self.layer.mixer
-        assert isinstance(block, AttentionBlock)
-        cos_sin = None if self.rotary is None else self.rotary.at(inputs.positions_T)
-        write_projected(empty_TW, block.core, inputs, cache, cos_sin)
-
-    @property
-    def _qkv_rows(self) -> int:
-        shape = self.attention
-        return (shape.heads * (2 if shape.gated else 1) + 2 * shape.kv_heads) * shape.head_dim
+        shape, tokens = self.attention, inputs.tokens_T.shape[0]
+        if self._zeros is None or len(self._zeros) < tokens:
+            self._zeros = torch.zeros((tokens, shape.kv_heads, shape.head_dim),
+                                      dtype=self.norm.weight.dtype, device=inputs.tokens_T.device)
+        zeros_THD = self._zeros[:tokens]
+        assert cache.k is not None
+        assert cache.v is not None
+        write_kv(zeros_THD, zeros_THD, cache.k, cache.v, inputs.positions_T, inputs.runs, cache.token_scales)
 
 
 def build_mtp(architecture: Architecture, source: TensorSource, trunk: CausalModel) -> MtpHead:
