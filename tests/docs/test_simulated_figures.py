@@ -98,3 +98,32 @@ def test_another_policy_has_another_hash() -> None:
     """The control: the hash tells two replays apart."""
     rows = results("sample")["results"]
     assert len({row["hash"] for row in rows}) == len(rows)
+
+
+# ---------------------------------------------------------------------- replicas
+
+
+def fleet_rows() -> dict[str, dict[str, Any]]:
+    """By router, and ``one engine`` with the memory of all replicas."""
+    study = results("fleet")
+    return {**{row["router"]: row for row in study["results"]}, "one engine": study["one_engine"][0]}
+
+
+def test_the_routers_of_the_page_are_the_committed_result() -> None:
+    on_page = {cells[0].strip("`"): cells[1:] for cells in (
+        [cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines())
+        if len(cells) == 5}
+    for name, row in fleet_rows().items():
+        load = f"{row['load_max_share']:.2f}" if "load_max_share" in row else ""
+        assert on_page[name] == [f"{row['hit_rate']:.1%}", f"{row['ttft']['p50']:.2f}",
+                                 f"{row['ttft']['p99']:.2f}", load], name
+
+
+def test_seconds_keeps_the_promises_of_the_page() -> None:
+    rows = fleet_rows()
+    seconds = rows["seconds"]
+    assert seconds["hit_rate"] >= 0.95 * rows["one engine"]["hit_rate"]
+    assert seconds["load_max_share"] <= 1.3
+    for other in ("prefix-hash", "round-robin"):
+        assert seconds["hit_rate"] > rows[other]["hit_rate"]
+        assert seconds["ttft"]["p99"] < rows[other]["ttft"]["p99"]

@@ -34,9 +34,11 @@ def test_a_request_that_moves_on_between_deaths_gets_no_strike() -> None:
 def test_two_deaths_without_a_token_end_it() -> None:
     one = live()
     one.placed(0)
+    one.begun = True
     one.lost()
     assert one.strikes == 1
     one.placed(1)
+    one.begun = True
     assert one.suspect
     with pytest.raises(DeadlyRequestError, match="2 engines"):
         one.lost()
@@ -45,14 +47,27 @@ def test_two_deaths_without_a_token_end_it() -> None:
 def test_a_token_clears_a_strike() -> None:
     one = live()
     one.placed(0)
+    one.begun = True
     one.lost()
     one.placed(0)
     one.take(event([4]))
     assert not one.suspect
     one.lost()
     one.placed(0)
+    one.begun = True
     one.lost()
     assert one.strikes == 1
+
+
+def test_a_death_before_its_engine_took_it_up_counts_half() -> None:
+    one = live()
+    for replica in range(3):
+        one.placed(replica)
+        one.lost()
+    assert one.strikes == 1.5
+    one.placed(0)
+    with pytest.raises(DeadlyRequestError, match="4 engines"):
+        one.lost()
 
 
 def test_an_engine_that_fails_ends_no_answer_but_a_grammar_does() -> None:

@@ -15,7 +15,8 @@ up over engines.
 from the fleet and that has had no token from it. A token clears the request. A request with a strike resumes
 alone: no other request with a strike is on the same replica until the first has had a token
 (``weft.fleet.fleet``). So the second strike falls on one request, and STRIKES_MAX of them end it with
-DeadlyRequestError. Random deaths do not end a request that moves on between them.
+DeadlyRequestError. Random deaths do not end a request that moves on between them. An engine says which
+requests it has taken up before it computes them. A death before that counts half: the request was on its way.
 
 Rejected: counting all deaths (a long answer in a storm of restarts is refused, though it harms no engine);
 refusing all requests of two deaths in a row (one deadly request takes its neighbours with it).
@@ -31,7 +32,8 @@ from weft.errors import DeadlyRequestError
 from weft.request import Request, Resumption, TokenEvent
 from weft.router.protocol import RoutedRequest
 
-STRIKES_MAX = 2
+STRIKES_MAX = 2.0
+HALF_STRIKE = 0.5
 
 
 @dataclass(slots=True)
@@ -73,11 +75,15 @@ class LiveRequest:
         """An engine has accepted it, so no bound of a queue refuses it any more."""
         self.full_replicas: set[int] = set()
         """Replicas that refused it for their full queue, before an engine accepted it."""
-        self.strikes = 0
+        self.begun = False
+        """Its present engine has said that it took it up."""
+        self.strikes = 0.0
         self.resumes = 0
         self._answers = {index: AnswerSoFar() for index in range(request.sampling.n)}
         self.load = 0, 0
         """Sequences and tokens, of prompts and answers, that it brought to its replica."""
+        self._deaths = 0
+        """Since its last token."""
         self._has_moved = False
         self._admitted = False
         self._fleet_boundaries: tuple[int, ...] = ()
@@ -109,7 +115,7 @@ class LiveRequest:
         if event.finish_reason is not None:
             del self._answers[event.index]
         if event.tokens or event.finish_reason is not None:
-            self._has_moved, self.strikes = True, 0
+            self._has_moved, self.strikes, self._deaths = True, 0.0, 0
             answer.tokens += event.tokens
         answer.last = event
         if self.resumes:
@@ -158,7 +164,7 @@ class LiveRequest:
         self.replica, self._fleet_boundaries = replica, boundaries
         self.load = self.open_count, sum(len(self.request.prompt_tokens) + len(answer.tokens)
                                          for answer in self._answers.values())
-        self._has_moved = self._admitted = False
+        self._has_moved = self._admitted = self.begun = False
 
     def lost(self, *, blamed: bool = True) -> None:
         """Its engine ended; ``blamed``: by a death, and not as the operator wished. Raises DeadlyRequestError
@@ -167,10 +173,11 @@ class LiveRequest:
         for answer in self._answers.values():
             answer.engine_ended()
         if blamed and not self._has_moved:
-            self.strikes += 1
+            self._deaths += 1
+            self.strikes += 1.0 if self.begun else HALF_STRIKE
         if self.strikes >= STRIKES_MAX:
             raise DeadlyRequestError(
-                f"{self.strikes} engines in a row died while they computed this request, before its next "
+                f"{self._deaths} engines in a row died while they computed this request, before its next "
                 "token; it is not tried again", code="request_killed_engines")
         if self.accepted:
             self.resumes += 1

@@ -210,7 +210,7 @@ class Placement:
 
     def _accept(self, live: LiveRequest) -> None:
         """An engine has accepted it. An event may say so before the reply is read."""
-        live.accepted = True
+        live.accepted = live.begun = True
         live.full_replicas.clear()
         acceptance = self._acceptances.pop(live.id, None)
         if acceptance is not None and not acceptance.done():

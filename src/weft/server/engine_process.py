@@ -113,6 +113,8 @@ class EngineLoop:
             self._report_when_idle()
             if self._core.has_work:
                 self._take_commands()
+                if self._replies:  # before a step that may be the last one
+                    self._report([])
                 self._report(self._step())
                 if self._core.failure is not None:
                     raise self._core.failure
