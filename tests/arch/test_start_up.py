@@ -45,3 +45,15 @@ def test_the_help_of_a_verb_imports_no_torch(verb: str) -> None:
 
 def test_a_heavy_import_is_noticed() -> None:
     assert _heavy_after(["--help"], before="import numpy") == {"numpy"}
+
+
+ENGINE = ("from weft.assemble.assembly import assemble\nfrom weft.config import EngineConfig\n"
+          "assemble(EngineConfig(memory='64MB'))\nimport sys\nprint('LOADED', *sys.modules)")
+
+
+def test_an_engine_starts_without_the_compiler_of_torch() -> None:
+    """Arithmetic on "meta" tensors would import it: seconds of every start and of every restart."""
+    answer = subprocess.run([sys.executable, "-c", ENGINE], capture_output=True, text=True, check=True)
+    modules = set(answer.stdout.rsplit("LOADED", 1)[1].split())
+    assert "torch" in modules
+    assert not modules & {"torch._dynamo", "sympy"}
