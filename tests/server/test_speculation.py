@@ -95,7 +95,7 @@ def test_metrics_and_top_show_drafts_by_source(plain: RunningServer, server: Run
     reading = read_metrics(server.get("/metrics").text, 0.0)
     drafted = reading.by_label["spec_decode_num_draft_tokens_total"]
     accepted = reading.by_label["spec_decode_num_accepted_tokens_total"]
-    assert set(drafted) == set(accepted) == {"prediction", "grammar", "tree", "suffix"}
+    assert set(drafted) == set(accepted) == {"prediction", "grammar", "tree", "suffix", "mtp"}
     assert drafted["prediction"] >= accepted["prediction"] > 0
     assert reading.values["spec_decode_num_drafts_total"] > 0
     shown = _lines(frame("", reading, None, {}))
