@@ -106,6 +106,14 @@ class EngineConfig:
         "auto", "Kernels on the CPU: native (C++, where it was built), torch, or auto: native if they "
                 "are there.")
     device: str = _flag("auto", "Where the model runs: cpu, cuda, cuda:N, or auto: a GPU if torch has one.")
+    tp: int = _flag(1, "Ranks: processes that compute the model together, each with a share of its heads, "
+                       "widths and channels (tensor parallelism). --memory is that of each rank.",
+                    least=1, most=64)
+    ep: bool = _flag(False, "With --tp: ranks divide experts by their number (expert parallelism), not by "
+                            "their width.")
+    rank_timeout: float = _flag(60.0, "Seconds that a rank may be silent in a step before the engine "
+                                       "ends.",
+                                above=0, most=3600.0)
     gpu_kernels: Literal["auto", "triton", "torch"] = _flag(
         "auto", "Kernels on a GPU: triton, torch (slow, to compare with), or auto: triton where installed.")
     attention_backend: Literal["weft", "flashinfer"] = _flag(
@@ -144,6 +152,18 @@ class EngineConfig:
         if self.store_cache is not None and "://" not in (self.store or ""):
             raise ConfigError(f"--store-cache {self.store_cache} is the directory in front of a bucket, and "
                               f"--store is {self.store or 'not given'}", param="--store-cache")
+        if self.ep and self.tp == 1:
+            raise ConfigError("--ep divides experts over ranks, and --tp is 1; give --tp 2 or more",
+                              param="--ep")
+        if self.tp > 1 and "mtp" in self.speculate.split(","):
+            raise ConfigError(f"--tp is {self.tp}, and heads for multi-token prediction are not cut; leave "
+                              "mtp out of --speculate", param="--speculate")
+        if self.tp > 1 and self.weights_cache is not None:
+            raise ConfigError(f"--tp is {self.tp}, and --weights-cache keeps the weights of one process; leave "
+                              "one of them out", param="--weights-cache")
+        if self.tp > 1 and self.store is not None:
+            raise ConfigError(f"--tp is {self.tp}, and --store keeps states and pages of one rank only; "
+                              "leave one of them out", param="--store")
         if self.quantize == "w8a8" and not self.quantize_inputs:
             raise ConfigError("--quantize is w8a8, which rounds inputs, and --no-quantize-inputs leaves them "
                               "as they are; use --quantize int8 with it", param="--quantize-inputs")

@@ -98,6 +98,10 @@ class EngineUnavailableError(WeftError):
     kind = "service_unavailable"
 
 
+class RankLostError(EngineUnavailableError):
+    """A rank of the engine died, hangs, or differs; the engine cannot go on. The message names the rank."""
+
+
 class DeadlyRequestError(WeftError):
     """Engines died while they computed this request. The status is one that clients do not retry."""
 

@@ -24,7 +24,7 @@ EDGES = {"server", "fleet", "cli", "eval", "embedded", "bench"}
 """Groups that no group but an edge may import."""
 
 BELOW_EDGES = {"base", "memory", "speculation", "schedule", "engine", "sim", "tensor", "models", "runner",
-               "assemble", "api", "text", "planning", "store", "router"}
+               "assemble", "api", "text", "planning", "store", "router", "ranks"}
 ARROWS: dict[str, set[str]] = {
     "base": {"base"},
     "memory": {"base"},
@@ -39,10 +39,11 @@ ARROWS: dict[str, set[str]] = {
     "tensor": {"base"},
     "models": {"base", "tensor"},
     "runner": {"base", "tensor", "models"},
+    "ranks": {"base", "memory", "schedule", "engine", "tensor", "models", "runner"},
     "assemble": {"base", "memory", "speculation", "schedule", "engine", "tensor", "models", "runner", "text",
-                 "store"},
+                 "store", "planning", "ranks"},
     "api": {"base", "memory", "speculation", "schedule", "engine", "tensor", "models", "runner", "assemble",
-            "text", "store"},
+            "text", "store", "ranks"},
     "weft": {"base", "api"},
     "eval": {"base", "text"},
     "embedded": {"base"},

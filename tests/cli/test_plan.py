@@ -235,15 +235,17 @@ def test_a_plan_imports_no_torch_and_no_server() -> None:
 
 @pytest.mark.parametrize(("arguments", "line"), [
     (("Qwen3.5-9B", "--memory", "48GiB"), "weft serve Qwen/Qwen3.5-9B --memory "),
-    (("Qwen3.5-9B", "--memory", "48GiB", "--tp", "2"), "weft serve Qwen/Qwen3.5-9B --memory "),
+    (("Qwen3.5-9B", "--memory", "48GiB", "--tp", "2"), "weft serve Qwen/Qwen3.5-9B --tp 2 --memory "),
     (("Qwen3.5-9B", "--memory", "16GiB"), "weft serve Qwen/Qwen3.5-9B --quantize int8 --memory "),
     (("Qwen3.5-9B", "--arena", "8GiB", "--quantize", "int4", "--kv-dtype", "fp8", "--state-dtype", "fp16",
       "--max-model-len", "4096"),
      "weft serve Qwen/Qwen3.5-9B --quantize int4 --kv-dtype fp8 --state-dtype float16 --memory 8192MiB "
      "--max-model-len 4096"),
     (("weft-recall", "--memory", "64MiB"), "weft serve --memory "),
-    (("Qwen3.5-397B-A17B", "--memory", "141GiB", "--tp", "8"),
-     "no `weft serve` line fits: it runs on one device"),
+    (("Qwen3.5-397B-A17B", "--memory", "141GiB", "--tp", "8", "--ep"),
+     "weft serve Qwen/Qwen3.5-397B-A17B --tp 8 --ep --memory "),
+    (("Qwen3.5-397B-A17B", "--memory", "141GiB"),
+     "no `weft serve` line fits in this memory; try --tp"),
 ])
 def test_a_plan_ends_with_the_line_that_serves_it(
         capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], line: str) -> None:

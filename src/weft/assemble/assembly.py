@@ -32,15 +32,17 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.assemble.identity import engine_identity
 from weft.assemble.prefix_store import check_store_flags, open_tier
+from weft.assemble.ranks import StartedRanks, start_ranks, with_rank_threads
 from weft.assemble.report import layers_in_words, memory_table, read_in_words
 from weft.assemble.room import cache_dtypes, measured_gpu_room, plan_memory, ram_room
 from weft.assemble.speculation import make_drafter
-from weft.config import EngineConfig
+from weft.config import EngineConfig, Sizes
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
 from weft.errors import ConfigError
@@ -55,7 +57,7 @@ from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan
 from weft.schedule.store_tier import StoreTier
 from weft.schedule.work import work_of
-from weft.spec import ITEM_BYTES
+from weft.spec import ITEM_BYTES, ModelSpec
 from weft.speculation.proposal import parse_sources
 from weft.store.identity import weights_digest
 from weft.text.chat import check_syntax, read_chat_template
@@ -66,8 +68,12 @@ from weft.units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     import torch
 
+    from weft.memory.frames.plan import ArenaPlan
     from weft.models.loading import LoadedModel
+    from weft.models.rank_share import RankGroup
     from weft.models.weights_cache import WeightsCache
+    from weft.ranks.executor import RankedExecutor
+    from weft.ranks.peers import Peers
     from weft.runner.graphs import CudaCapture
     from weft.runner.torch_executor import TorchExecutor
 
@@ -85,13 +91,17 @@ class Assembled:
     info: ModelInfo
 
 
-def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> Assembled:
-    """Raises ConfigError (a flag cannot work), CheckpointError or UnknownArchitectureError (the model cannot
-    be read or served); each names the flag, file or tensor.
+def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
+             peers: Peers | None = None) -> Assembled:
+    """``peers``: ranks that run already, and that the engine leaves running when it closes.
+
+    Raises ConfigError (a flag cannot work), CheckpointError or UnknownArchitectureError (the model cannot be
+    read or served); each names the flag, file or tensor.
     """
     tell = on_progress or (lambda line: None)
     notes: list[str] = []
     config.check()
+    config = with_rank_threads(config)
     checkpoints = parse_checkpoints(config.checkpoints)
     check_policy(config.cache_policy)
     parse_sources(config.speculate)
@@ -102,29 +112,19 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> 
     started = time.monotonic()
     name, directory = find_model(config, tell)
     _check_text_files(directory)
-    threads = _prepare_torch(config, notes)
-    device = _choose_device(config, notes)
+    threads = prepare_torch(config, notes)
+    device = choose_device_of(config, 0, notes)
     overlap = overlaps(config, device)
-    kernels = _choose_kernels(config, threads, device)
-    loaded = _load(config, name, directory, tell, device)
-    notes += loaded.warnings
-    spec, kv_dtype = cache_dtypes(config, loaded.spec)
-    capture = None if loaded.model.mtp is not None else _capture(config, device)
-    room = (measured_gpu_room(config, loaded, spec, kv_dtype, device, capture, tell) if device.type == "cuda"
-            else ram_room(config, spec, kv_dtype))
-    arena, memory_note = plan_memory(config, spec, kv_dtype, room)
-
-    from weft.runner.torch_executor import TorchExecutor
-    from weft.tensor.device import describe
-    from weft.tensor.grain import grid_tokens
-
-    sizes = replace(fit_sizes(config, spec, arena), grid_tokens=grid_tokens(spec, device))
-    notes += [*memory_note, *sizes.notes]
-    tell(f"memory: {format_bytes(arena.arena_bytes)} in {arena.frame_count} frames")
-    executor = TorchExecutor(loaded.model, arena, sizes, kv_scales=loaded.kv_scales, device=device,
-                             reload=lambda: _load(config, name, directory, lambda line: None, device),
-                             capture=capture)
-    notes += _record_graphs(executor, tell)
+    kernels = choose_kernels(config, threads, device)
+    ranks = None if config.tp == 1 else start_ranks(config, directory, device, tell, peers)
+    try:
+        placed = _place(config, name, directory, device, ranks, tell)
+    except BaseException:
+        if ranks is not None:
+            ranks.peers.close()
+        raise
+    loaded, arena, sizes = placed.loaded, placed.arena, placed.sizes
+    notes += placed.notes
     defaults = loaded.generation_defaults
     cost = _guessed_cost(loaded)
     policy = make_policy(config.cache_policy, arena, cost, time.monotonic)
@@ -134,27 +134,74 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None) -> 
         tell(f"store: {config.store}")
         tier, store_notes = open_tier(config, name, directory, loaded, memory, kernels=kernels,
                                       threads=threads, device=device, clock=time.monotonic)
-        executor.arena.transfer_buffers = tier.buffers
+        placed.own.arena.transfer_buffers = tier.buffers
         notes += store_notes
-    drafter = make_drafter(config, memory, executor, sizes, loaded, tell)
-    core = EngineCore(vocab_size=loaded.spec.vocab_size, sizes=sizes, memory=memory, executor=executor,
+    drafter = make_drafter(config, memory, placed.executor, sizes, loaded, tell)
+    core = EngineCore(vocab_size=loaded.spec.vocab_size, sizes=sizes, memory=memory,
+                      executor=placed.executor,
                       store=tier, pause=time.sleep, drafter=drafter,
                       clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids,
                       checkpoints=checkpoints, overlap=overlap,
                       max_step_s=max_step_s(config, device), pair_tokens=2 * cost.quadratic,
                       grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size))
     core.on_step.append(_cost_learner(policy, cost))
+    if ranks is not None:
+        core.counters.ranks = partial(ranks.stats, placed.own)
     if tier is not None:
         core.on_step.append(_price_learner(tier))
     info = ModelInfo(
         name=name, directory=str(directory), family=loaded.spec.family, layers=layers_in_words(loaded.spec),
         vocab_size=loaded.spec.vocab_size, dtype=loaded.spec.dtype, weights_bytes=loaded.weights_bytes,
-        load_s=time.monotonic() - started, device=describe(device), threads=threads, kernels=kernels,
+        load_s=time.monotonic() - started, device=placed.device_name, threads=threads, kernels=kernels,
         sizes=sizes,
-        memory=memory_table(spec, loaded, arena, sizes.max_model_len), notes=notes,
+        memory=memory_table(placed.spec, loaded, arena, sizes.max_model_len), notes=notes,
         eos_ids=list(defaults.eos_ids), generation_defaults=defaults.sampling(),
         identity=engine_identity(config, directory, loaded, arena, sizes.max_model_len))
     return Assembled(core, info)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A model on its device, with its arena. ``own``: the executor of this process; ``executor``: of all
+    ranks. ``spec``: with the dtypes of the caches."""
+
+    loaded: LoadedModel
+    spec: ModelSpec
+    arena: ArenaPlan
+    sizes: Sizes
+    own: TorchExecutor
+    executor: TorchExecutor | RankedExecutor
+    device_name: str
+    notes: list[str]
+
+
+def _place(config: EngineConfig, name: str, directory: Path, device: torch.device,
+           ranks: StartedRanks | None, tell: OnProgress) -> _Placed:
+    from weft.runner.sampler import Sampler
+    from weft.runner.torch_executor import TorchExecutor
+    from weft.tensor.device import describe
+    from weft.tensor.grain import grid_tokens
+
+    group = None if ranks is None else ranks.group
+    loaded = load_weights(config, name, directory, tell, device, group)
+    spec, kv_dtype = cache_dtypes(config, loaded.spec)
+    capture = None if loaded.model.mtp is not None else _capture(config, device)
+    room = (measured_gpu_room(config, loaded, spec, kv_dtype, device, capture, tell) if device.type == "cuda"
+            else ram_room(config, spec, kv_dtype))
+    if ranks is not None:
+        room = ranks.common_room(room, loaded)
+    arena, memory_note = plan_memory(config, spec, kv_dtype, room)
+    sizes = replace(fit_sizes(config, spec, arena), grid_tokens=grid_tokens(spec, device))
+    tell(f"memory: {format_bytes(arena.arena_bytes)} in {arena.frame_count} frames")
+    if ranks is not None:
+        ranks.peers.lay_out(arena, sizes)
+    own = TorchExecutor(
+        loaded.model, arena, sizes, kv_scales=loaded.kv_scales, device=device,
+        reload=lambda: load_weights(config, name, directory, lambda line: None, device, group),
+        capture=capture, sampler=Sampler if ranks is None else ranks.sampler)
+    notes = [*loaded.warnings, *memory_note, *sizes.notes, *_record_graphs(own, tell)]
+    return _Placed(loaded, spec, arena, sizes, own, own if ranks is None else ranks.executor(own),
+                   describe(device), notes)
 
 
 def overlaps(config: EngineConfig, device: torch.device) -> bool:
@@ -195,7 +242,7 @@ def _price_learner(tier: StoreTier) -> Callable[[StepPlan, float], None]:
     return lambda plan, seconds: tier.prices.stepped(work_of(plan), seconds)
 
 
-def _prepare_torch(config: EngineConfig, notes: list[str]) -> int:
+def prepare_torch(config: EngineConfig, notes: list[str]) -> int:
     """Import torch as the CPU path wants it; returns the threads it will use."""
     if "torch" in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         notes.append("torch was imported before the engine was made, and OMP_WAIT_POLICY is not set: set it "
@@ -210,15 +257,18 @@ def _prepare_torch(config: EngineConfig, notes: list[str]) -> int:
     return torch.get_num_threads()
 
 
-def _choose_device(config: EngineConfig, notes: list[str]) -> torch.device:
+def choose_device_of(config: EngineConfig, rank: int, notes: list[str]) -> torch.device:
+    """Of rank ``rank``: each has a GPU of its own."""
     from weft.tensor.device import choose_device, remarks
 
     device = choose_device(config.device)
+    if device.type == "cuda" and config.tp > 1:
+        device = choose_device(f"cuda:{(device.index or 0) + rank}")
     notes += remarks(device)
     return device
 
 
-def _choose_kernels(config: EngineConfig, threads: int, device: torch.device) -> str:
+def choose_kernels(config: EngineConfig, threads: int, device: torch.device) -> str:
     """Which kernels run, in words for the start-up line."""
     from weft.tensor import gpu, native
     from weft.tensor.device import kernels_in_words
@@ -255,8 +305,8 @@ def _check_text_files(directory: Path) -> None:
         check_syntax(*template)
 
 
-def _load(config: EngineConfig, name: str, directory: Path, tell: OnProgress,
-          device: torch.device) -> LoadedModel:
+def load_weights(config: EngineConfig, name: str, directory: Path, tell: OnProgress,
+                 device: torch.device, ranks: RankGroup | None = None) -> LoadedModel:
     from weft.models.loading import load_model
 
     shown_percent = -1
@@ -272,7 +322,7 @@ def _load(config: EngineConfig, name: str, directory: Path, tell: OnProgress,
     loaded = load_model(directory, config.dtype, on_bytes, quantize=config.quantize,
                         quantize_inputs=config.quantize_inputs, twelve_bit=config.twelve_bit, device=device,
                         allow_nonfinite=config.allow_nonfinite,
-                        mtp="mtp" in parse_sources(config.speculate),
+                        mtp=ranks is None and "mtp" in parse_sources(config.speculate), ranks=ranks,
                         weights_cache=_weights_cache(config, directory, device))
     tell(f"weights of {name}: {read_in_words(loaded)}")
     return loaded
@@ -294,8 +344,8 @@ def _weights_cache(config: EngineConfig, directory: Path, device: torch.device) 
 
 
 def _capture(config: EngineConfig, device: torch.device) -> CudaCapture | None:
-    """On a GPU, unless it is turned off."""
-    if device.type != "cuda" or config.cuda_graphs == "off":
+    """On a GPU, unless it is turned off. Steps of several ranks are launched, not recorded."""
+    if device.type != "cuda" or config.cuda_graphs == "off" or config.tp > 1:
         return None
     from weft.runner.graphs import CudaCapture
 

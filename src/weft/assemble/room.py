@@ -55,7 +55,8 @@ class ArenaRoom:
 
 
 def ram_room(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName) -> ArenaRoom:
-    available = free_ram_bytes()
+    """Ranks divide what is free."""
+    available = free_ram_bytes() // config.tp
     return ArenaRoom(int(available * (1 - WORKSPACE_SHARE)),
                      default_memory_bytes(available, spec, config, kv_dtype),
                      f"{format_bytes(available)} of RAM are free now.")

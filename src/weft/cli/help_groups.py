@@ -39,7 +39,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
                  "max_connections_per_address", "header_timeout", "body_timeout",
                  "max_answer_logprobs", "min_body_rate", "idle_timeout", "write_timeout",
                  "max_tokenize_chars", "template_seconds", "template_chars", "template_memory"),
-    "Device": ("device", "threads", "cuda_graphs", "cpu_kernels", "gpu_kernels", "attention_backend"),
+    "Device": ("device", "threads", "tp", "ep", "rank_timeout", "cuda_graphs", "cpu_kernels",
+               "gpu_kernels", "attention_backend"),
 }
 
 FREQUENT = frozenset({
@@ -48,7 +49,8 @@ FREQUENT = frozenset({
     "state_dtype", "prefix_cache", "checkpoints", "exact", "store", "store_size", "max_num_seqs",
     "max_num_batched_tokens", "max_queued_requests", "speculate", "response_store", "file_store", "host",
     "port", "replicas", "listen_engines", "token", "ray", "log_level", "record", "api_key",
-    "api_key_file", "operator_key", "allowed_host", "allowed_origin", "tenant_by_key", "device", "threads"})
+    "api_key_file", "operator_key", "allowed_host", "allowed_origin", "tenant_by_key", "device", "threads",
+    "tp"})
 """Fields that ``--help`` shows."""
 
 AS_FLAG = "_as_flag"

@@ -44,6 +44,7 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
                                    "`weft serve --memory` names."),
     click.Option(["--tp"], type=click.IntRange(min=1), default=1, show_default=True,
                  help="Devices that share the model (tensor parallelism)."),
+    click.Option(["--ep"], is_flag=True, help="They divide experts by their number, not by their width."),
     click.Option(["--dtype"], type=DTYPES, default="auto", show_default=True,
                  help="Dtype of weights and KV; auto takes the checkpoint's own."),
     click.Option(["--kv-dtype"], type=KV_DTYPE_CHOICE, default="auto", show_default=True,

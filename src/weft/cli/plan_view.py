@@ -196,7 +196,7 @@ def _verdict(plan: ModelPlan) -> Text:
 def _serve_line(line: str | None, width: int) -> Text:
     """The command, broken where a shell goes on reading; or why there is none."""
     if line is None:
-        return Text("no `weft serve` line fits: it runs on one device", style="dim")
+        return Text("no `weft serve` line fits in this memory; try --tp", style="dim")
     flags_with_values = re.sub(r"(--\S+) (?!-)", "\\1\N{NO-BREAK SPACE}", line)
     rows = textwrap.wrap(flags_with_values, width - 2, subsequent_indent="  ", break_long_words=False,
                          break_on_hyphens=False)

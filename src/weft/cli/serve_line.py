@@ -2,8 +2,8 @@
 
     weft serve owner/name --memory 44642MiB --max-model-len 32768
 
-``weft serve`` runs on one device. So the line is planned again with ``--tp 1``, on the same bytes, and with
-the arena rounded down to what ``--memory`` names. If the weights leave too little, int8 and then int4 are
+The line is planned again on the same bytes, with the arena rounded down to what ``--memory`` names; both are
+of one rank where there are several. If the weights leave too little, int8 and then int4 are
 tried: ``--quantize`` does that on loading. fp8 is the form of a published checkpoint and no value of
 ``weft serve --quantize``. If no form fits, there is no line, and the screen says so.
 """
@@ -27,12 +27,12 @@ def serve_line(
 ) -> str | None:
     """The command, or None where nothing fits. ``model`` is as ``weft serve`` takes it: None is the embedded
     one."""
-    asked = replace(plan.asked, tp=1)
+    asked = plan.asked
     forms = [asked.quantize] if asked.quantize is None or asked.quantize in _SERVED_FORMS else []
     if not config.get("quantization_config"):
         forms += [form for form in ("int8", "int4") if form not in forms]
     for form in forms:
-        served = _on_one_device(config, replace(asked, quantize=form))
+        served = _rounded(config, replace(asked, quantize=form))
         if served is not None:
             words = ["weft serve", *([shlex.quote(model)] if model else []),
                      *(["--revision", shlex.quote(revision)] if revision else []), *_flags(served)]
@@ -40,7 +40,7 @@ def serve_line(
     return None
 
 
-def _on_one_device(config: Mapping[str, Any], asked: Asked) -> ModelPlan | None:
+def _rounded(config: Mapping[str, Any], asked: Asked) -> ModelPlan | None:
     """The plan of the arena that ``--memory`` will name, or None where it does not fit."""
     plan = make_plan("", config, asked)
     if not plan.enough:
@@ -60,7 +60,9 @@ def _flags(plan: ModelPlan) -> list[str]:
     longest = plan.longest_tokens
     if asked.lengths:
         longest = max(fit.tokens for fit in plan.fits if fit.sequences)
+    ranks = [f"--tp {asked.tp}"] if asked.tp > 1 else []
+    ranks += ["--ep"] if asked.ep else []
     flags = {"--dtype": asked.dtype, "--quantize": asked.quantize, "--kv-dtype": kv,
              "--state-dtype": asked.state_dtype, "--memory": memory,
              "--max-model-len": longest if longest < plan.spec.max_positions else None}
-    return [f"{flag} {value}" for flag, value in flags.items() if value is not None]
+    return [*ranks, *(f"{flag} {value}" for flag, value in flags.items() if value is not None)]

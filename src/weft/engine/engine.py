@@ -279,4 +279,4 @@ class EngineCore:
             recomputed_tokens=self.scheduler.recomputed_tokens, finished=dict(counters.finished),
             sleep=self.sleep_state, store=None if self.store is None else self.store.stats(),
             speculation=self.drafter.stats() if isinstance(self.drafter, Speculator) else SpeculationStats(),
-            costs=self._costs.costs())
+            costs=self._costs.costs(), ranks=counters.ranks())

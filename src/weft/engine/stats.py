@@ -18,6 +18,15 @@ from weft.speculation.stats import SpeculationStats
 from weft.work_costs import WorkCosts
 
 
+class RankStats(msgspec.Struct, frozen=True):
+    """``collective_s``: seconds that rank 0 spent in collectives. ``expert_choices``: by the number of the
+    expert, over all layers, where ranks divide experts."""
+
+    size: int = 1
+    collective_s: float = 0.0
+    expert_choices: list[int] = []
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """``running`` and ``waiting`` count sequences; a request of ``n`` is ``n`` of them."""
 
@@ -53,14 +62,16 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     speculation: SpeculationStats = SpeculationStats()
     costs: WorkCosts | None = None
     """What steps cost, None until enough was measured."""
+    ranks: RankStats = RankStats()
 
 
 class EngineCounters:
     """The counters that ``EngineStats`` reports under the same names. ``on_step`` listeners get each computed
-    step and its seconds."""
+    step and its seconds. ``ranks``: what the ranks say, where there are several."""
 
     def __init__(self) -> None:
         self.on_step: list[Callable[[StepPlan, float], None]] = []
+        self.ranks: Callable[[], RankStats] = RankStats
         self.steps = 0
         self.last_step: tuple[int, int, float] = (0, 0, 0.0)
         """Tokens, decodes and seconds."""

@@ -290,7 +290,8 @@ class Experts:
     ``scoring``: what makes a weight of a router's score. ``choice_bias``: a learned number per expert is
     added to choose, and not to weigh. ``scale`` multiplies the weights. ``groups``: experts come in so many
     groups, of which the ``groups_chosen`` with the best two scores in sum are chosen from. ``latent_width``:
-    routed experts work on a projection of this width (0: on the stream itself)."""
+    routed experts work on a projection of this width (0: on the stream itself). ``own_count``: most experts
+    that a rank holds where ranks divide them (0: all)."""
 
     count: int
     per_token: int
@@ -307,6 +308,7 @@ class Experts:
     activation: Activation = "silu"
     gated: bool = True
     latent_width: int = 0
+    own_count: int = 0
 
 
 FeedForward = Dense | Experts

@@ -1,7 +1,7 @@
 """Which part of this machine each replica gets: cores, RAM, a GPU.
 
     --replicas 3 on 2 nodes of 6 cores     replica 0: cores 0-3, replica 1: cores 4-7, replica 2: cores 8-11
-    on GPUs                                replica r: GPU r
+    on GPUs                                replica r: GPU r; with --tp 2, GPUs 2 r and 2 r + 1
 
 Cores are divided in the order of NUMA nodes, so a replica spans as few nodes as possible. It allocates its
 arena itself, on the node where it runs. A machine with fewer cores than replicas divides nothing: the system
@@ -38,12 +38,14 @@ def divide_machine(config: EngineConfig, replicas: int) -> list[HostShare]:
     if config.device.startswith("cuda:"):
         raise ConfigError(f"--device {config.device} is one GPU, and --replicas is {replicas}: use "
                           "--device cuda", param="--device")
-    if gpus and len(gpus) < replicas:
+    if gpus and len(gpus) < replicas * config.tp:
+        each = "a GPU" if config.tp == 1 else f"{config.tp} GPUs (--tp)"
         raise ConfigError(f"--replicas is {replicas}, and this machine has GPUs {', '.join(gpus)}: each "
-                          "replica takes a GPU of its own; use --device cpu to serve on the CPU",
+                          f"replica takes {each} of its own; use --device cpu to serve on the CPU",
                           param="--replicas")
     cores = divide_cores(usable_core_numbers(), replicas)
-    return [HostShare(cores[number], replicas, {_VISIBLE: gpus[number]} if gpus else {})
+    of_replica = [",".join(gpus[number * config.tp : (number + 1) * config.tp]) for number in range(replicas)]
+    return [HostShare(cores[number], replicas, {_VISIBLE: of_replica[number]} if gpus else {})
             for number in range(replicas)]
 
 

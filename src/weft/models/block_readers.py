@@ -6,15 +6,18 @@ reading of it is here once. All take a ``TensorSource`` and are run twice: again
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from weft.families.architecture import Architecture, Attention, Dense, Experts
 from weft.models.blocks.attention import AttentionBlock, separate_gate
 from weft.models.blocks.dense import DenseBlock
 from weft.models.blocks.experts import ExpertsBlock
-from weft.models.blocks.linear import Linear, Norm, SwiGlu
+from weft.models.blocks.linear import Linear, Norm, Projection, SwiGlu
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer
+from weft.models.rank_share import RankedModel
 from weft.models.weights import Part, TensorSource
 from weft.tensor.ops.moe import ExpertWeights
 
@@ -23,11 +26,14 @@ def model(architecture: Architecture, source: TensorSource, layers: list[Decoder
           final_norm: str = "norm.weight", plus_one: bool = False,
           embedding: str = "embed_tokens.weight") -> CausalModel:
     """Embedding, final norm and head around ``layers``."""
-    vocab, hidden = architecture.vocab_size, architecture.hidden_size
+    share, hidden = source.share, architecture.hidden_size
+    vocab = architecture.vocab_size if share is None else share.vocabulary(architecture.vocab_size).count
     tied = architecture.tied_embeddings
     table = source.table(embedding, vocab, hidden, is_head=tied)
     head = source.head(vocab, hidden, tied=table if tied else None)
     norm = Norm(source.tensor(final_norm, hidden), architecture.norm_eps, plus_one)
+    if share is not None:
+        return RankedModel(architecture, share, embedding=table, layers=layers, final_norm=norm, head=head)
     return CausalModel(architecture, embedding=table, layers=layers, final_norm=norm, head=head)
 
 
@@ -58,8 +64,11 @@ def attention(architecture: Architecture, source: TensorSource, shape: Attention
         widths_of_norms = (q_width, kv_rows) if shape.norm_whole else (shape.head_dim, shape.head_dim)
         q_norm, k_norm = (Norm(source.tensor(f"{name}.{norm}.weight", width), eps, plus_one)
                           for norm, width in zip(norms, widths_of_norms, strict=True))
-    return AttentionBlock(shape, source.linear(projections, hidden, bias),
-                          source.linear([(f"{name}.{out}.weight", hidden)], q_width, out_bias),
+    qkv: Projection = source.linear(projections, hidden, bias)
+    if source.share is not None and shape.norm_whole and q_norm is not None and k_norm is not None:
+        qkv = source.share.normed_heads(qkv, shape, q_norm, k_norm)
+        shape, q_norm, k_norm = replace(shape, qk_norm=False, norm_whole=False), None, None
+    return AttentionBlock(shape, qkv, source.linear([(f"{name}.{out}.weight", hidden)], q_width, out_bias),
                           q_norm, k_norm)
 
 
@@ -88,13 +97,18 @@ def qkv_conv(source: TensorSource, name: str, widths: tuple[int, int, int], kern
     """[channels of q, k and v, kernel]: one tensor (``name``.conv1d) or three (``name``.q_conv1d ...).
 
     Transformers saves three by cutting its one into equal parts, whatever the widths are; put together again
-    they are the same, so what counts is the sum."""
+    they are the same, so what counts is the sum. A rank reads all three and keeps its channels."""
     if source.has(f"{name}.conv1d.weight"):
         return source.tensor(f"{name}.conv1d.weight", sum(widths), 1, kernel).squeeze(1)
     names = [f"{name}.{part}_conv1d.weight" for part in "qkv"]
     stored = [source.stored_rows(part) for part in names]
-    counts = stored if sum(stored) == sum(widths) else widths
-    return source.rows(list(zip(names, counts, strict=True)), 1, kernel).squeeze(1)
+    place = None if source.share is None else source.share.place
+    whole = widths if place is None else tuple(width * place.size for width in widths)
+    counts = stored if sum(stored) == sum(whole) else whole
+    conv = source.rows(list(zip(names, counts, strict=True)), 1, kernel).squeeze(1)
+    if place is None:
+        return conv
+    return torch.cat([part.chunk(place.size)[place.rank] for part in torch.split(conv, list(whole))])
 
 
 def gated_experts(source: TensorSource, name: str, hidden: int, shape: Experts, *,
@@ -104,11 +118,11 @@ def gated_experts(source: TensorSource, name: str, hidden: int, shape: Experts, 
     (``name``.3.gate_proj.weight); transformers may save them as two tensors of all experts
     (``name``.gate_up_proj). Both are read."""
     gate, up, down = names
-    count, width = shape.count, shape.width
+    own, width = source.own_experts(shape.count), shape.width
     if source.has(f"{name}.gate_up_proj"):
-        return (source.all_experts(f"{name}.gate_up_proj", count, 2 * width, hidden),
-                source.all_experts(f"{name}.down_proj", count, hidden, width))
-    each = [f"{name}.{expert}" for expert in range(count)]
+        return (source.all_experts(f"{name}.gate_up_proj", len(own), 2 * width, hidden),
+                source.all_experts(f"{name}.down_proj", len(own), hidden, width))
+    each = [f"{name}.{expert}" for expert in own]
     gate_up = source.experts([(f"{e}.{gate}.weight", f"{e}.{up}.weight") for e in each], width, hidden)
     return gate_up, source.experts([(f"{e}.{down}.weight",) for e in each], hidden, width)
 

@@ -18,6 +18,7 @@ tree with parameters and hooks, which inference has no use for.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 
@@ -35,6 +36,12 @@ from weft.tensor.ops.tiled_linear import tiled_linear
 from weft.tensor.weights.twelve_bit import InTiles
 
 
+class Lookup(Protocol):
+    def rows_at(self, tokens_T: torch.Tensor) -> torch.Tensor:
+        """int64 [T] -> [T, D] of the embedding."""
+        ...
+
+
 class CausalModel:
     """A loaded model: ``forward`` and ``logits`` are all a runner calls; ``spec`` is all memory needs.
 
@@ -48,7 +55,7 @@ class CausalModel:
         self.architecture = architecture
         self.spec: ModelSpec = architecture.spec()
         self.embedding = embedding
-        self._embedded = Embedding(embedding)
+        self._embedded: Lookup = Embedding(embedding)
         self.layers = layers
         self.final_norm = final_norm
         self.head = head

@@ -58,6 +58,7 @@ def _feed_forward(source: TensorSource, shape: FeedForward, name: str, hidden: i
 
 def _experts(source: TensorSource, shape: Experts, hidden: int, router: str, gate_up: str, down: str,
              shared: SwiGlu) -> ExpertsBlock:
+    own = len(source.own_experts(shape.count))
     return ExpertsBlock(shape, Linear(source.tensor(router, shape.count, hidden)),
-                        source.all_experts(gate_up, shape.count, 2 * shape.width, hidden),
-                        source.all_experts(down, shape.count, hidden, shape.width), shared=shared)
+                        source.all_experts(gate_up, own, 2 * shape.width, hidden),
+                        source.all_experts(down, own, hidden, shape.width), shared=shared)

@@ -42,7 +42,7 @@ def _layer(architecture: Architecture, source: TensorSource, index: int) -> Deco
                                     norms=("q_layernorm", "k_layernorm"))
     else:
         assert isinstance(shape, ShortConv)
-        mixer = _conv(source, shape, f"{name}.conv")
+        mixer = _conv(source, shape, f"{name}.conv", hidden)
     outer: list[Norm | None] = [None, None]
     if architecture.sandwich_norms:
         outer = [Norm(source.tensor(f"{name}.{part}.weight", hidden), eps)
@@ -67,13 +67,13 @@ def _feed_forward(source: TensorSource, shape: FeedForward | None, name: str,
     return ExpertsBlock(shape, Linear(router), gate_up, down, choice_bias=bias)
 
 
-def _conv(source: TensorSource, shape: ShortConv, name: str) -> ShortConvBlock:
+def _conv(source: TensorSource, shape: ShortConv, name: str, hidden: int) -> ShortConvBlock:
     width, bias = shape.channels, shape.bias
     return ShortConvBlock(
         shape,
-        source.linear([(f"{name}.in_proj.weight", 3 * width)], width,
+        source.linear([(f"{name}.in_proj.weight", 3 * width)], hidden,
                       source.tensor(f"{name}.in_proj.bias", 3 * width) if bias else None),
         conv=source.tensor(f"{name}.conv.weight", width, 1, shape.conv_kernel).squeeze(1),
         conv_bias=source.tensor(f"{name}.conv.bias", width) if bias else None,
-        out=source.linear([(f"{name}.out_proj.weight", width)], width,
-                          source.tensor(f"{name}.out_proj.bias", width) if bias else None))
+        out=source.linear([(f"{name}.out_proj.weight", hidden)], width,
+                          source.tensor(f"{name}.out_proj.bias", hidden) if bias else None))

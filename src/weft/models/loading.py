@@ -26,6 +26,7 @@ from weft.models.draft_weights import DraftWeights
 from weft.models.generation import GenerationDefaults, read_generation_defaults
 from weft.models.kv_scales import read_kv_scales
 from weft.models.mtp import load_mtp
+from weft.models.rank_share import RankGroup
 from weft.models.reader import TensorReader
 from weft.models.registry import FAMILIES
 from weft.models.runtime_form import RuntimeForm
@@ -64,13 +65,15 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
                on_progress: OnProgress | None = None, *, quantize: QuantizeChoice = "none",
                quantize_inputs: bool = True, twelve_bit: bool = True,
                device: torch.device | None = None, allow_nonfinite: bool = False,
-               mtp: bool = False, weights_cache: WeightsCache | None = None) -> LoadedModel:
+               mtp: bool = False, weights_cache: WeightsCache | None = None,
+               ranks: RankGroup | None = None) -> LoadedModel:
     """Load the checkpoint in ``directory`` with weights in ``dtype``; "auto" is the dtype that config.json
     names, or else that of the stored embedding. ``on_progress(done_bytes, all_bytes)`` is called as tensors
     are read. ``quantize``, ``quantize_inputs`` and ``twelve_bit``: see ``runtime_form``. ``device``: where
     the weights go, the CPU by default. ``allow_nonfinite``: NaN and infinity in weights are a warning.
     ``mtp``: the head for multi-token prediction too, where the checkpoint has one that weft knows.
     ``weights_cache``: see there.
+    ``ranks``: this process holds the share of one rank.
 
     Before any weight is read, raises UnknownArchitectureError, or CheckpointError naming file, tensor, and
     stored and expected shape. While weights are read, CheckpointError for values that are not finite.
@@ -79,12 +82,15 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
     name = named_dtype(checkpoint.config) if dtype == "auto" else dtype
     chosen: DTypeName = name or _NAME_OF_STORED.get(checkpoint.stored_dtype, "float32")
     architecture = dataclasses.replace(read_architecture(checkpoint.config), dtype=chosen)
+    share = None if ranks is None else ranks.share(architecture)
+    whole_spec = architecture.spec()
+    architecture = architecture if share is None else share.architecture
     defaults = read_generation_defaults(checkpoint.directory, checkpoint.config)
     build = FAMILIES[architecture.family]
     runtime = RuntimeForm(quantize, exact_inputs=not quantize_inputs, twelve_bit=twelve_bit)
     started_s = time.perf_counter()
     with torch.inference_mode():
-        check = TensorCheck(checkpoint, DTYPES[chosen], runtime)
+        check = TensorCheck(checkpoint, DTYPES[chosen], runtime, share)
         try:
             build(architecture, check)
         except RuntimeError:  # torch: a tensor of more bytes than an address can count
@@ -92,11 +98,13 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
             raise
         check.raise_problems()
         check_copies(checkpoint, check.copies)
-        kv_scales, scale_names = read_kv_scales(checkpoint, architecture.spec())
+        kv_scales, scale_names = read_kv_scales(checkpoint, whole_spec)
+        if share is not None:
+            kv_scales = share.head_scales(kv_scales)
         with (weights_cache or nullcontext(), TensorReader(
                 checkpoint, DTYPES[chosen], runtime=runtime, order=check.order, total_bytes=check.read_bytes,
                 on_progress=on_progress, device=device, allow_nonfinite=allow_nonfinite,
-                cache=weights_cache) as reader):
+                cache=weights_cache, share=share) as reader):
             model = build(architecture, reader)
     head_bytes, head_line = (_add_mtp(model, checkpoint, runtime, device) if mtp else (0, None))
     read_s = time.perf_counter() - started_s

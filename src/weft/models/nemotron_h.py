@@ -48,11 +48,12 @@ def _layer(architecture: Architecture, source: TensorSource, index: int) -> Deco
 
 def _experts(source: TensorSource, shape: Experts, name: str, hidden: int) -> ExpertsBlock:
     wide = shape.latent_width or hidden
+    own = source.own_experts(shape.count)
     if source.has(f"{name}.experts.up_proj"):
-        up = source.all_experts(f"{name}.experts.up_proj", shape.count, shape.width, wide)
-        down = source.all_experts(f"{name}.experts.down_proj", shape.count, wide, shape.width)
+        up = source.all_experts(f"{name}.experts.up_proj", len(own), shape.width, wide)
+        down = source.all_experts(f"{name}.experts.down_proj", len(own), wide, shape.width)
     else:
-        each = [f"{name}.experts.{expert}" for expert in range(shape.count)]
+        each = [f"{name}.experts.{expert}" for expert in own]
         up = source.experts([(f"{e}.up_proj.weight",) for e in each], shape.width, wide)
         down = source.experts([(f"{e}.down_proj.weight",) for e in each], wide, shape.width)
     router = Linear(source.tensor(f"{name}.gate.weight", shape.count, hidden, dtype=torch.float32))

@@ -32,6 +32,8 @@ import torch
 
 from weft.errors import CheckpointError
 from weft.models.checkpoint_files import CheckpointFiles
+from weft.models.cuts import StoredCut
+from weft.models.rank_share import RankShare
 from weft.models.runtime_form import RuntimeForm
 from weft.models.safetensors_header import StoredTensor
 from weft.models.stored_values import MappedFiles, is_finite
@@ -52,8 +54,9 @@ class TensorReader(TensorSource):
     def __init__(self, checkpoint: CheckpointFiles, dtype: torch.dtype, *, order: Sequence[str] = (),
                  total_bytes: int = 0, on_progress: OnProgress | None = None,
                  runtime: RuntimeForm | None = None, device: torch.device | None = None,
-                 allow_nonfinite: bool = False, cache: WeightsCache | None = None) -> None:
-        super().__init__(checkpoint, dtype, runtime)
+                 allow_nonfinite: bool = False, cache: WeightsCache | None = None,
+                 share: RankShare | None = None) -> None:
+        super().__init__(checkpoint, dtype, runtime, share)
         self._device = device or torch.device("cpu")
         self._files = MappedFiles()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="weft-read")
@@ -83,12 +86,14 @@ class TensorReader(TensorSource):
 
     def _stored(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> torch.Tensor:
         stored = self.checkpoint.tensors[name]
-        assert stored.shape == shape, f"{name} was not checked"
+        cut = self.cut_of(name)
+        own = stored.shape if cut is None else cut.of_rank(stored.shape)
+        assert own == shape, f"{name} was not checked"
         assert stored.dtype in dtypes, f"{name} was not checked"
         self._fetch_ahead()
         future = self._forget_fetched(stored)
         # None: asked for again, out of order, or not packed after all
-        tensor = self._read(stored) if future is None else future.result()
+        tensor = self._read(stored, cut) if future is None else future.result()
         self._note_read(stored)
         return tensor.to(self._device)
 
@@ -114,25 +119,25 @@ class TensorReader(TensorSource):
 
     def _packs(self, stored: StoredTensor) -> bool:
         """Whether a tensor is packed out of the map, if it is asked for as a matrix."""
-        return (self.runtime.keeps_twelve_bits and self.dtype == torch.bfloat16 and stored.dtype == "BF16"
+        return (self.share is None and self.runtime.keeps_twelve_bits and self.dtype == torch.bfloat16 and stored.dtype == "BF16"
                 and len(stored.shape) == 2 and stored.begin % 2 == 0
                 and gains_by_twelve_bits(self._device, self.dtype, stored.shape[0], stored.shape[1]))
 
     def _forget_fetched(self, stored: StoredTensor) -> Future[torch.Tensor] | None:
         if stored.name not in self._fetched:
             return None
-        self._ahead_bytes -= stored.stored_bytes
+        self._ahead_bytes -= _read_bytes(stored, self.cut_of(stored.name))
         return self._fetched.pop(stored.name)
 
     def _note_read(self, stored: StoredTensor) -> None:
         self.used.add(stored.name)
-        self._read_bytes += stored.stored_bytes
+        self._read_bytes += _read_bytes(stored, self.cut_of(stored.name))
         if self._on_progress is not None:
             self._on_progress(self._read_bytes, self._total_bytes)
 
-    def _read(self, stored: StoredTensor) -> torch.Tensor:
+    def _read(self, stored: StoredTensor, cut: StoredCut | None) -> torch.Tensor:
         """Called on any thread. Raises CheckpointError where a value is not finite and must be."""
-        tensor = self._files.read(stored)
+        tensor = self._files.read(stored, cut)
         if not is_finite(tensor, stored.dtype):
             if not self._allow_nonfinite:
                 raise CheckpointError(f"{stored.file}: tensor {stored.name} has NaN or infinite values; "
@@ -147,10 +152,15 @@ class TensorReader(TensorSource):
             if name in self._fetched:
                 continue
             stored = self.checkpoint.tensors[name]
-            self._ahead_bytes += stored.stored_bytes
+            cut = self.cut_of(name)
+            self._ahead_bytes += _read_bytes(stored, cut)
             if self._packs(stored):
                 if self._cache is None or not self._cache.is_mapped:
                     self._files.will_need(stored)
                 self._fetched[name] = None
             else:
-                self._fetched[name] = self._threads.submit(self._read, stored)
+                self._fetched[name] = self._threads.submit(self._read, stored, cut)
+
+
+def _read_bytes(stored: StoredTensor, cut: StoredCut | None) -> int:
+    return stored.stored_bytes if cut is None else cut.read_bytes(stored.stored_bytes)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import torch
 
+from weft.errors import CheckpointError
 from weft.families.architecture import Mamba1, Mamba2
-from weft.models.blocks.linear import Norm
+from weft.models.blocks.linear import Norm, Projection
 from weft.models.blocks.mamba1 import Mamba1Block
 from weft.models.blocks.mamba2 import Mamba2Block
 from weft.models.tensor_source import decay_of
@@ -26,6 +27,16 @@ def mamba2(source: TensorSource, shape: Mamba2, name: str, hidden: int, eps: flo
     def per_head(part: str) -> torch.Tensor:
         return source.tensor(f"{name}.{part}", shape.heads, dtype=torch.float32)
 
+    norm = source.tensor(f"{name}.norm.weight", inner) if shape.norm != "none" else None
+    out: Projection = source.linear([(f"{name}.out_proj.weight", hidden)], inner,
+                                    source.tensor(f"{name}.out_proj.bias", hidden) if out_bias else None)
+    groups = _groups_in_all(source, shape, f"{name}.conv1d.weight")
+    if source.share is not None and norm is not None and groups < source.share.place.size:
+        if shape.norm == "gate_last":
+            raise CheckpointError(f"--tp is {source.share.place.size}, and the Mamba-2 layers of this model, "
+                                  f"which are normed before their gate, have {groups} groups; use --tp "
+                                  f"{groups} or less", param="--tp")
+        out, norm = source.share.normed_group(groups, Norm(norm, eps), out), None
     return Mamba2Block(
         shape,
         source.linear([(f"{name}.in_proj.weight", rows)], hidden,
@@ -33,10 +44,15 @@ def mamba2(source: TensorSource, shape: Mamba2, name: str, hidden: int, eps: flo
         conv=source.tensor(f"{name}.conv1d.weight", channels, 1, shape.conv_kernel).squeeze(1),
         conv_bias=source.tensor(f"{name}.conv1d.bias", channels) if shape.conv_bias else None,
         a=decay_of(per_head("A_log")), d=per_head("D"), dt_bias=per_head("dt_bias"),
-        norm=source.tensor(f"{name}.norm.weight", inner) if shape.norm != "none" else None, norm_eps=eps,
-        out=source.linear([(f"{name}.out_proj.weight", hidden)], inner,
-                          source.tensor(f"{name}.out_proj.bias", hidden) if out_bias else None),
-        factors=_factors(shape, source.dtype, source.device))
+        norm=norm, norm_eps=eps, out=out, factors=_factors(shape, source.dtype, source.device))
+
+
+def _groups_in_all(source: TensorSource, shape: Mamba2, conv: str) -> int:
+    """Of the whole model: ``shape`` is a rank's, which has at least one. A convolution is never quantised."""
+    if source.share is None:
+        return shape.groups
+    inner = shape.inner_width * source.share.place.size
+    return (source.stored_rows(conv) - inner) // (2 * shape.state_dim)
 
 
 def _factors(shape: Mamba2, dtype: torch.dtype, device: torch.device) -> torch.Tensor | None:
@@ -63,7 +79,7 @@ def mamba1(source: TensorSource, shape: Mamba1, name: str, hidden: int) -> Mamba
                       bias("in_proj", 2 * channels, shape.projection_bias)),
         conv=source.tensor(f"{name}.conv1d.weight", channels, 1, shape.conv_kernel).squeeze(1),
         conv_bias=bias("conv1d", channels, shape.conv_bias),
-        select=source.linear([(f"{name}.x_proj.weight", rank + 2 * width)], channels),
+        select=source.summed(source.linear([(f"{name}.x_proj.weight", rank + 2 * width)], channels)),
         step=source.linear([(f"{name}.dt_proj.weight", channels)], rank),
         a=decay_of(wide("A_log", channels, width)), d=wide("D", channels),
         dt_bias=wide("dt_proj.bias", channels),

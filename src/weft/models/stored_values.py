@@ -11,6 +11,7 @@ equal to it.
 
 from __future__ import annotations
 
+import math
 import mmap
 import threading
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ import torch
 
 from weft.errors import CheckpointError
 from weft.models.checkpoint_files import CheckpointFiles
+from weft.models.cuts import StoredCut
 from weft.models.safetensors_header import StoredTensor
 from weft.models.tensor_source import TORCH_DTYPES
 
@@ -36,12 +38,22 @@ class MappedFiles:
         self._maps: dict[Path, mmap.mmap] = {}
         self._lock = threading.Lock()
 
-    def read(self, stored: StoredTensor) -> torch.Tensor:
-        """A copy of the tensor's bytes."""
+    def read(self, stored: StoredTensor, cut: StoredCut | None = None) -> torch.Tensor:
+        """A copy of the tensor's bytes, or of those that ``cut`` names."""
         dtype = TORCH_DTYPES[stored.dtype]
+        if cut is not None:
+            return self._read_cut(stored, cut, dtype)
         if stored.stored_bytes == 0:
             return torch.empty(stored.shape, dtype=dtype)
         return torch.from_numpy(self.view(stored).copy()).view(dtype).view(stored.shape)
+
+    def _read_cut(self, stored: StoredTensor, cut: StoredCut, dtype: torch.dtype) -> torch.Tensor:
+        shape = cut.of_rank(stored.shape)
+        if cut.absent:
+            return torch.zeros(shape, dtype=dtype)
+        lines = self.view(stored).reshape(math.prod(shape[:cut.dim]), cut.total, -1)
+        own = np.concatenate([lines[:, begin : begin + count] for begin, count in cut.spans], axis=1)
+        return torch.from_numpy(own.reshape(-1)).view(dtype).view(shape)
 
     def view(self, stored: StoredTensor) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
         """The tensor's bytes where they lie, valid until ``close``."""

@@ -15,13 +15,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
 from weft.models.blocks.linear import PlainWeight
 from weft.models.checkpoint_files import CheckpointFiles
+from weft.models.cuts import RankHeaders, StoredCut
 from weft.models.forms import stored_form
 from weft.models.forms.stored_form import FLOATS
+from weft.models.rank_share import RankShare
 from weft.models.runtime_form import RuntimeForm
 from weft.tensor.weights.quantized import Codes, QuantizedWeight
 from weft.tensor.weights.twelve_bit import TwelveBitWeight
@@ -38,15 +41,19 @@ class TensorAccess(ABC):
     """Names are relative to the language model ("layers.0.…").
 
     ``dtype`` is the model's; a read may ask for another one (float32 for decay rates). ``copies``: pairs of
-    stored names that must hold the same bytes.
+    stored names that must hold the same bytes. ``share``: of one rank of several; shapes that are asked
+    for are the rank's own.
     """
 
     def __init__(self, checkpoint: CheckpointFiles, dtype: torch.dtype,
-                 runtime: RuntimeForm | None = None) -> None:
+                 runtime: RuntimeForm | None = None, share: RankShare | None = None) -> None:
         self.checkpoint = checkpoint
         self.dtype = dtype
+        self.share = share
         self.runtime = runtime or RuntimeForm()
         self.form = stored_form(checkpoint.config, checkpoint.tensors)
+        if share is not None:
+            self.form.tensors = RankHeaders(checkpoint.tensors, self.cut_of)
         self.used: set[str] = set()
         self.copies: list[tuple[str, str]] = []
         self._bytes_by_form: Counter[str] = Counter()
@@ -82,6 +89,26 @@ class TensorAccess(ABC):
     def form_in_words(self) -> str:
         """What the matrices are now, most bytes first: ``int4, int8, bfloat16``."""
         return ", ".join(sorted(self._bytes_by_form, key=lambda form: -self._bytes_by_form[form]))
+
+    def summed(self, block: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """A part of a block that ends in a product whose columns are cut: its result is summed over ranks."""
+        return block if self.share is None else self.share.summed(block)
+
+    def own_experts(self, count: int) -> range:
+        """Of ``count`` experts, those that are asked for."""
+        if self.share is None or not self.share.place.by_expert:
+            return range(count)
+        return self.share.experts(count)
+
+    def cut_of(self, name: str) -> StoredCut | None:
+        """What is read of the stored tensor ``name``; None for all of it."""
+        stored = self.checkpoint.tensors.get(name)
+        if self.share is None or stored is None:
+            return None
+        prefix, piece = self.checkpoint.prefix, self.form.piece(name)
+        if piece is not None:
+            piece = replace(piece, matrix=piece.matrix.removeprefix(prefix))
+        return self.share.cutter.stored_cut(name.removeprefix(prefix), stored.shape, piece)
 
     def _count(self, weight: PlainWeight) -> None:
         size = held_bytes(weight)

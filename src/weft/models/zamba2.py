@@ -85,5 +85,6 @@ class _Block:
                                           for part, rows in self.widths))
         into = Adapted(self.into, (adapter("feed_forward.gate_up_proj", self.hidden,
                                            2 * shape.feed_forward.width),))
-        return SharedUse(self.norm, AttentionBlock(shape.attention, qkv, self.out), self.feed_norm,
-                         DenseBlock(shape.feed_forward, into, self.down), out)
+        attention, feed = AttentionBlock(shape.attention, qkv, self.out), DenseBlock(shape.feed_forward, into,
+                                                                                     self.down)
+        return SharedUse(self.norm, source.summed(attention), self.feed_norm, source.summed(feed), out)

@@ -42,12 +42,13 @@ _AMPLE_BYTES = 1 << 50
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What the user asked for. Exactly one of ``memory_bytes`` (of a device, with weights) and
-    ``arena_bytes`` (for pages and states alone). ``quantize``: a name of ``weights.FORMS``. None: the
-    model's own."""
+    ``arena_bytes`` (for pages and states alone). ``ep``: experts are divided by their number. ``quantize``: a
+    name of ``weights.FORMS``. None: the model's own."""
 
     memory_bytes: int | None = None
     arena_bytes: int | None = None
     tp: int = 1
+    ep: bool = False
     dtype: DTypeName | None = None
     kv_dtype: CacheDTypeName | None = None
     state_dtype: CacheDTypeName | None = None
@@ -161,7 +162,7 @@ def make_plan(name: str, config: Mapping[str, Any], asked: Asked) -> ModelPlan:
 
 def _of_rank(config: Mapping[str, Any], whole: Architecture, asked: Asked,
              tp: int) -> tuple[ModelSpec, Weights]:
-    rank = rank_architecture(whole, tp)
+    rank = rank_architecture(whole, tp, ep=asked.ep)
     spec = with_cache_dtypes(rank.spec(), asked.kv_dtype, asked.state_dtype)
     return spec, count_weights(whole, rank, tp, form_of(config, whole.dtype, asked.quantize))
 
@@ -185,7 +186,7 @@ def _need_bytes(asked: Asked, spec: ModelSpec, weights: Weights, tokens: int) ->
 def _tp_that_fits(config: Mapping[str, Any], whole: Architecture, asked: Asked, tokens: int) -> int | None:
     have = asked.memory_bytes if asked.memory_bytes is not None else asked.arena_bytes
     assert have is not None
-    for tp in possible_tps(whole):
+    for tp in possible_tps(whole, ep=asked.ep):
         if tp > asked.tp and _need_bytes(asked, *_of_rank(config, whole, asked, tp), tokens) <= have:
             return tp
     return None

@@ -1,6 +1,7 @@
 """One device's share of a model under tensor parallelism: geometry in, geometry out.
 
     heads, experts' width, channels      divided by tp, and must divide
+    experts themselves, with ``ep``      divided by their number, the last ranks may hold fewer
     KV heads, groups of Mamba-2          divided while there are enough; from then on each has a copy of one
     hidden size, norms, routers          whole on every device
 
@@ -16,7 +17,8 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from weft.errors import ConfigError
-from weft.families.architecture import Architecture, Attention, Mamba2
+from weft.families.architecture import Architecture, Attention, Experts, Mamba2
+from weft.units import ceil_div
 
 _DIVIDED = frozenset({"heads", "k_heads", "v_heads", "channels", "width", "shared_width"})
 _REPLICATED: dict[type, str] = {Attention: "kv_heads", Mamba2: "groups"}
@@ -24,26 +26,45 @@ TP_MAX = 64
 """Largest ``--tp`` that is looked at."""
 
 
-def rank_architecture(architecture: Architecture, tp: int) -> Architecture:
-    """``architecture`` as one of ``tp`` (at least 1) devices holds it. ``vocab_size`` stays whole: see
-    ``weights``.
+def rank_architecture(architecture: Architecture, tp: int, *, ep: bool = False) -> Architecture:
+    """``architecture`` as one of ``tp`` (at least 1) devices holds it, the one with the most. ``ep``: experts
+    are divided by their number. ``vocab_size`` stays whole: see ``weights``.
 
     Raises ConfigError naming the numbers that ``tp`` does not divide, and the values of ``--tp`` that do.
     """
+    if ep:
+        architecture = _experts_divided(architecture, tp)
     if tp == 1:
         return architecture
     stuck = _indivisible(architecture, tp)
     if stuck:
-        possible = ", ".join(str(n) for n in possible_tps(architecture))
+        possible = ", ".join(str(n) for n in possible_tps(architecture, ep=ep))
         raise ConfigError(f"--tp is {tp}, which does not divide {', '.join(stuck)} of this model; it may be "
                           f"{possible}", param="--tp")
     return replace(architecture, mixers=tuple(_share(mixer, tp) for mixer in architecture.mixers),
                    feed_forwards=tuple(_share(feed, tp) for feed in architecture.feed_forwards))
 
 
-def possible_tps(architecture: Architecture) -> list[int]:
+def _experts_divided(architecture: Architecture, tp: int) -> Architecture:
+    """Raises ConfigError for a model without experts, or with fewer than ranks."""
+    counts = {feed.count for feed in architecture.feed_forwards if isinstance(feed, Experts)}
+    if not counts:
+        raise ConfigError("--ep divides experts over ranks, and this model has none", param="--ep")
+    if min(counts) < tp:
+        raise ConfigError(f"--tp is {tp} with --ep, and this model has {min(counts)} experts; use --tp "
+                          f"{min(counts)} or less", param="--tp")
+    return replace(architecture, feed_forwards=tuple(
+        replace(feed, own_count=ceil_div(feed.count, tp)) if isinstance(feed, Experts) else feed
+        for feed in architecture.feed_forwards))
+
+
+def possible_tps(architecture: Architecture, *, ep: bool = False) -> list[int]:
     """Values of ``--tp`` up to TP_MAX that divide this model."""
-    return [tp for tp in range(1, TP_MAX + 1) if not _indivisible(architecture, tp)]
+    if not ep:
+        return [tp for tp in range(1, TP_MAX + 1) if not _indivisible(architecture, tp)]
+    divided = _experts_divided(architecture, 1)
+    counts = [feed.count for feed in divided.feed_forwards if isinstance(feed, Experts)]
+    return [tp for tp in range(1, min(TP_MAX, *counts) + 1) if not _indivisible(divided, tp)]
 
 
 def _share(record: Any, tp: int) -> Any:
@@ -53,7 +74,7 @@ def _share(record: Any, tp: int) -> Any:
     changes: dict[str, Any] = {}
     for field in fields(record):
         value = getattr(record, field.name)
-        if field.name in _DIVIDED:
+        if field.name in _DIVIDED and not _is_of_whole_experts(record, field.name):
             changes[field.name] = value // tp
         elif field.name == _REPLICATED.get(type(record)):
             changes[field.name] = max(1, value // tp)
@@ -76,9 +97,16 @@ def _stuck_fields(record: Any, tp: int) -> list[str]:
     stuck = []
     for field in fields(record):
         value = getattr(record, field.name)
+        if _is_of_whole_experts(record, field.name):
+            continue
         replicated = field.name == _REPLICATED.get(type(record))
         if (field.name in _DIVIDED or replicated) and value % tp and not (replicated and tp % value == 0):
             stuck.append(f"{type(record).__name__}.{field.name} {value}")
         elif is_dataclass(value):
             stuck += _stuck_fields(value, tp)
     return stuck
+
+
+def _is_of_whole_experts(record: Any, field: str) -> bool:
+    """Whether experts are divided by their number, so that their width is whole."""
+    return isinstance(record, Experts) and bool(record.own_count) and field == "width"

@@ -265,7 +265,7 @@ def _experts(shape: Experts, hidden: int) -> Pieces:
     inner = shape.latent_width or hidden
     matrices = 3 if shape.gated else 2
     yield "plain", shape.count * hidden
-    yield "matrix", matrices * shape.count * shape.width * inner
+    yield "matrix", matrices * (shape.own_count or shape.count) * shape.width * inner
     if shape.latent_width:
         yield "matrix", 2 * shape.latent_width * hidden
     if shape.choice_bias:

@@ -72,6 +72,10 @@ _log = logging.getLogger("weft")
 Observer = Callable[[StepPlan, torch.Tensor], None]
 BeforeStep = Callable[[StepPlan], None]
 
+class MakeSampler(Protocol):
+    def __call__(self, rows_max: int, vocab_size: int, device: torch.device, *, remote: bool) -> Sampler: ...
+
+
 PROMPT_LOGITS_TOKENS = 128
 """Prompt positions whose logits exist at the same time."""
 
@@ -116,13 +120,15 @@ class TorchExecutor:
     called; None: never. ``pad_decode_to`` and the two hooks are described above and in
     ``weft.runner.batch``. ``remote``: the host reaches device
     memory only by the copies of a step; by default so on every device but
-    the CPU. Not thread-safe: one step at a time."""
+    the CPU. ``sampler`` makes the sampler: of one rank of several it is another. Not thread-safe: one
+    step at a time."""
 
     def __init__(self, model: Model, arena_plan: ArenaPlan, sizes: Sizes, *,
                  kv_scales: Mapping[int, torch.Tensor] | None = None,
                  reload: Callable[[], LoadedModel] | None = None, device: torch.device | None = None,
                  capture: Capture | None = None, pad_decode_to: int = 0, observer: Observer | None = None,
-                 before_step: BeforeStep | None = None, remote: bool | None = None) -> None:
+                 before_step: BeforeStep | None = None, remote: bool | None = None,
+                 sampler: MakeSampler = Sampler) -> None:
         device = scratch.home = device or torch.device("cpu")
         self.model = model
         self.arena = DeviceArena(arena_plan, device)
@@ -138,7 +144,7 @@ class TorchExecutor:
         self.batches = BatchBuilder(rows, step_tokens_max=sizes.step_tokens_max, pad_decode_to=pad_decode_to)
         self.graphs = None if capture is None else DecodeGraphs(
             rows.table, rows.chosen, decode_widths(sizes.rows_max), capture)
-        self.sampler = Sampler(sizes.rows_max, model.spec.vocab_size, device, remote=remote)
+        self.sampler = sampler(sizes.rows_max, model.spec.vocab_size, device, remote=remote)
         with current(device):
             self.sampler.warm()
             if device.type == "cuda":

@@ -41,7 +41,7 @@ import zmq
 from weft.checkpoint_report import CheckpointReport
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
-from weft.errors import RequestError, UserError, WeftError
+from weft.errors import RankLostError, RequestError, UserError, WeftError
 from weft.host import use_part_of_host
 from weft.memory.prefix.checkpoint_follower import CheckpointFollower
 from weft.request import Request, TokenEvent
@@ -315,6 +315,10 @@ def main() -> int:
     except UserError as error:
         send(events, Fatal(message=error.message, refusal=Refusal.of(error)))
         return 2
+    except RankLostError as error:
+        print(error.message, file=sys.stderr, flush=True)
+        send(events, Fatal(message=error.message))
+        return 1
     except BaseException as error:
         text = traceback.format_exc()
         print(text, file=sys.stderr, flush=True)

@@ -261,6 +261,14 @@ class Metrics:
                             stats.recomputed_tokens)
         yield self._counter("num_preemptions", "Sequences preempted.", stats.preemptions)
         yield from self._speculation(stats.speculation)
+        ranks = stats.ranks
+        yield self._gauge("ranks", "Processes that compute the model together.", ranks.size)
+        if ranks.size > 1:
+            yield self._counter("rank_collective_seconds", "Seconds that rank 0 waited for other ranks.",
+                                ranks.collective_s)
+        if ranks.expert_choices:
+            yield self._by("expert_choices", "Choices of experts by tokens, over all layers.", "expert",
+                           {str(expert): count for expert, count in enumerate(ranks.expert_choices)})
         yield self._by("admission_rejections", "Requests turned away.", "reason",
                        {"queue_full": stats.requests_refused})
 

@@ -20,6 +20,7 @@ import torch
 from weft.families.architecture import Experts
 from weft.models.blocks.linear import Linear, Projection
 from weft.tensor.ops.moe import ExpertWeights, moe
+from weft.units import PAD
 
 
 @dataclass(slots=True)
@@ -37,9 +38,17 @@ class ExpertsBlock:
     choice_bias: torch.Tensor | None = None
     latent_in: Linear | None = None
     latent_out: Linear | None = None
+    own: range | None = None
+    """The experts that ``gate_up`` and ``down`` hold; None for all. Choices of others are skipped."""
+    choices: torch.Tensor | None = None
+    """int64 [experts]: how often each was chosen, where that is counted."""
 
     def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
         weights_TK, ids_TK = self.route(x_TD)
+        if self.choices is not None:
+            self.choices = self.choices + torch.bincount(ids_TK.flatten(), minlength=self.shape.count)
+        if self.own is not None:
+            ids_TK = _of_own(ids_TK, self.own)
         routed = x_TD if self.latent_in is None else self.latent_in(x_TD)
         y_TD = moe(routed, ids_TK, weights_TK.to(x_TD.dtype), self.gate_up, self.down,
                    activation=self.shape.activation, gated=self.shape.gated)
@@ -51,6 +60,12 @@ class ExpertsBlock:
         if self.shared_gate is not None:
             shared_TD = torch.sigmoid(self.shared_gate(x_TD)) * shared_TD
         return y_TD + shared_TD
+
+    @property
+    def router_device(self) -> torch.device:
+        weight = self.router.weight
+        assert isinstance(weight, torch.Tensor), "routers are never quantised"
+        return weight.device
 
     def route(self, x_TD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """-> weights float32 [T, k], expert ids int64 [T, k], best first."""
@@ -81,3 +96,9 @@ class ExpertsBlock:
         if shape.normalized:
             weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + shape.normalizer_eps)
         return weights_TK * shape.scale, ids_TK
+
+
+def _of_own(ids_TK: torch.Tensor, own: range) -> torch.Tensor:
+    """Numbers of experts -> their places among ``own``, PAD for others."""
+    places_TK = ids_TK - own.start
+    return places_TK.masked_fill((places_TK < 0) | (places_TK >= len(own)), PAD)

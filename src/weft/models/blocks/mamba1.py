@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from weft.families.architecture import Mamba1
 from weft.models.blocks.attention import CosSin
-from weft.models.blocks.linear import Linear, Norm
+from weft.models.blocks.linear import Linear, Norm, Projection
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.causal_conv import causal_conv
 from weft.tensor.ops.mamba1 import mamba1
@@ -35,7 +35,7 @@ class Mamba1Block:
     project: Linear
     conv: torch.Tensor
     conv_bias: torch.Tensor | None
-    select: Linear
+    select: Projection
     step: Linear
     a: torch.Tensor
     d: torch.Tensor

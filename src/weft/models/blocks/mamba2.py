@@ -18,7 +18,7 @@ import torch
 
 from weft.families.architecture import Mamba2
 from weft.models.blocks.attention import CosSin
-from weft.models.blocks.linear import Linear, fused_block_of
+from weft.models.blocks.linear import Linear, Projection, fused_block_of
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import LayerCache, Runs, StepInputs
 from weft.tensor.ops.mamba2_layer import Mamba2Weights, log, mamba2_layer, run_fused, staged
@@ -39,7 +39,7 @@ class Mamba2Block:
     dt_bias: torch.Tensor
     norm: torch.Tensor | None
     norm_eps: float
-    out: Linear
+    out: Projection
     factors: torch.Tensor | None = None
     core: Mamba2Weights = field(init=False)
     fused: FusedBlock | None = field(init=False, repr=False)

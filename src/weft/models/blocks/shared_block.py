@@ -12,12 +12,12 @@ Sources: Zamba2 (Glorioso et al., 2024), transformers ``Zamba2AttentionDecoderLa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from weft.models.blocks.attention import AttentionBlock, CosSin
-from weft.models.blocks.dense import DenseBlock
+from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Norm
 from weft.tensor.inputs import LayerCache, StepInputs
 
@@ -39,9 +39,9 @@ class SharedUse:
     """One use of a shared block: the norms and the weights inside are the block's, the rest is the use's."""
 
     norm: Norm
-    attention: AttentionBlock
+    attention: Callable[..., torch.Tensor]
     feed_norm: Norm
-    feed_forward: DenseBlock
+    feed_forward: Callable[..., torch.Tensor]
     out: Linear
 
     def __call__(self, x_TD: torch.Tensor, embedded_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from weft.models.forms.stored_form import FLOATS, Ask, StoredForm, refuse, unpacked
+from weft.models.forms.stored_form import FLOATS, Ask, MatrixPiece, StoredForm, refuse, unpacked
 from weft.tensor.weights.quantized import LINE, Codes
 
 _PLACE_OF_ROW = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -39,6 +39,14 @@ class Awq(StoredForm):
     def grouping(self, name: str, columns: int) -> tuple[int, int] | None:
         group = max(self.group, 0)
         return None if group % LINE else (_BITS, group)
+
+    def piece(self, name: str) -> MatrixPiece | None:
+        group = max(self.group, 0)
+        for end, rows, columns in (("qweight", (1, 8), (0, 1)), ("scales", (1, 1), (0, group)),
+                                   ("qzeros", (1, 8), (0, group))):
+            if name.endswith(f".{end}"):
+                return MatrixPiece(f"{name.removesuffix(end)}weight", rows, columns)
+        return None
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
         rows, columns = shape

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from weft.models.forms.stored_form import FLOATS, Ask, StoredForm, refuse, unpacked
+from weft.models.forms.stored_form import FLOATS, Ask, MatrixPiece, StoredForm, refuse, unpacked
 from weft.tensor.weights.quantized import LINE, ZERO_POINT, Codes
 
 _METHOD = "compressed-tensors"
@@ -60,6 +60,17 @@ class Compressed(StoredForm):
         packed = self.tensors.get(f"{name}_packed")
         return 8 if packed is None or (packed.shape and packed.shape[-1] * 8 > columns + 7) else 4
 
+    def piece(self, name: str) -> MatrixPiece | None:
+        matrix, end = next(((name.removesuffix(end), end) for end in ("_packed", "_scale", "_zero_point")
+                            if name.endswith(f"weight{end}")), (name, ""))
+        if not end:
+            return None
+        block = self._block()
+        if end == "_scale" and block is not None and self.dtype_of(matrix) == "F8_E4M3":
+            return MatrixPiece(matrix, (0, block[0]), (1, block[1]))
+        packed_rows = end == "_zero_point" and f"{matrix}_packed" in self.tensors
+        return MatrixPiece(matrix, (0, 0 if packed_rows else 1), (1, 0))
+
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
         rows, columns = shape
         if self.dtype_of(name) == "F8_E4M3":
@@ -94,16 +105,22 @@ class Compressed(StoredForm):
             return stored.shape
         return rows, 1
 
-    def _by_element(self, ask: Ask, name: str, rows: int, columns: int) -> torch.Tensor:
-        """Scales of fp8, for each element: of the tensor, of rows, of groups or of blocks."""
-        shape: tuple[int, ...] = self._scale_shape(name, rows)
+    def _block(self) -> tuple[int, int] | None:
         for group in (self.settings.get("config_groups") or {}).values():
             block = ((group or {}).get("weights") or {}).get("block_structure")
             if block:
-                shape = (-(-rows // int(block[0])), -(-columns // int(block[1])))
-                scales = ask(f"{name}_scale", shape, FLOATS).float()
-                by_row = scales.repeat_interleave(int(block[0]), dim=0)[:rows]
-                return by_row.repeat_interleave(int(block[1]), dim=1)[:, :columns]
+                return int(block[0]), int(block[1])
+        return None
+
+    def _by_element(self, ask: Ask, name: str, rows: int, columns: int) -> torch.Tensor:
+        """Scales of fp8, for each element: of the tensor, of rows, of groups or of blocks."""
+        shape: tuple[int, ...] = self._scale_shape(name, rows)
+        block = self._block()
+        if block is not None:
+            shape = (-(-rows // block[0]), -(-columns // block[1]))
+            scales = ask(f"{name}_scale", shape, FLOATS).float()
+            by_row = scales.repeat_interleave(block[0], dim=0)[:rows]
+            return by_row.repeat_interleave(block[1], dim=1)[:, :columns]
         scales = ask(f"{name}_scale", shape, FLOATS).float().reshape(-1, shape[1] if len(shape) == 2 else 1)
         return scales.repeat_interleave(columns // scales.shape[1], dim=1)
 

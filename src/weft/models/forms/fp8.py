@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from weft.models.forms.stored_form import Ask, StoredForm, refuse
+from weft.models.forms.stored_form import Ask, MatrixPiece, StoredForm, refuse
 
 SCALES = ("F32", "BF16", "F16", "F8_E8M0")
 
@@ -35,6 +35,11 @@ class BlockFp8(StoredForm):
 
     def grouping(self, name: str, columns: int) -> None:
         return None
+
+    def piece(self, name: str) -> MatrixPiece | None:
+        if not name.endswith("_scale_inv"):
+            return None
+        return MatrixPiece(name.removesuffix("_scale_inv"), (-2, self.block[0]), (-1, self.block[1]))
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         *stack, rows, columns = shape

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from weft.models.forms.stored_form import FLOATS, Ask, StoredForm, refuse, unpacked
+from weft.models.forms.stored_form import FLOATS, Ask, MatrixPiece, StoredForm, refuse, unpacked
 from weft.tensor.weights.quantized import LINE, Codes
 
 
@@ -45,6 +45,17 @@ class Gptq(StoredForm):
     def grouping(self, name: str, columns: int) -> tuple[int, int] | None:
         group = max(self.group, 0)
         return None if self.ordered or group % LINE else (int(self.bits), group)
+
+    def piece(self, name: str) -> MatrixPiece | None:
+        each, group = 32 // self.bits, max(self.group, 0)
+        for end, rows, columns in (("qweight", (1, 1), (0, each)), ("scales", (1, 1), (0, group)),
+                                   ("qzeros", (1, each), (0, group))):
+            if name.endswith(f".{end}"):
+                if self.ordered:
+                    refuse("gptq", "desc_act", True, "its groups are no neighbouring columns, so --tp cannot "
+                                                     "cut them")
+                return MatrixPiece(f"{name.removesuffix(end)}weight", rows, columns)
+        return None
 
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
         rows, columns = shape

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -26,6 +27,17 @@ FLOATS = ("F32", "BF16", "F16", "F64")
 
 class Ask(Protocol):
     def __call__(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixPiece:
+    """A stored tensor that is part of the matrix ``matrix`` ("….weight"). ``rows`` and ``columns``: (its
+    dimension, how many rows or columns of the matrix one entry stands for), None where it has none. 0 for how
+    many: the matrix divided by the entries."""
+
+    matrix: str
+    rows: tuple[int, int] | None
+    columns: tuple[int, int] | None
 
 
 class StoredForm(ABC):
@@ -51,6 +63,11 @@ class StoredForm(ABC):
     @abstractmethod
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
         """The matrix ``name`` of ``shape`` [rows, columns]; float32 where it is widened."""
+
+    def piece(self, name: str) -> MatrixPiece | None:
+        """How the stored tensor ``name`` belongs to a matrix; None for an ordinary tensor. Raises
+        CheckpointError where such a tensor cannot be cut."""
+        return None
 
     def dtype_of(self, name: str) -> str | None:
         stored = self.tensors.get(name)

@@ -1,0 +1,171 @@
+"""A rank's own process: ``python -m weft.assemble.rank_process FD``, started by ``weft.ranks.peers``.
+
+    FD        one end of a pair of sockets; its end means that rank 0 is gone
+
+    launch -> meet the other ranks -> load the rank's share of the weights -> room, identity
+    layout -> arena, executor -> ready
+    plans  -> one step each, in order, until the next message that is no plan
+
+It decides nothing and answers no step: rank 0 has the result of a step when its collectives are done. It ends
+when the socket closes, when a collective fails (rank 0 is gone, or gives up), and with a message where it
+fails itself.
+
+Arrays of a plan that are equal to those of the plan before are replaced by the older ones. The runner knows a
+step of the same decodes by the identity of its arrays (``runner.decodes``), which pickling loses.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weft.assemble.assembly import choose_device_of, choose_kernels, load_weights, prepare_torch
+from weft.assemble.ranks import group_of, identity_with, meet, settings_of
+from weft.assemble.room import cache_dtypes, measured_gpu_room, ram_room
+from weft.errors import ConfigError, UserError
+from weft.ranks.identity import identity_of
+from weft.ranks.messages import (
+    RankClose,
+    RankDone,
+    RankFailed,
+    RankLaunch,
+    RankLayout,
+    RankLoaded,
+    RankPresent,
+    RankReady,
+    RankSleep,
+    RankWake,
+)
+from weft.schedule.plan import StepPlan
+from weft.units import format_bytes
+
+if TYPE_CHECKING:
+    from weft.runner.torch_executor import TorchExecutor
+
+_NEW_EACH_STEP = ("tokens", "starts")
+
+
+def serve_launch(launch: RankLaunch, connection: Connection[Any, Any]) -> None:
+    """From a launch to its close."""
+    config = launch.config
+    threads = prepare_torch(config, [])
+    device = choose_device_of(config, launch.rank, [])
+    choose_kernels(config, threads, device)
+    connection.send(RankPresent())
+    collectives = meet(config, launch.folder, launch.rank, device)
+    group = group_of(config, launch.rank, collectives)
+
+    def load() -> Any:
+        return load_weights(config, "", launch.directory, lambda line: None, device, group)
+
+    loaded = load()
+    spec, kv_dtype = cache_dtypes(config, loaded.spec)
+    room = (ram_room(config, spec, kv_dtype) if device.type == "cpu" else
+            measured_gpu_room(config, loaded, spec, kv_dtype, device, None, lambda line: None))
+    identity = identity_with(identity_of(launch.directory, settings_of(config)), loaded)
+    connection.send(RankLoaded(identity, loaded.spec, loaded.weights_bytes, loaded.read_bytes,
+                               room.most_bytes, room.usual_bytes))
+    layout = connection.recv()
+    if isinstance(layout, RankClose):
+        connection.send(RankReady(0))
+        return
+    assert isinstance(layout, RankLayout)
+
+    from weft.ranks.samplers import FollowingSampler
+    from weft.runner.torch_executor import TorchExecutor
+
+    leader = collectives if launch.shares_choice else None
+    try:
+        executor = TorchExecutor(loaded.model, layout.arena, layout.sizes, kv_scales=loaded.kv_scales,
+                                 device=device, reload=load,
+                                 sampler=partial(FollowingSampler, leader))
+    except (MemoryError, RuntimeError) as error:
+        size = format_bytes(layout.arena.arena_bytes)
+        raise ConfigError(f"an arena of {size} cannot be allocated: {error}", param="--memory") from error
+    del loaded
+    connection.send(RankReady(layout.arena.arena_bytes))
+    try:
+        follow(executor, connection)
+    finally:
+        executor.close()
+
+
+def follow(executor: TorchExecutor, connection: Connection[Any, Any]) -> None:
+    """Compute what rank 0 says, until a close."""
+    before: StepPlan | None = None
+    while True:
+        message = connection.recv()
+        if isinstance(message, StepPlan):
+            before = with_known_arrays(message, before)
+            executor.execute(before)
+        elif isinstance(message, RankSleep):
+            executor.sleep(message.level)
+            connection.send(RankDone())
+        elif isinstance(message, RankWake):
+            executor.wake(message.part)
+            connection.send(RankDone())
+        else:
+            assert isinstance(message, RankClose)
+            connection.send(RankReady(0))
+            return
+
+
+def with_known_arrays(plan: StepPlan, before: StepPlan | None) -> StepPlan:
+    """``plan`` with the arrays of ``before`` where they are equal."""
+    if before is None or plan.run_count != before.run_count or plan.rows_cleared or plan.admissions:
+        return plan
+    known = {}
+    for field in fields(plan):
+        now, then = getattr(plan, field.name), getattr(before, field.name)
+        if isinstance(now, np.ndarray) and field.name not in _NEW_EACH_STEP and np.array_equal(now, then):
+            known[field.name] = then
+    return replace(plan, **known)
+
+
+def main(descriptor: int, serve: Callable[[RankLaunch, Connection[Any, Any]], None] = serve_launch) -> int:
+    connection: Connection[Any, Any] = Connection(descriptor)
+    while True:
+        try:
+            launch = connection.recv()
+        except (EOFError, OSError):
+            return 0
+        try:
+            serve(launch, connection)
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return 0
+        except UserError as error:   # rank 0 decides whether another launch follows
+            if not _said(connection, RankFailed(error.message, refused=True, param=error.param)):
+                return 0
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+            _said(connection, RankFailed(text, traceback=traceback.format_exc(),
+                                         lost_others=_is_of_collectives(error)))
+            return 1
+
+
+def _is_of_collectives(error: BaseException) -> bool:
+    """Whether another rank is to blame: gloo and NCCL name themselves."""
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL"))
+
+
+def _said(connection: Connection[Any, Any], failed: RankFailed) -> bool:
+    """Whether rank 0 can still be told."""
+    try:
+        connection.send(failed)
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    _code = main(int(sys.argv[1]))
+    sys.stderr.flush()
+    os._exit(_code)

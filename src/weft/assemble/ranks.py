@@ -1,0 +1,153 @@
+"""The ranks of an engine, as ``assemble`` starts them: the other processes first, so that all load at once.
+
+    start_ranks     processes, the meeting, the group that ``load_model`` cuts by
+    common_room     the arena that fits on every rank; refuses ranks that differ from rank 0
+    executor        rank 0's executor with the others behind it
+
+Cores are divided: a rank has ``--threads``, or its part of all cores. Importing this module costs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weft.assemble.room import ArenaRoom
+from weft.config import EngineConfig
+from weft.engine.stats import RankStats
+from weft.errors import RankLostError
+from weft.families.architecture import Architecture
+from weft.host import usable_cores
+from weft.planning.ranks import rank_architecture
+from weft.ranks.identity import identity_of
+from weft.ranks.peers import Peers
+from weft.units import format_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from weft.models.loading import LoadedModel
+    from weft.models.rank_share import RankGroup
+    from weft.ranks.executor import RankedExecutor
+    from weft.runner.torch_executor import TorchExecutor
+    from weft.tensor.collectives import GroupCollectives
+
+
+@dataclass(frozen=True, slots=True)
+class StartedRanks:
+    """``group``: of rank 0."""
+
+    peers: Peers
+    group: RankGroup
+    identity: dict[str, str]
+    shares_choice: bool
+    borrowed: bool = False
+    """The processes outlive this engine."""
+
+    def common_room(self, own: ArenaRoom, loaded: LoadedModel) -> ArenaRoom:
+        """Waits for the weights of all ranks. Raises ConfigError where a rank differs."""
+        most, usual, why = own.most_bytes, own.usual_bytes, own.why
+        identity = identity_with(self.identity, loaded)
+        for rank, answer in enumerate(self.peers.loaded(identity), 1):
+            if answer.room_bytes < most:
+                most, why = answer.room_bytes, f"rank {rank} has room for {format_bytes(answer.room_bytes)}."
+            usual = min(usual, answer.usual_bytes)
+        return ArenaRoom(most, min(usual, most), why)
+
+    def sampler(self, rows_max: int, vocab_size: int, device: torch.device, *, remote: bool) -> Any:
+        """Of rank 0."""
+        from weft.ranks.samplers import LeadingSampler
+        from weft.runner.sampler import Sampler
+
+        if not self.shares_choice:
+            return Sampler(rows_max, vocab_size, device, remote=remote)
+        return LeadingSampler(self.group.collectives, rows_max, vocab_size, device, remote=remote)
+
+    def stats(self, own: TorchExecutor) -> RankStats:
+        from weft.models.rank_share import RankedModel
+
+        choices = own.model.expert_choices() if isinstance(own.model, RankedModel) else []
+        return RankStats(self.peers.size, self.group.collectives.seconds, choices)
+
+    def executor(self, own: TorchExecutor) -> RankedExecutor:
+        """Once every rank has its arena."""
+        from weft.ranks.executor import RankedExecutor
+
+        self.peers.ready()
+        return RankedExecutor(own, self.peers, self.group.collectives, borrowed=self.borrowed)
+
+
+def with_rank_threads(config: EngineConfig) -> EngineConfig:
+    """``config`` with the cores of this machine divided among ranks, where it does not say."""
+    if config.tp == 1 or config.threads is not None:
+        return config
+    return replace(config, threads=max(1, usable_cores() // config.tp))
+
+
+def start_ranks(config: EngineConfig, directory: Path, device: torch.device, tell: Callable[[str], None],
+                peers: Peers | None = None) -> StartedRanks:
+    """Starts the other ranks (or launches ``peers`` again) and meets them. Raises ConfigError for a model
+    that does not divide, before any process is started."""
+    _check_divides(config, directory)
+    tell(f"ranks: starting {config.tp - 1} beside this process")
+    started = peers or Peers(config.tp, config.rank_timeout)
+    shares_choice = sends_choices(config, device)
+    try:
+        folder = started.launch(config, directory, shares_choice=shares_choice)
+        group = group_of(config, 0, meet(config, folder, 0, device))
+    except BaseException:
+        started.close()
+        raise
+    return StartedRanks(started, group, identity_of(directory, settings_of(config)), shares_choice,
+                        borrowed=peers is not None)
+
+
+def sends_choices(config: EngineConfig, device: torch.device) -> bool:
+    """Whether a step may be fed from the choice of the step before it: see ``weft.ranks.samplers``."""
+    overlap = config.overlap == "on" or (config.overlap == "auto" and device.type != "cpu")
+    return overlap or config.speculate != "off"
+
+
+def meet(config: EngineConfig, folder: Path, rank: int, device: torch.device) -> GroupCollectives:
+    """Raises RankLostError where not all ranks come."""
+    from weft.tensor.collectives import GroupCollectives
+
+    try:
+        return GroupCollectives.open(folder, rank, config.tp, device, config.rank_timeout)
+    except RuntimeError as error:
+        raise RankLostError(f"rank {rank} did not meet the others within --rank-timeout "
+                            f"{config.rank_timeout:g} s: {error}", param="--rank-timeout") from error
+
+
+def group_of(config: EngineConfig, rank: int, collectives: GroupCollectives) -> RankGroup:
+    from weft.models.cuts import RankPlace
+    from weft.models.rank_share import RankGroup
+
+    return RankGroup(RankPlace(rank, config.tp, config.ep), _divide(config), collectives)
+
+
+def settings_of(config: EngineConfig) -> list[tuple[str, str]]:
+    """What must be equal on all ranks beside the checkpoint."""
+    from importlib.metadata import version
+
+    import torch
+
+    return [("version", version("weft")), ("torch", torch.__version__), ("quantize", config.quantize)]
+
+
+def identity_with(identity: dict[str, str], loaded: LoadedModel) -> dict[str, str]:
+    return {**identity, "dtype": loaded.spec.dtype, "weights form": loaded.weights_form}
+
+
+def _divide(config: EngineConfig) -> Callable[[Architecture], Architecture]:
+    return partial(rank_architecture, tp=config.tp, ep=config.ep)
+
+
+def _check_divides(config: EngineConfig, directory: Path) -> None:
+    from weft.families import read_architecture
+    from weft.files import read_json
+
+    _divide(config)(read_architecture(read_json(directory / "config.json")))

@@ -1,0 +1,94 @@
+"""The executor of an engine with several ranks: the plan goes to all of them, then rank 0 computes its own.
+
+    engine --plan--> RankedExecutor --+-- pickled plan --> rank 1: TorchExecutor  -.
+                                      |                                            |  collectives of the model
+                                      +-- TorchExecutor of rank 0  <---------------'
+                                                |
+                                                +--> StepResult
+
+The plan is the message. All ranks have the same geometry in frames, pages and slots. So page ids, zeroing,
+taps, copies, compressed states, moves and patches mean the same on each. Nothing else is sent for a step.
+
+A rank that dies closes its connections, so rank 0's next collective fails at once. One that hangs lets it
+fail after ``--rank-timeout``. Either way the step raises RankLostError with one line, and the engine ends; a
+fleet restarts it, and its requests resume.
+
+Rejected: a collective that carries the plan (an idle rank would hold a collective open for hours, and its
+timeout would mean nothing).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TypeVar
+
+from weft.engine.sleep_state import Part
+from weft.errors import UserError, WeftError
+from weft.ranks.messages import RankDone, RankSleep, RankWake, for_other_ranks
+from weft.ranks.peers import Peers
+from weft.runner.torch_executor import TorchExecutor
+from weft.schedule.plan import StepPlan, StepResult
+from weft.tensor.collectives import Collectives
+
+Result = TypeVar("Result")
+
+
+class RankedExecutor:
+    """``own``: of rank 0. ``peers``: laid out in the same arena; ``borrowed``: their processes stay.
+    ``collectives``: those that the steps of rank 0 go through."""
+
+    def __init__(self, own: TorchExecutor, peers: Peers, collectives: Collectives, *,
+                 borrowed: bool = False) -> None:
+        self.own = own
+        self.peers = peers
+        self.collectives = collectives
+        self._borrowed = borrowed
+        self._closed = False
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.peers.tell(for_other_ranks(plan))
+        return self._guarded(lambda: self.own.execute(plan))
+
+    def begin(self, plan: StepPlan) -> None:
+        self.peers.tell(for_other_ranks(plan))
+        self.own.begin(plan)
+
+    def finish(self) -> StepResult:
+        return self._guarded(self.own.finish)
+
+    def sleep(self, level: int) -> tuple[Part, ...]:
+        self.peers.tell(RankSleep(level))
+        missing = self.own.sleep(level)
+        self.peers.ask(RankDone)
+        return missing
+
+    def wake(self, part: Part) -> None:
+        self.peers.tell(RankWake(part))
+        try:
+            self._guarded(lambda: self.own.wake(part))
+        finally:
+            self.peers.ask(RankDone)
+
+    def close(self) -> None:
+        """Idempotent. Ends the processes of the other ranks, or lets them wait for another launch."""
+        if not self._closed:
+            self._closed = True
+            self._part()
+        self.own.close()
+
+    def _part(self) -> None:
+        if self._borrowed:
+            with contextlib.suppress(WeftError):   # a rank is lost: the others are of no use
+                self.peers.free()
+                return
+        self.peers.close()
+
+    def _guarded(self, compute: Callable[[], Result]) -> Result:
+        """Raises the reason of another rank where that is what ended ``compute``."""
+        try:
+            return compute()
+        except (WeftError, UserError):
+            raise
+        except RuntimeError as error:
+            raise self.peers.failure(error) from error

@@ -1,0 +1,112 @@
+"""What rank 0 and another rank say to each other: pickled values over a pair of sockets.
+
+    rank 0    Launch ------------> Layout ---------> StepPlan, StepPlan, ...  Sleep  Wake  Close
+    rank r      Present, Loaded --------->  Ready                             Done   Done
+                       Failed, at any time: why this rank ends
+
+Steps have no reply: the collectives of a step are the reply. Plans travel without what only the choice of
+tokens needs (grammars), since rank 0 chooses.
+
+Pickle is safe here: both ends are one program of one user, over sockets that only they hold. Rejected:
+msgpack (a second description of each record inside a plan).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from weft.config import EngineConfig, Sizes
+from weft.engine.sleep_state import Part
+from weft.memory.frames.plan import ArenaPlan
+from weft.memory.reservation import Reservation
+from weft.schedule.plan import StepPlan
+from weft.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RankLaunch:
+    """Load the share of rank ``rank`` of ``size``. ``folder``: where ranks meet, private and fresh.
+    ``directory``: the checkpoint's. ``shares_choice``: tokens that rank 0 chose are sent to all ranks."""
+
+    rank: int
+    size: int
+    config: EngineConfig
+    directory: Path
+    folder: Path
+    shares_choice: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RankPresent:
+    """The launch arrived, and this rank is about to meet the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankLoaded:
+    """``identity``: what must be equal on all ranks, each as text. ``room_bytes``: the largest arena that
+    fits beside the weights; ``usual_bytes``: the one without ``--memory``."""
+
+    identity: Mapping[str, str]
+    spec: ModelSpec
+    weights_bytes: int
+    read_bytes: int
+    room_bytes: int
+    usual_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankLayout:
+    """Allocate the arena."""
+
+    arena: ArenaPlan
+    sizes: Sizes
+
+
+@dataclass(frozen=True, slots=True)
+class RankReady:
+    arena_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankSleep:
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankWake:
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class RankDone:
+    """Asleep, or awake again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankClose:
+    """Free everything; another launch may follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailed:
+    """``refused``: an error of the user's flags or checkpoint; ``param``: the flag. ``lost_others``: a
+    collective failed, so another rank is to blame."""
+
+    message: str
+    refused: bool = False
+    param: str | None = None
+    traceback: str = ""
+    lost_others: bool = False
+
+
+_NO_RESERVATION = Reservation(version=-1, frames=(), pages=(), slots=(), opened=(), extended=(), closed=())
+
+
+def for_other_ranks(plan: StepPlan) -> StepPlan:
+    """``plan`` without grammars and without what the books alone read."""
+    admissions = plan.admissions
+    if any(admission.grammar is not None for admission in admissions):
+        admissions = tuple(replace(admission, grammar=None) for admission in admissions)
+    return replace(plan, admissions=admissions, reservation=_NO_RESERVATION)

@@ -1,0 +1,216 @@
+"""The other ranks as rank 0 sees them: child processes, a socket to each, and what became of them.
+
+    Peers.start     size - 1 processes of ``python -m weft.assemble.rank_process``
+    launch, lay_out load weights, allocate the arena: rank 0 does the same in the meantime
+    tell            a plan to all; no reply
+    ask             sleep, wake: a reply of each
+    failure         after a collective failed: the rank that is to blame, in one line
+
+A rank ends when its socket closes, so none outlives rank 0 however that ended. A session of its own keeps the
+terminal's signals away. Rank 0 never waits longer than ``timeout_s``: a reply, a full socket and a collective
+all end with an error that names ``--rank-timeout``.
+
+Rejected: ``torchrun`` (a second supervisor beside the fleet, and users would start it); ``multiprocessing``
+(imports the caller's ``__main__`` again).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TypeVar
+
+from weft.config import EngineConfig, Sizes
+from weft.errors import ConfigError, RankLostError, WeftError
+from weft.memory.frames.plan import ArenaPlan
+from weft.ranks.messages import (
+    RankClose,
+    RankFailed,
+    RankLaunch,
+    RankLayout,
+    RankLoaded,
+    RankPresent,
+    RankReady,
+)
+
+RANK_PROCESS = "weft.assemble.rank_process"
+START_TIMEOUT_S = 600.0
+"""Loading weights may take long; a rank that dies meanwhile is noticed at once."""
+_END_S = 5.0
+_LOOK_S = 0.5
+"""A rank that failed closes its connections first; its reason may come this much later."""
+Answer = TypeVar("Answer")
+
+
+class Peer:
+    """Rank ``rank``, running in a process of its own."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.lost_others = False
+        own, theirs = socket.socketpair()
+        environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", RANK_PROCESS, str(theirs.fileno())], pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL, start_new_session=True, env=environment)
+        self._socket = own
+        self.connection: Connection[Any, Any] = Connection(os.dup(own.fileno()))
+
+    def limit_sends(self, seconds: float) -> None:
+        """A send that the rank does not take for so long raises BlockingIOError."""
+        whole = int(seconds)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO,
+                                struct.pack("ll", whole, int((seconds - whole) * 1e6)))
+
+    def answer(self, kind: type[Answer], timeout_s: float) -> Answer:
+        """The next message. Raises what the rank failed with, RankLostError where it died or is silent."""
+        try:
+            if not self.connection.poll(timeout_s):
+                raise RankLostError(f"rank {self.rank} has not answered for {timeout_s:g} s "
+                                    "(--rank-timeout)", param="--rank-timeout")
+            message = self.connection.recv()
+        except (EOFError, OSError) as error:
+            raise RankLostError(f"rank {self.rank} {self.ending()}") from error
+        if isinstance(message, RankFailed):
+            raise failure_of(self.rank, message)
+        assert isinstance(message, kind), f"rank {self.rank} sent {type(message).__name__}"
+        return message
+
+    def ending(self) -> str:
+        """How the process ended, as the rest of a sentence."""
+        try:
+            code = self.process.wait(_LOOK_S)
+        except subprocess.TimeoutExpired:
+            return "closed its connection and still runs"
+        return f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+
+    def close(self) -> None:
+        """Ends the process, SIGKILL if need be. Idempotent."""
+        self.connection.close()
+        self._socket.close()
+        try:
+            self.process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Peers:
+    """Ranks 1 to ``size`` - 1 of one engine. ``folder``: where ranks meet for the launch of the moment."""
+
+    def __init__(self, size: int, timeout_s: float) -> None:
+        self.size = size
+        self.timeout_s = timeout_s
+        self.ranks = [Peer(rank) for rank in range(1, size)]
+        for peer in self.ranks:
+            peer.limit_sends(timeout_s)
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def launch(self, config: EngineConfig, directory: Path | Sequence[Path], *, shares_choice: bool) -> Path:
+        """Let all ranks load ``directory`` (or one each); returns the folder where rank 0 meets them, once
+        all are on their way there."""
+        if self._folder is not None:
+            self._folder.cleanup()
+        self._folder = tempfile.TemporaryDirectory(prefix="weft-ranks-")
+        folder = Path(self._folder.name)
+        directories = [directory] * self.size if isinstance(directory, Path) else directory
+        for peer in self.ranks:
+            self._send(peer, RankLaunch(peer.rank, self.size, config, directories[peer.rank], folder,
+                                        shares_choice))
+        for peer in self.ranks:
+            peer.answer(RankPresent, START_TIMEOUT_S)
+        return folder
+
+    def loaded(self, identity: Mapping[str, str]) -> list[RankLoaded]:
+        """Once all have loaded. Raises ConfigError where a rank has another model, dtype or version than
+        ``identity`` says of rank 0."""
+        answers = [peer.answer(RankLoaded, START_TIMEOUT_S) for peer in self.ranks]
+        for peer, answer in zip(self.ranks, answers, strict=True):
+            differ = [name for name in identity if answer.identity.get(name) != identity[name]]
+            if differ:
+                said = "; ".join(f"{name} {answer.identity.get(name)}, rank 0 has {identity[name]}"
+                                 for name in differ)
+                raise ConfigError(f"rank {peer.rank} differs from rank 0 in {said}", param="--tp")
+        return answers
+
+    def lay_out(self, arena: ArenaPlan, sizes: Sizes) -> None:
+        self.tell(RankLayout(arena, sizes))
+
+    def ready(self) -> list[RankReady]:
+        return [peer.answer(RankReady, START_TIMEOUT_S) for peer in self.ranks]
+
+    def tell(self, message: object) -> None:
+        for peer in self.ranks:
+            self._send(peer, message)
+
+    def ask(self, kind: type[Answer]) -> list[Answer]:
+        """The reply of each rank to what it was told last."""
+        return [peer.answer(kind, START_TIMEOUT_S) for peer in self.ranks]
+
+    def failure(self, error: BaseException) -> WeftError:
+        """What ended a step, after ``error`` in a collective of rank 0. Ranks that lost another one fail too,
+        so the rank that ended by itself is looked for first."""
+        deadline_s = time.monotonic() + _LOOK_S
+        while time.monotonic() < deadline_s:
+            for peer in self.ranks:
+                if (reason := self._reason(peer)) is not None:
+                    return reason
+            time.sleep(_LOOK_S / 20)
+        if "imed out" in str(error):
+            return RankLostError(f"a rank has not answered for {self.timeout_s:g} s (--rank-timeout)",
+                                 param="--rank-timeout")
+        return RankLostError(f"the ranks lost each other: {error}")
+
+    def _reason(self, peer: Peer) -> WeftError | None:
+        with contextlib.suppress(EOFError, OSError):
+            while peer.connection.poll(0):
+                message = peer.connection.recv()
+                if isinstance(message, RankFailed):
+                    peer.lost_others = message.lost_others
+                    if not message.lost_others:
+                        return failure_of(peer.rank, message)
+        if peer.process.poll() is not None and not peer.lost_others:
+            return RankLostError(f"rank {peer.rank} {peer.ending()}")
+        return None
+
+    def _send(self, peer: Peer, message: object) -> None:
+        try:
+            peer.connection.send(message)
+        except BlockingIOError as error:
+            raise RankLostError(f"rank {peer.rank} has not taken a plan for {self.timeout_s:g} s "
+                                "(--rank-timeout)", param="--rank-timeout") from error
+        except OSError as error:
+            raise self.failure(error) from error
+
+    def free(self) -> None:
+        """All ranks drop their model and wait for another launch. They answer with RankReady of 0 bytes."""
+        self.tell(RankClose())
+        self.ready()
+
+    def close(self) -> None:
+        """End the processes. Idempotent."""
+        for peer in self.ranks:
+            with contextlib.suppress(OSError):
+                peer.connection.close()
+        for peer in self.ranks:
+            peer.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+
+def failure_of(rank: int, failed: RankFailed) -> WeftError:
+    if failed.refused:
+        return ConfigError(f"rank {rank}: {failed.message}", param=failed.param)
+    print(failed.traceback, file=sys.stderr, flush=True)
+    return RankLostError(f"rank {rank} failed: {failed.message}")

@@ -1,0 +1,134 @@
+"""What ranks say to each other: sums in rank order, rows side by side, and tokens from the first rank.
+
+    add      few numbers    all-gather, every rank adds in rank order in float32
+             many           each rank gets its slice from all (all-to-all), adds it in rank order, all-gather
+
+    rank 0   a0 a1 a2 a3          slice 0 of all -> rank 0: (a0 + b0)  -.
+    rank 1   b0 b1 b2 b3          slice 1 of all -> rank 1: (a1 + b1)  -+-> all ranks: the whole sum
+
+Each number is the sum of the same floats in the same order, whatever its place in the step. So a row's result
+does not depend on how many rows there are, or which (promise 1 of the design). A ring reduction adds each
+slice in another order: it is right to rounding, and it changes with the batch.
+
+The second way moves as many bytes as a ring: 2 (n - 1) / n of the tensor. The first has one round instead of
+two, which counts more for the rows of a decode.
+
+On a CPU the transport is gloo over the loopback device, on a GPU NCCL. The group is an object of this
+process, not torch's default group: several engines may live in one process. Ranks meet through a file in a
+private directory, so no port has to be free.
+
+Rejected: ``all_reduce`` (see above); shared memory of our own (faster on one machine, and a second transport
+to keep right); a group per mixer (all of them span all ranks).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import distributed
+
+FEW_NUMBERS = 1 << 16
+"""Up to so many numbers are gathered and added by every rank."""
+_LOOPBACK = "lo"
+
+
+class Collectives(Protocol):
+    """Every rank calls the same methods in the same order, with tensors of the same shape."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in collectives since the start."""
+        ...
+
+    def add(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks, in the dtype of ``x``; each number is added in float32, in rank order."""
+        ...
+
+    def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
+        """``x`` of every rank, in rank order."""
+        ...
+
+    def from_first(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` of rank 0, into ``x`` of every other rank."""
+        ...
+
+
+class GroupCollectives:
+    """Over one process group of torch. ``seconds``: time spent waiting for it, since the start."""
+
+    def __init__(self, group: distributed.ProcessGroup) -> None:
+        self._group = group
+        self.rank, self.size = group.rank(), group.size()
+        self.seconds = 0.0
+        self.calls = 0
+
+    @classmethod
+    def open(cls, folder: Path, rank: int, size: int, device: torch.device,
+             timeout_s: float) -> GroupCollectives:
+        """Waits for all ranks. ``folder``: private, the same for all ranks, fresh for each group. Raises
+        RuntimeError (torch's) where a rank does not come within ``timeout_s``."""
+        timeout = timedelta(seconds=timeout_s)
+        backends: Any = distributed   # its types leave out what a build may lack
+        store = backends.FileStore(str(folder / "ranks"), size)
+        store.set_timeout(timeout)
+        if device.type == "cuda":
+            options = backends.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            return cls(backends.ProcessGroupNCCL(store, rank, size, options))
+        options = backends.ProcessGroupGloo._Options()
+        options._devices = [backends.ProcessGroupGloo.create_device(interface=_LOOPBACK)]
+        options._timeout = timeout
+        return cls(backends.ProcessGroupGloo(store, rank, size, options))
+
+    def add(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float().contiguous()
+        many = wide.numel() > FEW_NUMBERS and wide.shape[0] >= self.size
+        total = self._add_by_slices(wide) if many else _in_order(self.gather(wide))
+        return total.to(x.dtype)
+
+    def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        self._wait(self._group.allgather([parts], [x.contiguous()]))
+        return parts
+
+    def from_first(self, x: torch.Tensor) -> torch.Tensor:
+        options = distributed.BroadcastOptions()
+        options.rootRank = 0
+        self._wait(self._group.broadcast([x], options))
+        return x
+
+    def _add_by_slices(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [T, ...]: rank r adds its slice of the rows."""
+        counts = [len(rows) for rows in x.tensor_split(self.size)]
+        own = counts[self.rank]
+        received = x.new_empty((self.size * own, *x.shape[1:]))
+        self._wait(self._group.alltoall_base(received, x, [own] * self.size, counts))
+        total = _in_order(received.tensor_split(self.size))
+        most = max(counts)
+        padded = total if own == most else torch.cat((total, total.new_zeros((most - own, *x.shape[1:]))))
+        parts = self.gather(padded)
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+    def _wait(self, work: distributed.Work) -> None:
+        began_s = time.perf_counter()
+        work.wait()
+        self.seconds += time.perf_counter() - began_s
+        self.calls += 1
+
+
+def _in_order(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total

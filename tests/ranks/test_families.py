@@ -1,0 +1,105 @@
+"""Tokens of two and of four ranks are those of one, whatever the engine does to the text."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from msgspec.structs import replace
+
+from tests.fixtures.checkpoints import VOCAB_SIZE, checkpoint
+from tests.fixtures.drafters import AnswerDrafter
+from tests.ranks.engines import GREEDY, Story, engine, prompt, run, whole_story
+from weft.assemble import assembly
+from weft.families import read_architecture
+from weft.memory.frames.plan import plan_arena
+from weft.planning.ranks import rank_architecture
+from weft.ranks.peers import Peers
+
+FAMILIES = ("qwen3_5", "lfm2", "granite_moe", "kimi_linear", "zamba2", "jamba")
+"""One of each mixer; the others are in ``test_cuts``, without processes."""
+TOLERANCE = 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_ranks_say_what_one_says(family: str, two: Peers) -> None:
+    """Cold, chunked, sampled, and from a cached prefix."""
+    alone = whole_story(engine(checkpoint(family)))
+    ranked = whole_story(engine(checkpoint(family), peers=two))
+    assert ranked.tokens == alone.tokens
+    assert ranked.cached_tokens["hit"] == alone.cached_tokens["hit"] > 0
+    assert ranked.distance(alone) < TOLERANCE * max(1.0, _size(alone))
+
+
+def test_four_ranks_say_what_one_says() -> None:
+    """With two KV heads for four ranks, and two groups of Mamba-2: copies by ``rank // factor``."""
+    four = Peers(4, 30.0)
+    try:
+        for family in ("granite", "lfm2"):
+            alone = whole_story(engine(checkpoint(family)))
+            ranked = whole_story(engine(checkpoint(family), peers=four))
+            assert ranked.tokens == alone.tokens, family
+            assert ranked.distance(alone) < TOLERANCE * max(1.0, _size(alone)), family
+    finally:
+        four.close()
+
+
+def test_a_preempted_sequence_goes_on(two: Peers) -> None:
+    """Three prompts fit, and their answers do not."""
+    requests = {str(i): (prompt(90, i), replace(GREEDY, max_tokens=64)) for i in range(3)}
+    alone = engine(checkpoint("qwen3_5"))
+    expected = run(alone, requests, Story())
+    alone.core.close()
+    ranked = engine(checkpoint("qwen3_5"), peers=two, memory=f"{_tight(3, pages=22)}B", max_model_len=160,
+                    prefix_cache=False)
+    story = run(ranked, requests, Story())
+    ranked.core.close()
+    assert story.preemptions > 0
+    assert story.tokens == expected.tokens
+
+
+def _tight(slots: int, pages: int) -> int:
+    """Bytes of an arena of one of two ranks."""
+    whole = read_architecture(json.loads((checkpoint("qwen3_5") / "config.json").read_text()))
+    arena = plan_arena(rank_architecture(whole, 2).spec(), 1 << 20)
+    frames = -(-pages // arena.pages_per_frame) + -(-slots // arena.slots_per_frame)
+    return frames * arena.frame_bytes
+
+
+def test_steps_that_are_planned_ahead(two: Peers) -> None:
+    """Overlap: rank 0 sends the tokens that a plan does not know yet."""
+    alone = whole_story(engine(checkpoint("granite")))
+    assert whole_story(engine(checkpoint("granite"), peers=two, overlap="on")).tokens == alone.tokens
+
+
+def test_windows_of_drafts(two: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 sends how many drafts were right: some, none, or all."""
+    requests = {"a": (prompt(50, 1), replace(GREEDY, max_tokens=40))}
+    alone = engine(checkpoint("qwen3_5"))
+    expected = run(alone, requests, Story())
+    alone.core.close()
+    drafter = AnswerDrafter("random", dict.fromkeys(range(4), expected.tokens["a"]), VOCAB_SIZE)
+    monkeypatch.setattr(assembly, "make_drafter", lambda *more: drafter)
+    ranked = engine(checkpoint("qwen3_5"), peers=two, speculate="suffix")
+    story = run(ranked, requests, Story())
+    ranked.core.close()
+    assert 0 < drafter.accepted < drafter.drafted
+    assert story.tokens == expected.tokens
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_ranks_sleep_and_wake(level: int, two: Peers) -> None:
+    requests = {"a": (prompt(40, 1), GREEDY)}
+    assembled = engine(checkpoint("lfm2"), peers=two)
+    before = run(assembled, requests, Story())
+    executor = assembled.core.executor
+    assembled.core.flush_cache()
+    for part in executor.sleep(level):
+        executor.wake(part)
+    after = run(assembled, {"b": requests["a"]}, Story())
+    assembled.core.close()
+    assert after.tokens["b"] == before.tokens["a"]
+
+
+def _size(story: Story) -> float:
+    return max(float(row.abs().max()) for row in story.logits.values())

@@ -1,0 +1,98 @@
+"""What a rank's death, silence, or difference does: one clear line, at once or within --rank-timeout."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fixtures.checkpoints import checkpoint
+from tests.ranks.engines import CONFIG, GREEDY, Story, engine, prompt, run
+from weft.assemble.assembly import load_weights
+from weft.assemble.ranks import StartedRanks, start_ranks
+from weft.assemble.room import ArenaRoom
+from weft.config import EngineConfig
+from weft.errors import ConfigError, RankLostError
+from weft.ranks.peers import Peers
+
+CPU = torch.device("cpu")
+ONE = {"a": (prompt(30, 1), GREEDY)}
+
+
+def test_a_killed_rank_ends_the_engine_with_one_line() -> None:
+    peers = Peers(2, 30.0)
+    assembled = engine(checkpoint("qwen3_5"), peers=peers)
+    run(assembled, ONE, Story())
+    peers.ranks[0].process.kill()
+    with pytest.raises(RankLostError, match=r"^rank 1 was ended by signal 9$"):
+        run(assembled, ONE, Story())
+    assembled.core.close()
+    peers.close()
+
+
+def test_a_rank_that_hangs_is_noticed_in_time() -> None:
+    peers = Peers(2, 1.5)
+    assembled = engine(checkpoint("qwen3_5"), peers=peers, rank_timeout=1.5)
+    run(assembled, ONE, Story())
+    os.kill(peers.ranks[0].process.pid, signal.SIGSTOP)
+    began_s = time.monotonic()
+    with pytest.raises(RankLostError, match=r"has not answered for 1\.5 s \(--rank-timeout\)"):
+        run(assembled, ONE, Story())
+    assert time.monotonic() - began_s < 6.0
+    os.kill(peers.ranks[0].process.pid, signal.SIGCONT)
+    assembled.core.close()
+    peers.close()
+    assert peers.ranks[0].process.poll() is not None
+
+
+def _loaded(two: Peers, config: EngineConfig, directory: Path) -> tuple[StartedRanks, Any]:
+    ranks = start_ranks(config, directory, CPU, lambda line: None, two)
+    return ranks, load_weights(config, "", directory, lambda line: None, CPU, ranks.group)
+
+
+def test_other_weights_on_a_rank_are_refused(two: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shapes are the same, the numbers are not."""
+    from tests.fixtures.checkpoints import make_checkpoint
+
+    own = checkpoint("lfm2")
+    other = make_checkpoint(own.parent / "lfm2-other-seed", "lfm2", seed=5)
+    launch = Peers.launch
+    monkeypatch.setattr(Peers, "launch", lambda peers, config, _, **more: launch(
+        peers, config, [own, other], **more))
+    ranks, loaded = _loaded(two, EngineConfig(model=str(own), tp=2, threads=1), own)
+    with pytest.raises(ConfigError, match=r"rank 1 differs from rank 0 in weights [0-9a-f]{12}, rank 0 has"):
+        ranks.common_room(ArenaRoom(1 << 20, 1 << 20, ""), loaded)
+    two.free()
+
+
+def test_too_little_memory_on_one_rank_is_said(two: Peers) -> None:
+    from weft.memory.frames.plan import plan_arena
+    from weft.memory.frames.sizes import fit_sizes
+
+    own = checkpoint("lfm2")
+    config = EngineConfig(model=str(own), tp=2, threads=1, max_model_len=512)
+    ranks, loaded = _loaded(two, config, own)
+    ranks.common_room(ArenaRoom(1 << 20, 1 << 20, ""), loaded)
+    arena = plan_arena(loaded.spec, 8 << 30)
+    pid = two.ranks[0].process.pid
+    resource.prlimit(pid, resource.RLIMIT_AS, (4 << 30, resource.RLIM_INFINITY))
+    two.lay_out(arena, fit_sizes(config, loaded.spec, arena))
+    with pytest.raises(ConfigError, match=r"^rank 1: an arena of 8\.0\d* GiB cannot be allocated"):
+        two.ready()
+    resource.prlimit(pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+def test_a_store_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--tp is 2, and --store keeps"):
+        EngineConfig(tp=2, store="somewhere").check()
+
+
+def test_config_of_these_tests_has_a_bound() -> None:
+    """A rank that hangs in another test ends it."""
+    assert CONFIG.rank_timeout <= 30

@@ -1,0 +1,74 @@
+"""Quantised checkpoints: each rank reads its part of codes, scales and zeros; the rest is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.fixtures import quantised_forms
+from tests.fixtures.checkpoints import make_checkpoint
+from tests.fixtures.quantised_forms import FORMS, Form, Tensors, write
+from tests.ranks.threads import load_ranks, logits_of
+from weft.errors import CheckpointError
+from weft.models.loading import load_model
+
+TOLERANCE = 1e-5
+HIGH, WIDE = 16, 32
+
+
+def fp8_blocks(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    """Blocks that heads are multiples of, as in real checkpoints."""
+    rows, columns = matrix.shape
+    blocks = matrix.view(rows // HIGH, HIGH, columns // WIDE, WIDE)
+    scales = blocks.abs().amax((1, 3)) / 448
+    stored = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn)
+    values = (stored.float() * scales[:, None, :, None]).view(rows, columns)
+    return {name: stored.view(rows, columns), f"{name}_scale_inv": scales}, values
+
+
+ALIGNED = {**FORMS, "fp8": Form({"quant_method": "fp8", "weight_block_size": [HIGH, WIDE],
+                                 "activation_scheme": "dynamic"}, fp8_blocks, "_scale_inv", "float32")}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A rank's share of every matrix is whole groups of 32 columns."""
+    return make_checkpoint(tmp_path_factory.mktemp("wide"), "qwen3_5", intermediate_size=128)
+
+
+@pytest.mark.parametrize("form", [name for name in ALIGNED if name != "gptq_ordered"])
+def test_two_ranks_of_a_quantised_checkpoint(form: str, source: Path, tmp_path: Path,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantised_forms, "checkpoint", lambda name: source)
+    quantised, _ = write("wide", tmp_path, ALIGNED[form])
+    whole = load_model(quantised, quantize_inputs=False)
+    ranks = load_ranks(quantised, 2, quantize_inputs=False)
+    expected = logits_of([whole])
+    assert float((logits_of(ranks) - expected).abs().max() / expected.abs().max()) < TOLERANCE
+    assert all(rank.read_bytes < 0.6 * whole.read_bytes for rank in ranks)
+    assert all(rank.weights_form == whole.weights_form for rank in ranks)
+
+
+@pytest.mark.parametrize(("form", "message"), [
+    ("gptq_ordered", r"desc_act.*--tp cannot cut them"),
+    ("fp8", r"--tp is 2, and .*weight_scale_inv has one entry for \d+ (rows|columns) of its matrix"),
+])
+def test_what_cannot_be_cut_is_refused(form: str, message: str, source: Path, tmp_path: Path,
+                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups in an order of their own, and blocks of 48 rows under heads of 16."""
+    monkeypatch.setattr(quantised_forms, "checkpoint", lambda name: source)
+    quantised, _ = write("wide", tmp_path, FORMS[form])
+    with pytest.raises(CheckpointError, match=message):
+        load_ranks(quantised, 2)
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4", "w8a8"])
+def test_ranks_round_their_own_part(quantize: str, source: Path) -> None:
+    """Groups lie inside of a rank here, so a rank rounds as one rank does. """
+    expected = logits_of([load_model(source)])
+    ranks = load_ranks(source, 2, quantize=quantize, quantize_inputs=quantize == "w8a8")
+    gap = (logits_of(ranks) - expected).abs().max() / expected.abs().max()
+    alone = load_model(source, quantize=quantize, quantize_inputs=quantize == "w8a8")  # type: ignore[arg-type]
+    assert gap < 2 * (logits_of([alone]) - expected).abs().max() / expected.abs().max()
