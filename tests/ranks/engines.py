@@ -1,8 +1,7 @@
 """One engine alone and the same engine over ranks, through one script of requests.
 
 The script has what an engine does to a text: cold prompts, one longer than a step (chunks), a prefix hit, a
-sampled answer, and memory so short that a sequence is preempted. Logits that chose a token are kept by
-(sequence, position).
+sampled answer. Logits that chose a token are kept by (request, position).
 """
 
 from __future__ import annotations

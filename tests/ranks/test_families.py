@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from msgspec.structs import replace
 
@@ -11,9 +9,6 @@ from tests.fixtures.checkpoints import VOCAB_SIZE, checkpoint
 from tests.fixtures.drafters import AnswerDrafter
 from tests.ranks.engines import GREEDY, Story, engine, prompt, run, whole_story
 from weft.assemble import assembly
-from weft.families import read_architecture
-from weft.memory.frames.plan import plan_arena
-from weft.planning.ranks import rank_architecture
 from weft.ranks.peers import Peers
 
 FAMILIES = ("qwen3_5", "lfm2", "granite_moe", "kimi_linear", "zamba2", "jamba")
@@ -42,28 +37,6 @@ def test_four_ranks_say_what_one_says() -> None:
             assert ranked.distance(alone) < TOLERANCE * max(1.0, _size(alone)), family
     finally:
         four.close()
-
-
-def test_a_preempted_sequence_goes_on(two: Peers) -> None:
-    """Three prompts fit, and their answers do not."""
-    requests = {str(i): (prompt(90, i), replace(GREEDY, max_tokens=64)) for i in range(3)}
-    alone = engine(checkpoint("qwen3_5"))
-    expected = run(alone, requests, Story())
-    alone.core.close()
-    ranked = engine(checkpoint("qwen3_5"), peers=two, memory=f"{_tight(3, pages=22)}B", max_model_len=160,
-                    prefix_cache=False)
-    story = run(ranked, requests, Story())
-    ranked.core.close()
-    assert story.preemptions > 0
-    assert story.tokens == expected.tokens
-
-
-def _tight(slots: int, pages: int) -> int:
-    """Bytes of an arena of one of two ranks."""
-    whole = read_architecture(json.loads((checkpoint("qwen3_5") / "config.json").read_text()))
-    arena = plan_arena(rank_architecture(whole, 2).spec(), 1 << 20)
-    frames = -(-pages // arena.pages_per_frame) + -(-slots // arena.slots_per_frame)
-    return frames * arena.frame_bytes
 
 
 def test_steps_that_are_planned_ahead(two: Peers) -> None:
