@@ -159,7 +159,7 @@ class EngineConfig:
             raise ConfigError(f"--tp is {self.tp}, and heads for multi-token prediction are not cut; leave "
                               "mtp out of --speculate", param="--speculate")
         if self.tp > 1 and self.weights_cache is not None:
-            raise ConfigError(f"--tp is {self.tp}, and --weights-cache keeps the weights of one process; leave "
+            raise ConfigError(f"--tp is {self.tp}, and --weights-cache keeps weights of one process; leave "
                               "one of them out", param="--weights-cache")
         if self.tp > 1 and self.store is not None:
             raise ConfigError(f"--tp is {self.tp}, and --store keeps states and pages of one rank only; "

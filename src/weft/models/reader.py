@@ -119,8 +119,8 @@ class TensorReader(TensorSource):
 
     def _packs(self, stored: StoredTensor) -> bool:
         """Whether a tensor is packed out of the map, if it is asked for as a matrix."""
-        return (self.share is None and self.runtime.keeps_twelve_bits and self.dtype == torch.bfloat16 and stored.dtype == "BF16"
-                and len(stored.shape) == 2 and stored.begin % 2 == 0
+        return (self.share is None and self.runtime.keeps_twelve_bits and self.dtype == torch.bfloat16
+                and stored.dtype == "BF16" and len(stored.shape) == 2 and stored.begin % 2 == 0
                 and gains_by_twelve_bits(self._device, self.dtype, stored.shape[0], stored.shape[1]))
 
     def _forget_fetched(self, stored: StoredTensor) -> Future[torch.Tensor] | None:
