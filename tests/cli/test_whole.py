@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.fixtures.checkpoints import checkpoint
+from weft.cli.main import main
 from weft.cli.own_server import own_server
 from weft.config import EngineConfig
 
@@ -35,28 +36,38 @@ def directory() -> Path:
     return checkpoint("qwen3_5")
 
 
-def test_a_prompt_may_be_piped_or_typed_and_only_the_answer_goes_to_stdout(directory: Path) -> None:
+def _weft_here(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """(exit code, stdout) of the same command in this process, which has imported torch already."""
+    code = main(arguments)
+    return code, capsys.readouterr().out
+
+
+def test_a_prompt_may_be_piped_or_typed_and_only_the_answer_goes_to_stdout(
+        directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--model", str(directory), "--temperature", "0", "--memory", "32MiB")
     piped = _weft("generate", *flags, "--max-tokens", "8", typed="once upon")
-    typed = _weft("generate", "once upon", *flags, "--max-tokens", "16")
+    code, typed = _weft_here(capsys, "generate", "once upon", *flags, "--max-tokens", "16")
+    assert code == 0
     assert (piped.returncode, piped.stderr) == (0, "")
     assert len(piped.stdout) > 1
-    assert typed.stdout.startswith(piped.stdout.rstrip("\n\ufffd"))
-    assert len(typed.stdout) > len(piped.stdout)
+    assert typed.startswith(piped.stdout.rstrip("\n\ufffd"))
+    assert len(typed) > len(piped.stdout)
 
 
-def test_chat_and_eval_talk_to_a_server_and_leave_none_behind(directory: Path) -> None:
+def test_chat_and_eval_talk_to_a_server_and_leave_none_behind(
+        directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = EngineConfig(model=str(directory), memory="64MiB", max_model_len=1024)
     with own_server(config) as url:
         chat = _weft("chat", "--url", url, "--max-tokens", "8", typed="hello\n/reset\nhello again\n")
         assert (chat.returncode, chat.stderr) == (0, "")
         assert chat.stdout.count("prompt tokens from cache") == 2
-        score = _weft("eval", "recall", "--url", url, "--length", "128", "--questions", "2", "--json")
-        assert score.returncode == 0, score.stderr
-        assert json.loads(score.stdout)["asked"] >= 2
-        low = _weft("eval", "recall", "--url", url, "--length", "128", "--questions", "1", "--pass-at", "1")
-        assert low.returncode == 1  # random weights remember nothing
-        assert "accuracy" in low.stdout
+        recall = ("eval", "recall", "--url", url, "--length", "128", "--questions")
+        code, score = _weft_here(capsys, *recall, "2", "--json")
+        assert code == 0
+        assert json.loads(score)["asked"] >= 2
+        code, low = _weft_here(capsys, *recall, "1", "--pass-at", "1")
+        assert code == 1  # random weights remember nothing
+        assert "accuracy" in low
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/health")
 

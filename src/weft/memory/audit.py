@@ -87,6 +87,11 @@ class _Recount:
         self.owners[item] = owner
 
     def compare(self) -> None:
+        named_owners = [FREE] * len(self.recorded)
+        for item, owner in self.owners.items():
+            named_owners[item] = owner
+        if named_owners == list(self.recorded):
+            return
         for item, owner in enumerate(self.recorded):
             named = self.owners.get(item, FREE)
             assert owner == named, f"{self.what} {item} is recorded as of {owner}, its owner is {named}"
@@ -105,7 +110,7 @@ def _audit_packing(what: str, packing: Packing[Item], owners: Mapping[int, int])
         free = set(stack)
         assert len(free) == len(stack), f"{what} frame {frame} has a {what} free twice"
         assert free.isdisjoint(owners), f"{what} frame {frame} has a {what} both free and held"
-        assert all(item // packing.per_frame == frame for item in free), (
+        assert not free or min(free) // packing.per_frame == frame == max(free) // packing.per_frame, (
             f"{what} frame {frame} has a free {what} of another frame")
         assert used + len(free) == packing.per_frame, (
             f"{what} frame {frame}: {used} held and {len(free)} free are not {packing.per_frame}: leaked")

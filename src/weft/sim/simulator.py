@@ -224,8 +224,8 @@ class Simulation:
 
     def executing(self, plan: StepPlan) -> None:
         """The engine hands over ``plan``, committed; where steps overlap, when it begins."""
-        self.trace.plan(plan)
-        assert self._planned is None or self._planned == plan_bytes(plan), "planning twice changed the plan"
+        encoded = self.trace.plan(plan)
+        assert self._planned is None or self._planned == encoded, "planning twice changed the plan"
         self.progress.executing(plan)
         self._running_max = max(self._running_max, len(self.core.scheduler.running))
         if plan.preempted:

@@ -26,6 +26,8 @@ from weft.request import TokenEvent
 from weft.schedule.plan import Admission, StepPlan
 
 TAIL_LINES = 40
+_PLAIN = frozenset({int, str, bytes, float, bool, type(None)})
+"""What msgpack takes as it is; nearly every value of a plan."""
 
 
 def plan_bytes(plan: StepPlan) -> bytes:
@@ -35,20 +37,18 @@ def plan_bytes(plan: StepPlan) -> bytes:
 
 def _values(value: Any) -> Any:
     """Nested lists of plain values, without names."""
-    if isinstance(value, (int, str, bytes)) or value is None:
-        return value
     if isinstance(value, (tuple, list)):
-        return [_values(one) for one in value]
+        return [one if type(one) in _PLAIN else _values(one) for one in value]
     if isinstance(value, np.ndarray):
         return value.tolist()
-    if isinstance(value, Enum):
+    if isinstance(value, Enum) and not isinstance(value, int):
         return value.value
     if isinstance(value, Admission):
         return [value.row, value.seq, value.prompt_tokens, value.seed, value.stop_ids, value.tokens.tolist()]
     if isinstance(value, msgspec.Struct):
-        return [_values(one) for one in msgspec.structs.astuple(value)]
+        return _values(msgspec.structs.astuple(value))
     if is_dataclass(value):
-        return [_values(getattr(value, name)) for name in _field_names(value.__class__)]
+        return _values([getattr(value, name) for name in _field_names(value.__class__)])
     return value
 
 
@@ -76,22 +76,25 @@ def plan_line(plan: StepPlan) -> str:
 class Trace:
     def __init__(self) -> None:
         self._hash = blake2b(digest_size=16)
-        self._lines: deque[str] = deque(maxlen=TAIL_LINES)
+        self._tail: deque[str | StepPlan] = deque(maxlen=TAIL_LINES)
 
-    def plan(self, plan: StepPlan) -> None:
-        self._hash.update(plan_bytes(plan))
-        self._lines.append(plan_line(plan))
+    def plan(self, plan: StepPlan) -> bytes:
+        """The bytes of ``plan`` that the hash has taken."""
+        encoded = plan_bytes(plan)
+        self._hash.update(encoded)
+        self._tail.append(plan)
+        return encoded
 
     def events(self, events: list[TokenEvent], now_s: float) -> None:
         self._hash.update(msgspec.msgpack.encode((now_s, _values(events))))
 
     def note(self, line: str) -> None:
         self._hash.update(line.encode())
-        self._lines.append(line)
+        self._tail.append(line)
 
     @property
     def digest(self) -> str:
         return self._hash.hexdigest()
 
     def tail(self) -> str:
-        return "\n".join(self._lines)
+        return "\n".join(one if isinstance(one, str) else plan_line(one) for one in self._tail)
