@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from collections.abc import Callable
 
 import pytest
 
+from weft.cli.generate import read_prompt
 from weft.cli.main import VERBS, main
 from weft.errors import ConfigError, EngineUnavailableError, WeftError
 from weft.foreign import FOREIGN_VERBS
@@ -106,6 +108,13 @@ def test_version_says_versions(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.startswith("weft ")
     assert "Python 3." in said
     assert "torch 2." in said
+
+
+@pytest.mark.parametrize(("typed", "prompt"), [("Once\n", "Once"), ("One\n\n", "One\n"), ("Once", "Once")])
+def test_a_prompt_from_a_pipe_loses_its_last_line_end(
+        typed: str, prompt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    assert read_prompt(None) == prompt
 
 
 def test_generate_without_a_prompt_says_how_to_give_one(

@@ -150,7 +150,8 @@ def test_a_directory_is_planned_from_its_config_alone(
     assert found["longest_tokens"] == 131072
     assert (found.pop("model"), found["family"]) == (tmp_path.name, "granite_hybrid")
     known = data(capsys, "granite-4.0-h-tiny", "--arena", "8GiB")
-    assert found == {key: value for key, value in known.items() if key != "model"}
+    assert found.pop("serve") == f"weft serve {tmp_path} --memory 8192MiB"
+    assert found == {key: value for key, value in known.items() if key not in ("model", "serve")}
     assert data(capsys, "weft-recall", "--memory", "64MiB")["family"] == "qwen3_5"
 
 
@@ -254,6 +255,9 @@ def test_a_plan_ends_with_the_line_that_serves_it(
     start = shown.rfind(line)
     assert start >= 0, shown[-200:]
     words = shown[start:].split()
+    assert main(["plan", *arguments, "--json"]) in (0, 1)
+    serve = json.loads(capsys.readouterr().out)["serve"]
+    assert serve == (" ".join(words) if words[0] == "weft" else None)
     if words[0] == "weft":
         command = serve_command.make_context("serve", words[2:])
         size = parse_bytes(command.params["memory"], flag="--memory")

@@ -140,8 +140,10 @@ def write_recording(file: Path, *, steps: int) -> None:
 
 def test_a_recording_needs_no_model_and_no_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_recording(tmp_path / "r.jsonl", steps=20)
-    code, out, _ = run(capsys, "simulate", str(tmp_path / "r.jsonl"))
+    code, out, _ = run(capsys, "simulate", str(tmp_path / "r.jsonl"), "--policy", "value,value+compressed4")
     assert code == 0
+    assert out.count("value+compressed4") == 2, "two tables"
+    assert "…" not in out
     assert "recorded-model, as recorded" in out
     assert "fitted to 20 steps" in out
     assert "the engine found 15.7%" in out

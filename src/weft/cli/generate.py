@@ -25,7 +25,8 @@ from weft.errors import RequestError
 def command(prompt: str | None, chat: bool, **values: Any) -> None:
     """Complete PROMPT and stream the text.
 
-    Without PROMPT, or with "-", the prompt is read from stdin: `cat story.txt | weft generate`.
+    Without PROMPT, or with "-", the prompt is read from stdin: `cat story.txt | weft generate`. The line end
+    behind its last line is no part of it.
     """
     text = read_prompt(prompt)
     from weft.api import Engine
@@ -46,7 +47,8 @@ def command(prompt: str | None, chat: bool, **values: Any) -> None:
 
 
 def read_prompt(argument: str | None) -> str:
-    """The prompt from the argument, or from a pipe. Raises RequestError where there is neither."""
+    """The prompt from the argument, or from a pipe without its last line end, which `echo` and editors add.
+    Raises RequestError where there is neither."""
     if argument is not None and argument != "-":
         return argument
     if argument is None and sys.stdin.isatty():
@@ -55,4 +57,4 @@ def read_prompt(argument: str | None) -> str:
     text = sys.stdin.read()
     if not text.strip():
         raise RequestError("the prompt from stdin is empty", param="prompt")
-    return text
+    return text.removesuffix("\n")

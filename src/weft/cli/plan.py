@@ -90,6 +90,11 @@ def command(model: str | None, memory: str | None, arena: str | None, lengths: t
     name, config = find_config(model, revision)
     asked = Asked(**sizes, lengths=lengths, **stored_as(more))
     plan = make_plan(name, config, asked)
+    from weft.cli.serve_line import serve_line
+
+    is_path = Path(model).expanduser().exists()
+    served = model if is_path else None if (_EMBEDDED / name).is_dir() else name
+    serve = serve_line(served, revision, config, plan)
     times = None
     if store is not None:
         from weft.cli.plan_store import restore_times
@@ -97,16 +102,12 @@ def command(model: str | None, memory: str | None, arena: str | None, lengths: t
         times = restore_times(plan, make_plan(name, config, replace(asked, tp=1)), store, device,
                               prefill_rate)
     if as_json:
-        data = plan_data(plan, compare=compare)
-        click.echo(json.dumps(data if times is None else {**data, "store": times.to_json()}, indent=2))
+        stored = {} if times is None else {"store": times.to_json()}
+        click.echo(json.dumps({**plan_data(plan, compare=compare), **stored, "serve": serve}, indent=2))
     if plot is not None or not as_json:
         from weft.cli.plan_view import show
-        from weft.cli.serve_line import serve_line
 
-        is_path = Path(model).expanduser().exists()
-        served = model if is_path else None if (_EMBEDDED / name).is_dir() else name
-        show(plan, compare=compare, from_here=from_here, quiet=as_json, file=plot, times=times,
-             serve=serve_line(served, revision, config, plan))
+        show(plan, compare=compare, from_here=from_here, quiet=as_json, file=plot, times=times, serve=serve)
     return 0 if plan.enough else 1
 
 

@@ -13,7 +13,7 @@ import click
 from weft.config_check import flag_name
 
 SAMPLING_FLAGS: dict[str, tuple[click.ParamType[Any], str]] = {
-    "max_tokens": (click.INT, "Most tokens to make."),
+    "max_tokens": (click.INT, "Most tokens of the answer."),
     "temperature": (click.FLOAT, "0 takes the likeliest token; higher is more varied."),
     "top_p": (click.FLOAT, "Choose among the likeliest tokens that together reach this probability."),
     "top_k": (click.INT, "Choose among this many of the likeliest tokens; 0: all."),

@@ -21,6 +21,7 @@ from weft.sim.report import Report
 from weft.sim.speculation import SpeculationReport
 from weft.sim.study import Sized, Study
 
+_WIDEST = 1000
 _LOST = {"no_checkpoint": "no state", "evicted_state": "state gone", "evicted_kv": "KV gone",
          "not_ready": "not ready"}
 
@@ -32,10 +33,12 @@ def show(trace: str, words: Sequence[str], study: Study, recording: Recording | 
     for line in words:
         console.print(line, markup=False)
     console.print()
-    table_console = Console(highlight=False)
-    table_console.print(_results(study))
-    console.print()
-    table_console.print(_lost(study))
+    for at, table in enumerate((_results(study), _lost(study))):
+        if at:
+            console.print()
+        # A narrow terminal wraps its lines; an ellipsis would hide figures.
+        width = console.measure(table, options=console.options.update(width=_WIDEST)).maximum
+        Console(highlight=False, width=max(console.width, width)).print(table)
     for line in _notes(study, recording):
         console.print(Text(line, style="dim"))
 

@@ -1,7 +1,8 @@
 """``generation_config.json``: when the model ends, and how its makers sample from it.
 
 These are defaults: a request that names a value always wins. Files differ in age and completeness, so each
-field is optional and one that cannot be read is left out rather than refused.
+field is optional and one that cannot be read is left out rather than refused. ``do_sample: false`` is
+greedy: it is read as temperature 0, whatever temperature stands beside it.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ def read_generation_defaults(directory: Path, config: Mapping[str, Any]) -> Gene
     eos = next((ids for source in (stated, config, text_config(config))
                 if (ids := _ids(source.get("eos_token_id")))), ())
     top_k = stated.get("top_k")
+    temperature = 0.0 if stated.get("do_sample") is False else _number(stated, "temperature")
     return GenerationDefaults(
-        eos_ids=eos, temperature=_number(stated, "temperature"), top_p=_number(stated, "top_p"),
+        eos_ids=eos, temperature=temperature, top_p=_number(stated, "top_p"),
         top_k=top_k if isinstance(top_k, int) and not isinstance(top_k, bool) else None,
         min_p=_number(stated, "min_p"), repetition_penalty=_number(stated, "repetition_penalty"))
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests.fixtures.checkpoints import checkpoint, copy_checkpoint, make_checkpoint
 from weft.errors import CheckpointError, UnknownArchitectureError
 from weft.models import loading
+from weft.models.generation import read_generation_defaults
 from weft.models.loading import load_model
 
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -153,6 +154,16 @@ def test_a_bad_generation_config_is_named_and_an_absent_one_falls_back(directory
     path.unlink()
     defaults = load_model(directory).generation_defaults
     assert (len(defaults.eos_ids), defaults.sampling()) == (1, {})
+
+
+@pytest.mark.parametrize(("stated", "temperature"), [
+    ({"do_sample": False, "temperature": 0.6}, 0.0), ({"do_sample": True, "temperature": 0.6}, 0.6),
+    ({"temperature": 0.6}, 0.6), ({}, None),
+])
+def test_a_checkpoint_that_does_not_sample_is_greedy(directory: Path, stated: dict[str, object],
+                                                     temperature: float | None) -> None:
+    (directory / "generation_config.json").write_text(json.dumps(stated))
+    assert read_generation_defaults(directory, {}).temperature == temperature
 
 
 def test_an_unknown_architecture_is_told_from_a_broken_checkpoint(directory: Path) -> None:

@@ -1,0 +1,78 @@
+"""Blocks and lines of the pages that no test runs as they stand, each with its reason.
+
+A key is a page and the beginning of a line; a python block goes by its first line. Each key must still begin
+some line of that page. A line that is neither run nor here is an error of ``tests/docs/reader.py``.
+"""
+
+from __future__ import annotations
+
+SHELL = "sets up this machine or starts the test suite itself"
+HUB = "downloads from the hub or an index"
+GPU = "needs a GPU"
+LONG = "minutes"
+TRACE = "needs a trace that must be downloaded first; the figures beside it are committed results"
+LOAD = "a quarter of a minute of load; tests/cli/test_bench.py runs the same command, smaller"
+FILES = "needs a file of the reader's; tests/cli/test_bench.py runs it with one"
+TERMINAL = "waits for a person at a terminal; tests/cli/test_chat.py plays one"
+BUCKET = "needs a bucket; tests/server/test_store_bucket.py has one"
+REPLICAS = "needs a second engine; tests/fleet/test_replicas.py runs it"
+MACHINES = "needs engines of their own on other machines; tests/fleet/test_join.py starts them"
+RAY = "needs Ray; tests/ray has it"
+FRAGMENT = "a part of a function that the page explains"
+FUZZ = "minutes; tests/server/test_openapi.py sends a few hundred of these requests"
+SAMPLE = "a minute; tests/docs/test_simulated_figures.py compares the whole table with a committed result"
+
+NOT_RUN: dict[tuple[str, str], str] = {
+    ("README.md", "make "): SHELL,
+    ("README.md", ". .venv/bin/activate"): SHELL,
+    ("README.md", "weft chat"): TERMINAL,
+    ("README.md", "weft simulate sample"): "20 s; the sample runs in tests/docs/test_simulated_figures.py",
+    ("README.md", "weft eval recall"): "half a minute; docs/cli.md has it with fewer questions",
+    ("docs/adding-a-model.md", "def read_lfm2_moe"): FRAGMENT,
+    ("docs/adding-a-model.md", "python -m pytest"): SHELL,
+    ("docs/adding-a-model.md", "python -m tests.oracle.table"): LONG,
+    ("docs/batch.md", "python -m benchmarks.batch"): LONG,
+    ("docs/bench.md", "weft bench serve"): LOAD,
+    ("docs/bench.md", "weft bench latency"): LOAD,
+    ("docs/bench.md", "weft bench throughput"): LOAD,
+    ("docs/bench.md", "weft bench kernels"): LOAD,
+    ("docs/benchmarks.md", "python -m benchmarks."): LONG,
+    ("docs/clients.md", "tests/clients/run.sh"): HUB,
+    ("docs/fleet.md", "pip install"): HUB,
+    ("docs/fleet.md", "weft drain"): REPLICAS,
+    ("docs/fleet.md", "weft serve --listen-engines"): MACHINES,
+    ("docs/fleet.md", "weft join"): MACHINES,
+    ("docs/fleet.md", "weft serve owner/model --ray"): RAY,
+    ("docs/fleet.md", "python -m benchmarks.soak_fleet"): LONG,
+    ("docs/gpu.md", "pip install"): HUB,
+    ("docs/gpu.md", "weft serve path/to/checkpoint --device cuda:1"): GPU,
+    ("docs/gpu.md", "make "): SHELL,
+    ("docs/gpu.md", "python -m weft.tensor.gpu.compile_gate"): LONG,
+    ("docs/gpu.md", "PYTHONPATH=src python -m benchmarks.gpu_first_run"): GPU,
+    ("docs/gpu.md", "TRITON_INTERPRET=1 weft generate"): LONG,
+    ("docs/kernels.md", "weft bench kernels"): LOAD,
+    ("docs/kernels.md", "tests/aarch64.sh"): LONG,
+    ("docs/kernels.md", "python -m benchmarks.step_python"): LONG,
+    ("docs/kernels.md", "make sanitize"): SHELL,
+    ("docs/memory.md", "match = memory.match(prompt, salt=salt)"): FRAGMENT,
+    ("docs/models.md", "weft serve Qwen/Qwen3.5-4B --weights-cache"): HUB,
+    ("docs/openapi.md", "schemathesis run"): FUZZ,
+    ("docs/plan.md", "weft plan owner/name"): HUB,
+    ("docs/quantization.md", "python -m benchmarks."): LONG,
+    ("docs/scheduling.md", "python -c"): "runs in tests/sim, with other seeds",
+    ("docs/server.md", "pip install"): HUB,
+    ("docs/simulate.md", "weft simulate sample"): SAMPLE,
+    ("docs/simulate.md", "weft simulate conversation_trace.jsonl"): TRACE,
+    ("docs/store-format.md", "weft store info s3://"): BUCKET,
+    ("docs/store-format.md", "weft store verify s3://"): BUCKET,
+    ("docs/store-format.md", "weft store prune s3://"): BUCKET,
+    ("docs/store-format.md", "weft store rm s3://"): BUCKET,
+    ("docs/store.md", "pip install"): HUB,
+    ("docs/store.md", "weft serve --store s3://"): BUCKET,
+}
+
+
+def reason(page: str, text: str) -> str | None:
+    """Why ``text``, a line or the first line of a program, is not run; None if it is."""
+    return next((why for (where, begin), why in NOT_RUN.items()
+                 if page == where and text.startswith(begin)), None)
