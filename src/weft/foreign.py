@@ -22,7 +22,7 @@ class Foreign:
     instead: str
 
 
-_ONE_DEVICE = "a model runs on the cores of one machine"
+_BY_WIDTH = "layers are divided over ranks by their width, and never by their number"
 _ONE_POOL = "KV pages and recurrent states share one memory that is given in bytes"
 _FRAMES = "pages have 16 tokens and states have slots of their own, so there is no block size to tune"
 _OTHER_NAME = ""
@@ -102,16 +102,16 @@ FOREIGN_FLAGS: dict[str, Foreign] = {
     "-c": Foreign(_OTHER_NAME, "--max-model-len"),
     "--max-seq-len": Foreign(_OTHER_NAME, "--max-model-len"),
     # devices
-    "--tensor-parallel-size": Foreign(_ONE_DEVICE, "--threads"),
-    "-tp": Foreign(_ONE_DEVICE, "--threads"),
-    "--tp-size": Foreign(_ONE_DEVICE, "--threads"),
-    "--tp": Foreign(_ONE_DEVICE, "--threads"),
-    "--pipeline-parallel-size": Foreign(_ONE_DEVICE, "--threads"),
-    "-pp": Foreign(_ONE_DEVICE, "--threads"),
+    "--tensor-parallel-size": Foreign(_OTHER_NAME, "--tp"),
+    "-tp": Foreign(_OTHER_NAME, "--tp"),
+    "--tp-size": Foreign(_OTHER_NAME, "--tp"),
+    "--pipeline-parallel-size": Foreign(_BY_WIDTH, "--tp"),
+    "-pp": Foreign(_BY_WIDTH, "--tp"),
     "--data-parallel-size": Foreign(_OTHER_NAME, "--replicas"),
     "-dp": Foreign(_OTHER_NAME, "--replicas"),
-    "--enable-expert-parallel": Foreign(_ONE_DEVICE, "--threads"),
-    "--distributed-executor-backend": Foreign(_ONE_DEVICE, _LEAVE_OUT),
+    "--enable-expert-parallel": Foreign(_OTHER_NAME, "--ep"),
+    "--distributed-executor-backend": Foreign("ranks are processes that the engine starts itself",
+                                              _LEAVE_OUT),
     "--n-gpu-layers": Foreign(_WHOLE, "--device"),
     "-ngl": Foreign(_WHOLE, "--device"),
     "--flash-attn": Foreign(_KERNELS, _LEAVE_OUT),
