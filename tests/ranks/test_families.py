@@ -9,7 +9,9 @@ from tests.fixtures.checkpoints import VOCAB_SIZE, checkpoint
 from tests.fixtures.drafters import AnswerDrafter
 from tests.ranks.engines import GREEDY, Story, engine, prompt, run, whole_story
 from weft.assemble import assembly
+from weft.memory.draft import Draft
 from weft.ranks.peers import Peers
+from weft.units import SeqId
 
 FAMILIES = ("qwen3_5", "lfm2", "granite_moe", "kimi_linear", "zamba2", "jamba")
 """One of each mixer; the others are in ``test_cuts``, without processes."""
@@ -37,6 +39,30 @@ def test_four_ranks_say_what_one_says() -> None:
             assert ranked.distance(alone) < TOLERANCE * max(1.0, _size(alone)), family
     finally:
         four.close()
+
+
+def test_a_preempted_sequence(two: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time the first sequence grows, the arena seems full once: the last one gives way and resumes."""
+    requests = {"a": (prompt(40, 1), replace(GREEDY, max_tokens=24)),
+                "b": (prompt(30, 2), replace(GREEDY, max_tokens=24))}
+    alone = engine(checkpoint("lfm2"))
+    expected = run(alone, requests, Story())
+    alone.core.close()
+    assert not expected.preemptions
+    extend, refused = Draft.extend, set[int]()
+
+    def refuse_once(draft: Draft, seq: SeqId, tokens: int) -> bool:
+        if seq != 0 or tokens in refused or len(ranked.core.scheduler.running) == 1:
+            return extend(draft, seq, tokens)
+        refused.add(tokens)
+        return False
+
+    monkeypatch.setattr(Draft, "extend", refuse_once)
+    ranked = engine(checkpoint("lfm2"), peers=two)
+    story = run(ranked, requests, Story())
+    ranked.core.close()
+    assert story.preemptions >= len(refused) > 0
+    assert story.tokens == expected.tokens
 
 
 def test_steps_that_are_planned_ahead(two: Peers) -> None:
