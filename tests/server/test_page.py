@@ -13,7 +13,7 @@ from py_mini_racer import MiniRacer
 
 from tests.server.running import RunningServer
 from weft.cli.top import read_metrics
-from weft.server.launch import _is_no_look
+from weft.server.http import _is_no_look
 
 SERVER = {"api_key": ["a-key"]}
 FOLDER = resources.files("weft.server") / "page_files"

@@ -40,7 +40,8 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class Gate:
-    def __init__(self, app: ASGIApp, *, keys: Keys, origins: Origins, tracer: RequestTracer | None) -> None:
+    def __init__(self, app: ASGIApp, *, keys: Keys, origins: Origins,
+                 tracer: RequestTracer | None = None) -> None:
         self._app = app
         self._tracer = tracer
         self._keys = keys

@@ -101,7 +101,7 @@ def test_strict_tools_leave_text_free_and_hold_calls_to_the_schema(name: str, wi
 
 
 def test_strict_tools_need_a_marker_where_the_model_has_none() -> None:
-    with pytest.raises(RequestError, match="tool_choice required"):
+    with pytest.raises(RequestError, match="need the mode required"):
         strict_grammar(BY_NAME["llama3_json"], TOOLS, several=True, token_of=tokenizer().added_id,
                      field="tools")
 
