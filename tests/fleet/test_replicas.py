@@ -1,4 +1,6 @@
-"""Two engine processes behind one address: killed, drained, restarted, asleep. Clients see no error."""
+"""Two engine processes behind one address: killed, drained, restarted, asleep. Clients see no error.
+
+The router is the one that counts, so that both replicas surely work; ``test_router`` has the others."""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ SUNG = {"model": "default", "prompt": "sing", "max_tokens": 1200, "temperature":
 @pytest.fixture(scope="module")
 def server(model_directory: Path) -> Iterator[RunningServer]:
     with running_server("build_paced", engine={"model": str(model_directory)},
-                        server={"replicas": 2, "restarts": 20}) as running:
+                        server={"replicas": 2, "restarts": 20, "router": "least-loaded"}) as running:
         yield running
 
 
