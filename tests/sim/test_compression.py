@@ -140,7 +140,9 @@ def with_pages_of_a_state_in_another_order(plan: StepPlan) -> StepPlan:
 
 
 def without_the_last_kv(plan: StepPlan) -> StepPlan:
-    return with_work(plan, kv_compressions=plan.arena_work.kv_compressions[:-1])
+    """A step that does nothing else stays whole: an empty step would be caught for that alone."""
+    without = with_work(plan, kv_compressions=plan.arena_work.kv_compressions[:-1])
+    return without if plan.tokens.size or without.arena_work.kv_compressions else plan
 
 
 def with_pages_restored_in_another_order(plan: StepPlan) -> StepPlan:
@@ -163,5 +165,5 @@ def without_state_restores(plan: StepPlan) -> StepPlan:
 def test_the_executor_notices_when(broken: object, monkeypatch: pytest.MonkeyPatch) -> None:
     seal = PlanBuilder.seal
     monkeypatch.setattr(PlanBuilder, "seal", lambda *args: broken(seal(*args)))  # type: ignore[operator]
-    with pytest.raises(SimulationFailed, match=r"compressed|holds no|does not hold|does nothing at all"):
+    with pytest.raises(SimulationFailed, match=r"compressed|holds no|does not hold"):
         run_all()
