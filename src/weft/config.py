@@ -158,12 +158,6 @@ class EngineConfig:
         if self.tp > 1 and "mtp" in self.speculate.split(","):
             raise ConfigError(f"--tp is {self.tp}, and heads for multi-token prediction are not cut; leave "
                               "mtp out of --speculate", param="--speculate")
-        if self.tp > 1 and self.weights_cache is not None:
-            raise ConfigError(f"--tp is {self.tp}, and --weights-cache keeps weights of one process; leave "
-                              "one of them out", param="--weights-cache")
-        if self.tp > 1 and self.store is not None:
-            raise ConfigError(f"--tp is {self.tp}, and --store keeps states and pages of one rank only; "
-                              "leave one of them out", param="--store")
         if self.quantize == "w8a8" and not self.quantize_inputs:
             raise ConfigError("--quantize is w8a8, which rounds inputs, and --no-quantize-inputs leaves them "
                               "as they are; use --quantize int8 with it", param="--quantize-inputs")

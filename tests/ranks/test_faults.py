@@ -88,11 +88,6 @@ def test_too_little_memory_on_one_rank_is_said(two: Peers) -> None:
     resource.prlimit(pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
-def test_a_store_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--tp is 2, and --store keeps"):
-        EngineConfig(tp=2, store="somewhere").check()
-
-
 def test_config_of_these_tests_has_a_bound() -> None:
     """A rank that hangs in another test ends it."""
     assert CONFIG.rank_timeout <= 30

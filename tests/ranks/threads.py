@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.oracle.model_driver import ModelDriver
 from weft.models.cuts import RankPlace
 from weft.models.loading import LoadedModel, load_model
 from weft.models.rank_share import RankGroup
+from weft.models.weights_cache import WeightsCache
 from weft.planning.ranks import rank_architecture
 
 
@@ -40,11 +42,14 @@ class ThreadCollectives:
         return x.copy_(self.gather(x)[0])
 
 
-def load_ranks(directory: Path, size: int, *, by_expert: bool = False, **more: object) -> list[LoadedModel]:
+def load_ranks(directory: Path, size: int, *, by_expert: bool = False,
+               caches: Sequence[WeightsCache | None] | None = None, **more: object) -> list[LoadedModel]:
+    """``caches``: of packed weights, one for each rank."""
     board, barrier = [torch.empty(0)] * size, threading.Barrier(size, timeout=60)
     divide = partial(rank_architecture, tp=size, ep=by_expert)
     return [load_model(directory, ranks=RankGroup(RankPlace(rank, size, by_expert), divide,
-                                                  ThreadCollectives(rank, board, barrier)), **more)  # type: ignore[arg-type]
+                                                  ThreadCollectives(rank, board, barrier)),  # type: ignore[arg-type]
+                       weights_cache=None if caches is None else caches[rank], **more)
             for rank in range(size)]
 
 

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.assemble.identity import engine_identity
-from weft.assemble.prefix_store import check_store_flags, open_tier
+from weft.assemble.prefix_store import check_store_flags, open_tier, own_parts
 from weft.assemble.ranks import StartedRanks, start_ranks, with_rank_threads
 from weft.assemble.report import layers_in_words, memory_table, read_in_words
 from weft.assemble.room import cache_dtypes, measured_gpu_room, plan_memory, ram_room
@@ -133,8 +133,9 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     if config.store is not None:
         tell(f"store: {config.store}")
         tier, store_notes = open_tier(config, name, directory, loaded, memory, kernels=kernels,
-                                      threads=threads, device=device, clock=time.monotonic)
-        placed.own.arena.transfer_buffers = tier.buffers
+                                      threads=threads, device=device, clock=time.monotonic,
+                                      peers=None if ranks is None else ranks.peers)
+        placed.own.arena.transfer_buffers = own_parts(tier.buffers)
         notes += store_notes
     drafter = make_drafter(config, memory, placed.executor, sizes, loaded, tell)
     core = EngineCore(vocab_size=loaded.spec.vocab_size, sizes=sizes, memory=memory,
@@ -147,6 +148,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     core.on_step.append(_cost_learner(policy, cost))
     if ranks is not None:
         core.counters.ranks = partial(ranks.stats, placed.own)
+        core.processes = ranks.peers
     if tier is not None:
         core.on_step.append(_price_learner(tier))
     info = ModelInfo(
@@ -323,13 +325,14 @@ def load_weights(config: EngineConfig, name: str, directory: Path, tell: OnProgr
                         quantize_inputs=config.quantize_inputs, twelve_bit=config.twelve_bit, device=device,
                         allow_nonfinite=config.allow_nonfinite,
                         mtp=ranks is None and "mtp" in parse_sources(config.speculate), ranks=ranks,
-                        weights_cache=_weights_cache(config, directory, device))
+                        weights_cache=_weights_cache(config, directory, device, ranks))
     tell(f"weights of {name}: {read_in_words(loaded)}")
     return loaded
 
 
-def _weights_cache(config: EngineConfig, directory: Path, device: torch.device) -> WeightsCache | None:
-    """For the weights in ``directory``, under a name that no other weights or kernels have."""
+def _weights_cache(config: EngineConfig, directory: Path, device: torch.device,
+                   ranks: RankGroup | None) -> WeightsCache | None:
+    """For the weights in ``directory``, under a name that no other weights, kernels or rank have."""
     if config.weights_cache is None or device.type != "cpu":
         return None
     from weft.models.checkpoint_files import CheckpointFiles
@@ -338,7 +341,7 @@ def _weights_cache(config: EngineConfig, directory: Path, device: torch.device) 
 
     files = {stored.file for stored in CheckpointFiles.open(directory).tensors.values()}
     facts = [weights_digest(sorted(files)), (directory / "config.json").read_text(), config.dtype,
-             native.INTERFACE]
+             native.INTERFACE, *(() if ranks is None else (ranks.place,))]
     return WeightsCache(Path(config.weights_cache).expanduser(),
                         hashlib.sha256(repr(facts).encode()).hexdigest()[:32])
 

@@ -5,6 +5,8 @@
     arena                                     --> TransferBuffers       a quarter of its bytes, within bounds
                                               --> StoreTier             restores and writes of the scheduler
 
+With several ranks, rank 0 alone opens the store. Buffers are shared memory then, with a part for each rank.
+
 The identity has everything that decides what a page and a state mean: weights, config.json, the layout of
 pages and slots, dtypes, the quantised form, the kernels and on a CPU their threads. Two engines that differ
 in any of it never read each other's records.
@@ -27,7 +29,8 @@ from weft.config import EngineConfig
 from weft.errors import ConfigError
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.memory import Memory
-from weft.memory.transfer_buffers import TransferBuffers, buffer_limit
+from weft.memory.transfer_buffers import BufferPlaces, TransferBuffers, buffer_limit
+from weft.ranks.shared_buffers import SharedBuffers
 from weft.schedule.restore_prices import COPY_BYTES_S, RestorePrices
 from weft.schedule.store_tier import StoreTier
 from weft.schedule.store_writes import GPU_STEP_BYTES, STEP_BYTES
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     import torch
 
     from weft.models.loading import LoadedModel
+    from weft.ranks.peers import Peers
 
 CPU_FLOPS_THREAD = 4e10
 GPU_FLOPS = 2e14
@@ -65,15 +69,15 @@ def store_options(config: EngineConfig) -> StoreOptions:
 
 
 def open_tier(config: EngineConfig, name: str, directory: Path, loaded: LoadedModel, memory: Memory, *,
-              kernels: str, threads: int, device: torch.device,
-              clock: Callable[[], float]) -> tuple[StoreTier, list[str]]:
-    """The tier of ``config.store``, and notes for the user. Raises ConfigError that names the directory."""
+              kernels: str, threads: int, device: torch.device, clock: Callable[[], float],
+              peers: Peers | None = None) -> tuple[StoreTier, list[str]]:
+    """The tier of ``config.store``, and notes for the user. ``peers``: the other ranks, which copy their
+    parts of each record. Raises ConfigError that names the directory."""
     assert config.store is not None
     arena, options = memory.plan, store_options(config)
-    limit = buffer_limit(arena.arena_bytes)
-    buffers = TransferBuffers(arena.page_bytes, arena.slot_bytes, limit_bytes=limit,
-                              allocate=_pinned if device.type == "cuda" else _plain)
-    identity = _identity(config, name, directory, loaded, arena, kernels,
+    buffers = _buffers(arena, device, peers)
+    limit = buffers.limit_bytes
+    identity = _identity(config, name, directory, loaded, arena, buffers, kernels,
                          threads=0 if device.type == "cuda" else threads)
     store = open_store(config.store, identity, replace(options, queue_bytes=limit,
                                                        cache_directory=config.store_cache))
@@ -86,6 +90,20 @@ def open_tier(config: EngineConfig, name: str, directory: Path, loaded: LoadedMo
     return tier, _notes(config.store, tier)
 
 
+def _buffers(arena: ArenaPlan, device: torch.device, peers: Peers | None) -> TransferBuffers:
+    if peers is not None:
+        return SharedBuffers(arena.page_bytes, arena.slot_bytes, ranks=peers.size,
+                             limit_bytes=buffer_limit(arena.arena_bytes * peers.size),
+                             share=peers.share, tell=peers.tell)
+    return TransferBuffers(arena.page_bytes, arena.slot_bytes, limit_bytes=buffer_limit(arena.arena_bytes),
+                           allocate=_pinned if device.type == "cuda" else _plain)
+
+
+def own_parts(buffers: TransferBuffers) -> BufferPlaces:
+    """What this process copies of each buffer: all of it, or the part of rank 0."""
+    return buffers.own if isinstance(buffers, SharedBuffers) else buffers
+
+
 def _notes(place: str, tier: StoreTier) -> list[str]:
     stats = tier.store.stats()
     count = f"{stats.checkpoints:,} checkpoints" if stats.checkpoints else "nothing"
@@ -94,22 +112,23 @@ def _notes(place: str, tier: StoreTier) -> list[str]:
 
 
 def _identity(config: EngineConfig, name: str, directory: Path, loaded: LoadedModel, arena: ArenaPlan,
-              kernels: str, *, threads: int) -> NamespaceIdentity:
+              buffers: TransferBuffers, kernels: str, *, threads: int) -> NamespaceIdentity:
     """``threads``: those of a CPU. Its kernels split a decode's sums by thread, so their number changes the
-    last bits."""
+    last bits. Ranks change sums and cuts, so their number counts too."""
     files = weight_files(directory)
     text = (directory / "config.json").read_bytes()
     published: dict[str, Any] = json.loads(text)
     rope = {key: value for key, value in published.items() if "rope" in key}
     layout = {"page": [asdict(field) for field in arena.kv_fields],
               "slot": [asdict(field) for field in arena.state_fields]}
+    ranks = {"ranks": config.tp, "experts_by_rank": config.ep} if config.tp > 1 else {}
     return NamespaceIdentity(
         model=name, weights=weights_digest(files),
         architecture=_plain_json(asdict(loaded.spec)), rope=rope, kv_dtype=arena.kv_dtype,
         state_dtype=config.state_dtype, quantised=loaded.weights_form, arithmetic=kernels,
-        grain_bytes=arena.page_bytes, state_bytes=arena.slot_bytes,
+        grain_bytes=buffers.page_bytes, state_bytes=buffers.slot_bytes,
         more={"config": hashlib.sha256(text).hexdigest(), "quantize_inputs": config.quantize_inputs,
-              "threads": threads, "layout": _plain_json(layout)})
+              "threads": threads, "layout": _plain_json(layout), **ranks})
 
 
 def _plain_json(value: Any) -> Any:

@@ -4,9 +4,10 @@
 
     launch -> meet the other ranks -> load the rank's share of the weights -> room, identity
     layout -> arena, executor -> ready
-    plans  -> one step each, in order, until the next message that is no plan
+    plans  -> one step each, in order, between them transfer buffers that come and go
 
-It decides nothing and answers no step: rank 0 has the result of a step when its collectives are done. It ends
+It decides nothing and answers no step but one that stores: rank 0 has the result of a step when its
+collectives are done. It ends
 when the socket closes, when a collective fails (rank 0 is gone, or gives up), and with a message where it
 fails itself.
 
@@ -33,6 +34,8 @@ from weft.assemble.room import cache_dtypes, measured_gpu_room, ram_room
 from weft.errors import ConfigError, UserError
 from weft.ranks.identity import identity_of
 from weft.ranks.messages import (
+    RankBuffer,
+    RankBufferFreed,
     RankClose,
     RankDone,
     RankFailed,
@@ -42,8 +45,10 @@ from weft.ranks.messages import (
     RankPresent,
     RankReady,
     RankSleep,
+    RankStored,
     RankWake,
 )
+from weft.ranks.shared_buffers import ReceivedBuffers
 from weft.schedule.plan import StepPlan
 from weft.units import format_bytes
 
@@ -91,14 +96,16 @@ def serve_launch(launch: RankLaunch, connection: Connection[Any, Any]) -> None:
         size = format_bytes(layout.arena.arena_bytes)
         raise ConfigError(f"an arena of {size} cannot be allocated: {error}", param="--memory") from error
     del loaded
+    buffers = ReceivedBuffers(launch.rank, launch.size, layout.arena.page_bytes, layout.arena.slot_bytes)
+    executor.arena.transfer_buffers = buffers
     connection.send(RankReady(layout.arena.arena_bytes))
     try:
-        follow(executor, connection)
+        follow(executor, connection, buffers)
     finally:
         executor.close()
 
 
-def follow(executor: TorchExecutor, connection: Connection[Any, Any]) -> None:
+def follow(executor: TorchExecutor, connection: Connection[Any, Any], buffers: ReceivedBuffers) -> None:
     """Compute what rank 0 says, until a close."""
     before: StepPlan | None = None
     while True:
@@ -106,6 +113,12 @@ def follow(executor: TorchExecutor, connection: Connection[Any, Any]) -> None:
         if isinstance(message, StepPlan):
             before = with_known_arrays(message, before)
             executor.execute(before)
+            if before.arena_work.page_stores or before.arena_work.state_stores:
+                connection.send(RankStored())
+        elif isinstance(message, RankBuffer):
+            buffers.receive(message, connection)
+        elif isinstance(message, RankBufferFreed):
+            buffers.forget(message)
         elif isinstance(message, RankSleep):
             executor.sleep(message.level)
             connection.send(RankDone())

@@ -32,7 +32,7 @@ from collections.abc import Callable
 from weft.config import Sizes
 from weft.engine.ages import Ages
 from weft.engine.draft_feed import DraftFeed
-from weft.engine.executor import Executor
+from weft.engine.executor import Executor, ProcessWatch
 from weft.engine.flush import CacheFlush
 from weft.engine.grammars import GrammarCompiler
 from weft.engine.loop import PlainLoop, StepLoop, StepParts
@@ -98,6 +98,8 @@ class EngineCore:
             self.on_step.append(feed.stepped)
         if max_step_s is not None:
             self.on_step.append(StepLimiter(max_step_s, pair_tokens, self._limit_steps).stepped)
+        self.processes: ProcessWatch | None = None
+        """Other processes that the executor needs; an idle engine watches them."""
         self.failure: BaseException | None = None
         """The exception that ended the engine: from ``execute``, or an assert."""
         self.sleep_state = AWAKE

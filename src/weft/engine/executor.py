@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 from weft.engine.sleep_state import Part
@@ -46,6 +47,20 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Free device memory, once no step is computed any more. Idempotent."""
+        ...
+
+
+class ProcessWatch(Protocol):
+    """Processes that an executor needs, for an engine that waits for its next command."""
+
+    @property
+    def descriptors(self) -> Sequence[int]:
+        """One of them becomes readable when a process ends or fails. Nothing else makes them so while the
+        engine is idle."""
+        ...
+
+    def check(self) -> None:
+        """Raises the WeftError that names the process that ended or failed."""
         ...
 
 

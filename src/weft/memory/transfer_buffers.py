@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +50,12 @@ class TransferBuffer:
     @property
     def nbytes(self) -> int:
         return self.pages_PB.nbytes + self.state_B.nbytes
+
+
+class BufferPlaces(Protocol):
+    """Where a device finds the bytes of a buffer that a plan names."""
+
+    def __getitem__(self, buffer: BufferId) -> TransferBuffer: ...
 
 
 def _allocate(size_bytes: int) -> Uint8s:

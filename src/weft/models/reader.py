@@ -103,12 +103,11 @@ class TensorReader(TensorSource):
             return None
         self._fetch_ahead()
         stored = [self.checkpoint.tensors[name] for name in full]
-        assert all(one.shape == (rows, columns) for one, (_, rows) in zip(stored, parts, strict=True))
+        assert all(self._own_shape(one) == (rows, columns)
+                   for one, (_, rows) in zip(stored, parts, strict=True))
         packed = self._cache.get("+".join(full)) if self._cache is not None else None
         if packed is None:
-            views = [self._files.view(one) for one in stored]
-            packed = to_twelve_bit([MatrixRows(view, view.ctypes.data, rows, columns, 2 * columns)
-                                    for view, (_, rows) in zip(views, parts, strict=True)], finite=True)
+            packed = to_twelve_bit([rows for one in stored for rows in self._own_rows(one)], finite=True)
             if packed is not None and self._cache is not None:
                 self._cache.put("+".join(full), packed)
         if packed is not None:
@@ -119,9 +118,28 @@ class TensorReader(TensorSource):
 
     def _packs(self, stored: StoredTensor) -> bool:
         """Whether a tensor is packed out of the map, if it is asked for as a matrix."""
-        return (self.share is None and self.runtime.keeps_twelve_bits and self.dtype == torch.bfloat16
+        cut = self.cut_of(stored.name)
+        in_one = cut is None or (not cut.absent and (cut.dim == 0 or len(cut.spans) == 1))
+        return (in_one and self.runtime.keeps_twelve_bits and self.dtype == torch.bfloat16
                 and stored.dtype == "BF16" and len(stored.shape) == 2 and stored.begin % 2 == 0
-                and gains_by_twelve_bits(self._device, self.dtype, stored.shape[0], stored.shape[1]))
+                and gains_by_twelve_bits(self._device, self.dtype, *self._own_shape(stored)))
+
+    def _own_shape(self, stored: StoredTensor) -> tuple[int, ...]:
+        cut = self.cut_of(stored.name)
+        return stored.shape if cut is None else cut.of_rank(stored.shape)
+
+    def _own_rows(self, stored: StoredTensor) -> list[MatrixRows]:
+        """This rank's part of a bfloat16 matrix where it lies in the file."""
+        view, cut = self._files.view(stored), self.cut_of(stored.name)
+        (rows, columns), at = stored.shape, view.ctypes.data
+        stride_bytes = 2 * columns
+        if cut is None:
+            return [MatrixRows(view, at, rows, columns, stride_bytes)]
+        if cut.dim == 0:
+            return [MatrixRows(view, at + begin * stride_bytes, count, columns, stride_bytes)
+                    for begin, count in cut.spans]
+        [(begin, count)] = cut.spans
+        return [MatrixRows(view, at + 2 * begin, rows, count, stride_bytes)]
 
     def _forget_fetched(self, stored: StoredTensor) -> Future[torch.Tensor] | None:
         if stored.name not in self._fetched:
@@ -155,7 +173,7 @@ class TensorReader(TensorSource):
             cut = self.cut_of(name)
             self._ahead_bytes += _read_bytes(stored, cut)
             if self._packs(stored):
-                if self._cache is None or not self._cache.is_mapped:
+                if cut is None and (self._cache is None or not self._cache.is_mapped):
                     self._files.will_need(stored)
                 self._fetched[name] = None
             else:

@@ -8,6 +8,8 @@
 
 The plan is the message. All ranks have the same geometry in frames, pages and slots. So page ids, zeroing,
 taps, copies, compressed states, moves and patches mean the same on each. Nothing else is sent for a step.
+With a store, transfer buffers are shared memory (``weft.ranks.shared_buffers``). A plan that stores has a
+reply: the store reads a buffer only when every rank has written its part.
 
 A rank that dies closes its connections, so rank 0's next collective fails at once. One that hangs lets it
 fail after ``--rank-timeout``. Either way the step raises RankLostError with one line, and the engine ends; a
@@ -20,6 +22,7 @@ timeout would mean nothing).
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -45,17 +48,26 @@ class RankedExecutor:
         self.collectives = collectives
         self._borrowed = borrowed
         self._closed = False
+        self._begun_with_stores: deque[bool] = deque()
+        """Of each step in flight: whether it stores."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.peers.tell(for_other_ranks(plan))
-        return self._guarded(lambda: self.own.execute(plan))
+        result = self._guarded(lambda: self.own.execute(plan))
+        if _stores(plan):
+            self.peers.await_stores()
+        return result
 
     def begin(self, plan: StepPlan) -> None:
         self.peers.tell(for_other_ranks(plan))
+        self._begun_with_stores.append(_stores(plan))
         self.own.begin(plan)
 
     def finish(self) -> StepResult:
-        return self._guarded(self.own.finish)
+        result = self._guarded(self.own.finish)
+        if self._begun_with_stores.popleft():
+            self.peers.await_stores()
+        return result
 
     def sleep(self, level: int) -> tuple[Part, ...]:
         self.peers.tell(RankSleep(level))
@@ -92,3 +104,8 @@ class RankedExecutor:
             raise
         except RuntimeError as error:
             raise self.peers.failure(error) from error
+
+
+def _stores(plan: StepPlan) -> bool:
+    """Whether ``plan`` writes a transfer buffer."""
+    return bool(plan.arena_work.page_stores or plan.arena_work.state_stores)

@@ -4,8 +4,9 @@
     rank r      Present, Loaded --------->  Ready                             Done   Done
                        Failed, at any time: why this rank ends
 
-Steps have no reply: the collectives of a step are the reply. Plans travel without what only the choice of
-tokens needs (grammars), since rank 0 chooses.
+Steps have no reply: the collectives of a step are the reply. A step that stores has one, because a transfer
+buffer must be whole before the store reads it. Plans travel without what only the choice of tokens needs
+(grammars), since rank 0 chooses.
 
 Pickle is safe here: both ends are one program of one user, over sockets that only they hold. Rejected:
 msgpack (a second description of each record inside a plan).
@@ -23,6 +24,7 @@ from weft.memory.frames.plan import ArenaPlan
 from weft.memory.reservation import Reservation
 from weft.schedule.plan import StepPlan
 from weft.spec import ModelSpec
+from weft.units import BufferId
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,24 @@ class RankLayout:
 @dataclass(frozen=True, slots=True)
 class RankReady:
     arena_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankBuffer:
+    """Map transfer buffer ``buffer`` of ``pages`` pages. Its descriptor follows on the socket."""
+
+    buffer: BufferId
+    pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankBufferFreed:
+    buffer: BufferId
+
+
+@dataclass(frozen=True, slots=True)
+class RankStored:
+    """The stores of a plan are in their transfer buffers."""
 
 
 @dataclass(frozen=True, slots=True)

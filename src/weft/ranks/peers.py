@@ -3,6 +3,8 @@
     Peers.start     size - 1 processes of ``python -m weft.assemble.rank_process``
     launch, lay_out load weights, allocate the arena: rank 0 does the same in the meantime
     tell            a plan to all; no reply
+    share           a transfer buffer to all; no reply
+    await_stores    the reply to a plan that stores
     ask             sleep, wake: a reply of each
     failure         after a collective failed: the rank that is to blame, in one line
 
@@ -26,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +36,7 @@ from weft.config import EngineConfig, Sizes
 from weft.errors import ConfigError, RankLostError, WeftError
 from weft.memory.frames.plan import ArenaPlan
 from weft.ranks.messages import (
+    RankBuffer,
     RankClose,
     RankFailed,
     RankLaunch,
@@ -40,6 +44,7 @@ from weft.ranks.messages import (
     RankLoaded,
     RankPresent,
     RankReady,
+    RankStored,
 )
 
 RANK_PROCESS = "weft.assemble.rank_process"
@@ -153,9 +158,33 @@ class Peers:
         for peer in self.ranks:
             self._send(peer, message)
 
+    def share(self, message: RankBuffer, descriptor: int) -> None:
+        """The memory behind ``descriptor`` is mapped by all."""
+        for peer in self.ranks:
+            self._send(peer, message)
+            try:
+                send_handle(peer.connection, descriptor, peer.process.pid)
+            except OSError as error:
+                raise self.failure(error) from error
+
+    def await_stores(self) -> None:
+        """Once all ranks have done the stores of a plan."""
+        for peer in self.ranks:
+            peer.answer(RankStored, self.timeout_s)
+
     def ask(self, kind: type[Answer]) -> list[Answer]:
         """The reply of each rank to what it was told last."""
         return [peer.answer(kind, START_TIMEOUT_S) for peer in self.ranks]
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Readable once a rank has ended or failed: between steps no rank says anything else."""
+        return [peer.connection.fileno() for peer in self.ranks]
+
+    def check(self) -> None:
+        """Raises RankLostError, or what a rank failed with, where one of ``descriptors`` is readable."""
+        if any(peer.connection.poll(0) for peer in self.ranks):
+            raise self.failure(RuntimeError("one of them spoke between two steps"))
 
     def failure(self, error: BaseException) -> WeftError:
         """What ended a step, after ``error`` in a collective of rank 0. Ranks that lost another one fail too,

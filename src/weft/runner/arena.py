@@ -46,7 +46,7 @@ import torch
 
 from weft.memory.arena_work import WorkKind
 from weft.memory.frames.plan import ArenaPlan
-from weft.memory.transfer_buffers import TransferBuffers
+from weft.memory.transfer_buffers import BufferPlaces
 from weft.runner.compressed_kv import compress_kv, restore_kv
 from weft.runner.compressed_state import compress_states, restore_states
 from weft.runner.staging import Staged
@@ -78,7 +78,7 @@ class DeviceArena:
         self.device = device
         self._compression: CompressionTable | None = None
         self._packed_kv: BlockTable | None = None
-        self.transfer_buffers: TransferBuffers | None = None
+        self.transfer_buffers: BufferPlaces | None = None
         """Of a store; None without one."""
         self.allocate()
 

@@ -4,7 +4,7 @@
     store   pages                --> pages_PB       the first bytes of a slot --> state_B
 
 A page crosses with all of its bytes, so every layout of a page is the same here, packed pages of the CPU
-kernels included. A slot crosses without its padding: S bytes of S'.
+kernels included. With several ranks a rank copies its own columns of a buffer (``ranks.shared_buffers``). A slot crosses without its padding: S bytes of S'.
 
     on a CPU     numpy copies memory
     elsewhere    pages are gathered on the device and cross in one copy for each buffer. The copy is enqueued
@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 
 from weft.memory.frames.plan import ArenaPlan
-from weft.memory.transfer_buffers import TransferBuffers
+from weft.memory.transfer_buffers import BufferPlaces
 from weft.units import BufferId
 
 Ids = npt.NDArray[Any]
@@ -34,7 +34,7 @@ Ids = npt.NDArray[Any]
 class Transfers:
     """``arena_B``: uint8 [arena_bytes]."""
 
-    def __init__(self, plan: ArenaPlan, arena_B: torch.Tensor, buffers: TransferBuffers) -> None:
+    def __init__(self, plan: ArenaPlan, arena_B: torch.Tensor, buffers: BufferPlaces) -> None:
         self._plan = plan
         self._arena_B = arena_B
         self._buffers = buffers

@@ -104,6 +104,10 @@ class EngineLoop:
         self._stats_due_s = 0.0
         self._follower: CheckpointFollower | None = None
         self._snapshot_due = False
+        self._poller = zmq.Poller()
+        self._poller.register(commands, zmq.POLLIN)
+        for descriptor in () if core.processes is None else core.processes.descriptors:
+            self._poller.register(descriptor, zmq.POLLIN)
 
     def run(self) -> None:
         """Raises the error that ended the engine: a failure of the executor, or a failed audit."""
@@ -122,18 +126,25 @@ class EngineLoop:
                 continue
             store = self._core.store
             if self._grammar_queue.busy:
-                self._commands.poll(_GRAMMAR_LOOK_MS)
+                self._wait(_GRAMMAR_LOOK_MS)
             elif store is not None and store.is_waiting:
-                self._commands.poll(_STORE_LOOK_MS)
+                self._wait(_STORE_LOOK_MS)
                 self._core.poll_store()
             else:
-                if not audited and not self._commands.poll(_AUDIT_AFTER_MS):
+                if not audited and not self._wait(_AUDIT_AFTER_MS):
                     self._core.audit()
                     audited = True
-                self._commands.poll()
+                self._wait()
             self._take_commands()
             self._report_when_idle()
         self._grammar_queue.close()
+
+    def _wait(self, limit_ms: int | None = None) -> bool:
+        """Whether a command arrived. Raises what ended a process that the executor needs."""
+        ready = dict(self._poller.poll(limit_ms))
+        if self._core.processes is not None and any(source is not self._commands for source in ready):
+            self._core.processes.check()
+        return self._commands in ready
 
     def _report_when_idle(self) -> None:
         if (self._replies or self._snapshot_due) and not self._core.has_work:
