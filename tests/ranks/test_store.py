@@ -21,6 +21,7 @@ from weft.assemble.assembly import Assembled
 from weft.ranks.executor import RankedExecutor
 from weft.ranks.messages import RankBuffer
 from weft.ranks.peers import Peers
+from weft.schedule.work import Work
 from weft.store.rows import ROW_BYTES
 from weft.store.survey import verify
 
@@ -30,8 +31,12 @@ FAMILIES = ("qwen3_5", "granite")
 
 
 def stored(family: str, peers: Peers | None, store: Path, **changes: Any) -> Assembled:
-    return engine(checkpoint(family), peers=peers, store=str(store), store_size="64MiB",
-                  store_reserve="1MiB", dtype="float32", **changes)
+    """Computing is said to be slow: a model of this size is computed sooner than read."""
+    assembled = engine(checkpoint(family), peers=peers, store=str(store), store_size="64MiB",
+                       store_reserve="1MiB", dtype="float32", **changes)
+    assert assembled.core.store is not None
+    assembled.core.store.prices.stepped(Work(prefill_tokens=64, pairs=0, decodes=0, context=0), 100.0)
+    return assembled
 
 
 def ask(assembled: Assembled, name: str = "a") -> Story:
