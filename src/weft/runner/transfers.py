@@ -4,7 +4,8 @@
     store   pages                --> pages_PB       the first bytes of a slot --> state_B
 
 A page crosses with all of its bytes, so every layout of a page is the same here, packed pages of the CPU
-kernels included. With several ranks a rank copies its own columns of a buffer (``ranks.shared_buffers``). A slot crosses without its padding: S bytes of S'.
+kernels included. A slot crosses without its padding: S bytes of S'. With several ranks, a rank copies its own
+columns of a buffer (``ranks.shared_buffers``).
 
     on a CPU     numpy copies memory
     elsewhere    pages are gathered on the device and cross in one copy for each buffer. The copy is enqueued
