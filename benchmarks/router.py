@@ -60,7 +60,7 @@ def measured(router: Seconds, known: int, length: int, replicas: int, repeats: i
         number = rng.randrange(known) if at % 2 else known + at
         request = RoutedRequest(str(at), conversation(number, length).tolist())
         begin_s = time.perf_counter()
-        prefix_digests(np.asarray(request.tokens, dtype=np.int32), "").tolist()
+        prefix_digests(request.tokens, "")
         read_s = time.perf_counter()
         route = router.choose(request, loads)
         router.placed(request, route)

@@ -6,8 +6,9 @@
 
 A digest of a prefix begins with its salt, so prefixes of two salts never have the same one (law L10). It is a
 sum, so an engine continues from the digest of any ancestor, and numpy computes all digests of a prompt at
-once. Equal digests do not prove equal tokens. A router that believes them misplaces a request at worst: the
-engine compares the tokens themselves.
+once. A list of Python integers is packed first, which takes half the time of numpy's own conversion. Equal
+digests do not prove equal tokens. A router that believes them misplaces a request at worst: the engine
+compares the tokens themselves.
 
 Reports are numbered. A router that misses a number knows that its table is stale, and asks for a snapshot,
 which has every checkpoint (``weft.router.checkpoint_table``).
@@ -19,6 +20,7 @@ fewer).
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -31,6 +33,7 @@ import numpy.typing as npt
 from weft.units import PAGE_TOKENS
 
 Digests = npt.NDArray[np.uint64]
+Int32s = npt.NDArray[np.int32]
 Place = Literal["memory", "compressed"]
 
 _POWER = 0x9E3779B97F4A7C15
@@ -79,12 +82,19 @@ def salt_digest(salt: str) -> int:
     return int.from_bytes(blake2b(salt.encode(), digest_size=8).digest(), "little")
 
 
-def prefix_digests(tokens: Sequence[int] | npt.NDArray[np.int32], salt: str) -> Digests:
+def token_array(tokens: Sequence[int] | Int32s) -> Int32s:
+    """int32 [tokens]."""
+    if isinstance(tokens, np.ndarray):
+        return tokens.astype(np.int32, copy=False)
+    return np.frombuffer(struct.pack(f"{len(tokens)}i", *tokens), dtype=np.int32)
+
+
+def prefix_digests(tokens: Sequence[int] | Int32s, salt: str) -> Digests:
     """uint64 [pages]: entry k is the digest of the first k + 1 whole pages of ``tokens``."""
-    return extended_digests(salt_digest(salt), np.asarray(tokens, dtype=np.int32), 0)
+    return extended_digests(salt_digest(salt), token_array(tokens), 0)
 
 
-def extended_digests(digest: int, tokens: npt.NDArray[np.int32], first_page: int) -> Digests:
+def extended_digests(digest: int, tokens: Int32s, first_page: int) -> Digests:
     """The digests behind ``digest``, which is that of ``first_page`` pages, for the whole pages of
     ``tokens``."""
     page_count = tokens.size // PAGE_TOKENS
@@ -94,9 +104,9 @@ def extended_digests(digest: int, tokens: npt.NDArray[np.int32], first_page: int
     mixed *= _MIX
     mixed ^= mixed >> _SHIFT_LAST
     mixed *= _powers(first_page + page_count)[first_page:]
-    if page_count:
-        mixed[:1] += np.uint64(digest)
-    return np.cumsum(mixed, dtype=np.uint64)
+    sums: Digests = np.add.accumulate(mixed)
+    sums += np.uint64(digest)
+    return sums
 
 
 def _powers(count: int) -> Digests:

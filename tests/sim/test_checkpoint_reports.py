@@ -64,7 +64,7 @@ class Follow:
         for index in range(max(0, self.player._next - 3), min(len(self.traffic), self.player._next + 3)):
             prompt, salt = self.traffic.prompt(index), self.traffic.requests[index].salt
             match = self.player.memory.match(prompt, salt=salt)
-            known = self.table.matches(prefix_digests(prompt, salt).tolist(), prompt).get(0)
+            known = self.table.matches(prefix_digests(prompt, salt), prompt).get(0)
             position = 0 if known is None else known.position
             self.hits += match.cached_tokens > 0
             # Without states a prompt may end within four pages of a report.

@@ -22,13 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.units import CHUNK_TOKENS, PAGE_TOKENS
+from weft.units import CHUNK_TOKENS
 
 SEEN_MAX = 200_000
 FORKS_MAX = 20_000
 BOUNDARIES_MAX = 8
 """Boundaries that one request gets, the deepest ones."""
-_PAGES = CHUNK_TOKENS // PAGE_TOKENS
 
 
 class Boundaries:
@@ -38,34 +37,32 @@ class Boundaries:
         self._forks: dict[int, None] = {}
 
     def of(self, digests: Sequence[int]) -> tuple[int, ...]:
-        """Positions of a prompt whose whole pages have ``digests``, the deepest first."""
-        grid = digests[_PAGES - 1::_PAGES]
-        depth = self._seen_depth(grid)
-        positions = [at + 1 for at, digest in enumerate(grid[:depth]) if digest in self._forks]
+        """Positions of a prompt whose whole chunks have ``digests``, the deepest first."""
+        depth = self._seen_depth(digests)
+        positions = [at + 1 for at, digest in enumerate(digests[:depth]) if digest in self._forks]
         if depth and depth not in positions[-1:]:
             positions.append(depth)
         return tuple(CHUNK_TOKENS * at for at in reversed(positions[-BOUNDARIES_MAX:]))
 
     def add(self, digests: Sequence[int]) -> None:
         """A prompt with ``digests`` is placed."""
-        grid = digests[_PAGES - 1::_PAGES]
-        depth = self._seen_depth(grid)
-        if 0 < depth < len(grid):
-            self._forks.pop(grid[depth - 1], None)
-            self._forks[grid[depth - 1]] = None
+        depth = self._seen_depth(digests)
+        if 0 < depth < len(digests):
+            self._forks.pop(digests[depth - 1], None)
+            self._forks[digests[depth - 1]] = None
             while len(self._forks) > FORKS_MAX:
                 del self._forks[next(iter(self._forks))]
         if len(self._young) > SEEN_MAX:
             self._old, self._young = self._young, set()
-        self._young.update(grid)
+        self._young.update(digests)
 
-    def _seen_depth(self, grid: Sequence[int]) -> int:
-        """How many of ``grid`` an earlier prompt had."""
+    def _seen_depth(self, digests: Sequence[int]) -> int:
+        """How many of ``digests`` an earlier prompt had."""
         young, old = self._young, self._old
-        low, high = 0, len(grid)
+        low, high = 0, len(digests)
         while low < high:
             middle = (low + high) // 2
-            if grid[middle] in young or grid[middle] in old:
+            if digests[middle] in young or digests[middle] in old:
                 low = middle + 1
             else:
                 high = middle

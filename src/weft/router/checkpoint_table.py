@@ -5,6 +5,7 @@
     snapshot 10             replaces all that is known of it
 
     prompt   d0  d1  d2  d3 ...      match of a replica: its deepest known digest, whose tail agrees too
+             `-- digest_filter --> the few that may be known
 
 A report that comes twice changes nothing. While a table is stale its entries count all the same, because
 most of them are right. A snapshot that is older than a report that came before it is dropped, and the router
@@ -20,13 +21,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
-from weft.checkpoint_report import CheckpointReport, ReportedCheckpoint
+from weft.checkpoint_report import CheckpointReport, Digests, Int32s, ReportedCheckpoint
+from weft.router.digest_filter import DigestFilter
 from weft.units import PAGE_TOKENS
-
-Int32s = npt.NDArray[np.int32]
 
 CHECKPOINTS_MAX = 400_000
 ASK_AGAIN_AFTER = 64
@@ -65,6 +62,7 @@ class CacheMatch:
 class CheckpointTable:
     def __init__(self) -> None:
         self._holders: dict[int, list[_Holder]] = {}
+        self._filter = DigestFilter()
         self._feeds: dict[int, _Feed] = {}
         self._gaps: dict[int, int] = {}
 
@@ -121,8 +119,13 @@ class CheckpointTable:
     def _add(self, replica: int, feed: _Feed, one: ReportedCheckpoint) -> None:
         feed.checkpoints -= self._remove(replica, one.digest, one.tail)
         if feed.checkpoints < CHECKPOINTS_MAX:
-            self._holders.setdefault(one.digest, []).append(
-                _Holder(replica, one.tail, one.position, one.restore_s))
+            holder = _Holder(replica, one.tail, one.position, one.restore_s)
+            holders = self._holders.get(one.digest)
+            if holders is None:
+                self._holders[one.digest] = [holder]
+                self._filter.add(one.digest, self._holders)
+            else:
+                holders.append(holder)
             feed.checkpoints += 1
 
     def _remove(self, replica: int, digest: int, tail: tuple[int, ...]) -> int:
@@ -131,7 +134,7 @@ class CheckpointTable:
         for at, holder in enumerate(holders):
             if holder.replica == replica and holder.tail == tail:
                 if len(holders) == 1:
-                    del self._holders[digest]
+                    self._forget(digest)
                 else:
                     del self._holders[digest][at]
                 return 1
@@ -144,20 +147,20 @@ class CheckpointTable:
             if others:
                 self._holders[digest] = others
             else:
-                del self._holders[digest]
+                self._forget(digest)
+
+    def _forget(self, digest: int) -> None:
+        del self._holders[digest]
+        self._filter.remove(digest)
 
     # ------------------------------------------------------------------ looking
 
-    def matches(self, digests: list[int], prompt: Int32s) -> dict[int, CacheMatch]:
+    def matches(self, digests: Digests, prompt: Int32s) -> dict[int, CacheMatch]:
         """By replica, where ``prompt`` resumes. ``digests``: of its whole pages. At least one token is left
         to compute."""
-        holders_of = self._holders
-        known = [at for at, digest in enumerate(digests) if digest in holders_of]
         best: dict[int, CacheMatch] = {}
-        if not known:
-            return best
-        for at in reversed(known):
-            for holder in holders_of[digests[at]]:
+        for at in reversed(self._filter.candidates(digests)):
+            for holder in self._holders.get(int(digests[at]), ()):
                 before = best.get(holder.replica)
                 if (before is None or holder.position > before.position) and _agrees(holder, at, prompt):
                     best[holder.replica] = CacheMatch(holder.position, holder.restore_s)

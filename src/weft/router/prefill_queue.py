@@ -8,8 +8,8 @@ was admitted. A head that is late runs on an engine that is slower than its cost
 it counts as much as it is late. So a replica that hangs gets fewer and fewer requests until it is noticed.
 
 A request in flight is also a prefix to come. A later request with the same beginning waits for it and
-computes only its own part (``weft.schedule.prefix_sharing``). Its digests are compared by bisection, because
-the digests of two prompts are equal up to where they part.
+computes only its own part (``weft.schedule.prefix_sharing``). Digests are those of whole chunks, the grid of
+states. They are compared by bisection, because the digests of two prompts are equal up to where they part.
 
 Law L11: bounded by the requests in flight. One lookup compares at most COMPARED_MAX of them.
 """
@@ -19,11 +19,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.units import CHUNK_TOKENS, PAGE_TOKENS
+from weft.units import CHUNK_TOKENS
 
 COMPARED_MAX = 16
-_FIRST = CHUNK_TOKENS // PAGE_TOKENS - 1
-"""The digest of the first chunk: the least that in-flight prefix sharing waits for."""
 
 
 @dataclass(slots=True)
@@ -47,8 +45,8 @@ class PrefillQueue:
             self._head_began_s = now_s
         self._prefills[request_id] = _Prefill(work_s, digests)
         self._work_s += work_s
-        if len(digests) > _FIRST:
-            self._by_beginning.setdefault(digests[_FIRST], {})[request_id] = None
+        if digests:
+            self._by_beginning.setdefault(digests[0], {})[request_id] = None
 
     def remove(self, request_id: str, now_s: float) -> None:
         """It is computed, or gone. Unknown ids are ignored."""
@@ -59,11 +57,11 @@ class PrefillQueue:
             self._head_began_s = now_s
         del self._prefills[request_id]
         self._work_s = self._work_s - prefill.work_s if self._prefills else 0.0
-        if len(prefill.digests) > _FIRST:
-            same = self._by_beginning[prefill.digests[_FIRST]]
+        if prefill.digests:
+            same = self._by_beginning[prefill.digests[0]]
             del same[request_id]
             if not same:
-                del self._by_beginning[prefill.digests[_FIRST]]
+                del self._by_beginning[prefill.digests[0]]
 
     def wait_s(self, now_s: float) -> float:
         """Seconds until a request that is placed now begins."""
@@ -75,9 +73,7 @@ class PrefillQueue:
 
     def shared_tokens(self, digests: Sequence[int]) -> int:
         """Tokens that a request with ``digests`` shares with one in flight, on the grid of states."""
-        if len(digests) <= _FIRST:
-            return 0
-        same = self._by_beginning.get(digests[_FIRST])
+        same = self._by_beginning.get(digests[0]) if digests else None
         if same is None:
             return 0
         longest = 0
@@ -85,7 +81,7 @@ class PrefillQueue:
             if at == COMPARED_MAX:
                 break
             longest = max(longest, _common(digests, self._prefills[request_id].digests, longest))
-        return longest * PAGE_TOKENS // CHUNK_TOKENS * CHUNK_TOKENS
+        return longest * CHUNK_TOKENS
 
 
 def _common(left: Sequence[int], right: Sequence[int], least: int) -> int:

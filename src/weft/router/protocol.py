@@ -68,8 +68,8 @@ class ReplicaLoad:
 @dataclass(frozen=True, slots=True)
 class Route:
     """``predicted_tokens``: tokens that the router expects in the cache of ``replica``. ``boundaries``:
-    positions where prompts of this fleet part, for the engine to save a state there. ``digests`` and
-    ``work_s`` (seconds of prefill) are for ``placed``."""
+    positions where prompts of this fleet part, for the engine to save a state there. ``digests`` (of whole
+    chunks) and ``work_s`` (seconds of prefill) are for ``placed``."""
 
     replica: int
     predicted_tokens: int = 0

@@ -28,19 +28,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp
 
-import numpy as np
-
-from weft.checkpoint_report import CheckpointReport, prefix_digests
+from weft.checkpoint_report import CheckpointReport, prefix_digests, token_array
 from weft.router.boundaries import Boundaries
 from weft.router.checkpoint_table import CacheMatch, CheckpointTable
 from weft.router.prefill_queue import PrefillQueue
 from weft.router.protocol import ReplicaLoad, Route, RoutedRequest, RouterCounts, Wants
 from weft.router.shared_costs import SharedCosts
+from weft.units import CHUNK_TOKENS, PAGE_TOKENS
 from weft.work_costs import GUESSED_COSTS, WorkCosts
 
 LATELY_S = 600.0
 _RESIDENCE_FADE = 0.95
 _NO_MATCH = CacheMatch(0, 0.0)
+_CHUNK_PAGES = CHUNK_TOKENS // PAGE_TOKENS
 
 
 @dataclass(slots=True)
@@ -103,11 +103,12 @@ class Seconds:
 
     def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Route:
         now_s, length = self._clock(), len(request.tokens)
-        prompt = np.asarray(request.tokens, dtype=np.int32)
-        digests: list[int] = prefix_digests(prompt, request.salt).tolist()
-        matches = self._table.matches(digests, prompt)
+        prompt = token_array(request.tokens)
+        page_digests = prefix_digests(prompt, request.salt)
+        matches = self._table.matches(page_digests, prompt)
+        digests: list[int] = page_digests[_CHUNK_PAGES - 1::_CHUNK_PAGES].tolist()
         guess = _mean_costs(candidates)
-        best: tuple[tuple[float, int, int, float, int], int, float] | None = None
+        best: tuple[float, ReplicaLoad, int, float] | None = None
         for load in candidates:
             known = self._replicas.get(load.replica) or _Known()
             match = matches.get(load.replica, _NO_MATCH)
@@ -120,12 +121,12 @@ class Seconds:
             others_s = work_s * self._shared_costs.weight(load.replica)
             seconds = (known.queue.wait_s(now_s) + known.row_wait_s(load) + work_s + others_s
                        + costs.fixed_s + load.sequences * costs.decode_s)
-            rank = (seconds, load.sequences, load.known_tokens, known.lately_s(now_s), load.replica)
-            if best is None or rank < best[0]:
-                best = rank, position, work_s
+            if best is None or seconds < best[0] or (
+                    seconds == best[0] and self._is_idler(load, best[1], now_s)):
+                best = seconds, load, position, work_s
         assert best is not None, "there are no candidates"
-        (*_, replica), position, work_s = best
-        return Route(replica, position, self._boundaries.of(digests), digests, work_s)
+        _, load, position, work_s = best
+        return Route(load.replica, position, self._boundaries.of(digests), digests, work_s)
 
     def placed(self, request: RoutedRequest, route: Route) -> None:
         now_s = self._clock()
@@ -185,6 +186,13 @@ class Seconds:
             known.counts.is_stale = self._table.is_stale(replica)
             known.counts.gaps = self._table.gaps_of(replica)
         return {replica: known.counts for replica, known in sorted(self._replicas.items())}
+
+    def _is_idler(self, load: ReplicaLoad, other: ReplicaLoad, now_s: float) -> bool:
+        """Whether ``load`` wins a tie."""
+        first, second = [(one.sequences, one.known_tokens, known.lately_s(now_s), one.replica)
+                         for one in (load, other)
+                         for known in (self._replicas.get(one.replica) or _Known(),)]
+        return first < second
 
     def _known(self, replica: int) -> _Known:
         return self._replicas.setdefault(replica, _Known())

@@ -188,6 +188,8 @@ class Generation:
 
     def lost_tokens(self) -> LostTokens:
         """Of the first sequence of each prompt: the others of its n wait for that one."""
+        if len(self.samplings) == 1:
+            return self.choices[0].lost_tokens
         total: dict[str, int] = {}
         first = 0
         for sampling in self.samplings:
@@ -196,13 +198,13 @@ class Generation:
             first += sampling.n
         return LostTokens(**total)
 
-    def usage(self) -> Usage:
+    def usage(self, reasoning_tokens: int = 0) -> Usage:
         prompt_tokens = sum(len(prompt.tokens) for prompt in self.prompts)
         generated = sum(choice.generated_tokens for choice in self.choices)
         return Usage(prompt_tokens=prompt_tokens, completion_tokens=generated,
                      total_tokens=prompt_tokens + generated,
                      prompt_tokens_details=self._details(),
-                     completion_tokens_details=self.completion_details(reasoning_tokens=0))
+                     completion_tokens_details=self._completion_details(reasoning_tokens))
 
     def _details(self) -> PromptTokensDetails:
         if self._service.config.hide_cached_tokens:
@@ -210,7 +212,7 @@ class Generation:
         return PromptTokensDetails(cached_tokens=self.cached_tokens(), lost_tokens=self.lost_tokens(),
                                    recomputed_tokens=sum(choice.recomputed_tokens for choice in self.choices))
 
-    def completion_details(self, reasoning_tokens: int) -> CompletionTokensDetails:
+    def _completion_details(self, reasoning_tokens: int) -> CompletionTokensDetails:
         """Counts of drafts are hidden with those of the cache: both tell what an earlier request had."""
         if self._service.config.hide_cached_tokens:
             return CompletionTokensDetails(reasoning_tokens=reasoning_tokens)

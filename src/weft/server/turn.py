@@ -20,8 +20,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from weft.engine.choices import Piece
 from weft.server.generation import Generation, Prompt, Usage
 from weft.server.protocol import SamplingFields, sampling_params
@@ -102,8 +100,7 @@ class PreparedTurn:
         return sum(reader.reasoning_tokens for reader in self._readers)
 
     def usage(self) -> Usage:
-        details = self.generation.completion_details(self.reasoning_tokens())
-        return msgspec.structs.replace(self.generation.usage(), completion_tokens_details=details)
+        return self.generation.usage(self.reasoning_tokens())
 
 
 async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:

@@ -21,7 +21,8 @@ and the text is cut at the mark: this needs no guess about what the template wri
 *Boundaries.* Conversations share their beginning up to the end of the system prompt or of some message.
 ``boundaries`` finds these ends in a rendered text: it renders the first messages alone and compares. If a
 template writes a message differently when others follow it, there is no boundary there. Boundaries are hints
-for the cache, and no answer depends on them.
+for the cache, and no answer depends on them. What the leading messages become before another question is
+remembered for the last few of them: conversations share system prompts, and that saves a rendering.
 
 Rejected: silently dropping what a template does not use. A variable the request sets (``documents``,
 ``reasoning_effort``) that the template never reads is an error that says so.
@@ -51,6 +52,9 @@ MARK = "\ue000weft-continues-here\ue001"
 TEMPLATE_CHARS_MAX = 64_000_000
 MESSAGE_ENDS_MAX = 8
 """Messages whose end is looked for, the last ones: each costs a rendering (law L11)."""
+BEGINNINGS_MAX = 32
+BEGINNING_CHARS_MAX = 16 << 10
+"""Of one remembered beginning, and of the messages that it is made of (law L11)."""
 
 
 class ChatMessage(msgspec.Struct, kw_only=True):
@@ -89,6 +93,8 @@ class ChatTemplate:
         self.source = source
         self.reads_tools = any(name.name == "tools" for name in tree.find_all(jinja2.nodes.Name))
         self._knows_developer = "developer" in source
+        self._depends_on_time = "strftime_now" in source
+        self._beginnings: dict[bytes, str] = {}
 
     def render(self, messages: list[ChatMessage], *, add_generation_prompt: bool | None = None,
                continue_final_message: bool = False, variables: Mapping[str, Any] | None = None) -> str:
@@ -130,14 +136,27 @@ class ChatTemplate:
         positions = set()
         leading = next((at for at, message in enumerate(messages)
                         if message.role not in ("system", "developer")), len(messages))
-        other_question = ChatMessage(role="user", content=MARK)
-        other = self._beginning([*messages[:leading], other_question], variables)
-        positions.add(common_length(other, text))
+        positions.add(common_length(self._before_other_question(messages[:leading], variables), text))
         for count in range(max(leading + 1, len(messages) - MESSAGE_ENDS_MAX), len(messages)):
             beginning = self._beginning(messages[:count], variables)
             if text.startswith(beginning):
                 positions.add(len(beginning))
         return sorted(positions - {0})
+
+    def _before_other_question(self, leading: list[ChatMessage], variables: Mapping[str, Any] | None) -> str:
+        """``leading`` messages and a question that no client asks."""
+        try:
+            key = b"" if self._depends_on_time else msgspec.msgpack.encode((leading, variables))
+        except (OverflowError, RecursionError, ValueError):
+            key = b""
+        other = self._beginnings.pop(key, None)
+        if other is None:
+            other = self._beginning([*leading, ChatMessage(role="user", content=MARK)], variables)
+        if key and max(len(key), len(other)) <= BEGINNING_CHARS_MAX:
+            self._beginnings[key] = other
+            if len(self._beginnings) > BEGINNINGS_MAX:
+                del self._beginnings[next(iter(self._beginnings))]
+        return other
 
     def _beginning(self, messages: list[ChatMessage], variables: Mapping[str, Any] | None) -> str:
         """Empty where the template refuses so short a conversation."""

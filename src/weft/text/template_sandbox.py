@@ -77,14 +77,14 @@ class TemplateSandbox:
 
         Raises RequestError for what the template refuses and for what exceeds the limits, and
         EngineUnavailableError where too many conversations wait."""
+        if self._inline is not None and _is_small(messages, job):
+            prompt = self._inline.write(messages, **job)
+            if prompt is not None:
+                return prompt
         try:
             body = marshal.dumps({"messages": msgspec.to_builtins(messages), **job})
         except (RecursionError, ValueError):
             raise RequestError("messages: nested too deeply", param="messages") from None
-        if self._inline is not None and len(body) <= INLINE_BYTES:
-            prompt = self._inline.write(messages, **job)
-            if prompt is not None:
-                return prompt
         lane = self._lanes[len(body) >= LARGE_BYTES]
         if lane.waiting >= LINE_MAX:
             raise EngineUnavailableError(f"{lane.waiting} conversations wait to be rendered; the limit is "
@@ -139,6 +139,15 @@ class TemplateSandbox:
             raise CheckpointError(answer.message, param="--chat-template")
         assert isinstance(answer, TemplateFacts)
         return worker, answer
+
+
+def _is_small(messages: list[ChatMessage], job: Mapping[str, Any]) -> bool:
+    """Whether a conversation may be rendered here. The worker says what is wrong with values that have no
+    bytes."""
+    try:
+        return len(msgspec.msgpack.encode((messages, job))) <= INLINE_BYTES
+    except (OverflowError, RecursionError, ValueError):
+        return False
 
 
 def _decode(raw: bytes) -> Answer:

@@ -1,16 +1,21 @@
-"""Very long texts, tokenized part by part with the ids of the whole.
+"""Very long texts, tokenized part by part with the ids of the whole, on all cores.
 
     text   |---- part 1 ----|-margin-|
                          cut^---- part 2 ----|-margin-|        cut: between "...x" and " y..."
+                                          cut^---- part 3 ...
 
-The library tokenizes a text at once: its memory grows with the text (30 MB took 3 GB), and one list of all
-ids is built while Python stands still. Parts keep both small.
+The library tokenizes a text at once, on one core: its memory grows with the text (30 MB took 3 GB), and one
+list of all ids is built while Python stands still. Parts keep both small, and several are encoded together.
 
 A cut is right if tokens on either side do not depend on the other side. This holds for byte-level BPE whose
 words come from a regex without look-behind: merges stay inside a word, and matching goes on from the end of
-a match as if the text began there. So a part is encoded with a margin behind it, for the look-ahead of the
-regex; the cut is an end of a word inside the part, before a space and a letter; the ids up to the cut count,
-and the next part begins there. A tokenizer of another kind, and a text without spaces, are not cut.
+a match as if the text began there. So a cut is an end of a word, before a space and a letter.
+
+*Guess and proof.* Cuts are guessed: a letter, a space, a letter. Each part is encoded from a guessed cut to
+behind the next one; the margin is for the look-ahead of the regex. The first part begins where a word does.
+If it shows the end of a word at the next cut, the second part begins where a word does, and so on. A guess
+that a part does not confirm costs the parts behind it: the last end of a word in that part is the next cut.
+A tokenizer of another kind, and a text without spaces, are not cut.
 
 Rejected: cutting at newlines (runs of whitespace are one word); comparing ids around a cut (that shows one
 place, and proves none).
@@ -18,13 +23,21 @@ place, and proves none).
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import re
 from typing import Any
 
 import tokenizers
 
-PART_CHARS = 1 << 16
+PART_CHARS = 1 << 15
 PART_MARGIN_CHARS = 1 << 12
+_TOGETHER = 4 * (os.cpu_count() or 1)
+"""Parts that the library gets at once."""
+_GUESS = re.compile(r"[A-Za-z] (?=[A-Za-z])")
+_GUESS_CHARS = 1 << 10
+"""Before the largest end of a part, where a cut is looked for."""
 _SPACE = "Ġ"
 """A space in the alphabet of byte-level BPE."""
 _SIGNS_OF_CONTEXT = ("(?<", "\\G", "\\A", "\\b", "\\B", "^")
@@ -41,18 +54,48 @@ class TextParts:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         ids = list(self._before) if add_special_tokens else []
-        start = 0
-        while len(text) - start > PART_CHARS + PART_MARGIN_CHARS:
-            part = text[start:start + PART_CHARS + PART_MARGIN_CHARS]
-            [encoding] = self._backend.encode_batch([part], add_special_tokens=False)
-            count, end = _cut(encoding, part)
-            if not count:
-                break
-            ids += encoding.ids[:count]
-            start += end
+        start, is_cut = 0, True
+        while is_cut and len(text) - start > PART_CHARS + PART_MARGIN_CHARS:
+            cuts = _guessed_cuts(text, start)
+            spans = list(itertools.pairwise(cuts))
+            parts = [text[at:end + PART_MARGIN_CHARS] for at, end in spans]
+            encodings = self._backend.encode_batch(parts, add_special_tokens=False)
+            for encoding, part, (at, end) in zip(encodings, parts, spans, strict=True):
+                part_ids = encoding.ids
+                count = self._tokens_before(encoding, part_ids, end - at)
+                if not count:
+                    count, chars = _cut(encoding, part)
+                    start, is_cut = at + chars, bool(count)
+                    ids += part_ids[:count]
+                    break
+                ids += part_ids[:count]
+                start = end
         [encoding] = self._backend.encode_batch_fast([text[start:]], add_special_tokens=False)
         ids += encoding.ids
         return ids + self._behind if add_special_tokens else ids
+
+    def _tokens_before(self, encoding: Any, ids: list[int], at: int) -> int:
+        """How many tokens end at the cut before character ``at``, a space; 0 where no word ends."""
+        count = encoding.char_to_token(at + 1)
+        if not count or not str(self._backend.id_to_token(ids[count])).startswith(_SPACE):
+            return 0
+        words = encoding.token_to_word(count - 1), encoding.token_to_word(count)
+        last = encoding.token_to_chars(count - 1)
+        is_end = None not in words and words[0] != words[1] and last is not None and last[1] == at
+        return count if is_end else 0
+
+
+def _guessed_cuts(text: str, start: int) -> list[int]:
+    """``start`` and the ends of the next parts, each before a space. An end without a guess is the last."""
+    cuts = [start]
+    while len(cuts) <= _TOGETHER and len(text) - cuts[-1] > PART_CHARS + PART_MARGIN_CHARS:
+        largest = cuts[-1] + PART_CHARS
+        guesses = [guess.start() + 1 for guess in _GUESS.finditer(
+            text, max(largest - _GUESS_CHARS, cuts[-1] + 1), largest + 2)]
+        cuts.append(guesses[-1] if guesses else largest)
+        if not guesses:
+            break
+    return cuts
 
 
 def _cut(encoding: Any, part: str) -> tuple[int, int]:
@@ -71,8 +114,8 @@ def _cut(encoding: Any, part: str) -> tuple[int, int]:
 
 
 def _is_gap(part: str, at: int) -> bool:
-    around = part[at - 1] + part[at + 1]
-    return part[at] == " " and around.isascii() and around.isalpha()
+    around = part[at - 1] + part[at + 1:at + 2]
+    return len(around) == 2 and part[at] == " " and around.isascii() and around.isalpha()
 
 
 def text_parts(backend: tokenizers.Tokenizer) -> TextParts | None:

@@ -49,7 +49,7 @@ def joined(*replicas: int) -> CheckpointTable:
 
 def positions(table: CheckpointTable, prompt: npt.NDArray[np.int32] = PROMPT,
               salt: str = "") -> dict[int, int]:
-    matches = table.matches(prefix_digests(prompt, salt).tolist(), prompt)
+    matches = table.matches(prefix_digests(prompt, salt), prompt)
     return {replica: match.position for replica, match in matches.items()}
 
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,22 +136,37 @@ class ResponseDatabase:
         """False where it has no place: the parent is gone, or the bounds leave no room."""
         now_s = self._clock()
         with _Transaction(self._db):
-            root, depth = stored.response_id, 0
-            if stored.parent is not None:
-                row = self._db.execute("SELECT root, depth FROM responses WHERE id = ? AND owner = ?",
-                                       (stored.parent, owner)).fetchone()
-                if row is None:
-                    return False
-                root, depth = row[0], row[1] + 1
-            self._db.execute("INSERT OR REPLACE INTO conversations VALUES (?, ?)", (root, now_s))
-            self._db.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", (
-                stored.response_id, owner, stored.parent, root, depth, stored.size, now_s))
-            self._db.execute("INSERT INTO contents VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (
-                stored.response_id, stored.body, stored.items, stored.vocabulary, stored.shared,
-                stored.tokens, stored.chars, stored.digest))
+            if not self._insert(stored, owner, now_s):
+                return False
             self._evict(now_s)
             own_id = (stored.response_id,)
             return self._db.execute("SELECT 1 FROM responses WHERE id = ?", own_id).fetchone() is not None
+
+    def put_all(self, entries: Iterable[tuple[str, StoredResponse]]) -> None:
+        """Owners and responses, in one transaction. Those that have no place are dropped, and those that are
+        there stay as they are."""
+        now_s = self._clock()
+        with _Transaction(self._db):
+            for owner, stored in entries:
+                self._insert(stored, owner, now_s)
+            self._evict(now_s)
+
+    def _insert(self, stored: StoredResponse, owner: str, now_s: float) -> bool:
+        root, depth = stored.response_id, 0
+        if stored.parent is not None:
+            row = self._db.execute("SELECT root, depth FROM responses WHERE id = ? AND owner = ?",
+                                   (stored.parent, owner)).fetchone()
+            if row is None:
+                return False
+            root, depth = row[0], row[1] + 1
+        self._db.execute("INSERT OR REPLACE INTO conversations VALUES (?, ?)", (root, now_s))
+        added = self._db.execute("INSERT OR IGNORE INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", (
+            stored.response_id, owner, stored.parent, root, depth, stored.size, now_s))
+        if added.rowcount:
+            self._db.execute("INSERT INTO contents VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (
+                stored.response_id, stored.body, stored.items, stored.vocabulary, stored.shared,
+                stored.tokens, stored.chars, stored.digest))
+        return True
 
     def get(self, response_id: str, owner: str) -> StoredResponse | None:
         row = self._db.execute(

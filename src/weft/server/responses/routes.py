@@ -40,6 +40,8 @@ from weft.server.service import Service
 from weft.server.turn import PreparedTurn
 
 _log = logging.getLogger("weft.server")
+_SMALL_BYTES = 64 << 10
+"""A response of less text than this is hashed and packed on the event loop, in some tens of microseconds."""
 
 
 def response_handlers(service: Service) -> dict[str, Handler]:
@@ -133,8 +135,10 @@ class ResponseHandlers:
         owner, parent = _owner(request), body.previous_response_id
 
         async def keep(response_id: str, response: bytes, answer: RawAnswer) -> bool:
+            is_small = len(response) + len(turn.prompt.text or "") < _SMALL_BYTES
             try:
-                return await store.put(lambda: keeper.record(response_id, parent, response, answer), owner)
+                return await store.put(lambda: keeper.record(response_id, parent, response, answer), owner,
+                                       is_small=is_small)
             except WeftError as error:
                 _log.warning("a response was not stored: %s", error.message)
                 return False

@@ -1,17 +1,32 @@
-"""The store of responses as the event loop sees it: every call runs in one thread of its own.
+"""The store of responses as the event loop sees it.
 
-    await store.put(...)  --queue--> the thread --> ResponseDatabase --> one file
+    put --one write--> pending file, pending dict --LINGER_S, all together--> the thread --> ResponseDatabase
+    get, delete, path_to ---------------------------------------------------> the thread
 
-SQLite blocks, for milliseconds as a rule and for seconds when another process writes or a disk is slow. The
-loop waits in a coroutine meanwhile and serves other clients. One thread is enough: SQLite has one writer.
+SQLite blocks, for milliseconds as a rule and for seconds when another process writes or a disk is slow. So
+its calls run in one thread of their own, and the loop serves other clients. One thread is enough: SQLite has
+one writer.
+
+A response is on disk when ``put`` returns (``pending``), and every reader has it:
+
+- this process reads it in its dict, or enters it into the database first;
+- another process that misses a response enters what dead processes left. It waits until the pending files of
+  the others are gone, and looks once more. Only a miss costs that.
+
+A large response, and one that the database may refuse (no room, a file that fails), goes into the database
+at once.
 
 Without ``--response-store`` the file is in the user's state directory, and it is opened when the first
 response is stored or asked for: a server without requests for responses writes no file.
+
+Laws: L11 (PENDING_MAX, PENDING_BYTES_MAX; WAITING_MAX calls, whose error names the flag).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import sqlite3
 import time
@@ -28,9 +43,19 @@ from weft.server.responses.database import (
     StoreLimits,
     UnknownResponseError,
 )
+from weft.server.responses.pending import PendingEntry, PendingLog, left_behind
 
 WAITING_MAX = 4096
+LINGER_S = 0.02
+"""A pending response waits so long for others before the database gets it."""
+PENDING_MAX = 1024
+PENDING_BYTES_MAX = 16 << 20
+_RETRY_S = 1.0
+_OTHERS_S = 5.0
+"""As long as SQLite waits for another process."""
+_LOOK_EVERY_S = 0.005
 T = TypeVar("T")
+_log = logging.getLogger("weft.server")
 
 
 class ResponseStore:
@@ -43,33 +68,74 @@ class ResponseStore:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weft-responses")
         self._database: ResponseDatabase | None = None
         self._waiting = 0
+        self._files = PendingLog(path)
+        self._pending: dict[str, PendingEntry] = {}
+        self._pending_bytes = 0
+        self._flush_lock = asyncio.Lock()
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._flushes: set[asyncio.Task[None]] = set()
+        self._is_well = False
+        """The database is open, and its last transaction succeeded."""
 
     def open_now(self) -> None:
         """Waits until the file is open. Raises ResponseStoreError."""
         self._thread.submit(self._work, lambda database: None).result()
 
-    async def put(self, make: Callable[[], StoredResponse], owner: str) -> bool:
-        """``make`` runs in the thread too: it may hash megabytes. False where the response has no place."""
-        return await self._run(lambda database: database.put(make(), owner))
+    async def put(self, make: Callable[[], StoredResponse], owner: str, *, is_small: bool = False) -> bool:
+        """False where the response has no place. ``make`` may hash megabytes and runs in the thread, unless
+        ``is_small``."""
+        if not is_small or not self._is_well or len(self._pending) >= PENDING_MAX or (
+                self._pending_bytes > PENDING_BYTES_MAX):
+            return await self._put_now(make, owner)
+        response = make()
+        try:
+            if response.size > self._limits.bytes or not self._limits.count:
+                return False
+            self._files.append(owner, response)
+        except OSError as error:
+            raise self._failure(error) from error
+        self._pending[response.response_id] = owner, response
+        self._pending_bytes += response.size
+        self._flush_later(LINGER_S)
+        return True
 
     async def get(self, response_id: str, owner: str) -> StoredResponse:
         """Raises UnknownResponseError."""
-        stored = await self._run(lambda database: database.get(response_id, owner))
+        entry = self._pending.get(response_id)
+        if entry is not None and entry[0] == owner:
+            return entry[1]
+        stored = await self._looked(response_id, lambda database: database.get(response_id, owner))
         if stored is None:
             raise _unknown(response_id)
         return stored
 
     async def delete(self, response_id: str, owner: str) -> None:
         """Raises UnknownResponseError."""
-        if not await self._run(lambda database: database.delete(response_id, owner)):
+        if not await self._looked(response_id, lambda database: database.delete(response_id, owner)):
             raise _unknown(response_id)
 
     async def path_to(self, response_id: str, owner: str) -> list[StoredResponse]:
         """The conversation up to this response. Raises UnknownResponseError, RequestError."""
-        return await self._run(lambda database: database.path(response_id, owner))
+        unknown: list[UnknownResponseError] = []
+
+        def path(database: ResponseDatabase) -> list[StoredResponse] | None:
+            try:
+                return database.path(response_id, owner)
+            except UnknownResponseError as error:
+                unknown.append(error)
+                return None
+
+        conversation = await self._looked(response_id, path)
+        if conversation is None:
+            raise unknown[-1]
+        return conversation
 
     async def close(self) -> None:
         """Waits for what was begun."""
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+        with contextlib.suppress(ResponseStoreError):  # the next process enters what is left
+            await self._flush()
         await asyncio.to_thread(self.close_now)
 
     def close_now(self) -> None:
@@ -80,6 +146,78 @@ class ResponseStore:
         self._thread.submit(end)
         self._thread.shutdown(wait=True)
 
+    # ------------------------------------------------------------------ pending responses
+
+    async def _put_now(self, make: Callable[[], StoredResponse], owner: str) -> bool:
+        await self._flush()
+        return await self._run(lambda database: database.put(make(), owner))
+
+    def _flush_later(self, seconds: float) -> None:
+        if self._flush_timer is None:
+            self._flush_timer = asyncio.get_running_loop().call_later(seconds, self._begin_flush)
+
+    def _begin_flush(self) -> None:
+        self._flush_timer = None
+        task = asyncio.get_running_loop().create_task(self._flush_or_retry())
+        self._flushes.add(task)
+        task.add_done_callback(self._flushes.discard)
+
+    async def _flush_or_retry(self) -> None:
+        try:
+            await self._flush()
+        except (ResponseStoreError, QueueFullError) as error:
+            _log.warning("%d responses wait for the store: %s", len(self._pending), error.message)
+            self._flush_later(_RETRY_S)
+
+    async def _flush(self) -> None:
+        """What is pending now goes into the database, in one transaction."""
+        async with self._flush_lock:
+            if not self._pending:
+                return
+            entries, files = list(self._pending.values()), self._files.rotate()
+
+            def enter(database: ResponseDatabase) -> None:
+                database.put_all(entries)
+                for file in files:
+                    file.remove()
+
+            await self._run(enter)
+            self._files.forget(files)
+            for _, response in entries:
+                del self._pending[response.response_id]
+                self._pending_bytes -= response.size
+
+    async def _looked(self, response_id: str, look: Callable[[ResponseDatabase], T]) -> T:
+        """``look`` at a database that has this response, if any process has. A miss is a false value."""
+        if response_id in self._pending:
+            await self._flush()
+        result = await self._run(look)
+        if not result:
+            await self._wait_for_others()
+            result = await self._run(look)
+        return result
+
+    async def _wait_for_others(self) -> None:
+        """Until the database has what is now in pending files of other processes."""
+        end_s = time.monotonic() + _OTHERS_S
+        live = await self._run(self._enter_left_behind)
+        while live and time.monotonic() < end_s:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            live = [path for path in live if path.exists()]
+
+    def _enter_left_behind(self, database: ResponseDatabase) -> list[Path]:
+        """Enters what dead processes left. The files of those that live."""
+        live = []
+        for path in self._files.of_others():
+            with left_behind(path) as entries:
+                if entries is None:
+                    live.append(path)
+                else:
+                    database.put_all(entries)
+        return live
+
+    # ------------------------------------------------------------------ the thread
+
     async def _run(self, work: Callable[[ResponseDatabase], T]) -> T:
         if self._waiting >= WAITING_MAX:
             raise QueueFullError(f"{self._waiting} requests wait for the store of responses; the limit is "
@@ -87,7 +225,12 @@ class ResponseStore:
                                  param="--response-store")
         self._waiting += 1
         try:
-            return await asyncio.wrap_future(self._thread.submit(self._work, work))
+            result = await asyncio.wrap_future(self._thread.submit(self._work, work))
+            self._is_well = True
+            return result
+        except ResponseStoreError:
+            self._is_well = False
+            raise
         finally:
             self._waiting -= 1
 
@@ -96,10 +239,15 @@ class ResponseStore:
             if self._database is None:
                 self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._database = ResponseDatabase(self.path, self._limits, self._clock)
+                self._enter_left_behind(self._database)
             return work(self._database)
         except (ConfigError, OSError, sqlite3.Error) as error:
-            raise ResponseStoreError(f"the store of responses failed: {error} (--response-store)",
-                                     param="--response-store") from error
+            raise self._failure(error) from error
+
+    @staticmethod
+    def _failure(error: Exception) -> ResponseStoreError:
+        return ResponseStoreError(f"the store of responses failed: {error} (--response-store)",
+                                  param="--response-store")
 
 
 def default_path() -> Path:
