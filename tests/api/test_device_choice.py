@@ -10,15 +10,18 @@ import torch
 
 from tests.fixtures.checkpoints import checkpoint
 from weft.assemble import assemble
-from weft.assemble.room import gpu_room
+from weft.assemble.room import gpu_room, measured_gpu_room
 from weft.cli.main import main
 from weft.config import EngineConfig
 from weft.errors import ConfigError
 from weft.memory.frames.plan import plan_arena
 from weft.models.loading import load_model
+from weft.runner import reserve as reserve_module
 from weft.runner.graphs import EagerCapture
 from weft.runner.reserve import Reserve, measure_reserve
 from weft.spec import CacheDTypeName, ModelSpec, attention, short_conv
+from weft.tensor import device as device_module
+from weft.tensor import gpu
 from weft.tensor.device import choose_device, describe, use
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.units import PAD
@@ -176,6 +179,46 @@ def test_the_reserve_is_that_of_the_largest_step() -> None:
     assert measured(200)[0].step_bytes == 1000 * 200
     assert measured(40, step_tokens=100_000)[0].largest == "short runs after hits"
     assert measured(7)[0].graph_bytes == 0
+
+
+def room_of_a_gpu_without_room_for_a_kernel(monkeypatch: pytest.MonkeyPatch, choice: str) -> list[str]:
+    """``measured_gpu_room`` where the first measurement meets a kernel that does not fit."""
+    measured_with: list[str] = []
+
+    def measure(*_: object, capture: object, **__: object) -> Reserve:
+        measured_with.append(f"{'triton' if gpu.in_use() else 'torch'}, capture {capture}")
+        if gpu.in_use():
+            raise gpu.KernelTooLargeError("kernel _decode does not fit the GPU")
+        return Reserve(1 << 20, 0, "long prompt")
+
+    monkeypatch.setattr(reserve_module, "measure_reserve", measure)
+    monkeypatch.setattr(device_module, "free_bytes", lambda device: GIB)
+    gpu.choose(choice)   # type: ignore[arg-type]
+    loaded = load_model(checkpoint("qwen3"))
+    room = measured_gpu_room(EngineConfig(gpu_kernels=choice), loaded, loaded.spec,  # type: ignore[arg-type]
+                             "float32", torch.device("cuda"), "graphs", lambda line: None)  # type: ignore[arg-type]
+    assert room.most_bytes == int((GIB - (1 << 20)) * 0.9)
+    return measured_with
+
+
+def test_a_kernel_that_fits_no_gpu_turns_triton_off_with_a_line(
+        monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    try:
+        measured_with = room_of_a_gpu_without_room_for_a_kernel(monkeypatch, "auto")
+    finally:
+        gpu.choose("auto")
+    assert measured_with == ["triton, capture graphs", "torch, capture None"]
+    [line] = [record.message for record in caplog.records if "_decode does not fit" in record.message]
+    assert "torch's operators run in their place" in line
+
+
+def test_a_kernel_that_fits_no_gpu_ends_the_start_where_triton_was_asked_for(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        with pytest.raises(ConfigError, match="--gpu-kernels is triton: kernel _decode"):
+            room_of_a_gpu_without_room_for_a_kernel(monkeypatch, "triton")
+    finally:
+        gpu.choose("auto")
 
 
 def test_what_is_measured_is_what_a_server_meets() -> None:

@@ -115,7 +115,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     threads = prepare_torch(config, notes)
     device = choose_device_of(config, 0, notes)
     overlap = overlaps(config, device)
-    kernels = choose_kernels(config, threads, device)
+    choose_kernels(config, threads, device)
     ranks = None if config.tp == 1 else start_ranks(config, directory, device, tell, peers)
     try:
         placed = _place(config, name, directory, device, ranks, tell)
@@ -123,6 +123,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
         if ranks is not None:
             ranks.peers.close()
         raise
+    kernels = kernels_in_use(device)   # a kernel that does not fit turns Triton off
     loaded, arena, sizes = placed.loaded, placed.arena, placed.sizes
     notes += placed.notes
     defaults = loaded.generation_defaults
@@ -270,16 +271,21 @@ def choose_device_of(config: EngineConfig, rank: int, notes: list[str]) -> torch
     return device
 
 
-def choose_kernels(config: EngineConfig, threads: int, device: torch.device) -> str:
-    """Which kernels run, in words for the start-up line."""
+def choose_kernels(config: EngineConfig, threads: int, device: torch.device) -> None:
     from weft.tensor import gpu, native
-    from weft.tensor.device import kernels_in_words
     from weft.tensor.gpu import prefill_backend
 
     native.choose(config.cpu_kernels)
     native.set_threads(threads)
     gpu.choose(config.gpu_kernels)
     prefill_backend.choose(config.attention_backend)
+
+
+def kernels_in_use(device: torch.device) -> str:
+    """In words, for the start-up line."""
+    from weft.tensor import native
+    from weft.tensor.device import kernels_in_words
+
     return kernels_in_words() if device.type == "cuda" else native.describe()
 
 

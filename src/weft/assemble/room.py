@@ -9,8 +9,10 @@ beyond the room is shrunk, and a note says so.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from weft.config import EngineConfig
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
     from weft.models.loading import LoadedModel
     from weft.runner.graphs import CudaCapture
+
+_log = logging.getLogger("weft")
 
 
 def cache_dtypes(config: EngineConfig, spec: ModelSpec) -> tuple[ModelSpec, CacheDTypeName]:
@@ -66,13 +70,24 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
               device: torch.device, capture: CudaCapture | None, tell: Callable[[str], None]) -> ArenaRoom:
     """After the weights are loaded: what a step takes is measured, and the arena gets a share of the rest."""
     from weft.runner.reserve import CudaMeter, measure_reserve
+    from weft.tensor import gpu
     from weft.tensor.device import free_bytes
 
+    measure = partial(
+        measure_reserve, loaded.model, spec, kv_dtype, step_tokens=config.max_num_batched_tokens,
+        rows=config.max_num_seqs, device=device, meter=CudaMeter(device),
+        model_len=min(config.max_model_len or spec.max_positions, spec.max_positions))
     tell("memory: measuring what a step takes")
-    reserve = measure_reserve(
-        loaded.model, spec, kv_dtype, step_tokens=config.max_num_batched_tokens, rows=config.max_num_seqs,
-        model_len=min(config.max_model_len or spec.max_positions, spec.max_positions), device=device,
-        meter=CudaMeter(device), capture=capture)
+    try:
+        reserve = measure(capture=capture)
+    except gpu.KernelTooLargeError as error:
+        if config.gpu_kernels != "auto":
+            raise ConfigError(f"--gpu-kernels is {config.gpu_kernels}: {error}",
+                              param="--gpu-kernels") from error
+        _log.warning("Triton kernels are off, and torch's operators run in their place, many times slower: "
+                     "%s", error)
+        gpu.choose("torch")
+        reserve = measure(capture=None)   # torch's operators cannot be recorded
     return gpu_room(config, free_bytes(device), reserve.total_bytes, reserve.in_words())
 
 

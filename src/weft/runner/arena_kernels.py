@@ -31,6 +31,7 @@ import triton.language as tl
 
 from weft.memory.frames.plan import ArenaPlan
 from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.launcher import launch
 
 Int64s = npt.NDArray[np.int64]
 
@@ -41,7 +42,7 @@ PIECE_NUMBERS = 4096
 _TL_TYPES = {"float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float16}
 
 
-@triton.jit(do_not_specialize_on_alignment=["items"])
+@triton.jit(do_not_specialize=["value"], do_not_specialize_on_alignment=["items"])
 def _fill_kernel(words, items, value, item_words, BLOCK: tl.constexpr):
     item = tl.load(items + tl.program_id(0)).to(tl.int64)
     at = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -130,7 +131,7 @@ def fill(words: torch.Tensor, items: torch.Tensor, item_words: int, byte: int) -
     ``i * item_words``."""
     value = int.from_bytes(bytes([byte]) * WORD_BYTES, "little", signed=True)
     grid = (items.numel(), triton.cdiv(item_words, BLOCK_WORDS))
-    _fill_kernel[grid](words, items, value, item_words, BLOCK=BLOCK_WORDS)
+    launch(_fill_kernel, grid)(words, items, value, item_words, BLOCK=BLOCK_WORDS)
 
 
 def copy(words: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, item_words: int, *,
@@ -139,14 +140,15 @@ def copy(words: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, item
     also a source."""
     grid = (sources.numel(), triton.cdiv(item_words, BLOCK_WORDS))
     if apart:
-        _copy_kernel[grid](words, sources, words, targets, item_words, FROM_SCRATCH=False, TO_SCRATCH=False,
-                           BLOCK=BLOCK_WORDS)
+        launch(_copy_kernel, grid)(
+            words, sources, words, targets, item_words, FROM_SCRATCH=False, TO_SCRATCH=False,
+            BLOCK=BLOCK_WORDS)
         return
     held = torch.empty(sources.numel() * item_words, dtype=torch.int64, device=words.device)
-    _copy_kernel[grid](words, sources, held, targets, item_words, FROM_SCRATCH=False, TO_SCRATCH=True,
-                       BLOCK=BLOCK_WORDS)
-    _copy_kernel[grid](held, sources, words, targets, item_words, FROM_SCRATCH=True, TO_SCRATCH=False,
-                       BLOCK=BLOCK_WORDS)
+    launch(_copy_kernel, grid)(
+        words, sources, held, targets, item_words, FROM_SCRATCH=False, TO_SCRATCH=True, BLOCK=BLOCK_WORDS)
+    launch(_copy_kernel, grid)(
+        held, sources, words, targets, item_words, FROM_SCRATCH=True, TO_SCRATCH=False, BLOCK=BLOCK_WORDS)
 
 
 class CompressionTable:
@@ -204,7 +206,7 @@ def compress(arena: torch.Tensor, plan: ArenaPlan, table: CompressionTable, stat
     """``states`` (int64 [k, 1 + pages]): slots, and the pages of their compressed form. ``arena``: uint8,
     all of it."""
     grid = (table.pieces.shape[0], states.shape[0])
-    _compress_kernel[grid](
+    launch(_compress_kernel, grid)(
         arena, states, states.stride(0), table.pieces, plan.page_bytes, plan.slot_stride_bytes,
         STATE=_TL_TYPES[table.state_dtype], UNIT=tl.int32 if table.unit_bytes == 4 else tl.int8,
         UNIT_BYTES=table.unit_bytes, RESTORE=restore, ROWS=table.rows, COLUMNS=table.columns)

@@ -28,6 +28,7 @@ from weft.runner.arena_kernels import codes_of
 from weft.runner.compressed_kv import GROUP
 from weft.spec import ITEM_BYTES
 from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.launcher import launch
 from weft.tensor.layout import DTYPES, pack_of
 from weft.units import PAGE_TOKENS
 
@@ -192,7 +193,7 @@ def compress(arena: torch.Tensor, plan: ArenaPlan, table: BlockTable, records: t
 
         if not restore:
             _code(arena, plan, table, rows, scratch, restore=False)
-        _place_kernel[(triton.cdiv(record_bytes // WORD_BYTES, BLOCK_WORDS), len(rows))](
+        launch(_place_kernel, (triton.cdiv(record_bytes // WORD_BYTES, BLOCK_WORDS), len(rows)))(
             words, rows, scratch, plan.page_bytes // WORD_BYTES, record_bytes // WORD_BYTES, GATHER=restore,
             BLOCK=BLOCK_WORDS)
         if restore:
@@ -206,14 +207,14 @@ def _code(arena: torch.Tensor, plan: ArenaPlan, table: BlockTable, rows: torch.T
     kinds = {"NUMBER": _TL_TYPES[plan.kv_dtype], "PACK": pack_of(DTYPES[plan.kv_dtype]),
              "TOKENS": PAGE_TOKENS, "RESTORE": restore}
     if plan.compressed_kv_dtype == "int8":
-        _code_kernel[(len(table.rows), len(rows))](arena, rows, staged, table.rows, *form,
-                                                   CHANNELS=table.channels, **kinds)
+        launch(_code_kernel, (len(table.rows), len(rows)))(
+            arena, rows, staged, table.rows, *form, CHANNELS=table.channels, **kinds)
         return
     for blocks, as_k in ((table.rows[:table.k_rows], True), (table.rows[table.k_rows:], False)):
         if len(blocks):
             tile = nibble_tile(table.channels, as_k=as_k)
-            _nibble_kernel[(len(blocks), len(rows))](arena, rows, staged, blocks, *form, AS_K=as_k, **tile,
-                                                     **kinds)
+            launch(_nibble_kernel, (len(blocks), len(rows)))(
+                arena, rows, staged, blocks, *form, AS_K=as_k, **tile, **kinds)
 
 
 def nibble_tile(channels: int, *, as_k: bool) -> dict[str, int]:

@@ -41,6 +41,7 @@ import triton.language as tl
 
 from weft.tensor.gpu.compilation import Compilation
 from weft.tensor.gpu.launch import Blocks, compilation_of
+from weft.tensor.gpu.launcher import launch
 
 CHOOSE = Blocks(4096, warps=8)
 _LOWEST = -3.4028234663852886e38
@@ -250,7 +251,7 @@ def choose(logits_XV: torch.Tensor, numbers_5X: torch.Tensor | None, *, masked: 
     chosen_X = torch.empty(rows, dtype=torch.int64, device=device)
     best_XP = torch.empty((rows, parts), dtype=torch.float32, device=device)
     shape = {"MASKED": masked, "BLOCK": block, "num_warps": CHOOSE.warps}
-    _part_best[(rows, parts)](logits_XV, best_XP, vocab_size, rows, logits_XV.stride(0), **shape)
+    launch(_part_best, (rows, parts))(logits_XV, best_XP, vocab_size, rows, logits_XV.stride(0), **shape)
     draws = numbers_5X is not None
     top_k, top_p = draws and top_k, draws and top_p
     numbers, histograms, mass_XP = best_XP, best_XP, best_XP   # not read
@@ -261,14 +262,15 @@ def choose(logits_XV: torch.Tensor, numbers_5X: torch.Tensor | None, *, masked: 
             histograms = torch.zeros((rows, 2, LEVELS.value, BUCKETS.value), dtype=torch.int64, device=device)
         for mass in [False] * top_k + [True] * top_p:
             for level in range(LEVELS.value):
-                _histogram[(rows, parts)](logits_XV, numbers, best_XP, histograms, vocab_size, rows,
-                                          logits_XV.stride(0), level, MASS=mass, TOP_K=top_k,
-                                          PARTS_PADDED=padded, **shape)
-        _part_mass[(rows, parts)](logits_XV, numbers, best_XP, histograms, mass_XP, vocab_size, rows,
-                                  logits_XV.stride(0), TOP_K=top_k, TOP_P=top_p, PARTS_PADDED=padded, **shape)
-    _pick[(rows,)](logits_XV, numbers, best_XP, histograms, mass_XP, chosen_X, vocab_size, rows,
-                   logits_XV.stride(0), parts, DRAWS=draws, TOP_K=top_k, TOP_P=top_p, PARTS_PADDED=padded,
-                   **shape)
+                launch(_histogram, (rows, parts))(
+                    logits_XV, numbers, best_XP, histograms, vocab_size, rows, logits_XV.stride(0), level,
+                    MASS=mass, TOP_K=top_k, PARTS_PADDED=padded, **shape)
+        launch(_part_mass, (rows, parts))(
+            logits_XV, numbers, best_XP, histograms, mass_XP, vocab_size, rows, logits_XV.stride(0),
+            TOP_K=top_k, TOP_P=top_p, PARTS_PADDED=padded, **shape)
+    launch(_pick, (rows,))(
+        logits_XV, numbers, best_XP, histograms, mass_XP, chosen_X, vocab_size, rows, logits_XV.stride(0),
+        parts, DRAWS=draws, TOP_K=top_k, TOP_P=top_p, PARTS_PADDED=padded, **shape)
     return chosen_X
 
 

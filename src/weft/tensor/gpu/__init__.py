@@ -30,6 +30,11 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 INSTALLED = importlib.util.find_spec("triton") is not None
 
+
+class KernelTooLargeError(RuntimeError):
+    """A kernel needs more of a multiprocessor than the GPU has, also with one stage."""
+
+
 _in_use = INSTALLED
 _interpreting = False
 

@@ -34,6 +34,7 @@ import triton.language as tl
 
 from weft.tensor.gpu.compilation import Compilation
 from weft.tensor.gpu.launch import STEP_TABLES, TYPES, Blocks, compilation_of, padded
+from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.products import decay_of, only_if, product, product_left
 from weft.tensor.gpu.rounding import rounded
 from weft.tensor.gpu.runs import DeviceRuns
@@ -247,7 +248,7 @@ def _run_recurrent(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor
     first = step.decode_count if prefill else 0
     count = step.run_count - first if prefill else step.decode_count
     grid = (triton.cdiv(v_dim, RECURRENT.width), heads, count)
-    recurrent[grid](
+    launch(recurrent, grid)(
         q_THK, k_THK, v_THV, g, beta_TH, out_THV, state_SHKV, runs.slots_R, runs.starts_R, step.fresh_R,
         step.chunk_begin_R, step.chunk_first_C, step.chunk_tokens_C, step.chunk_tap_C, *q_THK.stride()[:2],
         *k_THK.stride()[:2], *v_THV.stride()[:2], *g.stride()[:2], *beta_TH.stride(), heads * v_dim,
@@ -263,14 +264,14 @@ def run_chunks(q_THK: torch.Tensor, k_THK: torch.Tensor, out_THV: torch.Tensor, 
     sizes = {"H": heads, "GROUP": heads // k_THK.shape[1], "K": k_dim, "V": v_dim, "KP": padded(k_dim),
              "BY_LINE": by_line}
     blocks = states_blocks(padded(k_dim))
-    states[(triton.cdiv(v_dim, blocks.width), heads, step.run_count - step.decode_count)](
+    launch(states, (triton.cdiv(v_dim, blocks.width), heads, step.run_count - step.decode_count))(
         k_THK, buffers.k_left, buffers.decay, buffers.w, buffers.u, buffers.chunk_states, state_SHKV,
         runs.slots_R, step.fresh_R, step.chunk_begin_R, step.chunk_first_C, step.chunk_tokens_C,
         step.chunk_tap_C, *k_THK.stride()[:2], state_SHKV.stride(0), step.decode_count, buffers.base, **sizes,
         BV=blocks.width, num_warps=blocks.warps, num_stages=blocks.stages)
     blocks = outputs_blocks(padded(k_dim), by_line, q_THK.dtype)
     width = min(blocks.width, padded(v_dim))
-    outputs[(triton.cdiv(v_dim, width), heads, step.chunk_count)](
+    launch(outputs, (triton.cdiv(v_dim, width), heads, step.chunk_count))(
         q_THK, buffers.q_left, buffers.p, buffers.u, buffers.chunk_states, out_THV, step.chunk_first_C,
         step.chunk_tokens_C, *q_THK.stride()[:2], buffers.base, **sizes, BV=width, num_warps=blocks.warps,
         num_stages=blocks.stages)

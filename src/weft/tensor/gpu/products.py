@@ -1,4 +1,4 @@
-"""Building blocks of several Triton kernels: products of tiles, the inverse of a chunk's triangle.
+"""Building blocks of several Triton kernels: products, sums of log decays, the inverse of a chunk's triangle.
 
 Precision. States are checkpoints: a prefill must leave in a slot what decodes would have left there. So
 products with a float32 operand keep float32's precision. Tensor cores take 8 (bf16), 11 (fp16, tf32) bits:
@@ -13,6 +13,13 @@ Rejected: tf32 alone. Its 11 bits give a state an error as large as that of its 
 none. "ieee": no tensor cores, ten times slower.
 
 In Triton's interpreter 16-bit numbers become float32 before every product: it has no bf16 arithmetic.
+
+Sums of log decays. Differences of sums need some 1e-7, where the sums are in the hundreds: more than float32
+has. Each term is clamped to -128 and cut into a multiple of 2^-10 and a rest of at most 2^-11. The multiples
+of 64 terms add up to at most 2^13, so their float32 sums are exact in any order. The rests add up to at most
+2^-5, so each addition errs by at most 2^-30, and 63 of them by 2^-24. A difference of two sums thus errs by
+at most 2^-23 (1.2e-7) before its own rounding. The clamp changes nothing: a decay over a term below -80 is
+clamped to -80 anyway. Rejected: float64, which consumer GPUs add at 1/64 of float32's rate.
 """
 
 from __future__ import annotations
@@ -25,8 +32,10 @@ from weft.tensor import gpu
 INTERPRETED = tl.constexpr(gpu.INTERPRETED)
 LOG_DECAY_MIN = tl.constexpr(-80.0)
 """As in ``weft.tensor.chunks``: smaller log decays are clamped to this."""
-LOG_DECAY_FLOOR = tl.constexpr(-1e4)
-"""Log decays of single tokens are clamped to this, so that a -inf does not turn a difference into NaN."""
+LOG_DECAY_FLOOR = tl.constexpr(-128.0)
+"""Log decays of single tokens are clamped to this, so that sums of them are exact in parts, and finite."""
+_TO_UNITS = tl.constexpr(1.5 * 2**13)
+"""Added and taken away: rounds to a multiple of 2^-10."""
 BASE = tl.constexpr(16)
 """Side of the blocks that substitution inverts."""
 
@@ -84,16 +93,27 @@ def decay_of(log_decay):
 
 @triton.jit
 def decay_sums(log_decay):
-    """Sums along axis 0, float64: differences need 1e-7 absolute precision where sums are in the hundreds."""
-    return tl.cumsum(tl.maximum(log_decay.to(tl.float32), LOG_DECAY_FLOOR).to(tl.float64), axis=0)
+    """(whole, rest): float32 sums along axis 0, of at most 64 terms, none above 0. Their total is the sum."""
+    each = tl.maximum(log_decay.to(tl.float32), LOG_DECAY_FLOOR)
+    whole = (each + _TO_UNITS) - _TO_UNITS
+    return tl.cumsum(whole, axis=0), tl.cumsum(each - whole, axis=0)
 
 
 @triton.jit
-def pairwise_decay(sums, place):
-    """[i, j] = exp(sums_i - sums_j) for j <= i, else 0. The select precedes the exponential: for j > i the
-    difference is positive and unbounded."""
+def pairwise_decay(whole, rest, place):
+    """[i, j] = exp(sums_i - sums_j) for j <= i, else 0; sums as by ``decay_sums``. The select precedes the
+    exponential: for j > i the difference is positive and unbounded."""
     seen = place[:, None] >= place[None, :]
-    return tl.where(seen, decay_of(tl.where(seen, sums[:, None] - sums[None, :], 0.0)), 0.0)
+    between = (whole[:, None] - whole[None, :]) + (rest[:, None] - rest[None, :])
+    return tl.where(seen, decay_of(tl.where(seen, between, 0.0)), 0.0)
+
+
+@triton.jit
+def decay_to_end(whole, rest, place, PLACES: tl.constexpr):
+    """(exp(last - sums_i), exp(last)); ``last``: the sum at the last place."""
+    last_whole = tl.sum(tl.where(place == PLACES - 1, whole, 0.0))
+    last_rest = tl.sum(tl.where(place == PLACES - 1, rest, 0.0))
+    return decay_of((last_whole - whole) + (last_rest - rest)), decay_of(last_whole + last_rest)
 
 
 @triton.jit

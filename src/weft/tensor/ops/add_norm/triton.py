@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.launcher import launch
 from weft.tensor.ops.rms_norm.triton import normed, sizes
 
 
@@ -21,8 +22,9 @@ def add_norm(x_TD: torch.Tensor, y_TD: torch.Tensor, weight: torch.Tensor, eps: 
     out_TD = torch.empty(x_TD.shape, dtype=x_TD.dtype, device=x_TD.device)
     if tokens:
         _, block, warps = sizes(dim)
-        _add[(tokens,)](x_TD, x_TD.stride(0), y_TD, y_TD.stride(0), scale, weight.contiguous(), eps, out_TD,
-                        DIM=dim, BLOCK=block, SCALED=scale != 1.0, PLUS_ONE=plus_one, num_warps=warps)
+        launch(_add, (tokens,))(
+            x_TD, x_TD.stride(0), y_TD, y_TD.stride(0), scale, weight.contiguous(), eps, out_TD, DIM=dim,
+            BLOCK=block, SCALED=scale != 1.0, PLUS_ONE=plus_one, num_warps=warps)
     return y_TD, out_TD
 
 

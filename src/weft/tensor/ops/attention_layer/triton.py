@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.pages import block_dim, rounded
 from weft.tensor.gpu.softmax import Gates
 from weft.tensor.inputs import LayerCache, StepInputs
@@ -84,7 +85,7 @@ def _place_all(q_TC: torch.Tensor, k_TC: torch.Tensor, v_TC: torch.Tensor, q_nor
         tables, rotary_dim = tables_of(*cos_sin), cos_sin[0].shape[1]
     tiles = tile_count(runs)
     if tiles:
-        _place[(tiles, shape.heads + shape.kv_heads)](
+        launch(_place, (tiles, shape.heads + shape.kv_heads))(
             q_TC, q_TC.stride(0), k_TC, k_TC.stride(0), v_TC, v_TC.stride(0), q_norm, k_norm, core.norm_eps,
             *tables, *(None, None) if scales is None else (scales[0], scales[1]), q_THD,
             *pages_of(cache.k, cache.v, cache.token_scales), inputs.positions_T, *places_of(runs),

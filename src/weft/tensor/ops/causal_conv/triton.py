@@ -26,6 +26,7 @@ import triton.language as tl
 
 from weft.tensor.gpu.compilation import Compilation
 from weft.tensor.gpu.launch import STEP_TABLES, TYPES, Blocks, compilation_of, dense_rows
+from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.products import only_if
 from weft.tensor.gpu.runs import device_runs
 from weft.tensor.inputs import Runs
@@ -150,10 +151,10 @@ def convolve(x_TC: torch.Tensor, gate_TC: torch.Tensor | None, after_TC: torch.T
     form = {"C": channels, "W": window_SCW.shape[2], "BIAS": bias_C is not None, "SILU": silu,
             "GATED": gate_TC is not None}
     if step.chunk_count:
-        _tokens[(triton.cdiv(channels, TOKENS.width), step.chunk_count)](
+        launch(_tokens, (triton.cdiv(channels, TOKENS.width), step.chunk_count))(
             *tensors, step.chunk_begin_R, step.chunk_run_C, step.chunk_first_C, step.chunk_tokens_C,
             step.chunk_tap_C, *strides, **form, BC=TOKENS.width, num_warps=TOKENS.warps)
-    _rows[(triton.cdiv(channels, ROWS.width), step.run_count)](
+    launch(_rows, (triton.cdiv(channels, ROWS.width), step.run_count))(
         *tensors, step.offsets_R, step.lengths_R, *strides, step.decode_count, **form,
         WP=triton.next_power_of_2(window_SCW.shape[2]), BC=ROWS.width, num_warps=ROWS.warps)
     return out_TC

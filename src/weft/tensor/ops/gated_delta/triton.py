@@ -27,9 +27,11 @@ from weft.tensor.gpu.delta import (
     run_chunks,
 )
 from weft.tensor.gpu.launch import STEP_TABLES, Blocks, compilation_of, dense_rows, padded
+from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.products import (
     decay_of,
     decay_sums,
+    decay_to_end,
     pairwise_decay,
     product,
     product_right,
@@ -55,10 +57,10 @@ def _prepare(q, k, v, g, beta, w, u, p, q_left, k_left, decay, chunk_first, chun
     row = (t - base) * H + head
     tile = here[:, None] & (line < K)[None, :]
     key = head // GROUP
-    sums = decay_sums(tl.load(g + t * g_row + head * g_head, mask=here, other=0.0))
+    whole, rest = decay_sums(tl.load(g + t * g_row + head * g_head, mask=here, other=0.0))
     beta_t = tl.load(beta + t * beta_row + head * beta_head, mask=here, other=0.0).to(tl.float32)
-    decays = pairwise_decay(sums, place)
-    grown = decay_of(sums)
+    decays = pairwise_decay(whole, rest, place)
+    grown = decay_of(whole + rest)
 
     keys = tl.load(k + t[:, None] * k_row + key * k_head + line[None, :], mask=tile, other=0.0)
     k_scale = unit_scale(keys.to(tl.float32))
@@ -70,9 +72,9 @@ def _prepare(q, k, v, g, beta, w, u, p, q_left, k_left, decay, chunk_first, chun
     attention = product(queries, tl.trans(keys)) * scaled * q_scale[:, None]
     tl.store(p + row[:, None] * PLACES + place[None, :], attention, mask=here[:, None])
     tl.store(q_left + row, q_scale * grown, mask=here)
-    last = tl.sum(tl.where(place == PLACES - 1, sums, 0.0))
-    tl.store(k_left + row, decay_of(last - sums) * k_scale, mask=here)
-    tl.store(decay + c * H + head, decay_of(last))
+    left, over_chunk = decay_to_end(whole, rest, place, PLACES)
+    tl.store(k_left + row, left * k_scale, mask=here)
+    tl.store(decay + c * H + head, over_chunk)
 
     solved = unit_lower_inverse(a, PLACES)
     w_tile = product_right(solved * (beta_t * grown * k_scale)[None, :], keys)
@@ -99,7 +101,7 @@ def gated_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g
                     layer=layer):
         return out_THV
     buffers = chunk_buffers(step, runs, state_SHKV, tokens, by_line=False)
-    _prepare[(heads, step.chunk_count)](
+    launch(_prepare, (heads, step.chunk_count))(
         q_THK, k_THK, v_THV, g_TH, beta_TH, buffers.w, buffers.u, buffers.p, buffers.q_left, buffers.k_left,
         buffers.decay, step.chunk_first_C, step.chunk_tokens_C, *q_THK.stride()[:2], *k_THK.stride()[:2],
         *v_THV.stride()[:2], *g_TH.stride(), *beta_TH.stride(), buffers.base, scale, H=heads,

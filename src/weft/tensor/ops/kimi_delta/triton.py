@@ -12,7 +12,7 @@ scaled q and k of a chunk of one head (``cpu`` explains the letters). Blocks of 
 Both are sums over the lines of the state, 32 lines at a time: each tile is then 64 x 32 and fits in
 registers. Norms are factors of rows and columns of M, as in ``gated_delta``. Rows d places up are loaded
 again, from the cache, because a tile cannot shift its rows. Sums of log decays from the chunk's begin are
-float64. Products keep float32's precision, because states are checkpoints.
+exact to 1e-7 (``tensor.gpu.products``). Products keep float32's precision, because states are checkpoints.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from weft.tensor.gpu.delta import (
     run_chunks,
 )
 from weft.tensor.gpu.launch import STEP_TABLES, Blocks, compilation_of, dense_rows, padded
+from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.products import (
     BASE,
     LOG_DECAY_FLOOR,
@@ -72,14 +73,24 @@ def _add_diagonal(m_keys, m_queries, keys, queries, k, g, t, tokens, head, line,
 
 
 @triton.jit
-def _add_below(m_keys, m_queries, keys, queries, sums, place):
-    """Add the contribution of some lines of the state to the blocks of M(k) and M(q) below the diagonal."""
+def _below(whole, rest, place, at):
+    """[places, lines]: the sums less those at place ``at``."""
+    there = place[:, None] == at
+    at_whole = tl.sum(tl.where(there, whole, 0.0), axis=0)
+    at_rest = tl.sum(tl.where(there, rest, 0.0), axis=0)
+    return (whole - at_whole[None, :]) + (rest - at_rest[None, :])
+
+
+@triton.jit
+def _add_below(m_keys, m_queries, keys, queries, whole, rest, place):
+    """Add the contribution of some lines of the state to the blocks of M(k) and M(q) below the diagonal.
+    ``whole``, ``rest``: sums as by ``decay_sums``."""
     block = place[:, None] // BASE
     for s in range(1, PLACES // BASE):
-        behind = tl.sum(tl.where(place[:, None] == s * BASE - 1, sums, 0.0), axis=0)[None, :]
+        from_block = _below(whole, rest, place, s * BASE - 1)
         mine, before = block == s, block < s
-        down = decay_of(tl.where(mine, sums - behind, 0.0))
-        right = tl.trans(tl.where(before, keys * decay_of(tl.where(before, behind - sums, 0.0)), 0.0))
+        down = decay_of(tl.where(mine, from_block, 0.0))
+        right = tl.trans(tl.where(before, keys * decay_of(tl.where(before, -from_block, 0.0)), 0.0))
         m_keys += product(tl.where(mine, keys * down, 0.0), right)
         m_queries += product(tl.where(mine, queries * down, 0.0), right)
     return m_keys, m_queries
@@ -110,16 +121,17 @@ def _prepare(q, k, v, g, beta, w, u, p, q_left, k_left, decay, chunk_first, chun
         line = part + tl.arange(0, BK)
         keys = _rows(k, t, k_row, k_head, head, line, here, K)
         queries = _rows(q, t, q_row, q_head, head, line, here, K)
-        sums = decay_sums(_rows(g, t, g_row, g_head, head, line, here, K))
+        whole, rest = decay_sums(_rows(g, t, g_row, g_head, head, line, here, K))
         m_keys, m_queries = _add_diagonal(m_keys, m_queries, keys, queries, k, g, t, tokens, head, line,
                                           place, k_row, k_head, g_row, g_head, K)
-        m_keys, m_queries = _add_below(m_keys, m_queries, keys, queries, sums, place)
+        m_keys, m_queries = _add_below(m_keys, m_queries, keys, queries, whole, rest, place)
+        sums = whole + rest
         last = tl.sum(tl.where(place[:, None] == PLACES - 1, sums, 0.0), axis=0)
+        left = decay_of(-_below(whole, rest, place, PLACES - 1))
         tile = here[:, None] & (line < K)[None, :]
         tl.store(decay + (c * H + head).to(tl.int64) * K + line, decay_of(last), mask=line < K)
         tl.store(q_left + row * K + line[None, :], queries * q_scale[:, None] * decay_of(sums), mask=tile)
-        tl.store(k_left + row * K + line[None, :], keys * k_scale[:, None] * decay_of(last[None, :] - sums),
-                 mask=tile)
+        tl.store(k_left + row * K + line[None, :], keys * k_scale[:, None] * left, mask=tile)
     tl.store(p + row * PLACES + place[None, :], m_queries * q_scale[:, None] * k_scale[None, :],
              mask=here[:, None])
 
@@ -134,8 +146,9 @@ def _prepare(q, k, v, g, beta, w, u, p, q_left, k_left, decay, chunk_first, chun
     solved = solved * k_scale[None, :]
     for part in range(0, K, BK):
         line = part + tl.arange(0, BK)
-        grown = decay_of(decay_sums(_rows(g, t, g_row, g_head, head, line, here, K)))
-        w_tile = product(solved, _rows(k, t, k_row, k_head, head, line, here, K) * grown)
+        whole, rest = decay_sums(_rows(g, t, g_row, g_head, head, line, here, K))
+        keys = _rows(k, t, k_row, k_head, head, line, here, K)
+        w_tile = product(solved, keys * decay_of(whole + rest))
         tl.store(w + row * K + line[None, :], w_tile, mask=here[:, None] & (line < K)[None, :])
 
 
@@ -151,7 +164,7 @@ def kimi_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_
                     layer=layer):
         return out_THV
     buffers = chunk_buffers(step, runs, state_SHKV, tokens, by_line=True)
-    _prepare[(heads, step.chunk_count)](
+    launch(_prepare, (heads, step.chunk_count))(
         q_THK, k_THK, v_THV, g_THK, beta_TH, buffers.w, buffers.u, buffers.p, buffers.q_left, buffers.k_left,
         buffers.decay, step.chunk_first_C, step.chunk_tokens_C, *q_THK.stride()[:2], *k_THK.stride()[:2],
         *v_THV.stride()[:2], *g_THK.stride()[:2], *beta_TH.stride(), buffers.base, scale, H=heads, K=k_dim,

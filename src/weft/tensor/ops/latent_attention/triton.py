@@ -27,6 +27,7 @@ import triton.language as tl
 
 from weft.tensor import native
 from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.pages import (
     TRITON_TYPES,
     as_bits,
@@ -68,9 +69,9 @@ def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tenso
     pages = (as_bits(cache), stride, scales, 0 if scales is None else scales.stride(0))
     tiles = tile_count(runs)
     if tiles:
-        _write[(tiles,)](x_TW, x_TW.stride(0), *pages, positions_T, *places_of(runs), D=width,
-                         BLOCK_D=block_dim(width), PACK=pack, FP8=cache.dtype == torch.float8_e4m3fn,
-                         TOKENS=TILE_TOKENS, num_warps=8)
+        launch(_write, (tiles,))(
+            x_TW, x_TW.stride(0), *pages, positions_T, *places_of(runs), D=width, BLOCK_D=block_dim(width),
+            PACK=pack, FP8=cache.dtype == torch.float8_e4m3fn, TOKENS=TILE_TOKENS, num_warps=8)
     out_THV = torch.empty((tokens, heads, value_dim), dtype=q_THW.dtype, device=q_THW.device)
     product, precision = product_of(q_THW.dtype, cache.dtype)
     main, rest = kv_splits_of_row(width, value_dim)
@@ -84,7 +85,7 @@ def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tenso
     if runs.decode_count < runs.run_count:
         known = device_runs(runs)
         queries = queries_of(main, product)
-        _prefill[(heads * (CHUNK_TOKENS // queries), known.chunk_count)](
+        launch(_prefill, (heads * (CHUNK_TOKENS // queries), known.chunk_count))(
             *common, runs.starts_R, known.offsets_R, known.chunk_run_C, known.chunk_first_C,
             known.chunk_tokens_C, known.chunk_count, **constants, TOKENS=queries,
             **blocks_of(main, product, small_shared(q_THW.device)))
@@ -98,12 +99,13 @@ def _launch_decode(common: tuple[Any, ...], runs: Runs, constants: dict[str, Any
     partial = torch.empty((rows, heads, splits, main), dtype=torch.float32, device=device)
     logs = torch.empty((rows, heads, splits), dtype=torch.float32, device=device)
     blocks = blocks_of(main, constants["PRODUCT"], small_shared(device))
-    _decode[(rows, ceil_div(heads, HEADS_AT_ONCE), splits)](
+    launch(_decode, (rows, ceil_div(heads, HEADS_AT_ONCE), splits))(
         *common, runs.context_R, partial, logs, splits, **constants, SPLITS_MAX=most,
         TILE_HEADS=HEADS_AT_ONCE, **blocks)
-    combine[(rows, heads)](common[-1], None, 0, None, 0, None, runs.context_R, partial, logs, splits,
-                           HEADS=heads, GROUP=1, WINDOW=0, D=constants["VALUE"], BLOCK_D=main,
-                           PAGES=blocks["PAGES"], SPLITS_MAX=most, AT_ONCE=COMBINED_AT_ONCE, num_warps=2)
+    launch(combine, (rows, heads))(
+        common[-1], None, 0, None, 0, None, runs.context_R, partial, logs, splits, HEADS=heads, GROUP=1,
+        WINDOW=0, D=constants["VALUE"], BLOCK_D=main, PAGES=blocks["PAGES"], SPLITS_MAX=most,
+        AT_ONCE=COMBINED_AT_ONCE, num_warps=2)
 
 
 def kv_splits_of_row(width: int, value_dim: int) -> tuple[int, int]:

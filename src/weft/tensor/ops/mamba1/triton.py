@@ -24,6 +24,7 @@ import triton.language as tl
 
 from weft.tensor.gpu.compilation import Compilation
 from weft.tensor.gpu.launch import STEP_TABLES, TYPES, Blocks, compilation_of, dense_rows
+from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.products import decay_of, only_if, softplus
 from weft.tensor.gpu.rounding import rounded
 from weft.tensor.gpu.runs import DeviceRuns, device_runs
@@ -184,10 +185,11 @@ def mamba1(x_TC: torch.Tensor, dt_TC: torch.Tensor, A_CN: torch.Tensor, B_TN: to
     begins = torch.empty((step.chunk_count, channels, width), dtype=torch.float32, device=x_TC.device)
     steps = torch.empty((step.chunk_count, channels), dtype=torch.float32, device=x_TC.device)
     chunks = (step.chunk_first_C, step.chunk_tokens_C)
-    _scan[(blocks, step.chunk_count)](*inputs, begins, steps, *chunks, *rows, **sizes, ENDS=True)
-    _link[(blocks, prefills)](A_CN, begins, steps, state_SCN, runs.slots_R, step.fresh_R, step.chunk_begin_R,
-                              step.chunk_tap_C, state_SCN.stride(0), step.decode_count, **sizes)
-    _scan[(blocks, step.chunk_count)](*inputs, begins, steps, *chunks, *rows, **sizes, ENDS=False)
+    launch(_scan, (blocks, step.chunk_count))(*inputs, begins, steps, *chunks, *rows, **sizes, ENDS=True)
+    launch(_link, (blocks, prefills))(
+        A_CN, begins, steps, state_SCN, runs.slots_R, step.fresh_R, step.chunk_begin_R, step.chunk_tap_C,
+        state_SCN.stride(0), step.decode_count, **sizes)
+    launch(_scan, (blocks, step.chunk_count))(*inputs, begins, steps, *chunks, *rows, **sizes, ENDS=False)
     return out_TC
 
 
@@ -195,7 +197,7 @@ def _run_recurrent(inputs: tuple[torch.Tensor, ...], rows: tuple[int, ...], stat
                    runs: Runs, step: DeviceRuns, layer: int, sizes: dict[str, Any], *, prefill: bool) -> None:
     first = step.decode_count if prefill else 0
     count = step.run_count - first if prefill else step.decode_count
-    _recurrent[(triton.cdiv(sizes["C"], CHANNELS.width), count)](
+    launch(_recurrent, (triton.cdiv(sizes["C"], CHANNELS.width), count))(
         *inputs, state_SCN, runs.slots_R, runs.starts_R, step.fresh_R, step.chunk_begin_R, step.chunk_first_C,
         step.chunk_tokens_C, step.chunk_tap_C, *rows, state_SCN.stride(0), first, layer, **sizes,
         PREFILL=prefill)

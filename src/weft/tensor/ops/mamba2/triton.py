@@ -25,9 +25,11 @@ import triton.language as tl
 
 from weft.tensor.gpu.compilation import Compilation
 from weft.tensor.gpu.launch import STEP_TABLES, TYPES, Blocks, compilation_of, dense_rows, padded
+from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.products import (
     decay_of,
     decay_sums,
+    decay_to_end,
     only_if,
     pairwise_decay,
     product,
@@ -128,19 +130,19 @@ def _chunks(x, dt, A, b, c, D, dt_bias, out, state, slots, fresh, chunk_begin, c
         tile = here[:, None] & (col < N)[None, :]
         steps = tl.load(dt + t * dt_row + head * dt_head, mask=here, other=0.0)
         size = tl.where(here, _step_size(steps, bias, low, high), 0.0)
-        sums = decay_sums(size * a)
+        whole, rest = decay_sums(size * a)
         xs = tl.load(x + t[:, None] * x_row + head * x_head + line[None, :], mask=x_tile, other=0.0)
         bs = tl.load(b + t[:, None] * b_row + group * b_head + col[None, :], mask=tile, other=0.0)
         cs = tl.load(c + t[:, None] * c_row + group * c_head + col[None, :], mask=tile, other=0.0)
-        scores = product(cs, tl.trans(bs)) * pairwise_decay(sums, place) * size[None, :]
+        scores = product(cs, tl.trans(bs)) * pairwise_decay(whole, rest, place) * size[None, :]
         wide = xs.to(tl.float32)
-        y_tile = (product_left(cs, tl.trans(s)) * decay_of(sums)[:, None] + d * wide
+        y_tile = (product_left(cs, tl.trans(s)) * decay_of(whole + rest)[:, None] + d * wide
                   + product_right(scores, xs))
         tl.store(out + t[:, None] * out_row + head * P + line[None, :], y_tile.to(out.dtype.element_ty),
                  mask=x_tile)
-        last = tl.sum(tl.where(place == PLACES - 1, sums, 0.0))
-        pushed = wide * (size * decay_of(last - sums))[:, None]
-        s = s * decay_of(last) + product_right(tl.trans(pushed), bs)
+        left, over_chunk = decay_to_end(whole, rest, place, PLACES)
+        pushed = wide * (size * left)[:, None]
+        s = s * over_chunk + product_right(tl.trans(pushed), bs)
         tap = tl.load(chunk_tap + chunk).to(tl.int64)
         tl.store(state + tap * slot_stride + element, s,
                  mask=(line < only_if(tap >= 0, P))[:, None] & (col < N)[None, :])
@@ -171,7 +173,7 @@ def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: t
     if state_SHPN.dtype != torch.float32:
         _run_recurrent(inputs, runs, step, strides, layer, dt_limit, sizes, prefill=True)
         return out_THP
-    _chunks[(triton.cdiv(head_dim, CHUNKS.width), heads, step.run_count - step.decode_count)](
+    launch(_chunks, (triton.cdiv(head_dim, CHUNKS.width), heads, step.run_count - step.decode_count))(
         *inputs, runs.slots_R, step.fresh_R, step.chunk_begin_R, step.chunk_first_C, step.chunk_tokens_C,
         step.chunk_tap_C, *strides, step.decode_count, *dt_limit, **sizes, BP=CHUNKS.width,
         num_warps=CHUNKS.warps, num_stages=CHUNKS.stages)
@@ -184,7 +186,7 @@ def _run_recurrent(inputs: tuple[torch.Tensor, ...], runs: Runs, step: DeviceRun
     first = step.decode_count if prefill else 0
     count = step.run_count - first if prefill else step.decode_count
     heads = inputs[0].shape[1]
-    _recurrent[(triton.cdiv(sizes["P"], RECURRENT.width), heads, count)](
+    launch(_recurrent, (triton.cdiv(sizes["P"], RECURRENT.width), heads, count))(
         *inputs, runs.slots_R, runs.starts_R, step.fresh_R, step.chunk_begin_R, step.chunk_first_C,
         step.chunk_tokens_C, step.chunk_tap_C, *strides, first, layer, *dt_limit, **sizes, BP=RECURRENT.width,
         PREFILL=prefill, num_warps=RECURRENT.warps, num_stages=RECURRENT.stages)

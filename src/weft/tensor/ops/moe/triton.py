@@ -29,6 +29,7 @@ import triton.language as tl
 from weft.tensor.activation import Activation
 from weft.tensor.gpu.compilation import Compilation
 from weft.tensor.gpu.launch import TYPES, Blocks, compilation_of, dense_rows, padded
+from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.products import product
 from weft.tensor.gpu.quantized import FORMS, constants_of, form, load_right
 from weft.tensor.ops.moe.weights import ExpertWeights, count_of, inner_of
@@ -172,7 +173,7 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
     hit = min(experts, pairs)
     tiles = torch.empty((min(pairs, (pairs + hit * (rows - 1)) // rows), 3), dtype=torch.int32,
                         device=ids.device)
-    _tiles[(len(tiles),)](begins, tiles, EXPERTS=experts, EP=triton.next_power_of_2(experts), BM=rows)
+    launch(_tiles, (len(tiles),))(begins, tiles, EXPERTS=experts, EP=triton.next_power_of_2(experts), BM=rows)
     between = torch.empty((pairs, inner), dtype=x_TD.dtype, device=x_TD.device)
     pair_out = torch.empty((pairs, width), dtype=x_TD.dtype, device=x_TD.device)
     common = {"CHOICES": choices, "ACTIVATION": activation, "BM": rows, "BK": depth_of(x_TD.itemsize)}
@@ -180,11 +181,11 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
                                          (down_EDI, between, pair_out, True)):
         blocks = product_blocks(rows, down)
         held, scales, zeros, constants = _parts(weight)
-        _product[(len(tiles), triton.cdiv(target.shape[1], blocks.width))](
+        launch(_product, (len(tiles), triton.cdiv(target.shape[1], blocks.width)))(
             source, held, scales, zeros, target, order, tiles, source.stride(0), target.stride(0),
             COLUMNS=target.shape[1], DEPTH=source.shape[1], GATED=gated and not down, DOWN=down, **constants,
             **common, BN=blocks.width, num_warps=blocks.warps, num_stages=blocks.stages)
-    _combine[(tokens, triton.cdiv(width, COMBINE.width))](
+    launch(_combine, (tokens, triton.cdiv(width, COMBINE.width)))(
         pair_out, ids, expert_weights_TX.contiguous(), out_TD, COLUMNS=width, CHOICES=choices,
         BN=COMBINE.width, num_warps=COMBINE.warps)
     return out_TD

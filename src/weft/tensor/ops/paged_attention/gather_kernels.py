@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.pages import TRITON_TYPES, block_dim, load_keys, load_values, page_ids
 from weft.tensor.inputs import Runs
 from weft.units import PAGE_TOKENS, ceil_div
@@ -57,9 +58,9 @@ def rows_of_prefills(cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs,
             for _ in range(2))
     table = runs.page_table_RP
     grid = (ceil_div(ceil_div(max(contexts), PAGE_TOKENS), PAGES), kv_heads, len(contexts))
-    _gather[grid](cache_k, cache_v, cache_k.stride(0), cache_v.stride(0), table, table.stride(0),
-                  runs.context_R, begins_N, k, v, first, KV_HEADS=kv_heads, D=dim, BLOCK_D=block_dim(dim),
-                  PACK=pack, AT_ONCE=PAGES)
+    launch(_gather, grid)(
+        cache_k, cache_v, cache_k.stride(0), cache_v.stride(0), table, table.stride(0), runs.context_R,
+        begins_N, k, v, first, KV_HEADS=kv_heads, D=dim, BLOCK_D=block_dim(dim), PACK=pack, AT_ONCE=PAGES)
     return k, v
 
 

@@ -41,6 +41,7 @@ import triton.language as tl
 
 from weft.tensor.gpu import prefill_backend
 from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.pages import (
     FP8_BITS,
     block_dim,
@@ -106,8 +107,9 @@ def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.T
         known = device_runs(runs)
         blocks = prefill_blocks(dim, cache_k.itemsize, constants["GROUP"], product)
         grid = (ceil_div(constants["GROUP"], blocks["TILE_HEADS"]), kv_heads, known.chunk_count)
-        _prefill[grid](*common, runs.starts_R, known.offsets_R, known.chunk_run_C, known.chunk_first_C,
-                       known.chunk_tokens_C, known.chunk_count, **constants, **blocks)
+        launch(_prefill, grid)(
+            *common, runs.starts_R, known.offsets_R, known.chunk_run_C, known.chunk_first_C,
+            known.chunk_tokens_C, known.chunk_count, **constants, **blocks)
     return out_THD
 
 
@@ -137,13 +139,14 @@ def _launch_decode(common: tuple[Any, ...], runs: Runs, constants: dict[str, Any
         partial = torch.empty((rows, heads, splits, width), dtype=torch.float32, device=device)
         logs = torch.empty((rows, heads, splits), dtype=torch.float32, device=device)
     blocks = decode_blocks(constants["D"], itemsize, constants["GROUP"])
-    _decode[(rows, kv_heads, splits)](*common, runs.context_R, partial, logs, splits, **constants,
-                                      SPLITS_MAX=most, **blocks)
+    launch(_decode, (rows, kv_heads, splits))(
+        *common, runs.context_R, partial, logs, splits, **constants, SPLITS_MAX=most, **blocks)
     if splits > 1:
         used = {name: constants[name] for name in ("HEADS", "GROUP", "WINDOW", "D", "BLOCK_D")}
         out_THD, *gates = common[-6:]
-        combine[(rows, heads)](out_THD, *gates, runs.context_R, partial, logs, splits, **used,
-                               PAGES=blocks["PAGES"], SPLITS_MAX=most, AT_ONCE=COMBINED_AT_ONCE, num_warps=2)
+        launch(combine, (rows, heads))(
+            out_THD, *gates, runs.context_R, partial, logs, splits, **used, PAGES=blocks["PAGES"],
+            SPLITS_MAX=most, AT_ONCE=COMBINED_AT_ONCE, num_warps=2)
 
 
 def splits_max(kv_heads: int) -> int:

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from weft.tensor.gpu.compilation import Compilation
 from weft.tensor.gpu.launch import TYPES, Blocks, compilation_of, dense_rows
+from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.products import product
 from weft.tensor.gpu.quantized import FORMS, constants_of, form, load_right
 from weft.tensor.weights.quantized import QuantizedWeight
@@ -66,7 +67,7 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
     out = torch.empty((rows, weight.rows), dtype=x.dtype, device=x.device)
     if rows:
         block_rows, blocks, depth = blocks_of(rows)
-        _product[(triton.cdiv(weight.rows, blocks.width), triton.cdiv(rows, block_rows))](
+        launch(_product, (triton.cdiv(weight.rows, blocks.width), triton.cdiv(rows, block_rows)))(
             x_RI, weight.codes, weight.scales, weight.codes if weight.zeros is None else weight.zeros,
             weight.scales if bias is None else bias, out, rows, weight.rows, x_RI.stride(0),
             COLUMNS=weight.columns, BIAS=bias is not None, **constants_of(weight), BM=block_rows,

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.launcher import launch
 from weft.tensor.ops.write_kv.triton import dense_rows
 from weft.units import ceil_div
 
@@ -37,7 +38,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, plus_one: boo
     wide, gates = _three(dense_rows(x)), None if gate is None else _three(dense_rows(gate))
     units = x.numel() // group
     rows, block, warps = sizes(group)
-    _norm[(ceil_div(units, rows),)](
+    launch(_norm, (ceil_div(units, rows),))(
         wide, wide.stride(0), wide.stride(1), gates, 0 if gates is None else gates.stride(0),
         0 if gates is None else gates.stride(1), weight.contiguous(), eps, out, units, wide.shape[1], DIM=dim,
         GROUP=group, BLOCK=block, ROWS=rows, PLUS_ONE=plus_one, GATE_FIRST=gate_first, num_warps=warps)

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.pages import block_dim
 from weft.tensor.ops.write_kv.triton import dense_rows
 from weft.units import ceil_div
@@ -29,7 +30,7 @@ def rotary(q_THD: torch.Tensor, k_THD: torch.Tensor, cos_TD: torch.Tensor,
     tokens, heads, dim = q_THD.shape
     q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q_THD, k_THD))
     if tokens:
-        _rotary[(ceil_div(tokens, TOKENS), heads + k_THD.shape[1])](
+        launch(_rotary, (ceil_div(tokens, TOKENS), heads + k_THD.shape[1]))(
             q_THD, q_THD.stride(0), q_THD.stride(1), k_THD, k_THD.stride(0), k_THD.stride(1),
             *tables_of(cos_TD, sin_TD), q_out, k_out, tokens, k_THD.shape[1], HEADS=heads,
             ROTARY=cos_TD.shape[1], D=dim, BLOCK_D=block_dim(dim), TOKENS=TOKENS)

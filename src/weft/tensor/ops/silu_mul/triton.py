@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.launcher import launch
 from weft.tensor.ops.write_kv.triton import dense_rows
 from weft.units import ceil_div
 
@@ -19,7 +20,7 @@ def silu_mul(gate_up_TJ: torch.Tensor) -> torch.Tensor:
     rows, width = rows_TJ.shape[0], rows_TJ.shape[1] // 2
     out = torch.empty((*gate_up_TJ.shape[:-1], width), dtype=gate_up_TJ.dtype, device=gate_up_TJ.device)
     if rows:
-        _silu_mul[(rows, ceil_div(width, BLOCK))](rows_TJ, rows_TJ.stride(0), width, out, BLOCK=BLOCK)
+        launch(_silu_mul, (rows, ceil_div(width, BLOCK)))(rows_TJ, rows_TJ.stride(0), width, out, BLOCK=BLOCK)
     return out
 
 

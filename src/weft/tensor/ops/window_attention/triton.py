@@ -26,6 +26,7 @@ import triton.language as tl
 
 from weft.tensor import native
 from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.pages import TRITON_TYPES, as_bits, block_dim, fp8_kind, product_of, small_shared, widen
 from weft.tensor.gpu.runs import device_runs
 from weft.tensor.gpu.softmax import finish, softmax_step
@@ -57,16 +58,17 @@ def window_attention(q_THD: torch.Tensor, k_THD: torch.Tensor, v_THD: torch.Tens
     queries = (q_THD, q_THD.stride(0), q_THD.stride(1), scale * math.log2(math.e), out_THD)
     sizes = {"HEADS": heads, "GROUP": heads // kv_heads, "PRODUCT": product, "PRECISION": precision}
     if runs.decode_count:
-        _decode[(runs.decode_count, kv_heads)](*queries, *common, **shape, **sizes,
-                                               **decode_blocks(dim, ring_S2HWD.itemsize, heads // kv_heads))
+        launch(_decode, (runs.decode_count, kv_heads))(
+            *queries, *common, **shape, **sizes, **decode_blocks(dim, ring_S2HWD.itemsize, heads // kv_heads))
     prefills = runs.run_count - runs.decode_count
     if prefills:
         blocks = attend_blocks(dim, ring_S2HWD.itemsize, heads // kv_heads, product,
                                small_shared(q_THD.device))
         grid = (ceil_div(heads // kv_heads, blocks["TILE_HEADS"]), kv_heads, known.chunk_count)
-        _attend[grid](*queries, *common, known.offsets_R, known.chunk_run_C, known.chunk_first_C,
-                      known.chunk_tokens_C, **shape, **sizes, **blocks)
-        _update[(prefills, 2 * kv_heads, ceil_div(window, UPDATE_BLOCK))](
+        launch(_attend, grid)(
+            *queries, *common, known.offsets_R, known.chunk_run_C, known.chunk_first_C, known.chunk_tokens_C,
+            **shape, **sizes, **blocks)
+        launch(_update, (prefills, 2 * kv_heads, ceil_div(window, UPDATE_BLOCK)))(
             *common, known.offsets_R, known.chunk_begin_R, known.chunk_first_C,
             known.chunk_tokens_C, known.chunk_tap_C, runs.decode_count, **shape, PLACES=UPDATE_BLOCK)
     return out_THD

@@ -20,6 +20,7 @@ import triton.language as tl
 
 from weft.tensor import native
 from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.pages import (
     TRITON_TYPES,
     as_bits,
@@ -49,7 +50,7 @@ def write_kv(k_THD: torch.Tensor, v_THD: torch.Tensor, cache_k: torch.Tensor, ca
     tiles = tile_count(runs)
     if tiles == 0:
         return
-    _write[(tiles, kv_heads)](
+    launch(_write, (tiles, kv_heads))(
         k_THD, v_THD, k_THD.stride(0), k_THD.stride(1), v_THD.stride(0), v_THD.stride(1),
         *pages_of(cache_k, cache_v, scales), positions_T, *places_of(runs), D=dim, BLOCK_D=block_dim(dim),
         PACK=cache_k.shape[-1], FP8=cache_k.dtype == torch.float8_e4m3fn, TOKENS=TILE_TOKENS, num_warps=4)

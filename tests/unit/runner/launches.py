@@ -1,0 +1,69 @@
+"""Launches of Triton kernels, noted with what a GPU would compile for them, and mostly not computed.
+
+A stand-in for the driver. Each launch is bound to its parameters by Triton's own code, for an H100: the types
+of its arguments, which integers and addresses are multiples of 16, which integers are 1, its constants, its
+warps and stages. Two launches with the same ``key`` share one compiled kernel; another key is a compilation.
+
+Kernels of ``weft.tensor`` compute nothing: their outputs are whatever was in memory. Kernels of the runner
+(sampling, the arena) are interpreted where ``computes`` says so, so that tokens are tokens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+H100 = GPUTarget("cuda", 90, 32)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """``key``: (kernel, specialisation of each argument, options); ``tensors``: by the argument's name."""
+
+    kernel: str
+    key: tuple[str, str, str]
+    grid: tuple[int, ...]
+    tensors: dict[str, torch.Tensor]
+
+
+@functools.cache
+def _binder(kernel: InterpretedFunction[Any]) -> tuple[Any, Callable[..., Any]]:
+    compiled = JITFunction(kernel.fn, **kernel.kwargs)
+    return compiled, create_function_from_signature(compiled.signature, compiled.params, make_backend(H100))
+
+
+def _launch_of(kernel: InterpretedFunction[Any], grid: tuple[int, ...], args: Any, kwargs: Any) -> Launch:
+    compiled, bind = _binder(kernel)
+    bound, specialization, options = bind(*args, **kwargs)
+    module = kernel.fn.__module__.removeprefix("weft.").removesuffix(".triton").rpartition(".")[2]
+    name = f"{module}.{kernel.fn.__name__}"
+    by_argument = dict(zip([one.name for one in compiled.params], specialization, strict=True))
+    return Launch(name, (name, str(by_argument), str(sorted(options.items()))), grid,
+                  {key: value for key, value in bound.items() if isinstance(value, torch.Tensor)})
+
+
+@contextlib.contextmanager
+def recorded(note: Callable[[Launch], None], *, computes: bool = False) -> Iterator[None]:
+    """Inside, each launch is given to ``note``. ``computes``: kernels of the runner are interpreted."""
+    interpret = InterpretedFunction.run
+
+    def run(self: InterpretedFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        note(_launch_of(self, grid, args, kwargs))
+        if computes and self.fn.__module__.startswith("weft.runner"):
+            return interpret(self, *args, grid=grid, warmup=warmup, **kwargs)
+        return None
+
+    InterpretedFunction.run = run
+    try:
+        yield
+    finally:
+        InterpretedFunction.run = interpret
