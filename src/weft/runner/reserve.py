@@ -36,6 +36,7 @@ from weft.runner.step_shapes import StepShape, step_shapes
 from weft.spec import CacheDTypeName, ModelSpec
 from weft.tensor.device import current
 from weft.tensor.inputs import LayerCache, StepInputs
+from weft.tensor.layout import DTYPES
 from weft.tensor.scratch import scratch
 from weft.units import PAD, format_bytes
 
@@ -124,6 +125,11 @@ class _Measurement:
         self._model, self._spec, self._meter, self._rows, self._device = model, spec, meter, rows, device
         plan = plan_arena(spec, memory_for(spec, kv_dtype, 1, tokens)[0], kv_dtype=kv_dtype)
         self._caches = DeviceArena(plan, device).layer_caches(len(spec.layers))
+        if kv_dtype == "float8_e4m3":   # kernels compile for caches with scales
+            for cache, layer in zip(self._caches, spec.layers, strict=True):
+                if layer.cached_heads:
+                    cache.head_scales = torch.ones(
+                        1 + layer.has_values, layer.cached_heads, dtype=DTYPES[spec.dtype], device=device)
         self._table_pages = max(1, plan.pages_for(model_len))
         self._shapes = step_shapes(
             tokens=step_tokens, rows=rows, positions=spec.max_positions, table_pages=self._table_pages,

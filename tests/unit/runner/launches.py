@@ -4,8 +4,8 @@ A stand-in for the driver. Each launch is bound to its parameters by Triton's ow
 of its arguments, which integers and addresses are multiples of 16, which integers are 1, its constants, its
 warps and stages. Two launches with the same ``key`` share one compiled kernel; another key is a compilation.
 
-Kernels of ``weft.tensor`` compute nothing: their outputs are whatever was in memory. Kernels of the runner
-(sampling, the arena) are interpreted where ``computes`` says so, so that tokens are tokens.
+Kernels compute nothing, and new memory is zeros in the meantime, so outputs are zeros. Only the kernel that
+ends a choice of tokens has a result: the best token, so that a grammar's mask is obeyed.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ def _launch_of(kernel: InterpretedFunction[Any], grid: tuple[int, ...], args: An
 
 
 @contextlib.contextmanager
-def recorded(note: Callable[[Launch], None], *, computes: bool = False) -> Iterator[None]:
-    """Inside, each launch is given to ``note``. ``computes``: kernels of the runner are interpreted."""
-    interpret = InterpretedFunction.run
+def recorded(note: Callable[[Launch], None]) -> Iterator[None]:
+    """Inside, each launch is given to ``note``."""
+    run, empty, empty_like = InterpretedFunction.run, torch.empty, torch.empty_like
 
-    def run(self: InterpretedFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        note(_launch_of(self, grid, args, kwargs))
-        if computes and self.fn.__module__.startswith("weft.runner"):
-            return interpret(self, *args, grid=grid, warmup=warmup, **kwargs)
-        return None
+    def noted(self: InterpretedFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        launch = _launch_of(self, grid, args, kwargs)
+        note(launch)
+        if self.fn.__name__ == "_pick":
+            launch.tensors["chosen"].copy_(launch.tensors["logits"].argmax(1))
 
-    InterpretedFunction.run = run
+    InterpretedFunction.run, torch.empty, torch.empty_like = noted, torch.zeros, torch.zeros_like
     try:
         yield
     finally:
-        InterpretedFunction.run = interpret
+        InterpretedFunction.run, torch.empty, torch.empty_like = run, empty, empty_like

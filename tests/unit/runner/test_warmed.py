@@ -76,7 +76,7 @@ def started(model: LoadedModel, keys: Keys, **more: Any) -> Serving:
     config = EngineConfig(kv_dtype=more.get("kv_dtype", "auto"),
                           state_dtype=more.get("state_dtype", "float32"))
     spec, kv_dtype = cache_dtypes(config, model.spec)
-    with recorded(keys.note, computes=True):
+    with recorded(keys.note):
         measure_reserve(model.model, spec, kv_dtype, step_tokens=STEP_TOKENS, rows=SEQS, model_len=LENGTH,
                         device=DEVICE, meter=NoMeter())
         serving = Serving("", model=model, max_num_seqs=SEQS, step_tokens=STEP_TOKENS, max_model_len=LENGTH,
@@ -87,7 +87,7 @@ def started(model: LoadedModel, keys: Keys, **more: Any) -> Serving:
 
 
 def day(serving: Serving, keys: Keys) -> None:
-    with recorded(keys.note, computes=True):
+    with recorded(keys.note):
         for _ in range(2):   # the second round begins with hits
             serving.run(PROMPTS, SAMPLINGS, stagger_steps=1)
         arena_work(serving.executor.arena)
@@ -98,7 +98,8 @@ def arena_work(arena: DeviceArena) -> None:
     plan = arena.plan
     arena.zero_frames([1])
     arena.zero_frames([1, 2, 3])
-    for copy in (arena.copy_pages, arena.copy_slots) if plan.slots_per_frame else (arena.copy_pages,):
+    kinds = ((arena.copy_pages, plan.pages_per_frame), (arena.copy_slots, plan.slots_per_frame))
+    for copy in (copy for copy, per_frame in kinds if per_frame):
         copy([0], [1])
         copy([0, 1, 2], [3, 4, 5])
         copy([0, 1, 2], [1, 2, 0])

@@ -75,9 +75,9 @@ def _add_diagonal(m_keys, m_queries, keys, queries, k, g, t, tokens, head, line,
 @triton.jit
 def _below(whole, rest, place, at):
     """[places, lines]: the sums less those at place ``at``."""
-    there = place[:, None] == at
-    at_whole = tl.sum(tl.where(there, whole, 0.0), axis=0)
-    at_rest = tl.sum(tl.where(there, rest, 0.0), axis=0)
+    selected = place[:, None] == at
+    at_whole = tl.sum(tl.where(selected, whole, 0.0), axis=0)
+    at_rest = tl.sum(tl.where(selected, rest, 0.0), axis=0)
     return (whole - at_whole[None, :]) + (rest - at_rest[None, :])
 
 
