@@ -27,12 +27,17 @@ H100 = GPUTarget("cuda", 90, 32)
 
 @dataclass(frozen=True)
 class Launch:
-    """``key``: (kernel, specialisation of each argument, options); ``tensors``: by the argument's name."""
+    """``specialization``: of each argument, by its name; ``tensors``: by the argument's name."""
 
     kernel: str
-    key: tuple[str, str, str]
     grid: tuple[int, ...]
+    specialization: dict[str, Any]
+    options: dict[str, Any]
     tensors: dict[str, torch.Tensor]
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.kernel, str(self.specialization), str(sorted(self.options.items()))
 
 
 @functools.cache
@@ -45,24 +50,26 @@ def _launch_of(kernel: InterpretedFunction[Any], grid: tuple[int, ...], args: An
     compiled, bind = _binder(kernel)
     bound, specialization, options = bind(*args, **kwargs)
     module = kernel.fn.__module__.removeprefix("weft.").removesuffix(".triton").rpartition(".")[2]
-    name = f"{module}.{kernel.fn.__name__}"
     by_argument = dict(zip([one.name for one in compiled.params], specialization, strict=True))
-    return Launch(name, (name, str(by_argument), str(sorted(options.items()))), grid,
+    return Launch(f"{module}.{kernel.fn.__name__}", grid, by_argument, options,
                   {key: value for key, value in bound.items() if isinstance(value, torch.Tensor)})
 
 
 @contextlib.contextmanager
-def recorded(note: Callable[[Launch], None]) -> Iterator[None]:
-    """Inside, each launch is given to ``note``."""
+def recorded(note: Callable[[Launch], None], *, zeros: bool = True) -> Iterator[None]:
+    """Inside, each launch is given to ``note``. ``zeros``: new memory is zeros; on the meta device there is
+    none."""
     run, empty, empty_like = InterpretedFunction.run, torch.empty, torch.empty_like
 
     def noted(self: InterpretedFunction[Any], *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         launch = _launch_of(self, grid, args, kwargs)
         note(launch)
-        if self.fn.__name__ == "_pick":
+        if zeros and self.fn.__name__ == "_pick":
             launch.tensors["chosen"].copy_(launch.tensors["logits"].argmax(1))
 
-    InterpretedFunction.run, torch.empty, torch.empty_like = noted, torch.zeros, torch.zeros_like
+    InterpretedFunction.run = noted
+    if zeros:
+        torch.empty, torch.empty_like = torch.zeros, torch.zeros_like
     try:
         yield
     finally:

@@ -1,0 +1,59 @@
+"""The table of launches, allocations and bytes in docs/gpu.md is what a step has, counted by family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.unit.models.test_releases import ALL
+from tests.unit.runner.step_counts import PROMPT, StepCounts, counts_of, released_model
+from weft.tensor import gpu, native
+
+BATCHES = (1, 16, 256)
+MODELS = {"qwen3": "Qwen3 8B", "qwen3_5": "Qwen3.5 27B", "qwen3_next": "Qwen3-Next 80B", "lfm2": "LFM2 1.2B",
+          "bamba": "Bamba 9B", "jamba": "Jamba 1.5 Mini", "kimi_linear": "Kimi Linear 48B"}
+BANDWIDTH, MATRIX_RATE = 3.35e12, 800e12
+"""Of an H100: bytes and bfloat16 operations per second."""
+DOC = Path(__file__).parents[3] / "docs" / "gpu.md"
+
+
+@pytest.fixture(autouse=True)
+def triton_kernels() -> Iterator[None]:
+    gpu.choose("triton")
+    native.choose("torch")
+    yield
+    native.choose("auto")
+    gpu.choose("auto")
+
+
+def row_of(title: str, step: str, counts: list[StepCounts]) -> str:
+    """Of the table. The numbers of launches are the same at every batch size."""
+    [launches], [allocations] = ({one.launches for one in counts}, {one.allocations for one in counts})
+    triton = counts[0].triton
+    size = " / ".join(f"{one.bytes / 1e9:.3g}" for one in counts)
+    roofline = " / ".join(
+        f"{max(one.bytes / BANDWIDTH, one.flops / MATRIX_RATE) * 1e3:.2g}" for one in counts)
+    return f"| {title} | {step} | {launches} | {triton} | {allocations} | {size} | {roofline} |"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_table_says_what_a_step_launches_allocates_and_moves(name: str) -> None:
+    model = released_model(ALL[name])
+    rows = [row_of(MODELS[name], step, [counts_of(model, batch, prompt=prompt) for batch in BATCHES])
+            for step, prompt in (("decode", 0), ("mixed", PROMPT))]
+    lines = DOC.read_text(encoding="utf-8").splitlines()
+    assert all(row in lines for row in rows), "docs/gpu.md should have\n" + "\n".join(rows)
+
+
+def test_the_control_one_more_operator_is_counted() -> None:
+    model = released_model(ALL["lfm2"])
+    before = counts_of(model, 4)
+    logits = model.logits
+    model.logits = lambda hidden_XD: logits(hidden_XD.mul(2.0))
+    after = counts_of(model, 4)
+    assert after.torch == before.torch + 1
+    assert after.allocations == before.allocations + 1
+    assert after.bytes == before.bytes + 2 * 4 * 2048 * torch.bfloat16.itemsize
