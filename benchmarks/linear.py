@@ -6,7 +6,7 @@
     python -m benchmarks.linear --errors      what rounding inputs by parts of 32, 128 or whole rows does
 
     plain     F.linear over rows, as torch lays a weight out            packed   oneDNN's order, laid out once
-    tiled     the C++ kernel over bfloat16 tiles, where the CPU has products of pairs and no matrix unit
+    tiled     the C++ kernels over bfloat16 tiles
     int8 int4 the C++ kernels, inputs rounded to int8         exact    the same, inputs as they are
     w8a8      int8 with inputs rounded by parts of 128 columns, not 32
 

@@ -217,6 +217,14 @@ struct LinearArgs {
   void* out;               // [rows, out] dense, dtype of x
 };
 
+// The tiles of one expert, where each has its own: a Weight without its sizes.
+struct ExpertTiles {
+  const void* data;
+  const void* highs;     // 12-bit: Weight.scales
+  const int64_t* odd;
+  int64_t form;          // of WeightForm
+};
+
 enum class Activation : int { silu = 0, gelu = 1, relu2 = 2 };
 
 struct MoeArgs {
@@ -227,6 +235,7 @@ struct MoeArgs {
   const int64_t* ids;      // [tokens, choices], PAD: skipped
   const float* weights;    // [tokens, choices]
   Weight gate_up, down;    // of the first expert; the others lie behind. Widths are multiples of 16.
+  const ExpertTiles *gate_up_tiles, *down_tiles;  // [experts], or null. Given, the weights are sizes alone, and any.
   Activation activation;
   bool gated, exact;
   void* out;               // [tokens, dim] dense, dtype of x

@@ -9,6 +9,7 @@
 #include "fused_block.hpp"
 #include "kernels.hpp"
 #include "layers.hpp"
+#include "matrix_unit.hpp"
 #include "pack_twelve_bit.hpp"
 #include "fused_decoder.hpp"
 
@@ -138,7 +139,7 @@ void add_log(Runs& step, Address window, Address to, int64_t row_bytes) {
 NB_MODULE(_native, m) {
   // One more for every change of what Python hands over: arguments, numbers of enums, the order that data lies in.
   // The same as INTERFACE in src/weft/tensor/native.py, which takes no other.
-  m.attr("INTERFACE") = 7;
+  m.attr("INTERFACE") = 8;
   nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs)).def("windows", &set_windows).def("log", &add_log);
   m.def("instruction_set", [] { return kernels().name; });
   m.def("instruction_sets", &usable_kernels);
@@ -267,13 +268,18 @@ NB_MODULE(_native, m) {
                       exact, at(out)});
   });
   m.def("moe", [](Address x, int64_t x_stride, int x_dtype, int64_t tokens, int64_t choices, int64_t experts, Address ids,
-                  Address weights, const WeightTuple& gate_up, const WeightTuple& down, int activation, bool gated,
-                  bool exact, Address out) {
+                  Address weights, const WeightTuple& gate_up, const WeightTuple& down, Address gate_up_tiles,
+                  Address down_tiles, int activation, bool gated, bool exact, Address out) {
     nb::gil_scoped_release unlocked;
     kernels().moe({at(x), x_stride, static_cast<Dtype>(x_dtype), tokens, choices, experts, at<const int64_t>(ids),
-                   at<const float>(weights), weight_of(gate_up), weight_of(down), static_cast<Activation>(activation),
-                   gated, exact, at(out)});
+                   at<const float>(weights), weight_of(gate_up), weight_of(down), at<const ExpertTiles>(gate_up_tiles),
+                   at<const ExpertTiles>(down_tiles), static_cast<Activation>(activation), gated, exact, at(out)});
   });
+  // Units: 0 none, 1 AMX, 2 software.
+  m.def("matrix_unit", [] { return static_cast<int>(matrix_unit()); });
+  m.def("use_matrix_unit", [](int unit) { return use_matrix_unit(static_cast<MatrixUnit>(unit)); });
+  m.def("amx_missing", &amx_missing);
+  m.def("follows_manual", &follows_manual);
   m.def("has_twelve_bit_products", [] { return kernels().has_twelve_bit_products(); });
   m.def("has_byte_products", [] { return kernels().has_byte_products(); });
   m.def("widen_weight", [](const WeightTuple& weight, int64_t first, int64_t last, int64_t stride, int out_dtype,

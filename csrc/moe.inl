@@ -1,4 +1,4 @@
-// Mixture of experts for few tokens: each chosen expert is read once.
+// Mixture of experts: each chosen expert is read once.
 //
 //     pairs (token, choice) sorted by expert     e0 e0 e3 e3 e3 e7
 //     1   x of each pair                         as the weights' kernel wants it (linear.inl)
@@ -7,7 +7,7 @@
 //     4   (expert, 64 rows of down)              expert_out, float32
 //     5   each token                             its choices weighted and added, in the router's order
 //
-// Nothing is rounded between 1 and 5 but what the kernel's form of inputs rounds.
+// Nothing is rounded between 1 and 5 but what the kernel's form of inputs rounds. Experts in float tiles: moe_tiles.inl.
 
 namespace weft {
 namespace {
@@ -28,48 +28,6 @@ Weight expert_of(const Weight& weight, int64_t expert) {
   return one;
 }
 
-WEFT_INLINE f32x16 activated(f32x16 x, Activation activation) {
-  if (activation == Activation::silu) return silu(x);
-  if (activation == Activation::relu2) {
-    const f32x16 up = max(x, splat(0));
-    return up * up;
-  }
-  for (int i = 0; i < 16; ++i) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678118654752f));
-  return x;
-}
-
-struct ExpertRows {
-  int64_t expert, first, count;  // rows [first, first + count) of the sorted pairs
-};
-
-struct MoeStep {
-  std::vector<int64_t> pairs, place;   // sorted: token * choices + choice; place of each pair, or kPad
-  std::vector<ExpertRows> groups;
-  std::vector<float> inner, expert_out;
-  Prepared x, core;
-
-  void sort(const MoeArgs& args) {
-    const int64_t count = args.tokens * args.choices;
-    pairs.clear();
-    groups.clear();
-    place.assign(static_cast<size_t>(count), kPad);
-    std::vector<int64_t> begin(static_cast<size_t>(args.experts + 1), 0);
-    for (int64_t i = 0; i < count; ++i)
-      if (args.ids[i] != kPad) ++begin[static_cast<size_t>(args.ids[i] + 1)];
-    for (int64_t e = 0; e < args.experts; ++e) {
-      if (const int64_t rows = begin[static_cast<size_t>(e + 1)]) groups.push_back({e, begin[static_cast<size_t>(e)], rows});
-      begin[static_cast<size_t>(e + 1)] += begin[static_cast<size_t>(e)];
-    }
-    pairs.resize(static_cast<size_t>(begin.back()));
-    for (int64_t i = 0; i < count; ++i)
-      if (args.ids[i] != kPad) {
-        const int64_t to = begin[static_cast<size_t>(args.ids[i])]++;
-        pairs[static_cast<size_t>(to)] = i;
-        place[static_cast<size_t>(i)] = to;
-      }
-  }
-};
-
 // body(group, first row of W, rows of W) for each expert hit and each 64 rows.
 template <class Body>
 void for_each_block(const std::vector<ExpertRows>& groups, int64_t rows, const Body& body) {
@@ -79,6 +37,11 @@ void for_each_block(const std::vector<ExpertRows>& groups, int64_t rows, const B
     body(groups[static_cast<size_t>(item / blocks)], first, rows - first < kOutRows ? rows - first : kOutRows);
   });
 }
+
+struct MoeStep : Routing {
+  std::vector<float> inner, expert_out;
+  Prepared x, core;
+};
 
 template <class T>
 void moe_in(const MoeArgs& args) {
@@ -138,6 +101,7 @@ void moe_in(const MoeArgs& args) {
 }
 
 void moe(const MoeArgs& args) {
+  if (args.gate_up_tiles) return args.x_dtype == Dtype::bfloat16 ? tiled_moe<bf16>(args) : tiled_moe<float>(args);
   if (args.x_dtype == Dtype::bfloat16) moe_in<bf16>(args);
   else moe_in<float>(args);
 }

@@ -6,9 +6,15 @@ namespace {
 void linear(const LinearArgs& args) {
   switch (args.weight.form) {
     case WeightForm::float32_tiles: return tile_products<float, float>(args);
-    case WeightForm::bfloat16_tiles: return bf16_tile_products(args);
+    case WeightForm::bfloat16_tiles:
 #if defined(__AVX512F__)
-    case WeightForm::bfloat16_twelve_bit: return twelve_bit_products(args);
+      if (matrix_unit() != MatrixUnit::none) return matrix_products(&args, 1);
+#endif
+      return bf16_tile_products(args);
+#if defined(__AVX512F__)
+    case WeightForm::bfloat16_twelve_bit:
+      if (matrix_unit() != MatrixUnit::none) return matrix_products(&args, 1);
+      return twelve_bit_products(args);
 #endif
     case WeightForm::int8_both:
       return args.x_dtype == Dtype::bfloat16 ? byte_products<bf16>(args) : byte_products<float>(args);

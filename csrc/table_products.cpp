@@ -1,3 +1,4 @@
+#include "matrix_unit.hpp"
 #include "table.hpp"
 
 #include "linear_inputs.inl"
@@ -5,7 +6,10 @@
 #include "w8a8.inl"   // over linear.inl
 #include "tiles.inl"  // over linear.inl
 #include "twelve_bit.inl"  // over tiles.inl
+#include "matrix_products.inl"  // over twelve_bit.inl
 #include "products.inl"  // over all of them
+#include "moe_routing.inl"
+#include "moe_tiles.inl"  // over tiles.inl to products.inl
 #include "moe.inl"    // over linear.inl
 
 namespace weft::tables::WEFT_TABLE {

@@ -311,6 +311,16 @@ const bf16* unpacked_item(const Weight& weight, int64_t tile) {
   return reinterpret_cast<const bf16*>(room.data());
 }
 
+// An item from ``tile`` on, unpacked once, times rows [first, last) of x, as tiles are. All of its rows are there.
+template <class X>
+void unpacked_item_products(const LinearArgs& args, int64_t tile, int64_t first, int64_t last, const char* next) {
+  LinearArgs own = args;
+  own.weight.data = unpacked_item(args.weight, tile);
+  own.out = static_cast<bf16*>(args.out) + tile * kTile;
+  own.bias = args.bias ? args.bias + tile * kTile : nullptr;
+  tiles_of_item<bf16, X>(own, 0, first, last, next);
+}
+
 // Many rows of x times a weight whose items, unpacked, leave most of the L2 cache to x: each item is unpacked once for a
 // part of x, and multiplied as tiles are.
 template <class X>
@@ -325,19 +335,18 @@ void unpacked_products(const LinearArgs& args) {
     const int64_t item = at % items, part = at / items, tile = item * kOutTiles;
     const int64_t first = args.rows * part / parts, last = args.rows * (part + 1) / parts;
     if (weight.out - tile * kTile < kOutRows) return few_tiles<X>(args, tile, tiles, first, last);  // not all its rows are there
-    LinearArgs own = args;
-    own.weight.data = unpacked_item(weight, tile);
-    own.out = static_cast<bf16*>(args.out) + tile * kTile;
-    own.bias = args.bias ? args.bias + tile * kTile : nullptr;
     const char* next = after == Pool::kNone ? nullptr : static_cast<const char*>(weight.data) + after % items * bytes;
-    tiles_of_item<bf16, X>(own, 0, first, last, next);
+    unpacked_item_products<X>(args, tile, first, last, next);
   });
+}
+
+bool gains_unpacked(const LinearArgs& args) {
+  return args.rows >= kRowsUnpacked && args.weight.in * kOutRows * 2 <= kUnpackedItemBytes;
 }
 
 template <class X>
 void twelve_bit_products_of(const LinearArgs& args) {
-  if (args.rows >= kRowsUnpacked && args.weight.in * kOutRows * 2 <= kUnpackedItemBytes)
-    return unpacked_products<X>(args);
+  if (gains_unpacked(args)) return unpacked_products<X>(args);
   static thread_local Blocks<X> buffer;
   Blocks<X>& x = buffer;
   x.set(args, [&](int64_t count, const auto& job) {

@@ -55,7 +55,7 @@ jobs() {
   for part in table_attention table_states table_conv table_products table_rows table; do
     echo "$objects/$part.o $CXX $ours $instructions -DWEFT_TABLE=$table -c csrc/$part.cpp"
   done
-  for part in module kernels layers fused_block fused_decoder pool pack_twelve_bit; do
+  for part in module kernels layers fused_block fused_decoder pool pack_twelve_bit matrix_unit software_tiles; do
     echo "$objects/$part.o $CXX $ours -c csrc/$part.cpp"
   done
   echo "$objects/nanobind.o $CXX $common -O1 -DNDEBUG -fno-strict-aliasing -c $tools/nanobind/src/nb_combined.cpp"

@@ -14,7 +14,7 @@ from weft.tensor.weights import tiled
 from weft.tensor.weights import twelve_bit as packing
 from weft.tensor.weights.twelve_bit import TwelveBitWeight
 
-FAMILIES = ["lfm2", "qwen3_5", "granite", "falcon_h1", "jamba"]
+FAMILIES = ["lfm2", "qwen3_5", "granite", "falcon_h1", "jamba", "qwen3_5_moe"]
 FORM = "bfloat16 in 12 bits"
 
 

@@ -101,7 +101,7 @@ def _torch(torch: Mapping[str, Any]) -> list[Finding]:
     if not torch["mkldnn"]:
         rows.append(Finding("oneDNN", "not in this build of torch", "note", "bfloat16 products will be slow"))
     if torch["kernels"]:
-        rows.append(Finding("kernels", "C++ (weft._native)", "good"))
+        rows.append(Finding("kernels", f"C++ (weft._native), {torch['matrix_unit']}", "good"))
     elif torch["kernels_stale"]:
         rows.append(Finding("kernels", "torch alone: the C++ kernels are of other sources", "note",
                             torch["kernels_missing"]))

@@ -50,7 +50,8 @@ print(json.dumps({
     "version": torch.__version__, "path": os.path.dirname(torch.__file__), "threads": torch.get_num_threads(),
     "capability": torch.backends.cpu.get_cpu_capability(), "mkldnn": torch.backends.mkldnn.is_available(),
     "cuda_version": torch.version.cuda,
-    "kernels": native.MISSING is None, "kernels_missing": native.MISSING, "kernels_stale": native.STALE,
+    "kernels": native.MISSING is None, "matrix_unit": native.amx_report() if native.MISSING is None else None,
+    "kernels_missing": native.MISSING, "kernels_stale": native.STALE,
     "triton": triton, "flashinfer": bool(importlib.util.find_spec("flashinfer")),
     "gpus": [{"name": torch.cuda.get_device_name(i), "capability": torch.cuda.get_device_capability(i),
               "free_bytes": torch.cuda.mem_get_info(i)[0], "total_bytes": torch.cuda.mem_get_info(i)[1]}

@@ -2,7 +2,7 @@
 
                      --quantize none          int8           int4                          w8a8
     float matrices   tiled, packed or plain   int8           int4                          w8a8
-    experts          as stored                int8           int4                          int8
+    experts          tiled or plain           int8           int4                          int8
     the head         tiled, packed or plain   int8           int8 (it is felt most)        w8a8
     codes of files   as they are              as they are    as they are                   int8 ones: w8a8
 
@@ -25,6 +25,7 @@ from weft.models.blocks.linear import PlainWeight
 from weft.tensor import native
 from weft.tensor.weights.packed import pack
 from weft.tensor.weights.quantized import Codes, QuantizedWeight, in_tiles, rounded
+from weft.tensor.weights.tiled import can_be_tiled
 from weft.tensor.weights.twelve_bit import InTiles, in_best_tiles
 
 _BITS: dict[QuantizeChoice, int] = {"int8": 8, "int4": 4, "w8a8": 8}
@@ -50,6 +51,16 @@ class RuntimeForm:
     def of_table(self, table: torch.Tensor) -> torch.Tensor | InTiles:
         """An embedding [vocab, hidden] that is the head as well."""
         return (self._in_tiles(table) if self.packs and self.quantize == "none" else None) or table
+
+    def tiles_experts(self, device: torch.device, dtype: torch.dtype, rows: int, columns: int) -> bool:
+        """Whether experts go into tiles, each by itself; ``rows``: of all of them."""
+        return self.quantize == "none" and self.packs and can_be_tiled(device, dtype, rows, columns)
+
+    def of_expert(self, weight: torch.Tensor, count: int) -> InTiles:
+        """One of ``count`` experts that go into tiles."""
+        tiles = in_best_tiles(weight, twelve_bit=self.twelve_bit, copies=count)
+        assert tiles is not None, "asked for tiles where they do not serve"
+        return tiles
 
     @property
     def keeps_twelve_bits(self) -> bool:

@@ -20,6 +20,8 @@ import torch
 
 from weft.models.blocks.linear import JoinedWeight, Linear, PlainWeight
 from weft.models.tensor_source import TensorAccess
+from weft.tensor.ops.moe import ExpertWeights
+from weft.tensor.weights.expert_tiles import ExpertTiles
 from weft.tensor.weights.quantized import Codes, QuantizedWeight, stacked
 from weft.tensor.weights.twelve_bit import InTiles
 
@@ -81,28 +83,29 @@ class TensorSource(TensorAccess):
         self._fill(out, name)
         return self._linear([self.runtime.of_values(out, head=True)], None)
 
-    def experts(self, names: Sequence[Sequence[str]], rows: int,
-                columns: int) -> torch.Tensor | QuantizedWeight:
+    def experts(self, names: Sequence[Sequence[str]], rows: int, columns: int) -> ExpertWeights:
         """[len(names), len(names[0]) * rows, columns]: for each entry its matrices [rows, columns] one below
-        the other. Experts stored one by one become one tensor."""
+        the other. In tiles each expert is by itself; else experts stored one by one become one tensor."""
         kinds = {self._grouping(name, columns) for group in names for name in group}
         if kinds == {None} and self.runtime.quantize == "none":
-            return self._counted(self._stack(names, rows, columns))
+            return self._float_experts(names, rows, columns)
         each = []
         for group in names:
             if None not in kinds and len(kinds) == 1:
                 each.append(self.runtime.of_codes(_joined([self._codes((name, rows), columns)
                                                            for name in group])))
             elif self.runtime.quantize == "none":
-                return self._counted(self._stack(names, rows, columns))
+                return self._float_experts(names, rows, columns)
             else:
                 each.append(self.runtime.rounded(self._rows([(name, rows) for name in group], (columns,))))
         return self._held_codes(stacked(each))
 
-    def all_experts(self, name: str, count: int, rows: int, columns: int) -> torch.Tensor | QuantizedWeight:
+    def all_experts(self, name: str, count: int, rows: int, columns: int) -> ExpertWeights:
         """The same of one stored tensor [count, rows, columns]."""
         out = self._empty((count, rows, columns), None)
         self._fill(out, self.checkpoint.prefix + name)
+        if self.runtime.tiles_experts(self.device, self.dtype, count * rows, columns):
+            return self._counted_experts([self.runtime.of_expert(one, count) for one in out])
         if self.runtime.quantize == "none":
             return self._counted(out)
         return self._held_codes(stacked([self.runtime.rounded(one) for one in out]))
@@ -116,6 +119,23 @@ class TensorSource(TensorAccess):
         codes = self.form.read(self._stored, self.checkpoint.prefix + part[0], (part[1], columns))
         assert isinstance(codes, Codes)
         return codes.reordered(part[2]) if len(part) == 3 else codes
+
+    def _float_experts(self, names: Sequence[Sequence[str]], rows: int, columns: int) -> ExpertWeights:
+        count = len(names)
+        if not self.runtime.tiles_experts(self.device, self.dtype, count * len(names[0]) * rows, columns):
+            return self._counted(self._stack(names, rows, columns))
+        each: list[InTiles] = []
+        for group in names:
+            parts = [(name, rows) for name in group]
+            packed = self._packed(parts, columns)
+            each.append(self.runtime.of_expert(self._rows(parts, (columns,)), count) if packed is None
+                        else packed)
+        return self._counted_experts(each)
+
+    def _counted_experts(self, experts: Sequence[InTiles]) -> ExpertTiles:
+        for expert in experts:
+            self._count(expert)
+        return ExpertTiles.of(experts)
 
     def _stack(self, names: Sequence[Sequence[str]], rows: int, columns: int) -> torch.Tensor:
         out = self._empty((len(names), len(names[0]) * rows, columns), None)

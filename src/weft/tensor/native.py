@@ -33,7 +33,7 @@ from weft.tensor.inputs import Runs, StepInputs
 from weft.tensor.replay_log import Replay
 from weft.units import PAD
 
-INTERFACE = 7
+INTERFACE = 8
 """The version of the calling convention; equals INTERFACE in csrc/module.cpp."""
 REBUILD = "pip install --force-reinstall --no-deps -e ."
 """Rebuilds the kernels, run in the checkout."""
@@ -102,10 +102,39 @@ def in_use() -> bool:
     return _in_use
 
 
+MATRIX_UNITS = ("none", "AMX", "software")
+"""By their number in csrc/matrix_unit.hpp. ``software`` is AMX in plain C++, for tests."""
+
+
+def matrix_unit() -> str:
+    """The unit that multiplies tiles of many rows; ``none`` without the kernels too."""
+    return MATRIX_UNITS[extension().matrix_unit()] if _in_use else "none"
+
+
+def use_matrix_unit(name: str) -> bool:
+    """For the whole process; False, and no change, where the unit cannot be used."""
+    return bool(extension().use_matrix_unit(MATRIX_UNITS.index(name)))
+
+
+def matrix_units() -> list[str]:
+    """Those that can be used here."""
+    return [name for name in MATRIX_UNITS if name != "AMX" or not extension().amx_missing()]
+
+
+def amx_report() -> str:
+    """What ``weft doctor`` prints of the unit: whether its kernels run here, and else why not."""
+    missing = extension().amx_missing()
+    if missing:
+        return f"no matrix unit: {missing}"
+    order = "sums as the vector kernels" if extension().follows_manual() else "with sums of its own order"
+    return f"AMX, {order}"
+
+
 def describe() -> str:
     """``native (x86_64_v4)``, or ``torch`` with the reason."""
     if _in_use:
-        return f"native ({extension().instruction_set()})"
+        unit = matrix_unit()
+        return f"native ({extension().instruction_set()}{'' if unit == 'none' else f' and {unit}'})"
     if _extension is not None:
         return "torch"
     return f"torch (the C++ kernels {'are of other sources' if STALE else 'were not built'})"

@@ -9,9 +9,9 @@ a row of x gives the same bits whatever rows are beside it. Few rows of x run at
 fast as with oneDNN (``python -m benchmarks.linear``).
 
 Weights are tiled wherever the kernels know the CPU's vectors. bfloat16 has a kernel of products of pairs
-(AVX512-BF16), and elsewhere one that widens weights in registers. A CPU with a matrix unit (AMX) is the
-exception: there oneDNN's order is faster for bfloat16 prompts. Tiles replace the rows. An embedding that is
-also the head is tiled too: a token's row is a gather.
+(AVX512-BF16), and elsewhere one that widens weights in registers. Tiles are also operands of a matrix unit
+(AMX): it multiplies many rows, and vectors multiply few in its order (csrc/matrix_products.inl). Tiles
+replace the rows. An embedding that is also the head is tiled too: a token's row is a gather.
 """
 
 from __future__ import annotations
@@ -75,10 +75,11 @@ class TiledWeight:
         return self.tiles[rows_T // TILE_ROWS, :, rows_T % TILE_ROWS].flatten(1)
 
 
-def tiled(weight: torch.Tensor) -> TiledWeight | None:
-    """``weight`` [rows, columns] in tiles; None where that order is not the faster one."""
+def tiled(weight: torch.Tensor, *, copies: int = 1) -> TiledWeight | None:
+    """``weight`` [rows, columns] in tiles; None where that order is not the faster one. ``copies``: matrices
+    of this size that a layer has (experts)."""
     rows, columns = weight.shape
-    if not can_be_tiled(weight.device, weight.dtype, rows, columns):
+    if not can_be_tiled(weight.device, weight.dtype, copies * rows, columns):
         return None
     if weight.dtype == torch.bfloat16:
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
@@ -130,4 +131,5 @@ def serves(dtype: torch.dtype) -> bool:
     """Whether the kernel is the faster one for ``dtype`` on this CPU."""
     if not native.in_use() or dtype not in _FORMS or native.extension().instruction_set() == "portable":
         return False
-    return dtype == torch.float32 or not torch.cpu._is_amx_tile_supported()
+    # On a CPU with AMX that these kernels cannot use, oneDNN uses it.
+    return dtype == torch.float32 or native.matrix_unit() != "none" or not torch.cpu._is_amx_tile_supported()

@@ -122,14 +122,16 @@ class TwelveBitWeight:
 InTiles = TiledWeight | TwelveBitWeight
 
 
-def in_best_tiles(weight: torch.Tensor, *, twelve_bit: bool = True) -> InTiles | None:
-    """``weight`` [rows, columns] in the kernels' order; None where another order is faster."""
-    if twelve_bit and gains_by_twelve_bits(weight.device, weight.dtype, *weight.shape):
+def in_best_tiles(weight: torch.Tensor, *, twelve_bit: bool = True, copies: int = 1) -> InTiles | None:
+    """``weight`` [rows, columns] in the kernels' order; None where another order is faster. ``copies``: see
+    ``tiled``."""
+    rows, columns = weight.shape
+    if twelve_bit and gains_by_twelve_bits(weight.device, weight.dtype, copies * rows, columns):
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
         packed = to_twelve_bit((rows_of(weight),))
         if packed is not None:
             return packed
-    return tiled(weight)
+    return tiled(weight, copies=copies)
 
 
 def gains_by_twelve_bits(device: torch.device, dtype: torch.dtype, rows: int, columns: int) -> bool:

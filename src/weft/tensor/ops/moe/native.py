@@ -1,7 +1,9 @@
-"""moe by the C++ kernel (csrc/moe.inl): few tokens for each expert, no loop over experts here.
+"""moe by the C++ kernels, without a loop over experts in Python.
 
-With many tokens per expert the loop of ``cpu`` costs nothing beside its products, and oneDNN computes them
-faster for float weights. Quantised weights always use the kernel.
+    tiles       csrc/moe_tiles.inl     any number of tokens: float experts wherever tiles serve
+    quantised   csrc/moe.inl           any number of tokens
+    rows        csrc/moe.inl           few tokens for each expert; for many, the loop of ``cpu`` costs nothing
+                                       beside its products, and oneDNN computes them faster
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from weft.tensor import native
 from weft.tensor.activation import Activation
 from weft.tensor.ops.moe.weights import ExpertWeights, count_of
 from weft.tensor.ops.quantized_linear import native as quantized
+from weft.tensor.weights.expert_tiles import ExpertTiles
 from weft.tensor.weights.quantized import LINE, TILE_ROWS, QuantizedWeight
 
 _ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu": 1, "relu2": 2}
@@ -28,6 +31,10 @@ def supported(x_TD: torch.Tensor, ids_TX: torch.Tensor, gate_up: ExpertWeights, 
         return False
     if isinstance(gate_up, QuantizedWeight) and isinstance(down, QuantizedWeight):
         return down.columns % TILE_ROWS == 0 and down.rows % TILE_ROWS == 0
+    if isinstance(gate_up, ExpertTiles) and isinstance(down, ExpertTiles):
+        twelve_bit = gate_up.has_twelve_bits or down.has_twelve_bits
+        return (x_TD.dtype == gate_up.dtype == down.dtype
+                and (not twelve_bit or bool(native.extension().has_twelve_bit_products())))
     return (isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor)
             and native.fits(x_TD, gate_up, down) and x_TD.dtype in _FLOAT_FORMS
             and gate_up.shape[2] % LINE == 0 and down.shape[2] % LINE == 0
@@ -41,10 +48,12 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
     ids, weights = expert_ids_TX.contiguous(), expert_weights_TX.float().contiguous()
     assert ids.dtype == torch.int64
     gate_up, down = _weight_of(gate_up_EJD), _weight_of(down_EDI)
+    tables = [weights.table.data_ptr() if isinstance(weights, ExpertTiles) else 0
+              for weights in (gate_up_EJD, down_EDI)]
     exact = isinstance(gate_up_EJD, QuantizedWeight) and gate_up_EJD.exact
     out_TD = x_TD.new_empty(x_TD.shape)
     native.extension().moe(x_TD.data_ptr(), x_TD.stride(0), native.DTYPES[x_TD.dtype], *ids.shape,
-                           count_of(gate_up_EJD), ids.data_ptr(), weights.data_ptr(), gate_up, down,
+                           count_of(gate_up_EJD), ids.data_ptr(), weights.data_ptr(), gate_up, down, *tables,
                            _ACTIVATIONS[activation], gated, exact, out_TD.data_ptr())
     return out_TD
 
@@ -52,6 +61,8 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
 def _weight_of(weights: ExpertWeights) -> Any:
     if isinstance(weights, QuantizedWeight):
         return quantized.weight_of(weights)
+    if isinstance(weights, ExpertTiles):
+        return weights.native()
     assert weights.is_contiguous()
     _, rows, columns = weights.shape
     return weights.data_ptr(), _FLOAT_FORMS[weights.dtype], columns, rows, 0, False, 0, LINE, 0

@@ -33,6 +33,7 @@ from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.products import product
 from weft.tensor.gpu.quantized import FORMS, constants_of, form, load_right
 from weft.tensor.ops.moe.weights import ExpertWeights, count_of, inner_of
+from weft.tensor.weights.quantized import QuantizedWeight
 
 COMBINE = Blocks(512)
 VALUES = {"BITS": 0, "GROUP": 1, "GROUPS": 1, "TILES": 1, "LINES": 1, "ZEROS": False}
@@ -196,6 +197,7 @@ def _parts(weight: ExpertWeights) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     if isinstance(weight, torch.Tensor):
         values = weight.contiguous()
         return values, values, values, VALUES
+    assert isinstance(weight, QuantizedWeight), "tiles of values are for CPUs"
     zeros = weight.codes if weight.zeros is None else weight.zeros
     return weight.codes, weight.scales, zeros, constants_of(weight)
 

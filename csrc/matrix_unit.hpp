@@ -1,0 +1,76 @@
+// Tile products of a matrix unit: which unit multiplies, and the blocks that it is asked for.
+//
+//     none       the CPU has no unit that these kernels know: vectors multiply (tiles.inl, twelve_bit.inl, w8a8.inl)
+//     amx        Intel's AMX: tdpbf16ps and tdpbsud (amx.cpp)
+//     software   the same tiles in plain C++, operation by operation as the manual states them: for tests on any CPU
+//
+//     block      2 tiles of x (16 rows each)  times  2 tiles of W (16 rows each), over some columns
+//
+//                w0   w1         a tile of x: 16 rows x 64 bytes
+//          x0  | s0 | s1 |       a tile of W: 16 x 64 bytes, a line holds 2 (or 4) columns of its 16 rows
+//          x1  | s2 | s3 |       a sum: 16 x 16 numbers of 4 bytes
+//
+// matrix_products.inl cuts products into blocks, and tile_blocks.inl computes a block by either unit.
+//
+// The order of a sum in float32, by the manual: for 32 columns, the even and the odd products go into two sums from
+// zero, each product fused with its addition. Both are added, and that sum is added to the accumulator. Denormals are
+// zeros. ``follows_manual`` is the answer of the unit itself: a product of chosen numbers has the bits of ``software``.
+// Then a kernel of vectors in the same order serves few rows of x (few_rows.inl), and a row has the same bits in any
+// batch. A unit of another order serves all rows itself.
+#pragma once
+
+#include <cstdint>
+
+namespace weft {
+
+enum class MatrixUnit : int { none = 0, amx = 1, software = 2 };
+
+constexpr int64_t kTileBytes = 1024;
+constexpr int64_t kTileSide = 16;
+constexpr int64_t kSumNumbers = kTileSide * kTileSide;
+
+// Counts of ``x_tiles`` and ``w_tiles`` are 1 or 2. Sums lie as [x_tiles][w_tiles][16][16].
+struct HalfBlock {
+  const uint16_t* x;    // bfloat16 [x_tiles][steps][16 rows][32 columns]; tiles of other rows x_stride apart
+  const uint16_t* w;    // bfloat16 [w_tiles][steps][16 pairs of columns][16 rows][2]; w_stride apart
+  int64_t x_stride, w_stride;  // in numbers
+  int64_t steps;               // of 32 columns
+  int x_tiles, w_tiles;
+  bool first;                  // sums begin at zero
+  float* sums;
+};
+
+// As HalfBlock, in bytes: x is signed, W unsigned, a step has 64 columns. Sums begin at zero.
+struct ByteBlock {
+  const int8_t* x;
+  const uint8_t* w;
+  int64_t x_stride, w_stride;
+  int64_t steps;
+  int x_tiles, w_tiles;
+  int32_t* sums;
+};
+
+// A thread calls ``begin`` before blocks and ``end`` after them.
+struct TileKernels {
+  void (*begin)();
+  void (*end)();
+  void (*halves)(const HalfBlock&);
+  void (*bytes)(const ByteBlock&);
+};
+
+// The unit in use: at first AMX where this process may use it.
+MatrixUnit matrix_unit();
+
+// For the whole process; false, and no change, where the unit cannot be used. For tests and measurements.
+bool use_matrix_unit(MatrixUnit unit);
+
+// Of the unit in use, which is not ``none``.
+const TileKernels& tile_kernels();
+
+// Whether the unit in use sums bfloat16 in the manual's order.
+bool follows_manual();
+
+// Why AMX is not used: "" where it can be.
+const char* amx_missing();
+
+}  // namespace weft

@@ -1,0 +1,47 @@
+// Pairs of a token and an expert, sorted by expert, and the activation between an expert's two products.
+
+namespace weft {
+namespace {
+
+WEFT_INLINE f32x16 activated(f32x16 x, Activation activation) {
+  if (activation == Activation::silu) return silu(x);
+  if (activation == Activation::relu2) {
+    const f32x16 up = max(x, splat(0));
+    return up * up;
+  }
+  for (int i = 0; i < 16; ++i) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678118654752f));
+  return x;
+}
+
+struct ExpertRows {
+  int64_t expert, first, count;  // rows [first, first + count) of the sorted pairs
+};
+
+struct Routing {
+  std::vector<int64_t> pairs, place;   // sorted: token * choices + choice; place of each pair, or kPad
+  std::vector<ExpertRows> groups;
+
+  void sort(const MoeArgs& args) {
+    const int64_t count = args.tokens * args.choices;
+    pairs.clear();
+    groups.clear();
+    place.assign(static_cast<size_t>(count), kPad);
+    std::vector<int64_t> begin(static_cast<size_t>(args.experts + 1), 0);
+    for (int64_t i = 0; i < count; ++i)
+      if (args.ids[i] != kPad) ++begin[static_cast<size_t>(args.ids[i] + 1)];
+    for (int64_t e = 0; e < args.experts; ++e) {
+      if (const int64_t rows = begin[static_cast<size_t>(e + 1)]) groups.push_back({e, begin[static_cast<size_t>(e)], rows});
+      begin[static_cast<size_t>(e + 1)] += begin[static_cast<size_t>(e)];
+    }
+    pairs.resize(static_cast<size_t>(begin.back()));
+    for (int64_t i = 0; i < count; ++i)
+      if (args.ids[i] != kPad) {
+        const int64_t to = begin[static_cast<size_t>(args.ids[i])]++;
+        pairs[static_cast<size_t>(to)] = i;
+        place[static_cast<size_t>(i)] = to;
+      }
+  }
+};
+
+}  // namespace
+}  // namespace weft

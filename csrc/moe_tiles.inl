@@ -1,0 +1,139 @@
+// Mixture of experts whose matrices lie in float tiles, plain or in 12 bits: products of many experts as one job.
+//
+//     pairs (token, choice) sorted by expert     e0 e0 e3 e3 e3 e7
+//     1   x of each pair                         rows beside each other, so that an expert's are one matrix
+//     2   (expert, 64 rows of gate and up)       projected, rounded to the dtype of x
+//     3   act(gate) * up                         inner, rounded to the dtype of x
+//     4   (expert, 64 rows of down)              expert_out, rounded to the dtype of x
+//     5   each token                             its choices weighted and added in float32, in the router's order
+//
+// An item is 64 rows of an expert and all rows of x that chose it: one thread reads the weights once, from memory, and
+// all experts and threads are busy alike. Every product has the bits of that expert alone (tiles.inl, twelve_bit.inl,
+// matrix_products.inl), so a token's bits do not depend on its company. Roundings are those of separate products.
+//
+// Rejected: keeping inner in float32 (the unit and the products of pairs take bfloat16 alone).
+
+namespace weft {
+namespace {
+
+template <class T>
+struct TiledMoeStep : Routing {
+  std::vector<T> x, projected, inner, expert_out;
+  std::vector<float> wide;
+  std::vector<LinearArgs> products;
+};
+
+// Products of one size. ``X``: what rows of x are.
+template <class T, class X>
+void items_of_products(const std::vector<LinearArgs>& products) {
+  const Weight& size = products[0].weight;
+  const int64_t tiles = (size.out + kTile - 1) / kTile, items = (tiles + kOutTiles - 1) / kOutTiles;
+  const int64_t item_bytes = kOutRows * size.in * static_cast<int64_t>(sizeof(T));
+  int64_t rows = 0;
+  for (const LinearArgs& args : products) rows += args.rows;
+  const int64_t count = static_cast<int64_t>(products.size());
+  // Some 25 GB of weights, or 100 billion products of float32, in a second.
+  const double nanoseconds =
+      static_cast<double>(item_bytes) * (0.04 + 0.0025 * static_cast<double>(rows) / static_cast<double>(count));
+  Pool::instance().for_each_ahead(items * count, nanoseconds, [&](int64_t at, int64_t after) {
+    const LinearArgs& args = products[static_cast<size_t>(at / items)];
+    const int64_t tile = at % items * kOutTiles;
+#if defined(__AVX512F__)
+    if (args.weight.form == WeightForm::bfloat16_twelve_bit) {
+      if constexpr (std::is_same_v<T, bf16>) {
+        if (gains_unpacked(args) && size.out - tile * kTile >= kOutRows)
+          return unpacked_item_products<X>(args, tile, 0, args.rows, nullptr);
+        return few_tiles<X>(args, tile, tile + kOutTiles < tiles ? tile + kOutTiles : tiles, 0, args.rows);
+      }
+    }
+#endif
+    const Weight* const next = after == Pool::kNone ? nullptr : &products[static_cast<size_t>(after / items)].weight;
+    const char* const ahead = !next || next->form == WeightForm::bfloat16_twelve_bit
+                                  ? nullptr
+                                  : static_cast<const char*>(next->data) + after % items * item_bytes;
+    tiles_of_item<T, X>(args, tile, 0, args.rows, ahead);
+  });
+}
+
+void run_products(TiledMoeStep<float>& step) { items_of_products<float, float>(step.products); }
+
+void run_products(TiledMoeStep<bf16>& step) {
+#if defined(__AVX512F__)
+  if (matrix_unit() != MatrixUnit::none)
+    return matrix_products(step.products.data(), static_cast<int64_t>(step.products.size()));
+  if (has_bf16_dot()) return items_of_products<bf16, bf16>(step.products);
+#endif
+  // The rows of all products lie beside each other.
+  const bf16* const from = static_cast<const bf16*>(step.products[0].x);
+  const int64_t in = step.products[0].weight.in, rows = static_cast<int64_t>(step.pairs.size());
+  if (static_cast<int64_t>(step.wide.size()) < rows * in) step.wide.resize(static_cast<size_t>(rows * in));
+  Pool::instance().for_each(rows, 0.2 * static_cast<double>(in), [&](int64_t row) {
+    for (int64_t i = row * in; i < (row + 1) * in; i += 16) {
+      const int64_t left = (row + 1) * in - i;
+      store_some(step.wide.data() + i, load_some(from + i, left), left);
+    }
+  });
+  for (LinearArgs& args : step.products)
+    args.x = step.wide.data() + (static_cast<const bf16*>(args.x) - from);
+  items_of_products<bf16, float>(step.products);
+}
+
+// x [pairs][in] times the matrix of each pair's expert -> out [pairs][size.out].
+template <class T>
+void expert_products(TiledMoeStep<T>& step, const std::vector<T>& x, const Weight& size, const ExpertTiles* tiles,
+                     std::vector<T>& out, Dtype dtype) {
+  step.products.clear();
+  if (out.size() < step.pairs.size() * static_cast<size_t>(size.out)) out.resize(step.pairs.size() * static_cast<size_t>(size.out));
+  for (const ExpertRows& group : step.groups) {
+    const ExpertTiles& own = tiles[group.expert];
+    Weight weight = size;
+    weight.data = own.data;
+    weight.form = static_cast<WeightForm>(own.form);
+    weight.scales = own.highs;
+    weight.odd = own.odd;
+    step.products.push_back({x.data() + group.first * size.in, size.in, dtype, group.count, weight, nullptr, false,
+                             out.data() + group.first * size.out});
+  }
+  if (!step.products.empty()) run_products(step);
+}
+
+template <class T>
+void tiled_moe(const MoeArgs& args) {
+  static thread_local TiledMoeStep<T> buffer;
+  TiledMoeStep<T>& step = buffer;
+  step.sort(args);
+  const int64_t pairs = static_cast<int64_t>(step.pairs.size()), in = args.gate_up.in;
+  const int64_t width = args.down.in, dim = args.down.out, stride = args.gate_up.out;
+  Pool& pool = Pool::instance();
+  if (static_cast<int64_t>(step.x.size()) < pairs * in) step.x.resize(static_cast<size_t>(pairs * in));
+  if (static_cast<int64_t>(step.inner.size()) < pairs * width) step.inner.resize(static_cast<size_t>(pairs * width));
+  pool.for_each(pairs, 0.1 * static_cast<double>(in), [&](int64_t pair) {
+    const int64_t token = step.pairs[static_cast<size_t>(pair)] / args.choices;
+    std::memcpy(step.x.data() + pair * in, static_cast<const T*>(args.x) + token * args.x_stride,
+                static_cast<size_t>(in) * sizeof(T));
+  });
+  expert_products(step, step.x, args.gate_up, args.gate_up_tiles, step.projected, args.x_dtype);
+  pool.for_each(pairs, static_cast<double>(width), [&](int64_t pair) {
+    const T* const from = step.projected.data() + pair * stride;
+    for (int64_t i = 0; i < width; i += 16) {
+      const f32x16 gate = rounded<T>(activated(load_some(from + i, width - i), args.activation));
+      store_some(step.inner.data() + pair * width + i,
+                 args.gated ? gate * load_some(from + width + i, width - i) : gate, width - i);
+    }
+  });
+  expert_products(step, step.inner, args.down, args.down_tiles, step.expert_out, args.x_dtype);
+  pool.for_each(args.tokens, static_cast<double>(args.choices * dim), [&](int64_t token) {
+    T* const out = static_cast<T*>(args.out) + token * dim;
+    for (int64_t d = 0; d < dim; d += 16) {
+      f32x16 sum = splat(0);
+      for (int64_t choice = 0; choice < args.choices; ++choice) {
+        const int64_t pair = token * args.choices + choice, from = step.place[static_cast<size_t>(pair)];
+        if (from != kPad) sum += load_some(step.expert_out.data() + from * dim + d, dim - d) * args.weights[pair];
+      }
+      store_some(out + d, sum, dim - d);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace weft
