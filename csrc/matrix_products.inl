@@ -13,8 +13,8 @@
 //     32 columns    even = sum of w[2 i] x[2 i]      odd = sum of w[2 i + 1] x[2 i + 1]      fused, from zero
 //                   total = total + (even + odd)     denormals are zeros (MXCSR, for the time of a piece)
 //
-// Rejected: sums that stay in the unit for the whole width (W and x then both come out of the L2 cache, 64 bytes in a
-// cycle); tiles with fewer rows and columns at the edges (zeros give the same sums).
+// Rejected: sums that stay in the unit for the whole width. W and x would both come out of the L2 cache, 64 bytes in a
+// cycle. Also rejected: tiles with fewer rows and columns at the edges. Zeros give the same sums.
 
 namespace weft {
 namespace {
