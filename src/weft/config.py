@@ -120,9 +120,9 @@ class EngineConfig:
         "weft", "Attention of prompts on a GPU: weft (needs nothing), or flashinfer where it fits.")
     gpu_memory_fraction: float = _flag(0.9, "What --memory is on a GPU by default: a share of what weights "
                                             "and a step leave of its memory.", above=0, most=1)
-    speculate: str = _flag("off", "Guess next tokens and verify several in one step; the answers stay the "
-                                  "same. auto (all sources), off, or a list of prediction, grammar, tree and "
-                                  "suffix.")
+    speculate: str = _flag("auto", "Guess next tokens and verify several in one step; the answers stay the "
+                                   "same. auto (every source while it pays), off, or a list of prediction, "
+                                   "grammar, tree, suffix and mtp.")
     speculate_max: int = _flag(15, "Most guessed tokens of one sequence in one step.", least=1, most=63)
     overlap: Literal["auto", "on", "off"] = _flag(
         "auto", "Plan the next step while one is computed: on, off, or auto: on a GPU, not on a CPU.")

@@ -134,8 +134,9 @@ def test_a_head_whose_keys_are_lost_is_wrong_more_often() -> None:
         assert head is not None
         if spoilt:
             run = head.run
-            head.run = lambda plan, inputs, hidden, result, head=head, run=run: (   # type: ignore[misc]
-                run(plan, inputs, hidden, result), head.clear(inputs))[0]
+            every = range(serving.core.memory.plan.page_count)
+            head.run = lambda plan, inputs, hidden, result, head=head, run=run, every=every: (   # type: ignore[misc]
+                run(plan, inputs, hidden, result), head.zero(every))[0]
         serving.run([prompts()[1]], sampling(max_tokens=40))
         rights.append(source.stats().accepted_length)
     assert rights[1] < rights[0] - 0.3

@@ -200,7 +200,8 @@ def build_long_steps(config: EngineConfig, *, on_progress: Callable[[str], None]
 
 
 def _drafter(config: EngineConfig) -> Speculator | None:
-    sources = parse_sources(config.speculate)
+    """Sources that are named. ``auto`` finds that nothing pays beside a scripted device."""
+    sources = parse_sources("off" if config.speculate == "auto" else config.speculate)
     return Speculator(sources, costs=_FreeRows()) if sources else None
 
 
@@ -210,7 +211,7 @@ class _FreeRows(StepCosts):
     def __init__(self) -> None:
         super().__init__({1: 1.0, 16: 1.0001, 1024: 1.001})
 
-    def note(self, rows: int, seconds: float) -> None:
+    def note(self, rows: int, seconds: float, *, windows: bool = False) -> None:
         """Measurements of a busy machine change nothing."""
 
 
@@ -219,6 +220,7 @@ def build_embedded_with_free_drafts(config: EngineConfig, *, on_progress: Callab
     assembled = assemble(config, on_progress=on_progress)
     assert isinstance(assembled.core.drafter, Speculator)
     assembled.core.drafter.costs = _FreeRows()
+    assembled.core.drafter._clock = lambda: 0.0
     return assembled
 
 

@@ -20,7 +20,7 @@ ENGINE = {"memory": "64MB", "threads": 1, "max_model_len": 1024}
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[RunningServer]:
-    with running_server("", engine=ENGINE) as running:
+    with running_server("", engine={**ENGINE, "speculate": "off"}) as running:
         yield running
 
 

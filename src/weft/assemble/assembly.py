@@ -41,7 +41,7 @@ from weft.assemble.prefix_store import check_store_flags, open_tier, own_parts
 from weft.assemble.ranks import StartedRanks, start_ranks, with_rank_threads
 from weft.assemble.report import layers_in_words, memory_table, read_in_words
 from weft.assemble.room import cache_dtypes, measured_gpu_room, plan_memory, ram_room
-from weft.assemble.speculation import make_drafter
+from weft.assemble.speculation import loads_head, make_drafter
 from weft.config import EngineConfig, Sizes
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
@@ -330,7 +330,7 @@ def load_weights(config: EngineConfig, name: str, directory: Path, tell: OnProgr
     loaded = load_model(directory, config.dtype, on_bytes, quantize=config.quantize,
                         quantize_inputs=config.quantize_inputs, twelve_bit=config.twelve_bit, device=device,
                         allow_nonfinite=config.allow_nonfinite,
-                        mtp=ranks is None and "mtp" in parse_sources(config.speculate), ranks=ranks,
+                        mtp=ranks is None and loads_head(config, device), ranks=ranks,
                         weights_cache=_weights_cache(config, directory, device, ranks))
     tell(f"weights of {name}: {read_in_words(loaded)}")
     return loaded

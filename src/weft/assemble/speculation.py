@@ -30,10 +30,19 @@ from weft.speculation.rehearsal import REHEARSAL_TOKENS, Rehearsal
 from weft.speculation.speculator import Speculator
 
 if TYPE_CHECKING:
+    import torch
+
     from weft.models.loading import LoadedModel
 
 _NAME = "rehearsal"
 _PROMPT_TOKENS = 16
+
+
+def loads_head(config: EngineConfig, device: torch.device) -> bool:
+    """Whether the model's own head is read. On a GPU a model with its head has no CUDA graphs, so ``auto``
+    goes without."""
+    named = "mtp" in parse_sources(config.speculate)
+    return named and (config.speculate != "auto" or device.type == "cpu")
 
 
 def make_drafter(config: EngineConfig, memory: Memory, executor: Executor, sizes: Sizes, loaded: LoadedModel,
@@ -51,9 +60,11 @@ def make_drafter(config: EngineConfig, memory: Memory, executor: Executor, sizes
     tell("speculation: measuring steps of 1 to 16 rows")
     measured = rehearse(Memory(memory.plan), executor, sizes, loaded.spec.vocab_size,
                         head_drafts=HEAD_DRAFTS_MAX if head else 0)
-    return Speculator(sources, costs=StepCosts(measured.measured),
+    return Speculator(sources, costs=StepCosts(measured.plain, measured.windows),
                       tree=memory.prefix_tree if memory.caches else None,
-                      drafts_max=config.speculate_max, head_seconds=measured.head_measured)
+                      drafts_max=config.speculate_max, head_seconds=measured.head_measured,
+                      prompt_share=1 / len(loaded.spec.layers) if config.speculate == "auto" else None,
+                      clock=time.perf_counter)
 
 
 def rehearse(memory: Memory, executor: Executor, sizes: Sizes, vocab_size: int,

@@ -3,11 +3,13 @@
     settle   --first token-->  begin(prompt and answer so far)      from now on the planner asks for drafts
              --tokens------->  settle(tokens, drafted, accepted)
              --head's guess-->  offer
-    step     --seconds------->  observe, after the settles of a step without prefills
+    step     --seconds------->  observe, after the settles of the step
     end      ---------------->  end
 
 A sequence that was preempted stays begun: its tokens are the same when it comes back. Tokens are reported
 before the end that they cause, so a source across sequences learns whole answers.
+
+A drafter that is asleep hears of steps and ends alone. ``settle`` then brings the tokens that it missed.
 """
 
 from __future__ import annotations
@@ -21,37 +23,50 @@ from weft.units import SeqId
 class DraftFeed:
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
-        self._begun: set[SeqId] = set()
+        self._begun: dict[SeqId, int] = {}
+        """By sequence: how many tokens of its answer the drafter knows."""
+        self.awake = True
+        """As the drafter's, for the steps until the next ``stepped``."""
         self.head_s = 0.0
         """Seconds of the last step that the model's own head took."""
+
+    def admitted(self, seq: Sequence) -> None:
+        if seq.prediction is not None and not self.awake:
+            self._drafter.wake()
+            self.awake = True
 
     def settled(self, seq: Sequence, tokens: list[int], *, drafted: int = 0,
                 head: HeadDraft | None = None) -> None:
         """A step chose ``tokens`` for ``seq``, which has them now. ``drafted`` drafts were verified.
         ``head``: what the model's own head expects next."""
-        self._settled(seq, tokens, drafted)
-        if head is not None:
-            self._drafter.offer(seq.id, head.tokens, head.chances)
-
-    def _settled(self, seq: Sequence, tokens: list[int], drafted: int) -> None:
-        if seq.id in self._begun:
+        known = self._begun.get(seq.id)
+        if known is None:
+            self._drafter.begin(seq.id, seq.known().tolist(), prompt_length=int(seq.prompt.size),
+                                salt=seq.salt or None, prediction=seq.prediction, grammar=seq.grammar)
+        else:
             accepted = len(tokens) - 1 if drafted else 0
             seq.accepted_drafts += accepted
             seq.rejected_drafts += drafted - accepted
+            if known + len(tokens) < len(seq.generated):
+                assert not drafted, f"sequence {seq.id} was drafted for without its text"
+                tokens = seq.generated[known:]
             self._drafter.settle(seq.id, tokens, drafted=drafted, accepted=accepted)
-            return
-        self._begun.add(seq.id)
-        self._drafter.begin(seq.id, seq.known().tolist(), prompt_length=int(seq.prompt.size),
-                            salt=seq.salt or None, prediction=seq.prediction, grammar=seq.grammar)
+        self._begun[seq.id] = len(seq.generated)
+        if head is not None:
+            self._drafter.offer(seq.id, head.tokens, head.chances)
 
     def stepped(self, plan: StepPlan, seconds: float) -> None:
-        """``plan`` was settled. A step with a prefill says nothing about the cost of drafts."""
-        if plan.run_count and not plan.prefills:
-            self._drafter.observe(plan.run_count, plan.token_count - plan.run_count, seconds - self.head_s)
-            if plan.mtp_drafts:
-                self._drafter.observe_head(plan.run_count, plan.mtp_drafts, self.head_s)
+        """``plan`` was settled."""
+        if not plan.run_count:
+            return
+        prefills = bool(plan.prefills)
+        drafted = int(plan.lengths[plan.decode_count : plan.prefills.start].sum()) - plan.window_count
+        self._drafter.observe(plan.prefills.start, drafted, seconds - self.head_s, prefills=prefills)
+        if plan.mtp_drafts is not None:
+            self._drafter.observe_head(plan.run_count, plan.mtp_drafts, self.head_s, prefills=prefills)
+        self.awake = self._drafter.awake
 
     def ended(self, seq: SeqId) -> None:
         if seq in self._begun:
-            self._begun.remove(seq)
+            del self._begun[seq]
             self._drafter.end(seq)

@@ -42,6 +42,8 @@ class Settlement:
                 cached = min(int(plan.starts[run]), stream.seq.prompt.size)
                 stream.start(now_s, cached, opening.match.lost)
                 self._counters.cached_tokens += stream.cached_tokens
+                if self._feed is not None:
+                    self._feed.admitted(stream.seq)
 
     def settle(self, plan: StepPlan, result: StepResult) -> None:
         """Events for all that ``plan`` computed. The scheduler has advanced over it."""
@@ -52,7 +54,8 @@ class Settlement:
         for run in plan.prompt_logprob_runs:
             self._add_prompt_logprobs(plan, run, result)
         streams, outbox = self._streams.by_seq, self._streams.outbox
-        logprobs, failures, windows, feed = result.logprobs, result.failures, result.windows, self._feed
+        logprobs, failures, windows = result.logprobs, result.failures, result.windows
+        feed = self._feed if self._feed is not None and self._feed.awake else None
         generated_count = 0
         for run, (seq_id, token) in enumerate(zip(plan.seqs, result.tokens.tolist(), strict=True)):
             stream = streams.get(seq_id)
@@ -84,8 +87,8 @@ class Settlement:
             else:
                 self._streams.end(stream, [token], reason, logprobs=token_logprobs)
         self._counters.generation_tokens += generated_count
-        if feed is not None:
-            feed.head_s = result.head_s
+        if self._feed is not None:
+            self._feed.head_s = result.head_s
 
     def _settle_window(self, plan: StepPlan, run: int, stream: Stream | None, result: StepResult) -> int:
         """The tokens of a window, one by one. Drafts hold no end of an answer, so only the last token may be

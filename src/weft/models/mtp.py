@@ -42,7 +42,6 @@ from weft.models.tensor_check import TensorCheck
 from weft.models.weights import TensorSource
 from weft.tensor.inputs import LayerCache, Runs, StepInputs
 from weft.tensor.ops.attention_layer import write_projected
-from weft.tensor.ops.write_kv import write_kv
 from weft.tensor.weights.tiled import TILE_ROWS, TiledWeight
 from weft.tensor.weights.twelve_bit import TwelveBitWeight
 
@@ -66,7 +65,6 @@ class MtpHead:
     head: Linear
     rotary: RotaryTable | None
     _fused: FusedDecoder = field(init=False, repr=False)
-    _zeros: torch.Tensor | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._fused = FusedDecoder([self.layer], [self.attention.rope], self.norm, 1.0)
@@ -106,17 +104,6 @@ class MtpHead:
         """The most likely token of each row, and its probability: int64 and float32 [X]."""
         best = self.head(hidden_XD).float().softmax(-1).max(-1)
         return best.indices, best.values
-
-    def clear(self, inputs: StepInputs, cache: LayerCache) -> None:
-        """Zeros for the tokens of a step that the head did not read: neutral keys, of no other sequence."""
-        shape, tokens = self.attention, inputs.tokens_T.shape[0]
-        if self._zeros is None or len(self._zeros) < tokens:
-            self._zeros = torch.zeros((tokens, shape.kv_heads, shape.head_dim),
-                                      dtype=self.norm.weight.dtype, device=inputs.tokens_T.device)
-        zeros_THD = self._zeros[:tokens]
-        assert cache.k is not None
-        assert cache.v is not None
-        write_kv(zeros_THD, zeros_THD, cache.k, cache.v, inputs.positions_T, inputs.runs, cache.token_scales)
 
 
 def build_mtp(architecture: Architecture, source: TensorSource, trunk: CausalModel) -> MtpHead:

@@ -28,12 +28,15 @@ _FAILED = "the sequence failed on rank 0"
 
 
 class LeadingSampler(Sampler):
-    """Of rank 0, where choices are sent."""
+    """Of rank 0, where choices are sent. Ranks sample windows in the same rounds, whatever a row asks for."""
 
     def __init__(self, collectives: Collectives, rows_max: int, vocab_size: int, device: torch.device, *,
                  remote: bool = False) -> None:
         super().__init__(rows_max, vocab_size, device, remote=remote)
         self._collectives = collectives
+
+    def chooses_apart(self, rows: npt.NDArray[np.int64]) -> bool:
+        return False
 
     def sample(self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64],
                positions: npt.NDArray[np.int64]) -> Sampled:
@@ -64,6 +67,9 @@ class FollowingSampler(Sampler):
 
     def clear(self, row: int) -> None:
         """Nothing of a row counts here."""
+
+    def chooses_apart(self, rows: npt.NDArray[np.int64]) -> bool:
+        return False
 
     def sample(self, logits_XV: torch.Tensor, rows: npt.NDArray[np.int64],
                positions: npt.NDArray[np.int64]) -> Sampled:

@@ -5,11 +5,11 @@
     head       (h2, x3) -> d4                first draft of the run; keys and values at every position
                (d4's hidden state, d4) -> d5     at the next position, as long as its page is there
 
-The head keeps keys and values in the pages of the sequence, in the field of its own layer. So every position
-that a step computes gets them in the same step:
+The head keeps keys and values in the pages of the sequence, in the field of its own layer:
 
+    a new page                      zeros, which no other sequence wrote (law L10)
     a plan with ``mtp_drafts``      the head reads all tokens of the step; runs that chose a token draft
-    a plan without                  zeros, which no other sequence wrote (law L10)
+    a plan without                  nothing: the positions stay zero, and later drafts see less
 
 A position behind the computed ones holds keys of a guess. The step that computes it writes them again, and no
 earlier step reads them. Drafts take no page: where the next position needs a new one, the run drafts less.
@@ -17,12 +17,14 @@ A prefix hit brings the keys of its pages. The last of them followed another tok
 
 Drafts are guesses. No token depends on this file.
 
-Rejected: drafts at the begin of the next step (the planner needs them before).
+Rejected: drafts at the begin of the next step (the planner needs them before); zeros for each token that the
+head did not read (a call in every step, for a head that is off).
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,22 +53,27 @@ class HeadRunner:
     """``table``: int32 [rows + 1, pages], of the rows. ``cache``: the views of the head's layer.
     ``known``: by row, the prompt of its sequence and the answer before a preemption."""
 
-    def __init__(self, head: MtpHead, table: torch.Tensor, cache: LayerCache,
-                 known: dict[int, Int32s]) -> None:
+    def __init__(self, head: MtpHead, table: torch.Tensor, cache: LayerCache) -> None:
         self._head = head
         self._table = table
         self._caches = [cache]
-        self.known = known
+        self._zeroed = [view for view in (cache.k, cache.v, cache.token_scales) if view is not None]
+        self.known: dict[int, Int32s] = {}
 
     def admit(self, plan: StepPlan) -> None:
+        """Rows and pages of ``plan``, before its arena work."""
+        if plan.reservation.pages:
+            self.zero(plan.reservation.pages)
         for row in plan.rows_cleared:
             self.known.pop(row, None)
         for admission in plan.admissions:
             self.known[admission.row] = admission.tokens
 
-    def clear(self, inputs: StepInputs) -> None:
-        """The step of ``inputs`` goes without drafts."""
-        self._head.clear(inputs, self._caches[0])
+    def zero(self, pages: Sequence[int]) -> None:
+        """``pages`` hold neutral keys of this layer, of no sequence."""
+        index = torch.tensor(pages, dtype=torch.int64, device=self._table.device)
+        for view in self._zeroed:
+            (view.view(torch.uint8) if view.itemsize == 1 else view).index_fill_(0, index, 0)
 
     def run(self, plan: StepPlan, inputs: StepInputs, hidden_TD: torch.Tensor, result: StepResult,
             ) -> tuple[dict[int, HeadDraft], float]:

@@ -66,6 +66,13 @@ class Sampled:
     logprobs: dict[int, TokenLogprobs]
     failures: dict[int, str]
 
+    def of(self, at: npt.NDArray[np.int64]) -> Sampled:
+        """Of these rows alone."""
+        rows = at.tolist()
+        return Sampled(self.tokens[at], {i: self.logprobs[row] for i, row in enumerate(rows)
+                                         if row in self.logprobs},
+                       {i: self.failures[row] for i, row in enumerate(rows) if row in self.failures})
+
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
@@ -187,6 +194,11 @@ class Sampler:
         before ``begin`` and ``launch``."""
         return bool(self._grammars.among(rows)) or (bool(self._edits) and any(
             self._edits[row].looks_back for row in rows.tolist() if row in self._edits))
+
+    def chooses_apart(self, rows: npt.NDArray[np.int64]) -> bool:
+        """Whether tokens of a row may be chosen before those before them are known, and dropped."""
+        return not self._grammars.among(rows) and not any(
+            self._edits[row].learners for row in rows.tolist() if row in self._edits)
 
     def begin(self, rows: npt.NDArray[np.int64]) -> None:
         """``launch`` will be called for these rows: what does not need their logits may start now."""

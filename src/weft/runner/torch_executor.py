@@ -181,9 +181,9 @@ class TorchExecutor:
         began_s = time.perf_counter()
         if self.before_step is not None:
             self.before_step(plan)
-        self.batches.apply(plan, self.sampler, self.arena)
         if self._head is not None:
             self._head.admit(plan)
+        self.batches.apply(plan, self.sampler, self.arena)
         before, self._before = self._before, None
         if not plan.run_count:
             self.batches.store(self.arena)
@@ -197,8 +197,6 @@ class TorchExecutor:
         if plan.window_count and before is not None:
             before.home()
         hidden = self._forward(batch.inputs)
-        if self._head is not None and plan.mtp_drafts is None:
-            self._head.clear(_step_inputs(batch))
         if plan.window_count:
             return self._verified(plan, batch, hidden, began_s)
         prompts, scores = self._score_prompts(batch, hidden)
@@ -231,8 +229,7 @@ class TorchExecutor:
     def _bind_head(self) -> None:
         head = getattr(self.model, "mtp", None)
         if isinstance(head, MtpHead):
-            known = {} if self._head is None else self._head.known
-            self._head = HeadRunner(head, self.batches.rows.table, self._caches[-1], known)
+            self._head = HeadRunner(head, self.batches.rows.table, self._caches[-1])
 
     def _verified(self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor,
                   began_s: float) -> LaunchedStep:
@@ -309,7 +306,7 @@ class TorchExecutor:
         self._worker.rest()
         self._before = None
         self._forget_graphs()
-        self._caches = []
+        self._caches, self._head = [], None
         self._room = None
         self.arena.release()
         if level == 2:
@@ -366,7 +363,7 @@ class TorchExecutor:
         """Free the arena, once no step is computed any more. Idempotent; no step may follow."""
         self._worker.close()
         self._forget_graphs()
-        self._caches = []
+        self._caches, self._head = [], None
         self._room = None
         self.sampler.close()
         self.arena.release()

@@ -10,11 +10,11 @@ A round samples as a step of decodes does: the same row, logits and position. Hi
 ``min_tokens`` and logprobs see a right draft exactly as they see a chosen token. So a text with drafts is the
 text without, at any temperature, and no rule of sampling knows of drafts.
 
+Where no row looks back, all rows are sampled at once and those behind a wrong draft are dropped: a call of the
+sampler costs more than a row. With penalties or a grammar a row depends on the drafts before it.
+
 Afterwards every recurrent op consumes the right part of its window (``tensor.replay_log``). A window of one
 token goes through the replay as a decode, others as prefills.
-
-Rejected: sampling all rows at once (penalties and grammars depend on the drafts before a row, and a wrong
-draft's row is sampled for nothing).
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ def choose(sampler: Sampler, logits_XV: torch.Tensor, of: SampledRows, plan: Ste
     verified = Verified(np.full(plan.run_count, PAD, np.int32))
     chosen: dict[int, list[int]] = {run: [] for run in plan.windows}
     at = np.flatnonzero(np.diff(of.runs, prepend=-1))   # the first row of each run
+    apart = sampler.sample(logits_XV, of.rows, of.positions) if sampler.chooses_apart(of.rows) else None
     while at.size:
-        sampled = sampler.sample(_rows_at(logits_XV, at), of.rows[at], of.positions[at])
+        sampled = (sampler.sample(_rows_at(logits_XV, at), of.rows[at], of.positions[at]) if apart is None
+                   else apart.of(at))
         going_on = []
         for i, (row, token) in enumerate(zip(at.tolist(), sampled.tokens.tolist(), strict=True)):
             run = int(of.runs[row])

@@ -45,7 +45,8 @@ class WindowPlanner:
 
     def plan(self, step: PlanBuilder) -> None:
         """Turn decodes of ``step`` into windows. All else in it is final."""
-        self._plan_windows(step)
+        if self._drafter.awake:
+            self._plan_windows(step)
         sequences = int(step.decode_rows.size) + sum(step.prefill_samples)
         step.mtp_drafts = self._drafter.head_drafts(sequences, prompts=bool(step.prefill_rows))
 

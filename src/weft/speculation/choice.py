@@ -2,7 +2,7 @@
 
     survival   .97  .95  .93  .90  .82  .60  .55  .31 ...      candidates of all rows, the best first
     tokens     R + .97  + .95 ...                              expected of the step, R rows
-    seconds    cost(R + 1), cost(R + 2), ...
+    seconds    cost(R + 1), cost(R + 2), ...                   of a step with windows of R + 1 rows, ...
                '-- as many as make tokens / seconds largest
 
 Survivals of one sequence never rise, so the best n of all are always the first ones of each sequence. The
@@ -37,7 +37,7 @@ def choose(survivals: Sequence[Sequence[float]], decodes: int, costs: StepCosts)
     expected = float(decodes)
     for number, (survival, _) in enumerate(ranked, 1):
         expected += survival
-        rate = expected / costs.seconds(decodes + number)
+        rate = expected / costs.window_seconds(decodes + number)
         if rate > best_rate:
             best_rate, best = rate, number
     for _, at in ranked[:best]:

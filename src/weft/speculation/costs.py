@@ -1,11 +1,16 @@
 """What a step costs by its rows, in seconds: the price of a draft.
 
-    rows     1     2     4     8     16    32 ...       decodes and drafted tokens of one step together
-    s        26.8  27.4  28.9  32.2  40.1                measured; between two of them on a straight line
+    rows       1     2     4     8     16    32 ...
+    plain      26.8        28.4        38.9              sequences of a step without drafts
+    windows          27.4  28.9  32.2  40.1              decodes and drafted tokens of a step together
 
 A step reads all weights once, whatever its rows. So a few rows more cost little, until the products cost more
 than the reading. Where that begins depends on the machine, the weights and the kernels: it is measured. A
-figure beyond the measured ones follows the nearest of them, in the proportion of the guess.
+figure between two measured ones lies on a straight line. Beyond them it follows the last two, and rises at
+least as the guess does.
+
+Windows have figures of their own. They are replayed, and leave the path of steady decodes or of CUDA graphs.
+On a model of a few MB that costs more than their rows. A curve without a measurement borrows the other one.
 
 The number of drafts depends on ratios of these figures alone, and a busy machine makes all steps longer. So a
 step corrects two things apart:
@@ -18,7 +23,8 @@ Two steps in a row see the same machine. A correction has the same size however 
 goes to the median of the measurements, and a step that waited for another process counts once. Of the first
 measurements of a figure the least one counts, as noise only makes steps longer.
 
-Rejected: averages (one step that waits 10 ms spoils the figure of a model whose steps take 1 ms); figures
+Rejected: one curve for both kinds (32 plain rows are one step of steady decodes, 32 rows of windows are not);
+averages (one step that waits 10 ms spoils the figure of a model whose steps take 1 ms); figures
 apart from each other (plain steps become rare, their figure grows old, and a slower machine makes drafts look
 bad); a model of the machine (bandwidth and flops are wrong by two on shared cores).
 """
@@ -41,40 +47,49 @@ _GUESSED_ROW_SHARE = 0.05
 _GUESS = [1 + _GUESSED_ROW_SHARE * (rows - 1) for rows in ROWS]
 
 
-class StepCosts:
-    """``measured``: seconds by rows, as far as they are known."""
 
-    def __init__(self, measured: Mapping[int, float] | None = None) -> None:
-        self._measured: list[float | None] = [None] * len(ROWS)
-        self._counts = [0] * len(ROWS)
+class StepCosts:
+    """``plain``, ``windows``: measured seconds by rows, as far as they are known. Without ``windows`` both
+    kinds of steps cost the same."""
+
+    def __init__(self, plain: Mapping[int, float] | None = None,
+                 windows: Mapping[int, float] | None = None) -> None:
+        self._measured: list[float | None] = [None] * (2 * len(ROWS))
+        """Of plain steps, then of steps with windows."""
+        self._counts = [0] * len(self._measured)
         """Measurements of each figure, up to FIRST_COUNT."""
-        self._figures = list(_GUESS)
+        self._plain, self._windows = list(_GUESS), list(_GUESS)
         self._before: tuple[int, float] | None = None
-        """The last step: its place in the table, and its seconds there."""
-        for rows, seconds in (measured or {}).items():
-            at = _nearest(rows)
-            self._measured[at], self._counts[at] = seconds, _FIRST_COUNT
+        """The last step: its place in ``_measured``, and its seconds there."""
+        for first, measured in ((0, plain), (len(ROWS), plain if windows is None else windows)):
+            for rows, seconds in (measured or {}).items():
+                at = first + _nearest(rows)
+                self._measured[at], self._counts[at] = seconds, _FIRST_COUNT
         self._fill()
 
     def seconds(self, rows: int) -> float:
-        """Of a step of ``rows`` rows; beyond the table in proportion."""
-        last = ROWS[-1]
-        if rows >= last:
-            return self._figures[-1] * rows / last
-        at = rows.bit_length() - 1
-        low, high = self._figures[at], self._figures[at + 1]
-        return low + (high - low) * (rows - ROWS[at]) / ROWS[at]
+        """Of a step of ``rows`` sequences without drafts."""
+        return _between(self._plain, rows)
+
+    def window_seconds(self, rows: int) -> float:
+        """Of a step with drafts, of ``rows`` rows."""
+        return _between(self._windows, rows)
 
     def measured(self, rows: int) -> bool:
-        """Whether the figure for ``rows`` was measured, and is no guess."""
-        return self._measured[_nearest(min(rows, ROWS[-1]))] is not None
+        """Whether the figure of ``rows`` sequences was measured, and is no guess."""
+        return self._measured[self.place(rows)] is not None
 
-    def note(self, rows: int, seconds: float) -> None:
+    def place(self, rows: int) -> int:
+        """Of the figure that a plain step of ``rows`` sequences corrects."""
+        return _nearest(min(max(rows, 1), ROWS[-1]))
+
+    def note(self, rows: int, seconds: float, *, windows: bool = False) -> None:
         """A step of ``rows`` rows, without prefills, took ``seconds``."""
         if rows < 1 or rows > ROWS[-1] or seconds <= 0:
             return
-        at = _nearest(rows)
-        seconds *= self._figures[at] / self.seconds(rows)   # of a step with the rows of the figure
+        figures, nearest = self._windows if windows else self._plain, _nearest(rows)
+        at = nearest + len(ROWS) * windows
+        seconds *= figures[nearest] / _between(figures, rows)   # of a step with the rows of the figure
         before, self._before = self._before, (at, seconds)
         known = self._measured[at]
         if known is None or self._counts[at] < _FIRST_COUNT:
@@ -88,15 +103,15 @@ class StepCosts:
         self._fill()
 
     def pace(self, rows: int) -> float:
-        """Seconds of ``rows`` rows at the pace of the last step noted, which may be a slow one."""
+        """Seconds of ``rows`` sequences at the pace of the last step noted, which may be a slow one."""
         if self._before is None:
             return self.seconds(rows)
         at, seconds = self._before
-        return self.seconds(rows) * seconds / self._figures[at]
+        return self.seconds(rows) * seconds / (self._plain + self._windows)[at]
 
     def table(self) -> dict[int, float]:
-        """Measured seconds by rows."""
-        return {rows: seconds for rows, seconds in zip(ROWS, self._measured, strict=True)
+        """Measured seconds of plain steps by sequences."""
+        return {rows: seconds for rows, seconds in zip(ROWS, self._measured, strict=False)
                 if seconds is not None}
 
     def _correct_shape(self, at: int, seconds: float, before: tuple[int, float] | None) -> None:
@@ -109,24 +124,46 @@ class StepCosts:
             self._measured[at] = figure * SHAPE_STEP if higher else figure / SHAPE_STEP
 
     def _fill(self) -> None:
-        """``_figures`` from the measured ones. They never fall: noise makes steps longer, so a figure above
-        one for more rows is cut to that. Between two measured ones they lie on a line, beyond them they
-        follow the guess."""
-        known = [at for at, figure in enumerate(self._measured) if figure is not None]
+        plain, windows = self._measured[:len(ROWS)], self._measured[len(ROWS):]
+        _fill(self._plain, plain, windows)
+        _fill(self._windows, windows, plain)
+
+
+def _between(figures: list[float], rows: int) -> float:
+    """Beyond the table in proportion."""
+    last = ROWS[-1]
+    if rows >= last:
+        return figures[-1] * rows / last
+    at = rows.bit_length() - 1
+    low, high = figures[at], figures[at + 1]
+    return low + (high - low) * (rows - ROWS[at]) / ROWS[at]
+
+
+def _fill(figures: list[float], measured: list[float | None], others: list[float | None]) -> None:
+    """``figures`` from the measured ones; from ``others`` if there are none. They never fall: noise makes
+    steps longer, so a figure above one for more rows is cut to that. Between two measured ones they lie on a
+    line, beyond them on a line as steep as the last two or the guess."""
+    known = [at for at, figure in enumerate(measured) if figure is not None]
+    if not known:
+        measured = others
+        known = [at for at, figure in enumerate(measured) if figure is not None]
         if not known:
             return
-        figures, most = self._figures, float("inf")
-        for at in reversed(known):
-            most = figures[at] = min(self._measured[at] or most, most)
-        for low, high in pairwise(known):
-            for at in range(low + 1, high):
-                share = (ROWS[at] - ROWS[low]) / (ROWS[high] - ROWS[low])
-                figures[at] = figures[low] + share * (figures[high] - figures[low])
-        first, last = known[0], known[-1]
-        for at in range(first):
-            figures[at] = figures[first] * _GUESS[at] / _GUESS[first]
-        for at in range(last + 1, len(ROWS)):
-            figures[at] = figures[last] * _GUESS[at] / _GUESS[last]
+    most = float("inf")
+    for at in reversed(known):
+        most = figures[at] = min(measured[at] or most, most)
+    for low, high in pairwise(known):
+        for at in range(low + 1, high):
+            share = (ROWS[at] - ROWS[low]) / (ROWS[high] - ROWS[low])
+            figures[at] = figures[low] + share * (figures[high] - figures[low])
+    first, last = known[0], known[-1]
+    for at in range(first):
+        figures[at] = figures[first] * _GUESS[at] / _GUESS[first]
+    before = known[-2] if len(known) > 1 else None
+    slope = 0.0 if before is None else (figures[last] - figures[before]) / (ROWS[last] - ROWS[before])
+    for at in range(last + 1, len(ROWS)):
+        figures[at] = max(figures[last] * _GUESS[at] / _GUESS[last],
+                          figures[last] + slope * (ROWS[at] - ROWS[last]))
 
 
 def _nearest(rows: int) -> int:

@@ -20,8 +20,9 @@ Laws of the seam:
 - ``settle`` reports each step that chose a token for the sequence, with or without drafts.
 - A preempted sequence stays begun. Its rows are missing from ``draft`` until it decodes again.
 - Drafts of one salt never hold tokens of another (law L10).
-
-- ``observe`` is called for steps without prefills, whether they had drafts or not.
+- While it is not ``awake``, it is neither asked nor fed. The next ``settle`` brings all tokens since then, and
+  sequences begin late.
+- ``observe`` is called for every step that computes, asleep or awake.
 
 The engine's thread calls all of it, between steps. Nothing here has a clock or a device.
 
@@ -60,6 +61,15 @@ class DraftRow:
 class Drafter(Protocol):
     """Where the planner gets drafts."""
 
+    @property
+    def awake(self) -> bool:
+        """Whether the drafter may have drafts for the next step."""
+        ...
+
+    def wake(self) -> None:
+        """A sequence that is likely to be drafted begins."""
+        ...
+
     def begin(self, key: int, tokens: Sequence[int], *, prompt_length: int, salt: str | None,
               prediction: Sequence[int] | None, grammar: DraftGrammar | None = None) -> None:
         """The sequence ``key`` is about to decode. ``tokens``: its prompt of ``prompt_length`` tokens, and
@@ -84,13 +94,14 @@ class Drafter(Protocol):
         """The model's own head expects ``tokens`` behind the settled ones, each with its chance."""
         ...
 
-    def observe(self, decodes: int, drafted: int, seconds: float) -> None:
+    def observe(self, decodes: int, drafted: int, seconds: float, *, prefills: bool = False) -> None:
         """A step of ``decodes`` sequences that verified ``drafted`` tokens in all took ``seconds``, without
-        those of the head. It prefilled nothing."""
+        those of the head. With ``prefills`` they say nothing about the cost of drafts."""
         ...
 
-    def observe_head(self, sequences: int, drafts: int, seconds: float) -> None:
-        """The head took ``seconds`` for ``drafts`` tokens of each of ``sequences``, in the same step."""
+    def observe_head(self, sequences: int, drafts: int, seconds: float, *, prefills: bool = False) -> None:
+        """The head took ``seconds`` for ``drafts`` tokens of each of ``sequences``, in the same step. With
+        ``prefills`` it read prompts as well."""
         ...
 
     def end(self, key: int) -> None:

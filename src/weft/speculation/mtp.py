@@ -10,14 +10,21 @@ by the measured seconds of the head:
 
     tokens / seconds  =  R (1 + a1 + a1 a2 + ...) / (cost(R (1 + k)) + head(R, k))     R sequences, k drafts
 
-The best k wins if it beats a step without the head by GAIN_MIN. Where it does not pay, it stays off. Then it
-is asked again every PROBE_STEPS steps, since a text may have become easier to predict.
+The best k wins if it beats a step without the head by GAIN_MIN. Where it does not pay, it stays off. Now and
+then it is asked for PROBE_LENGTH steps, since a text may have become easier to predict. Probes become rarer
+while they find nothing. With more sequences than it could pay for if all drafts were right, it is *hopeless*:
+probes are rarer still, and prompts are not read.
+
+A prompt that is read serves its answer, and costs before anything is known of it. The head has a credit:
+what its drafts save, and SHARE of all steps. Prompts are read while there is credit. A sequence with an unread
+prompt drafts from the positions where the head ran: worse drafts, the same tokens.
 
 The head's own chance is calibrated by classes: of those that it gave between 0.6 and 0.7, what share was
 right. First drafts and later ones have tables of their own, as later ones read the head's own hidden state.
 
 Rejected: the chances of the head as they are (a head trained on other text is too sure of itself); a number
-of drafts for each sequence (the head computes all sequences in one batch).
+of drafts for each sequence (the head computes all sequences in one batch); every prompt read (a long prompt
+with a short answer then costs more than its drafts save).
 """
 
 from __future__ import annotations
@@ -26,21 +33,35 @@ from collections.abc import Sequence
 
 from weft.speculation.choice import GAIN_MIN
 from weft.speculation.costs import SHAPE_STEP, StepCosts
+from weft.speculation.host_budget import SHARE
 from weft.speculation.proposal import Proposal
 
 HEAD_DRAFTS_MAX = 3
 PROBE_STEPS = 64
+"""Steps before the first probe."""
+PROBE_STEPS_MAX = 1024
+PROBE_LENGTH = 4
+_HOPELESS_PROBE_STEPS = 4096
 _CLASSES = 10
 _CLASS_WEIGHT = 4.0
 """Tokens that the head's own chance counts as, in each class."""
 _DECAY = 0.995
 _PLACE_GUESS = 0.75
 _PLACE_WEIGHT = 4.0
-_PLACE_DECAY = 0.98
+_PLACE_DECAY = 0.96
 _CHANCE_MAX = 0.98
 _DRAFT_SHARE = 0.15
 """Guessed seconds of a draft over those of a step."""
-_SEQUENCES_MAX = 64
+_ROWS_MAX = 64
+_CREDIT_START = 30.0
+_CREDIT_MAX = 100.0
+"""Credit at the start and at most, in seconds of a plain step of one sequence."""
+_PROMPTS_UNPAID = 8
+"""Of so many steps with prompts, one is read while drafts do not pay."""
+
+
+_PERFECT = [sum(_CHANCE_MAX ** place for place in range(1, drafts + 1))
+            for drafts in range(1, HEAD_DRAFTS_MAX + 1)]
 
 
 class MtpFollower:
@@ -108,15 +129,25 @@ class HeadChances:
 
 
 class HeadPlan:
-    """How many tokens the head drafts. ``measured``: its seconds for one sequence, by drafts."""
+    """How many tokens the head drafts. ``measured``: its seconds for one sequence, by drafts.
+    ``prompt_share``: of a step with prompts, what reading them costs beside the head's own seconds; None:
+    prompts are read without credit."""
 
-    def __init__(self, measured: dict[int, float], drafts_max: int) -> None:
+    def __init__(self, measured: dict[int, float], drafts_max: int, *,
+                 prompt_share: float | None = None) -> None:
         self.chances = HeadChances()
+        self.pays = True
+        """For the step that is planned: it drafts because that pays."""
         self._drafts_max = min(HEAD_DRAFTS_MAX, drafts_max)
         self._measured = dict(measured)
+        self._prompt_share = prompt_share
         self._shares: dict[tuple[int, int], float] = {}
         """By the size class of sequences and drafts: seconds over those of a plain step of one sequence."""
         self._steps_off = 0
+        self._probe_wait = PROBE_STEPS
+        self._probe_left = 0
+        self._credit = _CREDIT_START
+        self._prompts_unread = 0
 
     def seconds(self, sequences: int, drafts: int, costs: StepCosts) -> float:
         """Of ``drafts`` for each of ``sequences``."""
@@ -129,16 +160,47 @@ class HeadPlan:
 
     def drafts(self, sequences: int, costs: StepCosts) -> int | None:
         """For a step in which ``sequences`` choose a token; None: the head stays off."""
-        if self._steps_off >= PROBE_STEPS:
-            return self._drafts_max
         sequences = max(1, sequences)
+        best = self._best(sequences, costs, [self.chances.expected(count)
+                                             for count in range(1, HEAD_DRAFTS_MAX + 1)])
+        self.pays = best is not None
+        if best is not None:
+            return best
+        wait = _HOPELESS_PROBE_STEPS if self.hopeless(sequences, costs) else self._probe_wait
+        if self._probe_left or self._steps_off >= wait:
+            return min(self._drafts_max, _ROWS_MAX // sequences - 1) or None
+        return None
+
+    def hopeless(self, sequences: int, costs: StepCosts) -> bool:
+        """Whether the head would not pay if nearly all drafts were right."""
+        return self._best(sequences, costs, _PERFECT) is None
+
+    def reads_prompts(self, sequences: int, costs: StepCosts) -> bool:
+        """In a step in which it drafts nothing, and ``sequences`` run."""
+        if self.hopeless(max(1, sequences), costs):
+            return False
+        if self._prompt_share is None:
+            return True
+        return self._credit > 0 and (self.pays or self._prompts_unread >= _PROMPTS_UNPAID)
+
+    def skip_prompts(self) -> None:
+        """The prompts of a step were not read."""
+        self._prompts_unread += 1
+
+    def pay_prompts(self, step_s: float, head_s: float, costs: StepCosts) -> None:
+        """The prompts of a step were read."""
+        self._prompts_unread = 0
+        self.earn(-head_s - (self._prompt_share or 0.0) * step_s, costs)
+
+    def _best(self, sequences: int, costs: StepCosts, expected: Sequence[float]) -> int | None:
+        """``expected``: right tokens of 1, 2, ... drafts."""
         best_rate, best = GAIN_MIN * sequences / costs.seconds(sequences), None
         for drafts in range(1, self._drafts_max + 1):
             rows = sequences * (1 + drafts)
-            if rows > _SEQUENCES_MAX:
+            if rows > _ROWS_MAX:
                 break
-            rate = sequences * (1 + self.chances.expected(drafts)) / (
-                costs.seconds(rows) + self.seconds(sequences, drafts, costs))
+            rate = sequences * (1 + expected[drafts - 1]) / (
+                costs.window_seconds(rows) + self.seconds(sequences, drafts, costs))
             if rate > best_rate:
                 best_rate, best = rate, drafts
         return best
@@ -153,9 +215,22 @@ class HeadPlan:
         else:
             self._shares[at] = known * SHAPE_STEP if share > known else known / SHAPE_STEP
 
-    def stepped(self, *, ran: bool) -> None:
-        """A step went by, in which the head ran or did not."""
-        self._steps_off = 0 if ran else self._steps_off + 1
+    def earn(self, seconds: float, costs: StepCosts) -> None:
+        """Its drafts saved ``seconds``; negative: it cost them."""
+        self._credit = max(-_CREDIT_MAX, min(_CREDIT_MAX, self._credit + seconds / costs.seconds(1)))
+
+    def stepped(self, seconds: float, costs: StepCosts, *, drafted: bool) -> None:
+        """A step of ``seconds`` went by, behind which the head drafted or did not."""
+        self.earn(SHARE * seconds, costs)
+        if not drafted:
+            self._steps_off += 1
+        elif self.pays:
+            self._steps_off, self._probe_left, self._probe_wait = 0, 0, PROBE_STEPS
+        elif self._probe_left:
+            self._probe_left -= 1
+        else:
+            self._steps_off, self._probe_left = 0, PROBE_LENGTH - 1
+            self._probe_wait = min(2 * self._probe_wait, PROBE_STEPS_MAX)
 
 
 def _class_of(place: int, own: float) -> tuple[int, int]:

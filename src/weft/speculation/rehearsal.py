@@ -1,12 +1,14 @@
 """The costs of steps, measured when an engine starts: a rehearsal in place of a guess.
 
-    a sequence of its own, no client      steps with 0, 1, 3, 7 and 15 drafts, some of each
+    a sequence of its own, no client      steps with 0 0 0 1 3 7 15 drafts, some rounds
     drafts                                one token, again and again: right or wrong, the step costs the same
 
 The rehearsal is a drafter that drafts what the table needs. The caller runs an engine with it until
 ``measured`` is complete, and gives the figures to the engine that serves. Counts take turns, so
 a busy moment hits them alike. The least of a few seconds counts: the first step of a shape may compile or
-touch memory for the first time.
+touch memory for the first time. Of plain steps in a row the last ones reuse what those before them built.
+
+A large model is measured in fewer rounds: ROUNDS_MIN, if they take SECONDS_MAX.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from collections.abc import Sequence
 
 from weft.speculation.drafter import DraftGrammar, DraftRow
 
-DRAFT_COUNTS = (0, 1, 3, 7, 15)
-_STEPS_EACH = 6
-REHEARSAL_TOKENS = _STEPS_EACH * sum(1 + count for count in DRAFT_COUNTS) + 80
+DRAFT_COUNTS = (0, 0, 0, 1, 3, 7, 15)
+_ROUNDS = 6
+ROUNDS_MIN = 2
+SECONDS_MAX = 0.4
+REHEARSAL_TOKENS = _ROUNDS * sum(1 + count for count in DRAFT_COUNTS) + 80
 """Answer tokens that a rehearsal takes at most, were all drafts right."""
 _TOKEN = 0
 
@@ -25,25 +29,37 @@ _TOKEN = 0
 class Rehearsal:
     """A ``Drafter`` of one sequence. ``head_drafts``: most drafts of the model's own head, 0 without one."""
 
+    awake = True
+
     def __init__(self, head_drafts: int = 0) -> None:
-        self._left = list(DRAFT_COUNTS) * _STEPS_EACH
+        self._left = list(DRAFT_COUNTS) * _ROUNDS
         self._seconds: dict[int, float] = {}
-        self._head_left = list(range(1, head_drafts + 1)) * _STEPS_EACH
+        self._head_round = list(range(1, head_drafts + 1))
+        self._head_left = self._head_round * _ROUNDS
         self._head_seconds: dict[int, float] = {}
+        self._spent_s = 0.0
 
     @property
     def complete(self) -> bool:
         return not self._left and not self._head_left
 
     @property
-    def measured(self) -> dict[int, float]:
-        """Seconds of a step by its rows."""
-        return dict(self._seconds)
+    def plain(self) -> dict[int, float]:
+        """Seconds of a step without drafts, by its rows."""
+        return {1: self._seconds[0]} if 0 in self._seconds else {}
+
+    @property
+    def windows(self) -> dict[int, float]:
+        """Seconds of a step with drafts, by its rows."""
+        return {1 + drafts: seconds for drafts, seconds in self._seconds.items() if drafts}
 
     @property
     def head_measured(self) -> dict[int, float]:
         """Seconds of the model's own head by its drafts."""
         return dict(self._head_seconds)
+
+    def wake(self) -> None:
+        """The rehearsal never sleeps."""
 
     def begin(self, key: int, tokens: Sequence[int], *, prompt_length: int, salt: str | None,
               prediction: Sequence[int] | None, grammar: DraftGrammar | None = None) -> None:
@@ -56,12 +72,13 @@ class Rehearsal:
     def settle(self, key: int, tokens: Sequence[int], *, drafted: int, accepted: int) -> None:
         """What was right is no matter."""
 
-    def observe(self, decodes: int, drafted: int, seconds: float) -> None:
-        if self._left and drafted == self._left[0]:
-            self._seconds[1 + drafted] = min(seconds, self._seconds.get(1 + drafted, seconds))
-        if self._left:
-            # A count that the planner does not let through is tried as often as the others, and left out.
-            del self._left[0]
+    def observe(self, decodes: int, drafted: int, seconds: float, *, prefills: bool = False) -> None:
+        if prefills or not self._left:
+            return
+        if drafted == self._left[0]:
+            self._seconds[drafted] = min(seconds, self._seconds.get(drafted, seconds))
+        # A count that the planner does not let through is tried as often as the others, and left out.
+        self._next(self._left, len(DRAFT_COUNTS), seconds)
 
     def head_drafts(self, sequences: int, *, prompts: bool) -> int | None:
         return self._head_left[0] if self._head_left and not self._left else None
@@ -69,10 +86,20 @@ class Rehearsal:
     def offer(self, key: int, tokens: Sequence[int], chances: Sequence[float]) -> None:
         """What the head expects is no matter."""
 
-    def observe_head(self, sequences: int, drafts: int, seconds: float) -> None:
-        self._head_seconds[drafts] = min(seconds, self._head_seconds.get(drafts, seconds))
-        if self._head_left:
-            del self._head_left[0]
+    def observe_head(self, sequences: int, drafts: int, seconds: float, *, prefills: bool = False) -> None:
+        if not prefills and self._head_left:
+            self._head_seconds[drafts] = min(seconds, self._head_seconds.get(drafts, seconds))
+            self._next(self._head_left, len(self._head_round), seconds)
 
     def end(self, key: int) -> None:
         """The sequence was never remembered."""
+
+    def _next(self, left: list[int], size: int, seconds: float) -> None:
+        """A step of ``seconds`` measured the first of ``left``, whose rounds have ``size`` counts."""
+        self._spent_s += seconds
+        del left[0]
+        rounds = _ROUNDS - len(left) // size
+        if not len(left) % size and rounds >= ROUNDS_MIN and self._spent_s > SECONDS_MAX:
+            left.clear()
+        if not left:
+            self._spent_s = 0.0

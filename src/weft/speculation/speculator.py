@@ -11,8 +11,13 @@ A follower whose proposals are not drafted costs time on the host for nothing. A
 and is asked again after a while, each time after a longer one. A pause ends when a proposal is drafted. The
 limit is short, because text that begins to repeat must be noticed.
 
-What a step without drafts costs must be known first, so it is measured before the first draft. Text that is
-drafted in every step leaves none without, so one step in PLAIN_EVERY is kept plain.
+While the host budget sleeps (``host_budget``), nothing is asked and nothing is fed. A sequence that began
+before is *stale* then, until a settle brings the tokens that it missed.
+
+What a step without drafts costs must be known first, so it is measured before the first draft. A step
+counts as plain if those before it were plain too, without the head: then caches are warm, and decodes go on
+from step to step. Text that is drafted in every step leaves no such step, so a few in PLAIN_EVERY are kept
+plain.
 
 ``draft`` may be called again for a plan that replaces a dropped one. Everything that it stores is either a
 copy of what it returned or a result that a second call would find again.
@@ -20,7 +25,7 @@ copy of what it returned or a result that a second call would find again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -29,16 +34,22 @@ from weft.speculation.choice import choose
 from weft.speculation.costs import StepCosts
 from weft.speculation.drafter import DraftGrammar, DraftRow
 from weft.speculation.grammar import GrammarFollower
+from weft.speculation.host_budget import HostBudget
 from weft.speculation.mtp import HEAD_DRAFTS_MAX, HeadChances, HeadPlan, MtpFollower
 from weft.speculation.prediction import PredictionFollower
 from weft.speculation.proposal import SOURCES, Follower, Proposal, SourceName
 from weft.speculation.stats import SpeculationCounters, SpeculationStats
 from weft.speculation.suffix import AnswerLibrary, SuffixFollower
 from weft.speculation.tree import PrefixRoots, TreeFollower
+from weft.units import PAD
 
 DRAFTS_MAX = 15
 """Drafts of one sequence in one step, by default."""
-_PLAIN_EVERY = 200
+_PLAIN_EVERY = 150
+_PLAIN_WAIT = 64
+"""Steps that are kept plain at most."""
+PLAIN_STEPS = 3
+"""Plain steps in a row, the last of which is measured."""
 _PATIENCE = 16
 _PAUSE = 16
 _PAUSE_MAX = 64
@@ -93,11 +104,13 @@ class _Speculation:
 class Speculator:
     """A ``Drafter``. ``sources``: those in use; ``tree``: the prefix tree, None without a prefix cache;
     ``drafts_max``: most drafts of one sequence in one step. ``head_seconds``: of the model's own head for one
-    sequence, by drafts, where ``mtp`` is in use."""
+    sequence, by drafts, where ``mtp`` is in use. ``prompt_share``: see ``HeadPlan``.
+    ``clock``: seconds of the host; one that stands still never lets the drafter sleep."""
 
     def __init__(self, sources: tuple[SourceName, ...] = SOURCES, *, costs: StepCosts | None = None,
                  tree: PrefixRoots | None = None, drafts_max: int = DRAFTS_MAX,
-                 head_seconds: dict[int, float] | None = None) -> None:
+                 head_seconds: dict[int, float] | None = None, prompt_share: float | None = None,
+                 clock: Callable[[], float] = lambda: 0.0) -> None:
         self.sources = sources
         self.costs = costs or StepCosts()
         self.counters = SpeculationCounters(sources)
@@ -105,18 +118,39 @@ class Speculator:
         self._drafts_max = drafts_max
         self._chances = Chances()
         self._library = AnswerLibrary()
-        self._head = HeadPlan(head_seconds or {}, drafts_max) if "mtp" in sources else None
+        self._clock = clock
+        self._budget = HostBudget()
+        self._stale: set[int] = set()
+        """Sequences with tokens that were not settled."""
+        self._head = (HeadPlan(head_seconds or {}, drafts_max, prompt_share=prompt_share)
+                      if "mtp" in sources else None)
         self._others_draft = False
         """The planned step verifies drafts of other sources alone, and more than the head would have."""
         self._by_key: dict[int, _Speculation] = {}
+        self._step_s = 0.0
         self._step_accepted = 0
-        self._steps_drafted = 0
-        """Steps with drafts since the last step without."""
+        self._step_head_accepted = 0
+        self._steps_busy = 0
+        """Steps with drafts or the head since the last measured plain step."""
+        self._plain_run: tuple[int, int] = (PAD, 0)
+        """The place of their figure, and how many plain steps in a row have it."""
+        self._head_ran = False
+        """Behind the last step."""
 
     # ------------------------------------------------------------------ the protocol
 
+    @property
+    def awake(self) -> bool:
+        return self._budget.awake
+
+    def wake(self) -> None:
+        if not self._budget.awake:
+            self._budget.wake()
+            self._stale.update(self._by_key)
+
     def begin(self, key: int, tokens: Sequence[int], *, prompt_length: int, salt: str | None,
               prediction: Sequence[int] | None, grammar: DraftGrammar | None = None) -> None:
+        began_s = self._clock()
         known = np.asarray(tokens, dtype=np.int32)
         answer = known[prompt_length:].tolist()
         followers: dict[SourceName, Follower] = {}
@@ -134,11 +168,20 @@ class Speculator:
         if self._head is not None:
             asked.append(_Asked("mtp", MtpFollower(), self._head.chances))
         self._by_key[key] = _Speculation(salt or "", answer, asked, matcher)
+        self._budget.spend(self._clock() - began_s)
 
     def draft(self, rows: Sequence[DraftRow]) -> dict[int, tuple[int, ...]]:
+        if not self._budget.awake:
+            return {}
+        began_s = self._clock()
+        drafts = self._drafts(rows)
+        self._budget.spend(self._clock() - began_s)
+        return drafts
+
+    def _drafts(self, rows: Sequence[DraftRow]) -> dict[int, tuple[int, ...]]:
         best = [self._best(row) for row in rows]
         self._others_draft = False
-        if not self.costs.measured(len(rows)) or self._steps_drafted >= _PLAIN_EVERY:
+        if not self.costs.measured(len(rows)) or self._keeps_plain:
             return {}
         counts = choose([survivals for _, survivals in best], len(rows), self.costs)
         drafts: dict[int, tuple[int, ...]] = {}
@@ -156,11 +199,14 @@ class Speculator:
         return drafts
 
     def head_drafts(self, sequences: int, *, prompts: bool) -> int | None:
-        if self._head is None:
+        head = self._head
+        if head is None:
             return None
-        drafts = 0 if self._others_draft else self._head.drafts(sequences, self.costs)
+        drafts = None
+        if self._budget.awake and not self._keeps_plain and (prompts or self.costs.measured(sequences)):
+            drafts = 0 if self._others_draft else head.drafts(sequences, self.costs)
         # The keys of a prompt serve the whole answer, and later prompts that begin with it.
-        return 0 if drafts is None and prompts else drafts
+        return 0 if drafts is None and prompts and head.reads_prompts(sequences, self.costs) else drafts
 
     def offer(self, key: int, tokens: Sequence[int], chances: Sequence[float]) -> None:
         state = self._by_key.get(key)
@@ -172,6 +218,8 @@ class Speculator:
         state = self._by_key.get(key)
         if state is None:
             return
+        began_s = self._clock()
+        self._stale.discard(key)
         counters, author = self.counters, state.drafted if drafted else None
         for asked in state.asked:
             if asked.proposal is not None:
@@ -189,31 +237,72 @@ class Speculator:
             counters.accepted[author.source] += accepted
             counters.sequence_steps += 1
             self._step_accepted += accepted
+            self._step_head_accepted += accepted if author.source == "mtp" else 0
+        self._budget.spend(self._clock() - began_s)
 
     def end(self, key: int) -> None:
         state = self._by_key.pop(key, None)
+        self._stale.discard(key)
         if state is not None and "suffix" in self.sources:
             self._library.add(state.salt, state.answer)
 
     # ------------------------------------------------------------------ costs and numbers
 
-    def observe(self, decodes: int, drafted: int, seconds: float) -> None:
-        """A step of ``decodes`` sequences and ``drafted`` drafts, without prefills, took ``seconds``. Called
-        after its ``settle``."""
+    def observe(self, decodes: int, drafted: int, seconds: float, *, prefills: bool = False) -> None:
+        """A step of ``decodes`` sequences and ``drafted`` drafts took ``seconds``. Called after its
+        ``settle``."""
         accepted, self._step_accepted = self._step_accepted, 0
-        self._steps_drafted = self._steps_drafted + 1 if drafted else 0
-        if drafted:
-            alone_s = self.costs.seconds(decodes)
-            self.counters.steps += 1
-            self.counters.saved_s += alone_s * (1 + accepted / decodes) - seconds
-        self.costs.note(decodes + drafted, seconds)
+        head_accepted, self._step_head_accepted = self._step_head_accepted, 0
+        head_pays = self._head is not None and self._head.pays
+        self._step_s = seconds
+        self._count_plain(decodes, plain=not (drafted or prefills))
+        if not prefills:
+            if drafted:
+                alone_s = self.costs.seconds(decodes)
+                saved_s = alone_s * (1 + accepted / decodes) - seconds
+                self.counters.steps += 1
+                self.counters.saved_s += saved_s
+                if self._head is not None and accepted:
+                    self._head.earn(saved_s * head_accepted / accepted, self.costs)
+                self.costs.note(decodes + drafted, seconds, windows=True)
+            elif self._plain_run[1] >= PLAIN_STEPS:
+                self._steps_busy = 0
+                self.costs.note(decodes, seconds)
+        was_awake = self._budget.awake
+        self._budget.step(seconds, drafted=drafted > 0 or (was_awake and head_pays))
+        if self._budget.awake and not was_awake:
+            self._stale.update(self._by_key)
         if self._head is not None:
-            self._head.stepped(ran=False)
+            self._head.stepped(seconds, self.costs, drafted=False)
+            if prefills:
+                self._head.skip_prompts()
 
-    def observe_head(self, sequences: int, drafts: int, seconds: float) -> None:
-        if self._head is not None:
+    def observe_head(self, sequences: int, drafts: int, seconds: float, *, prefills: bool = False) -> None:
+        if self._head is None:
+            return
+        self.counters.saved_s -= seconds
+        if prefills:
+            self._head.pay_prompts(self._step_s, seconds, self.costs)
+        elif drafts:
+            self._head.earn(-seconds, self.costs)
+            self._budget.spend(seconds)
+            self._head_ran = True
             self._head.note(sequences, drafts, seconds, self.costs)
-            self._head.stepped(ran=True)
+            self._head.stepped(0.0, self.costs, drafted=True)
+
+    @property
+    def _keeps_plain(self) -> bool:
+        return self._steps_busy >= _PLAIN_EVERY
+
+    def _count_plain(self, decodes: int, *, plain: bool) -> None:
+        """A step went by. ``observe_head`` follows where the head ran behind it."""
+        if self._keeps_plain or not plain or self._head_ran:
+            self._steps_busy += 1
+        if self._steps_busy >= _PLAIN_EVERY + _PLAIN_WAIT:
+            self._steps_busy = 0   # prompts leave no plain step
+        place = self.costs.place(decodes) if plain and not self._head_ran else PAD
+        self._plain_run = place, self._plain_run[1] + 1 if place == self._plain_run[0] else int(place != PAD)
+        self._head_ran = False
 
     def stats(self) -> SpeculationStats:
         return self.counters.stats()
@@ -222,7 +311,7 @@ class Speculator:
         """The follower whose proposal promises most tokens, and the survivals of those tokens."""
         state = self._by_key.get(row.key)
         count = min(row.limit, self._drafts_max)
-        if state is None or count <= 0:
+        if state is None or count <= 0 or row.key in self._stale:
             return None, []
         state.drafted = None
         best, best_survivals, most = None, [], 0.0

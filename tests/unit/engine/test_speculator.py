@@ -43,7 +43,8 @@ def test_a_rehearsal_measures_every_count_and_leaves_nothing() -> None:
     rig = Rig()
     memory = Memory(rig.core.memory.plan)
     measured = rehearse(memory, rig, rig.sizes, VOCAB_SIZE, rig.clock)
-    assert measured.measured == {1 + count: 1.0 for count in DRAFT_COUNTS}
+    assert measured.plain == {1: 1.0}
+    assert measured.windows == {1 + count: 1.0 for count in DRAFT_COUNTS if count}
     assert memory.usage().pages_held == memory.usage().slots_held == 0
     assert len(rig.plans) < 60
     rig.submit("after", 50, max_tokens=20)

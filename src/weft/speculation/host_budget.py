@@ -1,0 +1,70 @@
+"""When sources are asked: without drafts, asking takes at most a small share of the time of steps.
+
+    awake     the drafter proposes and scores         8 steps in a row bring no draft
+    asleep    it does nothing, not even per token     until the host time of these steps is SHARE of all steps
+    awake     it catches up with the texts and proposes again
+
+Sources cost microseconds for each sequence and step. Beside a step of 30 ms that is nothing, and the drafter
+never sleeps. Beside a step of 3 ms with 32 sequences it is a tenth. Then a text that repeats nothing would
+pay for drafts that never come.
+
+The time of the model's own head counts too, where none of its drafts is verified. A stretch ends with a draft:
+what was spent before it has paid.
+
+Seconds come from outside. With a clock that stands still nothing is spent, so nothing sleeps.
+
+Rejected: a pause for each sequence alone (the loop over 32 sequences is the cost); a number of sequences
+above which nothing is asked (what a step costs beside it differs by a thousand).
+"""
+
+from __future__ import annotations
+
+SHARE = 0.01
+BARREN_STEPS = 8
+"""Steps without drafts that end a stretch."""
+SLEEP_STEPS_MAX = 512
+
+
+class HostBudget:
+    """Begins awake."""
+
+    def __init__(self) -> None:
+        self.awake = True
+        self._spent_s = 0.0
+        self._steps_s = 0.0
+        self._barren = 0
+        self._sleep_s = 0.0
+        self._sleep_steps = 0
+
+    def spend(self, seconds: float) -> None:
+        """Of the host or the head, for drafts."""
+        self._spent_s += seconds
+
+    def wake(self) -> None:
+        """A stretch begins."""
+        self.awake = True
+        self._spent_s = self._steps_s = 0.0
+        self._barren = 0
+
+    def step(self, seconds: float, *, drafted: bool) -> None:
+        """A step took ``seconds``; ``drafted``: it verified drafts."""
+        if not self.awake:
+            self._sleep_s -= seconds
+            self._sleep_steps -= 1
+            if self._sleep_s <= 0 or not self._sleep_steps:
+                self.wake()
+        elif drafted:
+            self.wake()
+        else:
+            self._steps_s += seconds
+            self._barren += 1
+            if self._barren >= BARREN_STEPS:
+                self._end_stretch()
+
+    def _end_stretch(self) -> None:
+        owed_s = self._spent_s / SHARE - self._steps_s
+        if owed_s > 0:
+            self.awake = False
+            self._sleep_s, self._sleep_steps = owed_s, SLEEP_STEPS_MAX
+        else:
+            self.wake()
