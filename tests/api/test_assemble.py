@@ -46,7 +46,8 @@ def test_progress_is_told_in_lines():
     config = EngineConfig(model=str(checkpoint("lfm2")), memory="4MiB")
     assemble(config, on_progress=lines.append).core.close()
     assert any("100 %" in line for line in lines)
-    assert lines[-1].startswith("memory: ")
+    assert lines[-2].startswith("memory: ")
+    assert lines[-1].startswith("speculation: ")
 
 
 def test_what_does_not_fit_is_shrunk_and_said():

@@ -111,7 +111,8 @@ class OverlapLoop:
 
     def _speculates_next(self) -> bool:
         """Whether the step in flight is to settle first, so that the next one may verify drafts."""
-        if not self._parts.scheduler.speculates:
+        drafter = self._parts.scheduler.drafter
+        if drafter is None or not drafter.awake:
             return False
         self._steps_ahead += 1
         return self._steps_ahead > _STEPS_AHEAD

@@ -233,6 +233,8 @@ class Sampler:
         return self._remote and gpu.reaches(self._device)
 
     def _asked(self, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> _Asked:
+        if self._staged is None and self._greedy_alone:
+            return _GREEDY_ALONE
         if self._staged is None:
             staging = Staging(self._device, remote=self._remote)
             staging.begin()

@@ -85,7 +85,7 @@ class Scheduler:
         self._admission = AdmissionPlanner(sizes, self.rows, self.reuse, self.waiting, self.running, store)
         self._windows = None if drafter is None else WindowPlanner(
             drafter, self.rows, self.reuse, step_tokens_bound(sizes.step_tokens_max, sizes.rows_max))
-        self._drafter = drafter
+        self.drafter = drafter
         self._closing: list[Sequence] = []
         self._decode_batch: DecodeBatch | None = None
         self._step = 0
@@ -96,11 +96,6 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(len(self.waiting) or len(self.running) or self._closing
                     or (self.store is not None and self.store.has_step))
-
-    @property
-    def speculates(self) -> bool:
-        """Whether the next step may have windows."""
-        return self._drafter is not None and self._drafter.awake
 
     @property
     def has_closing(self) -> bool:

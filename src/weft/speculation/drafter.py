@@ -20,8 +20,8 @@ Laws of the seam:
 - ``settle`` reports each step that chose a token for the sequence, with or without drafts.
 - A preempted sequence stays begun. Its rows are missing from ``draft`` until it decodes again.
 - Drafts of one salt never hold tokens of another (law L10).
-- While it is not ``awake``, it is neither asked nor fed. The next ``settle`` brings all tokens since then, and
-  sequences begin late.
+- While it is not ``awake``, it is neither asked nor fed. The next ``settle`` brings all tokens since then,
+  and sequences begin late.
 - ``observe`` is called for every step that computes, asleep or awake.
 
 The engine's thread calls all of it, between steps. Nothing here has a clock or a device.

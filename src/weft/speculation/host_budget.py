@@ -8,8 +8,8 @@ Sources cost microseconds for each sequence and step. Beside a step of 30 ms tha
 never sleeps. Beside a step of 3 ms with 32 sequences it is a tenth. Then a text that repeats nothing would
 pay for drafts that never come.
 
-The time of the model's own head counts too, where none of its drafts is verified. A stretch ends with a draft:
-what was spent before it has paid.
+The time of the model's own head counts too, where none of its drafts is verified. A stretch ends with a
+draft: what was spent before it has paid.
 
 Seconds come from outside. With a clock that stands still nothing is spent, so nothing sleeps.
 
