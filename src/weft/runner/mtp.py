@@ -7,7 +7,8 @@
 
 The head keeps keys and values in the pages of the sequence, in the field of its own layer:
 
-    a new page                      zeros, which no other sequence wrote (law L10)
+    a new page                      zeros, which no other sequence wrote (law L10), before the head runs or
+                                    the page leaves memory; not sooner, as the head may be off
     a plan with ``mtp_drafts``      the head reads all tokens of the step; runs that chose a token draft
     a plan without                  nothing: the positions stay zero, and later drafts see less
 
@@ -58,12 +59,19 @@ class HeadRunner:
         self._table = table
         self._caches = [cache]
         self._zeroed = [view for view in (cache.k, cache.v, cache.token_scales) if view is not None]
+        self._new_pages: list[int] = []
+        """Pages that were handed out since the last call of ``zero``."""
         self.known: dict[int, Int32s] = {}
 
     def admit(self, plan: StepPlan) -> None:
         """Rows and pages of ``plan``, before its arena work."""
-        if plan.reservation.pages:
-            self.zero(plan.reservation.pages)
+        self._new_pages += plan.reservation.pages
+        work = plan.arena_work
+        if self._new_pages and (plan.mtp_drafts is not None or work.kv_compressions or work.page_stores):
+            self.zero(self._new_pages)
+            self._new_pages = []
+        elif len(self._new_pages) > len(self._zeroed[0]):
+            self._new_pages = list(dict.fromkeys(self._new_pages))
         for row in plan.rows_cleared:
             self.known.pop(row, None)
         for admission in plan.admissions:

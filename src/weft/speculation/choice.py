@@ -37,7 +37,7 @@ def choose(survivals: Sequence[Sequence[float]], decodes: int, costs: StepCosts)
     expected = float(decodes)
     for number, (survival, _) in enumerate(ranked, 1):
         expected += survival
-        rate = expected / costs.window_seconds(decodes + number)
+        rate = expected / costs.window_seconds(decodes, number)
         if rate > best_rate:
             best_rate, best = rate, number
     for _, at in ranked[:best]:

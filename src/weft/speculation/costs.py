@@ -11,6 +11,7 @@ least as the guess does.
 
 Windows have figures of their own. They are replayed, and leave the path of steady decodes or of CUDA graphs.
 On a model of a few MB that costs more than their rows. A curve without a measurement borrows the other one.
+The rehearsal has one sequence. So a step of many is never thought cheaper than a plain one and those drafts.
 
 The number of drafts depends on ratios of these figures alone, and a busy machine makes all steps longer. So a
 step corrects two things apart:
@@ -71,9 +72,12 @@ class StepCosts:
         """Of a step of ``rows`` sequences without drafts."""
         return _between(self._plain, rows)
 
-    def window_seconds(self, rows: int) -> float:
-        """Of a step with drafts, of ``rows`` rows."""
-        return _between(self._windows, rows)
+    def window_seconds(self, decodes: int, drafted: int) -> float:
+        """Of a step of ``decodes`` sequences that verifies ``drafted`` tokens: by all of its rows, and at
+        least a plain step and what as many drafts cost one sequence."""
+        by_rows = _between(self._windows, decodes + drafted)
+        alone = _between(self._windows, 1 + drafted) - self.seconds(1)
+        return max(by_rows, self.seconds(decodes) + alone)
 
     def measured(self, rows: int) -> bool:
         """Whether the figure of ``rows`` sequences was measured, and is no guess."""

@@ -10,7 +10,7 @@ by the measured seconds of the head:
 
     tokens / seconds  =  R (1 + a1 + a1 a2 + ...) / (cost(R (1 + k)) + head(R, k))     R sequences, k drafts
 
-The best k wins if it beats a step without the head by GAIN_MIN. Where it does not pay, it stays off. Now and
+The best k wins if it beats a step without the head by HEAD_GAIN_MIN. Where it does not pay, it stays off. Now and
 then it is asked for PROBE_LENGTH steps, since a text may have become easier to predict. Probes become rarer
 while they find nothing. With more sequences than it could pay for if all drafts were right, it is *hopeless*:
 probes are rarer still, and prompts are not read.
@@ -31,12 +31,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.speculation.choice import GAIN_MIN
 from weft.speculation.costs import SHAPE_STEP, StepCosts
 from weft.speculation.host_budget import SHARE
 from weft.speculation.proposal import Proposal
 
 HEAD_DRAFTS_MAX = 3
+HEAD_GAIN_MIN = 1.1
+"""More than other drafts must promise: a head also takes the trunk out of the caches."""
+_WRITE_SHARE_MAX = 0.05
+"""Of a plain step: keys alone are written behind drafts of other sources if that takes no more."""
 PROBE_STEPS = 64
 """Steps before the first probe."""
 PROBE_STEPS_MAX = 1024
@@ -183,6 +186,11 @@ class HeadPlan:
             return True
         return self._credit > 0 and (self.pays or self._prompts_unread >= _PROMPTS_UNPAID)
 
+    def writes_keys(self, sequences: int, costs: StepCosts) -> bool:
+        """In a step whose drafts are of other sources."""
+        write_s = self.seconds(max(1, sequences), 1, costs)
+        return self.pays and write_s < _WRITE_SHARE_MAX * costs.seconds(max(1, sequences))
+
     def skip_prompts(self) -> None:
         """The prompts of a step were not read."""
         self._prompts_unread += 1
@@ -194,13 +202,12 @@ class HeadPlan:
 
     def _best(self, sequences: int, costs: StepCosts, expected: Sequence[float]) -> int | None:
         """``expected``: right tokens of 1, 2, ... drafts."""
-        best_rate, best = GAIN_MIN * sequences / costs.seconds(sequences), None
+        best_rate, best = HEAD_GAIN_MIN * sequences / costs.seconds(sequences), None
         for drafts in range(1, self._drafts_max + 1):
-            rows = sequences * (1 + drafts)
-            if rows > _ROWS_MAX:
+            if sequences * (1 + drafts) > _ROWS_MAX:
                 break
             rate = sequences * (1 + expected[drafts - 1]) / (
-                costs.window_seconds(rows) + self.seconds(sequences, drafts, costs))
+                costs.window_seconds(sequences, sequences * drafts) + self.seconds(sequences, drafts, costs))
             if rate > best_rate:
                 best_rate, best = rate, drafts
         return best

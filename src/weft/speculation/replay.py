@@ -74,7 +74,7 @@ def replay(drafter: Drafter, texts: Iterable[KnownText], costs: StepCosts,
                 accepted += 1
             chosen = answer[at:at + accepted + 1]
             drafter.settle(key, chosen, drafted=len(drafts), accepted=accepted)
-            seconds = costs.window_seconds(1 + len(drafts)) if drafts else costs.seconds(1)
+            seconds = costs.window_seconds(1, len(drafts)) if drafts else costs.seconds(1)
             drafter.observe(1, len(drafts), seconds)
             at += len(chosen)
             total.tokens += len(chosen)

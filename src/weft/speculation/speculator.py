@@ -204,7 +204,9 @@ class Speculator:
             return None
         drafts = None
         if self._budget.awake and not self._keeps_plain and (prompts or self.costs.measured(sequences)):
-            drafts = 0 if self._others_draft else head.drafts(sequences, self.costs)
+            drafts = head.drafts(sequences, self.costs)
+            if self._others_draft:
+                drafts = 0 if head.writes_keys(sequences, self.costs) else None
         # The keys of a prompt serve the whole answer, and later prompts that begin with it.
         return 0 if drafts is None and prompts and head.reads_prompts(sequences, self.costs) else drafts
 

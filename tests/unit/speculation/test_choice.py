@@ -80,7 +80,8 @@ def test_no_other_number_of_drafts_is_better(chances: list[list[float]], table: 
 
     def rate(counts: tuple[int, ...]) -> float:
         expected = decodes + sum(sum(row[:count]) for row, count in zip(survivals, counts, strict=True))
-        return expected / costs.seconds(decodes + sum(counts))
+        drafted = sum(counts)
+        return expected / (costs.window_seconds(decodes, drafted) if drafted else costs.seconds(decodes))
 
     chosen = tuple(choose(survivals, decodes, costs))
     best = max(map(rate, itertools.product(*(range(len(row) + 1) for row in survivals))))
