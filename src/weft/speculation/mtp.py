@@ -10,14 +10,14 @@ by the measured seconds of the head:
 
     tokens / seconds  =  R (1 + a1 + a1 a2 + ...) / (cost(R (1 + k)) + head(R, k))     R sequences, k drafts
 
-The best k wins if it beats a step without the head by HEAD_GAIN_MIN. Where it does not pay, it stays off. Now and
-then it is asked for PROBE_LENGTH steps, since a text may have become easier to predict. Probes become rarer
-while they find nothing. With more sequences than it could pay for if all drafts were right, it is *hopeless*:
-probes are rarer still, and prompts are not read.
+The best k wins if it beats a step without the head by HEAD_GAIN_MIN. Where it does not pay, it stays off.
+Now and then it is asked for PROBE_LENGTH steps, since a text may have become easier to predict. Probes become
+rarer while they find nothing. With more sequences than it could pay for if all drafts were right, it is
+*hopeless*: probes are rarer still, and prompts are not read.
 
 A prompt that is read serves its answer, and costs before anything is known of it. The head has a credit:
-what its drafts save, and SHARE of all steps. Prompts are read while there is credit. A sequence with an unread
-prompt drafts from the positions where the head ran: worse drafts, the same tokens.
+what its drafts save, and SHARE of all steps. Prompts are read while there is credit. A sequence with an
+unread prompt drafts from the positions where the head ran: worse drafts, the same tokens.
 
 The head's own chance is calibrated by classes: of those that it gave between 0.6 and 0.7, what share was
 right. First drafts and later ones have tables of their own, as later ones read the head's own hidden state.
