@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncGenerator
 
 import msgspec
@@ -22,6 +21,7 @@ from weft.engine.choices import Piece
 from weft.errors import RequestError
 from weft.request import LOGPROBS_MAX
 from weft.server.generation import Usage
+from weft.server.ids import random_id
 from weft.server.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, namer, prompt_logprobs
 from weft.server.protocol import ChatBody, refuse_stream_fields
 from weft.server.service import Service
@@ -117,7 +117,7 @@ class ChatJob:
         self._body = body
         self._turn = turn
         self.generation = turn.generation
-        self._id = f"chatcmpl-{body.request_id or uuid.uuid4().hex}"
+        self._id = f"chatcmpl-{body.request_id or random_id()}"
         self._created_s = int(time.time())
         self._namer = namer(turn.model.tokenizer, as_ids=bool(body.return_tokens_as_token_ids),
                             escape_bytes=False)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncGenerator
 
 import msgspec
@@ -19,6 +18,7 @@ from weft.engine.choices import Choice, Piece
 from weft.errors import RequestError
 from weft.request import SamplingParams
 from weft.server.generation import Generation, Prompt, Usage, check_count
+from weft.server.ids import random_id
 from weft.server.logprobs import (
     CompletionLogprobs,
     PromptLogprobs,
@@ -74,7 +74,7 @@ class CompletionJob:
         self._grammar = grammar_of(body)
         self._banned = banned_sequences(body.bad_words, model.tokenizer)
         self._model = model
-        self._id = f"cmpl-{body.request_id or uuid.uuid4().hex}"
+        self._id = f"cmpl-{body.request_id or random_id()}"
         self._created_s = int(time.time())
         self._name = service.name_of(model, body.model)
         self._echo = bool(body.echo)

@@ -13,11 +13,11 @@ Rejected: an answer through the application (it would wait for a body that is to
 
 from __future__ import annotations
 
-import uuid
 from http import HTTPStatus
 
 from weft.server.edge import EdgeLimits
 from weft.server.errors import EdgeError, error_body, error_headers
+from weft.server.ids import random_id
 
 
 def not_http() -> EdgeError:
@@ -62,7 +62,7 @@ def raw_answer(refusal: EdgeError) -> bytes:
     body = error_body(refusal)
     headers = {**error_headers(refusal), "content-type": "application/json",
                "content-length": str(len(body)), "connection": "close",
-               "x-content-type-options": "nosniff", "x-request-id": uuid.uuid4().hex}
+               "x-content-type-options": "nosniff", "x-request-id": random_id()}
     lines = [f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}",
              *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

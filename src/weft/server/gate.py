@@ -16,7 +16,6 @@ response, streams included. """
 from __future__ import annotations
 
 import re
-import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -24,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.errors import AuthenticationError, WeftError
 from weft.server.errors import EdgeError, error_response
+from weft.server.ids import random_id
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.origins import Origins
 from weft.server.page import page_routes
@@ -54,7 +54,7 @@ class Gate:
         headers = Headers(scope=scope)
         request_id = headers.get("x-request-id", "")
         if not _REQUEST_ID.fullmatch(request_id):
-            request_id = uuid.uuid4().hex
+            request_id = random_id()
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         trace: RequestTrace | None = None

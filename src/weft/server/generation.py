@@ -13,7 +13,6 @@ pieces at once: a slow one gets fewer, larger pieces, not a longer queue.
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +25,7 @@ from weft.errors import RequestError, WeftError
 from weft.fleet.request_stream import RequestStream
 from weft.request import LostTokens, Request, SamplingParams, TokenEvent
 from weft.server.answer_size import check_logprob_count
+from weft.server.ids import random_id
 from weft.server.metrics import SequenceTimes
 from weft.server.service import ServedModel, Service
 from weft.server.tracing import GenerationOutcome
@@ -89,7 +89,7 @@ class Generation:
         self._context_tokens = model.info.max_model_len
         self._model_name = model.name
         self._error_type: str | None = None
-        engine_id = uuid.uuid4().hex
+        engine_id = random_id()
         for sampling in samplings:
             sampling.check(model.info.vocab_size)
         check_count(sum(sampling.n for sampling in samplings), model.info.sizes.queue_max)

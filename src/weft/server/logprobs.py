@@ -60,8 +60,10 @@ class PromptTokenLogprob(msgspec.Struct, frozen=True, gc=False):
 PromptLogprobs = list[dict[str, PromptTokenLogprob] | None]
 
 
+@functools.lru_cache(8)
 def namer(tokenizer: Tokenizer, *, as_ids: bool, escape_bytes: bool) -> Namer:
-    """``as_ids``: "token_id:17" (return_tokens_as_token_ids). ``escape_bytes``: see above."""
+    """``as_ids``: "token_id:17" (return_tokens_as_token_ids). ``escape_bytes``: see above. All requests of a
+    server share the names."""
     if as_ids:
         return lambda token: f"token_id:{token}"
 

@@ -125,9 +125,9 @@ class Tokenizer:
         """Whether text is cut at this token before it is tokenized."""
         return token in self._added
 
-    def showing(self, ids: frozenset[int]) -> ShowingDecoder:
+    def showing(self, ids: frozenset[int]) -> Tokenizer | ShowingDecoder:
         """A decoder that leaves the special tokens ``ids`` in the text when it skips the others."""
-        return ShowingDecoder(self, self.special_ids - ids)
+        return ShowingDecoder(self, self.special_ids - ids) if ids else self
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that this token adds to a text; a special token's are those of its name."""

@@ -15,7 +15,6 @@ Usage counts every prompt token once: ``cache_read_input_tokens`` came from the 
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
@@ -26,6 +25,7 @@ from weft.errors import WeftError
 from weft.server.anthropic.protocol import MessagesBody, error_json
 from weft.server.anthropic.turns import cache_marked, messages_turn
 from weft.server.errors import bug
+from weft.server.ids import random_id
 from weft.server.service import Service
 from weft.server.turn import PreparedTurn, calls_of, prepare_turn
 from weft.text.dialect import Heard
@@ -40,7 +40,7 @@ class MessagesJob:
     def __init__(self, turn: PreparedTurn, body: MessagesBody) -> None:
         self._turn = turn
         self._marked = cache_marked(body)
-        self._id = f"msg_{uuid.uuid4().hex}"
+        self._id = f"msg_{random_id()}"
         self.generation = turn.generation
 
     async def answer(self) -> bytes:

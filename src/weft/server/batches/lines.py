@@ -14,7 +14,6 @@ line that never ran: its batch was cancelled or expired.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ import msgspec
 
 from weft.errors import RequestError
 from weft.server.batches.order import prefix_key
+from weft.server.ids import random_id
 
 CUSTOM_ID_CHARS_MAX = 512
 LINE_BYTES_MAX = 64_000_000
@@ -143,12 +143,12 @@ def read_body_of(path: Path, line: IndexedLine) -> bytes:
 
 
 def output_line(line: IndexedLine, status_code: int, body: bytes) -> OutputLine:
-    return OutputLine(id=f"batch_req_{uuid.uuid4().hex}", custom_id=line.custom_id,
-                      response=LineAnswer(status_code, uuid.uuid4().hex, msgspec.Raw(body)))
+    return OutputLine(id=f"batch_req_{random_id()}", custom_id=line.custom_id,
+                      response=LineAnswer(status_code, random_id(), msgspec.Raw(body)))
 
 
 def unanswered_line(line: IndexedLine, code: str, message: str) -> OutputLine:
-    return OutputLine(id=f"batch_req_{uuid.uuid4().hex}", custom_id=line.custom_id,
+    return OutputLine(id=f"batch_req_{random_id()}", custom_id=line.custom_id,
                       error=LineError(code, message))
 
 

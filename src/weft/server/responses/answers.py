@@ -14,7 +14,6 @@ A failure after the beginning of a stream is ``response.failed``; before it, an 
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Any
 
@@ -23,6 +22,7 @@ import msgspec
 from weft.engine.choices import Piece
 from weft.errors import WeftError
 from weft.server.errors import bug
+from weft.server.ids import random_id
 from weft.server.logprobs import ChatTokenLogprob, chat_logprobs, namer
 from weft.server.responses.history import RawAnswer
 from weft.server.responses.output import OutputItem, OutputWriter
@@ -116,7 +116,7 @@ class ResponsesJob:
         sampling = self.generation.samplings[0]
         self._top = sampling.logprobs
         self.response = ResponseObject(
-            id=f"resp_{uuid.uuid4().hex}", created_at=int(time.time()), model=turn.name,
+            id=f"resp_{random_id()}", created_at=int(time.time()), model=turn.name,
             instructions=body.instructions, max_output_tokens=body.max_output_tokens,
             max_tool_calls=body.max_tool_calls, metadata=body.metadata or {},
             parallel_tool_calls=body.parallel_tool_calls is not False,

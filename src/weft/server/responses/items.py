@@ -16,11 +16,11 @@ no text (images, files) and items of hosted tools are refused by place and type.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable
 from typing import Any
 
 from weft.errors import RequestError
+from weft.server.ids import random_id
 from weft.text.chat import ChatMessage
 
 Item = dict[str, Any]
@@ -39,7 +39,7 @@ def read_items(given: str | list[Item]) -> list[Item]:
 
 def new_id(kind: str) -> str:
     """For an item of this type."""
-    return f"{_PREFIXES[kind]}_{uuid.uuid4().hex}"
+    return f"{_PREFIXES[kind]}_{random_id()}"
 
 
 def messages_of(items: Iterable[Item], instructions: str | None) -> list[ChatMessage]:

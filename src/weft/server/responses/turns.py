@@ -20,7 +20,9 @@ _FORMATS = ("text", "json_object", "json_schema")
 def responses_turn(body: ResponsesBody, items: Sequence[Item], known: KnownPrefix | None = None) -> ChatTurn:
     """``items``: the whole conversation, earlier turns too; ``known``: tokens of those. Raises RequestError
     that names the field."""
-    fields = msgspec.structs.replace(body, response_format=_response_format(body))
+    response_format, fields = _response_format(body), body
+    if response_format is not body.response_format:
+        fields = msgspec.structs.replace(body, response_format=response_format)
     wants_logprobs = LOGPROBS in (body.include or ()) or body.top_logprobs
     return ChatTurn(conversation=conversation(body, items), fields=fields, max_tokens=body.max_output_tokens,
                 logprobs=(body.top_logprobs or 0) if wants_logprobs else None, prompt_field="input",
