@@ -48,6 +48,9 @@ class ReadyStream:
         self._request = request
         self._left = request.sampling.max_tokens or 1
 
+    async def rest(self, answers: int) -> list[tuple[float, TokenEvent]]:
+        return [(time.perf_counter(), event) for _ in range(self._left) for event in await self.events()]
+
     async def events(self) -> list[TokenEvent]:
         self._left -= 1
         return [TokenEvent(request_id=self._request.request_id, index=0, tokens=[TOKEN],

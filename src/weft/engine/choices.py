@@ -98,6 +98,10 @@ class Choice:
     def _take_tokens(self, event: TokenEvent) -> int:
         """Feeds the event's tokens one by one up to a stop string; how many belong to the answer."""
         last_is_hidden = event.finish_reason == "stop" and not self._sampling.include_stop_str_in_output
+        if not self._sampling.stop:
+            self.generated_tokens += len(event.tokens)
+            self._waiting.text += self._text.push(event.tokens[:-1] if last_is_hidden else event.tokens)
+            return len(event.tokens)
         for position, token in enumerate(event.tokens):
             self.generated_tokens += 1
             if last_is_hidden and position == len(event.tokens) - 1:

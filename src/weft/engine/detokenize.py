@@ -13,7 +13,8 @@ is one decode of a few ids (and a second every few tokens), whatever the length 
 
 Text that ends in U+FFFD is held: it may be a character in the making. What stays undecodable for
 ``HELD_TOKENS_MAX`` tokens (a model that emits broken bytes) is let go as it is, so the window is bounded
-(law L11). For byte-level tokenizers the pieces joined are the text of all ids decoded at once.
+(law L11). For byte-level tokenizers the pieces joined are the text of all ids decoded at once. A decoder that
+says so (``joins_bytes``) gets the ids of one push together, unless some of their bytes are broken.
 
 Rejected: decoding the whole answer at each token (quadratic); mapping tokens to bytes here (it would need
 to know every kind of decoder that a ``tokenizer.json`` can describe).
@@ -35,6 +36,8 @@ SHOWN_TOKENS_MAX = 8
 
 
 class TextDecoder(Protocol):
+    """An attribute ``joins_bytes`` that is true says that the bytes of a text are those of its tokens."""
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Text of ``ids``, as the tokenizer decodes them together."""
         ...
@@ -44,11 +47,13 @@ class IncrementalDetokenizer:
     """One per sequence. ``context``: the prompt's last ids, so that an answer that continues a word is
     not decoded as the start of a text; only the last few are used, and they are never emitted."""
 
-    __slots__ = ("_decoder", "_piece_start", "_shown_chars", "_shown_tokens", "_skip", "_window")
+    __slots__ = ("_decoder", "_joins_bytes", "_piece_start", "_shown_chars", "_shown_tokens", "_skip",
+                 "_window")
 
     def __init__(self, decoder: TextDecoder, *, skip_special_tokens: bool = True,
                  context: Sequence[int] = ()) -> None:
         self._decoder = decoder
+        self._joins_bytes = bool(getattr(decoder, "joins_bytes", False))
         self._skip = skip_special_tokens
         self._window: list[int] = []
         self._shown_tokens = 0
@@ -60,6 +65,10 @@ class IncrementalDetokenizer:
 
     def push(self, ids: Sequence[int]) -> str:
         """New ids -> the text they complete; empty while a character is in the making."""
+        if len(ids) > 1 and self._joins_bytes:
+            together = self._pushed_together(ids)
+            if together is not None:
+                return together
         out: list[str] = []
         for token in ids:
             self._window.append(token)
@@ -74,6 +83,15 @@ class IncrementalDetokenizer:
             elif too_long:
                 del self._window[self._shown_tokens:]  # special tokens that are skipped: never any text
         return "".join(out)
+
+    def _pushed_together(self, ids: Sequence[int]) -> str | None:
+        """None where a character is broken, or not complete."""
+        window = [*self._window, *ids]
+        text = self._decoder.decode(window, self._skip)[self._shown_chars:]
+        if HALF in text:
+            return None
+        self._restart(window[-SHOWN_TOKENS_MAX:])
+        return text
 
     def flush(self) -> str:
         """The answer is over: whatever is still held, a broken last character as U+FFFD."""

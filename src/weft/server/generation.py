@@ -2,6 +2,7 @@
 
     Generation.start()      submit all prompts; the engine accepts all or rejects one (then none run)
     Generation.pieces()     [Piece, ...] as steps bring them, until every choice has finished
+    Generation.whole()      one Piece for each choice, once all have finished
     Generation.close()      always, however it ended: what still runs is cancelled
 
 A choice whose text met a stop string is cancelled in the engine by itself; the others go on.
@@ -155,10 +156,34 @@ class Generation:
             raise
 
     async def whole(self) -> list[Piece]:
-        """All of it: one piece for each choice, in their order."""
-        all_pieces = [piece async for pieces in self.pieces() for piece in pieces]
+        """All of it: one piece for each choice, in their order. Answers without stop strings are read at
+        their end: to read each token when it comes would be most of the cost of an answer."""
+        if any(sampling.stop for sampling in self.samplings):
+            all_pieces = [piece async for pieces in self.pieces() for piece in pieces]
+        else:
+            all_pieces = await self._pieces_at_end()
         self.close()
         return sorted(merged(all_pieces), key=lambda piece: piece.index)
+
+    async def _pieces_at_end(self) -> list[Piece]:
+        assert self._stream is not None
+        try:
+            by_choice: dict[int, list[TokenEvent]] = {}
+            for arrived_s, event in await self._stream.rest(len(self.choices)):
+                choice = self._by_event[event.request_id, event.index]
+                by_choice.setdefault(choice.index, []).append(event)
+                self._metrics.event_came(self._times[choice.index], event, arrived_s)
+            pieces = []
+            for index, events in by_choice.items():
+                choice, event = self.choices[index], joined(events)
+                piece = choice.take(event)
+                self._note_end(choice, event)
+                if piece is not None:
+                    pieces.append(piece)
+            return pieces
+        except WeftError as error:
+            self._error_type = type(error).__name__
+            raise
 
     def close(self) -> None:
         """Cancels what has not finished. Idempotent."""
@@ -250,11 +275,13 @@ class Generation:
         raise IndexError(index)
 
     def _note(self, choice: Choice, event: TokenEvent) -> None:
-        times = self._times[choice.index]
-        self._metrics.event_came(times, event)
+        self._metrics.event_came(self._times[choice.index], event, time.perf_counter())
+        self._note_end(choice, event)
+
+    def _note_end(self, choice: Choice, event: TokenEvent) -> None:
         if choice.finished:
             reason = "stop" if choice.stopped_by_text else str(event.finish_reason)
-            self._metrics.sequence_ended(times, reason, choice.generated_tokens)
+            self._metrics.sequence_ended(self._times[choice.index], reason, choice.generated_tokens)
 
 
 def check_count(sequences: int, queue_max: int) -> None:
@@ -262,6 +289,23 @@ def check_count(sequences: int, queue_max: int) -> None:
     if sequences > queue_max:
         raise RequestError(f"prompts x n is {sequences} sequences; at most {queue_max} can wait "
                            "(--max-queued-requests). Send them in several requests", param="prompt")
+
+
+def joined(events: list[TokenEvent]) -> TokenEvent:
+    """One event that says what ``events`` of one sequence say. Counts in a later event include those of an
+    earlier one."""
+    if len(events) == 1:
+        return events[0]
+    last = events[-1]
+    logprobs = [entry for event in events for entry in event.logprobs or ()]
+    prompt_logprobs = [entry for event in events for entry in event.prompt_logprobs or ()]
+    return msgspec.structs.replace(
+        last, tokens=[token for event in events for token in event.tokens], logprobs=logprobs or None,
+        prompt_logprobs=prompt_logprobs or None,
+        cached_tokens=max(event.cached_tokens for event in events),
+        accepted_drafts=max(event.accepted_drafts for event in events),
+        rejected_drafts=max(event.rejected_drafts for event in events),
+        lost=next((event.lost for event in reversed(events) if event.lost is not None), None))
 
 
 def merged(pieces: list[Piece]) -> list[Piece]:

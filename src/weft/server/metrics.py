@@ -18,7 +18,6 @@ do not meet.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -156,8 +155,8 @@ class Metrics:
             for size in sizes:
                 histogram.observe(size)
 
-    def event_came(self, times: SequenceTimes, event: TokenEvent) -> None:
-        now = time.perf_counter()
+    def event_came(self, times: SequenceTimes, event: TokenEvent, now: float) -> None:
+        """``now``: when it arrived (``time.perf_counter``)."""
         if event.queued_s is not None:
             times.queued_s = event.queued_s
         times.cached_tokens = max(times.cached_tokens, event.cached_tokens)

@@ -61,6 +61,7 @@ class Tokenizer:
         kinds = _decoder_kinds(decoder)
         self._byte_level = "ByteLevel" in kinds
         self._byte_fallback = "ByteFallback" in kinds
+        self.joins_bytes = kinds == {"ByteLevel"}
 
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
@@ -158,6 +159,7 @@ class ShowingDecoder:
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._hidden = hidden
+        self.joins_bytes = tokenizer.joins_bytes
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         if skip_special_tokens:

@@ -92,3 +92,34 @@ def test_work_per_token_is_bounded_whatever_comes(ids: list[int]) -> None:
     out = "".join(pieces(IncrementalDetokenizer(decoder), ids))
     assert out == Bytes().decode(ids, True)
     assert decoder.longest <= HELD_TOKENS_MAX + SHOWN_TOKENS_MAX + 1
+
+
+class Joined(Bytes):
+    """As byte-level tokenizers: ids of one push may be decoded together."""
+
+    joins_bytes = True
+
+
+def test_ids_that_are_pushed_together_give_the_text_of_ids_one_by_one() -> None:
+    random = Random(5)
+    together_count = 0
+    for _ in range(300):
+        ids = list(TEXT.encode() * 2)
+        for at in sorted(random.sample(range(len(ids)), random.choice((0, 0, 4))), reverse=True):
+            if random.random() < 0.5:
+                ids.insert(at, SPECIAL)
+            else:
+                del ids[at]
+        context = ids[:random.randrange(12)]
+        decoder = Joined()
+        detokenizer = IncrementalDetokenizer(decoder, context=context)
+        one_by_one = IncrementalDetokenizer(Bytes(), context=context)
+        rest = ids[len(context):]
+        while rest:
+            count = random.choice((1, 2, 7, 40, len(rest)))
+            part, rest = rest[:count], rest[count:]
+            text = detokenizer.push(part)
+            assert text == "".join(one_by_one.push([token]) for token in part)
+        assert detokenizer.flush() == one_by_one.flush()
+        together_count += decoder.longest > SHOWN_TOKENS_MAX + HELD_TOKENS_MAX
+    assert together_count > 100

@@ -8,7 +8,8 @@ the window pauses. Cancelling ``run_lines`` cancels what runs; lines without an 
 
 Laws: L11 (the window; the engine's queue is bounded besides).
 
-Rejected: all lines at once (the queue refuses them, and their prompts fill the memory); a window for each
+Rejected: ``asyncio.wait`` on all tasks of the window (it visits each of them for each one that ends); all
+lines at once (the queue refuses them, and their prompts fill the memory); a window for each
 group of equal prefixes (the engine shares prefixes in flight already).
 """
 
@@ -45,13 +46,18 @@ async def run_lines(service: Service, source: Path, lines: Iterable[IndexedLine]
     """``write`` gets each answer once. Raises WeftError when the engine is lost for good."""
     waiting = deque(in_order(lines))
     running: dict[asyncio.Task[tuple[int, bytes]], IndexedLine] = {}
+    ended: asyncio.Queue[asyncio.Task[tuple[int, bytes]]] = asyncio.Queue()
     try:
         while waiting or running:
             while waiting and len(running) < window:
                 line = waiting.popleft()
                 body = read_body_of(source, line)
-                running[asyncio.create_task(answer_line(service, line.url, body, tenant=tenant))] = line
-            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                task = asyncio.create_task(answer_line(service, line.url, body, tenant=tenant))
+                task.add_done_callback(ended.put_nowait)
+                running[task] = line
+            done = [await ended.get()]
+            while not ended.empty():
+                done.append(ended.get_nowait())
             pause = False
             for task in done:
                 line = running.pop(task)

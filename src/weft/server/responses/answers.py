@@ -128,10 +128,13 @@ class ResponsesJob:
             truncation=body.truncation or "disabled", user=body.user)
 
     async def answer(self) -> bytes:
-        async for pieces in self.generation.pieces():
-            for piece in pieces:
-                for _ in self._events(piece):
-                    pass  # the items are what counts
+        if self._top is None:
+            for piece in await self.generation.whole():
+                self._read(piece)
+        else:  # whose logprobs belong to the message follows from the order of the pieces
+            async for pieces in self.generation.pieces():
+                for piece in pieces:
+                    self._read(piece)
         await self._complete()
         return _encoder.encode(self.response)
 
@@ -155,6 +158,10 @@ class ResponsesJob:
                 raise
         finally:
             self.generation.close()
+
+    def _read(self, piece: Piece) -> None:
+        for _ in self._events(piece):
+            pass  # the items are what counts
 
     def _events(self, piece: Piece) -> Iterable[Any]:
         self._tokens += piece.tokens
