@@ -59,11 +59,12 @@ class _Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func.is_view:
-            return out
         name, read = str(func), {_storage(one): one for one in _tensors((args, kwargs))}
         written = {_storage(one): one for one in _tensors(out)}
-        self._counts.allocations += len(written.keys() - read.keys())
+        new = written.keys() - read.keys()
+        if not new and not func._schema.is_mutable:
+            return out   # a view
+        self._counts.allocations += len(new)
         if name.startswith(_FREE):
             return out
         self._counts.torch += 1

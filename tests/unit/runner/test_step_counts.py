@@ -30,9 +30,10 @@ def triton_kernels() -> Iterator[None]:
 
 
 def row_of(title: str, step: str, counts: list[StepCounts]) -> str:
-    """Of the table. The numbers of launches are the same at every batch size."""
-    [launches], [allocations] = ({one.launches for one in counts}, {one.allocations for one in counts})
-    triton = counts[0].triton
+    """Of the table. A batch of one may need a copy less."""
+    launches, allocations = max(one.launches for one in counts), max(one.allocations for one in counts)
+    assert launches - min(one.launches for one in counts) <= launches // 10
+    [triton] = {one.triton for one in counts}
     size = " / ".join(f"{one.bytes / 1e9:.3g}" for one in counts)
     roofline = " / ".join(
         f"{max(one.bytes / BANDWIDTH, one.flops / MATRIX_RATE) * 1e3:.2g}" for one in counts)

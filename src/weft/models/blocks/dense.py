@@ -14,7 +14,9 @@ import torch
 
 from weft.families.architecture import Dense
 from weft.models.blocks.linear import Linear, Projection
+from weft.tensor import gpu
 from weft.tensor.activation import activate
+from weft.tensor.ops.silu_mul import silu_mul
 
 
 @dataclass(slots=True)
@@ -28,7 +30,9 @@ class DenseBlock:
     def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
         inner = self.into(x_TD)
         gate_factor, factor = self.shape.multipliers
-        if self.shape.gated:
+        if self.shape.gated and gate_factor == 1.0 and self.shape.activation == "silu" and gpu.fits(inner):
+            inner = silu_mul(inner)
+        elif self.shape.gated:
             gate, up = inner.chunk(2, dim=-1)
             inner = activate(gate if gate_factor == 1.0 else gate * gate_factor, self.shape.activation) * up
         else:

@@ -19,6 +19,7 @@ import torch
 
 from weft.families.architecture import Experts
 from weft.models.blocks.linear import Linear, Projection
+from weft.tensor.ops.add_gated import add_gated
 from weft.tensor.ops.moe import ExpertWeights, moe
 from weft.units import PAD
 
@@ -58,7 +59,7 @@ class ExpertsBlock:
             return y_TD
         shared_TD = self.shared(x_TD)
         if self.shared_gate is not None:
-            shared_TD = torch.sigmoid(self.shared_gate(x_TD)) * shared_TD
+            return add_gated(y_TD, shared_TD, self.shared_gate(x_TD))
         return y_TD + shared_TD
 
     @property

@@ -16,13 +16,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from weft.families.architecture import KimiDelta
 from weft.models.blocks.attention import CosSin
 from weft.models.blocks.linear import Linear, Projection, by_head
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.ops.causal_conv import causal_conv
+from weft.tensor.ops.delta_gates import delta_gates
 from weft.tensor.ops.kimi_delta import kimi_delta
 from weft.tensor.ops.rms_norm import rms_norm
 
@@ -51,9 +51,8 @@ class KimiDeltaBlock:
             self.project(x_TD), [3 * width, heads, shape.head_dim, shape.head_dim], dim=-1)
         qkv_TC = causal_conv(qkv_TC, self.conv, None, "silu", cache.state["conv"], runs)
         q, k, v = (by_head(part, heads) for part in qkv_TC.chunk(3, dim=-1))
-        steps_TC = F.softplus(self.forget(forget).float() + self.dt_bias)
-        g_THK = by_head(steps_TC, heads) * self.decay[:, None]
-        o_THV = kimi_delta(q, k, v, g_THK, torch.sigmoid(b_TH.float()), cache.state["recurrent"], runs,
+        g_TC, beta_TH = delta_gates(self.forget(forget), self.dt_bias, self.decay, b_TH)
+        o_THV = kimi_delta(q, k, v, by_head(g_TC, heads), beta_TH, cache.state["recurrent"], runs,
                            scale=shape.head_dim**-0.5, layer=cache.layer)
         gate_THV = torch.sigmoid(by_head(self.gate(gate), heads).float())
         o_THV = rms_norm(o_THV, self.norm, self.norm_eps).float() * gate_THV

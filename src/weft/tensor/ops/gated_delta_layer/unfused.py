@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.causal_conv import causal_conv
+from weft.tensor.ops.delta_gates import delta_gates
 from weft.tensor.ops.gated_delta import gated_delta
 from weft.tensor.ops.rms_norm import rms_norm
 
@@ -41,8 +41,7 @@ def gated_delta_layer(projected_TW: torch.Tensor, weights: GatedDeltaWeights, wi
     qkv_TC, z, b_TH, a_TH = torch.split(projected_TW, [2 * keys + values, values, w.heads, w.heads], dim=-1)
     qkv_TC = causal_conv(qkv_TC, w.conv_CK, None, "silu", window_SCW, runs)
     q, k, v = torch.split(qkv_TC, [keys, keys, values], dim=-1)
-    g_TH = w.decay_H * F.softplus(a_TH.float() + w.dt_bias_H)
-    beta_TH = torch.sigmoid(b_TH.float()) * w.beta_scale
+    g_TH, beta_TH = delta_gates(a_TH, w.dt_bias_H, w.decay_H, b_TH, beta_scale=w.beta_scale)
     o_THV = gated_delta(q.reshape(tokens, w.k_heads, w.k_dim), k.reshape(tokens, w.k_heads, w.k_dim),
                         v.reshape(tokens, w.heads, w.v_dim), g_TH, beta_TH, state_SHKV, runs,
                         scale=w.k_dim**-0.5, layer=layer)

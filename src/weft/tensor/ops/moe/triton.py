@@ -3,7 +3,8 @@
     pairs by expert   [ . e0 e0 e0 | e3 | e7 e7 e7 e7 e7 ]      . PAD: sorted to the front, in no tile
     tiles of 2 rows     [e0 e0][e0][e3][e7 e7][e7 e7][e7]  -  -     the most tiles that the pairs can need
 
-    _tiles     a program: a tile                      its expert, first pair and rows: 0 if it is empty
+    _tiles     a program: a tile                      finds its expert, first pair and rows (0: empty) in the
+                                                      sorted experts, by binary searches
     _product   a program: (tile, block of columns)    act(gate) x up, to the pair's row; then down, to the
                                                       pair's own place
     _combine   a program: (token, block of columns)   its choices weighted, in the router's order, in float32
@@ -68,13 +69,31 @@ def _activated(x, ACTIVATION: tl.constexpr):
         return tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
 
 
-@triton.jit(do_not_specialize_on_alignment=["begins", "tiles"])
-def _tiles(begins, tiles, EXPERTS: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr):
-    """``begins`` int64 [experts + 1]: the first pair of each, in order; ``tiles`` int32 [tiles, 3]: expert,
+@triton.jit
+def _places(sorted_ids, values, pairs):
+    """int32, as ``values``: how many of ``sorted_ids`` [pairs] are below each, by binary searches."""
+    low = tl.zeros(values.shape, tl.int32)
+    high = low + pairs
+    span = pairs
+    while span > 0:
+        middle = (low + high) // 2
+        unsettled = low < high
+        below = tl.load(sorted_ids + middle, mask=unsettled, other=0) < values
+        low = tl.where(unsettled & below, middle + 1, low)
+        high = tl.where(unsettled & (below == 0), middle, high)
+        span = span // 2
+    return low
+
+
+@triton.jit(do_not_specialize=["pairs"], do_not_specialize_on_alignment=["sorted_ids", "tiles"])
+def _tiles(sorted_ids, tiles, pairs, EXPERTS: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr):
+    """``sorted_ids`` int64 [pairs]: the expert of each pair, PAD first; ``tiles`` int32 [tiles, 3]: expert,
     first pair, rows."""
     tile, expert = tl.program_id(0), tl.arange(0, EP)
-    begin = tl.load(begins + expert, mask=expert < EXPERTS, other=0).to(tl.int32)
-    count = tl.load(begins + expert + 1, mask=expert < EXPERTS, other=0).to(tl.int32) - begin
+    side = tl.arange(0, 2)[:, None]
+    places = _places(sorted_ids, expert[None, :] + side, pairs)     # both sides of each expert at once
+    begin = tl.sum(tl.where(side == 0, places, 0), axis=0)
+    count = tl.sum(tl.where(side == 1, places, 0), axis=0) - begin
     count = tl.where(expert < EXPERTS, count, 0)
     ends = tl.cumsum((count + (BM - 1)) // BM, axis=0)
     mine = tl.sum(tl.where(ends <= tile, 1, 0))      # experts with all tiles before this one
@@ -169,12 +188,12 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
         return out_TD
     pairs = tokens * choices
     sorted_ids, order = torch.sort(ids.flatten(), stable=True)
-    begins = torch.searchsorted(sorted_ids, torch.arange(experts + 1, device=ids.device))
     rows = tile_rows(pairs, experts)
     hit = min(experts, pairs)
     tiles = torch.empty((min(pairs, (pairs + hit * (rows - 1)) // rows), 3), dtype=torch.int32,
                         device=ids.device)
-    launch(_tiles, (len(tiles),))(begins, tiles, EXPERTS=experts, EP=triton.next_power_of_2(experts), BM=rows)
+    launch(_tiles, (len(tiles),))(sorted_ids, tiles, pairs, EXPERTS=experts,
+                                  EP=triton.next_power_of_2(experts), BM=rows)
     between = torch.empty((pairs, inner), dtype=x_TD.dtype, device=x_TD.device)
     pair_out = torch.empty((pairs, width), dtype=x_TD.dtype, device=x_TD.device)
     common = {"CHOICES": choices, "ACTIVATION": activation, "BM": rows, "BK": depth_of(x_TD.itemsize)}
@@ -204,7 +223,7 @@ def _parts(weight: ExpertWeights) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 def compilations() -> list[Compilation]:
     """Decode and prefill of 128 experts of 768, 8 of them chosen, over 2048 channels."""
-    variants = [compilation_of("moe tiles", _tiles, {"begins": "*i64", "tiles": "*i32"},
+    variants = [compilation_of("moe tiles", _tiles, {"sorted_ids": "*i64", "tiles": "*i32"},
                             {"EXPERTS": 128, "EP": 128, "BM": 16}, Blocks(1))]
     tables = {"order": "*i64", "tiles": "*i32", "ids": "*i64", "weights": "*fp32"}
     for name, dtype in TYPES.items():

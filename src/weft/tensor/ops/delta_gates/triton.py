@@ -1,0 +1,58 @@
+"""delta_gates in Triton: one launch in place of seven.
+
+    a program: (token, block of columns)     its columns of g; the first block also the heads of beta
+
+A decode step of 48 gated-delta layers has 288 launches fewer. Each is a few microseconds of the host in a
+mixed step, and of the device in a graph.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.launch import TYPES, Blocks, compilation_of, dense_rows
+from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.products import softplus
+
+COLUMNS = Blocks(1024)
+
+
+@triton.jit
+def _gates(a, bias, decay, b, g, beta, a_row, b_row, beta_scale, C: tl.constexpr, H: tl.constexpr,
+           HP: tl.constexpr, BC: tl.constexpr):
+    """``g`` float32 [T, C], ``beta`` float32 [T, H]."""
+    t = tl.program_id(0).to(tl.int64)
+    column, head = tl.program_id(1) * BC + tl.arange(0, BC), tl.arange(0, HP)
+    inside = column < C
+    steps = tl.load(a + t * a_row + column, mask=inside, other=0.0).to(tl.float32)
+    steps = softplus(steps + tl.load(bias + column, mask=inside, other=0.0))
+    of_head = tl.load(decay + column // (C // H), mask=inside, other=0.0)
+    tl.store(g + t * C + column, of_head * steps, mask=inside)
+    if tl.program_id(1) == 0:
+        size = tl.sigmoid(tl.load(b + t * b_row + head, mask=head < H, other=0.0).to(tl.float32))
+        tl.store(beta + t * H + head, size * beta_scale, mask=head < H)
+
+
+def delta_gates(a_TC: torch.Tensor, bias_C: torch.Tensor, decay_H: torch.Tensor, b_TH: torch.Tensor, *,
+                beta_scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    (tokens, columns), heads = a_TC.shape, decay_H.shape[0]
+    a_TC, b_TH = dense_rows(a_TC), dense_rows(b_TH)
+    g_TC, beta_TH = (torch.empty((tokens, width), dtype=torch.float32, device=a_TC.device)
+                     for width in (columns, heads))
+    if tokens:
+        width = min(COLUMNS.width, triton.next_power_of_2(columns))
+        launch(_gates, (tokens, triton.cdiv(columns, width)))(
+            a_TC, bias_C, decay_H, b_TH, g_TC, beta_TH, a_TC.stride(0), b_TH.stride(0), beta_scale, C=columns,
+            H=heads, HP=triton.next_power_of_2(heads), BC=width, num_warps=COLUMNS.warps)
+    return g_TC, beta_TH
+
+
+def compilations() -> list[Compilation]:
+    floats = dict.fromkeys(("bias", "decay", "g", "beta"), "*fp32")
+    return [compilation_of(
+        f"delta gates {dtype[1:]}, {lines} lines", _gates, floats | {"a": dtype, "b": dtype},
+        {"C": 32 * lines, "H": 32, "HP": 32, "BC": min(COLUMNS.width, 32 * lines)}, COLUMNS, ("beta_scale",))
+        for dtype in TYPES.values() for lines in (1, 128)]
