@@ -13,5 +13,5 @@ def delta_gates(a_TC: torch.Tensor, bias_C: torch.Tensor, decay_H: torch.Tensor,
     if lines == 1:
         g_TC = decay_H * steps_TC
     else:
-        g_TC = (steps_TC.unflatten(1, (-1, lines)) * decay_H[:, None]).flatten(1)
+        g_TC = (steps_TC.view(-1, decay_H.shape[0], lines) * decay_H[:, None]).flatten(1)
     return g_TC, torch.sigmoid(b_TH.float()) * beta_scale
