@@ -24,6 +24,7 @@ from weft.config import DTypeChoice, KvDTypeChoice, StateDTypeChoice
 from weft.errors import CheckpointError, ConfigError
 from weft.planning.weights import FORMS
 from weft.spec import KV_DTYPES
+from weft.speculation.proposal import parse_sources
 from weft.units import parse_bytes
 
 DTYPES = SpelledChoice(get_args(DTypeChoice))
@@ -65,6 +66,9 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
     click.Option(["--compare"], is_flag=True, help="The same bytes as other engines would cut them."),
     click.Option(["--drafts"], type=click.IntRange(min=0, max=64), default=3, show_default=True,
                  help="Speculated tokens per step, for --compare."),
+    click.Option(["--speculate"], default="auto", show_default=True,
+                 help="As `weft serve` takes it. With mtp, the model's own head and its KV count; auto "
+                      "counts them on this machine, without --memory and --arena."),
     click.Option(["--json", "as_json"], is_flag=True, help="Print every figure as JSON."),
     click.Option(["--plot"], type=click.Path(path_type=Path, dir_okay=False),
                  help="Write the screen, pictures included, to this .svg or .html file."),
@@ -72,7 +76,7 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
 ])
 def command(model: str | None, memory: str | None, arena: str | None, lengths: tuple[int, ...], compare: bool,
             as_json: bool, plot: Path | None, revision: str | None, store: str | None, device: str,
-            prefill_rate: float | None, **more: Any) -> int:
+            prefill_rate: float | None, speculate: str, **more: Any) -> int:
     """Show what a model takes of a device's memory, and how many sequences then fit at once.
 
     MODEL is a checkpoint directory, a public model that weft knows by name, or a hub name (only config.json
@@ -88,13 +92,14 @@ def command(model: str | None, memory: str | None, arena: str | None, lengths: t
 
     sizes, from_here = _sizes(memory, arena)
     name, config = find_config(model, revision)
-    asked = Asked(**sizes, lengths=lengths, **stored_as(more))
+    mtp = "mtp" in parse_sources(speculate) and (from_here or speculate != "auto")
+    asked = Asked(**sizes, lengths=lengths, mtp=mtp, **stored_as(more))
     plan = make_plan(name, config, asked)
     from weft.cli.serve_line import serve_line
 
     is_path = Path(model).expanduser().exists()
     served = model if is_path else None if (_EMBEDDED / name).is_dir() else name
-    serve = serve_line(served, revision, config, plan)
+    serve = serve_line(served, revision, config, plan, speculate)
     times = None
     if store is not None:
         from weft.cli.plan_store import restore_times

@@ -23,7 +23,8 @@ _MIB, _KIB = 1 << 20, 1 << 10
 
 
 def serve_line(
-    model: str | None, revision: str | None, config: Mapping[str, Any], plan: ModelPlan
+    model: str | None, revision: str | None, config: Mapping[str, Any], plan: ModelPlan,
+    speculate: str = "auto",
 ) -> str | None:
     """The command, or None where nothing fits. ``model`` is as ``weft serve`` takes it: None is the embedded
     one."""
@@ -35,7 +36,8 @@ def serve_line(
         served = _rounded(config, replace(asked, quantize=form))
         if served is not None:
             words = ["weft serve", *([shlex.quote(model)] if model else []),
-                     *(["--revision", shlex.quote(revision)] if revision else []), *_flags(served)]
+                     *(["--revision", shlex.quote(revision)] if revision else []), *_flags(served),
+                     *(["--speculate", shlex.quote(speculate)] if speculate != "auto" else [])]
             return " ".join(words)
     return None
 

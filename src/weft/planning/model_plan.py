@@ -43,7 +43,8 @@ _AMPLE_BYTES = 1 << 50
 class Asked:
     """What the user asked for. Exactly one of ``memory_bytes`` (of a device, with weights) and
     ``arena_bytes`` (for pages and states alone). ``ep``: experts are divided by their number. ``quantize``: a
-    name of ``weights.FORMS``. None: the model's own."""
+    name of ``weights.FORMS``. None: the model's own. ``mtp``: with its head for multi-token prediction, if it
+    has one that weft knows and there is one rank."""
 
     memory_bytes: int | None = None
     arena_bytes: int | None = None
@@ -55,6 +56,7 @@ class Asked:
     quantize: str | None = None
     lengths: tuple[int, ...] = ()
     drafts: int = DRAFTS
+    mtp: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +165,9 @@ def make_plan(name: str, config: Mapping[str, Any], asked: Asked) -> ModelPlan:
 def _of_rank(config: Mapping[str, Any], whole: Architecture, asked: Asked,
              tp: int) -> tuple[ModelSpec, Weights]:
     rank = rank_architecture(whole, tp, ep=asked.ep)
-    spec = with_cache_dtypes(rank.spec(), asked.kv_dtype, asked.state_dtype)
-    return spec, count_weights(whole, rank, tp, form_of(config, whole.dtype, asked.quantize))
+    mtp = asked.mtp and tp == 1 and whole.mtp is not None
+    spec = with_cache_dtypes(rank.spec(mtp=mtp), asked.kv_dtype, asked.state_dtype)
+    return spec, count_weights(whole, rank, tp, form_of(config, whole.dtype, asked.quantize), mtp=mtp)
 
 
 def _available_bytes(asked: Asked, weights: Weights) -> int:

@@ -77,10 +77,12 @@ class Weights:
     parts: Mapping[str, int] = field(default_factory=dict)
 
 
-def count_weights(whole: Architecture, rank: Architecture, tp: int, form: WeightForm) -> Weights:
-    """Weights of ``whole``, of which ``rank`` is one device's share among ``tp``."""
+def count_weights(whole: Architecture, rank: Architecture, tp: int, form: WeightForm, *,
+                  mtp: bool = False) -> Weights:
+    """Weights of ``whole``, of which ``rank`` is one device's share among ``tp``. ``mtp``: with the head for
+    multi-token prediction, which is no part of ``parameters``."""
     parts: dict[str, int] = {}
-    for part, stored, elements in _pieces(rank, tp):
+    for part, stored, elements in (*_pieces(rank, tp), *(_mtp_pieces(rank) if mtp else ())):
         parts[part] = parts.get(part, 0) + _bytes(stored, elements, rank.dtype, form)
     return Weights(parameters=sum(elements for _, _, elements in _pieces(whole, 1)),
                    rank_bytes=sum(parts.values()), form=form.name, parts=parts)
@@ -139,6 +141,18 @@ def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Stored, 
             shared_seen.add(mixer.block)
             for stored, elements in _shared_weights(mixer, hidden):
                 yield "attention", stored, elements
+
+
+def _mtp_pieces(architecture: Architecture) -> Iterator[tuple[str, Stored, int]]:
+    """Norms of its two inputs, of its layer and of its output; the join of the inputs; the layer. Embedding
+    and output matrix are the trunk's."""
+    assert architecture.mtp is not None
+    hidden = architecture.hidden_size
+    yield "draft head", "plain", 5 * hidden
+    yield "draft head", "matrix", 2 * hidden * hidden
+    for record in (architecture.mtp.attention, architecture.mtp.feed_forward):
+        for stored, elements in _record_pieces(record, hidden):
+            yield "draft head", stored, elements
 
 
 def _record_pieces(record: Mixer | FeedForward, hidden: int) -> Pieces:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +41,18 @@ def test_a_plan_has_the_bytes_that_the_engine_then_allocates(name: str) -> None:
     rows = {row.name: row.size_bytes for row in made.info.memory}
     assert rows["a token's KV"] == plan.kv_token_bytes
     assert 0 <= rows["a sequence's state"] - plan.state_bytes < 256 * 2 * len(plan.spec.layers)
+    made.core.close()
+
+
+@pytest.mark.parametrize("speculate", ["auto", "suffix"])
+def test_the_models_own_head_counts_where_the_engine_reads_it(speculate: str) -> None:
+    made = assemble(EngineConfig(memory=str(ARENA_BYTES), threads=1, speculate=speculate))
+    config = json.loads((Path(made.info.directory) / "config.json").read_text())
+    plans = [make_plan("", config, Asked(arena_bytes=ARENA_BYTES, mtp=mtp)) for mtp in (True, False)]
+    mine, other = plans if speculate == "auto" else reversed(plans)
+    assert mine.weights.rank_bytes == made.info.weights_bytes != other.weights.rank_bytes
+    assert mine.arena == made.core.memory.plan != other.arena
+    assert ("draft head" in mine.weights.parts) == (speculate == "auto")
     made.core.close()
 
 
