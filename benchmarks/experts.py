@@ -7,7 +7,7 @@
     tiled        bfloat16 tiles, one job for all experts
     twelve_bit   the same in 12 bits a weight
 
-One layer of Qwen3.5-35B-A3B's sizes (hidden 2,048, width 512, 8 of its experts a token), cut to ``--experts``.
+One layer of Qwen3.5-35B-A3B's sizes (hidden 2,048, width 512, 8 experts a token), cut to ``--experts``.
 Tokens choose at random. Forms take turns within a round; shown are medians, and times as fast as ``rows``.
 GB/s: the weights of the chosen experts over the time of a step.
 ``--busy``: one thread and its own time, for a machine that others use as well.

@@ -7,7 +7,12 @@
 #include <numeric>
 #include <vector>
 
+#include "kernels.hpp"
 #include "pool.hpp"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 namespace weft {
 namespace {
@@ -73,16 +78,92 @@ int64_t* note_odd(const uint16_t* const* rows, int64_t unit, const std::array<ui
   return next;
 }
 
+using TileRows = std::array<const uint16_t*, kRows>;
+using CodeTable = std::array<uint8_t, 256>;
+
+// One unit, a weight at a time. Whether it has odd ones.
+bool pack_unit(const TileRows& from, int64_t unit, const CodeTable& code_of, uint8_t* to) {
+  uint8_t seen = 0;
+  for (int64_t row = 0; row < kRows; ++row) {
+    const uint16_t* words = from[static_cast<size_t>(row)] + unit * 2 * kPairs;
+    for (int64_t place = 0; place < 4; ++place) {  // the words of one place in the first and in the second half
+      const int64_t i = byte_of(place / 2, row, place % 2);
+      const uint16_t first = words[place], second = words[place + 4];
+      const uint8_t code = code_of[first >> 8], other = code_of[second >> 8];
+      seen = static_cast<uint8_t>(seen | code | other);
+      to[i] = static_cast<uint8_t>(first);
+      to[kHalfBytes + i] = static_cast<uint8_t>(second);
+      to[2 * kHalfBytes + i] = static_cast<uint8_t>((code & 15) | (other & 15) << 4);
+    }
+  }
+  return seen & kCodes;
+}
+
+using PackUnit = bool (*)(const TileRows&, int64_t, const CodeTable&, uint8_t*);
+
+#if defined(__x86_64__)
+// The same, four rows in a vector: one permutation parts their bytes into [lower, 0-3 | 4-7 | upper, 0-3 | 4-7], and two
+// lookups of 128 bytes give the codes.
+__attribute__((target("avx512f,avx512bw,avx512vbmi")))
+bool pack_unit_by_vectors(const TileRows& from, int64_t unit, const CodeTable& code_of, uint8_t* to) {
+  alignas(64) static constexpr auto kParts = [] {
+    std::array<uint8_t, 64> parts{};
+    for (size_t i = 0; i < 64; ++i) {
+      const size_t column = i / 16 % 2 * 4 + i % 16 / 8 * 2 + i % 2, row = i % 8 / 2;
+      parts[i] = static_cast<uint8_t>(16 * row + 2 * column + i / 32);
+    }
+    return parts;
+  }();
+  const __m512i order = _mm512_load_si512(kParts.data());
+  __m512i rows[4];
+  for (size_t quarter = 0; quarter < 4; ++quarter) {
+    const auto words = [&](size_t row) {
+      return reinterpret_cast<const __m128i*>(from[4 * quarter + row] + unit * 2 * kPairs);
+    };
+    __m512i four = _mm512_castsi128_si512(_mm_loadu_si128(words(0)));
+    four = _mm512_inserti32x4(four, _mm_loadu_si128(words(1)), 1);
+    four = _mm512_inserti32x4(four, _mm_loadu_si128(words(2)), 2);
+    four = _mm512_inserti32x4(four, _mm_loadu_si128(words(3)), 3);
+    rows[quarter] = _mm512_permutexvar_epi8(order, four);
+  }
+  const __m512i lows01 = _mm512_shuffle_i32x4(rows[0], rows[1], 0x44), lows23 = _mm512_shuffle_i32x4(rows[2], rows[3], 0x44);
+  const __m512i highs01 = _mm512_shuffle_i32x4(rows[0], rows[1], 0xEE), highs23 = _mm512_shuffle_i32x4(rows[2], rows[3], 0xEE);
+  const uint8_t* const table = code_of.data();
+  __m512i codes[2];
+  for (int half = 0; half < 2; ++half) {
+    const __m512i high = half ? _mm512_shuffle_i32x4(highs01, highs23, 0xDD) : _mm512_shuffle_i32x4(highs01, highs23, 0x88);
+    const __m512i below = _mm512_permutex2var_epi8(_mm512_loadu_si512(table), high, _mm512_loadu_si512(table + 64));
+    const __m512i above = _mm512_permutex2var_epi8(_mm512_loadu_si512(table + 128), high, _mm512_loadu_si512(table + 192));
+    codes[half] = _mm512_mask_blend_epi8(_mm512_movepi8_mask(high), below, above);
+  }
+  const __m512i low_halves = _mm512_set1_epi8(15);
+  _mm512_storeu_si512(to, _mm512_shuffle_i32x4(lows01, lows23, 0x88));
+  _mm512_storeu_si512(to + kHalfBytes, _mm512_shuffle_i32x4(lows01, lows23, 0xDD));
+  _mm512_storeu_si512(to + 2 * kHalfBytes,
+                      _mm512_or_si512(_mm512_and_si512(codes[0], low_halves),
+                                      _mm512_slli_epi16(_mm512_and_si512(codes[1], low_halves), 4)));
+  return _mm512_test_epi8_mask(_mm512_or_si512(codes[0], codes[1]), _mm512_set1_epi8(kCodes)) != 0;
+}
+#endif
+
+PackUnit best_pack_unit() {
+#if defined(__x86_64__)
+  if (kernels().has_twelve_bit_products() && __builtin_cpu_supports("avx512vbmi")) return pack_unit_by_vectors;
+#endif
+  return pack_unit;
+}
+
 }  // namespace
 
 void pack_twelve_bit(const uint16_t* const* rows, int64_t tiles, int64_t in, const uint8_t* highs, uint8_t* units,
                      int64_t* odd) {
   const std::vector<uint16_t> zeros(static_cast<size_t>(in));
+  const PackUnit pack = best_pack_unit();
   Pool::instance().for_each(tiles, 2.0 * static_cast<double>(in * kRows), [&](int64_t tile) {
-    std::array<uint8_t, 256> code_of;
+    CodeTable code_of;
     code_of.fill(kCodes);
     for (int code = 0; code < kCodes; ++code) code_of[highs[tile * kCodes + code]] = static_cast<uint8_t>(code);
-    std::array<const uint16_t*, kRows> from;
+    TileRows from;
     for (int64_t row = 0; row < kRows; ++row) {
       const uint16_t* own = rows[tile * kRows + row];
       from[static_cast<size_t>(row)] = own ? own : zeros.data();
@@ -90,20 +171,7 @@ void pack_twelve_bit(const uint16_t* const* rows, int64_t tiles, int64_t in, con
     uint8_t* to = units + begin_of(tile, in);
     int64_t* next = odd + odd[tile];
     for (int64_t unit = 0; unit < in / (2 * kPairs); ++unit, to += 2 * kUnitBytes) {
-      uint8_t seen = 0;
-      for (int64_t row = 0; row < kRows; ++row) {
-        const uint16_t* words = from[static_cast<size_t>(row)] + unit * 2 * kPairs;
-        for (int64_t place = 0; place < 4; ++place) {  // the words of one place in the first and in the second half
-          const int64_t i = byte_of(place / 2, row, place % 2);
-          const uint16_t first = words[place], second = words[place + 4];
-          const uint8_t code = code_of[first >> 8], other = code_of[second >> 8];
-          seen = static_cast<uint8_t>(seen | code | other);
-          to[i] = static_cast<uint8_t>(first);
-          to[kHalfBytes + i] = static_cast<uint8_t>(second);
-          to[2 * kHalfBytes + i] = static_cast<uint8_t>((code & 15) | (other & 15) << 4);
-        }
-      }
-      if (seen & kCodes) next = note_odd(from.data(), unit, code_of, next);
+      if (pack(from, unit, code_of, to)) next = note_odd(from.data(), unit, code_of, next);
     }
     *next = std::numeric_limits<int64_t>::max();
   });

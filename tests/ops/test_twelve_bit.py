@@ -71,6 +71,23 @@ def test_every_bit_comes_back(rows: int, columns: int) -> None:
     assert torch.equal(bits(made.rows_at(asked)), bits(weight[asked]))
 
 
+@each_shape
+def test_packing_by_vectors_gives_the_bytes_of_packing_one_weight_after_the_other(rows: int,
+                                                                                  columns: int) -> None:
+    sets, best = native.extension().instruction_sets(), native.extension().instruction_set()
+    if "x86_64_v3" not in sets:
+        return
+    weight = with_odd_ones(rows, columns)
+    by_vectors = made_of(weight)
+    try:
+        assert native.extension().use("x86_64_v3")
+        one_by_one = made_of(weight)
+    finally:
+        native.extension().use(best)
+    assert torch.equal(by_vectors.units, one_by_one.units)
+    assert torch.equal(by_vectors.odd, one_by_one.odd)
+
+
 def test_matrices_below_each_other_are_packed_as_one_and_nan_is_seen() -> None:
     if not BUILT:
         return

@@ -15,6 +15,7 @@ from weft.api import Engine
 from weft.errors import CheckpointError
 from weft.models import reader
 from weft.models.loading import load_model
+from weft.models.weights_cache import WeightsCache
 from weft.tensor import native
 from weft.tensor.weights import tiled
 from weft.tensor.weights import twelve_bit as packing
@@ -30,12 +31,28 @@ def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
+    return stored_in_bfloat16("qwen3_5", tmp_path / "model")
+
+
+def stored_in_bfloat16(name: str, directory: Path) -> Path:
     """A checkpoint whose files are bfloat16."""
-    directory = tmp_path / "model"
-    shutil.copytree(checkpoint("qwen3_5"), directory)
+    shutil.copytree(checkpoint(name), directory)
     for file in directory.glob("*.safetensors"):
         save_file({name: tensor.bfloat16() for name, tensor in load_file(file).items()}, file)
     return directory
+
+
+def test_experts_are_packed_from_the_map_and_from_the_cache_alike(tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = stored_in_bfloat16("qwen3_5_moe", tmp_path / "model")
+    first, second = (load_model(directory, "bfloat16", weights_cache=WeightsCache(tmp_path / "cache", "key"))
+                     for _ in range(2))
+    expected = logits_of(first)
+    assert torch.equal(logits_of(second), expected)
+    monkeypatch.setattr(reader.TensorReader, "_packs", lambda self, tensor: False)
+    copied = load_model(directory, "bfloat16")
+    assert copied.weights_bytes == first.weights_bytes
+    assert torch.equal(logits_of(copied), expected)
 
 
 def test_packing_from_the_map_gives_the_bits_of_a_copy(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,9 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
                  help="What recurrent states are kept in; default: float32, as weft does."),
     click.Option(["--quantize"], type=QUANTIZE, default="none", show_default=True,
                  help="What matrices are stored in; none: as config.json says."),
+    click.Option(["--twelve-bit/--no-twelve-bit"], default=None,
+                 help="Large bfloat16 matrices are in 12 bits, as on a CPU with AVX-512. Default: yes for "
+                      "the RAM of a machine with one, no for a size that is named."),
     click.Option(["--max-model-len", "lengths"], type=click.IntRange(min=1), multiple=True,
                  help="Tokens of a sequence; may be given several times. Default: 4k, 32k, 128k and the "
                       "model's longest."),
@@ -76,7 +79,7 @@ _EMBEDDED = Path(weft.__file__).parent / "embedded"
 ])
 def command(model: str | None, memory: str | None, arena: str | None, lengths: tuple[int, ...], compare: bool,
             as_json: bool, plot: Path | None, revision: str | None, store: str | None, device: str,
-            prefill_rate: float | None, speculate: str, **more: Any) -> int:
+            prefill_rate: float | None, speculate: str, twelve_bit: bool | None, **more: Any) -> int:
     """Show what a model takes of a device's memory, and how many sequences then fit at once.
 
     MODEL is a checkpoint directory, a public model that weft knows by name, or a hub name (only config.json
@@ -93,7 +96,8 @@ def command(model: str | None, memory: str | None, arena: str | None, lengths: t
     sizes, from_here = _sizes(memory, arena)
     name, config = find_config(model, revision)
     mtp = "mtp" in parse_sources(speculate) and (from_here or speculate != "auto")
-    asked = Asked(**sizes, lengths=lengths, mtp=mtp, **stored_as(more))
+    packed = from_here and _packs_bfloat16() if twelve_bit is None else twelve_bit
+    asked = Asked(**sizes, lengths=lengths, mtp=mtp, twelve_bit=packed, **stored_as(more))
     plan = make_plan(name, config, asked)
     from weft.cli.serve_line import serve_line
 
@@ -184,6 +188,13 @@ def _sizes(memory: str | None, arena: str | None) -> tuple[dict[str, Any], bool]
     from weft.host import free_ram_bytes
 
     return {"memory_bytes": free_ram_bytes()}, True
+
+
+def _packs_bfloat16() -> bool:
+    """Whether this machine's CPU keeps bfloat16 in 12 bits, if the C++ kernels were built."""
+    from weft.cli.machine import cpu_facts
+
+    return bool(cpu_facts()["features"]["avx512f"])
 
 
 def _positive(text: str, flag: str) -> int:

@@ -21,6 +21,7 @@ for the CPU's matrix kernels. And the process would die of SIGBUS if the file is
 
 from __future__ import annotations
 
+import math
 import os
 from collections import deque
 from collections.abc import Sequence
@@ -105,24 +106,48 @@ class TensorReader(TensorSource):
         stored = [self.checkpoint.tensors[name] for name in full]
         assert all(self._own_shape(one) == (rows, columns)
                    for one, (_, rows) in zip(stored, parts, strict=True))
-        packed = self._cache.get("+".join(full)) if self._cache is not None else None
-        if packed is None:
-            packed = to_twelve_bit([rows for one in stored for rows in self._own_rows(one)], finite=True)
-            if packed is not None and self._cache is not None:
-                self._cache.put("+".join(full), packed)
+        packed = self._packed_once("+".join(full), [rows for one in stored for rows in self._own_rows(one)])
         if packed is not None:
             for one in stored:
                 self._forget_fetched(one)
                 self._note_read(one)
         return packed
 
+    def _packed_experts(self, name: str, count: int, rows: int, columns: int) -> list[TwelveBitWeight] | None:
+        full = self.checkpoint.prefix + name
+        stored = self.checkpoint.tensors[full]
+        if self.form.holds(full) or not self._packs(stored):
+            return None
+        self._fetch_ahead()
+        assert stored.shape == (count, rows, columns), f"{full} was not checked"
+        view = self._files.view(stored)
+        experts: list[TwelveBitWeight] = []
+        for index in range(count):
+            at = view.ctypes.data + 2 * index * rows * columns
+            packed = self._packed_once(f"{full}[{index}]", [MatrixRows(view, at, rows, columns, 2 * columns)])
+            if packed is None:
+                return None
+            experts.append(packed)
+        self._forget_fetched(stored)
+        self._note_read(stored)
+        return experts
+
+    def _packed_once(self, name: str, parts: Sequence[MatrixRows]) -> TwelveBitWeight | None:
+        """From the cache under ``name``, or packed now and put there."""
+        packed = self._cache.get(name) if self._cache is not None else None
+        if packed is None:
+            packed = to_twelve_bit(parts, finite=True)
+            if packed is not None and self._cache is not None:
+                self._cache.put(name, packed)
+        return packed
+
     def _packs(self, stored: StoredTensor) -> bool:
-        """Whether a tensor is packed out of the map, if it is asked for as a matrix."""
-        cut = self.cut_of(stored.name)
-        in_one = cut is None or (not cut.absent and (cut.dim == 0 or len(cut.spans) == 1))
+        """Whether a tensor is packed out of the map, if it is asked for as a matrix or as all experts."""
+        cut, own = self.cut_of(stored.name), self._own_shape(stored)
+        in_one = cut is None or (not cut.absent and len(own) == 2 and (cut.dim == 0 or len(cut.spans) == 1))
         return (in_one and self.runtime.keeps_twelve_bits and self.dtype == torch.bfloat16
-                and stored.dtype == "BF16" and len(stored.shape) == 2 and stored.begin % 2 == 0
-                and gains_by_twelve_bits(self._device, self.dtype, *self._own_shape(stored)))
+                and stored.dtype == "BF16" and len(own) in (2, 3) and stored.begin % 2 == 0
+                and gains_by_twelve_bits(self._device, self.dtype, math.prod(own[:-1]), own[-1]))
 
     def _own_shape(self, stored: StoredTensor) -> tuple[int, ...]:
         cut = self.cut_of(stored.name)

@@ -137,6 +137,10 @@ class TensorAccess(ABC):
         possible or not the form."""
         return None
 
+    def _packed_experts(self, name: str, count: int, rows: int, columns: int) -> list[TwelveBitWeight] | None:
+        """The same of one tensor [count, rows, columns], each expert by itself."""
+        return None
+
     def _empty(self, shape: tuple[int, ...], dtype: torch.dtype | None) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
 

@@ -60,12 +60,12 @@ class TensorSource(TensorAccess):
 
     def table(self, name: str, rows: int, columns: int, *, is_head: bool) -> torch.Tensor | InTiles:
         """The embedding. ``is_head``: logits are made with it as well."""
-        packed = self._packed([(name, rows)], columns) if is_head else None
-        if packed is not None:
-            self._count(packed)
-            return packed
-        table = self.tensor(name, rows, columns)
-        return self.runtime.of_table(table) if is_head else table
+        if not is_head:
+            return self.tensor(name, rows, columns)
+        packed = self._packed([(name, rows)], columns)
+        table = self.runtime.of_table(self._rows([(name, rows)], (columns,))) if packed is None else packed
+        self._count(table)
+        return table
 
     def head(self, rows: int, columns: int, tied: torch.Tensor | InTiles | None = None) -> Linear:
         """The output projection, which wrappers keep beside the language model, not in it. ``tied``: the
@@ -102,9 +102,13 @@ class TensorSource(TensorAccess):
 
     def all_experts(self, name: str, count: int, rows: int, columns: int) -> ExpertWeights:
         """The same of one stored tensor [count, rows, columns]."""
+        tiles = self.runtime.tiles_experts(self.device, self.dtype, count * rows, columns)
+        packed = self._packed_experts(name, count, rows, columns) if tiles else None
+        if packed is not None:
+            return self._counted_experts(packed)
         out = self._empty((count, rows, columns), None)
         self._fill(out, self.checkpoint.prefix + name)
-        if self.runtime.tiles_experts(self.device, self.dtype, count * rows, columns):
+        if tiles:
             return self._counted_experts([self.runtime.of_expert(one, count) for one in out])
         if self.runtime.quantize == "none":
             return self._counted(out)

@@ -44,7 +44,8 @@ class Asked:
     """What the user asked for. Exactly one of ``memory_bytes`` (of a device, with weights) and
     ``arena_bytes`` (for pages and states alone). ``ep``: experts are divided by their number. ``quantize``: a
     name of ``weights.FORMS``. None: the model's own. ``mtp``: with its head for multi-token prediction, if it
-    has one that weft knows and there is one rank."""
+    has one that weft knows and there is one rank. ``twelve_bit``: the device is a CPU that keeps bfloat16 in
+    12 bits."""
 
     memory_bytes: int | None = None
     arena_bytes: int | None = None
@@ -54,6 +55,7 @@ class Asked:
     kv_dtype: CacheDTypeName | None = None
     state_dtype: CacheDTypeName | None = None
     quantize: str | None = None
+    twelve_bit: bool = False
     lengths: tuple[int, ...] = ()
     drafts: int = DRAFTS
     mtp: bool = False
@@ -167,7 +169,8 @@ def _of_rank(config: Mapping[str, Any], whole: Architecture, asked: Asked,
     rank = rank_architecture(whole, tp, ep=asked.ep)
     mtp = asked.mtp and tp == 1 and whole.mtp is not None
     spec = with_cache_dtypes(rank.spec(mtp=mtp), asked.kv_dtype, asked.state_dtype)
-    return spec, count_weights(whole, rank, tp, form_of(config, whole.dtype, asked.quantize), mtp=mtp)
+    form = form_of(config, whole.dtype, asked.quantize, twelve_bit=asked.twelve_bit)
+    return spec, count_weights(whole, rank, tp, form, mtp=mtp)
 
 
 def _available_bytes(asked: Asked, weights: Weights) -> int:

@@ -46,17 +46,28 @@ Pieces = Iterator[tuple[Stored, int]]
 
 @dataclass(frozen=True, slots=True)
 class WeightForm:
-    """How matrices are stored: ``bits`` per element, ``scale_bits`` for each group of ``group`` elements."""
+    """How matrices are stored: ``bits`` per element, ``scale_bits`` for each group of ``group`` elements.
+    ``twelve_bit``: bfloat16 on a CPU that keeps large matrices, a tied embedding and the head in 12 bits."""
 
     name: str
     bits: int
     group: int = 0
     scale_bits: int = 0
+    twelve_bit: bool = False
 
-    def matrix_bytes(self, elements: int) -> int:
+    def matrix_bytes(self, elements: int, columns: int = 0) -> int:
+        if self.twelve_bit and elements >= TWELVE_BIT_ELEMENTS:
+            # For 16 rows: 16 upper bytes, where its odd weights begin, and their end.
+            return elements * 3 // 2 + 2 * ceil_div(elements, columns) + int(8 * ODD_SHARE * elements)
         scales = ceil_div(elements, self.group) * self.scale_bits if self.group else 0
         return ceil_div(elements * self.bits + scales, 8)
 
+
+TWELVE_BIT_ELEMENTS = 1 << 19
+"""The smallest matrix that a CPU keeps in 12 bits: ``TWELVE_BIT_SIZE_MIN`` of the tensor plane."""
+ODD_SHARE = 1e-4
+"""Weights that are stored whole beside 12 bits: one in some ten thousand of a trained layer."""
+TWELVE_BIT = WeightForm("bfloat16 in 12 bits", 16, twelve_bit=True)
 
 FORMS: dict[str, WeightForm] = {
     "fp8": WeightForm("fp8", 8, 128 * 128, 32),     # e4m3, a float32 scale for each block of 128 x 128
@@ -83,13 +94,17 @@ def count_weights(whole: Architecture, rank: Architecture, tp: int, form: Weight
     multi-token prediction, which is no part of ``parameters``."""
     parts: dict[str, int] = {}
     for part, stored, elements in (*_pieces(rank, tp), *(_mtp_pieces(rank) if mtp else ())):
-        parts[part] = parts.get(part, 0) + _bytes(stored, elements, rank.dtype, form)
+        head = part == "head" or (part == "embedding" and rank.tied_embeddings)
+        kind: Stored = "matrix" if head and form.twelve_bit else stored
+        parts[part] = parts.get(part, 0) + _bytes(kind, elements, rank, form)
     return Weights(parameters=sum(elements for _, _, elements in _pieces(whole, 1)),
                    rank_bytes=sum(parts.values()), form=form.name, parts=parts)
 
 
-def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None) -> WeightForm:
+def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None, *,
+            twelve_bit: bool = False) -> WeightForm:
     """How the matrices are stored: as ``asked`` (a name of FORMS), as config.json says, or in ``dtype``.
+    ``twelve_bit``: a CPU that keeps large matrices of bfloat16 in 12 bits.
 
     Raises CheckpointError for a quantisation that config.json names and this does not know.
     """
@@ -97,6 +112,8 @@ def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None) -> W
         return FORMS[asked]
     settings = config.get("quantization_config")
     if not isinstance(settings, Mapping) or not settings:
+        if twelve_bit and dtype == "bfloat16":
+            return TWELVE_BIT
         return WeightForm(dtype, 8 * ITEM_BYTES[dtype])
     method = str(settings.get("quant_method", "unknown"))
     if method == "fp8":
@@ -115,10 +132,10 @@ def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None) -> W
     return WeightForm(f"{method} {bits}-bit", bits, size if size > 0 else 4096, 16 if bits == 8 else 20)
 
 
-def _bytes(stored: Stored, elements: int, dtype: DTypeName, form: WeightForm) -> int:
+def _bytes(stored: Stored, elements: int, rank: Architecture, form: WeightForm) -> int:
     if stored == "matrix":
-        return form.matrix_bytes(elements)
-    return elements * ITEM_BYTES["float32" if stored == "float32" else dtype]
+        return form.matrix_bytes(elements, rank.hidden_size)
+    return elements * ITEM_BYTES["float32" if stored == "float32" else rank.dtype]
 
 
 def _pieces(architecture: Architecture, tp: int) -> Iterator[tuple[str, Stored, int]]:

@@ -12,7 +12,10 @@ from tests.fixtures.checkpoints import CHECKPOINTS, checkpoint
 from weft.assemble import assemble
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
+from weft.planning import weights
 from weft.planning.model_plan import Asked, ModelPlan, make_plan
+from weft.tensor import native
+from weft.tensor.weights import tiled, twelve_bit
 
 ARENA_BYTES = 3 << 20
 
@@ -66,6 +69,26 @@ def test_another_dtype_changes_plan_and_engine_alike() -> None:
     float32 = planned("granite_moe")
     assert plan.weights.rank_bytes < float32.weights.rank_bytes
     assert plan.arena != float32.arena
+
+
+@pytest.mark.parametrize("name", ["granite_moe", "qwen3_5"])
+def test_weights_in_12_bits_are_planned_as_the_engine_holds_them(name: str,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """Odd weights are estimated; a limit of small matrices stands for that of large models."""
+    assert weights.TWELVE_BIT_ELEMENTS == twelve_bit.TWELVE_BIT_SIZE_MIN
+    if native.MISSING is not None or not native.extension().has_twelve_bit_products():
+        return
+    monkeypatch.setattr(weights, "TWELVE_BIT_ELEMENTS", 2048)
+    monkeypatch.setattr(twelve_bit, "TWELVE_BIT_SIZE_MIN", 2048)
+    monkeypatch.setattr(tiled, "TILED_ELEMENTS_MIN", 0)
+    loaded = assemble(EngineConfig(model=str(checkpoint(name)), memory=str(ARENA_BYTES), threads=1,
+                                   dtype="bfloat16"))
+    held = loaded.info.weights_bytes
+    loaded.core.close()
+    plan = planned(name, dtype="bfloat16", twelve_bit=True)
+    assert plan.weights.rank_bytes == pytest.approx(held, rel=0.02)
+    assert plan.weights.form == "bfloat16 in 12 bits"
+    assert planned(name, dtype="bfloat16").weights.rank_bytes > 1.1 * held
 
 
 def test_as_many_sequences_as_planned_fit_and_no_more() -> None:
