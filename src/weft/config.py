@@ -30,6 +30,8 @@ DTYPE_SPELLINGS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fl
 _DTYPE_FIELDS = ("dtype", "kv_dtype", "state_dtype")
 
 THREADS_MAX = 1024
+STEP_TOKENS_CPU, STEP_TOKENS_GPU = 1024, 8192
+"""Defaults of ``max_num_batched_tokens``. A GPU needs thousands of rows to be busy with products."""
 
 
 def _flag(default: Any, help: str, **more: Any) -> Any:
@@ -65,8 +67,9 @@ class EngineConfig:
     max_model_len: int | None = _flag(None, "Longest prompt + answer in tokens; default: the model's own.",
                                       least=1)
     max_num_seqs: int = _flag(256, "Most sequences that run at once.", least=1)
-    max_num_batched_tokens: int = _flag(1024, "Token budget of one step: decodes first, then prefill chunks.",
-                                        least=1)
+    max_num_batched_tokens: int | None = _flag(
+        None, "Token budget of one step: decodes first, then prefill chunks; default: 1024 on a CPU, 8192 on "
+              "a GPU.", least=1)
     max_step_ms: int | None = _flag(None, "Milliseconds of a step in which answers are decoded: prefill "
                                           "chunks shrink to fit, so that answers flow; 0: no limit; default: "
                                           "250 on a CPU, 100 on a GPU.", least=0)

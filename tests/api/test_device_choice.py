@@ -10,6 +10,7 @@ import torch
 
 from tests.fixtures.checkpoints import checkpoint
 from weft.assemble import assemble
+from weft.assemble.assembly import with_step_tokens
 from weft.assemble.room import gpu_room, measured_gpu_room
 from weft.cli.main import main
 from weft.config import EngineConfig
@@ -85,6 +86,12 @@ def test_the_command_line_says_what_is_wrong_in_one_line(
     assert main(["generate", "x", *flags]) == 2
     [line] = capsys.readouterr().err.strip().splitlines()[-1:]
     assert words in line
+
+
+def test_a_step_has_more_tokens_on_a_gpu_unless_a_number_is_asked_for() -> None:
+    for name, asked, tokens in (("cpu", None, 1024), ("cuda:1", None, 8192), ("cuda", 300, 300)):
+        config = with_step_tokens(EngineConfig(max_num_batched_tokens=asked), torch.device(name))
+        assert config.max_num_batched_tokens == tokens
 
 
 def test_the_engine_says_which_device_it_is_on() -> None:

@@ -11,7 +11,7 @@ from tests.gpu.tolerances import close
 from tests.ops.quantised import noise, weight
 from weft.tensor.ops.moe import moe
 from weft.tensor.ops.moe.naive import moe as naive_moe
-from weft.tensor.ops.quantized_linear import naive, quantized_linear
+from weft.tensor.ops.quantized_linear import byte_inputs, naive, quantized_linear, triton
 from weft.tensor.weights.quantized import QuantizedWeight
 from weft.units import PAD
 
@@ -38,6 +38,40 @@ def test_a_product_equals_that_of_the_widened_weight(bits: int, group: int | Non
         torch.testing.assert_close(plain.float(), want - bias, atol=0.3, rtol=2e-2)
     assert (want - naive.quantized_linear(x, weight(bits, 70, 200, group=group, zeros=zeros, seed=9),
                                           bias)).abs().max() > 1   # the control: other codes, another product
+
+
+@pytest.mark.parametrize(("bits", "zeros"), [(8, False), (4, True)])
+def test_many_rows_are_multiplied_with_the_values_of_the_weight(
+        bits: int, zeros: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = on(weight(bits, 70, 200, zeros=zeros), device)
+    for dtype in (torch.float32, torch.float16):
+        assert torch.equal(triton.dense(made, dtype).float(), made.dense().to(dtype).float())
+    x, bias = noise(3, 19, 200).to(device), noise(5, 70).to(device)
+    want = quantized_linear(x, made, bias)
+    dequantised: list[int] = []
+    dense = triton.dense
+    monkeypatch.setattr(triton, "dense", lambda *given: (dequantised.append(1), dense(*given))[1])
+    monkeypatch.setattr(triton, "DENSE_ROWS", 19)
+    torch.testing.assert_close(quantized_linear(x, made, bias), want, **close(torch.float32))
+    quantized_linear(x[:18], made, bias)
+    assert len(dequantised) == 1, "few rows read the codes"
+
+
+@pytest.mark.parametrize("group", [128, 256, -1])
+def test_bytes_times_bytes_have_the_same_bits_on_every_machine(group: int, device: torch.device) -> None:
+    made = replace(weight(8, 70, 300, group=group), byte_inputs=True)
+    bias, x = noise(5, 70), noise(4, 3, 300) * torch.tensor([[1.0], [1e-33], [40.0]])
+    x[2, 130] = float("inf")
+    want = byte_inputs.quantized_linear(x, made, bias)
+    assert want[2].isnan().all()
+    got = quantized_linear(x.to(device), on(made, device), bias.to(device)).cpu()
+    assert torch.equal(got[:2], want[:2])
+    assert got[2].isnan().all()
+    assert torch.equal(quantized_linear(x[:0].to(device), on(made, device)).cpu(), want[:0])
+    half = quantized_linear(x[:2].to(device).half(), on(made, device)).cpu()
+    assert torch.equal(half, byte_inputs.quantized_linear(x[:2].half(), made))
+    exact = naive.quantized_linear(x[:1], replace(made, byte_inputs=False), bias)
+    assert (got[:1] - exact).abs().max() > 1e-5, "the control: inputs are rounded"
 
 
 def test_no_row_is_no_product(device: torch.device) -> None:

@@ -42,7 +42,7 @@ from weft.assemble.ranks import StartedRanks, start_ranks, with_rank_threads
 from weft.assemble.report import layers_in_words, memory_table, read_in_words
 from weft.assemble.room import cache_dtypes, measured_gpu_room, plan_memory, ram_room
 from weft.assemble.speculation import loads_head, make_drafter
-from weft.config import EngineConfig, Sizes
+from weft.config import STEP_TOKENS_CPU, STEP_TOKENS_GPU, EngineConfig, Sizes
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
 from weft.errors import ConfigError
@@ -114,6 +114,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     _check_text_files(directory)
     threads = prepare_torch(config, notes)
     device = choose_device_of(config, 0, notes)
+    config = with_step_tokens(config, device)
     overlap = overlaps(config, device)
     choose_kernels(config, threads, device)
     ranks = None if config.tp == 1 else start_ranks(config, directory, device, tell, peers)
@@ -211,6 +212,14 @@ def overlaps(config: EngineConfig, device: torch.device) -> bool:
     """Whether the next step is planned while one is computed. On a CPU both want the same cores, and the way
     between two threads costs more than it hides (docs/decisions/0015-overlap.md)."""
     return config.overlap == "on" or (config.overlap == "auto" and device.type != "cpu")
+
+
+def with_step_tokens(config: EngineConfig, device: torch.device) -> EngineConfig:
+    """``config`` with the token budget of a step, by default that of the device."""
+    if config.max_num_batched_tokens is not None:
+        return config
+    tokens = STEP_TOKENS_CPU if device.type == "cpu" else STEP_TOKENS_GPU
+    return replace(config, max_num_batched_tokens=tokens)
 
 
 def max_step_s(config: EngineConfig, device: torch.device) -> float | None:

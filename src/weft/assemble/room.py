@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from weft.config import EngineConfig
+from weft.config import STEP_TOKENS_GPU, EngineConfig
 from weft.errors import ConfigError
 from weft.host import free_ram_bytes
 from weft.memory.frames.plan import ArenaPlan, plan_arena
@@ -74,8 +74,8 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
     from weft.tensor.device import free_bytes
 
     measure = partial(
-        measure_reserve, loaded.model, spec, kv_dtype, step_tokens=config.max_num_batched_tokens,
-        rows=config.max_num_seqs, device=device, meter=CudaMeter(device),
+        measure_reserve, loaded.model, spec, kv_dtype, rows=config.max_num_seqs, device=device,
+        step_tokens=config.max_num_batched_tokens or STEP_TOKENS_GPU, meter=CudaMeter(device),
         model_len=min(config.max_model_len or spec.max_positions, spec.max_positions))
     tell("memory: measuring what a step takes")
     try:

@@ -139,7 +139,8 @@ DAYS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "Mamba-1 and experts": ("jamba", {}, {"mamba1._scan", "moe._product"}),
     "short convolution, fp8 pages": ("lfm2", {"kv_dtype": "fp8"}, {"causal_conv._rows"}),
     "Kimi, latent attention": ("kimi_linear", {}, {"kimi_delta._prepare", "latent_attention._decode"}),
-    "windows": ("mistral", {"kv_dtype": "int8"}, {"window_attention._attend"}),
+    "windows, w8a8": ("mistral", {"kv_dtype": "int8", "quantize": "w8a8"}, {
+        "window_attention._attend", "byte_kernels._product"}),
 }
 
 

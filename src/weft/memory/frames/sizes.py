@@ -16,7 +16,7 @@ tries each answer).
 
 from __future__ import annotations
 
-from weft.config import EngineConfig, Sizes
+from weft.config import STEP_TOKENS_CPU, EngineConfig, Sizes
 from weft.config_check import flag_name
 from weft.errors import ConfigError
 from weft.memory.frames.plan import ArenaPlan, memory_for
@@ -84,9 +84,10 @@ def _fit_length(config: EngineConfig, spec: ModelSpec, arena: ArenaPlan, notes: 
 
 
 def _fit_rows(config: EngineConfig, arena: ArenaPlan, notes: list[str]) -> tuple[int, int]:
-    tokens = max(config.max_num_batched_tokens, CHUNK_TOKENS + 1)
-    if tokens > config.max_num_batched_tokens:
-        notes.append(f"--max-num-batched-tokens {config.max_num_batched_tokens} raised to {tokens}: a step "
+    asked = config.max_num_batched_tokens or STEP_TOKENS_CPU
+    tokens = max(asked, CHUNK_TOKENS + 1)
+    if tokens > asked:
+        notes.append(f"--max-num-batched-tokens {asked} raised to {tokens}: a step "
                      f"must hold one prefill chunk of {CHUNK_TOKENS} tokens and a decode.")
     rows = config.max_num_seqs
     held = _sequences_held(arena)

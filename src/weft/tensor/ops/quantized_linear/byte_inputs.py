@@ -5,7 +5,7 @@
     y      sum * (scale of the weight * scale of x), part after part, then the bias: each step rounded
 
 The C++ kernel (csrc/w8a8.inl) computes the same steps and gives the same bits. This path serves where that
-kernel is off or not built, and on GPUs.
+kernel is off or not built; on GPUs ``byte_kernels`` does.
 """
 
 from __future__ import annotations

@@ -4,15 +4,19 @@
     codes, scales --load, convert--> W^T [BK, BN]          x [BM, BK] @ W^T, float32; bias; one rounding
 
 A decode is bound by reading every code once: 16 rows of x, many small programs, many stages. A prefill takes
-tiles large enough that dequantising is cheap beside the product. x is never rounded to int8.
+tiles large enough that dequantising is cheap beside the product. From DENSE_ROWS rows on, the whole matrix is
+dequantised first, and the product is that of torch's library: programs of 128 rows would dequantise each
+block eight times and more. x is never rounded to int8.
 
-Rejected: dequantising the whole matrix first, then cuBLAS, as torch's path does. In a decode that moves nine
-bytes for each byte of int8.
+    _dense     a program: (BN rows, BK columns of the weight)      -> plain rows in the dtype of x
+
+Rejected: a dense matrix for few rows too. In a decode that moves nine bytes for each byte of int8.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 
@@ -25,6 +29,8 @@ from weft.tensor.weights.quantized import QuantizedWeight
 
 _FEW_ROWS = 16
 _SOME_ROWS = 256
+DENSE_ROWS = 1024
+DENSE, _DENSE_COLUMNS = Blocks(64), 128
 
 
 def blocks_of(rows: int) -> tuple[int, Blocks, int]:
@@ -60,10 +66,35 @@ def _product(x, codes, scales, zeros, bias, out, rows, columns_out, x_row, COLUM
              mask=here[:, None] & within[None, :])
 
 
+@triton.jit
+def _dense(codes, scales, zeros, out, columns_out, rows_out, BITS: tl.constexpr, GROUP: tl.constexpr,
+           GROUPS: tl.constexpr, TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr,
+           BN: tl.constexpr, BK: tl.constexpr):
+    """``out`` [rows_out, columns_out]: the values of the weight."""
+    first, begin = tl.program_id(0) * BN, tl.program_id(1) * BK
+    wide = load_right(codes, scales, zeros, first, begin, BITS, GROUP, GROUPS, TILES, LINES, ZEROS, BN, BK)
+    row, column = first + tl.arange(0, BN), begin + tl.arange(0, BK)
+    tl.store(out + row[:, None].to(tl.int64) * columns_out + column[None, :],
+             tl.trans(wide).to(out.dtype.element_ty),
+             mask=(row < rows_out)[:, None] & (column < columns_out)[None, :])
+
+
+def dense(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """The values, [rows, columns]."""
+    out = torch.empty((weight.rows, weight.columns), dtype=dtype, device=weight.device)
+    launch(_dense, (triton.cdiv(weight.rows, DENSE.width), triton.cdiv(weight.columns, _DENSE_COLUMNS)))(
+        weight.codes, weight.scales, weight.codes if weight.zeros is None else weight.zeros, out,
+        weight.columns, weight.rows, **constants_of(weight), BN=DENSE.width, BK=_DENSE_COLUMNS,
+        num_warps=DENSE.warps)
+    return out
+
+
 def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None,
                      ) -> torch.Tensor:
     x_RI = dense_rows(x.reshape(-1, weight.columns))
     rows = x_RI.shape[0]
+    if rows >= DENSE_ROWS:
+        return F.linear(x, dense(weight, x.dtype), None if bias is None else bias.to(x.dtype))
     out = torch.empty((rows, weight.rows), dtype=x.dtype, device=x.device)
     if rows:
         block_rows, blocks, depth = blocks_of(rows)
@@ -80,7 +111,11 @@ def compilations() -> list[Compilation]:
     variants = []
     for name, dtype in TYPES.items():
         pointers = FORMS | {"x": dtype, "out": dtype, "scales": "*fp16", "bias": "*fp32"}
-        for rows in (16, 256, 2048):
+        for bits, group in ((8, 128), (4, 32)):
+            variants.append(compilation_of(
+                f"quantized linear int{bits} to {str(name).removeprefix('torch.')}", _dense, pointers,
+                form(bits, 4096, 4096, group) | {"BN": DENSE.width, "BK": _DENSE_COLUMNS}, DENSE))
+        for rows in (16, 256, 1000):
             block_rows, blocks, depth = blocks_of(rows)
             for bits, group in ((8, 128), (4, 32)):
                 constants = {"COLUMNS": 4096, "BIAS": True, **form(bits, 4096, 4096, group), "BM": block_rows,

@@ -1,0 +1,119 @@
+"""quantized_linear of weights with ``byte_inputs``, in Triton: the steps and the bits of ``byte_inputs``.
+
+    _round     a program: (row of x, part)       128 columns -> int8 codes, and a scale: largest / 127
+    _product   a program: (BN rows of the weight, BM rows of x)
+                   part after part:  total += sum(int8 x int8, exact) * (weight's scale * x's scale)
+
+Sums of a part are whole numbers in int32, so tensor cores add them in any order. What follows is float32 in
+one order, each step rounded: ``enable_fp_fusion`` is off, as a fused multiply-add rounds once for two steps.
+
+Rejected: ``torch._int_mm``: a launch for each part of 128 columns, two more to add it, and at least 17 rows.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.launch import TYPES, Blocks, compilation_of, dense_rows
+from weft.tensor.gpu.launcher import launch
+from weft.tensor.weights.quantized import PART, QuantizedWeight
+
+LEAST = tl.constexpr(1e-30)
+"""As in ``byte_inputs``."""
+ROUND = Blocks(PART, warps=1)
+_FEW_ROWS = 16
+
+
+@triton.jit
+def _round(x, codes, scales, x_row, parts, COLUMNS: tl.constexpr, PLACES: tl.constexpr):
+    """``codes`` int8 [R, parts, 128], ``scales`` float32 [R, parts]."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    place = tl.arange(0, PLACES)
+    column = part * PLACES + place
+    wide = tl.load(x + row * x_row + column, mask=column < COLUMNS, other=0.0).to(tl.float32)
+    reach = tl.max(tl.abs(wide), axis=0)
+    broken = tl.sum(((wide != wide) | (tl.abs(wide) == float("inf"))).to(tl.int32), axis=0) > 0
+    some = (broken == 0) & (reach >= LEAST)
+    over = tl.where(some, reach, 1.0)
+    up = tl.div_rn(tl.full((), 127.0, tl.float32), over)
+    # Adding 1.5 x 2^23 leaves no bits for a fraction: to the nearest even.
+    nearest = (tl.where(some, wide, 0.0) * up + 12582912.0) - 12582912.0
+    scale = tl.where(some, tl.div_rn(reach, tl.full((), 127.0, tl.float32)), 0.0)
+    at = row * parts + part
+    tl.store(codes + at * PLACES + place, nearest.to(tl.int8))
+    tl.store(scales + at, tl.where(broken, float("nan"), scale))
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _product(x, x_scales, codes, scales, bias, out, rows, columns_out, parts, BIAS: tl.constexpr,
+             GROUP: tl.constexpr, GROUPS: tl.constexpr, TILES: tl.constexpr, LINES: tl.constexpr,
+             PLACES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """``out`` [rows, columns_out]; weights as for ``tensor.gpu.quantized``."""
+    row = (tl.program_id(1) * BM + tl.arange(0, BM)).to(tl.int64)
+    first, place, here = tl.program_id(0) * BN, tl.arange(0, PLACES), row < rows
+    tile, piece = first // 16 + tl.arange(0, BN // 16), tl.arange(0, PLACES * 16)
+    column = first + tl.arange(0, BN)
+    total = tl.zeros((BM, BN), tl.float32)
+    for part in range(parts):
+        left = tl.load(x + (row[:, None] * parts + part) * PLACES + place[None, :], mask=here[:, None],
+                       other=0)
+        inside = (tile < TILES)[:, None] & (part * (PLACES * 16) + piece < LINES * 512)[None, :]
+        stored = tl.load(codes + tile[:, None].to(tl.int64) * (LINES * 512) + part * (PLACES * 16)
+                         + piece[None, :], mask=inside, other=128)
+        signed = (stored ^ 0x80).to(tl.int8, bitcast=True)
+        right = tl.permute(tl.reshape(signed, (BN // 16, PLACES // 4, 16, 4)), (1, 3, 0, 2))
+        sums = tl.dot(left, tl.reshape(right, (PLACES, BN)), out_dtype=tl.int32)
+        at = (column // 16) * (GROUPS * 16) + (part * PLACES // GROUP) * 16 + column % 16
+        of_weight = tl.load(scales + at, mask=column < TILES * 16, other=0.0).to(tl.float32)
+        of_x = tl.load(x_scales + row * parts + part, mask=here, other=0.0)
+        total += sums.to(tl.float32) * (of_weight[None, :] * of_x[:, None])
+    within = column < columns_out
+    if BIAS:
+        total += tl.load(bias + column, mask=within, other=0.0)[None, :]
+    tl.store(out + row[:, None] * columns_out + column[None, :], total.to(out.dtype.element_ty),
+             mask=here[:, None] & within[None, :])
+
+
+def blocks_of(rows: int) -> tuple[int, Blocks]:
+    """(BM, BN in Blocks) for ``rows`` rows of x."""
+    return (16, Blocks(32, stages=4)) if rows <= _FEW_ROWS else (64, Blocks(64, stages=3))
+
+
+def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None,
+                     ) -> torch.Tensor:
+    x_RI = dense_rows(x.reshape(-1, weight.columns))
+    rows, parts = x_RI.shape[0], -(-weight.columns // PART)
+    out = torch.empty((rows, weight.rows), dtype=x.dtype, device=x.device)
+    if rows:
+        codes = torch.empty((rows, parts, PART), dtype=torch.int8, device=x.device)
+        scales = torch.empty((rows, parts), dtype=torch.float32, device=x.device)
+        launch(_round, (rows, parts))(x_RI, codes, scales, x_RI.stride(0), parts, COLUMNS=weight.columns,
+                                      PLACES=PART, num_warps=ROUND.warps, enable_fp_fusion=False)
+        block_rows, blocks = blocks_of(rows)
+        lines, tiles, groups = weight.codes.shape[-3] // 8, weight.codes.shape[-4], weight.scales.shape[-2]
+        launch(_product, (triton.cdiv(weight.rows, blocks.width), triton.cdiv(rows, block_rows)))(
+            codes, scales, weight.codes, weight.scales, weight.scales if bias is None else bias, out, rows,
+            weight.rows, parts, BIAS=bias is not None, GROUP=max(weight.group, PART), GROUPS=groups,
+            TILES=tiles, LINES=lines, PLACES=PART, BM=block_rows, BN=blocks.width, num_warps=blocks.warps,
+            num_stages=blocks.stages, enable_fp_fusion=False)
+    return out.view(*x.shape[:-1], weight.rows)
+
+
+def compilations() -> list[Compilation]:
+    """A square matrix of 4096."""
+    variants = []
+    pointers = {"codes": "*u8", "x": "*i8", "x_scales": "*fp32", "scales": "*fp16", "bias": "*fp32"}
+    for name, dtype in TYPES.items():
+        short = str(name).removeprefix("torch.")
+        variants.append(compilation_of(f"w8a8 round {short}", _round, {
+            "x": dtype, "codes": "*i8", "scales": "*fp32"}, {"COLUMNS": 4096, "PLACES": PART}, ROUND))
+        for rows in (16, 64):
+            block_rows, blocks = blocks_of(rows)
+            variants.append(compilation_of(
+                f"w8a8 product {short} {rows} rows", _product, pointers | {"out": dtype},
+                {"BIAS": True, "GROUP": 128, "GROUPS": 32, "TILES": 256, "LINES": 128, "PLACES": PART,
+                 "BM": block_rows, "BN": blocks.width}, blocks))
+    return variants
