@@ -114,8 +114,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     _check_text_files(directory)
     threads = prepare_torch(config, notes)
     device = choose_device_of(config, 0, notes)
-    config = with_step_tokens(config, device)
-    overlap = overlaps(config, device)
+    config, overlap = with_step_tokens(config, device), overlaps(config, device)
     choose_kernels(config, threads, device)
     ranks = None if config.tp == 1 else start_ranks(config, directory, device, tell, peers)
     try:
