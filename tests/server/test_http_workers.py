@@ -125,6 +125,26 @@ def test_a_batch_and_a_stored_response_are_the_same_at_each_worker(server: Runni
         assert fresh(server, "GET", f"/v1/responses/{first['id']}").json()["id"] == first["id"]
 
 
+def test_a_response_in_the_background_is_the_same_at_each_worker(server: RunningServer) -> None:
+    def status(response_id: str) -> str:
+        return str(fresh(server, "GET", f"/v1/responses/{response_id}").json()["status"])
+
+    def begin(text: str, **more: Any) -> str:
+        body = {"model": "default", "input": text, "background": True, **more}
+        return str(fresh(server, "POST", "/v1/responses", json=body).json()["id"])
+
+    done = begin("say:well done")
+    eventually(lambda: status(done) == "completed")
+    assert {status(done) for _ in range(6)} == {"completed"}
+    long = begin("sing", max_output_tokens=1500)
+    assert {status(long) for _ in range(6)} <= {"queued", "in_progress"}
+    assert fresh(server, "POST", f"/v1/responses/{long}/cancel").json()["status"] == "cancelled"
+    assert {status(long) for _ in range(6)} == {"cancelled"}
+    streamed = begin("say:x", stream=False)
+    eventually(lambda: status(streamed) == "completed")
+    assert fresh(server, "GET", f"/v1/responses/{streamed}?stream=true").status_code == 400
+
+
 def test_all_workers_sleep_and_wake(server: RunningServer) -> None:
     assert fresh(server, "POST", "/sleep?level=1").status_code == 200
     assert [fresh(server, "POST", "/v1/completions", json=SAID).json()["error"]["code"]

@@ -165,6 +165,22 @@ def test_the_file_is_for_its_owner_and_other_files_are_refused(tmp_path: Path) -
         opened(tmp_path / "text")
 
 
+def test_a_file_of_the_first_version_is_read_and_written(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite"
+    chain(opened(path), "ab")
+    with sqlite3.connect(path) as old:
+        old.execute("ALTER TABLE responses DROP COLUMN runner")
+        old.execute("PRAGMA user_version = 1")
+    database = opened(path)
+    assert database.put(stored("c", "b"), "me", runner="r")
+    assert [one.response_id for one in database.path("c", "me")] == ["a", "b", "c"]
+    assert (database.runner_of("b", "me"), database.runner_of("c", "me")) == (None, "r")
+    assert database.finish(stored("c", "b", b"new"), "me")
+    assert not database.finish(stored("c", "b"), "me"), "it is finished"
+    assert database.path("c", "me")[-1].items == b"new"
+    assert database.totals()[0] == 3
+
+
 def _write(path: Path, number: int) -> None:
     database = opened(path, count=40)
     random = Random(number)

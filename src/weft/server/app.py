@@ -72,9 +72,10 @@ def build_app(service: Service, forwarded: Mapping[str, Handler] | None = None) 
                               age_s=config.file_limits().age_s, keys=keys.has_clients or keys.has_operators,
                               tenant_of=keys.tenant_of)
         service.background.append(batches)
-    routes = [*endpoint_routes({**own, **response_handlers(service), **replica_handlers(service),
-                                **batch_handlers(service.files, batches), "openapi": _openapi,
-                                **(forwarded or {})}),
+    by_supervisor = (forwarded or {}).get("create_batch")
+    routes = [*endpoint_routes({**own, **response_handlers(service, by_supervisor),
+                                **replica_handlers(service), **batch_handlers(service.files, batches),
+                                "openapi": _openapi, **(forwarded or {})}),
               *page_routes()]
     app = Starlette(routes=routes, exception_handlers={
         WeftError: on_weft_error, HTTPException: on_http_error, ClientGoneError: _on_client_gone,

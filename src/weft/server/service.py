@@ -24,6 +24,7 @@ from weft.server.body_check import BodyChecker
 from weft.server.config import ServerConfig
 from weft.server.edge import HttpEdge
 from weft.server.metrics import EngineReport, FleetReport, Metrics
+from weft.server.responses.background import ResponseRuns
 from weft.server.responses.store import ResponseStore
 from weft.server.tokenize_budget import TokenizeBudget
 from weft.server.tracing import RequestTracer
@@ -179,6 +180,7 @@ class Service:
                                      is_default=config.file_store is None)
         self.background: list[Background] = []
         self.responses = None if path is None else ResponseStore(path, config.response_limits())
+        self.response_runs = None if self.responses is None else ResponseRuns(self.responses)
         self.tracer = None if config.otlp_endpoint is None else RequestTracer(config.otlp_endpoint)
         self.draining = False
         self.active = 0
@@ -206,6 +208,8 @@ class Service:
 
     async def close(self) -> None:
         """After the last request."""
+        if self.response_runs is not None:
+            await self.response_runs.close()
         if self.responses is not None:
             await self.responses.close()
         if self.tracer is not None:

@@ -58,6 +58,9 @@ async def _prepare_response(service: Service, body: ResponsesBody) -> Job:
     if body.previous_response_id is not None:
         raise RequestError("previous_response_id is not supported in a batch", param="previous_response_id",
                            code="unsupported_parameter")
+    if body.background:
+        raise RequestError("background is not supported in a batch, which is in the background itself",
+                           param="background", code="unsupported_parameter")
     body.store = False
     return ResponsesJob(await prepare_turn(service, responses_turn(body, read_items(body.input))), body)
 

@@ -117,8 +117,10 @@ _TAGS = Parameter("tags", "query",
                   {"type": "array", "items": {"type": "string", "enum": ["weights", "kv_cache"]}},
                   "The parts to bring back; without it, all.")
 _RESPONSE = Parameter("response_id", "path", {"type": "string"}, "The id of a response.")
-_NOT_STREAMED = Parameter("stream", "query", {"type": "string", "enum": ["false"], "default": "false"},
-                          "A stored response is not streamed again.")
+_FOLLOWED = Parameter("stream", "query", {"type": "string", "enum": ["true", "false"], "default": "false"},
+                      "true: the events of a response that was created with background and stream.")
+_STARTING_AFTER = Parameter("starting_after", "query", {"type": "integer", "minimum": 0},
+                            "Only events with larger sequence numbers, with stream.")
 _LIMIT = Parameter("limit", "query", {"type": "integer", "minimum": 1, "maximum": ITEMS_MAX,
                                       "default": ITEMS_DEFAULT}, "The most items of one page.")
 _ORDER = Parameter("order", "query", {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
@@ -155,12 +157,12 @@ ENDPOINTS: tuple[Endpoint, ...] = (
              answer=InputTokensAnswer, errors=(404, 413)),
     Endpoint(operation="retrieve_response", method="GET", path="/v1/responses/{response_id}",
              group="Responses", text="A stored response of this key.", answer=ResponseAnswer,
-             parameters=(_RESPONSE, _NOT_STREAMED), errors=(404,)),
+             parameters=(_RESPONSE, _FOLLOWED, _STARTING_AFTER), events=ResponseStreamEvent, errors=(404,)),
     Endpoint(operation="delete_response", method="DELETE", path="/v1/responses/{response_id}",
              group="Responses", text="Deletes a stored response of this key.", answer=DeletedResponse,
              parameters=(_RESPONSE,), errors=(404,)),
     Endpoint(operation="cancel_response", method="POST", path="/v1/responses/{response_id}/cancel",
-             group="Responses", text="Always a 400: no response is made in the background.",
+             group="Responses", text="Ends a response that is computed in the background.",
              answer=ResponseAnswer, parameters=(_RESPONSE,), errors=(404,)),
     Endpoint(operation="response_input_items", method="GET", path="/v1/responses/{response_id}/input_items",
              group="Responses", text="The input items of a response's own request.", answer=ItemList,

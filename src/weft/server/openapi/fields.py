@@ -179,6 +179,7 @@ FIELDS: dict[str, FieldWords] = {
     "generate_summary": FieldWords("The older name of summary."),
     "include": FieldWords("message.output_text.logprobs adds logprobs; OpenAI's other names do nothing.",
                           limits={"items": {"enum": sorted(INCLUDES)}}),
+    "background": FieldWords("The answer comes at once; the response is computed without its client.", False),
     "truncation": FieldWords("auto drops the oldest turns of a conversation that is too long.", "disabled"),
     "ResponsesBody.top_logprobs": FieldWords("Alternatives for each token.", 0,
                                              {"minimum": 0, "maximum": LOGPROBS_MAX}),

@@ -102,8 +102,7 @@ class ResponsesJob:
     """One request to /v1/responses, prepared: ``generation`` is ready to start. ``keep`` is None for
     a response that is not to be stored."""
 
-    def __init__(self, turn: PreparedTurn, body: ResponsesBody, *,
-                 keep: Keep | None = None) -> None:
+    def __init__(self, turn: PreparedTurn, body: ResponsesBody, *, keep: Keep | None = None) -> None:
         self.generation = turn.generation
         self._turn = turn
         self._keep = keep
@@ -111,12 +110,14 @@ class ResponsesJob:
         self._texts: list[str] = []
         self._output = OutputWriter()
         self._sequence_number = 0
+        self._is_cut = False
         tokenizer = turn.model.tokenizer
         self._namer = namer(tokenizer, as_ids=False, escape_bytes=False)
         sampling = self.generation.samplings[0]
         self._top = sampling.logprobs
         self.response = ResponseObject(
             id=f"resp_{random_id()}", created_at=int(time.time()), model=turn.name,
+            background=bool(body.background), status="queued" if body.background else "in_progress",
             instructions=body.instructions, max_output_tokens=body.max_output_tokens,
             max_tool_calls=body.max_tool_calls, metadata=body.metadata or {},
             parallel_tool_calls=body.parallel_tool_calls is not False,
@@ -140,9 +141,14 @@ class ResponsesJob:
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
         try:
-            yield self._response_line("response.created") + self._response_line("response.in_progress")
+            yield (self._response_line("response.created")
+                   + self._response_line(f"response.{self.response.status}"))
             async for pieces in self.generation.pieces():
-                lines = [self._line(event) for piece in pieces for event in self._events(piece)]
+                lines = []
+                if self.response.status == "queued":
+                    self.response.status = "in_progress"
+                    lines.append(self._response_line("response.in_progress"))
+                lines += [self._line(event) for piece in pieces for event in self._events(piece)]
                 if lines:
                     yield b"".join(lines)
             await self._complete()
@@ -159,6 +165,23 @@ class ResponsesJob:
         finally:
             self.generation.close()
 
+    # ------------------------------------------------------------------ in the background
+
+    @property
+    def response_id(self) -> str:
+        return self.response.id
+
+    @property
+    def status(self) -> str:
+        return self.response.status
+
+    def snapshot(self) -> bytes:
+        """The response as it is now. Its output comes with its end."""
+        return _encoder.encode(self.response)
+
+    def cancelled(self) -> None:
+        self.response.status, self.response.incomplete_details = "cancelled", None
+
     def _read(self, piece: Piece) -> None:
         for _ in self._events(piece):
             pass  # the items are what counts
@@ -172,14 +195,15 @@ class ResponsesJob:
         if reason is not None:
             is_cut = reason == "length"
             yield from self._output.end("incomplete" if is_cut else "completed")
-            self.response.status = "incomplete" if is_cut else "completed"
-            if is_cut:
-                self.response.incomplete_details = {"reason": "max_output_tokens"}
+            self._is_cut = is_cut
 
     async def _complete(self) -> None:
         response, usage = self.response, self._turn.usage()
         reasoning_tokens = self._turn.reasoning_tokens()
         response.output = self._output.items
+        response.status = "incomplete" if self._is_cut else "completed"
+        if self._is_cut:
+            response.incomplete_details = {"reason": "max_output_tokens"}
         response.completed_at = int(time.time()) if response.status == "completed" else None
         response.usage = ResponseUsage(
             input_tokens=usage.prompt_tokens,

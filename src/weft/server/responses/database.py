@@ -1,7 +1,8 @@
 """Stored responses in one SQLite file, for one thread of one process; other processes may use the file too.
 
     conversations   root, used_s                                       one row for each tree of responses
-    responses       id, owner, parent, root, depth, size, created_s    what queries read
+    responses       id, owner, parent, root, depth, size, created_s,   what queries read
+                    runner                                             of a response that is not finished
     contents        id, body, items, tokens, ...                       what they do not
 
 A response continues its parent, so a conversation is a tree and a turn is the path from the root to it. The
@@ -34,7 +35,7 @@ from pathlib import Path
 from weft.errors import ConfigError, RequestError, UserError
 
 _APPLICATION_ID = 0x77656674
-_VERSION = 1
+_VERSION = 2
 _BUSY_S = 5.0
 _ROW_BYTES = 512
 """What a response costs besides its contents."""
@@ -42,7 +43,8 @@ _SCHEMA = """
 CREATE TABLE conversations (root TEXT PRIMARY KEY, used_s REAL NOT NULL) WITHOUT ROWID;
 CREATE INDEX conversations_by_use ON conversations (used_s);
 CREATE TABLE responses (id TEXT PRIMARY KEY, owner TEXT NOT NULL, parent TEXT, root TEXT NOT NULL,
-                        depth INTEGER NOT NULL, size INTEGER NOT NULL, created_s REAL NOT NULL) WITHOUT ROWID;
+                        depth INTEGER NOT NULL, size INTEGER NOT NULL, created_s REAL NOT NULL,
+                        runner TEXT) WITHOUT ROWID;
 CREATE INDEX responses_by_root ON responses (root, depth);
 CREATE TABLE contents (id TEXT PRIMARY KEY, body BLOB NOT NULL, items BLOB NOT NULL, vocabulary BLOB NOT NULL,
                        shared INTEGER NOT NULL, tokens BLOB NOT NULL, chars INTEGER NOT NULL,
@@ -132,11 +134,12 @@ class ResponseDatabase:
     def close(self) -> None:
         self._db.close()
 
-    def put(self, stored: StoredResponse, owner: str) -> bool:
-        """False where it has no place: the parent is gone, or the bounds leave no room."""
+    def put(self, stored: StoredResponse, owner: str, runner: str | None = None) -> bool:
+        """False where it has no place: the parent is gone, or the bounds leave no room. ``runner``: of a
+        response that is not finished."""
         now_s = self._clock()
         with _Transaction(self._db):
-            if not self._insert(stored, owner, now_s):
+            if not self._insert(stored, owner, now_s, runner):
                 return False
             self._evict(now_s)
             own_id = (stored.response_id,)
@@ -151,7 +154,27 @@ class ResponseDatabase:
                 self._insert(stored, owner, now_s)
             self._evict(now_s)
 
-    def _insert(self, stored: StoredResponse, owner: str, now_s: float) -> bool:
+    def finish(self, stored: StoredResponse, owner: str) -> bool:
+        """Replaces an unfinished response by what became of it. False if there is none, as it was deleted."""
+        now_s = self._clock()
+        with _Transaction(self._db):
+            row = self._db.execute("SELECT root, depth FROM responses WHERE id = ? AND owner = ? AND runner "
+                                   "IS NOT NULL", (stored.response_id, owner)).fetchone()
+            if row is None:
+                return False
+            self._db.execute("DELETE FROM responses WHERE id = ?", (stored.response_id,))
+            root, depth = row
+            self._insert_row(stored, owner, root, depth, now_s, None)
+            self._evict(now_s)
+            return True
+
+    def runner_of(self, response_id: str, owner: str) -> str | None:
+        """None for a response that is finished, or unknown."""
+        row = self._db.execute("SELECT runner FROM responses WHERE id = ? AND owner = ?",
+                               (response_id, owner)).fetchone()
+        return None if row is None else row[0]
+
+    def _insert(self, stored: StoredResponse, owner: str, now_s: float, runner: str | None = None) -> bool:
         root, depth = stored.response_id, 0
         if stored.parent is not None:
             row = self._db.execute("SELECT root, depth FROM responses WHERE id = ? AND owner = ?",
@@ -159,14 +182,18 @@ class ResponseDatabase:
             if row is None:
                 return False
             root, depth = row[0], row[1] + 1
+        self._insert_row(stored, owner, root, depth, now_s, runner)
+        return True
+
+    def _insert_row(self, stored: StoredResponse, owner: str, root: str, depth: int, now_s: float,
+                    runner: str | None) -> None:
         self._db.execute("INSERT OR REPLACE INTO conversations VALUES (?, ?)", (root, now_s))
-        added = self._db.execute("INSERT OR IGNORE INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", (
-            stored.response_id, owner, stored.parent, root, depth, stored.size, now_s))
+        added = self._db.execute("INSERT OR IGNORE INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (
+            stored.response_id, owner, stored.parent, root, depth, stored.size, now_s, runner))
         if added.rowcount:
             self._db.execute("INSERT INTO contents VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (
                 stored.response_id, stored.body, stored.items, stored.vocabulary, stored.shared,
                 stored.tokens, stored.chars, stored.digest))
-        return True
 
     def get(self, response_id: str, owner: str) -> StoredResponse | None:
         row = self._db.execute(
@@ -260,7 +287,9 @@ class ResponseDatabase:
                 for statement in _statements(_SCHEMA):
                     db.execute(statement)
                 db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-                db.execute(f"PRAGMA user_version = {_VERSION}")
+            elif db.execute("PRAGMA user_version").fetchone()[0] < _VERSION:  # by now
+                db.execute("ALTER TABLE responses ADD COLUMN runner TEXT")
+            db.execute(f"PRAGMA user_version = {_VERSION}")
             self._evict(self._clock())
 
 

@@ -28,13 +28,13 @@ import contextlib
 import fcntl
 import os
 import struct
-import uuid
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
+from weft.server.ids import random_id
 from weft.server.responses.database import StoredResponse
 
 PendingEntry = tuple[str, StoredResponse]
@@ -71,6 +71,21 @@ class PendingFile:
         os.close(self._descriptor)
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a live process holds this file. Raises OSError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 class PendingLog:
     """The files of one process beside the database at ``path``. Raises OSError."""
 
@@ -104,11 +119,11 @@ class PendingLog:
         return []
 
     def _new_file(self) -> PendingFile:
-        path = self._path.with_name(self._prefix + uuid.uuid4().hex)
+        path = self._path.with_name(self._prefix + random_id())
         try:
             return PendingFile(path)
         except (BlockingIOError, FileNotFoundError):
-            return PendingFile(self._path.with_name(self._prefix + uuid.uuid4().hex))
+            return PendingFile(self._path.with_name(self._prefix + random_id()))
 
 
 @contextlib.contextmanager

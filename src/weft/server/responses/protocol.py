@@ -58,6 +58,7 @@ class ResponsesBody(SamplingFields, kw_only=True):
     max_output_tokens: Int | None = None
     previous_response_id: AnswerId | None = None
     store: bool | None = None
+    background: bool | None = None
     metadata: dict[str, str] | None = None
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -79,7 +80,6 @@ class ResponsesBody(SamplingFields, kw_only=True):
 
 
 UNSERVED_IN_RESPONSES: Unserved = {
-    "background": ("answers are made while the client waits; stream a long one", (False,)),
     "conversation": ("use previous_response_id", ()),
     "prompt": ("this server stores no prompt templates", ()),
     "context_management": ("prompts are never edited on the server; truncation auto drops old turns", ([],)),

@@ -4,7 +4,7 @@
     POST   /v1/responses/input_tokens       the length of a prompt
     GET    /v1/responses/ID                 a stored response
     DELETE /v1/responses/ID
-    POST   /v1/responses/ID/cancel          always refused: nothing runs in the background
+    POST   /v1/responses/ID/cancel          ends one that is computed in the background
     GET    /v1/responses/ID/input_items     the items of its own request, newest first
 
 A response belongs to the API key that made it; any other key gets a 404.
@@ -13,17 +13,20 @@ A response belongs to the API key that made it; any other key gets a 404.
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Message
 
 from weft.errors import RequestError, WeftError
 from weft.server.exchange import Handler, answer_job, json_response, namespace_of, read_raw, tenant_of
 from weft.server.protocol import read_body
 from weft.server.responses.answers import Keep, ResponsesJob
-from weft.server.responses.database import UnknownResponseError
+from weft.server.responses.background import UNFINISHED, ResponseRuns, status_of
+from weft.server.responses.database import StoredResponse, UnknownResponseError
 from weft.server.responses.history import Keeper, RawAnswer, TurnHistory, read_history
 from weft.server.responses.items import Item, read_items
 from weft.server.responses.protocol import (
@@ -37,6 +40,7 @@ from weft.server.responses.store import ResponseStore
 from weft.server.responses.truncation import prepare_response
 from weft.server.responses.turns import conversation, in_own_words
 from weft.server.service import Service
+from weft.server.sse import EventStream, unless_gone
 from weft.server.turn import PreparedTurn
 
 _log = logging.getLogger("weft.server")
@@ -44,21 +48,26 @@ _SMALL_BYTES = 64 << 10
 """A response of less text than this is hashed and packed on the event loop, in some tens of microseconds."""
 
 
-def response_handlers(service: Service) -> dict[str, Handler]:
-    """By operation of ``weft.server.openapi.endpoints``."""
-    handlers = ResponseHandlers(service)
+def response_handlers(service: Service, forward: Handler | None = None) -> dict[str, Handler]:
+    """By operation of ``weft.server.openapi.endpoints``. ``forward``: to the process that computes responses
+    in the background, if that is another one."""
+    handlers = ResponseHandlers(service, forward)
     return {"create_response": handlers.create, "response_input_tokens": handlers.input_tokens,
             "retrieve_response": handlers.retrieve, "delete_response": handlers.delete,
             "cancel_response": handlers.cancel, "response_input_items": handlers.input_items}
 
 
 class ResponseHandlers:
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, forward: Handler | None) -> None:
         self._service = service
+        self._forward = forward
 
     async def create(self, request: Request) -> Response:
         self._service.check_open()
-        body = await self._body(request)
+        raw = await read_raw(request)
+        body = await self._body(request, raw)
+        if body.background and self._forward is not None:
+            return await self._forward(_with_raw(request, raw))
         items = read_items(body.input)
         history = await self._history(request, body)
         try:
@@ -66,12 +75,14 @@ class ResponseHandlers:
         except RequestError as error:
             raise in_own_words(error) from error
         job = ResponsesJob(turn, body, keep=self._keep(request, body, turn, items, history))
+        if body.background:
+            return await self._begin(request, body, job, items)
         return await answer_job(request, job, stream=bool(body.stream),
                                 keep_alive_s=self._service.config.sse_keep_alive)
 
     async def input_tokens(self, request: Request) -> Response:
         self._service.check_open()
-        body = await self._body(request)
+        body = await self._body(request, await read_raw(request))
         model = self._service.model_for(body.model)
         history = await self._history(request, body)
         fields = conversation(body, [*history.items, *read_items(body.input)])
@@ -81,30 +92,88 @@ class ResponseHandlers:
         return json_response({"object": "response.input_tokens", "input_tokens": len(encoded.tokens)})
 
     async def retrieve(self, request: Request) -> Response:
-        if request.query_params.get("stream", "false") != "false":
-            raise RequestError("stream is not supported: only a response in the background can be streamed "
-                               "again", param="stream", code="unsupported_parameter")
-        stored = await self._store().get(request.path_params["response_id"], _owner(request))
+        response_id, owner = request.path_params["response_id"], _owner(request)
+        is_streamed = _flag(request, "stream")
+        starting_after = _starting_after(request)
+        run = self._runs().get(response_id, owner)
+        if run is not None and is_streamed and run.has_events:
+            return self._followed(run.follow(starting_after))
+        if run is not None and not run.has_ended and not is_streamed:
+            return Response(run.snapshot(), media_type="application/json")
+        stored = await self._store().get(response_id, owner)
+        if self._forward is not None and (is_streamed or status_of(stored) in UNFINISHED):
+            return await self._forward(request)
+        if is_streamed:
+            raise RequestError("stream is not supported for this response: it was not created with "
+                               "background and stream, or it ended long ago", param="stream",
+                               code="unsupported_parameter")
+        stored = await self._runs().checked(stored, owner)
         return Response(stored.body, media_type="application/json")
 
     async def delete(self, request: Request) -> Response:
-        response_id = request.path_params["response_id"]
-        await self._store().delete(response_id, _owner(request))
+        response_id, owner = request.path_params["response_id"], _owner(request)
+        stored = await self._store().get(response_id, owner)
+        if self._forward is not None and status_of(stored) in UNFINISHED:
+            return await self._forward(request)
+        run = self._runs().get(response_id, owner)
+        if run is not None:
+            await self._runs().cancel(run)
+            self._runs().forget(response_id)
+        await self._store().delete(response_id, owner)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
-        response_id = request.path_params["response_id"]
-        await self._store().get(response_id, _owner(request))
-        raise RequestError(f"{response_id!r} cannot be cancelled: only a response in the background can, and "
-                           "this server makes none there", param="response_id", code="not_cancellable")
+        response_id, owner = request.path_params["response_id"], _owner(request)
+        stored = await self._store().get(response_id, owner)
+        if self._forward is not None and status_of(stored) in UNFINISHED:
+            return await self._forward(request)
+        run = self._runs().get(response_id, owner)
+        if run is not None:
+            await self._runs().cancel(run)
+        stored = await self._runs().checked(await self._store().get(response_id, owner), owner)
+        status = status_of(stored)
+        if status != "cancelled":
+            why = "another server computes it" if status in UNFINISHED else f"it is {status}"
+            raise RequestError(f"{response_id!r} cannot be cancelled: {why}", param="response_id",
+                               code="not_cancellable")
+        return Response(stored.body, media_type="application/json")
 
     async def input_items(self, request: Request) -> Response:
         stored = await self._store().get(request.path_params["response_id"], _owner(request))
         items: list[Item] = msgspec.json.decode(stored.items)
         return json_response(_page(items, request))
 
-    async def _body(self, request: Request) -> ResponsesBody:
-        body = await read_body(await read_raw(request), ResponsesBody, unserved=UNSERVED_IN_RESPONSES)
+    async def _begin(self, request: Request, body: ResponsesBody, job: ResponsesJob,
+                     items: list[Item]) -> Response:
+        """In the background. Raises what the engine refuses the job with, and RequestError."""
+        tenant, runs = tenant_of(request), self._runs()
+
+        def end() -> None:
+            if tenant is not None:
+                tenant.spend(job.generation.usage().total_tokens)
+
+        runs.check_room()
+        await unless_gone(job.generation.start(), request.receive)
+        try:
+            run = await runs.begin(job, _owner(request), body.previous_response_id,
+                                   msgspec.json.encode(items), has_events=bool(body.stream), on_end=end)
+        except BaseException:
+            job.generation.close()
+            raise
+        if body.stream:
+            return self._followed(run.follow(-1))
+        return Response(run.snapshot(), media_type="application/json")
+
+    def _followed(self, lines: AsyncGenerator[bytes, None]) -> Response:
+        return EventStream(lines, on_end=lambda: None, keep_alive_s=self._service.config.sse_keep_alive)
+
+    def _runs(self) -> ResponseRuns:
+        self._store()
+        assert self._service.response_runs is not None
+        return self._service.response_runs
+
+    async def _body(self, request: Request, raw: bytes) -> ResponsesBody:
+        body = await read_body(raw, ResponsesBody, unserved=UNSERVED_IN_RESPONSES)
         check_fields(body)
         body.cache_salt = namespace_of(request, body.cache_salt)
         return body
@@ -120,25 +189,35 @@ class ResponseHandlers:
         if body.previous_response_id is None:
             return TurnHistory()
         path = await self._store().path_to(body.previous_response_id, _owner(request))
+        if any(status_of(stored) in UNFINISHED for stored in path):
+            raise RequestError(f"{body.previous_response_id!r} is not finished, and cannot be continued yet",
+                               param="previous_response_id", code="response_not_finished")
         return read_history(path, self._service.model_for(body.model).vocabulary)
 
     def _keep(self, request: Request, body: ResponsesBody, turn: PreparedTurn, items: list[Item],
               history: TurnHistory) -> Keep | None:
         """What stores the response; None if it is not to be stored. Raises RequestError."""
         store = self._service.responses
-        if store is None and body.store:
-            raise RequestError("store is not supported: this server stores no responses "
-                               "(--response-store off)", param="store", code="unsupported_parameter")
+        if store is None and (body.store or body.background):
+            field = "store" if body.store else "background"
+            raise RequestError(f"{field} is not supported: this server stores no responses "
+                               "(--response-store off)", param=field, code="unsupported_parameter")
+        if body.background and body.store is False:
+            raise RequestError("background needs store: the answer is read from there", param="background")
         if store is None or body.store is False:
             return None
         keeper = Keeper(turn.model, turn.prompt, items, history.tokens)
         owner, parent = _owner(request), body.previous_response_id
 
         async def keep(response_id: str, response: bytes, answer: RawAnswer) -> bool:
+            def make() -> StoredResponse:
+                return keeper.record(response_id, parent, response, answer)
+
             is_small = len(response) + len(turn.prompt.text or "") < _SMALL_BYTES
             try:
-                return await store.put(lambda: keeper.record(response_id, parent, response, answer), owner,
-                                       is_small=is_small)
+                if body.background:
+                    return await store.finish(make, owner)
+                return await store.put(make, owner, is_small=is_small)
             except WeftError as error:
                 _log.warning("a response was not stored: %s", error.message)
                 return False
@@ -150,6 +229,29 @@ def _owner(request: Request) -> str:
     """All requests to a server without keys have one owner."""
     tenant = tenant_of(request)
     return "" if tenant is None else tenant.owner
+
+
+def _with_raw(request: Request, raw: bytes) -> Request:
+    """``request`` with its body, which was read."""
+    async def receive() -> Message:
+        return {"type": "http.request", "body": raw, "more_body": False}
+
+    return Request(request.scope, receive)
+
+
+def _flag(request: Request, name: str) -> bool:
+    given = request.query_params.get(name, "false")
+    if given not in ("true", "false"):
+        raise RequestError(f"{name} is {given[:20]!r}; it is true or false", param=name)
+    return given == "true"
+
+
+def _starting_after(request: Request) -> int:
+    """-1 for all events."""
+    given = request.query_params.get("starting_after", "-1")
+    if given != "-1" and not (given.isascii() and given.isdigit() and len(given) < 10):
+        raise RequestError(f"starting_after is {given[:20]!r}; it must be at least 0", param="starting_after")
+    return int(given)
 
 
 def _page(items: list[Item], request: Request) -> dict[str, Any]:

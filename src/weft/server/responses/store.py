@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from weft.errors import ConfigError, QueueFullError
+from weft.server.ids import random_id
 from weft.server.responses.database import (
     ResponseDatabase,
     ResponseStoreError,
@@ -43,7 +44,7 @@ from weft.server.responses.database import (
     StoreLimits,
     UnknownResponseError,
 )
-from weft.server.responses.pending import PendingEntry, PendingLog, left_behind
+from weft.server.responses.pending import PendingEntry, PendingFile, PendingLog, is_locked, left_behind
 
 WAITING_MAX = 4096
 LINGER_S = 0.02
@@ -71,6 +72,8 @@ class ResponseStore:
         self._files = PendingLog(path)
         self._pending: dict[str, PendingEntry] = {}
         self._pending_bytes = 0
+        self._runner: PendingFile | None = None
+        """Locked as long as this process may compute responses in the background."""
         self._flush_lock = asyncio.Lock()
         self._flush_timer: asyncio.TimerHandle | None = None
         self._flushes: set[asyncio.Task[None]] = set()
@@ -93,11 +96,34 @@ class ResponseStore:
                 return False
             self._files.append(owner, response)
         except OSError as error:
-            raise self._failure(error) from error
+            raise _failure(error) from error
         self._pending[response.response_id] = owner, response
         self._pending_bytes += response.size
         self._flush_later(LINGER_S)
         return True
+
+    async def begin(self, unfinished: StoredResponse, owner: str) -> bool:
+        """Stores a response that this process computes in the background. False where it has no place."""
+        await self._flush()
+
+        def put(database: ResponseDatabase) -> bool:
+            if self._runner is None:
+                self._runner = PendingFile(self.path.with_name(f"{self.path.name}.runner-{random_id()}"))
+            return database.put(unfinished, owner, self._runner.path.name)
+
+        return await self._run(put)
+
+    async def finish(self, make: Callable[[], StoredResponse], owner: str) -> bool:
+        """What became of a response of ``begin``. False if it was deleted."""
+        return await self._run(lambda database: database.finish(make(), owner))
+
+    async def runner_is_gone(self, response_id: str, owner: str) -> bool:
+        """Of an unfinished response: no process computes it."""
+        def is_gone(database: ResponseDatabase) -> bool:
+            runner = database.runner_of(response_id, owner)
+            return runner is not None and not is_locked(self.path.with_name(runner))
+
+        return await self._run(is_gone)
 
     async def get(self, response_id: str, owner: str) -> StoredResponse:
         """Raises UnknownResponseError."""
@@ -140,6 +166,9 @@ class ResponseStore:
 
     def close_now(self) -> None:
         def end() -> None:
+            if self._runner is not None:
+                self._runner.remove()
+                self._runner = None
             if self._database is not None:
                 self._database.close()
 
@@ -200,21 +229,10 @@ class ResponseStore:
     async def _wait_for_others(self) -> None:
         """Until the database has what is now in pending files of other processes."""
         end_s = time.monotonic() + _OTHERS_S
-        live = await self._run(self._enter_left_behind)
+        live = await self._run(lambda database: _enter_left_behind(database, self._files))
         while live and time.monotonic() < end_s:
             await asyncio.sleep(_LOOK_EVERY_S)
             live = [path for path in live if path.exists()]
-
-    def _enter_left_behind(self, database: ResponseDatabase) -> list[Path]:
-        """Enters what dead processes left. The files of those that live."""
-        live = []
-        for path in self._files.of_others():
-            with left_behind(path) as entries:
-                if entries is None:
-                    live.append(path)
-                else:
-                    database.put_all(entries)
-        return live
 
     # ------------------------------------------------------------------ the thread
 
@@ -239,21 +257,33 @@ class ResponseStore:
             if self._database is None:
                 self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._database = ResponseDatabase(self.path, self._limits, self._clock)
-                self._enter_left_behind(self._database)
+                _enter_left_behind(self._database, self._files)
             return work(self._database)
         except (ConfigError, OSError, sqlite3.Error) as error:
-            raise self._failure(error) from error
+            raise _failure(error) from error
 
-    @staticmethod
-    def _failure(error: Exception) -> ResponseStoreError:
-        return ResponseStoreError(f"the store of responses failed: {error} (--response-store)",
-                                  param="--response-store")
+
+def _enter_left_behind(database: ResponseDatabase, files: PendingLog) -> list[Path]:
+    """Enters what dead processes left. The files of those that live."""
+    live = []
+    for path in files.of_others():
+        with left_behind(path) as entries:
+            if entries is None:
+                live.append(path)
+            else:
+                database.put_all(entries)
+    return live
 
 
 def default_path() -> Path:
     """In the user's state directory, as the XDG specification names it."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "weft" / "responses.sqlite"
+
+
+def _failure(error: Exception) -> ResponseStoreError:
+    return ResponseStoreError(f"the store of responses failed: {error} (--response-store)",
+                              param="--response-store")
 
 
 def _unknown(response_id: str) -> UnknownResponseError:

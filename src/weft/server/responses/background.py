@@ -1,0 +1,208 @@
+"""Responses with ``background: true``: computed while no client waits.
+
+    POST --accepted by an engine--> stored as queued --> ResponseRun: a task that reads the answer
+                                                          |--> events, for clients that follow
+    GET, cancel, DELETE ----------------------------------|--> the store: completed, incomplete, failed,
+                                                                          cancelled
+
+A run lives in the process that started it (with ``--http-workers``, in the one that owns the engines). The
+store has the response from the beginning, with the name of its runner: a file that the process holds a lock
+on. Every process that shares the store therefore knows whether an unfinished response is still computed. If
+its runner is gone, it has failed, and the next reader stores that.
+
+Events of a run that was created with ``stream: true`` stay in memory. So a client may follow from any
+sequence number, for a while after the end too.
+
+Laws: L11 (RUNS_MAX; ENDED_MAX and ENDED_BYTES_MAX of events).
+
+Rejected: a queue on disk that the next server computes (batches are for that; a run that kills its server
+would kill the next one); events in the store (a transaction for each token).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from typing import Protocol
+
+import msgspec
+
+from weft.errors import QueueFullError, RequestError, WeftError
+from weft.server.responses.database import StoredResponse
+from weft.server.responses.store import ResponseStore
+
+RUNS_MAX = 1024
+ENDED_MAX, ENDED_BYTES_MAX = 64, 64 << 20
+"""Of runs that have ended, whose events can still be followed."""
+UNFINISHED = ("queued", "in_progress")
+_log = logging.getLogger("weft.server")
+
+
+class _Status(msgspec.Struct):
+    status: str
+
+
+def status_of(stored: StoredResponse) -> str:
+    return msgspec.json.decode(stored.body, type=_Status).status
+
+
+class BackgroundAnswer(Protocol):
+    """What a run needs of a ``ResponsesJob``."""
+
+    @property
+    def response_id(self) -> str: ...
+
+    @property
+    def status(self) -> str: ...
+
+    def lines(self) -> AsyncGenerator[bytes, None]: ...
+
+    def snapshot(self) -> bytes: ...
+
+    def cancelled(self) -> None: ...
+
+
+class ResponseRun:
+    """``unfinished``: as the store has it."""
+
+    def __init__(self, answer: BackgroundAnswer, owner: str, unfinished: StoredResponse, *,
+                 has_events: bool) -> None:
+        self.owner = owner
+        self.has_events = has_events
+        self.unfinished = unfinished
+        self.task: asyncio.Task[None] | None = None
+        self.has_ended = False
+        self.event_bytes = 0
+        self._answer = answer
+        self._events: list[bytes] = []
+        """The event with the sequence number n is entry n."""
+        self._news = asyncio.Event()
+
+    @property
+    def status(self) -> str:
+        return self._answer.status
+
+    def snapshot(self) -> bytes:
+        """The response as it is now, as JSON."""
+        return self._answer.snapshot()
+
+    async def read(self) -> None:
+        """To the end of the answer, or to its cancellation."""
+        lines = self._answer.lines()
+        try:
+            async for chunk in lines:
+                if self.has_events:
+                    self._events += [event + b"\n\n" for event in chunk.split(b"\n\n") if event]
+                    self.event_bytes += len(chunk)
+                    self._wake()
+        except asyncio.CancelledError:
+            self._answer.cancelled()
+        finally:
+            await lines.aclose()
+
+    def end(self) -> None:
+        self.has_ended = True
+        self._wake()
+
+    async def follow(self, starting_after: int) -> AsyncGenerator[bytes, None]:
+        """Events with larger sequence numbers, up to the end."""
+        at = starting_after + 1
+        while True:
+            news = self._news
+            if at < len(self._events):
+                chunk, at = b"".join(self._events[at:]), len(self._events)
+                yield chunk
+            elif self.has_ended:
+                return
+            else:
+                await news.wait()
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+class ResponseRuns:
+    """The runs of one process."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+        self._runs: dict[str, ResponseRun] = {}
+        self._ended: dict[str, ResponseRun] = {}
+
+    def check_room(self) -> None:
+        """Raises QueueFullError."""
+        if len(self._runs) >= RUNS_MAX:
+            raise QueueFullError(f"{len(self._runs)} responses are computed in the background, which is the "
+                                 "limit. Try again later", code="queue_full", param="background")
+
+    async def begin(self, answer: BackgroundAnswer, owner: str, parent: str | None, items: bytes, *,
+                    has_events: bool, on_end: Callable[[], None]) -> ResponseRun:
+        """``answer`` was accepted by an engine. Raises ResponseStoreError, and RequestError where the store
+        has no place."""
+        unfinished = StoredResponse(response_id=answer.response_id, parent=parent, body=answer.snapshot(),
+                                    items=items)
+        if not await self._store.begin(unfinished, owner):
+            raise RequestError("background needs a place in the store of responses, and this one finds none "
+                               "(--response-store-size, --max-stored-responses)", param="background")
+        run = self._runs[answer.response_id] = ResponseRun(answer, owner, unfinished, has_events=has_events)
+        run.task = asyncio.create_task(self._run(run, on_end))
+        return run
+
+    def get(self, response_id: str, owner: str) -> ResponseRun | None:
+        run = self._runs.get(response_id) or self._ended.get(response_id)
+        return run if run is not None and run.owner == owner else None
+
+    async def cancel(self, run: ResponseRun) -> None:
+        """Returns when the store has it. A run that has ended stays as it is."""
+        if run.task is not None and not run.has_ended:
+            run.task.cancel()
+            await asyncio.wait((run.task,))
+
+    def forget(self, response_id: str) -> None:
+        """Of a run that has ended."""
+        self._ended.pop(response_id, None)
+
+    async def checked(self, stored: StoredResponse, owner: str) -> StoredResponse:
+        """``stored``; failed, if it is unfinished and the process that computed it is gone."""
+        if status_of(stored) not in UNFINISHED or not await self._store.runner_is_gone(
+                stored.response_id, owner):
+            return stored
+        body = msgspec.json.decode(stored.body)
+        body |= {"status": "failed", "error": {"code": "server_error", "message":
+                                               "the server that computed this response has ended"}}
+        failed = _with_body(stored, msgspec.json.encode(body))
+        await self._store.finish(lambda: failed, owner)
+        return await self._store.get(stored.response_id, owner)
+
+    async def close(self) -> None:
+        """Ends what runs; the store says so."""
+        tasks = [run.task for run in self._runs.values() if run.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, run: ResponseRun, on_end: Callable[[], None]) -> None:
+        response_id = run.unfinished.response_id
+        try:
+            await run.read()
+        except Exception:
+            _log.exception("a response in the background failed")
+        try:
+            if run.status in ("failed", "cancelled"):
+                await self._store.finish(lambda: _with_body(run.unfinished, run.snapshot()), run.owner)
+        except WeftError as error:
+            _log.warning("a response was not stored: %s", error.message)
+        finally:
+            on_end()
+            run.end()
+            del self._runs[response_id]
+            self._ended[response_id] = run
+            while len(self._ended) > ENDED_MAX or (
+                    sum(one.event_bytes for one in self._ended.values()) > ENDED_BYTES_MAX):
+                del self._ended[next(iter(self._ended))]
+
+
+def _with_body(stored: StoredResponse, body: bytes) -> StoredResponse:
+    return StoredResponse(response_id=stored.response_id, parent=stored.parent, body=body, items=stored.items)
