@@ -197,6 +197,13 @@ class Memory:
         it (``weft.memory.prefix.checkpoint_contents``). Reads only."""
         return checkpoint_contents(self._books.cache, node, start)
 
+    def checkpoint_value(self, node: NodeId) -> float:
+        """What the checkpoint of ``node`` is worth to the policy of the cache; 0.0 for one that is gone, and
+        for every one under a policy without values. Reads only."""
+        cache = self._books.cache
+        known = cache.tree.by_id.get(node)
+        return 0.0 if known is None else cache.policy.value_of(known)
+
     def follow_checkpoints(self, *, pages: bool) -> CheckpointFollower:
         """Reports of what the cache gets and loses from now on; the last follower is the only one. ``pages``:
         of KV pages too. A model without states is always reported by pages."""

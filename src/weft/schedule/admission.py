@@ -32,7 +32,7 @@ from weft.schedule.plan import Admission, Int32s
 from weft.schedule.plan_builder import PlanBuilder
 from weft.schedule.preemption import headroom_pages
 from weft.schedule.queues import RankedQueue
-from weft.schedule.restores import FetchState, StoreLook
+from weft.schedule.restores import AHEAD_MAX, FetchState, StoreLook
 from weft.schedule.reuse import PREFIX_WAITS_MAX, Reuse
 from weft.schedule.rows import RowTable
 from weft.schedule.sequence import Sequence
@@ -64,6 +64,7 @@ class AdmissionPlanner:
         producers = self._reuse.producers(step, prefills, closing)
         waits = 0
         for seq in self._waiting:
+            last = seq
             if len(matches) == len(rows) or waits == PREFIX_WAITS_MAX:
                 break
             known = seq.known()
@@ -74,7 +75,7 @@ class AdmissionPlanner:
                 step.request_tap(wait.producer, wait.tap)
                 continue
             if self._store is not None:
-                look = self._store.restores.look(seq, known, match, step.fetch_wishes)
+                look = self._store.restores.look(seq, known, match, step.fetch_wishes, self._others)
                 match = look.match
                 if look.wish is not None or look.fetch is not None:
                     waits += 1
@@ -91,7 +92,26 @@ class AdmissionPlanner:
             budget.spend(match.cached_tokens, end)
             matches[seq.id] = match
             producers.admitted(seq, known, match.cached_tokens)
+        self._look_ahead(step, last)
         return matches
+
+    @property
+    def _others(self) -> int:
+        """Requests that run or wait, beside one that waits."""
+        return len(self._running) + len(self._waiting) - 1
+
+    def _look_ahead(self, step: PlanBuilder, last: Sequence) -> None:
+        """A fetch for one of the requests from ``last`` on, which are not admitted in this step."""
+        if self._store is None or step.fetch_wishes or not self._store.restores.may_look_ahead:
+            return
+        for seq in islice(self._waiting.after(last), AHEAD_MAX):
+            if self._store.restores.is_known(seq):
+                continue
+            known = seq.known()
+            look = self._store.restores.look(seq, known, self._reuse.match(seq, known), (), self._others)
+            if look.wish is not None:
+                step.fetch_wishes.append(look.wish)
+                return
 
     def _admit(self, step: PlanBuilder, seq: Sequence, row: RowId, match: Match, known: Int32s,
                end: int) -> bool:

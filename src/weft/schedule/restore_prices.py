@@ -1,24 +1,32 @@
 """What a prefix costs in seconds: to compute, to restore from a store, to write there.
 
-    compute   tokens x seconds of a prefill token        measured over steps of prefills
-    restore   latency + bytes / read rate                 measured over fetches, from request to arrival
-    write     bytes x price of a byte                     a copy out of the arena; more while writes queue
+    compute   tokens x seconds of a prefill token x (1 + others)       measured over steps of prefills
+    restore   latency + (bytes queued before it + own) / read rate     measured over fetches
+              + seconds to copy it into the arena x others
+    write     bytes x price of a byte                                  a copy out of the arena
 
-    restore when   restore_s(bytes) < compute_s(start, end)
-    write when     expected uses x (compute_s - restore_s) > write_s
+    restore when   restore < compute
+    write when     expected uses x (compute - restore) > write
+
+The currency is seconds of waiting, summed over requests. A prefill keeps the device from every *other* request
+that decodes or waits, and each of them is later by its length. A fetch delays its own request alone: the disk
+works beside the device. So one request restores only what a disk delivers sooner than the device computes.
+Under load a slower disk pays too: its requests wait longer, and all the others wait less.
 
 Until something is measured, guesses decide: the first prompt after a restart is the one that a store is for.
-Measurements fade, so a disk or a GPU that others use counts as slow while it is slow.
+Measurements fade, so a disk or a GPU that others use counts as slow while it is slow. Reads queue behind one
+another. A fetch therefore measures the time since it began or since the fetch before it arrived, whichever is
+later.
 
-The disk writes beside the engine, so its seconds are not the engine's: an idle disk costs the copy alone.
-When --store-write lets candidates queue, one write delays another. The price of a byte then rises with each
-look, until the least valuable candidates are skipped. It falls again once the queue is short.
+The disk writes beside the engine, so its seconds are not the engine's: a write costs the copy alone. What
+``--store-write`` cannot take waits, the most valuable first (``store_writes``).
 
 A prefill token is charged the mean, wherever it lies. So a long prompt on an attention model is charged too
 little, and its restore is chosen a little too seldom, never too often.
 
 Rejected: the fit of the cache policy (it knows ratios, not seconds, until long prompts were measured); bytes
-/ --store-write as the price of a write (a GPU would never store what a disk of 200 MB/s writes for free).
+/ --store-write as the price of a write (a GPU would never store what a disk of 200 MB/s writes for free); the
+time of the own request alone (a disk of 3 GB/s then stays unused beside eight GPUs that others wait for).
 """
 
 from __future__ import annotations
@@ -34,10 +42,9 @@ COPY_BYTES_S = 5e9
 LATENCY_S = 2e-3
 PRIOR_USES = 0.5
 """Uses expected of a checkpoint that no request has used yet."""
-_PRICE_STEP = 1.1
-"""How much the price of a byte changes with a look at a candidate."""
 _FADE = 0.9
 """Weight of the sums so far when a measurement arrives."""
+_OTHERS_FADE = 0.99
 
 
 @dataclass(slots=True)
@@ -58,47 +65,54 @@ class _Rate:
 
 
 class RestorePrices:
-    """``token_s``: guessed seconds of a prefill token. ``copy_bytes_s``: the rate of copies out of the
-    arena."""
+    """``token_s``: guessed seconds of a prefill token. ``copy_bytes_s``: the rate of copies between arena and
+    host."""
 
     def __init__(self, token_s: float, *, read_bytes_s: float = READ_BYTES_S, latency_s: float = LATENCY_S,
                  copy_bytes_s: float = COPY_BYTES_S) -> None:
         self._tokens = _Rate(1 / token_s)
         self._reads = _Rate(read_bytes_s)
         self._latency_s = latency_s
-        self._copy_byte_s = 1 / copy_bytes_s
-        self.byte_price_s = self._copy_byte_s
-        """Seconds that writing a byte costs now."""
+        self._arrived_s = 0.0
+        self.copy_byte_s = 1 / copy_bytes_s
+        """Seconds to copy a byte between arena and host."""
+        self.mean_others = 0.0
+        """Requests that ran or waited beside one at its admission: a fading mean."""
 
     def stepped(self, work: Work, seconds: float) -> None:
         """A step of ``work`` took ``seconds``."""
         if work.prefill_tokens >= max(PREFILL_TOKENS_MIN, 4 * work.decodes):
             self._tokens.add(work.prefill_tokens, seconds)
 
-    def fetched(self, size_bytes: int, seconds: float) -> None:
-        """A fetch of ``size_bytes`` arrived after ``seconds``."""
-        self._reads.add(size_bytes, max(seconds - self._latency_s, 1e-4))
+    def admitted(self, others: int) -> None:
+        """A request is admitted while ``others`` run or wait."""
+        self.mean_others = _OTHERS_FADE * self.mean_others + (1 - _OTHERS_FADE) * others
 
-    def queued(self, *, long: bool) -> None:
-        """Another candidate is looked at. ``long``: candidates queue because writes are slower."""
-        self.byte_price_s = max(self._copy_byte_s,
-                                self.byte_price_s * (_PRICE_STEP if long else 1 / _PRICE_STEP))
+    def fetched(self, size_bytes: int, began_s: float, arrived_s: float) -> None:
+        """A fetch of ``size_bytes`` took from ``began_s`` to ``arrived_s``."""
+        seconds = arrived_s - max(began_s, self._arrived_s)
+        self._arrived_s = max(self._arrived_s, arrived_s)
+        self._reads.add(size_bytes, max(seconds - self._latency_s, 1e-4))
 
     @property
     def read_bytes_s(self) -> float:
         return self._reads.per_second
 
-    def compute_s(self, start: int, end: int) -> float:
-        return (end - start) / self._tokens.per_second
+    def compute_s(self, start: int, end: int, others: float = 0.0) -> float:
+        return (end - start) / self._tokens.per_second * (1.0 + others)
 
-    def restore_s(self, size_bytes: int) -> float:
-        return self._latency_s + size_bytes / self._reads.per_second
+    def restore_s(self, size_bytes: int, *, queued_bytes: int = 0, others: float = 0.0) -> float:
+        """``queued_bytes``: of fetches that are under way."""
+        return (self._latency_s + (queued_bytes + size_bytes) / self._reads.per_second
+                + others * size_bytes * self.copy_byte_s)
 
-    def saved_s(self, start: int, end: int, size_bytes: int) -> float:
-        """Seconds that a restore of [start, end) saves; negative if it takes longer."""
-        return self.compute_s(start, end) - self.restore_s(size_bytes)
+    def saved_s(self, start: int, end: int, size_bytes: int, *, queued_bytes: int = 0,
+                others: float = 0.0) -> float:
+        """Seconds that a restore of [start, end) saves; negative if it costs more."""
+        return (self.compute_s(start, end, others)
+                - self.restore_s(size_bytes, queued_bytes=queued_bytes, others=others))
 
     def is_worth_writing(self, start: int, end: int, size_bytes: int, hits: int) -> bool:
         """``hits``: uses of the checkpoint so far. The store has everything up to ``start``."""
-        gain_s = (PRIOR_USES + hits) * self.saved_s(start, end, size_bytes)
-        return gain_s > size_bytes * self.byte_price_s
+        gain_s = (PRIOR_USES + hits) * self.saved_s(start, end, size_bytes, others=self.mean_others)
+        return gain_s > size_bytes * self.copy_byte_s

@@ -11,9 +11,12 @@ A load is a lease of its own, with a sequence number of its own. So the books, t
 loaded bytes as they know computed ones: one owner (L1), all or nothing (L2), one salt (L10). A hit is a
 checkpoint with all of its KV (L8). If the cache has some of the tokens, the lease reads those in place.
 
-A fetch serves every request that waits for the same prefix. It ends for all of them at its deadline: the time
-that computing would have taken. So no request waits longer than it must. A request asks once: if its prefix
-is evicted between load and admission, it computes.
+A fetch serves every request that waits for the same prefix. It ends for all of them at its deadline: the
+price of computing (``restore_prices``), in the seconds of all requests that computing would delay. A request
+asks once: if its prefix is evicted between load and admission, it computes.
+
+Requests further behind in the queue are looked at ahead of their turn, AHEAD_MAX of them. So the disk reads for
+them while the device computes for others.
 
 Planning reads and changes nothing. ``look`` answers from memory of the store, and remembers its answer until
 the store or the cache has changed.
@@ -53,6 +56,8 @@ FETCHES_MAX = 16
 WAIT_S_MIN = 0.05
 """The shortest deadline of a fetch: clocks and disks have grains."""
 ANSWERS_MAX = 4096
+AHEAD_MAX = 16
+"""Waiting requests behind the admitted ones whose fetches may begin."""
 
 
 class FetchState(Enum):
@@ -144,8 +149,23 @@ class Restores:
 
     # ------------------------------------------------------------------ in a plan: reads only
 
-    def look(self, seq: Sequence, known: Int32s, match: Match, wishes: Iterable[FetchWish]) -> StoreLook:
-        """``wishes``: those of this plan so far. One plan begins one fetch."""
+    @property
+    def may_look_ahead(self) -> bool:
+        """Whether one more fetch could begin."""
+        return len(self.fetches) + len(self._abandoned) < FETCHES_MAX
+
+    def is_known(self, seq: Sequence) -> bool:
+        """Whether a fetch for ``seq`` is under way or has ended."""
+        return seq.id in self._ended or any(seq.id in fetch.seqs for fetch in self.fetches.values())
+
+    def _reading_bytes(self) -> int:
+        return sum(fetch.prefix.bytes_from(fetch.load.start) for fetch in self.fetches.values()
+                   if fetch.state is FetchState.READING)
+
+    def look(self, seq: Sequence, known: Int32s, match: Match, wishes: Iterable[FetchWish],
+             others: int) -> StoreLook:
+        """``wishes``: those of this plan so far. One plan begins one fetch. ``others``: requests that run or
+        wait beside ``seq``."""
         waited_for = next((fetch for fetch in self.fetches.values() if seq.id in fetch.seqs), None)
         if waited_for is not None:
             if _reaches(match, waited_for):
@@ -158,10 +178,13 @@ class Restores:
             loss = self._ended[seq.id]
             return StoreLook(match if loss is None else _with_loss(match, prefix, loss))
         start = _page_floor(match.cached_tokens)
-        if self._prices.saved_s(match.cached_tokens, prefix.position, prefix.bytes_from(start)) <= 0:
+        key = FetchKey(seq.salt, prefix.checkpoint)
+        fetch = self.fetches.get(key)
+        if fetch is None and self._prices.saved_s(match.cached_tokens, prefix.position,
+                                                  prefix.bytes_from(start), others=others,
+                                                  queued_bytes=self._reading_bytes()) <= 0:
             return StoreLook(_with_loss(match, prefix, "stored"))
-        wish = FetchWish(seq.id, FetchKey(seq.salt, prefix.checkpoint), prefix, start)
-        fetch = self.fetches.get(wish.key)
+        wish = FetchWish(seq.id, key, prefix, start, others)
         others = [other for other in wishes if other.key not in self.fetches]
         if fetch is not None or others:
             follows = fetch is None or _reaches(match, fetch)
@@ -206,7 +229,7 @@ class Restores:
         ticket = self._store.fetch(prefix, wish.start, into)
         self._by_ticket[ticket] = wish.key
         self._next_lease += 1
-        wait_s = max(WAIT_S_MIN, self._prices.compute_s(wish.start, prefix.position))
+        wait_s = max(WAIT_S_MIN, self._prices.compute_s(wish.start, prefix.position, wish.others))
         load = CheckpointLoad(buffer, wish.start, prefix.position, prefix.exact)
         return Restore(wish.key, prefix, load, SeqId(self._next_lease), now_s, now_s + wait_s)
 
@@ -257,7 +280,8 @@ class Restores:
         fetch = self.fetches[key]
         if event.kind == "fetched":
             fetch.state = FetchState.READY
-            self._prices.fetched(event.nbytes, self._clock() - fetch.began_s)
+            arrived_s = min(self._clock(), fetch.began_s + (event.seconds or inf))
+            self._prices.fetched(event.nbytes, fetch.began_s, arrived_s)
         else:
             self.counts.damaged += event.kind == "damaged"
             self._give_up(key, "damaged" if event.kind == "damaged" else "store_busy")

@@ -280,6 +280,8 @@ class Scheduler:
             admission, run = plan.admissions[at], first_run + at
             assert admission.seq == seq.id == plan.seqs[run]
             self.waiting.remove(seq)
+            if self.store is not None:
+                self.store.prices.admitted(len(self.running) + len(self.waiting))
             self.running.add(seq)
             self._forget(seq)
             seq.state = SeqState.RUNNING

@@ -20,12 +20,14 @@ class FetchKey(NamedTuple):
 
 
 class FetchWish(NamedTuple):
-    """``seq`` waits for ``prefix`` from the commit of this plan on; ``start``: KV from there on is read."""
+    """``seq`` waits for ``prefix`` from the commit of this plan on; ``start``: KV from there on is read.
+    ``others``: requests that run or wait beside it."""
 
     seq: SeqId
     key: FetchKey
     prefix: StoredPrefix
     start: int
+    others: int = 0
 
 
 @dataclass(frozen=True, slots=True)

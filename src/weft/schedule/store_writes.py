@@ -1,6 +1,6 @@
 """Writes: computed checkpoints go to the store, piece by piece, beside the steps and never inside them.
 
-    commit      a sequence saves a checkpoint            --> candidates, in order of age
+    commit      a sequence saves a checkpoint            --> candidates, the most valuable first
     (poll)      worth it, not stored, a buffer is free   --> a job: node, tokens, transfer buffer
     each plan   some pages of the job, its state first   --> ``ArenaWork`` stores, after the runs
     (finished)  every page is in the buffer              --> Store.put
@@ -11,7 +11,9 @@ that. Between two steps the node is looked up again: its pages may have moved. A
 compressed before its job was done ends the job, which is counted.
 
 A checkpoint is written if its expected uses save more than writing costs (``restore_prices``). The candidate
-is looked at when its turn comes: hits up to then count for it. If it is skipped and a sequence resumes at it
+is looked at when its turn comes: hits up to then count for it. The most valuable candidate is first, by the
+policy of the cache: seconds that it is expected to save per byte. So what ``--store-write`` leaves unwritten is
+what memory evicts first as well. A policy without values has the oldest first. If it is skipped and a sequence resumes at it
 later, it is a candidate again. A loaded checkpoint is no candidate: the store has it.
 
 Laws: L9 (a write never delays a request, takes none of its memory and fails none), L11 (candidates and
@@ -25,9 +27,9 @@ step).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush, heappushpop
 from math import inf
 
 from weft.memory.arena_work import ArenaWork, PageTransfer, StateTransfer
@@ -47,8 +49,6 @@ GPU_STEP_BYTES = 32 << 20
 IDLE_STEPS = 8
 """A step without runs copies as much as so many steps with runs."""
 CANDIDATES_MAX = 4096
-QUEUE_SHORT = 16
-"""Candidates that may wait without raising the price of a write."""
 LOOKS_PER_POLL = 8
 
 
@@ -99,7 +99,9 @@ class StoreWrites:
         self._prices = prices
         self._clock = clock
         self._write_bytes_s = write_bytes_s
-        self._candidates: deque[NodeId] = deque()
+        self._candidates: list[tuple[float, int, NodeId]] = []
+        """A heap of (minus the value, age, node); values as they were when the node was looked at last."""
+        self._age = 0
         self._skipped: dict[NodeId, bool] = {}
         """Candidates that were not worth writing, in order of age."""
         self._job: _Job | None = None
@@ -148,13 +150,11 @@ class StoreWrites:
     def committed(self, work: ArenaWork, step: int, resumed: Iterable[NodeId] = ()) -> None:
         """Step ``step`` does ``work``, and the books are those after it. ``resumed``: checkpoints at which
         sequences begin."""
-        self._candidates.extend(self._memory.take_new_checkpoints())
+        for node in self._memory.take_new_checkpoints():
+            self._add(node)
         for node in resumed:
             if self._skipped.pop(node, False):
-                self._candidates.append(node)
-        while len(self._candidates) > CANDIDATES_MAX:
-            self._candidates.popleft()
-            self.counts.lost += 1
+                self._add(node)
         job = self._job
         if job is not None and (work.page_stores or work.state_stores):
             job.copied += sum(len(one.pages) for one in work.page_stores)
@@ -192,10 +192,21 @@ class StoreWrites:
                 return
             if self._clock() < self._paced_until_s and not self.draining:
                 return
-            self._is_full = not self._begin(self._candidates[0])
+            _, age, node = heappop(self._candidates)
+            first = heappushpop(self._candidates, (-self._memory.checkpoint_value(node), age, node))
+            self._is_full = not self._begin(first[2])
             if self._is_full:
+                heappush(self._candidates, first)
                 return
-            self._candidates.popleft()
+
+    def _add(self, node: NodeId) -> None:
+        """``node`` is a candidate."""
+        self._age += 1
+        heappush(self._candidates, (-self._memory.checkpoint_value(node), self._age, node))
+        if len(self._candidates) > CANDIDATES_MAX:
+            self._candidates.remove(max(self._candidates))
+            heapify(self._candidates)
+            self.counts.lost += 1
 
     def _begin(self, node: NodeId) -> bool:
         """Make ``node`` the job if it is worth it. False: it has to wait for a buffer."""
@@ -211,7 +222,6 @@ class StoreWrites:
         if size_bytes > self._buffers.limit_bytes:
             self.counts.dropped += 1
             return True
-        self._prices.queued(long=len(self._candidates) > QUEUE_SHORT and not self.draining)
         if not self._prices.is_worth_writing(offer.start, form.position, size_bytes, form.hits):
             self.counts.skipped += 1
             self._skip(node)

@@ -107,6 +107,11 @@ class Policy(Protocol):
         few. Reads only; may be called often."""
         ...
 
+    def value_of(self, node: Node) -> float:
+        """The value of the checkpoint of ``node`` now, in any unit; 0.0 without one, or in a policy without
+        values."""
+        ...
+
 
 class LeastRecentlyUsed:
     name = "lru"
@@ -143,3 +148,6 @@ class LeastRecentlyUsed:
 
     def order(self, states: Mapping[NodeId, Node]) -> Iterator[Node]:
         return iter(states.values())
+
+    def value_of(self, node: Node) -> float:
+        return 0.0

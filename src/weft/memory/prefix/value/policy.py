@@ -141,8 +141,9 @@ class ValuePolicy:
         return ((self._node_of(row), value) for value, row in self._candidates.ranked())
 
     def value_of(self, node: Node) -> float:
-        """The value of the checkpoint of ``node`` at the present time."""
-        return self._prospects.value(self._rows[node.id], self._prospects.rate(node))
+        """The value of the checkpoint of ``node`` at the present time; 0.0 without one."""
+        row = self._rows.get(node.id)
+        return 0.0 if row is None else self._prospects.value(row, self._prospects.rate(node))
 
     @property
     def footprint(self) -> Footprint:
