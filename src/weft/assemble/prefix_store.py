@@ -37,6 +37,7 @@ from weft.schedule.store_writes import GPU_STEP_BYTES, STEP_BYTES
 from weft.store.identity import NamespaceIdentity, weights_digest
 from weft.store.options import StoreOptions
 from weft.store.store import open_store
+from weft.store.values import EXACT_FORM, INT4_KV, INT8_KV, INT8_STATE
 from weft.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -79,14 +80,15 @@ def open_tier(config: EngineConfig, name: str, directory: Path, loaded: LoadedMo
     limit = buffers.limit_bytes
     identity = _identity(config, name, directory, loaded, arena, buffers, kernels,
                          threads=0 if device.type == "cuda" else threads)
-    store = open_store(config.store, identity, replace(options, queue_bytes=limit,
-                                                       cache_directory=config.store_cache))
+    store = open_store(config.store, identity, replace(
+        options, queue_bytes=limit, forms=_forms(config, arena), cache_directory=config.store_cache))
     flops = GPU_FLOPS if device.type == "cuda" else threads * CPU_FLOPS_THREAD
     copy_bytes_s = GPU_LINK_BYTES_S if device.type == "cuda" else COPY_BYTES_S
     prices = RestorePrices(2 * loaded.weights_bytes / 2 / flops, copy_bytes_s=copy_bytes_s)
     tier = StoreTier(store, memory, buffers, prices, clock, exact=config.exact,
                      write_bytes_s=options.write_bytes_per_second,
-                     step_bytes=GPU_STEP_BYTES if device.type == "cuda" else STEP_BYTES)
+                     step_bytes=GPU_STEP_BYTES if device.type == "cuda" else STEP_BYTES,
+                     compressed=config.tp == 1)
     return tier, _notes(config.store, tier)
 
 
@@ -97,6 +99,16 @@ def _buffers(arena: ArenaPlan, device: torch.device, peers: Peers | None) -> Tra
                              share=peers.share, tell=peers.tell)
     return TransferBuffers(arena.page_bytes, arena.slot_bytes, limit_bytes=buffer_limit(arena.arena_bytes),
                            allocate=_pinned if device.type == "cuda" else _plain)
+
+
+def _forms(config: EngineConfig, arena: ArenaPlan) -> frozenset[int]:
+    """Of the records that this engine reads. Codes lie across pages, so a record of several ranks has
+    none."""
+    if config.exact or config.tp > 1:
+        return frozenset({EXACT_FORM})
+    kv_form = INT4_KV if arena.compressed_kv_dtype == "int4" else INT8_KV
+    return frozenset({EXACT_FORM, *({kv_form} if arena.compressed_kv_bytes else ()),
+                      *({INT8_STATE} if arena.compressed_pages else ())})
 
 
 def own_parts(buffers: TransferBuffers) -> BufferPlaces:

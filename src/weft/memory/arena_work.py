@@ -46,7 +46,8 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.memory.values import NodeId
-from weft.units import PAGE_TOKENS, BufferId, FrameId, PageId, SlotId
+from weft.store.values import KvRows
+from weft.units import PAD, BufferId, FrameId, PageId, SlotId
 
 Int32s = npt.NDArray[np.int32]
 
@@ -154,7 +155,7 @@ class CompressKv:
 @dataclass(frozen=True, slots=True)
 class RestoreKv:
     """The compressed KV of ``node``, which begins at byte ``skip_bytes`` of ``packed``, is written to
-    ``pages``.
+    ``pages``. NO_NODE: this step loads it, for a lease.
 
     ``pages`` are most of ``packed`` and some new ones. The rest of ``packed`` is free from the next draft
     on."""
@@ -192,17 +193,16 @@ class StateTransfer:
 @dataclass(frozen=True, slots=True)
 class CheckpointLoad:
     """Transfer buffer ``buffer`` holds the KV of [``start``, ``position``), ``start`` a multiple of a page,
-    and the state after ``position`` tokens. ``exact``: nothing of it was ever compressed."""
+    and the state after ``position`` tokens. ``exact``: nothing of it was ever compressed. ``rows``: where its
+    KV lies, and in which form. ``state_row``: the row where a compressed state begins; PAD for an exact
+    one."""
 
     buffer: BufferId
     start: int
     position: int
-    exact: bool = True
-
-    def into(self, pages: Sequence[PageId], slot: SlotId, first: int) -> tuple[PageTransfer, StateTransfer]:
-        """The work that writes ``pages``, the KV from position ``first`` on, and ``slot``."""
-        at = (first - self.start) // PAGE_TOKENS
-        return PageTransfer(self.buffer, at, tuple(pages)), StateTransfer(self.buffer, slot)
+    exact: bool
+    rows: tuple[KvRows, ...]
+    state_row: int = PAD
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,12 +34,11 @@ from weft.memory.arena_work import (
     ArenaWork,
     CheckpointLoad,
     PageCopy,
-    PageTransfer,
     RestoreState,
     SlotCopy,
-    StateTransfer,
 )
 from weft.memory.books import Books
+from weft.memory.checkpoint_load import LoadWork, plan_load, spare_pages
 from weft.memory.frames.arena import FrameWalk
 from weft.memory.frames.packing import Walk
 from weft.memory.lease import Lease
@@ -95,7 +94,7 @@ class Draft:
         self._page_copies: list[PageCopy] = []
         self._slot_copies: list[SlotCopy] = []
         self._restored: list[RestoreState] = []
-        self._loads: list[tuple[PageTransfer, StateTransfer]] = []
+        self._loads: list[LoadWork] = []
         self._opened_on: set[NodeId] = set()
         self._relief = Relief(books, self._frames, self._page_walk, self._slot_walk, self._sharing,
                               self._opened, self._gained, self._closed, self._opened_on)
@@ -117,6 +116,8 @@ class Draft:
         plan = self._books.plan
         shared_tokens = match.cached_tokens // PAGE_TOKENS * PAGE_TOKENS
         page_count = plan.pages_for(tokens) - plan.pages_for(shared_tokens)
+        if load is not None:
+            page_count += spare_pages(load, plan)
         anchor = self._anchor(match)
         unpacked = self._unpacking.missing(anchor) if anchor is not None else 0
         if unpacked is None or any(self._relief.room().short(page_count + unpacked + headroom_pages, 1)):
@@ -132,7 +133,9 @@ class Draft:
             self._open_on(anchor, lease, shared_tokens, gained, copies=load is None)
         if load is not None:
             assert load.start <= shared_tokens, "a gap between what is cached and what is loaded"
-            self._loads.append(load.into(gained, slot, shared_tokens))
+            work = plan_load(load, plan, gained, slot, shared_tokens)
+            self._loads.append(work)
+            gained = work.pages
         self._opened[seq] = lease, match
         self._gained[seq] = gained
         return True
@@ -312,10 +315,12 @@ class Draft:
             moves=moves,
             arena_work=ArenaWork(
                 zero_frames=_to_zero(frames),
-                page_loads=tuple(pages for pages, _ in self._loads if pages.pages),
-                state_loads=tuple(state for _, state in self._loads if state.slot != NO_SLOT),
-                state_restores=tuple(self._restored),
-                kv_restores=tuple(self._unpacking.restored),
+                page_loads=tuple(pages for load in self._loads for pages in load.page_loads if pages.pages),
+                state_loads=tuple(state for load in self._loads for state in load.state_loads),
+                state_restores=(*self._restored,
+                                *(state for load in self._loads for state in load.state_restores)),
+                kv_restores=(*self._unpacking.restored,
+                             *(kv for load in self._loads for kv in load.kv_restores)),
                 state_compressions=state_compressions,
                 kv_compressions=compressed_kv.compressions(
                     tree.by_id[eviction.node] for eviction in chosen if eviction.what == "pages"),

@@ -39,7 +39,7 @@ from weft.memory.frames.owners import (
 from weft.memory.lease import Lease
 from weft.memory.prefix.cache import Freed
 from weft.memory.reservation import Moves, Opening, Reservation
-from weft.memory.values import NO_SLOT, FrameKind, NodeId
+from weft.memory.values import NO_NODE, NO_SLOT, FrameKind, NodeId
 from weft.units import PAGE_TOKENS, FrameId
 
 
@@ -59,6 +59,8 @@ def apply(books: Books, reservation: Reservation) -> None:
     if reservation.moves:
         _move(books, reservation.moves)
     for restore in work.kv_restores:
+        if restore.node == NO_NODE:
+            continue
         node = books.cache.tree.by_id[restore.node]
         books.pages.give(restore.pages, of_tree(node.edge.id), node.start // PAGE_TOKENS)
         _give_back(books, books.cache.restore(restore))

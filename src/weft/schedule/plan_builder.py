@@ -227,12 +227,13 @@ class PlanBuilder:
 
 def _with_stores(work: ArenaWork, stores: Stores, moves: Moves) -> ArenaWork:
     """``work`` with ``stores`` of the places where their pages and slots are after the moves. If the step
-    compresses one of the pages in place, it stores nothing."""
+    compresses or unpacks one of the pages in place, it stores nothing."""
     page_moves = {copy.src: copy.dst for copy in moves.pages}
     slot_moves = {copy.src: copy.dst for copy in moves.slots}
     pages, states = stores
-    compressed = {page for one in work.kv_compressions for page in one.pages}
-    if any(not compressed.isdisjoint(one.pages) for one in pages):
+    overwritten = {page for one in work.kv_compressions for page in one.pages}.union(
+        *(one.packed for one in work.kv_restores))
+    if any(not overwritten.isdisjoint(one.pages) for one in pages):
         return work
     return replace(
         work,

@@ -8,9 +8,10 @@
     restore when   restore < compute
     write when     expected uses x (compute - restore) > write
 
-The currency is seconds of waiting, summed over requests. A prefill keeps the device from every *other* request
-that decodes or waits, and each of them is later by its length. A fetch delays its own request alone: the disk
-works beside the device. So one request restores only what a disk delivers sooner than the device computes.
+The currency is seconds of waiting, summed over requests. A prefill keeps the device from every *other*
+request that decodes or waits, and each of them is later by its length. A fetch delays its own request alone:
+the disk works beside the device. So one request restores only what a disk delivers sooner than the device
+computes.
 Under load a slower disk pays too: its requests wait longer, and all the others wait less.
 
 Until something is measured, guesses decide: the first prompt after a restart is the one that a store is for.
@@ -113,6 +114,7 @@ class RestorePrices:
                 - self.restore_s(size_bytes, queued_bytes=queued_bytes, others=others))
 
     def is_worth_writing(self, start: int, end: int, size_bytes: int, hits: int) -> bool:
-        """``hits``: uses of the checkpoint so far. The store has everything up to ``start``."""
+        """``start``: where a request resumes that the store has now. ``size_bytes``: what is not stored yet.
+        ``hits``: uses of the checkpoint so far."""
         gain_s = (PRIOR_USES + hits) * self.saved_s(start, end, size_bytes, others=self.mean_others)
         return gain_s > size_bytes * self.copy_byte_s

@@ -15,8 +15,8 @@ A fetch serves every request that waits for the same prefix. It ends for all of 
 price of computing (``restore_prices``), in the seconds of all requests that computing would delay. A request
 asks once: if its prefix is evicted between load and admission, it computes.
 
-Requests further behind in the queue are looked at ahead of their turn, AHEAD_MAX of them. So the disk reads for
-them while the device computes for others.
+Requests further behind in the queue are looked at ahead of their turn, AHEAD_MAX of them. So the disk reads
+for them while the device computes for others.
 
 Planning reads and changes nothing. ``look`` answers from memory of the store, and remembers its answer until
 the store or the cache has changed.
@@ -46,8 +46,8 @@ from weft.schedule.restore_prices import RestorePrices
 from weft.schedule.sequence import Sequence
 from weft.schedule.store_step import FetchKey, FetchWish
 from weft.store.protocol import Store
-from weft.store.values import StagingBuffers, StoredPrefix, StoreEvent, Ticket
-from weft.units import PAGE_TOKENS, BufferId, SeqId, pages_for
+from weft.store.values import KvRows, StagingBuffers, StoredPrefix, StoreEvent, Ticket
+from weft.units import PAD, PAGE_TOKENS, BufferId, SeqId, ceil_div
 
 LOAD_SEQS_FROM = 1 << 40
 """Sequence numbers of loads begin here; those of requests stay below."""
@@ -93,6 +93,18 @@ class StoreLook(NamedTuple):
     match: Match
     fetch: Restore | None = None
     wish: FetchWish | None = None
+
+
+class _BufferRows(NamedTuple):
+    """Rows of a transfer buffer for a fetch: the KV, then a compressed state."""
+
+    kv: tuple[KvRows, ...]
+    kv_count: int
+    state_count: int
+
+    @property
+    def total(self) -> int:
+        return self.kv_count + self.state_count
 
 
 class _Answer(NamedTuple):
@@ -185,23 +197,29 @@ class Restores:
                                                   queued_bytes=self._reading_bytes()) <= 0:
             return StoreLook(_with_loss(match, prefix, "stored"))
         wish = FetchWish(seq.id, key, prefix, start, others)
-        others = [other for other in wishes if other.key not in self.fetches]
-        if fetch is not None or others:
+        begun = [other for other in wishes if other.key not in self.fetches]
+        if fetch is not None or begun:
             follows = fetch is None or _reaches(match, fetch)
             if not follows:
                 return StoreLook(_with_loss(match, prefix, "store_busy"))
             return StoreLook(match, wish=wish)
-        pages = pages_for(prefix.position) - start // PAGE_TOKENS
-        if len(self.fetches) + len(self._abandoned) >= FETCHES_MAX or not self._buffers.has_room(pages):
+        if (len(self.fetches) + len(self._abandoned) >= FETCHES_MAX
+                or not self._buffers.has_room(self._rows_of(wish).total)):
             return StoreLook(_with_loss(match, prefix, "store_busy"))
         return StoreLook(match, wish=wish)
+
+    def _rows_of(self, wish: FetchWish) -> _BufferRows:
+        prefix, page_bytes = wish.prefix, self._buffers.page_bytes
+        kv = prefix.rows_from(wish.start, page_bytes)
+        state_rows = ceil_div(prefix.state_bytes, page_bytes) if prefix.state_form else 0
+        return _BufferRows(kv, kv[-1].first + kv[-1].row_count, state_rows)
 
     def _prefix(self, seq: Sequence, known: Int32s, match: Match) -> StoredPrefix | None:
         """What the store has beyond ``match``; remembered until either changes."""
         answer = self._answers.get(seq.id)
         if answer is None or answer[:2] != (match.cached_tokens, self._version):
             prefix = self._store.match(seq.salt or None, known[:-1].tolist(), match.cached_tokens)
-            if prefix is not None and ((self._exact and not prefix.exact) or prefix.state_form):
+            if prefix is not None and self._exact and not prefix.exact:
                 prefix = None
             if len(self._answers) >= ANSWERS_MAX:
                 self._answers.clear()
@@ -215,22 +233,25 @@ class Restores:
         dropped, and the next plan looks again."""
         fetch = self.fetches.get(wish.key)
         if fetch is None:
-            pages = pages_for(wish.prefix.position) - wish.start // PAGE_TOKENS
-            if not self._buffers.has_room(pages):
+            rows = self._rows_of(wish)
+            if not self._buffers.has_room(rows.total):
                 return
-            fetch = self.fetches[wish.key] = self._begin(wish, pages)
+            fetch = self.fetches[wish.key] = self._begin(wish, rows)
         fetch.seqs.add(wish.seq)
 
-    def _begin(self, wish: FetchWish, pages: int) -> Restore:
+    def _begin(self, wish: FetchWish, rows: _BufferRows) -> Restore:
         prefix, now_s = wish.prefix, self._clock()
-        buffer = self._buffers.add(pages)
+        buffer = self._buffers.add(rows.total)
         staging = self._buffers[buffer]
-        into = StagingBuffers(staging.pages_PB.reshape(-1).data, staging.state_B.data)
+        state_B = staging.pages_PB[rows.kv_count:].reshape(-1) if rows.state_count else staging.state_B
+        into = StagingBuffers(staging.pages_PB[:rows.kv_count].reshape(-1).data, state_B.data,
+                              self._buffers.page_bytes)
         ticket = self._store.fetch(prefix, wish.start, into)
         self._by_ticket[ticket] = wish.key
         self._next_lease += 1
         wait_s = max(WAIT_S_MIN, self._prices.compute_s(wish.start, prefix.position, wish.others))
-        load = CheckpointLoad(buffer, wish.start, prefix.position, prefix.exact)
+        load = CheckpointLoad(buffer, wish.start, prefix.position, prefix.exact, rows.kv,
+                              rows.kv_count if rows.state_count else PAD)
         return Restore(wish.key, prefix, load, SeqId(self._next_lease), now_s, now_s + wait_s)
 
     def loading(self, key: FetchKey, step: int) -> None:

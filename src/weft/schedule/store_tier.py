@@ -45,17 +45,17 @@ NO_TIER = TierStats(RestoreCounts(), WriteCounts(), StoreStats("", False, 0, 0, 
 class StoreTier:
     """``exact``: prefixes that were compressed once are not used. ``write_bytes_s``: the pace of writes, 0
     for none. ``clock`` returns seconds and never goes back. ``step_bytes``: what a step with runs copies for
-    the store at most."""
+    the store at most. ``compressed``: compressed parts are written as they are."""
 
     def __init__(self, store: Store, memory: Memory, buffers: TransferBuffers, prices: RestorePrices,
                  clock: Callable[[], float], *, exact: bool, write_bytes_s: float = 0.0,
-                 step_bytes: int = STEP_BYTES) -> None:
+                 step_bytes: int = STEP_BYTES, compressed: bool = True) -> None:
         self.store = store
         self.buffers = buffers
         self.prices = prices
         self.restores = Restores(store, buffers, prices, clock, exact=exact)
         self.writes = StoreWrites(store, memory, buffers, prices, clock, write_bytes_s=write_bytes_s,
-                                  step_bytes=step_bytes)
+                                  step_bytes=step_bytes, compressed=compressed)
 
     @property
     def has_step(self) -> bool:

@@ -1,20 +1,26 @@
 """Writes: computed checkpoints go to the store, piece by piece, beside the steps and never inside them.
 
-    commit      a sequence saves a checkpoint            --> candidates, the most valuable first
+    commit      a sequence saves a checkpoint           --> candidates, the most valuable first
     (poll)      worth it, not stored, a buffer is free   --> a job: node, tokens, transfer buffer
     each plan   some pages of the job, its state first   --> ``ArenaWork`` stores, after the runs
     (finished)  every page is in the buffer              --> Store.put
     (poll)      written, or dropped                      --> the buffer is free
 
 One job copies at a time. A step with runs copies at most ``step_bytes`` of KV, another step IDLE_STEPS times
-that. Between two steps the node is looked up again: its pages may have moved. A node that was evicted or
-compressed before its job was done ends the job, which is counted.
+that. Between two steps the node is looked up again: its pages may have moved. A node that was evicted before
+its job was done ends the job, which is counted. One that was compressed meanwhile is a candidate again.
+
+Compressed KV and states are written as they are, codes and scales, with the mark of rounded data. Their
+packed pages are copied like any pages. A record is then a slice of the buffer. Compression makes a checkpoint
+cheaper, so one that was not worth its bytes is looked at again.
 
 A checkpoint is written if its expected uses save more than writing costs (``restore_prices``). The candidate
-is looked at when its turn comes: hits up to then count for it. The most valuable candidate is first, by the
-policy of the cache: seconds that it is expected to save per byte. So what ``--store-write`` leaves unwritten is
-what memory evicts first as well. A policy without values has the oldest first. If it is skipped and a sequence resumes at it
+is looked at when its turn comes: hits up to then count for it. If it is skipped and a sequence resumes at it
 later, it is a candidate again. A loaded checkpoint is no candidate: the store has it.
+
+The most valuable candidate is first, by the policy of the cache: seconds that it is expected to save per
+byte. So what ``--store-write`` leaves unwritten is what memory evicts first as well. A policy without values
+has the oldest first.
 
 Laws: L9 (a write never delays a request, takes none of its memory and fails none), L11 (candidates and
 buffers are bounded; ``write_bytes_s`` paces jobs).
@@ -34,12 +40,22 @@ from math import inf
 
 from weft.memory.arena_work import ArenaWork, PageTransfer, StateTransfer
 from weft.memory.memory import Memory
+from weft.memory.prefix.checkpoint_contents import CheckpointContents
+from weft.memory.prefix.edge import COMPRESSED
 from weft.memory.transfer_buffers import TransferBuffers
-from weft.memory.values import NO_SLOT, NodeId
-from weft.schedule.plan import Int32s
+from weft.memory.values import NodeId
 from weft.schedule.restore_prices import RestorePrices
 from weft.store.protocol import Store
-from weft.store.values import RECORD_TOKENS_MAX, KvPiece, StoreEvent, Ticket
+from weft.store.values import (
+    EXACT_FORM,
+    INT4_KV,
+    INT8_KV,
+    INT8_STATE,
+    RECORD_TOKENS_MAX,
+    KvPiece,
+    StoreEvent,
+    Ticket,
+)
 from weft.units import PAGE_TOKENS, BufferId, pages_for
 
 STEP_BYTES = 8 << 20
@@ -65,31 +81,28 @@ class WriteCounts:
 
 @dataclass(slots=True)
 class _Job:
-    """``start``: KV from there on is copied, ``copied`` pages of it so far. ``last_step``: the step that
-    copies the last of it, -1 while some is left."""
+    """``contents``: the checkpoint as it was at the begin. ``copied`` of its pages are in ``buffer``.
+    ``last_step``: the step that copies the last of it, -1 while some is left."""
 
-    node: NodeId
-    salt: str
-    tokens: Int32s
-    start: int
-    pages: int
+    contents: CheckpointContents
     buffer: BufferId
-    exact: bool
     saved_s: float
     copied: int = 0
     has_state: bool = False
     last_step: int = -1
 
     @property
-    def position(self) -> int:
-        return int(self.tokens.size)
+    def kv_rows(self) -> int:
+        return sum(part.row_count for part in self.contents.parts)
 
 
 class StoreWrites:
-    """``write_bytes_s``: 0 for no limit. ``page_bytes``: 0 in a model without attention."""
+    """``write_bytes_s``: 0 for no limit. ``compressed``: checkpoints with compressed parts are written
+    too."""
 
     def __init__(self, store: Store, memory: Memory, buffers: TransferBuffers, prices: RestorePrices,
-                 clock: Callable[[], float], *, write_bytes_s: float, step_bytes: int = STEP_BYTES) -> None:
+                 clock: Callable[[], float], *, write_bytes_s: float, step_bytes: int = STEP_BYTES,
+                 compressed: bool = True) -> None:
         self.counts = WriteCounts()
         self.draining = False
         """The engine ends: write whatever is worth it now, without a pace."""
@@ -110,7 +123,11 @@ class StoreWrites:
         self._paced_until_s = 0.0
         self._is_full = False
         """The next candidate waits for room in the buffers."""
-        self._pages = memory.plan.pages_per_frame > 0
+        plan = memory.plan
+        self._has_pages = plan.pages_per_frame > 0
+        self._kv_form = INT4_KV if plan.compressed_kv_dtype == "int4" else INT8_KV
+        self._compressed_kv_bytes = plan.compressed_kv_bytes * buffers.page_bytes // max(1, plan.page_bytes)
+        self._compressed = compressed
         memory.take_new_checkpoints()
 
     @property
@@ -137,12 +154,12 @@ class StoreWrites:
         job = self._job
         if job is None or job.last_step >= 0:
             return (), ()
-        form = self._memory.checkpoint_contents(job.node, job.start + job.copied * PAGE_TOKENS)
-        if form is None or form.position != job.position:
+        form = self._memory.checkpoint_contents(job.contents.node, job.contents.start)
+        if form is None or form.form != job.contents.form:
             return (), ()  # the next poll ends the job
         most = max(1, self._step_bytes * (IDLE_STEPS if idle else 1) // max(1, self._buffers.page_bytes))
-        pages = PageTransfer(job.buffer, job.copied, form.pages[:most])
-        states = () if job.has_state or form.slot == NO_SLOT else (StateTransfer(job.buffer, form.slot),)
+        pages = PageTransfer(job.buffer, job.copied, form.pages[job.copied:job.copied + most])
+        states = () if job.has_state or form.slot < 0 else (StateTransfer(job.buffer, form.slot),)
         return (pages,) if pages.pages else (), states
 
     # ------------------------------------------------------------------ by a commit, and between steps
@@ -152,14 +169,16 @@ class StoreWrites:
         sequences begin."""
         for node in self._memory.take_new_checkpoints():
             self._add(node)
-        for node in resumed:
+        states = (one.node for one in work.state_compressions)
+        kv = (one.node for one in work.kv_compressions)
+        for node in (*resumed, *states, *kv):
             if self._skipped.pop(node, False):
                 self._add(node)
         job = self._job
         if job is not None and (work.page_stores or work.state_stores):
             job.copied += sum(len(one.pages) for one in work.page_stores)
             job.has_state |= bool(work.state_stores)
-            if job.copied == job.pages:
+            if job.copied == len(job.contents.pages):
                 job.last_step = step
 
     def finished(self, step: int) -> None:
@@ -181,11 +200,9 @@ class StoreWrites:
         """End a job whose node is gone; begin the next one."""
         job = self._job
         if job is not None:
-            form = self._memory.checkpoint_contents(job.node, 0) if job.last_step < 0 else None
-            if job.last_step < 0 and (form is None or form.position != job.position):
+            if job.last_step < 0 and not self._goes_on(job):
                 self._buffers.free(job.buffer)
                 self._job = None
-                self.counts.lost += 1
             return
         for _ in range(LOOKS_PER_POLL):
             if self._job is not None or not self._candidates:
@@ -199,6 +216,17 @@ class StoreWrites:
                 heappush(self._candidates, first)
                 return
 
+    def _goes_on(self, job: _Job) -> bool:
+        """Whether the checkpoint of ``job`` is what it was."""
+        form = self._memory.checkpoint_contents(job.contents.node, job.contents.start)
+        if form is not None and form.form == job.contents.form:
+            return True
+        if form is not None and form.position == job.contents.position:
+            self._add(form.node)
+        else:
+            self.counts.lost += 1
+        return False
+
     def _add(self, node: NodeId) -> None:
         """``node`` is a candidate."""
         self._age += 1
@@ -211,25 +239,28 @@ class StoreWrites:
     def _begin(self, node: NodeId) -> bool:
         """Make ``node`` the job if it is worth it. False: it has to wait for a buffer."""
         form = self._memory.checkpoint_contents(node)
-        if form is None:
+        if form is None or (not self._compressed and form.has_compressed):
             self.counts.lost += 1
             return True
         offer = self._store.offer(form.salt or None, form.tokens.tolist(), form.position, exact=form.exact)
         if offer is None:
             return True
-        pages = pages_for(form.position) - offer.start // PAGE_TOKENS if self._pages else 0
+        if offer.start:
+            form = self._memory.checkpoint_contents(node, offer.start)
+            assert form is not None
+        pages = len(form.pages)
         size_bytes = self._buffers.bytes_for(pages)
         if size_bytes > self._buffers.limit_bytes:
             self.counts.dropped += 1
             return True
-        if not self._prices.is_worth_writing(offer.start, form.position, size_bytes, form.hits):
+        if not self._prices.is_worth_writing(offer.above, form.position, size_bytes, form.hits):
             self.counts.skipped += 1
             self._skip(node)
             return True
         if not self._buffers.has_room(pages):
             return False
         buffer, saved_s = self._buffers.add(pages), self._prices.compute_s(0, form.position)
-        self._job = _Job(node, form.salt, form.tokens, offer.start, pages, buffer, form.exact, saved_s)
+        self._job = _Job(form, buffer, saved_s)
         if self._write_bytes_s:
             self._paced_until_s = self._clock() + size_bytes / self._write_bytes_s
         return True
@@ -240,9 +271,13 @@ class StoreWrites:
             del self._skipped[next(iter(self._skipped))]
 
     def _put(self, job: _Job) -> None:
-        buffer = self._buffers[job.buffer]
-        ticket = self._store.put(job.salt or None, job.tokens.tolist(), job.position, self._pieces(job),
-                                 buffer.state_B.data, exact=job.exact, seconds=job.saved_s)
+        buffer, contents = self._buffers[job.buffer], job.contents
+        state, form = buffer.state_B, EXACT_FORM
+        if contents.slot == COMPRESSED:
+            state, form = buffer.pages_PB[job.kv_rows:].reshape(-1), INT8_STATE
+        ticket = self._store.put(contents.salt or None, contents.tokens.tolist(), contents.position,
+                                 self._pieces(job), state.data, exact=contents.exact, seconds=job.saved_s,
+                                 state_form=form)
         if ticket is None:
             self._buffers.free(job.buffer)
             self.counts.dropped += 1
@@ -250,12 +285,18 @@ class StoreWrites:
             self._puts[ticket] = job.buffer
 
     def _pieces(self, job: _Job) -> list[KvPiece]:
-        """KV from ``job.start`` on, cut where records end."""
-        pages_PB, pieces, start = self._buffers[job.buffer].pages_PB, [], job.start
-        while start < job.position:
-            end = min(job.position, start - start % RECORD_TOKENS_MAX + RECORD_TOKENS_MAX)
-            first, last = (start - job.start) // PAGE_TOKENS, pages_for(end) - job.start // PAGE_TOKENS
-            payload = pages_PB[first:last].reshape(-1).data if self._pages else memoryview(b"")
-            pieces.append(KvPiece(start, end, payload))
-            start = end
+        """The KV of each part, cut where records end."""
+        pieces, row = [], 0
+        for part in job.contents.parts:
+            flat_B = self._buffers[job.buffer].pages_PB[row:row + part.row_count].reshape(-1)
+            grain_bytes = self._compressed_kv_bytes if part.compressed else self._buffers.page_bytes
+            form = self._kv_form if part.compressed else EXACT_FORM
+            row, start = row + part.row_count, part.start
+            while start < part.end:
+                end = min(part.end, start - start % RECORD_TOKENS_MAX + RECORD_TOKENS_MAX)
+                first, last = (start - part.start) // PAGE_TOKENS, pages_for(end) - part.start // PAGE_TOKENS
+                begin = part.skip_bytes + first * grain_bytes
+                payload = flat_B[begin:part.skip_bytes + last * grain_bytes]
+                pieces.append(KvPiece(start, end, payload.data if self._has_pages else memoryview(b""), form))
+                start = end
         return pieces

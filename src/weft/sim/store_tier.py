@@ -118,10 +118,11 @@ def tier_for(model: StoreModel, memory: Memory, cost: CostModel,
         return scratch_B[:size_bytes]
 
     buffers = TransferBuffers(model.page_bytes, model.state_bytes, limit_bytes=limit, allocate=allocate)
-    store = VirtualStore(model.disk, clock, queue_bytes=limit)
+    exact = not (memory.plan.compressed_pages or memory.plan.compressed_kv_bytes)
+    store = VirtualStore(model.disk, clock, queue_bytes=limit, exact=exact)
     prices = RestorePrices(cost.prefill_s(0, _GUESS_TOKENS) / _GUESS_TOKENS, read_bytes_s=model.disk.bytes_s,
                            latency_s=model.disk.latency_s, copy_bytes_s=LINK_BYTES_S * model.ranks)
-    tier = StoreTier(store, memory, buffers, prices, clock, exact=True,
+    tier = StoreTier(store, memory, buffers, prices, clock, exact=exact,
                      write_bytes_s=model.disk.write_bytes_s, step_bytes=GPU_STEP_BYTES * model.ranks)
     return tier, store
 

@@ -28,7 +28,7 @@ from weft.store.identity import NamespaceIdentity
 from weft.store.index import NO_ENTRY, KvChain
 from weft.store.opening import OpenDirectory
 from weft.store.options import StoreOptions
-from weft.store.prefixes import entries_of, is_current, prefix_of, reads_of
+from weft.store.prefixes import checkpoint_above, entries_of, is_current, prefix_of, reads_of
 from weft.store.put_records import put_request, records_of
 from weft.store.reading import FetchThreads, RecordFetch
 from weft.store.record_books import RecordBooks, free_bytes
@@ -122,7 +122,7 @@ class DirectoryStore:
         path = index.covered(root[1], token_bytes(tokens[:position]), exact=exact)
         if path.end == position and index.checkpoint_at(path, exact=exact, durable=False) != NO_ENTRY:
             return None
-        return PutOffer(path.end, position)
+        return PutOffer(path.end, position, checkpoint_above(index, path, exact=exact))
 
     def put(self, salt: str | None, tokens: Sequence[int], position: int, kv: Sequence[KvPiece],
             state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:

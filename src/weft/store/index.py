@@ -63,10 +63,17 @@ class KvChain:
         return KvChain(tuple(entries), end, c["chain"].item(entries[-1]) if entries else root)
 
 
+def knows(forms: frozenset[int] | None, form: int) -> bool:
+    """Whether an engine that reads ``forms`` reads ``form``."""
+    return forms is None or form in forms
+
+
 class StoreIndex:
     """See the essay. ``c`` are the columns; an entry is an index into them."""
 
-    def __init__(self) -> None:
+    def __init__(self, forms: frozenset[int] | None = None) -> None:
+        self.forms = forms
+        """Forms of records that match; None for all."""
         self.c: dict[str, np.ndarray[Any, Any]] = {
             name: np.full(64, fill, dtype=dtype) for name, (dtype, fill) in _COLUMNS.items()}
         self.length = 0
@@ -193,7 +200,8 @@ class StoreIndex:
             return answer
         for entry in self._list(self.c["checkpoint"].item(path.entries[-1])):
             rounded = self.c["flags"].item(entry) & INEXACT
-            if (rounded and exact) or (durable and not self.c["durable"][entry]):
+            if (rounded and exact) or (durable and not self.c["durable"][entry]) \
+                    or not knows(self.forms, self.c["form"].item(entry)):
                 continue
             if not rounded:
                 return entry
@@ -215,7 +223,8 @@ class StoreIndex:
                     visits += 1
                     count = c["tokens"].item(entry)
                     if (exact and c["flags"].item(entry) & INEXACT) or (durable and not c["durable"][entry]) \
-                            or 4 * count > len(rest) or c["position"].item(entry) != at.end:
+                            or 4 * count > len(rest) or c["position"].item(entry) != at.end \
+                            or not knows(self.forms, c["form"].item(entry)):
                         continue
                     chain = chain_of(at.chain, rest[:4 * count])
                     if chain == c["chain"].item(entry) and \

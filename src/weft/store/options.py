@@ -17,6 +17,7 @@ class StoreOptions:
     """``capacity_bytes``: most bytes of volumes; None is half of what the disk has free at the first start.
     ``queue_bytes``: payloads that wait to be written; more are refused. ``volume_bytes``: size of a new
     volume; None is a 64th of the capacity, at least 64 MiB. ``accept_inexact``: match rounded bytes too.
+    ``forms``: of payloads that the engine knows (``values``); records in others do not match. None: all.
 
     ``cache_directory``: the directory in front of a bucket; None is one under ~/.cache/weft/store.
     ``refresh_s``: how often new segments of other writers are looked for."""
@@ -28,5 +29,6 @@ class StoreOptions:
     volume_bytes: int | None = None
     read_threads: int = 4
     accept_inexact: bool = False
+    forms: frozenset[int] | None = None
     cache_directory: str | None = None
     refresh_s: float = 10.0

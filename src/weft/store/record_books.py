@@ -70,7 +70,7 @@ class RecordBooks:
     def __init__(self, opened: OpenDirectory, options: StoreOptions, namespace: bytes,
                  disk_free_bytes: int) -> None:
         self._opened = opened
-        self.index = StoreIndex()
+        self.index = StoreIndex(options.forms)
         live = opened.live
         if live is not None:
             self.index.load(live, namespace)
@@ -139,6 +139,7 @@ class RecordBooks:
 
     def refreshed(self, outcome: Refreshed) -> None:
         """A reader swaps in what another process has written."""
+        outcome.index.forms = self.index.forms
         self.index, self.ledger = outcome.index, outcome.ledger
         self.pins.clear()
 

@@ -29,13 +29,12 @@ from weft.store.bucket import Bucket, record_key
 from weft.store.directory_store import FINAL_WRITES_S, DirectoryStore
 from weft.store.eviction import subtree
 from weft.store.index import NO_ENTRY, KvChain, StoreIndex
-from weft.store.prefixes import is_current, prefix_of, reads_of
+from weft.store.prefixes import is_current, places_of, prefix_of, reads_of
 from weft.store.reading import UNREACHABLE, FetchThreads, RecordFetch
 from weft.store.rows import CHECKPOINT, token_bytes
 from weft.store.segments import RemoteLedger
 from weft.store.uploads import BucketThread, RemoteIndex, UploadJob
 from weft.store.values import (
-    GRAIN_TOKENS,
     KvPiece,
     PutOffer,
     StagingBuffers,
@@ -72,7 +71,7 @@ class TieredStore:
 
     def __init__(self, local: DirectoryStore, bucket: Bucket, *, refresh_s: float = 10.0) -> None:
         self.local, self.bucket = local, bucket
-        self.remote = StoreIndex()
+        self.remote = StoreIndex(local.books.index.forms)
         opened = local.opened
         folder = opened.path / "remote" / local.identity.digest.hex()
         self._remote_ledger = RemoteLedger(folder, opened.disk)
@@ -147,6 +146,7 @@ class TieredStore:
             except queue.Empty:
                 return events
             if isinstance(outcome, RemoteIndex):
+                outcome.index.forms = self.remote.forms
                 self.remote = outcome.index
             else:
                 events.append(self._fetched(outcome))
@@ -195,16 +195,10 @@ class TieredStore:
         offer = self.local.offer(salt, tokens, prefix.position, exact=prefix.exact)
         if offer is None or offer.start < fetch.start:
             return
-        kv, at, pieces = bytes(fetch.into.kv), 0, []
-        for span in prefix.spans:
-            if span.end <= fetch.start:
-                continue
-            skipped = max(0, fetch.start - span.start) // GRAIN_TOKENS
-            grains = -(-(span.end - span.start) // GRAIN_TOKENS)
-            length = span.payload_bytes - (skipped * (span.payload_bytes // grains) if span.form == 0 else 0)
-            if span.start >= offer.start:
-                pieces.append(KvPiece(span.start, span.end, memoryview(kv)[at:at + length], span.form))
-            at += length
+        kv = memoryview(bytes(fetch.into.kv))
+        pieces = [KvPiece(span.start, span.end, kv[at:at + length], span.form)
+                  for span, at, length in places_of(prefix, fetch.start, fetch.into.page_bytes)
+                  if span.start >= offer.start]
         if (pieces[0].start if pieces else prefix.position) != offer.start:
             return
         ticket = self.local.put(salt, tokens, prefix.position, pieces,

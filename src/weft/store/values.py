@@ -21,7 +21,10 @@ when each may be used or freed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NewType
+from itertools import groupby
+from typing import Literal, NamedTuple, NewType
+
+from weft.units import ceil_div
 
 Ticket = NewType("Ticket", int)
 """One fetch or one put under way; each ends in exactly one ``StoreEvent``."""
@@ -30,6 +33,9 @@ GRAIN_TOKENS = 16
 """Tokens of a grain, the smallest piece of KV on disk."""
 RECORD_TOKENS_MAX = 256
 """Most tokens of a KV record."""
+
+EXACT_FORM, INT8_KV, INT4_KV, INT8_STATE = range(4)
+"""Forms of payloads: as the engine computes with them, or compressed by it."""
 
 EventKind = Literal["fetched", "damaged", "missing", "written", "dropped"]
 DropReason = Literal["queue_full", "store_full", "rate", "read_only", "disk_error", "disk_full", "parent",
@@ -47,6 +53,17 @@ class StoredSpan:
     end: int
     payload_bytes: int
     form: int = 0
+
+
+class KvRows(NamedTuple):
+    """KV of tokens [``start``, ``end``) in one form, in ``row_count`` rows of a page each, from row ``first``
+    of a buffer on. Compressed grains lie side by side, from the first byte of the first row on."""
+
+    start: int
+    end: int
+    first: int
+    row_count: int
+    form: int = EXACT_FORM
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,27 +89,48 @@ class StoredPrefix:
         """Bytes that a fetch of [``start``, ``position``) reads."""
         return self.state_bytes + sum(span.payload_bytes for span in self.spans if span.end > start)
 
+    def rows_from(self, start: int, page_bytes: int) -> tuple[KvRows, ...]:
+        """How a fetch of [``start``, ``position``) fills a buffer of pages: neighbours in one form follow one
+        another, and each change of form begins a new row."""
+        if not any(span.form for span in self.spans) or not page_bytes:
+            pages = ceil_div(self.position, GRAIN_TOKENS) - start // GRAIN_TOKENS
+            return (KvRows(start, self.position, 0, pages if page_bytes else 0),)
+        rows: list[KvRows] = []
+        for form, group in groupby((span for span in self.spans if span.end > start),
+                                   key=lambda span: span.form):
+            spans = list(group)
+            begin, end = max(start, spans[0].start), spans[-1].end
+            grain_bytes = spans[0].payload_bytes // ceil_div(spans[0].end - spans[0].start, GRAIN_TOKENS)
+            grains = ceil_div(end - begin, GRAIN_TOKENS)
+            first = rows[-1].first + rows[-1].row_count if rows else 0
+            rows.append(KvRows(begin, end, first, ceil_div(grains * grain_bytes, page_bytes), form))
+        return tuple(rows)
+
 
 @dataclass(frozen=True, slots=True)
 class StagingBuffers:
     """Writable memory for one fetch. A thread writes it until the fetch's event is polled.
 
     ``kv``: the grains of [``start``, ``position``), ``start`` rounded down and ``position`` up to 16 tokens.
-    ``state``: the state record. A span in another form (``KvPiece.form``) takes ``payload_bytes`` in ``kv``,
-    whole, in the order of the spans."""
+    ``state``: the state record. ``page_bytes``: where the form of the KV changes, the next span begins at a
+    multiple of it (``StoredPrefix.rows_from``); 0 for prefixes in one form."""
 
     kv: memoryview
     state: memoryview
+    page_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PutOffer:
     """What a put of a checkpoint needs: KV of [``start``, ``position``). The rest is stored already.
 
-    ``start`` is a multiple of 16. An offer is good until the next put."""
+    ``start`` is a multiple of 16. ``above``: the position of the deepest checkpoint that the store has of
+    these tokens, 0 without one. KV without a state is no place to resume at, so ``above`` may lie far before
+    ``start``. An offer is good until the next put."""
 
     start: int
     position: int
+    above: int = 0
 
 
 @dataclass(frozen=True, slots=True)

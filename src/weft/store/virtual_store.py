@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from weft.store.eviction import evict
 from weft.store.extents import BLOCK_BYTES, blocks_for
 from weft.store.index import NO_ENTRY, KvChain, StoreIndex
-from weft.store.prefixes import entries_of, is_current, prefix_of
+from weft.store.prefixes import checkpoint_above, entries_of, is_current, prefix_of
 from weft.store.put_records import put_request, records_of
 from weft.store.rows import root_chain, token_bytes
 from weft.store.values import (
@@ -111,7 +111,7 @@ class VirtualStore:
         path = self._index.covered(_root(salt), token_bytes(tokens[:position]), exact=exact)
         if path.end == position and self._index.checkpoint_at(path, exact=exact, durable=False) != NO_ENTRY:
             return None
-        return PutOffer(path.end, position)
+        return PutOffer(path.end, position, checkpoint_above(self._index, path, exact=exact))
 
     def put(self, salt: str | None, tokens: Sequence[int], position: int, kv: Sequence[KvPiece],
             state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:

@@ -162,7 +162,7 @@ def test_a_skipped_checkpoint_is_written_once_a_request_resumes_at_it(used: bool
     prices = rig.tier.prices
     size_bytes = rig.tier.buffers.bytes_for(16)
     price_s = prices.saved_s(0, 256, size_bytes) / size_bytes  # worth it with one hit, not with none
-    prices._copy_byte_s = prices.byte_price_s = price_s
+    prices.copy_byte_s = price_s
     rig.submit("first", PROMPT, max_tokens=1)
     rig.run()
     assert not kept.checkpoints
