@@ -66,6 +66,8 @@ IDLE_STEPS = 8
 """A step without runs copies as much as so many steps with runs."""
 CANDIDATES_MAX = 4096
 LOOKS_PER_POLL = 8
+PACE_SLACK_S = 1.0
+"""An idle time up to this long may be made up for."""
 
 
 @dataclass(slots=True)
@@ -262,7 +264,9 @@ class StoreWrites:
         buffer, saved_s = self._buffers.add(pages), self._prices.compute_s(0, form.position)
         self._job = _Job(form, buffer, saved_s)
         if self._write_bytes_s:
-            self._paced_until_s = self._clock() + size_bytes / self._write_bytes_s
+            # Time that passed between two looks counts, so a step between them does not slow the pace.
+            self._paced_until_s = (max(self._paced_until_s, self._clock() - PACE_SLACK_S)
+                                   + size_bytes / self._write_bytes_s)
         return True
 
     def _skip(self, node: NodeId) -> None:
