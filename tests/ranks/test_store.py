@@ -33,7 +33,7 @@ FAMILIES = ("qwen3_5", "granite")
 def stored(family: str, peers: Peers | None, store: Path, **changes: Any) -> Assembled:
     """Computing is said to be slow: a model of this size is computed sooner than read."""
     assembled = engine(checkpoint(family), peers=peers, store=str(store), store_size="64MiB",
-                       store_reserve="1MiB", dtype="float32", **changes)
+                       store_reserve="1MiB", dtype="float32", speculate="off", **changes)
     assert assembled.core.store is not None
     assembled.core.store.prices.stepped(Work(prefill_tokens=64, pairs=0, decodes=0, context=0), 100.0)
     return assembled
