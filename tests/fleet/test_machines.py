@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -13,7 +14,7 @@ from weft.errors import ConfigError
 from weft.fleet.link_client import DismissedError, LinkClient
 from weft.fleet.link_frames import BodyKind
 from weft.fleet.link_keys import LinkKeys, new_token
-from weft.fleet.link_messages import EngineEnded, Leaving, LinkMessage, StartEngine
+from weft.fleet.link_messages import EngineEnded, Leaving, LinkBeat, LinkMessage, StartEngine
 from weft.fleet.machines import Machines
 from weft.fleet.seats import Seat
 
@@ -86,6 +87,12 @@ async def until(holds: object) -> None:
     raise AssertionError("it did not come true")
 
 
+async def received(client: LinkClient) -> None:
+    """For ever."""
+    while True:
+        await client.receive()
+
+
 async def test_reports_and_messages_reach_the_engine_client(listening: Listening) -> None:
     client, seat, end = await listening.joined()
     await client.put(BodyKind.ENGINE, b"one")
@@ -136,6 +143,31 @@ async def test_a_frame_of_an_earlier_process_is_dropped(listening: Listening) ->
     await until(lambda: later.reports)
     assert (end.reports, later.reports) == ([], [b"of the second"])
     client.close()
+
+
+async def test_a_machine_that_vanishes_is_noticed_within_five_seconds(listening: Listening) -> None:
+    """Of seconds in which this process ran: a test machine that is busy makes its ticks late."""
+    client, seat, end = await listening.joined()
+    alive = listening.client()
+    await alive.greet("another", 1, "near")
+    beating = asyncio.create_task(alive.keep_alive())
+    listening_to_beats = asyncio.create_task(received(alive))
+    await client.say(LinkBeat())
+    began_s = last_s = time.monotonic()
+    late_s = 0.0
+    while not end.losses:
+        await asyncio.sleep(0.02)
+        now_s = time.monotonic()
+        late_s, last_s = late_s + max(now_s - last_s - 0.02, 0.0), now_s
+        assert now_s - began_s < 30
+    assert last_s - began_s > 2.0
+    assert last_s - began_s - late_s < 5.0
+    assert seat.session is None
+    assert listening.seats[1].session is not None, "the one that beats is there"
+    beating.cancel()
+    listening_to_beats.cancel()
+    client.close()
+    alive.close()
 
 
 async def test_another_token_and_another_version_are_refused(

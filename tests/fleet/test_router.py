@@ -54,6 +54,11 @@ def test_a_prompt_that_comes_again_goes_where_it_was_computed(server: RunningSer
     assert sorted(by_replica) == [0.0, float(sum(cached))], "all on one replica"
     assert metric(server, "router_cached_tokens_total") == by_replica
     assert metric(server, "router_predicted_tokens_total") == by_replica
+    rows = [row["router"] for row in server.get("/v1/cache").json()["replicas"]]
+    assert [row["cached_tokens"] for row in rows] == by_replica
+    assert [row["predicted_tokens"] for row in rows] == by_replica
+    assert sum(row["requests"] for row in rows) == 5
+    assert not any(row["is_stale"] for row in rows)
 
 
 def test_two_salts_share_no_prefix(server: RunningServer) -> None:

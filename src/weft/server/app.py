@@ -194,7 +194,7 @@ class _Handlers:
         text_of = self._text_of if self._service.config.show_text else None
         return json_response(cache_reports([(number, stats[number], shape)
                                             for number, shape in shapes if number in stats],
-                                           text_of=text_of))
+                                           router=self._service.engine.router.counts(), text_of=text_of))
 
     def _text_of(self, tokens: Sequence[int]) -> str:
         return self._service.model_for(None).tokenizer.decode(tokens, skip_special_tokens=False)

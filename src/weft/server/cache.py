@@ -14,7 +14,7 @@ import dataclasses
 import hashlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from weft.engine.stats import EngineStats
@@ -22,6 +22,7 @@ from weft.errors import EngineUnavailableError
 from weft.memory.memory import MemoryUsage
 from weft.memory.prefix.cache_counts import STORE_COUNTS
 from weft.memory.prefix.shape import CacheShape, PrefixShape, ShapeSum, SizeClass
+from weft.router.protocol import RouterCounts
 
 LOOK_EVERY_S = 1.0
 EngineShapes = list[tuple[int, CacheShape]]
@@ -69,21 +70,26 @@ def memory_bytes(usage: MemoryUsage) -> dict[str, int]:
 
 
 def cache_reports(engines: Sequence[tuple[int, EngineStats, CacheShape]], *,
+                  router: Mapping[int, RouterCounts] | None = None,
                   text_of: TextOf | None = None) -> dict[str, Any]:
     """``cache_report`` of one replica; of several, their sum, and each one in ``replicas``. ``store``: what
-    the store of a replica holds and did. Raises EngineUnavailableError without any: an engine may have ended
-    since it was asked."""
+    the store of a replica holds and did. ``router``: what the router knows of each replica. Raises
+    EngineUnavailableError without any: an engine may have ended since it was asked."""
     reports = [(number, cache_report(stats.memory, shape, text_of=text_of))
                for number, stats, shape in engines]
     if not reports:
         raise EngineUnavailableError("no engine serves at the moment")
-    stores = [{} if stats.store is None else {"store": dataclasses.asdict(stats.store)}
-              for _, stats, _ in engines]
+    further = [_beside(stats, (router or {}).get(number)) for number, stats, _ in engines]
     if len(reports) == 1:
-        return {**reports[0][1], **stores[0]}
+        return {**reports[0][1], **further[0]}
     return {**_added([report for _, report in reports]),
-            "replicas": [{"replica": number, **report, **store}
-                         for (number, report), store in zip(reports, stores, strict=True)]}
+            "replicas": [{"replica": number, **report, **more}
+                         for (number, report), more in zip(reports, further, strict=True)]}
+
+
+def _beside(stats: EngineStats, counts: RouterCounts | None) -> dict[str, Any]:
+    parts: dict[str, Any] = {} if stats.store is None else {"store": dataclasses.asdict(stats.store)}
+    return parts if counts is None else {**parts, "router": dataclasses.asdict(counts)}
 
 
 def _added(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -310,6 +310,9 @@ class ServerConfig:
         if any(not name.strip() for name in self.served_model_name):
             raise ConfigError("--served-model-name is empty", param="--served-model-name")
         self._check_joining()
+        if self.record is not None and not self.own_replicas:
+            raise ConfigError("--record records the replicas of this machine, and there is none (--replicas "
+                              f"{self.replicas})", param="--record")
         self.origins()
         if self.otlp_endpoint is not None:
             check_endpoint(self.otlp_endpoint)
