@@ -24,7 +24,7 @@ from weft.schedule.plan import StepPlan
 
 # 72 tokens a step: eight decodes beside one chunk of 64. Fewer would leave one row, and no company.
 CONFIG = EngineConfig(memory="6MiB", max_model_len=512, max_num_seqs=8, max_num_batched_tokens=72, threads=1,
-                      rank_timeout=30.0, device=os.environ.get("WEFT_TEST_DEVICE", "cpu"))
+                      rank_timeout=30.0, device=os.environ.get("WEFT_TEST_DEVICE", "cpu"), speculate="off")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=7, max_tokens=12, ignore_eos=True)
 

@@ -9,7 +9,16 @@ trained without, and perplexity suffers from it (docs/models.md).
 
 from __future__ import annotations
 
-from weft.families.architecture import Architecture, Attention, Dense, Experts, FeedForward, Mamba2, Mixer
+from weft.families.architecture import (
+    Architecture,
+    Attention,
+    Dense,
+    Experts,
+    FeedForward,
+    Mamba2,
+    Mixer,
+    MtpLayer,
+)
 from weft.families.config_keys import ConfigKeys, fail
 from weft.families.reading import build_architecture, check_mamba2, experts_per_token, read_attention
 
@@ -25,8 +34,8 @@ def read_nemotron_h(family: str, keys: ConfigKeys) -> Architecture:
             fail(key, keys.get(key), f"only {served} is served")
     if keys.get("sliding_window") is not None:
         fail("sliding_window", keys.get("sliding_window"), "only full attention is served in this family")
-    kinds = _kinds(keys)
-    mixers: dict[str, Mixer] = {"recurrent": _mamba(keys), "attention": _attention(keys)}
+    kinds, attention = _kinds(keys), _attention(keys)
+    mixers: dict[str, Mixer] = {"recurrent": _mamba(keys), "attention": attention}
     feeds: dict[str, FeedForward] = {}
     if "dense" in kinds:
         feeds["dense"] = Dense(keys.integer("intermediate_size", 21504), "relu2", gated=False,
@@ -37,7 +46,17 @@ def read_nemotron_h(family: str, keys: ConfigKeys) -> Architecture:
                               [feeds.get(kind) for kind in kinds],
                               tied=keys.boolean("tie_word_embeddings", False),
                               eps=keys.number("layer_norm_epsilon", keys.number("rms_norm_eps", 1e-5)),
-                              max_positions=4096, residual_float32=keys.boolean("residual_in_fp32", False))
+                              max_positions=4096, residual_float32=keys.boolean("residual_in_fp32", False),
+                              mtp=_mtp(keys, attention))
+
+
+def _mtp(keys: ConfigKeys, attention: Attention) -> MtpLayer | None:
+    """Nemotron 3: one head of an attention layer and an experts layer. Other heads are not served."""
+    if keys.integer("num_nextn_predict_layers", 0, least=0) != 1:
+        return None
+    kinds = keys.get("mtp_layers_block_type", keys.get("mtp_hybrid_override_pattern", ""))
+    names = [(_NAMES if isinstance(kinds, list) else _PATTERN).get(kind) for kind in kinds]
+    return MtpLayer(attention, _experts(keys)) if names == ["attention", "experts"] else None
 
 
 def _kinds(keys: ConfigKeys) -> list[str]:

@@ -14,7 +14,8 @@ the whole layer. A step of few rows goes through the fused decoder, in one call.
 A wide vocabulary costs more than the layer. Byte-pair tokenizers number tokens by frequency, so drafts are
 drawn from the first VOCAB_MAX tokens alone. A draft that would be another token is wrong, not the answer.
 
-Layout and names: the public checkpoints of Qwen3.5 and Qwen3-Next, ``mtp.*``.
+Layout and names: the public checkpoints of Qwen3.5 and Qwen3-Next, ``mtp.*``. Nemotron 3 has the same head
+under other names: ``layers.0`` joins and attends, ``layers.1`` has the experts and the last norm.
 
 Rejected: a KV pool of its own (the prefix cache, preemption and ``weft plan`` would each need to know it).
 """
@@ -23,11 +24,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 
 from weft.errors import CheckpointError
 from weft.families.architecture import Architecture, Attention, Dense, Experts
 from weft.models import block_readers as parts
+from weft.models import nemotron_h
 from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.linear import Linear, Norm
 from weft.models.decoder import CausalModel
@@ -47,6 +50,8 @@ from weft.tensor.weights.twelve_bit import TwelveBitWeight
 
 VOCAB_MAX = 1 << 15
 """Tokens that a draft may be."""
+_FEW_TOKENS = 4096
+"""Up to so many numpy takes less time than the calls of torch."""
 
 
 @dataclass(slots=True)
@@ -100,10 +105,16 @@ class MtpHead:
         x_TD = joined_TD + layer.mixer(layer.mixer_norm(joined_TD), inputs, cache, cos_sin)
         return self.norm(x_TD + layer.feed_forward(layer.feed_norm(x_TD)))
 
-    def best(self, hidden_XD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The most likely token of each row, and its probability: int64 and float32 [X]."""
-        best = self.head(hidden_XD).float().softmax(-1).max(-1)
-        return best.indices, best.values
+    def best(self, hidden_XD: torch.Tensor) -> tuple[torch.Tensor, list[float]]:
+        """The most likely token of each row (int64 [X]), and its probability."""
+        logits_XV = self.head(hidden_XD).float()
+        if logits_XV.device.type == "cpu" and logits_XV.shape[1] <= _FEW_TOKENS:
+            host_XV = logits_XV.numpy()
+            tokens_X, highest_X = host_XV.argmax(axis=1), host_XV.max(axis=1, keepdims=True)
+            chances: list[float] = (1 / np.exp(host_XV - highest_X).sum(axis=1)).tolist()
+            return torch.from_numpy(tokens_X), chances
+        best = logits_XV.softmax(-1).max(-1)
+        return best.indices, best.values.tolist()
 
 
 def build_mtp(architecture: Architecture, source: TensorSource, trunk: CausalModel) -> MtpHead:
@@ -112,23 +123,33 @@ def build_mtp(architecture: Architecture, source: TensorSource, trunk: CausalMod
     assert shape is not None
     hidden, eps, rope = architecture.hidden_size, architecture.norm_eps, shape.attention.rope
 
+    plus_one = architecture.family != "nemotron_h"
+
     def norm(name: str) -> Norm:
-        return Norm(source.tensor(f"{name}.weight", hidden), eps, plus_one=True)
+        return Norm(source.tensor(f"{name}.weight", hidden), eps, plus_one=plus_one)
+
+    def attention(name: str) -> AttentionBlock:
+        return parts.attention(architecture, source, shape.attention, name, plus_one=plus_one)
 
     feed = shape.feed_forward
     assert isinstance(feed, (Dense, Experts))
-    name = "layers.0"
-    layer = DecoderLayer(
-        mixer_norm=norm(f"{name}.input_layernorm"),
-        mixer=parts.attention(architecture, source, shape.attention, f"{name}.self_attn", plus_one=True),
-        feed_norm=norm(f"{name}.post_attention_layernorm"),
-        feed_forward=(parts.swiglu(source, f"{name}.mlp", hidden, feed.width) if isinstance(feed, Dense)
-                      else parts.qwen_experts(source, f"{name}.mlp", hidden, feed)))
+    if architecture.family == "nemotron_h":
+        assert isinstance(feed, Experts)
+        names = ["layers.0.enorm", "layers.0.hnorm", "layers.0.eh_proj.weight", "layers.1.final_layernorm"]
+        layer = DecoderLayer(norm("layers.0.norm"), attention("layers.0.mixer"), norm("layers.1.norm"),
+                             nemotron_h.experts(source, feed, "layers.1.mixer", hidden))
+    else:
+        names, name = ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc.weight", "norm"], "layers.0"
+        layer = DecoderLayer(
+            norm(f"{name}.input_layernorm"), attention(f"{name}.self_attn"),
+            norm(f"{name}.post_attention_layernorm"),
+            (parts.swiglu(source, f"{name}.mlp", hidden, feed.width) if isinstance(feed, Dense)
+             else parts.qwen_experts(source, f"{name}.mlp", hidden, feed)))
     return MtpHead(
         shape.attention, Embedding(trunk.embedding), architecture.embedding_multiplier,
-        norm("pre_fc_norm_embedding"), norm("pre_fc_norm_hidden"),
-        source.linear([("fc.weight", hidden)], 2 * hidden), layer, norm("norm"),
-        _first_tokens(trunk.head), None if rope is None else RotaryTable(rope, trunk.embedding.device))
+        norm(names[0]), norm(names[1]), source.linear([(names[2], hidden)], 2 * hidden), layer,
+        norm(names[3]), _first_tokens(trunk.head),
+        None if rope is None else RotaryTable(rope, trunk.embedding.device))
 
 
 def load_mtp(architecture: Architecture, weights: DraftWeights, trunk: CausalModel,

@@ -35,7 +35,7 @@ def _layer(architecture: Architecture, source: TensorSource, index: int) -> Deco
     if feed is not None:
         forward: DenseBlock | ExpertsBlock
         forward = (parts.dense(source, f"{name}.mixer", hidden, feed) if isinstance(feed, Dense)
-                   else _experts(source, feed, f"{name}.mixer", hidden))
+                   else experts(source, feed, f"{name}.mixer", hidden))
         return DecoderLayer(mixer_norm=None, mixer=None, feed_norm=norm, feed_forward=forward)
     mixer: Mixer
     if isinstance(shape, Attention):
@@ -46,7 +46,8 @@ def _layer(architecture: Architecture, source: TensorSource, index: int) -> Deco
     return DecoderLayer(mixer_norm=norm, mixer=mixer, feed_norm=None, feed_forward=None)
 
 
-def _experts(source: TensorSource, shape: Experts, name: str, hidden: int) -> ExpertsBlock:
+def experts(source: TensorSource, shape: Experts, name: str, hidden: int) -> ExpertsBlock:
+    """Also those of the head for multi-token prediction (``weft.models.mtp``)."""
     wide = shape.latent_width or hidden
     own = source.own_experts(shape.count)
     if source.has(f"{name}.experts.up_proj"):

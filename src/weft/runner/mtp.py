@@ -111,8 +111,8 @@ class HeadRunner:
         runs, starts = ends.runs, ends.starts
         pages_XP = self._pages(plan, ends, plan.mtp_drafts - 1)
         for number in range(plan.mtp_drafts):
-            best_X, chance_X = self._head.best(hidden_XD)
-            for run, token, chance in zip(runs, best_X.tolist(), chance_X.tolist(), strict=True):
+            best_X, chances_X = self._head.best(hidden_XD)
+            for run, token, chance in zip(runs, best_X.tolist(), chances_X, strict=True):
                 tokens[run].append(token)
                 chances[run].append(chance if chance == chance else 0.0)   # NaN: not a number
             if number + 1 == plan.mtp_drafts:

@@ -62,6 +62,7 @@ def choose(sampler: Sampler, logits_XV: torch.Tensor, of: SampledRows, plan: Ste
     verified = Verified(np.full(plan.run_count, PAD, np.int32))
     chosen: dict[int, list[int]] = {run: [] for run in plan.windows}
     at = np.flatnonzero(np.diff(of.runs, prepend=-1))   # the first row of each run
+    drafts = _drafts(plan)
     apart = sampler.sample(logits_XV, of.rows, of.positions) if sampler.chooses_apart(of.rows) else None
     while at.size:
         sampled = (sampler.sample(_rows_at(logits_XV, at), of.rows[at], of.positions[at]) if apart is None
@@ -80,18 +81,20 @@ def choose(sampler: Sampler, logits_XV: torch.Tensor, of: SampledRows, plan: Ste
             chosen[run].append(token)
             if logprobs is not None:
                 verified.window_logprobs.setdefault(run, []).append(logprobs)
-            if i not in sampled.failures and token == _draft(plan, run, len(chosen[run])):
+            if i not in sampled.failures and token == drafts[run][len(chosen[run]) - 1]:
                 going_on.append(row + 1)
         at = np.asarray(going_on, np.int64)
     verified.windows.update((run, tuple(tokens)) for run, tokens in chosen.items())
     return verified
 
 
-def _draft(plan: StepPlan, run: int, number: int) -> int:
-    """Draft ``number`` of a window, from 1 on; PAD behind the last."""
-    if number >= plan.lengths[run]:
-        return PAD
-    return int(plan.tokens[int(plan.lengths[:run].sum()) + number])
+def _drafts(plan: StepPlan) -> dict[int, list[int]]:
+    """The drafts of each window, PAD behind the last."""
+    begin, drafts = plan.decode_count, {}
+    for run, length in zip(plan.windows, plan.lengths[plan.decode_count :].tolist(), strict=False):
+        drafts[run] = [*plan.tokens[begin + 1 : begin + length].tolist(), PAD]
+        begin += length
+    return drafts
 
 
 def _rows_at(logits_XV: torch.Tensor, at: Int64s) -> torch.Tensor:
@@ -104,6 +107,9 @@ def _rows_at(logits_XV: torch.Tensor, at: Int64s) -> torch.Tensor:
 def replay(runs: Runs, counts: Sequence[int]) -> None:
     """The states of the windows of ``runs`` after ``counts`` tokens each."""
     assert runs.log is not None, "a step without windows"
+    if len(counts) == 1:
+        _replay_alone(runs, counts[0])
+        return
     first = runs.decode_count
     order = sorted(range(len(counts)), key=lambda window: counts[window] > 1)
     windows = [first + window for window in order]
@@ -123,3 +129,13 @@ def replay(runs: Runs, counts: Sequence[int]) -> None:
         context_R=on_device([start + length for start, length in zip(starts, lengths, strict=True)]),
         page_table_RP=runs.page_table_RP.index_select(0, on_device(windows)))
     runs.log.replay(on_device(index), again)
+
+
+def _replay_alone(runs: Runs, count: int) -> None:
+    """The one window of ``runs``: its rows are in a row, so views do, and nothing is gathered."""
+    assert runs.log is not None
+    window = slice(runs.decode_count, runs.decode_count + 1)
+    runs.log.replay(slice(0, count), Runs(
+        offsets=[0], starts=runs.starts[window], lengths=[count], slots=runs.slots[window], fresh=[False],
+        decode_count=int(count == 1), starts_R=runs.starts_R[window], slots_R=runs.slots_R[window],
+        context_R=runs.starts_R[window] + count, page_table_RP=runs.page_table_RP[window]))

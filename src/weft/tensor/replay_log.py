@@ -55,8 +55,8 @@ class ReplayLog:
         self._entries.append((replay, (room,)))
         return room
 
-    def replay(self, index: torch.Tensor, runs: object) -> None:
-        """Every op again, over the logged rows ``index`` (int64), which are the tokens of ``runs``."""
+    def replay(self, rows: torch.Tensor | slice, runs: object) -> None:
+        """Every op again, over the logged ``rows`` (an int64 index or a slice): the tokens of ``runs``."""
         for replay, inputs in self._entries:
-            replay(*(x.index_select(0, index) for x in inputs), runs)
+            replay(*(x[rows] for x in inputs), runs)
 
