@@ -98,7 +98,7 @@ def test_a_window_reads_its_places_and_no_others(window: int, device: torch.devi
     torch.testing.assert_close(attend(q, pages, runs, device, window), want, **close(torch.float32))
 
 
-@pytest.mark.parametrize("context", [1, 256, 257, 2000])
+@pytest.mark.parametrize("context", [1, 128, 129, 2000])
 def test_how_a_row_is_split_depends_on_nothing_beside_it(context: int, device: torch.device) -> None:
     """The same bits alone, in a table as narrow as can be, and beside a row of more splits."""
     alone = make_runs([Run(context - 1)], [], pages=130)
@@ -157,4 +157,4 @@ def test_no_size_of_a_launch_comes_from_the_device(device: torch.device,
         runs.context_R.copy_(torch.tensor(contexts))
         there = pages_on(pages, device)
         paged_attention(q.to(device), there.k, there.v, runs, 0.3)
-    assert grids[:2] == grids[2:] == [(2, KV_HEADS, 3), (2, 4)]
+    assert grids[:2] == grids[2:] == [(2, KV_HEADS, 5), (2, 4)]

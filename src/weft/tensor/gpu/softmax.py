@@ -94,20 +94,22 @@ def finish(x, token, head, row_mask, out, gate, gate_stride, head_gate, head_gat
 
 
 @triton.jit
-def kv_splits_of(seen, WINDOW: tl.constexpr, SPLITS_MAX: tl.constexpr, PAGES: tl.constexpr):
-    """(first page, end page, pages of a split) of a row that sees ``seen`` tokens."""
+def kv_splits_of(seen, WINDOW: tl.constexpr, SPLITS_MAX: tl.constexpr, PAGES: tl.constexpr,
+                 SPLIT_PAGES: tl.constexpr):
+    """(first page, end page, pages of a split, at least SPLIT_PAGES) of a row that sees ``seen`` tokens."""
     first = 0
     if WINDOW:
         first = tl.maximum(seen - WINDOW, 0) // 16
     end = tl.cdiv(seen, 16)
     each = tl.cdiv(tl.cdiv(end - first, SPLITS_MAX), PAGES) * PAGES
-    return first, end, tl.maximum(each, 16)
+    return first, end, tl.maximum(each, SPLIT_PAGES)
 
 
 @triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["context"])
 def combine(out, gate, gate_stride, head_gate, head_gate_stride, value_scale, context, partial, logs, splits,
              HEADS: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr,
-             BLOCK_D: tl.constexpr, PAGES: tl.constexpr, SPLITS_MAX: tl.constexpr, AT_ONCE: tl.constexpr):
+             BLOCK_D: tl.constexpr, PAGES: tl.constexpr, SPLITS_MAX: tl.constexpr, SPLIT_PAGES: tl.constexpr,
+             AT_ONCE: tl.constexpr):
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token, heads = tl.full((1,), 0, tl.int64) + row, tl.full((1,), 0, tl.int32) + head
     row_mask = tl.full((1,), 1, tl.int1)
@@ -116,7 +118,7 @@ def combine(out, gate, gate_stride, head_gate, head_gate_stride, value_scale, co
         finish(tl.zeros((1, BLOCK_D), tl.float32), token, heads, row_mask, out, None, 0, None, 0, None, HEADS,
                GROUP, D, BLOCK_D)
         return
-    first, end, each = kv_splits_of(seen, WINDOW, SPLITS_MAX, PAGES)
+    first, end, each = kv_splits_of(seen, WINDOW, SPLITS_MAX, PAGES, SPLIT_PAGES)
     live = tl.cdiv(end - first, each)
     at = (row * HEADS + head) * splits
     every = tl.arange(0, SPLITS_MAX)

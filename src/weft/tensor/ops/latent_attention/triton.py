@@ -42,7 +42,7 @@ from weft.tensor.gpu.pages import (
 from weft.tensor.gpu.runs import device_runs
 from weft.tensor.gpu.softmax import COMBINED_AT_ONCE, combine, finish, kv_splits_of, softmax_step
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.paged_attention.triton import SPLIT_TOKENS, splits_max
+from weft.tensor.ops.paged_attention.triton import split_tokens, splits_max
 from weft.tensor.ops.write_kv.triton import (
     MOVING,
     TILE_TOKENS,
@@ -95,16 +95,17 @@ def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tenso
 def _launch_decode(common: tuple[Any, ...], runs: Runs, constants: dict[str, Any]) -> None:
     rows, heads, main = runs.decode_count, constants["HEADS"], constants["MAIN"]
     most, device = splits_max(1), runs.page_table_RP.device
-    splits = min(most, max(1, ceil_div(runs.page_table_RP.shape[1] * PAGE_TOKENS, SPLIT_TOKENS)))
+    splits = min(most, max(1, ceil_div(runs.page_table_RP.shape[1] * PAGE_TOKENS, split_tokens(1))))
+    cuts = {"SPLITS_MAX": most, "SPLIT_PAGES": split_tokens(1) // PAGE_TOKENS}
     partial = torch.empty((rows, heads, splits, main), dtype=torch.float32, device=device)
     logs = torch.empty((rows, heads, splits), dtype=torch.float32, device=device)
     blocks = blocks_of(main, constants["PRODUCT"], small_shared(device))
     launch(_decode, (rows, ceil_div(heads, HEADS_AT_ONCE), splits))(
-        *common, runs.context_R, partial, logs, splits, **constants, SPLITS_MAX=most,
-        TILE_HEADS=HEADS_AT_ONCE, **blocks)
+        *common, runs.context_R, partial, logs, splits, **constants, **cuts, TILE_HEADS=HEADS_AT_ONCE,
+        **blocks)
     launch(combine, (rows, heads))(
         common[-1], None, 0, None, 0, None, runs.context_R, partial, logs, splits, HEADS=heads, GROUP=1,
-        WINDOW=0, D=constants["VALUE"], BLOCK_D=main, PAGES=blocks["PAGES"], SPLITS_MAX=most,
+        WINDOW=0, D=constants["VALUE"], BLOCK_D=main, PAGES=blocks["PAGES"], **cuts,
         AT_ONCE=COMBINED_AT_ONCE, num_warps=2)
 
 
@@ -184,10 +185,10 @@ def _decode(q, q_token, q_head, cache, stride, scales, scale_stride, table, tabl
             context, partial, logs, splits, HEADS: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr,
             MAIN: tl.constexpr, REST: tl.constexpr, PACK: tl.constexpr, FP8: tl.constexpr,
             PRODUCT: tl.constexpr, PRECISION: tl.constexpr, SPLITS_MAX: tl.constexpr,
-            TILE_HEADS: tl.constexpr, PAGES: tl.constexpr):
+            SPLIT_PAGES: tl.constexpr, TILE_HEADS: tl.constexpr, PAGES: tl.constexpr):
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(2)
     seen = tl.load(context + row).to(tl.int32)
-    _, end, each = kv_splits_of(tl.maximum(seen, 0), 0, SPLITS_MAX, PAGES)
+    _, end, each = kv_splits_of(tl.maximum(seen, 0), 0, SPLITS_MAX, PAGES, SPLIT_PAGES)
     begin = split * each
     end = tl.minimum(begin + each, end)
     if begin >= end:
@@ -264,7 +265,8 @@ def compilations() -> list[Compilation]:
     chunks = {"starts": "*i64"} | dict.fromkeys(CHUNKS[1:], "*i32")
     variants = []
     for name, kernel, signature, tile_constants in (
-            ("decode", _decode, {**common, **split_args}, {"SPLITS_MAX": 64, "TILE_HEADS": HEADS_AT_ONCE}),
+            ("decode", _decode, {**common, **split_args},
+             {"SPLITS_MAX": 64, "SPLIT_PAGES": 8, "TILE_HEADS": HEADS_AT_ONCE}),
             ("prefill", _prefill, {**common, **chunks, "chunk_count": "i32"},
              {"TOKENS": queries_of(main, product)})):
         for small in (False, True):

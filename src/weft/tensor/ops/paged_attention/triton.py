@@ -1,16 +1,16 @@
 """paged_attention in Triton: two launches for decodes, one for prefills; the host reads nothing back.
 
     decode    program = (row, KV head, split): the G query heads of a KV head share what it reads
-                  |        256 tokens or more      |                       |        |   <- splits of a row
+                  |   128 or 256 tokens or more    |                       |        |   <- splits of a row
                   '- softmax over its own pages -> partial output, log of its sum
               combine = (row, head): partial outputs, weighted by their sums; gates; rounding
     prefill   program = (chunk, KV head, some of its query heads): 64 queries of each against all pages up to
               the chunk's last token; chunks are those of ``gpu.runs``, the last (the longest) first
 
-KV splits. The cuts of a row depend on its own context and the model alone: splits of SPLIT_TOKENS, or longer
-ones if those would exceed ``splits_max``. So a token's sum is added up in the same order whatever the batch
-beside it. A launch has as many splits as the width of the page table allows. Splits beyond a row's context
-return at once, as do PAD rows. A narrow table with one split needs no second launch.
+KV splits. The cuts of a row depend on its own context and the model alone: splits of ``split_tokens``, or
+longer ones if those would exceed ``splits_max``. So a token's sum is added up in the same order in any batch.
+A launch has as many splits as the width of the page table allows. Splits beyond a row's context return at
+once, as do PAD rows. A narrow table with one split needs no second launch.
 
 Blocks are 16 KB of K and 16 KB of V (64 tokens of 128 bf16 numbers). The next ones load while one is
 multiplied. That is 55 KB of shared memory and 128 registers a thread, so four programs fit an SM of an H100.
@@ -68,7 +68,6 @@ from weft.tensor.ops.paged_attention.gather_kernels import rows_of_prefills
 from weft.tensor.ops.write_kv.triton import dense_rows, page_signature, pages_of
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS, ceil_div
 
-SPLIT_TOKENS = 256
 BLOCK_BYTES = 16 << 10
 ROWS_MIN = 16
 """The least rows of a tensor-core product."""
@@ -132,7 +131,9 @@ def _launch_decode(common: tuple[Any, ...], runs: Runs, constants: dict[str, Any
     pages = runs.page_table_RP.shape[1]
     if constants["WINDOW"]:
         pages = min(pages, constants["WINDOW"] // PAGE_TOKENS + 2)
-    splits = min(most, max(1, ceil_div(pages * PAGE_TOKENS, SPLIT_TOKENS)))
+    at_least = split_tokens(kv_heads)
+    splits = min(most, max(1, ceil_div(pages * PAGE_TOKENS, at_least)))
+    cuts = {"SPLITS_MAX": most, "SPLIT_PAGES": at_least // PAGE_TOKENS}
     partial = logs = None
     if splits > 1:
         device = runs.page_table_RP.device
@@ -140,18 +141,23 @@ def _launch_decode(common: tuple[Any, ...], runs: Runs, constants: dict[str, Any
         logs = torch.empty((rows, heads, splits), dtype=torch.float32, device=device)
     blocks = decode_blocks(constants["D"], itemsize, constants["GROUP"])
     launch(_decode, (rows, kv_heads, splits))(
-        *common, runs.context_R, partial, logs, splits, **constants, SPLITS_MAX=most, **blocks)
+        *common, runs.context_R, partial, logs, splits, **constants, **cuts, **blocks)
     if splits > 1:
         used = {name: constants[name] for name in ("HEADS", "GROUP", "WINDOW", "D", "BLOCK_D")}
         out_THD, *gates = common[-6:]
         launch(combine, (rows, heads))(
             out_THD, *gates, runs.context_R, partial, logs, splits, **used, PAGES=blocks["PAGES"],
-            SPLITS_MAX=most, AT_ONCE=COMBINED_AT_ONCE, num_warps=2)
+            **cuts, AT_ONCE=COMBINED_AT_ONCE, num_warps=2)
 
 
 def splits_max(kv_heads: int) -> int:
     """Most splits of a row: enough that one row alone keeps a GPU busy."""
     return min(64, max(8, 1 << (128 // kv_heads).bit_length() - 1)) if kv_heads < 128 else 8
+
+
+def split_tokens(kv_heads: int) -> int:
+    """Least tokens of a split. With 8 KV heads a row of 2,048 tokens is then 128 programs."""
+    return 128 if kv_heads <= 8 else 256
 
 
 def decode_blocks(dim: int, itemsize: int, group: int) -> dict[str, Any]:
@@ -194,8 +200,8 @@ def _decode(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, sc
             table_stride, qk_scale, out, gate, gate_stride, head_gate, head_gate_stride, value_scale, context,
             partial, logs, splits, HEADS: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr,
             D: tl.constexpr, BLOCK_D: tl.constexpr, PACK: tl.constexpr, FP8: tl.constexpr,
-            PRODUCT: tl.constexpr, PRECISION: tl.constexpr, SPLITS_MAX: tl.constexpr, PAGES: tl.constexpr,
-            ROWS: tl.constexpr):
+            PRODUCT: tl.constexpr, PRECISION: tl.constexpr, SPLITS_MAX: tl.constexpr,
+            SPLIT_PAGES: tl.constexpr, PAGES: tl.constexpr, ROWS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     kv_head, split = tl.program_id(1), tl.program_id(2)
     m, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
@@ -207,7 +213,7 @@ def _decode(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, sc
             finish(tl.zeros((ROWS, BLOCK_D), tl.float32), token, head, m < GROUP, out, None, 0, None, 0, None,
                    HEADS, GROUP, D, BLOCK_D)
         return
-    first, end, each = kv_splits_of(seen, WINDOW, SPLITS_MAX, PAGES)
+    first, end, each = kv_splits_of(seen, WINDOW, SPLITS_MAX, PAGES, SPLIT_PAGES)
     begin = first + split * each
     end = tl.minimum(begin + each, end)
     if begin >= end:
@@ -322,13 +328,13 @@ def _of_shape(page: torch.dtype, fp8: int, dim: int, window: int) -> list[Compil
     decode, prefill = decode_blocks(dim, page.itemsize, 4), prefill_blocks(dim, page.itemsize, 4, product)
     name = f"{str(page).removeprefix('torch.')} {dim}"
     variants = [_compilation(f"decode {name}", _decode, {**common, **split_args},
-                         {**constants, **shape, "SPLITS_MAX": 32}, decode),
+                         {**constants, **shape, "SPLITS_MAX": 32, "SPLIT_PAGES": 8}, decode),
             _compilation(f"prefill {name}", _prefill, {**common, **chunks}, {**constants, **shape}, prefill)]
     if page == torch.bfloat16:
         used = {key: shape[key] for key in ("HEADS", "GROUP", "WINDOW", "D", "BLOCK_D")}
         variants.append(_compilation(f"combine {name}", combine, {"out": kind, **gates, **split_args}, {
             "head_gate": None, "value_scale": None, **used, "PAGES": decode["PAGES"], "SPLITS_MAX": 32,
-            "AT_ONCE": COMBINED_AT_ONCE}, {"num_warps": 2, "num_stages": 2}))
+            "SPLIT_PAGES": 8, "AT_ONCE": COMBINED_AT_ONCE}, {"num_warps": 2, "num_stages": 2}))
     return variants
 
 
