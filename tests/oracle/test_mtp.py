@@ -16,6 +16,7 @@ from train.checkpoint import load, load_mtp
 from train.mtp import MtpHead, drafts
 from weft.models.loading import LoadedModel, load_model
 from weft.request import SamplingParams
+from weft.runner.mtp import HeadRunner
 from weft.speculation.costs import StepCosts
 from weft.speculation.proposal import SourceName
 from weft.speculation.speculator import Speculator
@@ -140,3 +141,39 @@ def test_a_head_whose_keys_are_lost_is_wrong_more_often() -> None:
         serving.run([prompts()[1]], sampling(max_tokens=40))
         rights.append(source.stats().accepted_length)
     assert rights[1] < rights[0] - 0.3
+
+
+class Late(Speculator):
+    """The head drafts from token ``begin`` of an answer on, and reads no prompt if that is not 0."""
+
+    begin_at = 0
+
+    def __init__(self) -> None:
+        super().__init__(("mtp",), costs=StepCosts({1: 1.0, 2: 100.0}))   # no draft is worth a window
+        self.offered: list[tuple[int, ...]] = []
+
+    def head_drafts(self, sequences: int, *, prompts: bool) -> int | None:
+        answers = [len(one.answer) for one in self._by_key.values()]
+        return 1 if max(answers, default=0) >= self.begin_at else None
+
+    def offer(self, key: int, tokens: Any, chances: Any) -> None:
+        self.offered.append(tuple(tokens))
+
+
+def test_a_head_that_begins_late_reads_nothing_of_other_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pages were another sequence's, with keys of the head. Without zeros, the control, it reads them."""
+    offers = []
+    for recycled, zeroing in ((False, True), (True, True), (True, False)):
+        if not zeroing:
+            monkeypatch.setattr(HeadRunner, "zero", lambda self, pages: None)
+        source = Late()
+        serving = Serving("", model=with_head(), drafter=source, cache=False)
+        if recycled:
+            serving.run([prompts()[2]], sampling())
+            assert source.offered
+        source.begin_at, source.offered = 6, []
+        serving.run([prompts()[1]], sampling())
+        offers.append(source.offered)
+    assert len(offers[0]) > 10
+    assert offers[0] == offers[1]
+    assert offers[0] != offers[2]

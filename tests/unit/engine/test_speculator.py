@@ -7,6 +7,8 @@ import pytest
 from tests.unit.engine.rig import VOCAB_SIZE, Rig
 from weft.assemble.speculation import rehearse
 from weft.memory.memory import Memory
+from weft.request import Request, SamplingParams
+from weft.schedule.plan import StepPlan
 from weft.speculation.costs import StepCosts
 from weft.speculation.rehearsal import DRAFT_COUNTS
 from weft.speculation.speculator import Speculator
@@ -49,3 +51,35 @@ def test_a_rehearsal_measures_every_count_and_leaves_nothing() -> None:
     assert len(rig.plans) < 60
     rig.submit("after", 50, max_tokens=20)
     assert len(rig.run()["after", 0].tokens) > 0
+
+
+def test_a_drafter_that_sleeps_changes_no_token_and_a_prediction_wakes_it() -> None:
+    """It sleeps for some steps in each dozen, and is then fed what it missed."""
+    plain, drafter = Rig(cache=True), Speculator(costs=StepCosts(FREE))
+    rig = Rig(cache=True, drafter=drafter)
+    drafter._tree = rig.core.memory.prefix_tree
+    awake: list[bool] = []
+
+    def lull(plan: StepPlan, seconds: float) -> None:
+        awake.append(drafter.awake)
+        if len(awake) % 12 == 6:
+            drafter._budget.awake, drafter._budget._sleep_s, drafter._budget._sleep_steps = False, 5.5, 512
+
+    rig.core.on_step.insert(0, lull)
+    assert repeating(rig) == repeating(plain)
+    assert 10 < sum(awake) < len(awake) - 10
+    assert rig.core.stats().speculation.accepted > 50
+    rig.core.on_step.remove(lull)
+
+    answer = rig.answers["r0-0", 0].tokens
+    while drafter.awake:
+        drafter._budget.spend(1.0)
+        drafter.observe(1, 0, 1e-6)
+    before = rig.core.stats().speculation.accepted
+    prompt = [(7 * at + len("r0-0")) % VOCAB_SIZE for at in range(40)]
+    rig.core.submit(Request(
+        request_id="again", prompt_tokens=prompt, prediction=answer,
+        sampling=SamplingParams(temperature=0.0, max_tokens=60, seed=0, ignore_eos=True)))
+    assert rig.run()["again", 0].tokens == answer
+    assert rig.core.stats().speculation.accepted > before + 30
+    rig.core.audit()
