@@ -1,4 +1,4 @@
-"""A server without replicas of its own and with two HTTP processes waits for a machine, and serves with it."""
+"""A server without replicas of its own, with two HTTP processes, waits for a machine and serves on it."""
 
 from __future__ import annotations
 

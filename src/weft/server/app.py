@@ -51,6 +51,7 @@ from weft.server.service import ServedModel, Service
 from weft.server.sleep import read_sleep, read_tags, sleep_answer, state_answer, wake_answer
 from weft.server.sse import ClientGoneError
 from weft.server.tenants import Keys
+from weft.server.tokenize_answer import tokenize_answer
 
 _CLIENT_CLOSED_REQUEST = 499
 """No client reads it; it is for the access log."""
@@ -161,9 +162,8 @@ class _Handlers:
             tokens = await model.encode(prompt.text, add_special_tokens=add_special_tokens)
         else:
             tokens = await model.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-        texts = [model.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
-        return json_response({"count": len(tokens), "max_model_len": model.info.max_model_len,
-                              "tokens": tokens, "token_strs": texts})
+        return Response(await tokenize_answer(model, tokens, with_texts=bool(body.return_token_strs)),
+                        media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
         self._service.check_open()

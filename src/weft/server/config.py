@@ -78,7 +78,7 @@ class ServerConfig:
         (), "Name(s) that requests may use for the model, besides 'default'; may be given several times. "
             "Default: the model's own.")
     chat_template: str | None = _flag(None, "File with the chat template to use instead of the checkpoint's.")
-    max_tokenize_chars: int = _flag(16_000_000, "Characters of long texts that may be tokenized at once "
+    max_tokenize_chars: int = _flag(32_000_000, "Characters of long texts that may be tokenized at once "
                                                 "(413, 503).", least=4096)
     max_answer_logprobs: int = _flag(1_000_000, "Logprobs that an answer may have in one piece: n x tokens x "
                                                 "(logprobs + 1) over all prompts (400). Streams count "

@@ -2,9 +2,9 @@
 
     with budget.spending(len(text)): tokenize in a thread
 
-Tokenizing takes a few seconds for each megabyte, and its threads share the cores with the engine. A text
-that is larger than the whole budget is a 413; one that finds no room beside others is a 503. Short texts,
-which are tokenized at once, are not counted.
+Tokenizing takes about a second of a core for each megabyte, and its threads share the cores with the engine.
+A text that is larger than the whole budget is a 413; one that finds no room beside others is a 503. Short
+texts, which are tokenized at once, are not counted.
 """
 
 from __future__ import annotations
