@@ -33,7 +33,7 @@ def _answer(model: ServedModel, tokens: list[int], with_texts: bool) -> bytes:
                      _listed(tokens, list), b',"token_strs":', texts, b"}"))
 
 
-def _listed(tokens: list[int], values_of: Callable[[Sequence[int]], list[object]]) -> bytes:
+def _listed(tokens: list[int], values_of: Callable[[Sequence[int]], Sequence[object]]) -> bytes:
     parts = [msgspec.json.encode(values_of(tokens[at:at + PIECE_TOKENS]))[1:-1]
              for at in range(0, len(tokens), PIECE_TOKENS)]
     return b"[" + b",".join(parts) + b"]"

@@ -17,6 +17,9 @@ If it shows the end of a word at the next cut, the second part begins where a wo
 that a part does not confirm costs the parts behind it: the last end of a word in that part is the next cut.
 A tokenizer of another kind, and a text without spaces, are not cut.
 
+The proof needs the places of all tokens, which doubles the work of the library. The usual regexes need none:
+they end a word at every guess (``weft.text.certain_words``).
+
 Rejected: cutting at newlines (runs of whitespace are one word); comparing ids around a cut (that shows one
 place, and proves none).
 """
@@ -30,6 +33,8 @@ import re
 from typing import Any
 
 import tokenizers
+
+from weft.text.certain_words import cuts_certainly
 
 PART_CHARS = 1 << 15
 PART_MARGIN_CHARS = 1 << 12
@@ -45,10 +50,13 @@ _SIGNS_OF_CONTEXT = ("(?<", "\\G", "\\A", "\\b", "\\B", "^")
 
 
 class TextParts:
-    """``before`` and ``behind``: the special tokens that the tokenizer adds to every text."""
+    """``before`` and ``behind``: the special tokens that the tokenizer adds to every text. ``is_certain``: a
+    guessed cut needs no proof."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, before: list[int], behind: list[int]) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, before: list[int], behind: list[int], *,
+                 is_certain: bool) -> None:
         self._backend = backend
+        self._is_certain = is_certain
         self._before = before
         self._behind = behind
 
@@ -56,7 +64,13 @@ class TextParts:
         ids = list(self._before) if add_special_tokens else []
         start, is_cut = 0, True
         while is_cut and len(text) - start > PART_CHARS + PART_MARGIN_CHARS:
-            cuts = _guessed_cuts(text, start)
+            cuts, guess_count = _guessed_cuts(text, start)
+            if self._is_certain and guess_count:
+                sure = [text[at:end] for at, end in itertools.pairwise(cuts[:guess_count + 1])]
+                for encoding in self._backend.encode_batch_fast(sure, add_special_tokens=False):
+                    ids += encoding.ids
+                start = cuts[guess_count]
+                continue
             spans = list(itertools.pairwise(cuts))
             parts = [text[at:end + PART_MARGIN_CHARS] for at, end in spans]
             encodings = self._backend.encode_batch(parts, add_special_tokens=False)
@@ -85,9 +99,10 @@ class TextParts:
         return count if is_end else 0
 
 
-def _guessed_cuts(text: str, start: int) -> list[int]:
-    """``start`` and the ends of the next parts, each before a space. An end without a guess is the last."""
-    cuts = [start]
+def _guessed_cuts(text: str, start: int) -> tuple[list[int], int]:
+    """``start`` and the ends of the next parts, and how many of these are guesses: each before a space. An
+    end without a guess is the last."""
+    cuts, guess_count = [start], 0
     while len(cuts) <= _TOGETHER and len(text) - cuts[-1] > PART_CHARS + PART_MARGIN_CHARS:
         largest = cuts[-1] + PART_CHARS
         guesses = [guess.start() + 1 for guess in _GUESS.finditer(
@@ -95,7 +110,8 @@ def _guessed_cuts(text: str, start: int) -> list[int]:
         cuts.append(guesses[-1] if guesses else largest)
         if not guesses:
             break
-    return cuts
+        guess_count += 1
+    return cuts, guess_count
 
 
 def _cut(encoding: Any, part: str) -> tuple[int, int]:
@@ -134,7 +150,7 @@ def text_parts(backend: tokenizers.Tokenizer) -> TextParts | None:
     whole = backend.encode("a", add_special_tokens=True).ids
     for at in range(len(whole) - len(plain) + 1):
         if plain and whole[at:at + len(plain)] == plain:
-            return TextParts(backend, whole[:at], whole[at + len(plain):])
+            return TextParts(backend, whole[:at], whole[at + len(plain):], is_certain=cuts_certainly(form))
     return None
 
 
