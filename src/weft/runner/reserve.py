@@ -20,7 +20,7 @@ needs megabytes, a wide one with long steps gigabytes); recording all widths twi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -33,10 +33,12 @@ from weft.runner.graphs import Capture, DecodeGraphs, decode_widths
 from weft.runner.logprobs import score
 from weft.runner.sampler import Sampler
 from weft.runner.step_shapes import StepShape, step_shapes
+from weft.runner.verify import replay
 from weft.spec import CacheDTypeName, ModelSpec
 from weft.tensor.device import current
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.layout import DTYPES
+from weft.tensor.replay_log import ReplayLog
 from weft.tensor.scratch import scratch
 from weft.units import PAD, format_bytes
 
@@ -153,7 +155,13 @@ class _Measurement:
         return self._meter.peak_bytes()
 
     def _step(self, shape: StepShape) -> None:
-        hidden_TD = self._model.forward(shape.inputs, self._caches)
+        inputs, windows = shape.inputs, shape.inputs.runs.verify_count
+        if windows:
+            log = ReplayLog(0, len(inputs.tokens_T))
+            inputs = replace(inputs, runs=replace(inputs.runs, log=log))
+        hidden_TD = self._model.forward(inputs, self._caches)
+        if windows:
+            replay(inputs.runs, range(1, 1 + windows))
         sampled_XD = hidden_TD[: min(self._rows, shape.inputs.runs.run_count)]
         rows = np.arange(len(sampled_XD))
         self._sampler.sample(self._model.logits(sampled_XD), rows, np.ones_like(rows))

@@ -6,6 +6,7 @@
     mixed            decodes of short contexts beside a prompt: a page table of one page, where attention is
                      not split, so that its kernel has no partial results
     few tokens       prompts of 1, 2, 4, ... tokens: matrix and expert kernels choose tiles by rows
+    windows          two windows of drafts behind hits, the states of which are computed again afterwards
     decodes          PAD rows alone, with a page table as wide as that of a CUDA graph
 
 All of them run on a small arena of their own. The long prompt comes first: its KV fills the pages that the
@@ -17,7 +18,7 @@ Rejected: requests through the scheduler (a day of traffic to reach the same ker
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -30,6 +31,7 @@ HIT_TOKENS = 40
 """Off the grid of chunks: the first chunk of a run ends inside it."""
 MIXED_DECODES = 4
 MIXED_PROMPT_TOKENS = 16
+WINDOW_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,10 @@ def step_shapes(*, tokens: int, rows: int, positions: int, table_pages: int, voc
         shapes.append(StepShape(f"{count} tokens",
                                 one_prompt(count, vocab_size, device, first_page=first_page)))
         count *= 2
+    if rows > 1 and start + WINDOW_TOKENS <= longest and tokens >= 2 * WINDOW_TOKENS:
+        windows = _runs([start] * 2, [WINDOW_TOKENS] * 2, 0, vocab_size, device, first_page)
+        shapes.append(StepShape("windows of drafts", replace(
+            windows, runs=replace(windows.runs, verify_count=2))))
     shapes.append(StepShape("decodes", pad_rows(rows, table_pages, device), decodes=True))
     return shapes
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from tests.fixtures.drafters import AnswerDrafter
 from tests.oracle.serving import DEVICE, Serving, directory
 from tests.unit.runner.launches import Launch, recorded
 from weft.assemble.room import cache_dtypes
@@ -32,7 +33,7 @@ from weft.tensor import gpu, native
 from weft.text.grammars import regex_grammar
 
 SEQS, STEP_TOKENS, LENGTH = 6, 128, 512
-GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 DRAWN = structs.replace(GREEDY, temperature=1.0, seed=3)
 SAMPLINGS = [GREEDY, DRAWN, structs.replace(DRAWN, top_k=5), structs.replace(DRAWN, top_p=0.8),
              structs.replace(DRAWN, top_k=9, top_p=0.9, logprobs=2, prompt_logprobs=1),
@@ -128,6 +129,13 @@ def compiled_in_requests(family: str, quantize: Any = "none", **more: Any) -> tu
     return {f"{kernel} {key}" for key, kernel in at_day.seen.items() if key in late}, {*at_day.seen.values()}
 
 
+class Zeros(dict[int, list[int]]):
+    """The answers of any sequence, as launches are not computed."""
+
+    def get(self, key: int, default: Any = None) -> list[int]:
+        return [0] * 64
+
+
 DAYS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "gated delta, compressed": ("qwen3_5", {"compress": True, "compress_kv": "int8"}, {
         "delta.recurrent", "delta.states", "gated_delta._prepare", "causal_conv._tokens",
@@ -139,6 +147,7 @@ DAYS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
     "Mamba-1 and experts": ("jamba", {}, {"mamba1._scan", "moe._product"}),
     "short convolution, fp8 pages": ("lfm2", {"kv_dtype": "fp8"}, {"causal_conv._rows"}),
     "Kimi, latent attention": ("kimi_linear", {}, {"kimi_delta._prepare", "latent_attention._decode"}),
+    "drafts": ("qwen3_5", {"drafter": AnswerDrafter("random", Zeros(), 512)}, {"causal_conv._tokens"}),
     "windows, w8a8": ("mistral", {"kv_dtype": "int8", "quantize": "w8a8"}, {
         "window_attention._attend", "byte_kernels._product"}),
 }
