@@ -3,8 +3,9 @@
 //
 //     per value head   S <- e^g S;   d = beta (v - k^T S);   S <- S + k d^T;   o = q^T S      S [K, V]
 //
-// Prefills: an item of work is 16 or 32 columns of one head of one run. Its part of S (K x 16 floats, 8 kB) stays in
-// the L1 cache for all tokens of the run. One pass over it per token does everything:
+// Prefills: an item of work is 16, 32 or 64 columns of one head of one run. Its part of S (K x 16 floats, 8 kB, to 32 kB)
+// stays in the L1 cache for all tokens of the run. 64 columns share the loads of k and q, and their eight sums do not wait
+// for one another. One pass over it per token does everything:
 //
 //     line k of S:   s = e^g s + k_t[k] d       o += q_t[k] s       ahead += e^(g_(t+1)) k_(t+1)[k] s
 //
@@ -24,6 +25,7 @@ namespace weft {
 namespace {
 
 constexpr int kMaxKeyDim = 256;
+constexpr int64_t kLongColumns = 128;  // the longest of which 64 stay in the L1 cache
 
 // Unit-length k and q of one token (eps 1e-6 as in the model code), q scaled too.
 template <class T>
@@ -253,13 +255,24 @@ void gated_delta_of(const GatedDeltaArgs& args) {
     (decodes(run) ? one : more).push_back(&run);
     if (!decodes(run)) tokens += run.length;
   }
-  const int64_t wide = args.v_dim % 32 == 0 ? 32 : 16, columns = args.v_dim / wide;
+  Pool& pool = Pool::instance();
+  int64_t wide = args.v_dim % 32 == 0 ? 32 : 16;
+#if defined(__AVX512F__)
+  constexpr bool kStaysFloat = std::is_same_v<S, float>;  // states in fewer bits are rounded in registers
+  const int64_t heads_in_all = static_cast<int64_t>(more.size()) * args.heads;
+  if (kStaysFloat && args.v_dim % 64 == 0 && args.k_dim <= kLongColumns && heads_in_all * args.v_dim / 64 >= pool.threads())
+    wide = 64;
+#endif
+  const int64_t columns = args.v_dim / wide;
   const double lines = static_cast<double>(args.k_dim * wide / 16);
   const double each = static_cast<double>(tokens) / static_cast<double>(more.size() + 1);
-  Pool& pool = Pool::instance();
   pool.for_each(static_cast<int64_t>(more.size()) * args.heads * columns, lines * (3.0 + each), [&](int64_t item) {
     const int64_t column = item % columns * wide, head = item / columns % args.heads;
     const Run& run = *more[item / columns / args.heads];
+#if defined(__AVX512F__)
+    if constexpr (kStaysFloat)
+      if (wide == 64) return delta_columns<T, S, 4, LINES>(args, gates, run, head, column);
+#endif
     if (wide == 32) delta_columns<T, S, 2, LINES>(args, gates, run, head, column);
     else delta_columns<T, S, 1, LINES>(args, gates, run, head, column);
   });

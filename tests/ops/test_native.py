@@ -149,7 +149,8 @@ def _conv(channels: int, kernel: int, activation: str | None, bias: bool) -> Rec
     return Recurrent(f"conv-{channels}-{kernel}", (channels, kernel - 1), naive_conv, native_conv, call)
 
 
-RECURRENT = [_delta(2, 4, 32, 32), _delta(1, 3, 16, 48), _delta(1, 2, 16, 208), _kimi(3, 32, 32),
+RECURRENT = [_delta(2, 4, 32, 32), _delta(1, 3, 16, 48), _delta(1, 2, 16, 208), _delta(1, 2, 48, 64),
+             _kimi(3, 32, 32),
              _mamba2(4, 2, 24, 32), _mamba2(3, 1, 16, 128), _mamba2(6, 2, 40, 208),
              _mamba1(32, 16), _mamba1(16, 5), _conv(80, 4, "silu", True),
              _conv(16, 2, None, False), _conv(144, 3, "silu", False), _conv(32, 8, None, True)]
@@ -345,3 +346,21 @@ def test_native_is_refused_by_name_where_it_was_not_built(monkeypatch: pytest.Mo
     monkeypatch.setattr(native, "_extension", None)
     with pytest.raises(Exception, match="--cpu-kernels is native"):
         native.choose("native")
+
+
+def test_a_column_of_a_delta_state_has_the_same_bits_whatever_columns_go_with_it() -> None:
+    """Prefills take 64, 32 or 16 columns at a time, by the width of the values."""
+    runs = make_runs([], [Run(0, 70, slot=1), Run(0, 33, slot=3)])
+    tokens, heads, k_dim = 103, 2, 128
+    q, k = (noise(seed, tokens, heads, k_dim, dtype=torch.bfloat16) for seed in (1, 2))
+    v, g = noise(3, tokens, heads, 64, dtype=torch.bfloat16), -noise(4, tokens, heads).abs()
+    beta = noise(5, tokens, heads).sigmoid()
+    parts = []
+    for width in (64, 32, 48):
+        state = torch.zeros(4, heads, k_dim, width)
+        out = native_delta.gated_delta(q, k, v[..., :width].contiguous(), g, beta, state, runs, scale=0.1)
+        parts.append((out[..., :32], state[..., :32]))
+    for out, state in parts[1:]:
+        assert torch.equal(out, parts[0][0])
+        assert torch.equal(state, parts[0][1])
+    assert parts[0][1].abs().sum() > 0
