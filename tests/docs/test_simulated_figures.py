@@ -98,9 +98,10 @@ def test_the_stores_of_the_page_are_the_committed_result() -> None:
         store, tokens = row.get("store"), row["prompt_tokens"]
         restored = store["restored_tokens"] if store else 0
         name = f"`{store['name']}`" if store else "none"
-        rows.append(f"| {row['memory_bytes'] / GB:.0f} GB | {name} | "
+        rows.append(f"| {row['memory_bytes'] / GB:.0f} GB | `{row['arm']}` | {name} | "
                     f"{100 * row['cached_tokens'] / tokens:.1f} | {100 * restored / tokens:.1f} | "
-                    f"{row['saved_s']:.0f} | {row.get('net_saved_s', row['saved_s']):.0f} |")
+                    f"{row['saved_s']:.0f} | {row.get('net_saved_s', row['saved_s']):.0f} | "
+                    f"{row['ttft']['p50']:.2f} | {row['ttft']['p99']:.2f} |")
     assert re.findall(r"^\| \d+ GB \| [`n].*\|$", PAGE, re.MULTILINE) == rows
 
 

@@ -73,7 +73,7 @@ def test_a_rank_reads_its_share_of_the_bytes(family: str) -> None:
     everything = load_model(checkpoint(family)).read_bytes
     for loaded in load_ranks(checkpoint(family), 2):
         assert loaded.read_bytes == pytest.approx(planned, rel=0.02)
-        assert loaded.weights_bytes == pytest.approx(planned, rel=0.02)
+        assert loaded.weights_bytes == pytest.approx(planned, rel=0.01)
         assert loaded.read_bytes < 0.75 * everything
 
 
