@@ -158,7 +158,8 @@ class _Measurement:
         inputs, windows = shape.inputs, shape.inputs.runs.verify_count
         if windows:
             log = ReplayLog(0, len(inputs.tokens_T))
-            inputs = replace(inputs, runs=replace(inputs.runs, log=log))
+            # A memo of its own: the other one has the addresses of the first step's log.
+            inputs = replace(inputs, runs=replace(inputs.runs, log=log, memo={}))
         hidden_TD = self._model.forward(inputs, self._caches)
         if windows:
             replay(inputs.runs, range(1, 1 + windows))

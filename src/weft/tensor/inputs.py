@@ -56,7 +56,8 @@ class Runs:
     log: ReplayLog | None = None
     memo: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """What ops derived from the fields above once per step, for their calls in further layers (write indices,
-    chunk layouts). Create a new ``Runs`` for other runs; never change one."""
+    chunk layouts, addresses of the log). Create a new ``Runs`` with a new memo for other runs; never change
+    one."""
 
     @property
     def run_count(self) -> int:
