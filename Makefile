@@ -15,7 +15,8 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet
+# Python compiles a module when it is first imported: most of what is installed never is.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile
 
 # libgomp's threads spin at barriers unless told otherwise, which costs most when processes share cores.
 export OMP_WAIT_POLICY := passive

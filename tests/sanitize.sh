@@ -52,7 +52,7 @@ ours="$common -O1 -g1 -fno-math-errno -ffp-contract=fast ${checked[*]} -Icsrc -D
 
 # object, then how it is compiled; the longest first
 jobs() {
-  for part in table_attention table_states table_conv table_products table_rows table; do
+  for part in table_products table_attention table_states table_conv table_rows table; do
     echo "$objects/$part.o $CXX $ours $instructions -DWEFT_TABLE=$table -c csrc/$part.cpp"
   done
   for part in module kernels layers fused_block fused_decoder pool pack_twelve_bit matrix_unit software_tiles; do
@@ -85,12 +85,14 @@ tested() {
     "$PYTHON" -m pytest -x --capture=sys -p no:cacheprovider -p tests.sanitized_native "$@" \
     --deselect tests/ops/test_native.py::test_the_kernels_are_there_where_a_compiler_is
 }
+first_half=(tests/ops/test_native.py tests/ops/test_native_matrix_unit.py tests/ops/test_native_expert_tiles.py
+            tests/ops/test_twelve_bit.py)
 others=()
-for file in tests/ops/test_native_*.py tests/ops/test_tiled_linear.py tests/ops/test_twelve_bit.py tests/ops/test_byte_inputs.py; do
-  [ "$file" = tests/ops/test_native_interface.py ] || others+=("$file")
+for file in tests/ops/test_native_*.py tests/ops/test_tiled_linear.py tests/ops/test_byte_inputs.py; do
+  [[ " ${first_half[*]} tests/ops/test_native_interface.py " = *" $file "* ]] || others+=("$file")
 done
 echo "sanitize: the kernels' tests, $table"
-tested tests/ops/test_native.py > "$build/tests.log" 2>&1 &
+tested "${first_half[@]}" > "$build/tests.log" 2>&1 &
 first=$!
 failed=0
 tested "${others[@]}" || failed=1
