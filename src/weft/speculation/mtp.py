@@ -55,7 +55,9 @@ _PLACE_DECAY = 0.96
 _CHANCE_MAX = 0.98
 _DRAFT_SHARE = 0.15
 """Guessed seconds of a draft over those of a step."""
-_ROWS_MAX = 64
+_ROWS_MAX = 16
+"""Rows of a step with drafts of the head: as many as the rehearsal measures. Figures of wider steps are
+guesses, and a guess made 32 sequences at once a quarter slower."""
 _CREDIT_START = 30.0
 _CREDIT_MAX = 100.0
 """Credit at the start and at most, in seconds of a plain step of one sequence."""
@@ -171,7 +173,7 @@ class HeadPlan:
             return best
         wait = _HOPELESS_PROBE_STEPS if self.hopeless(sequences, costs) else self._probe_wait
         if self._probe_left or self._steps_off >= wait:
-            return min(self._drafts_max, _ROWS_MAX // sequences - 1) or None
+            return max(0, min(self._drafts_max, _ROWS_MAX // sequences - 1)) or None
         return None
 
     def hopeless(self, sequences: int, costs: StepCosts) -> bool:
