@@ -41,6 +41,7 @@ async def said(server: RunningServer, count: int) -> list[str]:
     async def one() -> str:
         async with httpx.AsyncClient(timeout=60) as client:
             answer = await client.post(f"{server.url}/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
         return str(answer.json()["choices"][0]["text"])
 
     return await asyncio.gather(*(one() for _ in range(count)))

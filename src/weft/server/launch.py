@@ -227,14 +227,16 @@ class Serving:
         return EXIT_STALLED if self._engine.stalled else EXIT_ENGINE_DIED
 
     async def _open(self) -> None:
-        """Waits for the engine, then reads the model's tokenizer and template."""
+        """Waits for the engine, then reads the model's tokenizer and template. The HTTP workers open first:
+        from the first healthy answer on, no process of this server refuses a request as not ready."""
         info = await self._engine.ready()
         if not self._config.own_replicas:
             info = await asyncio.to_thread(_with_own_text, info, self._engine.config)
-        self._service.open(await asyncio.to_thread(load_served_model, info, self._config))
+        model = await asyncio.to_thread(load_served_model, info, self._config)
         if self._service.workers is not None:
             self._service.workers.info = info
             await self._service.workers.opened()
+        self._service.open(model)
         for work in self._service.background:
             work.start()
 

@@ -1,0 +1,45 @@
+"""A server with several HTTP processes is healthy only once each of them answers requests."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import socket
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from weft.server import launch
+
+
+async def opened_in_order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    order: list[str] = []
+    workers_open, info_known = asyncio.Event(), asyncio.Event()
+
+    async def workers_opened() -> None:
+        info_known.set()
+        await workers_open.wait()
+        order.append("workers")
+
+    async def ready() -> str:
+        return "info"
+
+    workers = SimpleNamespace(info=None, opened=workers_opened)
+    service: Any = SimpleNamespace(
+        workers=workers, background=[], open=order.append, engine=SimpleNamespace(ready=ready),
+        config=SimpleNamespace(host="127.0.0.1", own_replicas=1))
+    monkeypatch.setattr(launch, "load_served_model", lambda info, config: "service")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = launch.Serving(service, listener, Console(file=io.StringIO()), SimpleNamespace())  # type: ignore[arg-type]
+        opening = asyncio.create_task(serving._open())
+        await info_known.wait()
+        assert (workers.info, order) == ("info", []), "workers know the model; /health does not say ok yet"
+        workers_open.set()
+        await opening
+    return order
+
+
+async def test_the_supervisor_opens_after_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await opened_in_order(monkeypatch) == ["workers", "service"]
