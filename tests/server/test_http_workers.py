@@ -31,7 +31,7 @@ SAID = {"model": "default", "prompt": "say:hello", "max_tokens": 20}
 @pytest.fixture(scope="module")
 def server(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     files = tmp_path_factory.mktemp("files")
-    settings = {"http_workers": 2, "api_key": ["few", "client"], "operator_key": ["operator"],
+    settings = {"http_workers": 2, "api_key": ["few", "client", "background"], "operator_key": ["operator"],
                 "key_requests_per_minute": 40, "file_store": str(files), "max_connections": 60,
                 "response_store": str(files / "responses.sqlite"), "drain_timeout": 20}
     with running_server("build_paced", engine={"model": str(model_directory)}, server=settings) as running:
@@ -143,6 +143,13 @@ def test_a_response_in_the_background_is_the_same_at_each_worker(server: Running
     streamed = begin("say:x", stream=False)
     eventually(lambda: status(streamed) == "completed")
     assert fresh(server, "GET", f"/v1/responses/{streamed}?stream=true").status_code == 400
+
+
+def test_a_request_that_a_worker_passes_on_counts_once(server: RunningServer) -> None:
+    body = {"model": "default", "input": "say:x", "background": True}
+    statuses = [fresh(server, "POST", "/v1/responses", key="background", json=body).status_code
+                for _ in range(30)]
+    assert statuses == [200] * 30, "40 a minute are allowed"
 
 
 def test_all_workers_sleep_and_wake(server: RunningServer) -> None:

@@ -86,6 +86,16 @@ def test_a_bucket_refills() -> None:
     assert [tenant.admit(0) is None for _ in range(2)] == [True, False]
 
 
+def test_a_request_that_another_process_admits_is_given_back() -> None:
+    tenant = Tenant(b"a", Quotas(requests_per_minute=2, bytes_in_flight=100), has_namespace=False,
+                    clock=Clock())
+    assert tenant.admit(80) is None
+    tenant.withdraw(80)
+    assert [tenant.admit(80) is None, tenant.release(80), tenant.admit(80) is None] == [True, None, True]
+    tenant.release(80)
+    assert tenant.admit(0) is not None
+
+
 def test_tokens_are_paid_for_afterwards() -> None:
     clock = Clock()
     tenant = Tenant(b"a", Quotas(tokens_per_minute=60), has_namespace=False, clock=clock)

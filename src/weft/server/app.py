@@ -52,6 +52,7 @@ from weft.server.sleep import read_sleep, read_tags, sleep_answer, state_answer,
 from weft.server.sse import ClientGoneError
 from weft.server.tenants import Keys
 from weft.server.tokenize_answer import tokenize_answer
+from weft.server.workers.forward import forwarded_operations
 
 _CLIENT_CLOSED_REQUEST = 499
 """No client reads it; it is for the access log."""
@@ -59,8 +60,8 @@ IGNORED_FIELDS = "x-weft-ignored"
 """Header of an answer: the fields of its request that this server accepts and ignores."""
 
 
-def build_app(service: Service, forwarded: Mapping[str, Handler] | None = None) -> ASGIApp:
-    """``forwarded``: handlers by operation that stand for this process's own."""
+def build_app(service: Service, forward: Handler | None = None) -> ASGIApp:
+    """``forward``: of an HTTP worker, to the process with the engines, which answers what no worker does."""
     handlers = _Handlers(service)
     own = {row.operation: getattr(handlers, row.operation) for row in ENDPOINTS
            if hasattr(handlers, row.operation)}
@@ -73,10 +74,9 @@ def build_app(service: Service, forwarded: Mapping[str, Handler] | None = None) 
                               age_s=config.file_limits().age_s, keys=keys.has_clients or keys.has_operators,
                               tenant_of=keys.tenant_of)
         service.background.append(batches)
-    by_supervisor = (forwarded or {}).get("create_batch")
-    routes = [*endpoint_routes({**own, **response_handlers(service, by_supervisor),
-                                **replica_handlers(service), **batch_handlers(service.files, batches),
-                                "openapi": _openapi, **(forwarded or {})}),
+    forwarded = {} if forward is None else dict.fromkeys(forwarded_operations(), forward)
+    routes = [*endpoint_routes({**own, **response_handlers(service, forward), **replica_handlers(service),
+                                **batch_handlers(service.files, batches), "openapi": _openapi, **forwarded}),
               *page_routes()]
     app = Starlette(routes=routes, exception_handlers={
         WeftError: on_weft_error, HTTPException: on_http_error, ClientGoneError: _on_client_gone,

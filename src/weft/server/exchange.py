@@ -83,6 +83,13 @@ async def read_raw(request: Request) -> bytes:
     return raw
 
 
+def uncount(request: Request) -> None:
+    """Takes back what ``read_raw`` counted, if it did: another process answers this request and counts it."""
+    tenant, body_bytes = tenant_of(request), request.scope["state"].pop("body_bytes", None)
+    if tenant is not None and body_bytes is not None:
+        tenant.withdraw(body_bytes)
+
+
 def tenant_of(request: Request) -> Tenant | None:
     """None on a server without keys."""
     tenant: Tenant | None = request.scope["state"].get("tenant")

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import logging
 import resource
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from typing import Any
 
 import uvicorn
@@ -37,12 +37,12 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
-def http_server(service: Service, forwarded: Mapping[str, Handler] | None = None) -> uvicorn.Server:
-    """``forwarded``: handlers by operation that replace those of this process."""
+def http_server(service: Service, forward: Handler | None = None) -> uvicorn.Server:
+    """``forward`` as in ``build_app``."""
     config = service.config
     protocol: Any = functools.partial(BoundedProtocol, edge=service.edge)  # called as a class is called
     return _HttpServer(uvicorn.Config(
-        build_app(service, forwarded or {}), http=protocol, lifespan="off", ws="none", log_config=None,
+        build_app(service, forward), http=protocol, lifespan="off", ws="none", log_config=None,
         access_log=config.log_level in ("debug", "info"), server_header=False, backlog=BACKLOG,
         timeout_keep_alive=config.idle_timeout,  # type: ignore[arg-type]  # it is only added to a time
         timeout_graceful_shutdown=1))

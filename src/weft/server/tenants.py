@@ -119,6 +119,12 @@ class Tenant:
     def release(self, body_bytes: int) -> None:
         self._in_flight.add(-body_bytes)
 
+    def withdraw(self, body_bytes: int) -> None:
+        """``admit`` and ``release`` never were: another process admits this request."""
+        self.release(body_bytes)
+        with self._lock:
+            self._requests.take(-1)
+
     def spend(self, tokens: int) -> None:
         """Of the prompt and the answer, when a request has ended."""
         if self._quotas.any:

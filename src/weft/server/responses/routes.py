@@ -13,7 +13,7 @@ A response belongs to the API key that made it; any other key gets a 404.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -111,6 +111,14 @@ class ResponseHandlers:
         return Response(stored.body, media_type="application/json")
 
     async def delete(self, request: Request) -> Response:
+        return await self._once_ended(request, self._delete)
+
+    async def cancel(self, request: Request) -> Response:
+        return await self._once_ended(request, self._cancel)
+
+    async def _once_ended(self, request: Request, answer: Callable[[str, str], Awaitable[Response]]
+                          ) -> Response:
+        """Ends the response in the process that computes it. ``answer`` takes its id and its owner."""
         response_id, owner = request.path_params["response_id"], _owner(request)
         stored = await self._store().get(response_id, owner)
         if self._forward is not None and status_of(stored) in UNFINISHED:
@@ -118,18 +126,14 @@ class ResponseHandlers:
         run = self._runs().get(response_id, owner)
         if run is not None:
             await self._runs().cancel(run)
-            self._runs().forget(response_id)
+        return await answer(response_id, owner)
+
+    async def _delete(self, response_id: str, owner: str) -> Response:
+        self._runs().forget(response_id)
         await self._store().delete(response_id, owner)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
-    async def cancel(self, request: Request) -> Response:
-        response_id, owner = request.path_params["response_id"], _owner(request)
-        stored = await self._store().get(response_id, owner)
-        if self._forward is not None and status_of(stored) in UNFINISHED:
-            return await self._forward(request)
-        run = self._runs().get(response_id, owner)
-        if run is not None:
-            await self._runs().cancel(run)
+    async def _cancel(self, response_id: str, owner: str) -> Response:
         stored = await self._runs().checked(await self._store().get(response_id, owner), owner)
         status = status_of(stored)
         if status != "cancelled":

@@ -3,7 +3,8 @@
     client --> worker: edge, gate (origin, key) --> this handler --> supervisor: gate (key) --> handler
 
 Bodies pass in pieces in both directions, so a large upload is buffered in no worker. The supervisor checks
-the key again, because it counts the request for its tenant. Headers of the gate (CORS, request id) are the
+the key again, because it counts the request for its tenant. A worker that had to read the body to learn that
+gives its own count back. Headers of the gate (CORS, request id) are the
 worker's; those of the supervisor are dropped.
 """
 
@@ -14,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from weft.errors import EngineUnavailableError
-from weft.server.exchange import Handler
+from weft.server.exchange import Handler, uncount
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.sse import ClientGoneError
 
@@ -30,12 +31,13 @@ def forwarded_operations() -> frozenset[str]:
                      if row.group not in OWN_GROUPS and row.operation not in OWN_OPERATIONS)
 
 
-def forward_handlers(socket: str) -> dict[str, Handler]:
-    """By operation. ``socket``: where the supervisor listens."""
+def forward_handler(socket: str) -> Handler:
+    """``socket``: where the supervisor listens."""
     client = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=socket), base_url="http://localhost",
                                timeout=httpx.Timeout(None, connect=_CONNECT_S))
 
     async def forward(request: Request) -> Response:
+        uncount(request)
         headers = [(name, value) for name, value in request.headers.items() if name in _PASSED_HEADERS]
         headers += [("x-request-id", request.scope["state"]["request_id"]), ("accept-encoding", "identity")]
         url = httpx.URL(path=request.url.path, query=request.url.query.encode())
@@ -55,4 +57,4 @@ def forward_handlers(socket: str) -> dict[str, Handler]:
                 response.headers[name] = answer.headers[name]
         return response
 
-    return dict.fromkeys(forwarded_operations(), forward)
+    return forward

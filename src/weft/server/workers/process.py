@@ -28,7 +28,7 @@ from weft.server.engine_process import die_with_parent
 from weft.server.http import LAST_ANSWERS_S, http_server, raise_file_limit, set_up_logging
 from weft.server.messages import Refusal
 from weft.server.service import Service, load_served_model
-from weft.server.workers.forward import forward_handlers
+from weft.server.workers.forward import forward_handler
 from weft.server.workers.front import FrontFleet
 from weft.server.workers.messages import FleetState, Opened, WorkerLaunch
 from weft.server.workers.shared_counts import SharedCounts
@@ -58,7 +58,7 @@ async def answer(launch: WorkerLaunch, routing_id: str) -> None:
     raise_file_limit(config.max_connections)
     sweeping = asyncio.create_task(service.edge.sweep_forever())
     receiving = asyncio.create_task(front.receive())
-    http = http_server(service, forwarded=forward_handlers(launch.http_socket))
+    http = http_server(service, forward=forward_handler(launch.http_socket))
     listener = socket.socket(fileno=launch.listener)
     serving = asyncio.create_task(http.serve(sockets=[listener]))
     opening = asyncio.create_task(open_model(service, front))
