@@ -20,7 +20,7 @@ from weft.sim.simulator import Outcome, Simulation
 from weft.sim.workload import Scenario
 from weft.units import SlotId
 
-SEEDS = range(48)
+SEEDS = range(32)
 
 
 def run(seed: int) -> Outcome:

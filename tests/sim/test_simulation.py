@@ -18,7 +18,7 @@ from weft.sim.simulator import Outcome, Simulation
 from weft.sim.workload import Arrival, Scenario, scenario_from_seed, small_arena
 from weft.units import SeqId, SlotId
 
-SMALL_SEEDS = range(60)
+SMALL_SEEDS = range(40)
 
 
 def run(scenario: Scenario) -> Outcome:
