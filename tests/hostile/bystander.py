@@ -1,6 +1,6 @@
 """A second client beside an attack, and the memory of a process before and after it.
 
-    with bystander(server.url) as other:      waits until the undisturbed median is known and requests are sent
+    with bystander(server.url) as other:      the undisturbed median is known, requests are sent
         attack()
     other.check()                             no failure, no request slower than 250 ms
 
