@@ -32,6 +32,6 @@ def test_the_states_only_model_recalls_and_loses_it_with_its_states() -> None:
     torch.set_num_threads(1)
     model, tokenizer = load(STATES_ONLY)
     chats = Chats(tokenizer)
-    assert score(model, chats, "codes", 256, 100, UNDAMAGED).accuracy >= 0.95
-    assert score(model, chats, "codes", 256, 60, "state zeroed").accuracy < 0.2
-    assert score(model, chats, "codes", 256, 60, "state swapped").accuracy < 0.2
+    assert score(model, chats, "codes", 256, 60, UNDAMAGED).accuracy >= 0.95
+    assert score(model, chats, "codes", 256, 20, "state zeroed").accuracy < 0.2
+    assert score(model, chats, "codes", 256, 20, "state swapped").accuracy < 0.2

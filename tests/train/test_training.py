@@ -39,6 +39,12 @@ def chats() -> Chats:
     return Chats(train_tokenizer(1))
 
 
+@pytest.fixture(scope="module")
+def grown(chats: Chats) -> Chats:
+    """With the second tokenizer."""
+    return Chats(grown_tokenizer(chats.tokenizer, 1))
+
+
 def test_a_training_row_is_what_the_chat_template_renders(tmp_path: Path, chats: Chats) -> None:
     export(Model(TINY), chats.tokenizer, tmp_path, 512)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -56,8 +62,7 @@ def test_a_training_row_is_what_the_chat_template_renders(tmp_path: Path, chats:
         assert rendered[: len(prompt)] == prompt
 
 
-def test_a_row_with_tools_is_what_the_chat_template_renders(tmp_path: Path, chats: Chats) -> None:
-    grown = Chats(grown_tokenizer(chats.tokenizer, 1))
+def test_a_row_with_tools_is_what_the_chat_template_renders(tmp_path: Path, grown: Chats) -> None:
     save_tokenizer(grown.tokenizer, tmp_path, 512)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for episode in make_tools_episodes(3, 300, 12, grown.count):
@@ -74,24 +79,25 @@ def test_a_row_with_tools_is_what_the_chat_template_renders(tmp_path: Path, chat
         assert theirs.decode(rendered) == ours
 
 
-def test_the_second_tokenizer_only_adds_to_the_first(chats: Chats) -> None:
-    grown = grown_tokenizer(chats.tokenizer, 1)
-    assert grown.get_vocab_size() == SECOND_VOCAB_SIZE
-    assert first_tokenizer(grown).to_str() == chats.tokenizer.to_str()
+def test_the_second_tokenizer_only_adds_to_the_first(chats: Chats, grown: Chats) -> None:
+    second = grown.tokenizer
+    assert second.get_vocab_size() == SECOND_VOCAB_SIZE
+    assert first_tokenizer(second).to_str() == chats.tokenizer.to_str()
     for tag in TAGS:
-        assert len(grown.encode(tag, add_special_tokens=False).ids) == 1
+        assert len(second.encode(tag, add_special_tokens=False).ids) == 1
     call = '<tool_call>\n{"name": "get_city", "arguments": {"name": "Bemo"}}\n</tool_call>'
-    assert len(grown.encode(call).ids) < len(chats.tokenizer.encode(call).ids) / 2
-    assert grown.decode(grown.encode(call).ids, skip_special_tokens=True) == call
+    assert len(second.encode(call).ids) < len(chats.tokenizer.encode(call).ids) / 2
+    assert second.decode(second.encode(call).ids, skip_special_tokens=True) == call
 
 
-def test_a_second_stage_begins_with_the_answers_of_the_first(tmp_path: Path, chats: Chats) -> None:
+def test_a_second_stage_begins_with_the_answers_of_the_first(
+        tmp_path: Path, chats: Chats, grown: Chats) -> None:
     torch.manual_seed(4)
     first = Model(TINY).eval()
     export(first, chats.tokenizer, tmp_path, 512)
     wide = replace(TINY, vocab_size=SECOND_VOCAB_SIZE)
     recipe = replace(RECIPES["skills"], shape=wide, start=tmp_path)
-    second = grown_model(recipe, grown_tokenizer(chats.tokenizer, 1))
+    second = grown_model(recipe, grown.tokenizer)
     tokens = torch.randint(3, VOCAB_SIZE, (1, 64))
     before, after = load(tmp_path)[0](tokens), second(tokens)
     assert torch.equal(before, after[..., :VOCAB_SIZE])
