@@ -158,9 +158,6 @@ class EngineConfig:
         if self.ep and self.tp == 1:
             raise ConfigError("--ep divides experts over ranks, and --tp is 1; give --tp 2 or more",
                               param="--ep")
-        if self.tp > 1 and "mtp" in self.speculate.split(","):
-            raise ConfigError(f"--tp is {self.tp}, and heads for multi-token prediction are not cut; leave "
-                              "mtp out of --speculate", param="--speculate")
         if self.quantize == "w8a8" and not self.quantize_inputs:
             raise ConfigError("--quantize is w8a8, which rounds inputs, and --no-quantize-inputs leaves them "
                               "as they are; use --quantize int8 with it", param="--quantize-inputs")

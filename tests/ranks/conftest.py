@@ -14,3 +14,10 @@ def two() -> Iterator[Peers]:
     peers = Peers(2, 30.0)
     yield peers
     peers.close()
+
+
+@pytest.fixture(scope="package")
+def four() -> Iterator[Peers]:
+    peers = Peers(4, 30.0)
+    yield peers
+    peers.close()

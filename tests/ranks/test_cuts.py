@@ -79,7 +79,7 @@ def test_a_rank_reads_its_share_of_the_bytes(family: str) -> None:
 
 def test_a_tensor_without_a_cut_is_an_error() -> None:
     config = json.loads((checkpoint("qwen3_5") / "config.json").read_text())
-    cutter = Cutter(read_architecture(config), RankPlace(0, 2))
+    cutter = Cutter.of(read_architecture(config), RankPlace(0, 2))
     with pytest.raises(CheckpointError, match=r"no cut for tensor layers\.0\.mlp\.mystery\.weight"):
         cutter.cut("layers.0.mlp.mystery.weight")
 
@@ -87,7 +87,7 @@ def test_a_tensor_without_a_cut_is_an_error() -> None:
 def test_fused_projections_are_cut_by_part() -> None:
     """Rank 1 of 2: the second half of q, of k and of v."""
     config = json.loads((checkpoint("qwen3_5") / "config.json").read_text())
-    cutter = Cutter(read_architecture(config), RankPlace(1, 2))
+    cutter = Cutter.of(read_architecture(config), RankPlace(1, 2))
     cut = cutter.stored_cut("layers.0.linear_attn.in_proj_qkv.weight", (128, 64))
     assert cut == lookup.StoredCut(0, ((16, 16), (48, 16), (96, 32)), 128)
     assert cut.of_rank((128, 64)) == (64, 64)
@@ -95,7 +95,7 @@ def test_fused_projections_are_cut_by_part() -> None:
 
 def test_the_bias_of_a_sum_is_the_first_ranks() -> None:
     config = json.loads((checkpoint("lfm2_bias") / "config.json").read_text())
-    cutters = [Cutter(read_architecture(config), RankPlace(rank, 2)) for rank in range(2)]
+    cutters = [Cutter.of(read_architecture(config), RankPlace(rank, 2)) for rank in range(2)]
     name = "layers.0.conv.out_proj.bias"
     assert cutters[0].stored_cut(name, (64,)) is None
     other = cutters[1].stored_cut(name, (64,))

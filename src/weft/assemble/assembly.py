@@ -338,7 +338,7 @@ def load_weights(config: EngineConfig, name: str, directory: Path, tell: OnProgr
     loaded = load_model(directory, config.dtype, on_bytes, quantize=config.quantize,
                         quantize_inputs=config.quantize_inputs, twelve_bit=config.twelve_bit, device=device,
                         allow_nonfinite=config.allow_nonfinite,
-                        mtp=ranks is None and loads_head(config, device), ranks=ranks,
+                        mtp=loads_head(config, device), ranks=ranks,
                         weights_cache=_weights_cache(config, directory, device, ranks))
     tell(f"weights of {name}: {read_in_words(loaded)}")
     return loaded

@@ -26,7 +26,7 @@ from weft.models.draft_weights import DraftWeights
 from weft.models.generation import GenerationDefaults, read_generation_defaults
 from weft.models.kv_scales import read_kv_scales
 from weft.models.mtp import load_mtp
-from weft.models.rank_share import RankGroup
+from weft.models.rank_share import RankGroup, RankShare
 from weft.models.reader import TensorReader
 from weft.models.registry import FAMILIES
 from weft.models.runtime_form import RuntimeForm
@@ -106,7 +106,7 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
                 on_progress=on_progress, device=device, allow_nonfinite=allow_nonfinite,
                 cache=weights_cache, share=share) as reader):
             model = build(architecture, reader)
-    head_bytes, head_line = (_add_mtp(model, checkpoint, runtime, device) if mtp else (0, None))
+    head_bytes, head_line = (_add_mtp(model, checkpoint, runtime, device, share) if mtp else (0, None))
     read_s = time.perf_counter() - started_s
     lines = (runtime.note(), skipped_line(checkpoint.tensors), _nonfinite_warning(reader.nonfinite),
              head_line, unused_warning(checkpoint.unused(check.used | scale_names)))
@@ -118,14 +118,14 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
 
 
 def _add_mtp(model: CausalModel, checkpoint: CheckpointFiles, runtime: RuntimeForm,
-             device: torch.device | None) -> tuple[int, str | None]:
+             device: torch.device | None, share: RankShare | None) -> tuple[int, str | None]:
     """Gives ``model`` its head, where the checkpoint has one. Returns its bytes, and why it has none though
     the checkpoint has tensors of one."""
     weights = DraftWeights.of(checkpoint, DTYPES[model.spec.dtype])
     if weights is None:
         return 0, None
     try:
-        model.mtp, held_bytes = load_mtp(model.architecture, weights, model, runtime, device)
+        model.mtp, held_bytes = load_mtp(model.architecture, weights, model, runtime, device, share)
     except CheckpointError as error:
         return 0, f"The head for multi-token prediction is left out: {error}"
     model.spec = model.architecture.spec(mtp=True)

@@ -8,6 +8,9 @@
 Further drafts read the head's own hidden state in place of the trunk's. Embedding and output matrix are the
 trunk's. A draft is a guess: no bit of an answer depends on this file.
 
+Of several ranks, each holds its share of the layer, cut as a layer of the trunk. Each rank finds its best
+token, and all choose the best of these by the same numbers. So drafts are equal on all ranks.
+
 ``write`` computes keys and values alone, for tokens that draft nothing: those of prompts. ``draft`` computes
 the whole layer. A step of few rows goes through the fused decoder, in one call.
 
@@ -33,11 +36,12 @@ from weft.models import block_readers as parts
 from weft.models import nemotron_h
 from weft.models.blocks.attention import AttentionBlock
 from weft.models.blocks.linear import Linear, Norm
-from weft.models.decoder import CausalModel
+from weft.models.decoder import CausalModel, Lookup
 from weft.models.draft_weights import DraftWeights
 from weft.models.embedding import Embedding
 from weft.models.fused_decoder import FusedDecoder
 from weft.models.layer import DecoderLayer
+from weft.models.rank_share import RankedModel, RankShare, RankVocabulary, Summed
 from weft.models.reader import TensorReader
 from weft.models.rotary import RotaryTable
 from weft.models.runtime_form import RuntimeForm
@@ -60,7 +64,7 @@ class MtpHead:
     trunk's output matrix."""
 
     attention: Attention
-    embedding: Embedding
+    embedding: Lookup
     embedding_multiplier: float
     embedding_norm: Norm
     hidden_norm: Norm
@@ -69,6 +73,8 @@ class MtpHead:
     norm: Norm
     head: Linear
     rotary: RotaryTable | None
+    vocabulary: RankVocabulary | None = None
+    """Of several ranks: which tokens ``head`` has here."""
     _fused: FusedDecoder = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -84,7 +90,7 @@ class MtpHead:
 
     def write(self, joined_TD: torch.Tensor, inputs: StepInputs, cache: LayerCache) -> None:
         """Keys and values of ``inputs`` into their pages."""
-        block = self.layer.mixer
+        block = self.layer.mixer.block if isinstance(self.layer.mixer, Summed) else self.layer.mixer
         assert isinstance(block, AttentionBlock)
         assert self.layer.mixer_norm is not None
         cos_sin = None if self.rotary is None else self.rotary.at(inputs.positions_T)
@@ -107,6 +113,9 @@ class MtpHead:
 
     def best(self, hidden_XD: torch.Tensor) -> tuple[torch.Tensor, list[float]]:
         """The most likely token of each row (int64 [X]), and its probability."""
+        if self.vocabulary is not None:
+            own_XV = self.head(hidden_XD).float() if self.vocabulary.count else hidden_XD[:, :0].float()
+            return self.vocabulary.best(own_XV)
         logits_XV = self.head(hidden_XD).float()
         if logits_XV.device.type == "cpu" and logits_XV.shape[1] <= _FEW_TOKENS:
             host_XV = logits_XV.numpy()
@@ -145,26 +154,34 @@ def build_mtp(architecture: Architecture, source: TensorSource, trunk: CausalMod
             norm(f"{name}.post_attention_layernorm"),
             (parts.swiglu(source, f"{name}.mlp", hidden, feed.width) if isinstance(feed, Dense)
              else parts.qwen_experts(source, f"{name}.mlp", hidden, feed)))
+    embedding: Lookup = Embedding(trunk.embedding)
+    vocabulary = None
+    if source.share is not None:
+        assert isinstance(trunk, RankedModel)
+        embedding, vocabulary = trunk.lookup, trunk.draft_vocabulary(VOCAB_MAX)
+        [layer] = source.share.joined([layer])
     return MtpHead(
-        shape.attention, Embedding(trunk.embedding), architecture.embedding_multiplier,
+        shape.attention, embedding, architecture.embedding_multiplier,
         norm(names[0]), norm(names[1]), source.linear([(names[2], hidden)], 2 * hidden), layer,
         norm(names[3]), _first_tokens(trunk.head),
-        None if rope is None else RotaryTable(rope, trunk.embedding.device))
+        None if rope is None else RotaryTable(rope, trunk.embedding.device), vocabulary)
 
 
 def load_mtp(architecture: Architecture, weights: DraftWeights, trunk: CausalModel,
-             runtime: RuntimeForm, device: torch.device | None) -> tuple[MtpHead, int]:
-    """The head and its bytes. Raises CheckpointError as ``load_model`` does, and for a family whose head weft
-    does not know."""
+             runtime: RuntimeForm, device: torch.device | None,
+             share: RankShare | None = None) -> tuple[MtpHead, int]:
+    """The head and its bytes; with ``share`` the part of one rank. Raises CheckpointError as ``load_model``
+    does, and for a family whose head weft does not know."""
     if architecture.mtp is None:
         raise CheckpointError(f"weft knows no such head of {architecture.family} with these settings",
                               param="model")
+    own = None if share is None else share.of_head
     with torch.inference_mode():
-        check = TensorCheck(weights.checkpoint, weights.dtype, runtime)
+        check = TensorCheck(weights.checkpoint, weights.dtype, runtime, own)
         build_mtp(architecture, check, trunk)
         check.raise_problems()
         with TensorReader(weights.checkpoint, weights.dtype, runtime=runtime, order=check.order,
-                          device=device) as reader:
+                          device=device, share=own) as reader:
             return build_mtp(architecture, reader, trunk), reader.held_bytes
 
 

@@ -30,7 +30,7 @@ from weft.families.architecture import Architecture, Attention
 from weft.models.blocks.experts import ExpertsBlock
 from weft.models.blocks.linear import Linear, Norm, Projection
 from weft.models.cuts import Cutter, Part, RankPlace
-from weft.models.decoder import CausalModel
+from weft.models.decoder import CausalModel, Lookup
 from weft.models.embedding import Embedding
 from weft.models.layer import DecoderLayer
 from weft.tensor.collectives import Collectives
@@ -53,17 +53,25 @@ class RankGroup:
         if self.place.uneven(whole.vocab_size).count < 1:
             raise ConfigError(f"--tp is {self.place.size}, and the vocabulary of {whole.vocab_size} tokens "
                               f"leaves rank {self.place.rank} none", param="--tp")
-        return RankShare(self.place, self.collectives, self.divide(whole), Cutter(whole, self.place))
+        return RankShare(self.place, self.collectives, self.divide(whole),
+                         Cutter.of(whole, self.place), whole)
 
 
 @dataclass(frozen=True, slots=True)
 class RankShare:
-    """``architecture``: of this rank. ``cutter``: of the stored tensors."""
+    """``architecture``: of this rank; ``whole``: of the model. ``cutter``: of the stored tensors."""
 
     place: RankPlace
     collectives: Collectives
     architecture: Architecture
     cutter: Cutter
+    whole: Architecture
+
+    @property
+    def of_head(self) -> RankShare:
+        """Of the tensors of the head for multi-token prediction."""
+        assert self.whole.mtp is not None
+        return replace(self, cutter=Cutter.of_head(self.whole.mtp, self.place))
 
     def experts(self, count: int) -> range:
         """Of this rank, where experts are divided by their number."""
@@ -191,6 +199,32 @@ class RankedEmbedding:
         return self._collectives.add(rows_TD.masked_fill(outside_T[:, None], 0.0))
 
 
+@dataclass(frozen=True, slots=True)
+class RankVocabulary:
+    """The tokens that drafts of this rank may be: ``count`` from ``begin`` on, none where ``count`` is 0."""
+
+    begin: int
+    count: int
+    collectives: Collectives
+
+    def best(self, logits_XV: torch.Tensor) -> tuple[torch.Tensor, list[float]]:
+        """float32 logits of this rank's tokens -> the most likely token of all ranks (int64 [X]), and its
+        probability. Of equal logits the lowest rank's wins."""
+        own_X3 = torch.zeros((len(logits_XV), 3), dtype=torch.float64, device=logits_XV.device)
+        own_X3[:, 0] = float("-inf")
+        if self.count:
+            highest = logits_XV[:, : self.count].max(dim=-1)
+            own_X3[:, 0] = highest.values
+            own_X3[:, 1] = highest.indices + self.begin
+            own_X3[:, 2] = (logits_XV[:, : self.count] - highest.values[:, None]).exp().sum(-1)
+        each_RX3 = torch.stack(self.collectives.gather(own_X3))
+        best = each_RX3[:, :, 0].max(dim=0)
+        tokens_X = each_RX3[:, :, 1].gather(0, best.indices[None])[0].to(torch.int64)
+        sums_X = (each_RX3[:, :, 2] * (each_RX3[:, :, 0] - best.values).exp()).sum(dim=0)
+        chances: list[float] = (1 / sums_X).tolist()
+        return tokens_X, chances
+
+
 class RankedModel(CausalModel):
     """One rank's part of a model. Every rank calls ``forward`` and ``logits`` for the same rows."""
 
@@ -201,6 +235,16 @@ class RankedModel(CausalModel):
         self._share = share
         self._part = share.vocabulary(architecture.vocab_size)
         self._embedded = RankedEmbedding(embedding, self._part, share.collectives)
+
+    @property
+    def lookup(self) -> Lookup:
+        """The embedding of all tokens."""
+        return self._embedded
+
+    def draft_vocabulary(self, most: int) -> RankVocabulary:
+        """Of this rank's tokens, those below ``most``."""
+        count = max(0, min(most - self._part.begin, self._part.count))
+        return RankVocabulary(self._part.begin, count, self._share.collectives)
 
     def expert_choices(self) -> list[int]:
         """By the number of the expert, over all layers that count; empty where none does."""

@@ -167,7 +167,7 @@ def make_plan(name: str, config: Mapping[str, Any], asked: Asked) -> ModelPlan:
 def _of_rank(config: Mapping[str, Any], whole: Architecture, asked: Asked,
              tp: int) -> tuple[ModelSpec, Weights]:
     rank = rank_architecture(whole, tp, ep=asked.ep)
-    mtp = asked.mtp and tp == 1 and whole.mtp is not None
+    mtp = asked.mtp and rank.mtp is not None
     spec = with_cache_dtypes(rank.spec(mtp=mtp), asked.kv_dtype, asked.state_dtype)
     form = form_of(config, whole.dtype, asked.quantize, twelve_bit=asked.twelve_bit)
     return spec, count_weights(whole, rank, tp, form, mtp=mtp)

@@ -28,7 +28,8 @@ TP_MAX = 64
 
 def rank_architecture(architecture: Architecture, tp: int, *, ep: bool = False) -> Architecture:
     """``architecture`` as one of ``tp`` (at least 1) devices holds it, the one with the most. ``ep``: experts
-    are divided by their number. ``vocab_size`` stays whole: see ``weights``.
+    are divided by their number. ``vocab_size`` stays whole: see ``weights``. A head for multi-token
+    prediction that ``tp`` does not divide is left out.
 
     Raises ConfigError naming the numbers that ``tp`` does not divide, and the values of ``--tp`` that do.
     """
@@ -42,7 +43,8 @@ def rank_architecture(architecture: Architecture, tp: int, *, ep: bool = False) 
         raise ConfigError(f"--tp is {tp}, which does not divide {', '.join(stuck)} of this model; it may be "
                           f"{possible}", param="--tp")
     return replace(architecture, mixers=tuple(_share(mixer, tp) for mixer in architecture.mixers),
-                   feed_forwards=tuple(_share(feed, tp) for feed in architecture.feed_forwards))
+                   feed_forwards=tuple(_share(feed, tp) for feed in architecture.feed_forwards),
+                   mtp=None if _stuck_fields(architecture.mtp, tp) else _share(architecture.mtp, tp))
 
 
 def _experts_divided(architecture: Architecture, tp: int) -> Architecture:
@@ -53,9 +55,13 @@ def _experts_divided(architecture: Architecture, tp: int) -> Architecture:
     if min(counts) < tp:
         raise ConfigError(f"--tp is {tp} with --ep, and this model has {min(counts)} experts; use --tp "
                           f"{min(counts)} or less", param="--tp")
-    return replace(architecture, feed_forwards=tuple(
-        replace(feed, own_count=ceil_div(feed.count, tp)) if isinstance(feed, Experts) else feed
-        for feed in architecture.feed_forwards))
+
+    def divided(feed: Any) -> Any:
+        return replace(feed, own_count=ceil_div(feed.count, tp)) if isinstance(feed, Experts) else feed
+
+    head = architecture.mtp
+    return replace(architecture, feed_forwards=tuple(map(divided, architecture.feed_forwards)),
+                   mtp=None if head is None else replace(head, feed_forward=divided(head.feed_forward)))
 
 
 def possible_tps(architecture: Architecture, *, ep: bool = False) -> list[int]:

@@ -14,12 +14,22 @@ A bias beside cut columns is the first rank's: the sum over ranks has it once. O
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from weft.errors import CheckpointError
-from weft.families.architecture import Architecture
-from weft.models.cuts.tables import NORMS, Cut, Part, RankPlace, Table, feed_table, mixer_table, vocabulary
+from weft.families.architecture import Architecture, MtpLayer
+from weft.models.cuts.tables import (
+    HEAD,
+    NORMS,
+    Cut,
+    Part,
+    RankPlace,
+    Table,
+    feed_table,
+    mixer_table,
+    vocabulary,
+)
 from weft.models.forms.stored_form import MatrixPiece
 from weft.models.safetensors_header import StoredTensor
 
@@ -59,14 +69,26 @@ class StoredCut:
 
 
 class Cutter:
-    """The cuts of one rank for a checkpoint of ``whole``."""
+    """The cuts of one rank for a checkpoint. ``outside``: of tensors that no layer has; ``layers``: of
+    tensors by the number of their layer."""
 
-    def __init__(self, whole: Architecture, place: RankPlace) -> None:
+    def __init__(self, place: RankPlace, outside: Table, layers: Sequence[Table]) -> None:
         self.place = place
-        self._outside: Table = {**NORMS, **vocabulary(whole.vocab_size, place)}
-        self._layers: list[Table] = [
-            {**NORMS, **feed_table(feed, place), **mixer_table(mixer, place)}
-            for mixer, feed in zip(whole.mixers, whole.feed_forwards, strict=True)]
+        self._outside = outside
+        self._layers = layers
+
+    @classmethod
+    def of(cls, whole: Architecture, place: RankPlace) -> Cutter:
+        return cls(place, {**NORMS, **vocabulary(whole.vocab_size, place)},
+                   [{**NORMS, **feed_table(feed, place), **mixer_table(mixer, place)}
+                    for mixer, feed in zip(whole.mixers, whole.feed_forwards, strict=True)])
+
+    @classmethod
+    def of_head(cls, head: MtpLayer, place: RankPlace) -> Cutter:
+        """Some families store the two halves of its layer under two numbers."""
+        layer = {**NORMS, **HEAD, **feed_table(head.feed_forward, place),
+                 **mixer_table(head.attention, place)}
+        return cls(place, {**NORMS, **HEAD}, [layer, layer])
 
     def cut(self, name: str) -> Cut:
         """Of the tensor ``name``, relative to the language model. Raises CheckpointError for a name that no

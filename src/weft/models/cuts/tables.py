@@ -107,6 +107,11 @@ NORMS: Table = dict.fromkeys((
 """Of the stream."""
 
 
+HEAD: Table = dict.fromkeys((
+    "fc", "eh_proj", "enorm", "hnorm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"), WHOLE)
+"""Of a head for multi-token prediction: what joins its two inputs."""
+
+
 def vocabulary(rows: int, place: RankPlace) -> Table:
     part = Cut("rows", (place.uneven(rows),))
     return dict.fromkeys(("embed_tokens", "embeddings", "lm_head"), part)

@@ -1,0 +1,67 @@
+"""The model's own head over ranks: cut as a layer of the trunk, with the drafts of one rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests.oracle.test_mtp import EMBEDDED, FREE
+from tests.ranks.engines import GREEDY, SAMPLED, Story, engine, prompt, run
+from weft.assemble import assembly
+from weft.families.architecture import MtpLayer
+from weft.models.cuts import Cutter, RankPlace
+from weft.ranks.peers import Peers
+from weft.speculation.costs import StepCosts
+from weft.speculation.speculator import Speculator
+
+ASKED = {"a": (prompt(100, 1), replace(GREEDY, max_tokens=40)), "b": (prompt(30, 2), GREEDY),
+         "c": (prompt(20, 3), SAMPLED)}
+
+
+class Listening(Speculator):
+    """Finds every draft of the head worth it, and keeps what the head offered."""
+
+    def __init__(self) -> None:
+        super().__init__(("mtp",), costs=StepCosts(FREE), head_seconds={1: 1e-6, 2: 2e-6, 3: 3e-6})
+        self.offered: list[tuple[int, ...]] = []
+
+    def offer(self, key: int, tokens: Any, chances: Any) -> None:
+        self.offered.append(tuple(tokens))
+        super().offer(key, tokens, chances)
+
+
+def answers(peers: Peers | None, monkeypatch: pytest.MonkeyPatch) -> tuple[Story, Listening]:
+    source = Listening()
+    monkeypatch.setattr(assembly, "make_drafter", lambda *more: source)
+    assembled = engine(EMBEDDED, peers=peers, speculate="mtp")
+    story = run(assembled, ASKED, Story())
+    assembled.core.close()
+    return story, source
+
+
+def test_drafts_and_tokens_are_those_of_one_rank(two: Peers, four: Peers,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two KV heads on four ranks, too: neighbours hold a copy of the head's."""
+    expected, alone = answers(None, monkeypatch)
+    assert alone.stats().sources["mtp"].accepted > 8
+    for peers in (two, four):
+        story, source = answers(peers, monkeypatch)
+        assert story.tokens == expected.tokens
+        assert source.offered == alone.offered
+        assert source.stats().sources == alone.stats().sources
+
+
+def test_a_rank_with_the_head_of_its_neighbour_shows(two: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: rank 0 holds the part of rank 1. Drafts are others, and no token is."""
+    expected, alone = answers(None, monkeypatch)
+    of_head = Cutter.of_head
+
+    def of_neighbour(head: MtpLayer, place: RankPlace) -> Cutter:
+        return of_head(head, RankPlace(1, 2))
+
+    monkeypatch.setattr(Cutter, "of_head", of_neighbour)
+    story, source = answers(two, monkeypatch)
+    assert story.tokens == expected.tokens
+    assert source.offered != alone.offered
