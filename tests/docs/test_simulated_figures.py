@@ -154,6 +154,11 @@ def test_seconds_keeps_the_promises_of_the_page() -> None:
     seconds = rows["seconds"]
     assert seconds["hit_rate"] >= 0.95 * rows["one engine"]["hit_rate"]
     assert seconds["load_max_share"] <= 1.3
-    for other in ("prefix-hash", "round-robin"):
+    for other in ("prefix-hash", "round-robin", "least-loaded"):
         assert seconds["hit_rate"] > rows[other]["hit_rate"]
         assert seconds["ttft"]["p99"] < rows[other]["ttft"]["p99"]
+    over_expected = {name: rows[name]["predicted_tokens"] / rows[name]["cached_tokens"] - 1
+                     for name in ("seconds", "kv-only")}
+    assert abs(over_expected["seconds"]) < 0.001
+    assert f"{over_expected['kv-only']:.0%}" == "3%"
+    assert rows["kv-only"]["load_max_share"] > seconds["load_max_share"]

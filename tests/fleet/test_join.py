@@ -13,6 +13,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from tests.server.running import ROOT, RunningServer, eventually, running_server
 from tests.server.scripted_engine import write_model_directory
 
 TOKENS = 400
+STOPPED_S = 20.0
 NOTICED_S = 15.0
 """A machine that vanishes is noticed within 5 s of its server's own ticks (test_link). A test machine that is
 busy with other tests makes these ticks late."""
@@ -103,6 +106,19 @@ def engine_of(machine: subprocess.Popen[str]) -> psutil.Process:
     return engine
 
 
+@contextlib.contextmanager
+def stopped(*pids: int) -> Iterator[float]:
+    """Processes that are stopped until the end of the block. When they have been for STOPPED_S."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield time.monotonic() + STOPPED_S
+    finally:
+        for pid in reversed(pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
 async def until_it_computes(server: RunningServer) -> None:
     for _ in range(300):
         rows: list[dict[str, Any]] = (await asyncio.to_thread(server.get, "/v1/replicas")).json()["data"]
@@ -152,21 +168,6 @@ async def test_a_cut_network_is_noticed_and_its_streams_go_on(
     assert await sung(server, 4) == undisturbed
 
 
-async def test_a_stopped_agent_loses_its_requests_and_its_late_frames_are_dropped(
-        server: RunningServer, undisturbed: list[str], machine: subprocess.Popen[str]) -> None:
-    assert both_ready(server)
-    singing = asyncio.create_task(sung(server, 4))
-    await until_it_computes(server)
-    machine.send_signal(signal.SIGSTOP)
-    try:
-        await until_noticed(server)
-    finally:
-        machine.send_signal(signal.SIGCONT)
-    assert await singing == undisturbed
-    assert both_ready(server)
-    assert await sung(server, 4) == undisturbed
-
-
 @pytest.mark.parametrize("ending", [signal.SIGSTOP, signal.SIGKILL])
 async def test_an_engine_on_a_joined_machine_is_replaced(
         server: RunningServer, undisturbed: list[str], machine: subprocess.Popen[str],
@@ -193,6 +194,34 @@ async def test_a_reset_connection_is_opened_again(
     assert both_ready(server)
 
 
+@dataclass
+class Away:
+    """A machine that is stopped until ``until_s`` with all of its processes, in the midst of ``singing``."""
+
+    engine: psutil.Process
+    singing: Future[list[str]]
+    until_s: float
+
+
+@pytest.fixture(scope="module")
+def away(server: RunningServer, undisturbed: list[str], machine: subprocess.Popen[str]) -> Iterator[Away]:
+    assert both_ready(server)
+    engine = engine_of(machine)
+    with ThreadPoolExecutor(1) as threads:
+        singing = threads.submit(asyncio.run, sung(server, 4))
+        asyncio.run(until_it_computes(server))
+        with stopped(machine.pid, engine.pid) as until_s:
+            yield Away(engine, singing, until_s)
+
+
+async def test_the_requests_of_a_machine_that_stops_go_on_elsewhere(
+        server: RunningServer, undisturbed: list[str], away: Away) -> None:
+    await until_noticed(server)
+    assert away.singing.result(60) == undisturbed
+    assert await sung(server, 4) == undisturbed, "the other replica serves"
+    assert server.get("/health").json()["status"] == "degraded"
+
+
 def test_another_token_is_refused(server: RunningServer, tmp_path: Path) -> None:
     other = tmp_path / "token"
     other.write_text("x" * 43)
@@ -210,6 +239,19 @@ def test_another_model_is_refused_on_both_sides(server: RunningServer, token: Pa
         assert process.stdout is not None
         assert "would give other answers: tokenizer is" in process.stdout.read()
     assert set(states(server)) == {0, 1}
+
+
+async def test_a_machine_that_stops_for_20_s_serves_again_with_its_engine(
+        server: RunningServer, undisturbed: list[str], machine: subprocess.Popen[str], away: Away) -> None:
+    await asyncio.sleep(max(away.until_s - time.monotonic(), 0.0))
+    assert states(server) == {0: "ready", 1: "away"}
+    for pid in (away.engine.pid, machine.pid):  # late events of the engine reach its agent first
+        os.kill(pid, signal.SIGCONT)
+    assert both_ready(server)
+    assert engine_of(machine) == away.engine
+    singing = asyncio.create_task(sung(server, 4))
+    await until_it_computes(server)
+    assert await singing == undisturbed, "late events are dropped"
 
 
 async def test_an_interrupted_machine_is_drained(server: RunningServer, undisturbed: list[str],

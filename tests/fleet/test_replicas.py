@@ -28,10 +28,10 @@ def server(model_directory: Path) -> Iterator[RunningServer]:
         yield running
 
 
-async def sung(server: RunningServer, count: int, **more: Any) -> list[str]:
+async def sung(server: RunningServer, count: int, *, first_seed: int = 0, **more: Any) -> list[str]:
     client = server.async_client()
     answers = await asyncio.gather(*(client.completions.create(**{**SUNG, "seed": seed, **more})
-                                     for seed in range(count)))
+                                     for seed in range(first_seed, first_seed + count)))
     return [answer.choices[0].text for answer in answers]
 
 

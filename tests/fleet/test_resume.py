@@ -7,8 +7,8 @@ import contextlib
 import os
 import random
 import signal
-import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -153,10 +153,40 @@ SUNG = {"model": "default", "prompt": "sing", "max_tokens": 500, "temperature": 
         "extra_body": {"ignore_eos": True}}
 
 
-@contextlib.contextmanager
-def scripted(model_directory: Path, factory: str = "build_paced", **flags: Any) -> Iterator[RunningServer]:
-    with running_server(factory, engine={"model": str(model_directory)}, server=flags) as server:
-        yield server
+class Held:
+    """A server whose engines start only while no file ``hold`` lies beside the model."""
+
+    def __init__(self, server: RunningServer, directory: Path) -> None:
+        self.server = server
+        self._file = directory / "hold"
+
+    @contextlib.contextmanager
+    def restarts(self) -> Iterator[None]:
+        """Restarts wait until ``release``, or until the end of the block."""
+        self._file.touch()
+        try:
+            yield
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        self._file.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
+    directory = write_model_directory(tmp_path_factory.mktemp("held"))
+    with running_server("build_for_resumes", engine={"model": str(directory)},
+                        server={"restarts": 100, "stall_after": 3.0}) as server:
+        yield Held(server, directory)
+
+
+def is_healthy(server: RunningServer) -> bool:
+    return eventually(lambda: server.get("/health").json() == {"status": "ok"}, 60)
+
+
+def is_degraded(server: RunningServer) -> bool:
+    return eventually(lambda: server.get("/health").json()["status"] == "degraded", 60)
 
 
 def sung(server: RunningServer, **more: Any) -> str:
@@ -164,88 +194,87 @@ def sung(server: RunningServer, **more: Any) -> str:
     return text
 
 
-def sung_and_killed(server: RunningServer) -> str:
+def sung_and_killed(server: RunningServer, **more: Any) -> str:
     """The same, and the engine is killed after some tokens."""
-    stream = server.client().completions.create(**SUNG, stream=True)
-    text = ""
-    for chunk in stream:
+    resumes_before, was_killed, text = resumes(server), False, ""
+    for chunk in server.client().completions.create(**{**SUNG, **more}, stream=True):
         text += chunk.choices[0].text
-        if len(text) > 50 and not resumes(server):
+        if len(text) > 50 and not was_killed:
+            was_killed = True
             os.kill(server.engine_pid(), signal.SIGKILL)
-            assert eventually(lambda: resumes(server) == 1)
+            assert eventually(lambda: resumes(server) == resumes_before + 1, 60)
     return text
 
 
-def test_a_resume_at_another_position_is_noticed(model_directory: Path) -> None:
-    with scripted(model_directory) as server:
-        undisturbed = sung(server)
-        assert sung_and_killed(server) == undisturbed
-    with scripted(model_directory, "build_forgetful") as server:
-        assert sung(server) == undisturbed
-        assert sung_and_killed(server) != undisturbed
+@pytest.mark.parametrize(("salt", "goes_on"), [("", True), ("forget", False)])
+def test_a_resume_at_another_position_is_noticed(held: Held, salt: str, goes_on: bool) -> None:
+    more = {"extra_body": {"ignore_eos": True, "cache_salt": salt}}
+    undisturbed = sung(held.server)
+    assert undisturbed == sung(held.server, **more)
+    assert (sung_and_killed(held.server, **more) == undisturbed) is goes_on
 
 
-def test_a_deadly_request_is_refused_and_its_neighbours_go_on(model_directory: Path) -> None:
-    with scripted(model_directory) as server:
-        undisturbed = sung(server)
-        neighbours = [Background(server, max_tokens=1500) for _ in range(3)]
-        assert eventually(lambda: server.running() == 3)
-        deadly = Background(server, messages=[{"role": "user", "content": "crash"}])
-        refused = deadly.result()
-        assert refused.status_code == 422
-        assert refused.json()["error"]["code"] == "request_killed_engines"
-        assert "2 engines in a row" in refused.json()["error"]["message"]
-        texts = {one.result().json()["choices"][0]["message"]["content"] for one in neighbours}
-        assert len(texts) == 1
-        assert [one.result().json()["usage"]["completion_tokens"] for one in neighbours] == [1500] * 3
-        assert restarts(server) == 2
-        assert "request_deadly_total" in server.get("/metrics").text
-        assert sung(server) == undisturbed
+def test_a_deadly_request_is_refused_and_its_neighbours_go_on(held: Held) -> None:
+    server = held.server
+    undisturbed, restarts_before = sung(server), restarts(server)
+    neighbours = [Background(server, max_tokens=1500) for _ in range(3)]
+    assert eventually(lambda: server.running() == 3, 60)
+    deadly = Background(server, messages=[{"role": "user", "content": "crash"}])
+    refused = deadly.result()
+    assert refused.status_code == 422, refused.text
+    assert refused.json()["error"]["code"] == "request_killed_engines"
+    assert "2 engines in a row" in refused.json()["error"]["message"]
+    texts = {one.result().json()["choices"][0]["message"]["content"] for one in neighbours}
+    assert len(texts) == 1
+    assert [one.result().json()["usage"]["completion_tokens"] for one in neighbours] == [1500] * 3
+    assert restarts(server) == restarts_before + 2
+    assert "request_deadly_total" in server.get("/metrics").text
+    assert sung(server) == undisturbed
 
 
-def test_a_stopped_engine_goes_on_or_is_replaced(model_directory: Path) -> None:
-    with scripted(model_directory, stall_after=1.5) as server:
-        undisturbed = sung(server)
-        running = Background(server, max_tokens=1500)
-        assert eventually(lambda: server.running() == 1)
-        stopped = server.engine_pid()
-        os.kill(stopped, signal.SIGSTOP)
-        time.sleep(0.5)
-        os.kill(stopped, signal.SIGCONT)
-        assert running.result().json()["usage"]["completion_tokens"] == 1500
-        assert restarts(server) == 0
-        stream = server.client().completions.create(**SUNG, stream=True)
-        text = next(stream).choices[0].text
-        os.kill(stopped, signal.SIGSTOP)
-        assert eventually(lambda: server.get("/health").json()["status"] == "degraded")
+def test_an_engine_that_stalls_is_replaced(held: Held) -> None:
+    server = held.server
+    undisturbed, restarts_before = sung(server), restarts(server)
+    stream = server.client().completions.create(**SUNG, stream=True)
+    text = next(stream).choices[0].text
+    with held.restarts():
+        os.kill(server.engine_pid(), signal.SIGSTOP)
+        assert is_degraded(server)
         health = server.get("/health")
         assert health.status_code == 200
         assert "stalled" in health.json()["reason"]
         assert "--stall-after" in health.json()["reason"]
-        assert text + "".join(chunk.choices[0].text for chunk in stream) == undisturbed
-        assert restarts(server) == 1
-        assert server.get("/health").json() == {"status": "ok"}
+    assert text + "".join(chunk.choices[0].text for chunk in stream) == undisturbed
+    assert restarts(server) == restarts_before + 1
+    assert is_healthy(server)
 
 
-def test_a_client_may_leave_and_come_while_the_engine_restarts(model_directory: Path) -> None:
-    with scripted(model_directory) as server:
-        undisturbed = sung(server, max_tokens=40)
+def test_a_client_may_leave_and_come_while_the_engine_restarts(held: Held) -> None:
+    server = held.server
+    undisturbed = sung(server, max_tokens=40)
+    with held.restarts(), ThreadPoolExecutor(1) as threads:
         with httpx.stream("POST", f"{server.url}/v1/completions", json={
                 "prompt": "sing", "max_tokens": 1500, "stream": True}) as leaving:
-            next(leaving.iter_lines())
+            lines = leaving.iter_lines()
+            assert next(lines).startswith("data: ")
             os.kill(server.engine_pid(), signal.SIGKILL)
-            assert eventually(lambda: server.get("/health").json()["status"] == "degraded")
-        assert eventually(lambda: server.running() == 0)
-        assert server.get("/load").json()["server_load"] == 0
-        assert server.get("/v1/cache").status_code == 503
-        assert sung(server, max_tokens=40) == undisturbed, "a request that comes meanwhile waits"
+            assert is_degraded(server)
+            assert server.get("/load").json()["server_load"] == 1
+        assert eventually(lambda: server.get("/load").json()["server_load"] == 0, 60)
         assert server.running() == 0
+        assert server.get("/v1/cache").status_code == 503
+        coming = threads.submit(sung, server, max_tokens=40)
+        assert eventually(lambda: server.running() == 1, 60), "a request that comes meanwhile waits"
+        held.release()
+        assert coming.result() == undisturbed
+    assert eventually(lambda: server.running() == 0, 60)
 
 
 def test_a_restart_that_fails_uses_up_an_attempt_and_then_the_server_ends(tmp_path: Path) -> None:
-    with scripted(write_model_directory(tmp_path), "build_once", restarts=2) as server:
+    with running_server("build_once", engine={"model": str(write_model_directory(tmp_path))},
+                        server={"restarts": 2}) as server:
         streamed = Background(server, stream=True)
-        assert eventually(lambda: server.running() == 1)
+        assert eventually(lambda: server.running() == 1, 60)
         os.kill(server.engine_pid(), signal.SIGKILL)
         events = events_of(streamed.result())
         assert "has gone since" in events[-2]["error"]["message"]

@@ -6,14 +6,17 @@
 
 A token is a byte (plus three special ones), so every non-ASCII character arrives in pieces. ``build`` is
 fast, ``build_paced`` takes 1 ms a step and ``build_slow`` 5, ``build_never`` never becomes
-ready, ``build_broken`` fails to start, ``build_once`` starts once. ``build_forgetful`` resumes an answer as a
-longer prompt, so the answer begins at position 0 again.
+ready, ``build_broken`` fails to start, ``build_once`` starts once. ``build_for_resumes`` waits while the model
+directory has a file ``hold``; it resumes a request of the cache salt "forget" as a longer prompt, so the answer
+begins at position 0 again. The first engine of ``build_uneven`` takes 50 ms a step, and its process id
+is in the file ``slow``; the others take 1 ms.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -240,18 +243,33 @@ def build_once(config: EngineConfig, *, on_progress: Callable[[str], None]) -> A
 
 
 class _Forgetful(EngineCore):
+    """Requests of the cache salt "forget" resume at position 0."""
+
     def submit(self, request: Request) -> None:
-        if request.resumption is not None:
+        if request.resumption is not None and request.cache_salt == "forget":
             [tokens] = request.resumption.answers.values()
             request = msgspec.structs.replace(request, prompt_tokens=[*request.prompt_tokens, *tokens],
                                               resumption=None)
         super().submit(request)
 
 
-def build_forgetful(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
+def build_for_resumes(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
+    assert config.model is not None
+    while (Path(config.model) / "hold").exists():
+        time.sleep(0.01)
     assembled = build(config, on_progress=on_progress, step_s=0.001)
     assembled.core.__class__ = _Forgetful
     return assembled
+
+
+def build_uneven(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:
+    assert config.model is not None
+    try:
+        with (Path(config.model) / "slow").open("x") as file:
+            file.write(str(os.getpid()))
+    except FileExistsError:
+        return build(config, on_progress=on_progress, step_s=0.001, caches=True)
+    return build(config, on_progress=on_progress, step_s=0.05, caches=True)
 
 
 def build_broken(config: EngineConfig, *, on_progress: Callable[[str], None]) -> Assembled:

@@ -7,7 +7,8 @@ late. The session is lost for this end if nothing came for SILENT_S, if a frame 
 dismisses it. Silence may mean that one way of the network is cut.
 
 ZeroMQ connects, fails and connects again without a word. Its socket monitor says which of the reasons it is:
-nothing listens, or the handshake fails because the tokens differ.
+nothing listens, or the handshake fails because the tokens differ. One failed handshake may be a server that
+ends in that moment. REFUSALS_MAX of them in one attempt are a refusal, and the agent does not wait for more.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from weft.fleet.link_socket import link_options
 
 _REFUSED = (zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
             | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL)
+REFUSALS_MAX = 3
 _LATE_TICKS = 2
 
 
@@ -66,6 +68,8 @@ class LinkClient:
         self._numbers = FrameNumbers(NO_EPOCH)
         self._silent_s = 0.0
         self._failures: set[zmq.Event] = set()
+        self._refusal_count = 0
+        self._refused = asyncio.Event()
         socket = self._socket = context.socket(zmq.DEALER)
         link_options(socket)
         socket.curve_serverkey = keys.server.public
@@ -83,13 +87,16 @@ class LinkClient:
                       attempt=attempt, host=host, started_by=started_by)
         outside = FrameHeader(NO_EPOCH, 0, 0, BodyKind.LINK).pack()
         listening = asyncio.create_task(self._note_failures())
+        await self._socket.send_multipart([outside, encode(hello)])
+        welcome, refused = asyncio.create_task(self._welcome()), asyncio.create_task(self._refused.wait())
         try:
-            await self._socket.send_multipart([outside, encode(hello)])
-            message = await asyncio.wait_for(self._welcome(), SILENT_S)
-        except TimeoutError:
-            raise self._unanswered() from None
+            await asyncio.wait((welcome, refused), timeout=SILENT_S, return_when=asyncio.FIRST_COMPLETED)
+            if not welcome.done():
+                raise self._unanswered()
+            message = welcome.result()
         finally:
-            listening.cancel()
+            for task in (listening, welcome, refused):
+                task.cancel()
         if isinstance(message, Dismissal):
             raise DismissedError(message)
         assert isinstance(message, Welcome)
@@ -138,6 +145,9 @@ class LinkClient:
         while True:
             event = parse_monitor_message(await self._monitor.recv_multipart())
             self._failures.add(zmq.Event(event["event"]))
+            self._refusal_count += bool(zmq.Event(event["event"]) & _REFUSED)
+            if self._refusal_count == REFUSALS_MAX:
+                self._refused.set()
 
     def _unanswered(self) -> Exception:
         where = self._address.removeprefix("tcp://")
