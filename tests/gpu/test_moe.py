@@ -81,7 +81,7 @@ def test_tokens_lie_on_the_grid_axis_without_a_bound(monkeypatch: pytest.MonkeyP
             grids[self.name] = grid
             return lambda *_, **__: None
 
-    for name in ("_tiles", "_product", "_combine"):
+    for name in ("_align", "_product", "_combine"):
         monkeypatch.setattr(triton, name, Recorder(name))
     tokens = GRID_YZ_MAX + 1
     triton.moe(torch.zeros(tokens, 16), torch.zeros(tokens, 1, dtype=torch.int64), torch.ones(tokens, 1),
@@ -102,18 +102,21 @@ def test_company_changes_no_token(device: torch.device) -> None:
 @pytest.mark.parametrize("chosen", [[0] * 40, [3, 1] * 20, list(range(4)) * 10, [3] * 33 + [0] * 7,
                                     [2], [-1] * 3 + [1] * 17, [-1]])
 def test_tiles_hold_every_pair_once_and_never_two_experts(chosen: list[int], device: torch.device) -> None:
-    """However the pairs fall: all to one expert, none to some, one more than a tile has rows."""
-    rows, experts = 16, 4
+    """However the pairs fall: all to one expert, none to some, one more than a tile has rows. Blocks are
+    smaller than the pairs, and a program has two experts."""
+    rows, experts, pairs = 16, 4, len(chosen)
     ids = torch.tensor(chosen, device=device)
-    order = ids.sort().values
+    order = torch.full((pairs,), -7, dtype=torch.int32, device=device)
     tiles = torch.full((6, 3), -7, dtype=torch.int32, device=device)
-    triton._tiles[(6,)](order, tiles, len(chosen), EXPERTS=experts, EP=4, BM=rows)
+    triton._align[(2,)](ids, order, tiles, pairs, 6, EXPERTS=experts, BINS=8, OWN=2, BM=rows, BLOCK=16)
     seen = []
     for expert, first, count in tiles.tolist():
         assert 0 <= count <= rows
-        assert all(int(order[pair]) == expert for pair in range(first, first + count))
-        seen += range(first, first + count)
-    assert sorted(seen) == list(range(chosen.count(-1), len(chosen))), "PAD is in no tile"
+        placed = order[first : first + count].tolist() if count else []
+        assert all(chosen[pair] == expert for pair in placed)
+        assert placed == sorted(placed), "pairs of one expert keep their order"
+        seen += placed
+    assert sorted(seen) == [pair for pair in range(pairs) if chosen[pair] >= 0], "PAD is in no tile"
 
 
 def test_nothing_is_asked_of_the_device(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

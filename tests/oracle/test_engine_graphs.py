@@ -5,16 +5,19 @@ the same tokens, in an arena full of NaN, and not a byte touched that is not the
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 
 from tests.oracle.serving import Serving, assert_equal_to_truth, truth
+from weft.models.blocks import experts
 from weft.runner.arena import NAN_BYTE
 from weft.runner.batch import BatchBuilder, StepBatch
 from weft.runner.graphs import DecodeBlock, EagerCapture
 from weft.schedule.plan import StepPlan
-from weft.units import PAGE_TOKENS
+from weft.tensor.ops.moe import moe
+from weft.units import PAD, PAGE_TOKENS
 
 FAMILIES = ("qwen3_5", "bamba", "jamba", "lfm2")
 """Gated delta, Mamba-2, Mamba-1 and short convolutions, each beside attention."""
@@ -28,6 +31,25 @@ def test_graphs_change_no_token(family: str) -> None:
     taken = blocks_of(serving)
     assert_equal_to_truth(serving.run([one.prompt for one in truths], stagger_steps=3), truths)
     assert {block.width for block in taken} >= {4, 8}, "steps of one to five rows, padded to 1, 2, 4 and 8"
+
+
+def test_rows_of_pad_read_no_expert(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three decodes of a graph of four rows: the fourth row chooses no expert in any layer."""
+    chosen: list[torch.Tensor] = []
+
+    def noted(x_TD: torch.Tensor, ids_TX: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
+        chosen.append(ids_TX)
+        return moe(x_TD, ids_TX, *more, **named)
+
+    monkeypatch.setattr(experts, "moe", noted)
+    serving = Serving("jamba", capture=EagerCapture())
+    blocks = blocks_of(serving)
+    chosen.clear()
+    serving.run([one.prompt for one in truth("jamba")[:3]])
+    assert [block.width for block in blocks] == [4] * len(blocks), "all steps of decodes have three"
+    padded = [ids_TX for ids_TX in chosen if len(ids_TX) == 4 and (ids_TX == PAD).any()]
+    assert len(padded) >= len(blocks), "at least a layer of each step"
+    assert all((ids_TX[3] == PAD).all() and (ids_TX[:3] != PAD).all() for ids_TX in padded)
 
 
 def test_the_control_a_graph_that_is_shown_another_slot_changes_tokens(

@@ -87,6 +87,7 @@ class CausalModel:
             hidden_TD = self._fused.run(x_TD, inputs, caches, rotated)
             if hidden_TD is not None:
                 return hidden_TD
+        positions_T = inputs.positions_T if inputs.runs.padded else None
         y_TD: torch.Tensor | None = None  # not yet added: a norm of the sum comes with it
         for number, (layer, cache, rope) in enumerate(zip(self.layers, caches, self._ropes, strict=False)):
             if layer.mixer is not None:
@@ -101,9 +102,10 @@ class CausalModel:
                                                                  rotated[rope]))
                 if last:
                     x_TD = inputs.asked_of(x_TD)
+                    positions_T = None if positions_T is None else inputs.asked_of(positions_T)
             if layer.feed_forward is not None:
                 x_TD, seen_TD = self._added(x_TD, y_TD, layer.feed_norm, dtype)
-                y_TD = _normed(layer.feed_out_norm, layer.feed_forward(seen_TD))
+                y_TD = _normed(layer.feed_out_norm, layer.feed_forward(seen_TD, positions_T))
         return self._added(x_TD, y_TD, self.final_norm, x_TD.dtype)[1].to(dtype)
 
     def _added(self, x_TD: torch.Tensor, y_TD: torch.Tensor | None, norm: Norm | None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +26,13 @@ class Beside(Protocol):
                  cos_sin: CosSin | None) -> torch.Tensor: ...
 
 
+class FeedForwardBlock(Protocol):
+    """Works on each token alone. A mixture of experts reads no expert's weights for rows whose position is
+    PAD; ``positions_T`` is None where no row is PAD. Others compute all rows."""
+
+    def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor: ...
+
+
 @dataclass(slots=True)
 class DecoderLayer:
     """Residual pair. Most families norm what goes in; OLMo's attention layers norm what comes out
@@ -36,7 +42,7 @@ class DecoderLayer:
     mixer_norm: Norm | None
     mixer: Mixer | None
     feed_norm: Norm | None
-    feed_forward: Callable[[torch.Tensor], torch.Tensor] | None
+    feed_forward: FeedForwardBlock | None
     mixer_out_norm: Norm | None = None
     feed_out_norm: Norm | None = None
     beside: Beside | None = None

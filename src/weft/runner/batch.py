@@ -263,7 +263,8 @@ class BatchBuilder:
             slots=slots.tolist(), fresh=staged.fresh, decode_count=staged.plan.decode_count + staged.pads,
             starts_R=starts_R, slots_R=slots_R, context_R=context_R,
             page_table_RP=self.rows.table[:, :pages_used].index_select(0, rows_R), taps=staged.taps,
-            verify_count=staged.plan.window_count, log=_log(staged))
+            verify_count=staged.plan.window_count, log=_log(staged),
+            padded=staged.pads > 0 or gpu.fits(self.rows.table))
         if staged.runs_table is not None:
             flat, chunk_count = staged.runs_table
             device_runs.remember(runs, flat.device, chunk_count)

@@ -258,7 +258,8 @@ class DecodeGraphs:
                 offsets=list(range(width)), starts=self._starts[width],  # type: ignore[arg-type]
                 lengths=[1] * width, slots=self._slots[width],  # type: ignore[arg-type]
                 fresh=[False] * width, decode_count=width, starts_R=starts_R, slots_R=slots_R,
-                context_R=context_R, page_table_RP=self._table.index_select(0, rows_R), memo=dict(memo))
+                context_R=context_R, page_table_RP=self._table.index_select(0, rows_R), padded=True,
+                memo=dict(memo))
             fed_T = known_tokens(tokens_T, rows_R, self._chosen)
             return forward(StepInputs(fed_T, positions_T, runs), caches)
 
@@ -301,5 +302,5 @@ def pad_rows(width: int, pages: int, device: torch.device) -> StepInputs:
     runs = Runs(offsets=list(range(width)), starts=pads, lengths=[1] * width, slots=pads,
                 fresh=[False] * width, decode_count=width, starts_R=pads_R, slots_R=pads_R,
                 context_R=nothing_R,
-                page_table_RP=torch.full((width, pages), PAD, dtype=torch.int32, device=device))
+                page_table_RP=torch.full((width, pages), PAD, dtype=torch.int32, device=device), padded=True)
     return StepInputs(nothing_R, pads_R, runs)

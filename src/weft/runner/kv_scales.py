@@ -85,7 +85,8 @@ def one_prompt(count: int, vocab_size: int, device: torch.device | None = None, 
     page_table_RP = torch.tensor([list(pages)], dtype=torch.int32, device=device)
     nothing = torch.zeros(1, dtype=torch.int64, device=device)
     runs = Runs(offsets=[0], starts=[0], lengths=[count], slots=[0], fresh=[True], decode_count=0,
-                starts_R=nothing, slots_R=nothing, context_R=nothing + count, page_table_RP=page_table_RP)
+                starts_R=nothing, slots_R=nothing, context_R=nothing + count, page_table_RP=page_table_RP,
+                padded=True)
     return StepInputs(tokens_T, torch.arange(count, device=device), runs)
 
 

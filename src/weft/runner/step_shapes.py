@@ -83,6 +83,6 @@ def _runs(starts: list[int], lengths: list[int], decode_count: int, vocab_size: 
                 fresh=[start == 0 for start in starts], decode_count=decode_count,
                 starts_R=torch.tensor(starts, device=device), slots_R=pads_R,
                 context_R=torch.tensor(contexts, device=device),
-                page_table_RP=pages_P.expand(len(starts), width).contiguous())
+                page_table_RP=pages_P.expand(len(starts), width).contiguous(), padded=True)
     tokens_T = torch.arange(len(positions), device=device) % vocab_size
     return StepInputs(tokens_T, torch.tensor(positions, device=device), runs)

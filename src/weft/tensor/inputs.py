@@ -54,6 +54,8 @@ class Runs:
     taps: tuple[TapPoint, ...] = ()
     verify_count: int = 0
     log: ReplayLog | None = None
+    padded: bool = False
+    """Whether PAD rows may be among the decodes. Always on GPUs, so that each kernel has one form."""
     memo: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """What ops derived from the fields above once per step, for their calls in further layers (write indices,
     chunk layouts, addresses of the log). Create a new ``Runs`` with a new memo for other runs; never change

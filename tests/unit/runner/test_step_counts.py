@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 
 from tests.unit.models.test_releases import ALL
 from tests.unit.runner.step_counts import PROMPT, StepCounts, counts_of, released_model
-from weft.tensor import gpu, native
 
 BATCHES = (1, 16, 256)
 MODELS = {"qwen3": "Qwen3 8B", "qwen3_5": "Qwen3.5 27B", "qwen3_next": "Qwen3-Next 80B", "lfm2": "LFM2 1.2B",
@@ -19,14 +17,7 @@ BANDWIDTH, MATRIX_RATE = 3.35e12, 800e12
 """Of an H100: bytes and bfloat16 operations per second."""
 DOC = Path(__file__).parents[3] / "docs" / "gpu.md"
 
-
-@pytest.fixture(autouse=True)
-def triton_kernels() -> Iterator[None]:
-    gpu.choose("triton")
-    native.choose("torch")
-    yield
-    native.choose("auto")
-    gpu.choose("auto")
+pytestmark = pytest.mark.usefixtures("triton_kernels")
 
 
 def row_of(title: str, step: str, counts: list[StepCounts]) -> str:

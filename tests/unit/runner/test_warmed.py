@@ -8,7 +8,6 @@ work of one and of several items, and every kind of sampling. Launches are noted
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +28,6 @@ from weft.runner.arena import DeviceArena, warm
 from weft.runner.graphs import EagerCapture
 from weft.runner.reserve import measure_reserve
 from weft.runner.step_shapes import step_shapes
-from weft.tensor import gpu, native
 from weft.text.grammars import regex_grammar
 
 SEQS, STEP_TOKENS, LENGTH = 6, 128, 512
@@ -42,14 +40,7 @@ SAMPLINGS = [GREEDY, DRAWN, structs.replace(DRAWN, top_k=5), structs.replace(DRA
 PROMPTS = [[7], [9, 8, 7], list(range(3, 300)), list(range(3, 80)), [5] * 65, [11] * 200,
            list(range(100, 117))]
 
-
-@pytest.fixture(autouse=True)
-def triton_kernels() -> Iterator[None]:
-    gpu.choose("triton")
-    native.choose("torch")
-    yield
-    native.choose("auto")
-    gpu.choose("auto")
+pytestmark = pytest.mark.usefixtures("triton_kernels")
 
 
 class NoMeter:

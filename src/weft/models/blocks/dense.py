@@ -27,7 +27,7 @@ class DenseBlock:
     into: Projection
     down: Linear
 
-    def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
         inner = self.into(x_TD)
         gate_factor, factor = self.shape.multipliers
         if self.shape.gated and gate_factor == 1.0 and self.shape.activation == "silu" and gpu.fits(inner):

@@ -107,7 +107,7 @@ class SwiGlu:
     def __post_init__(self) -> None:
         self.fused = fused_block_of(self.gate_up, self.down)
 
-    def __call__(self, x_TD: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor:
         if self.fused is not None and (y_TD := run_fused(self.fused, x_TD)) is not None:
             return y_TD
         return self.down(silu_mul(self.gate_up(x_TD)))

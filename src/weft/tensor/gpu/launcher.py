@@ -6,8 +6,8 @@
 
 The compile gate knows some GPUs and two versions of Triton. On another GPU, or with another version, a kernel
 may not fit. Stages of a pipeline are copies of the tiles in flight: they fill shared memory. A kernel with
-fewer stages has the same tiles, adds in the same order and gives the same
-bits; it waits longer for memory. The number that fits is remembered for that kernel and its constants.
+fewer stages has the same tiles, adds in the same order and gives the same bits; it waits longer for memory.
+The number that fits is remembered for that kernel and its constants.
 
 The check comes first at the start of a server, where each shape of a step is computed (``runner.reserve``).
 So no request waits for the second compilation, and no graph is being recorded. A kernel that does not fit

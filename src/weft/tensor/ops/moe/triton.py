@@ -1,22 +1,26 @@
-"""moe by Triton: (token, choice) pairs sorted by expert, then two products over tiles of pairs of one expert.
+"""moe by Triton: (token, choice) pairs in the order of experts, then two products over tiles of one expert.
 
-    pairs by expert   [ . e0 e0 e0 | e3 | e7 e7 e7 e7 e7 ]      . PAD: sorted to the front, in no tile
-    tiles of 2 rows     [e0 e0][e0][e3][e7 e7][e7 e7][e7]  -  -     the most tiles that the pairs can need
+    pairs by expert   [ e0 e0 e0 | e3 | e7 e7 e7 e7 e7 ]        choices of PAD are in no tile
+    tiles of 2 rows   [e0 e0][e0][e3][e7 e7][e7 e7][e7]  -  -   the most tiles that the pairs can need
 
-    _tiles     a program: a tile                      finds its expert, first pair and rows (0: empty) in the
-                                                      sorted experts, by binary searches
+    _align     a program: some experts                counts all pairs; then writes the places of its experts'
+                                                      pairs and their tiles: expert, first place, rows
     _product   a program: (tile, block of columns)    act(gate) x up, to the pair's row; then down, to the
                                                       pair's own place
     _combine   a program: (token, block of columns)   its choices weighted, in the router's order, in float32
 
 The host reads nothing back: only the device knows which experts have pairs, and how many. So the grid has as
-many tiles as the pairs could need at most, and a program of an empty tile ends at once. No atomics and no
-order of arrival: the same tokens get the same sums whatever else is in the batch.
+many tiles as the pairs could need at most, and a program of an empty tile ends at once. No order of arrival:
+the same tokens get the same sums whatever else is in the batch.
+
+``_align`` is a counting sort. Each of its programs counts the pairs of every expert, which takes as long as
+reading 8 bytes a pair from the cache. So no launch and no wait lies between counts and places. A program with
+pairs of its own experts then reads all pairs once more, and numbers its own.
 
 Rows of a tile follow the expected tokens per expert: 16 in decodes, which are bound by reading each expert's
 matrix once; 64 to 128 in prefills. Tiles are the fast axis of the grid, so that the tiles of an expert share
 the same columns of its matrix in the cache. Rejected: a tile table computed on the host (a synchronisation
-per layer). Sorting by our own counting kernel: torch.sort is capturable, and cheap beside the matrices.
+per layer). ``torch.sort`` and a search for the tiles: several launches, and passes over 64 bits of each id.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ from weft.tensor.ops.moe.weights import ExpertWeights, count_of, inner_of
 from weft.tensor.weights.quantized import QuantizedWeight
 
 COMBINE = Blocks(512)
+ALIGN = Blocks(1024)
 VALUES = {"BITS": 0, "GROUP": 1, "GROUPS": 1, "TILES": 1, "LINES": 1, "ZEROS": False}
 """The constants of weights that are not quantised."""
 
@@ -59,6 +64,11 @@ def tile_rows(pairs: int, experts: int) -> int:
     return min(128, padded(-(-pairs // experts)))
 
 
+def experts_of_program(experts: int) -> int:
+    """Of ``_align``: as many programs as an H100 has multiprocessors."""
+    return max(1, experts // 128)
+
+
 @triton.jit
 def _activated(x, ACTIVATION: tl.constexpr):
     if ACTIVATION == "silu":
@@ -69,40 +79,43 @@ def _activated(x, ACTIVATION: tl.constexpr):
         return tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
 
 
-@triton.jit
-def _places(sorted_ids, values, pairs):
-    """int32, as ``values``: how many of ``sorted_ids`` [pairs] are below each, by binary searches."""
-    low = tl.zeros(values.shape, tl.int32)
-    high = low + pairs
-    span = pairs
-    while span > 0:
-        middle = (low + high) // 2
-        unsettled = low < high
-        below = tl.load(sorted_ids + middle, mask=unsettled, other=0) < values
-        low = tl.where(unsettled & below, middle + 1, low)
-        high = tl.where(unsettled & (below == 0), middle, high)
-        span = span // 2
-    return low
+@triton.jit(do_not_specialize=["pairs", "tile_count"], do_not_specialize_on_alignment=["order", "tiles"])
+def _align(ids, order, tiles, pairs, tile_count, EXPERTS: tl.constexpr, BINS: tl.constexpr, OWN: tl.constexpr,
+           BM: tl.constexpr, BLOCK: tl.constexpr):
+    """``ids`` int64 [pairs]: the expert of each pair or PAD; ``order`` int32 [pairs]: the pairs by expert;
+    ``tiles`` int32 [tile_count, 3]: expert, first place in ``order``, rows (0: an empty tile).
 
-
-@triton.jit(do_not_specialize=["pairs"], do_not_specialize_on_alignment=["sorted_ids", "tiles"])
-def _tiles(sorted_ids, tiles, pairs, EXPERTS: tl.constexpr, EP: tl.constexpr, BM: tl.constexpr):
-    """``sorted_ids`` int64 [pairs]: the expert of each pair, PAD first; ``tiles`` int32 [tiles, 3]: expert,
-    first pair, rows."""
-    tile, expert = tl.program_id(0), tl.arange(0, EP)
-    side = tl.arange(0, 2)[:, None]
-    places = _places(sorted_ids, expert[None, :] + side, pairs)     # both sides of each expert at once
-    begin = tl.sum(tl.where(side == 0, places, 0), axis=0)
-    count = tl.sum(tl.where(side == 1, places, 0), axis=0) - begin
-    count = tl.where(expert < EXPERTS, count, 0)
-    ends = tl.cumsum((count + (BM - 1)) // BM, axis=0)
-    mine = tl.sum(tl.where(ends <= tile, 1, 0))      # experts with all tiles before this one
-    here = expert == mine
-    done = (tile - tl.sum(tl.where(here, ends - (count + (BM - 1)) // BM, 0))) * BM
-    rows = tl.sum(tl.where(here, count, 0)) - done
-    tl.store(tiles + tile * 3, mine)
-    tl.store(tiles + tile * 3 + 1, tl.sum(tl.where(here, begin, 0)) + done)
-    tl.store(tiles + tile * 3 + 2, tl.where(mine < EXPERTS, tl.minimum(rows, BM), 0))
+    A program has OWN experts. BINS: of a histogram; bin 0 is PAD."""
+    first, place = tl.program_id(0) * OWN, tl.arange(0, BLOCK)
+    bin_ = tl.arange(0, BINS)
+    counts = tl.zeros((BINS,), tl.int32)
+    for begin in range(0, pairs, BLOCK):
+        expert = tl.load(ids + begin + place, mask=begin + place < pairs, other=-1)
+        counts += tl.histogram((expert + 1).to(tl.int32), BINS)
+    counts = tl.where((bin_ > 0) & (bin_ <= EXPERTS), counts, 0)
+    tile_counts = (counts + (BM - 1)) // BM
+    used = tl.sum(tile_counts, 0)
+    step, mine = tl.num_programs(0) * BLOCK, tl.program_id(0) * BLOCK + place
+    for begin in range(0, tile_count, step):
+        empty = (begin + mine >= used) & (begin + mine < tile_count)
+        tl.store(tiles + (begin + mine) * 3 + 2, tl.zeros((BLOCK,), tl.int32), mask=empty)
+    for expert in range(first, tl.minimum(first + OWN, EXPERTS)):
+        count = tl.sum(tl.where(bin_ == expert + 1, counts, 0), 0)
+        if count > 0:
+            at = tl.sum(tl.where(bin_ <= expert, counts, 0), 0)
+            tile = tl.sum(tl.where(bin_ <= expert, tile_counts, 0), 0)
+            for done in range(0, count, BM * BLOCK):
+                rest = count - done - place * BM
+                row = (tile + done // BM + place) * 3
+                tl.store(tiles + row, tl.full((BLOCK,), 0, tl.int32) + expert, mask=rest > 0)
+                tl.store(tiles + row + 1, at + done + place * BM, mask=rest > 0)
+                tl.store(tiles + row + 2, tl.minimum(rest, BM), mask=rest > 0)
+            for begin in range(0, pairs, BLOCK):
+                pair = begin + place
+                own = tl.load(ids + pair, mask=pair < pairs, other=-1) == expert
+                rank = tl.cumsum(own.to(tl.int32), 0)
+                tl.store(order + at + rank - 1, pair, mask=own)
+                at += tl.max(rank, 0)
 
 
 @triton.jit(do_not_specialize_on_alignment=["order", "tiles"])
@@ -122,7 +135,7 @@ def _product(x, weight, scales, zeros, out, order, tiles, x_row, out_row, COLUMN
     expert, first = tl.load(tiles + tile * 3).to(tl.int64), tl.load(tiles + tile * 3 + 1)
     row, column, depth = tl.arange(0, BM), block * BN + tl.arange(0, BN), tl.arange(0, BK)
     here, within = row < rows, column < COLUMNS
-    pair = tl.load(order + first + row, mask=here, other=0)
+    pair = tl.load(order + first + row, mask=here, other=0).to(tl.int64)
     if DOWN:
         source, target = (first + row).to(tl.int64), pair
     else:
@@ -187,13 +200,15 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
     if not tokens:
         return out_TD
     pairs = tokens * choices
-    sorted_ids, order = torch.sort(ids.flatten(), stable=True)
     rows = tile_rows(pairs, experts)
     hit = min(experts, pairs)
+    order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
     tiles = torch.empty((min(pairs, (pairs + hit * (rows - 1)) // rows), 3), dtype=torch.int32,
                         device=ids.device)
-    launch(_tiles, (len(tiles),))(sorted_ids, tiles, pairs, EXPERTS=experts,
-                                  EP=triton.next_power_of_2(experts), BM=rows)
+    own = experts_of_program(experts)
+    launch(_align, (triton.cdiv(experts, own),))(
+        ids, order, tiles, pairs, len(tiles), EXPERTS=experts, BINS=triton.next_power_of_2(experts + 1),
+        OWN=own, BM=rows, BLOCK=ALIGN.width, num_warps=ALIGN.warps)
     between = torch.empty((pairs, inner), dtype=x_TD.dtype, device=x_TD.device)
     pair_out = torch.empty((pairs, width), dtype=x_TD.dtype, device=x_TD.device)
     common = {"CHOICES": choices, "ACTIVATION": activation, "BM": rows, "BK": depth_of(x_TD.itemsize)}
@@ -223,9 +238,10 @@ def _parts(weight: ExpertWeights) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 def compilations() -> list[Compilation]:
     """Decode and prefill of 128 experts of 768, 8 of them chosen, over 2048 channels."""
-    variants = [compilation_of("moe tiles", _tiles, {"sorted_ids": "*i64", "tiles": "*i32"},
-                            {"EXPERTS": 128, "EP": 128, "BM": 16}, Blocks(1))]
-    tables = {"order": "*i64", "tiles": "*i32", "ids": "*i64", "weights": "*fp32"}
+    variants = [compilation_of("moe align", _align, {"ids": "*i64", "order": "*i32", "tiles": "*i32"},
+                               {"EXPERTS": 512, "BINS": 1024, "OWN": experts_of_program(512), "BM": 16,
+                                "BLOCK": ALIGN.width}, ALIGN)]
+    tables = {"order": "*i32", "tiles": "*i32", "ids": "*i64", "weights": "*fp32"}
     for name, dtype in TYPES.items():
         pointers = tables | dict.fromkeys(("x", "weight", "out", "pair_out"), dtype)
         short = str(name).removeprefix("torch.")
