@@ -30,7 +30,7 @@ class FeedForwardBlock(Protocol):
     """Works on each token alone. A mixture of experts reads no expert's weights for rows whose position is
     PAD; ``positions_T`` is None where no row is PAD. Others compute all rows."""
 
-    def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None) -> torch.Tensor: ...
+    def __call__(self, x_TD: torch.Tensor, positions_T: torch.Tensor | None = None, /) -> torch.Tensor: ...
 
 
 @dataclass(slots=True)
