@@ -6,10 +6,10 @@
 
 A token is a byte (plus three special ones), so every non-ASCII character arrives in pieces. ``build`` is
 fast, ``build_paced`` takes 1 ms a step and ``build_slow`` 5, ``build_never`` never becomes ready,
-``build_broken`` fails to start, ``build_once`` starts once. ``build_for_resumes`` waits while the model directory
-has a file ``hold``; it resumes a request of the cache salt "forget" as a longer prompt, so the answer begins at
-position 0 again. The first engine of ``build_uneven`` takes 50 ms a step, and its process id is in the file
-``slow``; the others take 1 ms.
+``build_broken`` fails to start, ``build_once`` starts once. ``build_for_resumes`` waits while the model
+directory has a file ``hold``; it resumes a request of the cache salt "forget" as a longer prompt, so the
+answer begins at position 0 again. The first engine of ``build_uneven`` takes 50 ms a step, and its process
+id is in the file ``slow``; the others take 1 ms.
 """
 
 from __future__ import annotations
