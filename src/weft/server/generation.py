@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -32,16 +31,15 @@ from weft.server.service import ServedModel, Service
 from weft.server.tracing import GenerationOutcome
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """``text`` is None for a prompt that came as token ids; echo then decodes them. ``boundaries``, ``marks``
     and ``prediction`` as in ``Request``."""
 
     tokens: list[int]
     text: str | None = None
-    boundaries: list[int] = field(default_factory=list)
-    marks: list[int] = field(default_factory=list)
-    prediction: list[int] = field(default_factory=list)
+    boundaries: list[int] = []
+    marks: list[int] = []
+    prediction: list[int] = []
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):

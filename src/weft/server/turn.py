@@ -18,7 +18,9 @@ them); a job base class with hooks (the streams of the dialects have nothing in 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from weft.engine.choices import Piece
 from weft.server.generation import Generation, Prompt, Usage
@@ -32,8 +34,7 @@ from weft.text.dialect import AnswerPlan, Heard
 from weft.text.tools.reader import CallDelta
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatTurn:
+class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
     """``logprobs``: alternatives for each token, None for no logprobs. ``prompt_field`` and
     ``logprobs_field`` are the dialect's names, for errors. ``show_reasoning``: else the reasoning is left
     out of the answer. ``known``: tokens of an earlier turn, as in ``encode_prompt``. ``prediction``: the
@@ -119,7 +120,8 @@ async def prepare_turn(service: Service, turn: ChatTurn) -> PreparedTurn:
     cut = truncated(whole, fields, context_tokens=model.info.max_model_len, answer_tokens=answer_tokens)
     if turn.prediction:
         await model.check_text(turn.prediction, param="prediction")
-        cut = replace(cut, prediction=await model.encode(turn.prediction, add_special_tokens=False))
+        prediction = await model.encode(turn.prediction, add_special_tokens=False)
+        cut = msgspec.structs.replace(cut, prediction=prediction)
     return PreparedTurn(service, model, turn, cut, plan)
 
 

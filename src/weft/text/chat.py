@@ -86,6 +86,7 @@ class ChatTemplate:
         try:
             tree = environment.parse(source)
             self._template = environment.from_string(source)
+            self._template.globals = dict(self._template.globals)  # read at each rendering, item by item
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"{origin}, line {error.lineno}: {error.message}",
                               param="--chat-template") from error
@@ -168,7 +169,8 @@ class ChatTemplate:
     def _run(self, variables: dict[str, Any]) -> str:
         try:
             parts, count = [], 0
-            for part in self._template.generate(variables):
+            # ``generate`` would add a generator around this one, and a second form of each error.
+            for part in self._template.root_render_func(self._template.new_context(variables)):
                 count += len(part)
                 if count > self._chars_max:
                     raise RequestError(f"the chat template writes more than {self._chars_max} characters "

@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from weft.errors import RequestError
 from weft.request import Grammar
 from weft.text.grammars import NO_FORCING, behind_reasoning
@@ -108,8 +110,7 @@ class AnswerReader:
         return bisect_left(counts, True, key=lambda count: self._has_end([*self._tail, *tokens[:count]])) + 1
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerPlan:
+class AnswerPlan(msgspec.Struct, frozen=True):
     """``grammar``: what the answer must match. ``shown_ids``: special tokens that stay in its text."""
 
     grammar: Grammar | None

@@ -25,7 +25,7 @@ from weft.server.errors import bug
 from weft.server.ids import random_id
 from weft.server.logprobs import ChatTokenLogprob, chat_logprobs, namer
 from weft.server.responses.history import RawAnswer
-from weft.server.responses.output import OutputItem, OutputWriter
+from weft.server.responses.output import OutputItem, OutputWriter, whole_output
 from weft.server.responses.protocol import ReasoningOptions, ResponsesBody
 from weft.server.responses.turns import format_of
 from weft.server.turn import PreparedTurn
@@ -130,12 +130,15 @@ class ResponsesJob:
 
     async def answer(self) -> bytes:
         if self._top is None:
-            for piece in await self.generation.whole():
-                self._read(piece)
+            [piece] = await self.generation.whole()
+            self._take(piece)
+            self._output.items = whole_output(self._turn.read(piece),
+                                              "incomplete" if self._is_cut else "completed")
         else:  # whose logprobs belong to the message follows from the order of the pieces
             async for pieces in self.generation.pieces():
                 for piece in pieces:
-                    self._read(piece)
+                    for _ in self._events(piece):
+                        pass  # the items are what counts
         await self._complete()
         return _encoder.encode(self.response)
 
@@ -182,20 +185,17 @@ class ResponsesJob:
     def cancelled(self) -> None:
         self.response.status, self.response.incomplete_details = "cancelled", None
 
-    def _read(self, piece: Piece) -> None:
-        for _ in self._events(piece):
-            pass  # the items are what counts
-
-    def _events(self, piece: Piece) -> Iterable[Any]:
+    def _take(self, piece: Piece) -> None:
         self._tokens += piece.tokens
         self._texts.append(piece.text)
+        self._is_cut = piece.finish_reason == "length"
+
+    def _events(self, piece: Piece) -> Iterable[Any]:
+        self._take(piece)
         heard = self._turn.read(piece)
         yield from self._output.write(heard, self._logprobs(piece))
-        reason = piece.finish_reason
-        if reason is not None:
-            is_cut = reason == "length"
-            yield from self._output.end("incomplete" if is_cut else "completed")
-            self._is_cut = is_cut
+        if piece.finish_reason is not None:
+            yield from self._output.end("incomplete" if self._is_cut else "completed")
 
     async def _complete(self) -> None:
         response, usage = self.response, self._turn.usage()

@@ -32,6 +32,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from weft.errors import ConfigError, RequestError, UserError
 
 _APPLICATION_ID = 0x77656674
@@ -95,8 +97,7 @@ class StoreLimits:
     turn_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredResponse:
+class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     """``body``: the response as JSON; ``items``: the input items of its request alone, as JSON.
 
     ``tokens`` are int32, behind the first ``shared`` tokens of the parent: what the model read and wrote up

@@ -17,10 +17,8 @@ Tokens are stored as a difference to the parent's: a conversation of n turns sto
 
 from __future__ import annotations
 
-import sys
-from array import array
+import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
@@ -33,12 +31,11 @@ from weft.text.chat import common_length
 from weft.text.chat_request import KnownPrefix, text_digest
 
 
-@dataclass(frozen=True, slots=True)
-class TurnHistory:
+class TurnHistory(msgspec.Struct, frozen=True):
     """``items`` of all earlier turns, input and output in order. ``tokens``: what the model knows of them."""
 
-    items: list[Item] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
+    items: list[Item] = []
+    tokens: list[int] = []
     known: KnownPrefix | None = None
 
 
@@ -75,8 +72,7 @@ class RawAnswer(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Keeper:
+class Keeper(msgspec.Struct, frozen=True):
     """Makes the record of a response. ``items``: the request's own; ``before``: the parent's tokens."""
 
     model: ServedModel
@@ -95,7 +91,7 @@ class Keeper:
         if self.prompt.text is None or written != answer.text:
             return StoredResponse(response_id=response_id, parent=parent, body=body, items=items)
         tokens, text = [*self.prompt.tokens, *tokens], self.prompt.text + written
-        shared = common_length(tokens, self.before)
+        shared = common_length(tokens, self.before) if self.before else 0
         return StoredResponse(
             response_id=response_id, parent=parent, body=body, items=items,
             vocabulary=self.model.vocabulary, shared=shared, tokens=_packed(tokens[shared:]),
@@ -103,14 +99,8 @@ class Keeper:
 
 
 def _packed(tokens: Sequence[int]) -> bytes:
-    values = array("i", tokens)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tobytes()
+    return struct.pack(f"<{len(tokens)}i", *tokens)
 
 
-def _unpacked(raw: bytes) -> list[int]:
-    values = array("i", raw)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tolist()
+def _unpacked(raw: bytes) -> Sequence[int]:
+    return struct.unpack(f"<{len(raw) // 4}i", raw)

@@ -23,6 +23,7 @@ import msgspec
 
 from weft.server.logprobs import ChatTokenLogprob
 from weft.server.responses.items import new_id
+from weft.server.turn import calls_of
 from weft.text.dialect import Heard
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -147,6 +148,22 @@ class ArgumentsDone(msgspec.Struct, kw_only=True):
 
 OutputEvent = (ItemEvent | PartEvent | TextDelta | TextDone | ReasoningDelta | ReasoningDone | ArgumentsDelta
                | ArgumentsDone)
+
+
+def whole_output(heard: Heard, status: Status) -> list[OutputItem]:
+    """The items that an ``OutputWriter`` would have of ``heard``, the whole answer. ``status``: of the
+    last item."""
+    items: list[OutputItem] = []
+    if heard.reasoning:
+        items.append(OutputReasoning(id=new_id("reasoning"), status="completed",
+                                     content=[ReasoningText(text=heard.reasoning)]))
+    if heard.content or not (items or heard.calls):
+        items.append(OutputMessage(id=new_id("message"), status="completed",
+                                   content=[OutputText(text=heard.content)]))
+    items += [OutputCall(id=new_id("function_call"), status="completed", call_id=call.call_id, name=call.name,
+                         arguments=call.arguments) for call in calls_of(heard.calls)]
+    items[-1].status = status
+    return items
 
 
 class OutputWriter:
