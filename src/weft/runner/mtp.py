@@ -8,7 +8,7 @@
 The head keeps keys and values in the pages of the sequence, in the field of its own layer:
 
     a new page                      zeros, which no other sequence wrote (law L10), before the head runs or
-                                    the page leaves memory; not sooner, as the head may be off
+                                    the page leaves memory (``runner.head_pages``)
     a plan with ``mtp_drafts``      the head reads all tokens of the step; runs that chose a token draft
     a plan without                  nothing: the positions stay zero, and later drafts see less
 
@@ -33,6 +33,7 @@ import numpy.typing as npt
 import torch
 
 from weft.models.mtp import MtpHead, only_decodes
+from weft.runner.head_pages import HeadPages
 from weft.schedule.plan import HeadDraft, StepPlan, StepResult
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.units import PAD, PAGE_TOKENS
@@ -52,26 +53,22 @@ class _Ends:
 
 class HeadRunner:
     """``table``: int32 [rows + 1, pages], of the rows. ``cache``: the views of the head's layer.
-    ``known``: by row, the prompt of its sequence and the answer before a preemption."""
+    ``pages_per_frame``: of the arena. ``known``: by row, the prompt of its sequence and the answer before a
+    preemption."""
 
-    def __init__(self, head: MtpHead, table: torch.Tensor, cache: LayerCache) -> None:
+    def __init__(self, head: MtpHead, table: torch.Tensor, cache: LayerCache, pages_per_frame: int) -> None:
         self._head = head
         self._table = table
         self._caches = [cache]
         self._zeroed = [view for view in (cache.k, cache.v, cache.token_scales) if view is not None]
-        self._new_pages: list[int] = []
-        """Pages that were handed out since the last call of ``zero``."""
+        self._unzeroed = HeadPages(pages_per_frame)
         self.known: dict[int, Int32s] = {}
 
     def admit(self, plan: StepPlan) -> None:
         """Rows and pages of ``plan``, before its arena work."""
-        self._new_pages += plan.reservation.pages
-        work = plan.arena_work
-        if self._new_pages and (plan.mtp_drafts is not None or work.kv_compressions or work.page_stores):
-            self.zero(self._new_pages)
-            self._new_pages = []
-        elif len(self._new_pages) > len(self._zeroed[0]):
-            self._new_pages = list(dict.fromkeys(self._new_pages))
+        due = self._unzeroed.admit(plan)
+        if due:
+            self.zero(due)
         for row in plan.rows_cleared:
             self.known.pop(row, None)
         for admission in plan.admissions:

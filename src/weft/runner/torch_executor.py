@@ -230,7 +230,8 @@ class TorchExecutor:
     def _bind_head(self) -> None:
         head = getattr(self.model, "mtp", None)
         if isinstance(head, MtpHead):
-            self._head = HeadRunner(head, self.batches.rows.table, self._caches[-1])
+            self._head = HeadRunner(head, self.batches.rows.table, self._caches[-1],
+                                    self.arena.plan.pages_per_frame)
 
     def _verified(self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor,
                   began_s: float) -> LaunchedStep:

@@ -47,6 +47,8 @@ class WindowPlanner:
         """Turn decodes of ``step`` into windows. All else in it is final."""
         if self._drafter.awake:
             self._plan_windows(step)
+        elif not step.prefill_rows:
+            return
         sequences = int(step.decode_rows.size) + sum(step.prefill_samples)
         step.mtp_drafts = self._drafter.head_drafts(sequences, prompts=bool(step.prefill_rows))
 

@@ -11,6 +11,9 @@ whole list is tried, not only the next one: cost rises in steps, and four drafts
 A step without drafts is preferred unless drafts promise GAIN_MIN more. Chances and costs are estimates, and
 a draft that pays nothing still costs a longer step for all others.
 
+With many sequences a step has no cheap rows left, and nothing pays even if all drafts were right
+(``may_pay``). Then no source is asked at all.
+
 Rejected: a number for each row by itself (32 rows that take 3 drafts each make a step of 128 rows); a fixed
 number (right for one load, wrong for the others).
 """
@@ -23,6 +26,8 @@ from weft.speculation.costs import StepCosts
 
 GAIN_MIN = 1.03
 _SURVIVAL_MIN = 0.05
+_NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Of drafts that ``may_pay`` tries; the cost bends at powers of two."""
 
 
 def choose(survivals: Sequence[Sequence[float]], decodes: int, costs: StepCosts) -> list[int]:
@@ -43,6 +48,14 @@ def choose(survivals: Sequence[Sequence[float]], decodes: int, costs: StepCosts)
     for _, at in ranked[:best]:
         counts[at] += 1
     return counts
+
+
+def may_pay(decodes: int, drafts_max: int, costs: StepCosts) -> bool:
+    """Whether any number of drafts up to ``drafts_max`` in all would pay, were all of them right."""
+    least = GAIN_MIN * decodes / costs.seconds(decodes)
+    numbers = [number for number in _NUMBERS if number < drafts_max]
+    return any((decodes + number) / costs.window_seconds(decodes, number) > least
+               for number in (*numbers, drafts_max))
 
 
 def _first(pair: tuple[float, int]) -> float:

@@ -20,6 +20,9 @@ step corrects two things apart:
     the shape      behind a step of other rows      its figure moves SHAPE_STEP up or down, against the
                    that other step as the measure   figure of the step before
 
+The pace is one factor, so a step like the step before it changes a single number. Only a correction of the
+shape draws the lines between the figures again.
+
 Two steps in a row see the same machine. A correction has the same size however far off a step is. So a figure
 goes to the median of the measurements, and a step that waited for another process counts once. Of the first
 measurements of a figure the least one counts, as noise only makes steps longer.
@@ -48,20 +51,21 @@ _GUESSED_ROW_SHARE = 0.05
 _GUESS = [1 + _GUESSED_ROW_SHARE * (rows - 1) for rows in ROWS]
 
 
-
 class StepCosts:
     """``plain``, ``windows``: measured seconds by rows, as far as they are known. Without ``windows`` both
     kinds of steps cost the same."""
 
     def __init__(self, plain: Mapping[int, float] | None = None,
                  windows: Mapping[int, float] | None = None) -> None:
+        self._pace = 1.0
+        """Seconds are the figures times this."""
         self._measured: list[float | None] = [None] * (2 * len(ROWS))
-        """Of plain steps, then of steps with windows."""
+        """Figures of plain steps, then of steps with windows."""
         self._counts = [0] * len(self._measured)
         """Measurements of each figure, up to FIRST_COUNT."""
         self._plain, self._windows = list(_GUESS), list(_GUESS)
         self._before: tuple[int, float] | None = None
-        """The last step: its place in ``_measured``, and its seconds there."""
+        """The last step: its place in ``_measured``, and its seconds there, over no pace."""
         for first, measured in ((0, plain), (len(ROWS), plain if windows is None else windows)):
             for rows, seconds in (measured or {}).items():
                 at = first + _nearest(rows)
@@ -70,14 +74,14 @@ class StepCosts:
 
     def seconds(self, rows: int) -> float:
         """Of a step of ``rows`` sequences without drafts."""
-        return _between(self._plain, rows)
+        return self._pace * _between(self._plain, rows)
 
     def window_seconds(self, decodes: int, drafted: int) -> float:
         """Of a step of ``decodes`` sequences that verifies ``drafted`` tokens: by all of its rows, and at
         least a plain step and what as many drafts cost one sequence."""
         by_rows = _between(self._windows, decodes + drafted)
-        alone = _between(self._windows, 1 + drafted) - self.seconds(1)
-        return max(by_rows, self.seconds(decodes) + alone)
+        alone = _between(self._windows, 1 + drafted) - self._plain[0]
+        return self._pace * max(by_rows, _between(self._plain, decodes) + alone)
 
     def measured(self, rows: int) -> bool:
         """Whether the figure of ``rows`` sequences was measured, and is no guess."""
@@ -98,34 +102,33 @@ class StepCosts:
         known = self._measured[at]
         if known is None or self._counts[at] < _FIRST_COUNT:
             self._counts[at] += 1
-            self._measured[at] = seconds if known is None else min(known, seconds)
+            figure = seconds / self._pace
+            self._measured[at] = figure if known is None else min(known, figure)
             self._fill()
             return
-        pace = min(max(seconds / known, 1 / _PACE_MAX), _PACE_MAX) ** _PACE_SHARE
-        self._measured = [None if one is None else one * pace for one in self._measured]
-        self._correct_shape(at, seconds, before)
-        self._fill()
+        share = seconds / (known * self._pace)
+        self._pace *= min(max(share, 1 / _PACE_MAX), _PACE_MAX) ** _PACE_SHARE
+        if before is not None and before[0] != at:
+            self._correct_shape(at, seconds, before)
 
     def pace(self, rows: int) -> float:
         """Seconds of ``rows`` sequences at the pace of the last step noted, which may be a slow one."""
         if self._before is None:
             return self.seconds(rows)
         at, seconds = self._before
-        return self.seconds(rows) * seconds / (self._plain + self._windows)[at]
+        return _between(self._plain, rows) * seconds / (self._plain + self._windows)[at]
 
     def table(self) -> dict[int, float]:
         """Measured seconds of plain steps by sequences."""
-        return {rows: seconds for rows, seconds in zip(ROWS, self._measured, strict=False)
-                if seconds is not None}
+        return {rows: figure * self._pace for rows, figure in zip(ROWS, self._measured, strict=False)
+                if figure is not None}
 
-    def _correct_shape(self, at: int, seconds: float, before: tuple[int, float] | None) -> None:
-        figure = self._measured[at]
-        if before is None or before[0] == at or figure is None:
-            return
-        other = self._measured[before[0]]
-        if other is not None and self._counts[before[0]] >= _FIRST_COUNT:
+    def _correct_shape(self, at: int, seconds: float, before: tuple[int, float]) -> None:
+        figure, other = self._measured[at], self._measured[before[0]]
+        if figure is not None and other is not None and self._counts[before[0]] >= _FIRST_COUNT:
             higher = seconds / before[1] > figure / other
             self._measured[at] = figure * SHAPE_STEP if higher else figure / SHAPE_STEP
+            self._fill()
 
     def _fill(self) -> None:
         plain, windows = self._measured[:len(ROWS)], self._measured[len(ROWS):]

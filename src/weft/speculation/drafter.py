@@ -6,6 +6,7 @@
     settle(key, tokens, ...)     the tokens that the step chose, drafts among them
     offer(key, tokens, ...)      what the head expects behind them
     observe(decodes, ...)        what the step cost, once all of its sequences are settled
+    sleep_through(steps, ...)    steps of decodes alone went by while it slept
     end(key)                     the sequence has ended
 
 A draft is a guess and needs no chance of its own. A token is a function of logits, seed and position
@@ -22,7 +23,7 @@ Laws of the seam:
 - Drafts of one salt never hold tokens of another (law L10).
 - While it is not ``awake``, it is neither asked nor fed. The next ``settle`` brings all tokens since then,
   and sequences begin late.
-- ``observe`` is called for every step that computes, asleep or awake.
+- ``observe`` is called for every step that computes, except those of ``sleep_through``.
 
 The engine's thread calls all of it, between steps. Nothing here has a clock or a device.
 
@@ -97,6 +98,10 @@ class Drafter(Protocol):
     def observe(self, decodes: int, drafted: int, seconds: float, *, prefills: bool = False) -> None:
         """A step of ``decodes`` sequences that verified ``drafted`` tokens in all took ``seconds``, without
         those of the head. With ``prefills`` they say nothing about the cost of drafts."""
+        ...
+
+    def sleep_through(self, steps: int, seconds: float) -> None:
+        """``steps`` steps of decodes alone went by while it was not awake, and took ``seconds`` in all."""
         ...
 
     def observe_head(self, sequences: int, drafts: int, seconds: float, *, prefills: bool = False) -> None:

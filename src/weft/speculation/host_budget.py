@@ -8,6 +8,9 @@ Sources cost microseconds for each sequence and step. Beside a step of 30 ms tha
 never sleeps. Beside a step of 3 ms with 32 sequences it is a tenth. Then a text that repeats nothing would
 pay for drafts that never come.
 
+With so many sequences that no draft would pay, even if all were right, the drafter rests: it sleeps for
+REST_STEPS at least, and what it spent before is owed as well.
+
 The time of the model's own head counts too, where none of its drafts is verified. A stretch ends with a
 draft: what was spent before it has paid.
 
@@ -23,6 +26,7 @@ SHARE = 0.01
 BARREN_STEPS = 8
 """Steps without drafts that end a stretch."""
 SLEEP_STEPS_MAX = 512
+REST_STEPS = 32
 
 
 class HostBudget:
@@ -35,6 +39,9 @@ class HostBudget:
         self._barren = 0
         self._sleep_s = 0.0
         self._sleep_steps = 0
+        """Steps left to sleep at most."""
+        self._rest_steps = 0
+        """Steps left to sleep at least."""
 
     def spend(self, seconds: float) -> None:
         """Of the host or the head, for drafts."""
@@ -46,25 +53,39 @@ class HostBudget:
         self._spent_s = self._steps_s = 0.0
         self._barren = 0
 
+    def rest(self) -> None:
+        """No draft would pay in the steps to come."""
+        self._sleep(max(0.0, self._owed_s))
+        self._rest_steps = REST_STEPS
+
     def step(self, seconds: float, *, drafted: bool) -> None:
         """A step took ``seconds``; ``drafted``: it verified drafts."""
         if not self.awake:
-            self._sleep_s -= seconds
-            self._sleep_steps -= 1
-            if self._sleep_s <= 0 or not self._sleep_steps:
-                self.wake()
+            self.sleep_through(1, seconds)
         elif drafted:
             self.wake()
         else:
             self._steps_s += seconds
             self._barren += 1
             if self._barren >= BARREN_STEPS:
-                self._end_stretch()
+                if self._owed_s > 0:
+                    self._sleep(self._owed_s)
+                else:
+                    self.wake()
 
-    def _end_stretch(self) -> None:
-        owed_s = self._spent_s / SHARE - self._steps_s
-        if owed_s > 0:
-            self.awake = False
-            self._sleep_s, self._sleep_steps = owed_s, SLEEP_STEPS_MAX
-        else:
+    def sleep_through(self, steps: int, seconds: float) -> None:
+        """``steps`` steps took ``seconds`` in all. Asleep."""
+        self._sleep_s -= seconds
+        self._sleep_steps -= steps
+        self._rest_steps -= steps
+        if self._sleep_steps <= 0 or (self._sleep_s <= 0 and self._rest_steps <= 0):
             self.wake()
+
+    @property
+    def _owed_s(self) -> float:
+        """Seconds of steps in which nothing is asked, for what was spent."""
+        return self._spent_s / SHARE - self._steps_s
+
+    def _sleep(self, seconds: float) -> None:
+        self.awake = False
+        self._sleep_s, self._sleep_steps, self._rest_steps = seconds, SLEEP_STEPS_MAX, 0

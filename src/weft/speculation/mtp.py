@@ -228,11 +228,11 @@ class HeadPlan:
         """Its drafts saved ``seconds``; negative: it cost them."""
         self._credit = max(-_CREDIT_MAX, min(_CREDIT_MAX, self._credit + seconds / costs.seconds(1)))
 
-    def stepped(self, seconds: float, costs: StepCosts, *, drafted: bool) -> None:
-        """A step of ``seconds`` went by, behind which the head drafted or did not."""
+    def stepped(self, seconds: float, costs: StepCosts, *, drafted: bool, steps: int = 1) -> None:
+        """``steps`` of ``seconds`` in all went by, behind which the head drafted or did not."""
         self.earn(SHARE * seconds, costs)
         if not drafted:
-            self._steps_off += 1
+            self._steps_off += steps
         elif self.pays:
             self._steps_off, self._probe_left, self._probe_wait = 0, 0, PROBE_STEPS
         elif self._probe_left:

@@ -91,6 +91,9 @@ class Rehearsal:
             self._head_seconds[drafts] = min(seconds, self._head_seconds.get(drafts, seconds))
             self._next(self._head_left, len(self._head_round), seconds)
 
+    def sleep_through(self, steps: int, seconds: float) -> None:
+        """The rehearsal never sleeps."""
+
     def end(self, key: int) -> None:
         """The sequence was never remembered."""
 

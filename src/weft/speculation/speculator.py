@@ -12,7 +12,8 @@ and is asked again after a while, each time after a longer one. A pause ends whe
 limit is short, because text that begins to repeat must be noticed.
 
 While the host budget sleeps (``host_budget``), nothing is asked and nothing is fed. A sequence that began
-before is *stale* then, until a settle brings the tokens that it missed.
+before is *stale* then, until a settle brings the tokens that it missed. It also sleeps through batches so
+large that no draft would pay, even if all were right.
 
 What a step without drafts costs must be known first, so it is measured before the first draft. A step
 counts as plain if those before it were plain too, without the head: then caches are warm, and decodes go on
@@ -30,7 +31,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from weft.speculation.chances import Chances, OwnChances
-from weft.speculation.choice import choose
+from weft.speculation.choice import choose, may_pay
 from weft.speculation.costs import StepCosts
 from weft.speculation.drafter import DraftGrammar, DraftRow
 from weft.speculation.grammar import GrammarFollower
@@ -50,6 +51,8 @@ _PLAIN_WAIT = 64
 """Steps that are kept plain at most."""
 PLAIN_STEPS = 3
 """Plain steps in a row, the last of which is measured."""
+_FEW_SEQUENCES = 4
+"""Up to so many, drafts may always pay."""
 _PATIENCE = 16
 _PAUSE = 16
 _PAUSE_MAX = 64
@@ -179,10 +182,13 @@ class Speculator:
         return drafts
 
     def _drafts(self, rows: Sequence[DraftRow]) -> dict[int, tuple[int, ...]]:
-        best = [self._best(row) for row in rows]
         self._others_draft = False
         if not self.costs.measured(len(rows)) or self._keeps_plain:
             return {}
+        if len(rows) > _FEW_SEQUENCES and not self._may_pay(rows):
+            self._budget.rest()
+            return {}
+        best = [self._best(row) for row in rows]
         counts = choose([survivals for _, survivals in best], len(rows), self.costs)
         drafts: dict[int, tuple[int, ...]] = {}
         for row, (asked, _), count in zip(rows, best, counts, strict=True):
@@ -197,6 +203,10 @@ class Speculator:
                 asked is not None and asked.source != "mtp" and sum(survivals[:count]) > usual
                 for (asked, survivals), count in zip(best, counts, strict=True))
         return drafts
+
+    def _may_pay(self, rows: Sequence[DraftRow]) -> bool:
+        room = max(row.limit for row in rows)   # the planner's own limit of a step is in there
+        return may_pay(len(rows), min(len(rows) * self._drafts_max, room), self.costs)
 
     def head_drafts(self, sequences: int, *, prompts: bool) -> int | None:
         head = self._head
@@ -272,12 +282,22 @@ class Speculator:
                 self.costs.note(decodes, seconds)
         was_awake = self._budget.awake
         self._budget.step(seconds, drafted=drafted > 0 or (was_awake and head_pays))
-        if self._budget.awake and not was_awake:
-            self._stale.update(self._by_key)
+        self._end_sleep(was_awake)
         if self._head is not None:
             self._head.stepped(seconds, self.costs, drafted=False)
             if prefills:
                 self._head.skip_prompts()
+
+    def sleep_through(self, steps: int, seconds: float) -> None:
+        self._plain_run = PAD, 0
+        self._budget.sleep_through(steps, seconds)
+        self._end_sleep(was_awake=False)
+        if self._head is not None:
+            self._head.stepped(seconds, self.costs, drafted=False, steps=steps)
+
+    def _end_sleep(self, was_awake: bool) -> None:
+        if self._budget.awake and not was_awake:
+            self._stale.update(self._by_key)
 
     def observe_head(self, sequences: int, drafts: int, seconds: float, *, prefills: bool = False) -> None:
         if self._head is None:

@@ -10,6 +10,7 @@ from weft.memory.memory import Memory
 from weft.request import Request, SamplingParams
 from weft.schedule.plan import StepPlan
 from weft.speculation.costs import StepCosts
+from weft.speculation.host_budget import BARREN_STEPS
 from weft.speculation.rehearsal import DRAFT_COUNTS
 from weft.speculation.speculator import Speculator
 
@@ -55,7 +56,8 @@ def test_a_rehearsal_measures_every_count_and_leaves_nothing() -> None:
 
 def test_a_drafter_that_sleeps_changes_no_token_and_a_prediction_wakes_it() -> None:
     """It sleeps for some steps in each dozen, and is then fed what it missed."""
-    plain, drafter = Rig(cache=True), Speculator(costs=StepCosts(FREE))
+    plain = Rig(cache=True)
+    drafter = Speculator(("prediction", "tree", "suffix"), costs=StepCosts(FREE))
     rig = Rig(cache=True, drafter=drafter)
     drafter._tree = rig.core.memory.prefix_tree
     awake: list[bool] = []
@@ -72,9 +74,10 @@ def test_a_drafter_that_sleeps_changes_no_token_and_a_prediction_wakes_it() -> N
     rig.core.on_step.remove(lull)
 
     answer = rig.answers["r0-0", 0].tokens
-    while drafter.awake:
+    for _ in range(BARREN_STEPS if drafter.awake else 0):
         drafter._budget.spend(1.0)
         drafter.observe(1, 0, 1e-6)
+    assert not drafter.awake
     before = rig.core.stats().speculation.accepted
     prompt = [(7 * at + len("r0-0")) % VOCAB_SIZE for at in range(40)]
     rig.core.submit(Request(

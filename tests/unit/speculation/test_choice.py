@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.speculation.chances import Chances, OwnChances
-from weft.speculation.choice import GAIN_MIN, choose
+from weft.speculation.choice import GAIN_MIN, choose, may_pay
 from weft.speculation.costs import ROWS, StepCosts
 from weft.speculation.proposal import Proposal
 
@@ -125,3 +125,13 @@ def test_a_sequence_that_differs_from_the_others_has_its_own_factor() -> None:
     assert poor.survivals(proposal)[0] < 0.15
     assert rich.survivals(proposal)[0] > 0.8
     assert sorted(rich.survivals(proposal), reverse=True) == rich.survivals(proposal)
+
+
+def test_where_rows_are_dear_no_draft_may_pay_with_many_sequences() -> None:
+    """One more row costs half a step: 4 sequences can gain, 32 cannot, and ``choose`` agrees."""
+    costs = StepCosts({rows: 1.0 + 0.5 * rows for rows in ROWS},
+                      {rows: 3.0 + 0.5 * rows for rows in ROWS})
+    assert may_pay(4, 15, costs)
+    assert not may_pay(32, 60, costs)
+    assert sum(choose([[1.0] * 15] * 4, 4, costs)) > 0
+    assert sum(choose([[0.98] * 2] * 30 + [[]] * 2, 32, costs)) == 0

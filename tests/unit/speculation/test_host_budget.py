@@ -9,7 +9,7 @@ import pytest
 from tests.unit.speculation.texts import prose
 from weft.speculation.costs import ROWS, StepCosts
 from weft.speculation.drafter import DraftRow
-from weft.speculation.host_budget import BARREN_STEPS, SHARE, HostBudget
+from weft.speculation.host_budget import BARREN_STEPS, REST_STEPS, SHARE, HostBudget
 from weft.speculation.mtp import PROBE_LENGTH, PROBE_STEPS, HeadPlan
 from weft.speculation.speculator import Speculator
 
@@ -107,3 +107,19 @@ def test_prompts_are_read_on_credit_or_where_the_head_was_named() -> None:
     assert not thrifty.reads_prompts(1, FLAT)
     thrifty.earn(27.0 * 50, FLAT)
     assert thrifty.reads_prompts(1, FLAT)
+
+
+def test_a_rest_lasts_for_its_steps_and_for_what_is_owed() -> None:
+    budget = HostBudget()
+    budget.rest()
+    budget.sleep_through(REST_STEPS - 1, 1.0)
+    assert not budget.awake
+    budget.step(1.0, drafted=False)
+    assert budget.awake
+
+    budget.spend(1.0)
+    budget.rest()
+    budget.sleep_through(REST_STEPS, 0.5 / SHARE)
+    assert not budget.awake
+    budget.sleep_through(1, 0.5 / SHARE)
+    assert budget.awake
