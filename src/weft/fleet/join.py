@@ -11,9 +11,10 @@ The agent relays commands and reports without reading them. The engine outlives 
 its requests are cancelled (they go on elsewhere), its cache stays, and it serves again. Reports of before the
 reset are dropped here, late frames on the way are dropped by their epoch (``link_frames``).
 
-The server decides the model and its configuration. What belongs to a machine (where the model's files are,
-memory, device, threads, store) may be given to `weft join`. The engines of one machine start one after the
-other, as each chooses its memory from what the others left.
+The server decides the model and its configuration, ``--tp`` too: an engine starts its ranks on its own
+machine. What belongs to a machine (where the model's files are, memory, device, threads, store) may be given
+to `weft join`. The engines of one machine start one after the other, as each chooses its memory from what the
+others left.
 
 Exit codes: 0 drained; 2 refused (token, version, weights); 130 after the second Ctrl-C.
 """
@@ -40,7 +41,6 @@ from weft.fleet.link_messages import Dismissal, EngineEnded, KillEngine, Leaving
 from weft.fleet.local_engine import LocalEngine
 from weft.fleet.places import divide_machine
 from weft.server.banner import StartProgress
-from weft.server.engine_link import HostShare
 
 EXIT_DRAINED, EXIT_REFUSED, EXIT_INTERRUPTED = 0, 2, 130
 _AGAIN_S = 1.0
@@ -60,9 +60,9 @@ class Joining:
     def __init__(self, address: str, keys: LinkKeys, own: Mapping[str, Any], replicas: int,
                  progress: StartProgress, started_by: str = "") -> None:
         self._context = zmq.asyncio.Context()
-        shares = divide_machine(EngineConfig(device=own.get("device", "auto")), replicas)
-        self._agents = [Agent(self._context, address, keys, own, share, progress, started_by)
-                        for share in shares]
+        divide_machine(EngineConfig(device=own.get("device", "auto")), replicas)   # refuses at once
+        self._agents = [Agent(self._context, address, keys, own, (number, replicas), progress, started_by)
+                        for number in range(replicas)]
         self._stops = 0
         self._interrupted = asyncio.Event()
 
@@ -104,16 +104,17 @@ class Joining:
 
 
 class Agent:
-    """One replica of this machine. ``ready`` is set once its engine serves."""
+    """One replica of this machine. ``place``: its number, and how many divide the machine. ``ready`` is set
+    once its engine serves."""
 
     def __init__(self, context: zmq.asyncio.Context, address: str, keys: LinkKeys, own: Mapping[str, Any],
-                 share: HostShare, progress: StartProgress, started_by: str = "") -> None:
+                 place: tuple[int, int], progress: StartProgress, started_by: str = "") -> None:
         self.ready = asyncio.Event()
         self._context = context
         self._address = address
         self._keys = keys
         self._own = own
-        self._share = share
+        self._place = place
         self._progress = progress
         self._started_by = started_by
         self._name = uuid.uuid4().hex
@@ -213,7 +214,9 @@ class Agent:
             self._engine = None
         try:
             config = EngineConfig(**{**order.config, **self._own})
-            self._engine = LocalEngine(order, self._share, self._progress, self.ready.set)
+            number, replicas = self._place
+            share = divide_machine(config, replicas)[number]
+            self._engine = LocalEngine(order, share, self._progress, self.ready.set)
             await self._engine.plug(on_report, on_end)
             await self._engine.start(config)
         except (WeftError, TypeError, OSError) as error:

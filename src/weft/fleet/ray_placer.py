@@ -6,7 +6,8 @@
 
 An actor starts a joining process beside itself and waits for its end. The process joins the server as
 ``weft join`` does, so routing, tokens and resumption know nothing of Ray. Ray decides where: one placement
-group for each replica (STRICT_PACK, with its CPUs and GPUs). If a node goes, its actors die, the server's
+group for each replica, one bundle with the CPUs and GPUs of all its ranks: they are on one node, where the
+engine process starts them. If a node goes, its actors die, the server's
 streams resume elsewhere, and the placer asks Ray for another place.
 
 The placer is a process of its own, since Ray brings threads, logs and signal handlers. If it ends, its actors
@@ -35,7 +36,8 @@ _AGAIN_S = 2.0
 @dataclass(frozen=True, slots=True)
 class PlacerOrder:
     """The first line on stdin. ``address``: the Ray cluster. ``server``: where members join, with "" for the
-    host: this node's address in the cluster. ``token`` of the link; ``own``: options of the members."""
+    host: this node's address in the cluster. ``token`` of the link; ``own``: options of the members. ``cpus``
+    and ``gpus``: of one replica."""
 
     address: str
     server: str

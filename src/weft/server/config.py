@@ -126,8 +126,8 @@ class ServerConfig:
                                     "Machines that join need a copy.")
     ray: str | None = _flag(None, "Address of a Ray cluster that places the replicas; auto: the one of this "
                                   "machine. Needs the extra weft[ray].")
-    ray_cpus: float = _flag(1.0, "CPUs that Ray sets aside for a replica.", least=0)
-    ray_gpus: float = _flag(0.0, "GPUs that Ray sets aside for a replica.", least=0)
+    ray_cpus: float = _flag(1.0, "CPUs that Ray sets aside for each rank of a replica.", least=0)
+    ray_gpus: float = _flag(0.0, "GPUs that Ray sets aside for each rank of a replica.", least=0)
     http_workers: int = _flag(1, "HTTP processes that share the port; more than one where a core is no "
                                  "longer enough for JSON and streams.", least=1)
     restarts: int = _flag(5, "Restarts of an engine process that dies or stalls; its requests go on. After "

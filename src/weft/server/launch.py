@@ -74,7 +74,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, *, factory: 
                       stall_after_s=server_config.stall_after, on_progress=progress.show,
                       router=_router(server_config),
                       listen=None if link is None else (link[0], LinkKeys.of(link[1])))
-        ray = placed_by_ray(server_config, fleet, link)
+        ray = placed_by_ray(server_config, fleet, link, ranks=engine_config.tp)
         service = new_service(server_config, fleet, listener)
         if service.responses is not None and server_config.response_store is not None:
             service.responses.open_now()
@@ -138,12 +138,14 @@ def joining(config: ServerConfig, console: Console) -> tuple[str, str] | None:
     return tcp_address(address, flag="--listen-engines"), token
 
 
-def placed_by_ray(config: ServerConfig, fleet: Fleet, link: tuple[str, str] | None) -> RayFleet | None:
+def placed_by_ray(config: ServerConfig, fleet: Fleet, link: tuple[str, str] | None, *,
+                  ranks: int) -> RayFleet | None:
+    """``ranks``: of a replica. They share one bundle, so Ray finds one node for all of them."""
     if config.ray is None or link is None:
         return None
     host = (config.listen_engines or "").rpartition(":")[0]
     order = PlacerOrder(address=config.ray, server=f"{'' if host in _ALL_HOSTS else host}:0", token=link[1],
-                        own={}, cpus=config.ray_cpus, gpus=config.ray_gpus)
+                        own={}, cpus=ranks * config.ray_cpus, gpus=ranks * config.ray_gpus)
     return RayFleet(fleet, order, *config.replica_range())
 
 
