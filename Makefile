@@ -22,12 +22,12 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-com
 export OMP_WAIT_POLICY := passive
 
 .PHONY: fuzz
-.PHONY: help install serve quick test test-gpu compile-gpu check sanitize bench clean
+.PHONY: help install serve quick test test-gpu test-ranks-gpu compile-gpu check sanitize bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 7
 	@echo "make install | serve | quick | test | check (ruff and mypy) | sanitize (the C++ kernels) | bench | clean"
-	@echo "make test-gpu (needs a GPU) | compile-gpu (needs none)"
+	@echo "make test-gpu (needs a GPU) | test-ranks-gpu (needs two) | compile-gpu (needs none)"
 
 install: $(STAMP)
 
@@ -69,6 +69,12 @@ test-gpu:
 	@$(GPU_PYTHON) -c 'import torch; assert torch.cuda.is_available(), "torch sees no GPU"; import triton'
 	@WEFT_TEST_DEVICE=cuda TRITON_INTERPRET=0 PYTHONPATH=src $(GPU_PYTHON) -m pytest -p no:cacheprovider \
 	  $(GPU_TESTS) $(ARGS)
+
+# On a machine with at least two GPUs, better four: ranks over NCCL, with collectives inside of CUDA graphs.
+test-ranks-gpu:
+	@$(GPU_PYTHON) -c 'import torch; n = torch.cuda.device_count(); assert n > 1, f"torch sees {n} GPUs; ranks need two"'
+	@WEFT_TEST_DEVICE=cuda TRITON_INTERPRET=0 PYTHONPATH=src $(GPU_PYTHON) -m pytest -p no:cacheprovider \
+	  tests/ranks $(ARGS)
 
 # Every shape of every Triton kernel, compiled for each GPU of the gate: minutes, and no GPU.
 compile-gpu: install

@@ -23,6 +23,7 @@ class ThreadCollectives:
 
     def __init__(self, rank: int, board: list[torch.Tensor], barrier: threading.Barrier) -> None:
         self.rank, self.size, self.seconds = rank, len(board), 0.0
+        self.device = torch.device("cpu")
         self._board, self._barrier = board, barrier
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:

@@ -3,4 +3,7 @@
 # It needs an environment with weft[ray]:  PYTHON=path/to/python tests/ray/run.sh
 set -e
 cd "$(dirname "$0")/../.."
-PYTHONPATH="$PWD/src:$PWD${PYTHONPATH:+:$PYTHONPATH}" exec "${PYTHON:-python3}" -m tests.ray.cluster
+PYTHONPATH="$PWD/src:$PWD${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH
+"${PYTHON:-python3}" -m tests.ray.cluster
+"${PYTHON:-python3}" -m tests.ray.ranks

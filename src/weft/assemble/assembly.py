@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from weft.models.weights_cache import WeightsCache
     from weft.ranks.executor import RankedExecutor
     from weft.ranks.peers import Peers
-    from weft.runner.graphs import CudaCapture
+    from weft.runner.graphs import Capture
     from weft.runner.torch_executor import TorchExecutor
 
 OnProgress = Callable[[str], None]
@@ -188,7 +188,7 @@ def _place(config: EngineConfig, name: str, directory: Path, device: torch.devic
     group = None if ranks is None else ranks.group
     loaded = load_weights(config, name, directory, tell, device, group)
     spec, kv_dtype = cache_dtypes(config, loaded.spec)
-    capture = None if loaded.model.mtp is not None else _capture(config, device)
+    capture = choose_capture(config, device, loaded, group)
     room = (measured_gpu_room(config, loaded, spec, kv_dtype, device, capture, tell) if device.type == "cuda"
             else ram_room(config, spec, kv_dtype))
     if ranks is not None:
@@ -202,9 +202,9 @@ def _place(config: EngineConfig, name: str, directory: Path, device: torch.devic
         loaded.model, arena, sizes, kv_scales=loaded.kv_scales, device=device,
         reload=lambda: load_weights(config, name, directory, lambda line: None, device, group),
         capture=capture, sampler=Sampler if ranks is None else ranks.sampler)
+    executor = own if ranks is None else ranks.executor(own)   # every rank has its arena then
     notes = [*loaded.warnings, *memory_note, *sizes.notes, *_record_graphs(own, tell)]
-    return _Placed(loaded, spec, arena, sizes, own, own if ranks is None else ranks.executor(own),
-                   describe(device), notes)
+    return _Placed(loaded, spec, arena, sizes, own, executor, describe(device), notes)
 
 
 def overlaps(config: EngineConfig, device: torch.device) -> bool:
@@ -360,13 +360,15 @@ def _weights_cache(config: EngineConfig, directory: Path, device: torch.device,
                         hashlib.sha256(repr(facts).encode()).hexdigest()[:32])
 
 
-def _capture(config: EngineConfig, device: torch.device) -> CudaCapture | None:
-    """On a GPU, unless it is turned off. Steps of several ranks are launched, not recorded."""
-    if device.type != "cuda" or config.cuda_graphs == "off" or config.tp > 1:
+def choose_capture(config: EngineConfig, device: torch.device, loaded: LoadedModel,
+                   ranks: RankGroup | None) -> Capture | None:
+    """On a GPU, unless it is turned off or the model has its head. Several ranks record together."""
+    if device.type != "cuda" or config.cuda_graphs == "off" or loaded.model.mtp is not None:
         return None
+    from weft.ranks.graph_capture import RankedCapture
     from weft.runner.graphs import CudaCapture
 
-    return CudaCapture(device)
+    return CudaCapture(device) if ranks is None else RankedCapture(CudaCapture(device), ranks.collectives)
 
 
 def _record_graphs(executor: TorchExecutor, tell: OnProgress) -> list[str]:

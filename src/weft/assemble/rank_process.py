@@ -3,13 +3,12 @@
     FD        one end of a pair of sockets; its end means that rank 0 is gone
 
     launch -> meet the other ranks -> load the rank's share of the weights -> room, identity
-    layout -> arena, executor -> ready
+    layout -> arena, executor -> ready; on a GPU, graphs of decode steps, which all ranks record at once
     plans  -> one step each, in order, between them transfer buffers that come and go
 
-It decides nothing and answers no step but one that stores: rank 0 has the result of a step when its
-collectives are done. It ends
-when the socket closes, when a collective fails (rank 0 is gone, or gives up), and with a message where it
-fails itself.
+It decides nothing. It answers a step only if that stores: rank 0 has the result of any other when its
+collectives are done. The process ends when its socket closes. It ends when a collective fails, as rank 0 is
+gone then or gave up. It ends with a message if it fails itself.
 
 Arrays of a plan that are equal to those of the plan before are replaced by the older ones. The runner knows a
 step of the same decodes by the identity of its arrays (``runner.decodes``), which pickling loses.
@@ -28,7 +27,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from weft.assemble.assembly import choose_device_of, choose_kernels, load_weights, prepare_torch
+from weft.assemble.assembly import (
+    choose_capture,
+    choose_device_of,
+    choose_kernels,
+    load_weights,
+    prepare_torch,
+)
 from weft.assemble.ranks import group_of, identity_with, meet, settings_of
 from weft.assemble.room import cache_dtypes, measured_gpu_room, ram_room
 from weft.errors import ConfigError, UserError
@@ -73,8 +78,9 @@ def serve_launch(launch: RankLaunch, connection: Connection[Any, Any]) -> None:
 
     loaded = load()
     spec, kv_dtype = cache_dtypes(config, loaded.spec)
+    capture = choose_capture(config, device, loaded, group)
     room = (ram_room(config, spec, kv_dtype) if device.type == "cpu" else
-            measured_gpu_room(config, loaded, spec, kv_dtype, device, None, lambda line: None))
+            measured_gpu_room(config, loaded, spec, kv_dtype, device, capture, lambda line: None))
     identity = identity_with(identity_of(launch.directory, settings_of(config)), loaded)
     connection.send(RankLoaded(identity, loaded.spec, loaded.weights_bytes, loaded.read_bytes,
                                room.most_bytes, room.usual_bytes))
@@ -90,7 +96,7 @@ def serve_launch(launch: RankLaunch, connection: Connection[Any, Any]) -> None:
     leader = collectives if launch.shares_choice else None
     try:
         executor = TorchExecutor(loaded.model, layout.arena, layout.sizes, kv_scales=loaded.kv_scales,
-                                 device=device, reload=load,
+                                 device=device, reload=load, capture=capture,
                                  sampler=partial(FollowingSampler, leader))
     except (MemoryError, RuntimeError) as error:
         size = format_bytes(layout.arena.arena_bytes)
@@ -99,6 +105,7 @@ def serve_launch(launch: RankLaunch, connection: Connection[Any, Any]) -> None:
     buffers = ReceivedBuffers(launch.rank, launch.size, layout.arena.page_bytes, layout.arena.slot_bytes)
     executor.arena.transfer_buffers = buffers
     connection.send(RankReady(layout.arena.arena_bytes))
+    executor.record_graphs()   # rank 0 says which sizes were refused
     try:
         follow(executor, connection, buffers)
     finally:
@@ -113,7 +120,7 @@ def follow(executor: TorchExecutor, connection: Connection[Any, Any], buffers: R
         if isinstance(message, StepPlan):
             before = with_known_arrays(message, before)
             executor.execute(before)
-            if before.arena_work.page_stores or before.arena_work.state_stores:
+            if before.arena_work.stores:
                 connection.send(RankStored())
         elif isinstance(message, RankBuffer):
             buffers.receive(message, connection)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from weft.models.loading import LoadedModel
-    from weft.runner.graphs import CudaCapture
+    from weft.runner.graphs import Capture
 
 _log = logging.getLogger("weft")
 
@@ -67,7 +67,7 @@ def ram_room(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName) ->
 
 
 def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec, kv_dtype: CacheDTypeName,
-              device: torch.device, capture: CudaCapture | None, tell: Callable[[str], None]) -> ArenaRoom:
+              device: torch.device, capture: Capture | None, tell: Callable[[str], None]) -> ArenaRoom:
     """After the weights are loaded: what a step takes is measured, and the arena gets a share of the rest."""
     from weft.runner.reserve import CudaMeter, measure_reserve
     from weft.tensor import gpu

@@ -242,6 +242,11 @@ class ArenaWork:
         if self.page_copies:
             yield WorkKind.COPY_PAGES, _copy_ids(self.page_copies)
 
+    @property
+    def stores(self) -> bool:
+        """Whether pages or a state go into a transfer buffer."""
+        return bool(self.page_stores or self.state_stores)
+
     def after_runs(self) -> Iterator[tuple[WorkKind, Int32s]]:
         """The kinds that come after the runs and have work, with their ids."""
         if self.page_stores:

@@ -237,6 +237,10 @@ class RankedModel(CausalModel):
         self._embedded = RankedEmbedding(embedding, self._part, share.collectives)
 
     @property
+    def collectives(self) -> Collectives:
+        return self._share.collectives
+
+    @property
     def lookup(self) -> Lookup:
         """The embedding of all tokens."""
         return self._embedded

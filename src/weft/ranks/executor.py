@@ -54,13 +54,13 @@ class RankedExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         self.peers.tell(for_other_ranks(plan))
         result = self._guarded(lambda: self.own.execute(plan))
-        if _stores(plan):
+        if plan.arena_work.stores:
             self.peers.await_stores()
         return result
 
     def begin(self, plan: StepPlan) -> None:
         self.peers.tell(for_other_ranks(plan))
-        self._begun_with_stores.append(_stores(plan))
+        self._begun_with_stores.append(plan.arena_work.stores)
         self.own.begin(plan)
 
     def finish(self) -> StepResult:
@@ -104,8 +104,3 @@ class RankedExecutor:
             raise
         except RuntimeError as error:
             raise self.peers.failure(error) from error
-
-
-def _stores(plan: StepPlan) -> bool:
-    """Whether ``plan`` writes a transfer buffer."""
-    return bool(plan.arena_work.page_stores or plan.arena_work.state_stores)

@@ -177,7 +177,7 @@ class StoreWrites:
             if self._skipped.pop(node, False):
                 self._add(node)
         job = self._job
-        if job is not None and (work.page_stores or work.state_stores):
+        if job is not None and work.stores:
             job.copied += sum(len(one.pages) for one in work.page_stores)
             job.has_state |= bool(work.state_stores)
             if job.copied == len(job.contents.pages):

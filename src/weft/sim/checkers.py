@@ -147,7 +147,7 @@ class ProgressCheck:
         work = plan.arena_work
         moved = bool(reservation.evicted or reservation.published or reservation.moves
                      or work.state_compressions or work.kv_compressions
-                     or plan.store or work.page_stores or work.state_stores)
+                     or plan.store or work.stores)
         again = idle and self._idle_best == best
         assert moved or not again, f"the best sequence {best} idles for two steps"
         self._idle_best = best if idle and not moved else None

@@ -361,5 +361,5 @@ def _still(plan: StepPlan, running: int) -> bool:
     if plan.decode_count != running or plan.run_count != running or not running:
         return False
     return not (plan.reclaiming or plan.finished or plan.preempted or plan.store
-                or plan.arena_work.page_stores or plan.arena_work.state_stores) and (
+                or plan.arena_work.stores) and (
         replace(plan.reservation, version=0) == _NO_CHANGE)

@@ -47,8 +47,13 @@ class Collectives(Protocol):
     def size(self) -> int: ...
 
     @property
+    def device(self) -> torch.device:
+        """Of the tensors."""
+        ...
+
+    @property
     def seconds(self) -> float:
-        """Time spent in collectives since the start."""
+        """Time spent in collectives since the start, those inside of graphs aside."""
         ...
 
     def add(self, x: torch.Tensor) -> torch.Tensor:
@@ -67,8 +72,9 @@ class Collectives(Protocol):
 class GroupCollectives:
     """Over one process group of torch. ``seconds``: time spent waiting for it, since the start."""
 
-    def __init__(self, group: distributed.ProcessGroup) -> None:
+    def __init__(self, group: distributed.ProcessGroup, device: torch.device) -> None:
         self._group = group
+        self.device = device
         self.rank, self.size = group.rank(), group.size()
         self.seconds = 0.0
         self.calls = 0
@@ -85,11 +91,11 @@ class GroupCollectives:
         if device.type == "cuda":
             options = backends.ProcessGroupNCCL.Options()
             options._timeout = timeout
-            return cls(backends.ProcessGroupNCCL(store, rank, size, options))
+            return cls(backends.ProcessGroupNCCL(store, rank, size, options), device)
         options = backends.ProcessGroupGloo._Options()
         options._devices = [backends.ProcessGroupGloo.create_device(interface=_LOOPBACK)]
         options._timeout = timeout
-        return cls(backends.ProcessGroupGloo(store, rank, size, options))
+        return cls(backends.ProcessGroupGloo(store, rank, size, options), device)
 
     def add(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float().contiguous()
