@@ -305,6 +305,27 @@ def test_a_response_is_read_listed_and_deleted_by_its_key_only(server: RunningSe
         mine.retrieve(answer.id)
 
 
+def test_a_reference_is_the_item_that_it_names(server: RunningServer) -> None:
+    asked, more = {"role": "user", "content": "one"}, {"role": "user", "content": "two"}
+    first = ask(server, [asked])
+    [question], answer = of_key(server).responses.input_items.list(first.id).data, first.output[0]
+    whole = ask(server, [asked, answer.to_dict(), more])
+    referring = ask(server, [{"type": "item_reference", "id": question.id}, {"id": answer.id}, more])
+    assert referring.usage.input_tokens == whole.usage.input_tokens
+    assert referring.output_text == whole.output_text
+    listed = of_key(server).responses.input_items.list(referring.id, order="asc").data
+    assert [item.id for item in listed][:2] == [question.id, answer.id]
+    again = ask(server, [{"type": "item_reference", "id": answer.id}, more], previous_response_id=first.id)
+    assert again.usage.input_tokens > referring.usage.input_tokens
+    for name, key in ((answer.id, "two"), (f"msg_{'0' * 32}o0", "one"), ("msg_1", "one"),
+                      (answer.id.replace("o0", "o1"), "one")):
+        with pytest.raises(openai.NotFoundError, match="there is no stored item") as refusal:
+            ask(server, [{"type": "item_reference", "id": name}, more], key)
+        assert refusal.value.param == "input[0].id"
+    with pytest.raises(openai.BadRequestError, match=r"input\[0\]\.id is missing"):
+        ask(server, [{"type": "item_reference"}, more])
+
+
 def test_what_is_not_to_be_stored_is_not(server: RunningServer) -> None:
     answer = ask(server, "a passing word", store=False)
     assert answer.to_dict()["store"] is False
@@ -378,3 +399,5 @@ def test_without_a_store_answers_say_so(tmp_path: Path) -> None:
             ask(bare, "one", store=True)
         with pytest.raises(openai.NotFoundError, match="--response-store off"):
             ask(bare, "one", previous_response_id="resp_x")
+        with pytest.raises(openai.NotFoundError, match="--response-store off"):
+            ask(bare, [{"type": "item_reference", "id": "msg_x"}])

@@ -24,13 +24,16 @@ from tests.server.test_messages import mutated
 from tests.server.test_tools import CALL, CALL_TIME, TEMPLATES, stop_at_end
 from weft.errors import RequestError
 from weft.server.protocol import parse_body
-from weft.server.responses.items import read_items
+from weft.server.responses.items import new_response_id, read_items
 from weft.server.responses.protocol import UNSERVED_IN_RESPONSES, ResponsesBody, check_fields
 from weft.server.responses.turns import responses_turn
 
 WEATHER: Any = {"type": "function", "name": "get_weather", "description": "Weather of a city", "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}
 TIME: Any = {"type": "function", "name": "get_time"}
+SQL: Any = {"type": "custom", "name": "sql", "description": "Runs SQL."}
+SQL_TEXT = 'SELECT "ü"\nFROM t'
+CALL_SQL = f'<tool_call>{json.dumps({"name": "sql", "arguments": {"input": SQL_TEXT}})}</tool_call>'
 EVENTS: Any = pydantic.TypeAdapter(ResponseStreamEvent)
 TEXT_EVENTS = ["response.output_item.added", "response.content_part.added", "response.output_text.delta",
                "response.output_text.done", "response.content_part.done", "response.output_item.done"]
@@ -148,6 +151,23 @@ def test_calls_are_items_and_their_outputs_go_back(server: RunningServer) -> Non
     assert ask(server, "", input=turns, tools=[WEATHER, TIME]).output_text == "cold"
 
 
+def test_a_custom_tool_gets_its_text_and_its_output_goes_back(server: RunningServer) -> None:
+    said = f"{CALL_SQL}\n{CALL_TIME}"
+    sql, clock = ask(server, said, tools=[SQL, TIME]).output
+    assert (sql.type, sql.name, sql.input) == ("custom_tool_call", "sql", SQL_TEXT)
+    assert (clock.type, clock.name) == ("function_call", "get_time")
+    events = events_of(server, input=f"say:{said}", tools=[SQL, TIME])
+    assert kinds(events) == [
+        "response.created", "response.in_progress", "response.output_item.added",
+        "response.custom_tool_call_input.delta", "response.custom_tool_call_input.done",
+        "response.output_item.done", *CALL_EVENTS, "response.completed"]
+    assert [event["delta"] for event in events if event["type"].endswith("input.delta")] == [SQL_TEXT]
+    turns = [{"role": "user", "content": "how many?"}, sql.to_dict(),
+             {"type": "custom_tool_call_output", "call_id": sql.call_id, "output": "7"},
+             {"role": "user", "content": "say:seven"}]
+    assert ask(server, "", input=turns, tools=[SQL]).output_text == "seven"
+
+
 def test_an_answer_that_is_cut_is_incomplete(server: RunningServer) -> None:
     answer = ask(server, "abcdef", max_output_tokens=3)
     assert (answer.status, answer.output_text) == ("incomplete", "abc")
@@ -228,6 +248,12 @@ def test_a_conversation_that_is_too_long_is_refused_or_loses_its_oldest_turns(se
     ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"tools": [{"type": "function"}]}, "tools[0].name"),
+    ({"tools": [{"type": "custom"}]}, "tools[0].name"),
+    ({"tools": [{**SQL, "format": {"type": "xml"}}]}, "tools[0].format.type"),
+    ({"tools": [{**SQL, "format": {"type": "grammar", "syntax": "lark", "definition": ""}}]},
+     "tools[0].format.syntax"),
+    ({"tools": [{**SQL, "format": {"type": "grammar", "syntax": "regex"}}]}, "tools[0].format.definition"),
+    ({"input": [{"type": "custom_tool_call", "call_id": "1", "name": "f"}]}, "input[0].input"),
     ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
@@ -267,8 +293,10 @@ WHOLE: dict[str, Any] = {
               {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
               {"type": "function_call_output", "call_id": "1", "output": [
                   {"type": "input_text", "text": "r"}]},
+              {"type": "custom_tool_call", "call_id": "2", "name": "sql", "input": "x"},
+              {"type": "custom_tool_call_output", "call_id": "2", "output": "r"},
               {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "b"}]}],
-    "tools": [WEATHER], "tool_choice": {"type": "function", "name": "get_weather"}, "top_logprobs": 2,
+    "tools": [WEATHER, SQL], "tool_choice": {"type": "function", "name": "get_weather"}, "top_logprobs": 2,
     "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}},
     "reasoning": {"effort": "low", "summary": "auto"}, "include": ["message.output_text.logprobs"]}
 
@@ -284,7 +312,7 @@ def test_a_damaged_body_is_refused_by_a_request_error_or_served() -> None:
             raw = json.dumps(body).encode("utf-8", "surrogatepass")
             parsed = parse_body(raw, ResponsesBody, unserved=UNSERVED_IN_RESPONSES)
             check_fields(parsed)
-            turn = responses_turn(parsed, read_items(parsed.input))
+            turn = responses_turn(parsed, read_items(parsed.input, new_response_id()))
             assert turn.conversation.messages
         except RequestError:
             refused += 1

@@ -132,6 +132,25 @@ def test_a_stream_of_calls_has_the_name_first_and_the_arguments_in_parts(server:
     assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == 0
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_custom_tool_gets_a_text(server: RunningServer, *, stream: bool) -> None:
+    said, text = '{"name": "sql", "arguments": {"input": "SELECT \\"ü\\""}}', 'SELECT "ü"'
+    body = {"messages": [{"role": "user", "content": f"say:<tool_call>{said}</tool_call>{CALL_TIME}"}],
+            "tools": [{"type": "custom", "custom": {"name": "sql"}}, TIME], "stream": stream}
+    answer = server.post("/v1/chat/completions", body)
+    lines = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    messages = [line["choices"][0]["delta"] for line in lines] if stream else [
+        answer.json()["choices"][0]["message"]]
+    first, second = (call for message in messages for call in message.get("tool_calls", ()))
+    assert (first["type"], first["custom"]) == ("custom", {"name": "sql", "input": text})
+    assert (second["type"], second["function"]) == ("function", {"name": "get_time", "arguments": "{}"})
+    first.pop("index", None)
+    turns = [*body["messages"], {"role": "assistant", "tool_calls": [first]},
+             {"role": "tool", "tool_call_id": first["id"], "content": "7"}]
+    tokens = server.post("/tokenize", {"messages": turns, "tools": body["tools"]}).json()["tokens"]
+    assert said in server.post("/detokenize", {"tokens": tokens}).json()["prompt"]
+
+
 @pytest.mark.parametrize("broken", ['<tool_call>{"name": 3}</tool_call>', "<tool_call>so", "<tool_"])
 def test_what_is_no_call_is_content(server: RunningServer, broken: str) -> None:
     choice = chat(server, f"See {broken}", tools=[WEATHER]).choices[0]

@@ -26,10 +26,10 @@ from weft.server.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, na
 from weft.server.protocol import ChatBody, refuse_stream_fields
 from weft.server.service import Service
 from weft.server.sse import DONE, sse_line
-from weft.server.turn import ChatTurn, PreparedTurn, calls_of, prepare_turn
+from weft.server.turn import AnswerCall, ChatTurn, PreparedTurn, calls_of, prepare_turn
 from weft.text.chat_request import ConversationFields
 from weft.text.predicted import predicted_text
-from weft.text.tools.reader import CallDelta
+from weft.text.tools.call_deltas import CallDelta
 
 
 class Function(msgspec.Struct, kw_only=True):
@@ -39,13 +39,21 @@ class Function(msgspec.Struct, kw_only=True):
     arguments: str = ""
 
 
+class CustomInput(msgspec.Struct, kw_only=True):
+    """Of a custom tool. Streams have it whole, too."""
+
+    name: str
+    input: str
+
+
 class ToolCall(msgspec.Struct, kw_only=True):
     """``index`` is in streams only, where ``id`` and ``type`` are in the first delta of a call."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
     type: str | UnsetType = UNSET
-    function: Function
+    function: Function | UnsetType = UNSET
+    custom: CustomInput | UnsetType = UNSET
 
 
 class ChatAnswer(msgspec.Struct, kw_only=True):
@@ -179,10 +187,7 @@ class ChatJob:
         if heard.reasoning:
             answer.reasoning = answer.reasoning_content = heard.reasoning
         if heard.calls:
-            answer.tool_calls = [
-                ToolCall(id=call.call_id, type="function",
-                         function=Function(name=call.name, arguments=call.arguments))
-                for call in calls_of(heard.calls)]
+            answer.tool_calls = [_call(call) for call in calls_of(heard.calls)]
             answer.content = heard.content or None
         return answer
 
@@ -210,11 +215,21 @@ class ChatJob:
         return chat_logprobs(piece.logprobs, self._turn.model.tokenizer, self._namer, self._top)
 
 
+def _call(call: AnswerCall) -> ToolCall:
+    if call.is_custom:
+        return ToolCall(id=call.call_id, type="custom",
+                        custom=CustomInput(name=call.name, input=call.arguments))
+    return ToolCall(id=call.call_id, type="function",
+                    function=Function(name=call.name, arguments=call.arguments))
+
+
 def _call_delta(delta: CallDelta) -> ToolCall:
-    call = ToolCall(index=delta.index, function=Function(arguments=delta.arguments))
-    if delta.name is not None and delta.call_id is not None:
-        call.id, call.type, call.function.name = delta.call_id, "function", delta.name
-    return call
+    if delta.name is None or delta.call_id is None:
+        return ToolCall(index=delta.index, function=Function(arguments=delta.arguments))
+    [call] = calls_of([delta])
+    whole = _call(call)
+    whole.index = delta.index
+    return whole
 
 
 async def prepare_chat(service: Service, body: ChatBody) -> ChatJob:

@@ -31,7 +31,7 @@ from weft.server.truncation import check_truncation, truncated
 from weft.text.bad_words import banned_sequences
 from weft.text.chat_request import ConversationFields, KnownPrefix
 from weft.text.dialect import AnswerPlan, Heard
-from weft.text.tools.reader import CallDelta
+from weft.text.tools.call_deltas import CallDelta
 
 
 class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,11 +56,13 @@ class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class AnswerCall:
-    """A call of a tool; ``arguments`` is JSON text, of which an answer that was cut may have half."""
+    """A call of a tool; ``arguments`` is JSON text, of which an answer that was cut may have half. With
+    ``is_custom`` it is the text of a custom tool."""
 
     call_id: str = ""
     name: str = ""
     arguments: str = ""
+    is_custom: bool = False
 
 
 class PreparedTurn:
@@ -131,6 +133,6 @@ def calls_of(deltas: Sequence[CallDelta]) -> list[AnswerCall]:
     for delta in deltas:
         call = calls.setdefault(delta.index, AnswerCall())
         if delta.name is not None and delta.call_id is not None:
-            call.call_id, call.name = delta.call_id, delta.name
+            call.call_id, call.name, call.is_custom = delta.call_id, delta.name, delta.is_custom
         call.arguments += delta.arguments
     return list(calls.values())

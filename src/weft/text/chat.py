@@ -46,6 +46,7 @@ import msgspec
 
 from weft.errors import ConfigError, RequestError
 from weft.files import TEMPLATE_BYTES_MAX, read_json, read_text
+from weft.text.tools.custom_calls import function_call
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MARK = "\ue000weft-continues-here\ue001"
@@ -291,7 +292,10 @@ def _content_text(where: str, message: ChatMessage) -> str:
 
 
 def _with_parsed_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """Templates walk the arguments of a past call as an object; the API carries them as a JSON string."""
+    """Templates walk the arguments of a past call as an object; the API carries them as a JSON string,
+    and the input of a custom tool as text."""
+    if call.get("type") == "custom":
+        return function_call(call)
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call

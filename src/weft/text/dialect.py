@@ -30,10 +30,12 @@ from weft.text.reasoning import (
     reasoning_format,
 )
 from weft.text.tokenizer import Tokenizer
+from weft.text.tools.call_deltas import CallDelta
 from weft.text.tools.calling import calls_grammar, strict_grammar
+from weft.text.tools.custom_calls import with_inputs
 from weft.text.tools.definitions import Tool, ToolChoice
 from weft.text.tools.formats import NAMES, ToolFormat, tool_format
-from weft.text.tools.reader import CallDelta, ToolCallReader
+from weft.text.tools.reader import ToolCallReader
 
 _NO_CALLS = ToolChoice("none")
 _MARKER_TOKENS_MAX = 32
@@ -51,11 +53,12 @@ class Heard:
 
 class AnswerReader:
     """One per answer: its text in pieces, told apart. ``call_count``: complete calls so far. ``has_end`` says
-    whether the end of the reasoning is in the text of some tokens."""
+    whether the end of the reasoning is in the text of some tokens. ``custom``: names of custom tools."""
 
     def __init__(self, reasoning: ReasoningSplitter | None, calls: ToolCallReader | None,
-                 has_end: Callable[[Sequence[int]], bool]) -> None:
+                 has_end: Callable[[Sequence[int]], bool], custom: frozenset[str]) -> None:
         self._reasoning = reasoning
+        self._custom = custom
         self._calls = calls
         self._has_end = has_end
         self._tail: list[int] = []
@@ -86,6 +89,8 @@ class AnswerReader:
                 rest_read = self._calls.finish()
                 heard.content += rest_read.content
                 heard.calls += rest_read.calls
+            if self._custom and heard.calls:
+                heard.calls = with_inputs(heard.calls, self._custom)
         return heard
 
     def _count(self, tokens: Sequence[int]) -> None:
@@ -127,9 +132,10 @@ class AnswerPlan(msgspec.Struct, frozen=True):
         splitter = calls = None
         if self._reasoning is not None:
             splitter = ReasoningSplitter(self._reasoning, inside=self._inside)
+        custom = frozenset(tool.name for tool in self._tools if tool.is_custom)
         if self._calls is not None:
-            calls = ToolCallReader(self._calls, self._tools, eager=eager, single=self._single)
-        return AnswerReader(splitter, calls, self._has_end)
+            calls = ToolCallReader(self._calls, self._tools, eager=eager and not custom, single=self._single)
+        return AnswerReader(splitter, calls, self._has_end, custom)
 
     def _has_end(self, tokens: Sequence[int]) -> bool:
         assert self._reasoning is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import jsonschema
@@ -26,7 +27,9 @@ OPTIONAL = {"type": "object", "properties": {"x": {"type": "boolean"}, "y": {"ty
 TOOLS = read_tools([
     {"type": "function", "function": {"name": "forecast", "parameters": SCHEMA, "strict": True}},
     {"type": "function", "function": {"name": "note", "parameters": OPTIONAL}},
-    {"type": "function", "function": {"name": "get_time"}}])
+    {"type": "function", "function": {"name": "get_time"}},
+    {"type": "custom", "custom": {"name": "dial", "format": {"type": "grammar", "grammar": {
+        "syntax": "regex", "definition": "[0-9]{2,4}(/[a-c])?"}}}}])
 PARAMETERS = {tool.name: {**tool.parameters, "additionalProperties": False} for tool in TOOLS}
 BY_NAME = {row.name: row for row in FORMATS}
 
@@ -69,6 +72,16 @@ def test_a_named_function_is_called_once(row: Any) -> None:
     [(name, arguments)] = read_back(row, text)[1]
     assert name == "forecast"
     jsonschema.validate(arguments, SCHEMA)
+
+
+@pytest.mark.parametrize("row", FORMATS, ids=lambda row: row.name)
+def test_the_text_of_a_custom_tool_is_held_to_its_regex(row: Any) -> None:
+    grammar = calls_grammar(row, TOOLS[3:], several=False, token_of=tokenizer().added_id, field="tools")
+    text = write(grammar, 3)
+    assert text is not None
+    [(name, arguments)] = read_back(row, text)[1]
+    assert name == "dial"
+    assert re.fullmatch("[0-9]{2,4}(/[a-c])?", arguments["input"])
 
 
 @pytest.mark.parametrize("name", ["qwen3_xml", "lfm2", "hermes"])
@@ -119,6 +132,7 @@ def test_a_schema_that_cannot_be_compiled_is_found_when_it_is_compiled() -> None
 @pytest.mark.parametrize(("value", "param"), [
     ([3], "tools[0]"), ([{"type": "web"}], "tools[0].type"), ([{"type": "function"}], "tools[0].function"),
     ([{"function": {"name": "a b"}}], "tools[0].function.name"),
+    ([{"type": "custom"}], "tools[0].custom"), ([{"type": "custom", "custom": {}}], "tools[0].custom.name"),
     ([{"function": {"name": "f", "parameters": {"type": "string"}}}], "tools[0].function.parameters"),
     ([{"function": {"name": "f"}}, {"function": {"name": "f"}}], "tools")])
 def test_a_bad_tool_is_named(value: Any, param: str) -> None:
@@ -130,7 +144,9 @@ def test_a_bad_tool_is_named(value: Any, param: str) -> None:
 @pytest.mark.parametrize(("value", "tools", "expected"), [
     (None, TOOLS, ToolChoice("auto")), (None, (), ToolChoice("none")), ("auto", (), ToolChoice("none")),
     ("none", TOOLS, ToolChoice("none")), ("required", TOOLS, ToolChoice("required")),
-    ({"type": "function", "function": {"name": "note"}}, TOOLS, ToolChoice("named", "note"))])
+    ({"type": "function", "function": {"name": "note"}}, TOOLS, ToolChoice("named", "note")),
+    ({"type": "custom", "custom": {"name": "dial"}}, TOOLS, ToolChoice("named", "dial")),
+    ({"type": "custom", "name": "dial"}, TOOLS, ToolChoice("named", "dial"))])
 def test_tool_choice_is_read(value: Any, tools: Any, expected: ToolChoice) -> None:
     assert read_choice(value, tools) == expected
 

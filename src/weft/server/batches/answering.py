@@ -30,7 +30,7 @@ from weft.server.protocol import (
     read_body,
 )
 from weft.server.responses.answers import ResponsesJob
-from weft.server.responses.items import read_items
+from weft.server.responses.items import new_response_id, read_items
 from weft.server.responses.protocol import UNSERVED_IN_RESPONSES, ResponsesBody, check_fields
 from weft.server.responses.turns import responses_turn
 from weft.server.service import Service
@@ -62,7 +62,9 @@ async def _prepare_response(service: Service, body: ResponsesBody) -> Job:
         raise RequestError("background is not supported in a batch, which is in the background itself",
                            param="background", code="unsupported_parameter")
     body.store = False
-    return ResponsesJob(await prepare_turn(service, responses_turn(body, read_items(body.input))), body)
+    response_id = new_response_id()
+    turn = responses_turn(body, read_items(body.input, response_id))
+    return ResponsesJob(await prepare_turn(service, turn), body, response_id)
 
 
 _WAYS: dict[str, _Way] = {

@@ -22,10 +22,9 @@ import msgspec
 from weft.engine.choices import Piece
 from weft.errors import WeftError
 from weft.server.errors import bug
-from weft.server.ids import random_id
 from weft.server.logprobs import ChatTokenLogprob, chat_logprobs, namer
 from weft.server.responses.history import RawAnswer
-from weft.server.responses.output import OutputItem, OutputWriter, whole_output
+from weft.server.responses.output import OutputItem, OutputWriter, Status, whole_output
 from weft.server.responses.protocol import ReasoningOptions, ResponsesBody
 from weft.server.responses.turns import format_of
 from weft.server.turn import PreparedTurn
@@ -102,13 +101,14 @@ class ResponsesJob:
     """One request to /v1/responses, prepared: ``generation`` is ready to start. ``keep`` is None for
     a response that is not to be stored."""
 
-    def __init__(self, turn: PreparedTurn, body: ResponsesBody, *, keep: Keep | None = None) -> None:
+    def __init__(self, turn: PreparedTurn, body: ResponsesBody, response_id: str, *,
+                 keep: Keep | None = None) -> None:
         self.generation = turn.generation
         self._turn = turn
         self._keep = keep
         self._tokens: list[int] = []
         self._texts: list[str] = []
-        self._output = OutputWriter()
+        self._output = OutputWriter(response_id)
         self._sequence_number = 0
         self._is_cut = False
         tokenizer = turn.model.tokenizer
@@ -116,7 +116,7 @@ class ResponsesJob:
         sampling = self.generation.samplings[0]
         self._top = sampling.logprobs
         self.response = ResponseObject(
-            id=f"resp_{random_id()}", created_at=int(time.time()), model=turn.name,
+            id=response_id, created_at=int(time.time()), model=turn.name,
             background=bool(body.background), status="queued" if body.background else "in_progress",
             instructions=body.instructions, max_output_tokens=body.max_output_tokens,
             max_tool_calls=body.max_tool_calls, metadata=body.metadata or {},
@@ -132,8 +132,8 @@ class ResponsesJob:
         if self._top is None:
             [piece] = await self.generation.whole()
             self._take(piece)
-            self._output.items = whole_output(self._turn.read(piece),
-                                              "incomplete" if self._is_cut else "completed")
+            status: Status = "incomplete" if self._is_cut else "completed"
+            self._output.items = whole_output(self._turn.read(piece), status, self.response.id)
         else:  # whose logprobs belong to the message follows from the order of the pieces
             async for pieces in self.generation.pieces():
                 for piece in pieces:

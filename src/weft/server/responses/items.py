@@ -6,6 +6,8 @@
     reasoning             content or summary               reasoning of the assistant message that follows
     function_call         call_id, name, arguments         a call of the assistant message before, or its own
     function_call_output  call_id, output                  a tool message
+    custom_tool_call and its output                        the same for a custom tool, with ``input``
+    item_reference        id                               a stored item (``references``)
 
 An answer of the model is several items and one assistant message: reasoning, then content, then calls. An
 item that cannot follow in this order begins another message.
@@ -16,8 +18,9 @@ no text (images, files) and items of hosted tools are refused by place and type.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from weft.errors import RequestError
 from weft.server.ids import random_id
@@ -25,21 +28,37 @@ from weft.text.chat import ChatMessage
 
 Item = dict[str, Any]
 ROLES = ("user", "assistant", "system", "developer")
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco",
+             "custom_tool_call": "ctc", "custom_tool_call_output": "ctco"}
+_CALLS = ("function_call", "custom_tool_call")
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _ID_CHARS_MAX = 256
+_ITEM_ID = re.compile(r"[a-z]{1,8}_([0-9a-f]{32})[io]\d{1,9}")
 
 
-def read_items(given: str | list[Item]) -> list[Item]:
-    """``input`` of a request. Raises RequestError that names the item or part."""
+def read_items(given: str | list[Item], response_id: str) -> list[Item]:
+    """``input`` of a request, and the id of its response. Raises RequestError that names the item or part."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    return [_item(f"input[{at}]", item) for at, item in enumerate(given)]
+    return [_item(f"input[{at}]", item, item_id(item.get("type"), response_id, "i", at))
+            for at, item in enumerate(given)]
 
 
-def new_id(kind: str) -> str:
-    """For an item of this type."""
-    return f"{_PREFIXES[kind]}_{random_id()}"
+def new_response_id() -> str:
+    return f"resp_{random_id()}"
+
+
+def item_id(kind: Any, response_id: str, side: Literal["i", "o"], at: int) -> str:
+    """Of item ``at`` of a response's input or output. It leads back to the response (``response_of``)."""
+    prefix = _PREFIXES.get(kind, "msg") if isinstance(kind, str) else "msg"
+    return f"{prefix}_{response_id.removeprefix('resp_')}{side}{at}"
+
+
+def response_of(item: str) -> str | None:
+    """The response whose item this is, as its id says; None for an id of another form."""
+    match = _ITEM_ID.fullmatch(item)
+    return None if match is None else f"resp_{match.group(1)}"
 
 
 def messages_of(items: Iterable[Item], instructions: str | None) -> list[ChatMessage]:
@@ -50,13 +69,13 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[ChatMes
     answer = _Answer()
     for item in items:
         kind = item["type"]
-        if kind in ("reasoning", "function_call") or (kind == "message" and item["role"] == "assistant"):
+        if kind in ("reasoning", *_CALLS) or (kind == "message" and item["role"] == "assistant"):
             if not answer.takes(item):
                 messages += answer.end()
             answer.add(item)
             continue
         messages += answer.end()
-        if kind == "function_call_output":
+        if kind in _OUTPUTS:
             messages.append(ChatMessage(role="tool", tool_call_id=item["call_id"],
                                         content=_text_of(item["output"])))
         elif item["role"] in ("system", "developer") and not messages:
@@ -72,7 +91,7 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[ChatMes
 class _Answer:
     """The assistant message that items add up to."""
 
-    _ORDER = ("reasoning", "message", "function_call")
+    _ORDER: ClassVar = {"reasoning": 0, "message": 1, "function_call": 2, "custom_tool_call": 2}
 
     def __init__(self) -> None:
         self._items: list[Item] = []
@@ -92,9 +111,7 @@ class _Answer:
             return []
         texts = [_text_of(item["content"]) for item in items if item["type"] == "message"]
         thoughts = [_reasoning(item) for item in items if item["type"] == "reasoning"]
-        calls = [{"id": item["call_id"], "type": "function",
-                  "function": {"name": item["name"], "arguments": item["arguments"]}}
-                 for item in items if item["type"] == "function_call"]
+        calls = [_call(item) for item in items if item["type"] in _CALLS]
         message = ChatMessage(role="assistant", content=texts[0] if texts else None)
         if any(thoughts):
             message.reasoning_content = "\n".join(thoughts)
@@ -103,10 +120,19 @@ class _Answer:
         return [message]
 
     def _order(self, item: Item) -> int:
-        return self._ORDER.index(item["type"])
+        return self._ORDER[item["type"]]
 
 
-def _item(place: str, item: Item) -> Item:
+def _call(item: Item) -> Item:
+    """As chat completions have it."""
+    if item["type"] == "custom_tool_call":
+        return {"id": item["call_id"], "type": "custom",
+                "custom": {"name": item["name"], "input": item["input"]}}
+    return {"id": item["call_id"], "type": "function",
+            "function": {"name": item["name"], "arguments": item["arguments"]}}
+
+
+def _item(place: str, item: Item, default_id: str) -> Item:
     kind = item.get("type", "message")
     if not isinstance(kind, str) or kind not in _PREFIXES:
         raise RequestError(f"{place} has type {kind!r}; this server takes {', '.join(_PREFIXES)}",
@@ -115,16 +141,17 @@ def _item(place: str, item: Item) -> Item:
     if given is not None and not (isinstance(given, str) and 0 < len(given) <= _ID_CHARS_MAX):
         raise RequestError(f"{place}.id: expected a text of 1 to {_ID_CHARS_MAX} characters",
                            param=f"{place}.id")
-    checked: Item = {"type": kind, "id": given or new_id(kind)}
+    checked: Item = {"type": kind, "id": given or default_id}
     if kind == "message":
         return {**checked, **_message(place, item), "status": "completed"}
     if kind == "reasoning":
         return {**checked, "summary": _parts(f"{place}.summary", item.get("summary"), "summary_text"),
                 "content": _parts(f"{place}.content", item.get("content"), "reasoning_text")}
     checked["call_id"] = _text(f"{place}.call_id", item.get("call_id"))
-    if kind == "function_call":
+    if kind in _CALLS:
+        said = "arguments" if kind == "function_call" else "input"
         return {**checked, "name": _text(f"{place}.name", item.get("name")),
-                "arguments": _text(f"{place}.arguments", item.get("arguments")), "status": "completed"}
+                said: _text(f"{place}.{said}", item.get(said)), "status": "completed"}
     return {**checked, "output": _content(f"{place}.output", item.get("output"), "input_text"),
             "status": "completed"}
 

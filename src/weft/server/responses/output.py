@@ -6,6 +6,7 @@
                    content_part.done  output_item.done
     function_call  output_item.added  function_call_arguments.delta ...  function_call_arguments.done
                    output_item.done
+    custom_tool_call, the same with custom_tool_call_input
 
 An item begins with the first piece of its kind and ends when another kind follows, or the answer ends. Every
 delta of an item lies between its two brackets, and the deltas add up to the text of its ``done``.
@@ -22,7 +23,7 @@ from typing import Literal
 import msgspec
 
 from weft.server.logprobs import ChatTokenLogprob
-from weft.server.responses.items import new_id
+from weft.server.responses.items import item_id
 from weft.server.turn import calls_of
 from weft.text.dialect import Heard
 
@@ -68,7 +69,16 @@ class OutputCall(msgspec.Struct, kw_only=True):
     arguments: str = ""
 
 
-OutputItem = OutputMessage | OutputReasoning | OutputCall
+class OutputCustomCall(msgspec.Struct, kw_only=True):
+    type: str = "custom_tool_call"
+    id: str
+    status: Status = "in_progress"
+    call_id: str
+    name: str
+    input: str = ""
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall
 
 
 class ItemEvent(msgspec.Struct, kw_only=True):
@@ -146,22 +156,44 @@ class ArgumentsDone(msgspec.Struct, kw_only=True):
     arguments: str
 
 
+class InputDelta(msgspec.Struct, kw_only=True):
+    type: str = "response.custom_tool_call_input.delta"
+    sequence_number: int = 0
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class InputDone(msgspec.Struct, kw_only=True):
+    type: str = "response.custom_tool_call_input.done"
+    sequence_number: int = 0
+    item_id: str
+    output_index: int
+    input: str
+
+
 OutputEvent = (ItemEvent | PartEvent | TextDelta | TextDone | ReasoningDelta | ReasoningDone | ArgumentsDelta
-               | ArgumentsDone)
+               | ArgumentsDone | InputDelta | InputDone)
 
 
-def whole_output(heard: Heard, status: Status) -> list[OutputItem]:
+def whole_output(heard: Heard, status: Status, response_id: str) -> list[OutputItem]:
     """The items that an ``OutputWriter`` would have of ``heard``, the whole answer. ``status``: of the
     last item."""
     items: list[OutputItem] = []
     if heard.reasoning:
-        items.append(OutputReasoning(id=new_id("reasoning"), status="completed",
+        items.append(OutputReasoning(id=item_id("reasoning", response_id, "o", 0), status="completed",
                                      content=[ReasoningText(text=heard.reasoning)]))
     if heard.content or not (items or heard.calls):
-        items.append(OutputMessage(id=new_id("message"), status="completed",
+        items.append(OutputMessage(id=item_id("message", response_id, "o", len(items)), status="completed",
                                    content=[OutputText(text=heard.content)]))
-    items += [OutputCall(id=new_id("function_call"), status="completed", call_id=call.call_id, name=call.name,
-                         arguments=call.arguments) for call in calls_of(heard.calls)]
+    for call in calls_of(heard.calls):
+        item = _call_item(call.call_id, call.name, response_id, len(items), is_custom=call.is_custom)
+        item.status = "completed"
+        if isinstance(item, OutputCustomCall):
+            item.input = call.arguments
+        else:
+            item.arguments = call.arguments
+        items.append(item)
     items[-1].status = status
     return items
 
@@ -169,8 +201,9 @@ def whole_output(heard: Heard, status: Status) -> list[OutputItem]:
 class OutputWriter:
     """``items``: the output so far; those that are complete have their whole text."""
 
-    def __init__(self) -> None:
+    def __init__(self, response_id: str) -> None:
         self.items: list[OutputItem] = []
+        self._response_id = response_id
         self._open: OutputItem | None = None
         self._parts: list[str] = []
         self._logprobs: list[ChatTokenLogprob] = []
@@ -181,36 +214,40 @@ class OutputWriter:
         self._undecided += logprobs
         if heard.reasoning:
             if not isinstance(self._open, OutputReasoning):
-                yield from self._begin(OutputReasoning(id=new_id("reasoning")))
+                yield from self._begin(OutputReasoning(id=self._next_id("reasoning")))
             self._undecided = []
             self._parts.append(heard.reasoning)
             yield ReasoningDelta(item_id=self._id, output_index=self._index, delta=heard.reasoning)
         if heard.content:
             if not isinstance(self._open, OutputMessage):
-                yield from self._begin(OutputMessage(id=new_id("message")))
+                yield from self._begin(OutputMessage(id=self._next_id("message")))
             decided, self._undecided = _covering(self._undecided, heard.content), []
             self._parts.append(heard.content)
             self._logprobs += decided
             yield TextDelta(item_id=self._id, output_index=self._index, delta=heard.content, logprobs=decided)
         for call in heard.calls:
             if call.name is not None and call.call_id is not None:
-                yield from self._begin(OutputCall(id=new_id("function_call"), call_id=call.call_id,
-                                                  name=call.name))
+                yield from self._begin(_call_item(call.call_id, call.name, self._response_id,
+                                                  len(self.items), is_custom=call.is_custom))
             self._undecided = []
             if call.arguments:
                 self._parts.append(call.arguments)
-                yield ArgumentsDelta(item_id=self._id, output_index=self._index, delta=call.arguments)
+                delta = InputDelta if call.is_custom else ArgumentsDelta
+                yield delta(item_id=self._id, output_index=self._index, delta=call.arguments)
 
     def end(self, status: Status) -> Iterator[OutputEvent]:
         """The answer is over. ``status`` of the item that is open; an empty answer is an empty message."""
         if not self.items:
-            yield from self._begin(OutputMessage(id=new_id("message")))
+            yield from self._begin(OutputMessage(id=self._next_id("message")))
         yield from self._close(status)
 
     @property
     def _id(self) -> str:
         assert self._open is not None
         return self._open.id
+
+    def _next_id(self, kind: str) -> str:
+        return item_id(kind, self._response_id, "o", len(self.items))
 
     @property
     def _index(self) -> int:
@@ -222,7 +259,7 @@ class OutputWriter:
         self.items.append(item)
         self._parts, self._logprobs = [], []
         yield ItemEvent(type="response.output_item.added", output_index=self._index, item=item)
-        if not isinstance(item, OutputCall):
+        if not isinstance(item, OutputCall | OutputCustomCall):
             part = OutputText() if isinstance(item, OutputMessage) else ReasoningText()
             yield PartEvent(type="response.content_part.added", item_id=item.id, output_index=self._index,
                             part=part)
@@ -236,6 +273,9 @@ class OutputWriter:
         if isinstance(item, OutputCall):
             item.arguments = text
             yield ArgumentsDone(item_id=item.id, output_index=at, name=item.name, arguments=text)
+        elif isinstance(item, OutputCustomCall):
+            item.input = text
+            yield InputDone(item_id=item.id, output_index=at, input=text)
         elif isinstance(item, OutputMessage):
             part = OutputText(text=text, logprobs=self._logprobs)
             item.content = [part]
@@ -247,6 +287,14 @@ class OutputWriter:
             yield ReasoningDone(item_id=item.id, output_index=at, text=text)
             yield PartEvent(type="response.content_part.done", item_id=item.id, output_index=at, part=part)
         yield ItemEvent(type="response.output_item.done", output_index=at, item=item)
+
+
+def _call_item(call_id: str, name: str, response_id: str, at: int, *, is_custom: bool
+               ) -> OutputCall | OutputCustomCall:
+    if is_custom:
+        return OutputCustomCall(id=item_id("custom_tool_call", response_id, "o", at), call_id=call_id,
+                                name=name)
+    return OutputCall(id=item_id("function_call", response_id, "o", at), call_id=call_id, name=name)
 
 
 def _covering(logprobs: list[ChatTokenLogprob], text: str) -> list[ChatTokenLogprob]:

@@ -28,7 +28,7 @@ from weft.server.responses.answers import Keep, ResponsesJob
 from weft.server.responses.background import UNFINISHED, ResponseRuns, status_of
 from weft.server.responses.database import StoredResponse, UnknownResponseError
 from weft.server.responses.history import Keeper, RawAnswer, TurnHistory, read_history
-from weft.server.responses.items import Item, read_items
+from weft.server.responses.items import Item, new_response_id, read_items
 from weft.server.responses.protocol import (
     ITEMS_DEFAULT,
     ITEMS_MAX,
@@ -36,6 +36,7 @@ from weft.server.responses.protocol import (
     ResponsesBody,
     check_fields,
 )
+from weft.server.responses.references import is_reference, with_items
 from weft.server.responses.store import ResponseStore
 from weft.server.responses.truncation import prepare_response
 from weft.server.responses.turns import conversation, in_own_words
@@ -68,13 +69,13 @@ class ResponseHandlers:
         body = await self._body(request, raw)
         if body.background and self._forward is not None:
             return await self._forward(_with_raw(request, raw))
-        items = read_items(body.input)
-        history = await self._history(request, body)
+        history, response_id = await self._history(request, body), new_response_id()
+        items = await self._items(request, body, history, response_id)
         try:
             turn = await prepare_response(self._service, body, [*history.items, *items], history.known)
         except RequestError as error:
             raise in_own_words(error) from error
-        job = ResponsesJob(turn, body, keep=self._keep(request, body, turn, items, history))
+        job = ResponsesJob(turn, body, response_id, keep=self._keep(request, body, turn, items, history))
         if body.background:
             return await self._begin(request, body, job, items)
         return await answer_job(request, job, stream=bool(body.stream),
@@ -85,7 +86,8 @@ class ResponseHandlers:
         body = await self._body(request, await read_raw(request))
         model = self._service.model_for(body.model)
         history = await self._history(request, body)
-        fields = conversation(body, [*history.items, *read_items(body.input)])
+        items = await self._items(request, body, history, new_response_id())
+        fields = conversation(body, [*history.items, *items])
         _, prompt = await model.write_chat(fields, with_places=False)
         await model.check_text(prompt.text, param="input")
         encoded = await model.encode_chat(prompt, add_special_tokens=False, known=history.known)
@@ -197,6 +199,15 @@ class ResponseHandlers:
             raise RequestError(f"{body.previous_response_id!r} is not finished, and cannot be continued yet",
                                param="previous_response_id", code="response_not_finished")
         return read_history(path, self._service.model_for(body.model).vocabulary)
+
+    async def _items(self, request: Request, body: ResponsesBody, history: TurnHistory,
+                     response_id: str) -> list[Item]:
+        """Of the request's own ``input``. Raises RequestError, UnknownResponseError."""
+        given = body.input
+        if not isinstance(given, str) and any(map(is_reference, given)):
+            owner, store = _owner(request), self._store()
+            given = await with_items(given, history.items, lambda name: store.get(name, owner), store.limits)
+        return read_items(given, response_id)
 
     def _keep(self, request: Request, body: ResponsesBody, turn: PreparedTurn, items: list[Item],
               history: TurnHistory) -> Keep | None:

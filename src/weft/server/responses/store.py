@@ -64,7 +64,7 @@ class ResponseStore:
 
     def __init__(self, path: Path, limits: StoreLimits, clock: Callable[[], float] = time.time) -> None:
         self.path = path
-        self._limits = limits
+        self.limits = limits
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weft-responses")
         self._database: ResponseDatabase | None = None
@@ -92,7 +92,7 @@ class ResponseStore:
             return await self._put_now(make, owner)
         response = make()
         try:
-            if response.size > self._limits.bytes or not self._limits.count:
+            if response.size > self.limits.bytes or not self.limits.count:
                 return False
             self._files.append(owner, response)
         except OSError as error:
@@ -256,7 +256,7 @@ class ResponseStore:
         try:
             if self._database is None:
                 self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._database = ResponseDatabase(self.path, self._limits, self._clock)
+                self._database = ResponseDatabase(self.path, self.limits, self._clock)
                 _enter_left_behind(self._database, self._files)
             return work(self._database)
         except (ConfigError, OSError, sqlite3.Error) as error:

@@ -68,11 +68,14 @@ def _response_format(body: ResponsesBody) -> dict[str, Any] | None:
 def _tool(place: str, tool: Any) -> dict[str, Any]:
     """As chat completions have it: the function in an object of its own."""
     kind = tool.get("type") if isinstance(tool, dict) else None
-    if kind != "function":
+    if kind not in ("function", "custom"):
         raise RequestError(f"{place} has type {kind!r}; this server runs no tools of its own, so a tool is a "
-                           "function", param=f"{place}.type", code="unsupported_parameter")
+                           "function or custom", param=f"{place}.type", code="unsupported_parameter")
     if not isinstance(tool.get("name"), str):
         raise RequestError(f"{place}.name is missing", param=f"{place}.name")
+    if kind == "custom":
+        return {"type": "custom", "custom": {name: tool[name] for name in ("name", "description", "format")
+                                             if tool.get(name) is not None}}
     function = {name: tool[name] for name in ("name", "description", "parameters", "strict")
                 if tool.get(name) is not None}
     return {"type": "function", "function": function}
@@ -82,4 +85,6 @@ def in_own_words(error: RequestError) -> RequestError:
     """``error`` of a turn with the names of this dialect."""
     param = _NAMES.get(error.param or "", error.param)
     message = error.message.replace("(max_tokens)", "(max_output_tokens)")
+    if ".custom." in (param or ""):  # chat completions have an object more
+        param, message = str(param).replace(".custom.", "."), message.replace(".custom.", ".")
     return type(error)(message, param=param, code=error.code)

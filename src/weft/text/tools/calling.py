@@ -22,7 +22,7 @@ from typing import Any
 
 from weft.errors import RequestError
 from weft.request import Grammar
-from weft.text.grammars import FREE_TEXT, TokenOf, json_schema, lark_grammar, literal, quoted
+from weft.text.grammars import FREE_TEXT, TokenOf, json_schema, lark_grammar, literal, quoted, slashed
 from weft.text.tools.definitions import Tool
 from weft.text.tools.formats import ToolFormat
 from weft.text.tools.xml_calls import fixed_values, followed, types_of
@@ -133,7 +133,9 @@ def _xml_parameter(rules: _Rules, tool: Tool, key: str, field: str) -> str:
     begin, end = rules.text(f"<parameter={key}>\n"), "\n</parameter>\n"
     types = types_of(schema, schema)
     listed = fixed_values(followed(schema, schema))
-    if "string" in types and not _lists_values(schema):
+    if tool.input_regex is not None:
+        value = f"{rules.add(slashed(tool.input_regex))} {rules.text(end)}"
+    elif "string" in types and not _lists_values(schema):
         token = rules.text("</parameter>")
         if token.startswith("<["):
             value = f'{rules.add(FREE_TEXT)} {token} "\\n"'  # free text takes the line end before it

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from weft.errors import RequestError
+from weft.text.tools.custom_calls import custom_function
 
 TOOLS_MAX = 512
+_KINDS = ("function", "custom")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
 _NOTHING_ELSE: dict[str, Any] = {**_NOTHING, "additionalProperties": False}
@@ -26,12 +28,15 @@ _NOTHING_ELSE: dict[str, Any] = {**_NOTHING, "additionalProperties": False}
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """``definition`` is what the template sees; ``parameters`` a JSON schema of an object."""
+    """``definition`` is what the template sees; ``parameters`` a JSON schema of an object. ``input_regex``:
+    of the text of a custom tool."""
 
     name: str
     parameters: dict[str, Any]
     strict: bool
     definition: dict[str, Any]
+    is_custom: bool = False
+    input_regex: str | None = None
 
     @property
     def properties(self) -> dict[str, Any]:
@@ -84,14 +89,14 @@ def read_choice(value: Any, tools: Sequence[Tool]) -> ToolChoice:
         return ToolChoice("required" if value == "required" else "auto" if tools else "none")
     if isinstance(value, dict) and value.get("type") == "allowed_tools":
         return _allowed(value, tools)
-    if not isinstance(value, dict) or value.get("type") != "function":
-        kind = value.get("type") if isinstance(value, dict) else type(value).__name__
-        raise RequestError(f"tool_choice has type {kind!r}; this server serves function and allowed_tools",
-                           param="tool_choice")
-    inner = value.get("function")
+    kind = value.get("type") if isinstance(value, dict) else type(value).__name__
+    if not isinstance(value, dict) or kind not in _KINDS:
+        raise RequestError(f"tool_choice has type {kind!r}; this server serves function, custom and "
+                           "allowed_tools", param="tool_choice")
+    inner = value.get(kind)
     name = inner.get("name") if isinstance(inner, dict) else value.get("name")
     if not isinstance(name, str):
-        raise RequestError("tool_choice.function.name is missing", param="tool_choice.function.name")
+        raise RequestError(f"tool_choice.{kind}.name is missing", param=f"tool_choice.{kind}.name")
     _check_name(name, tools)
     return ToolChoice("named", name)
 
@@ -108,7 +113,7 @@ def _allowed(value: dict[str, Any], tools: Sequence[Tool]) -> ToolChoice:
                            param="tool_choice.tools")
     names = set()
     for at, tool in enumerate(listed[:TOOLS_MAX]):
-        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        function = tool.get("function", tool.get("custom", tool)) if isinstance(tool, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str):
             raise RequestError(f"tool_choice.tools[{at}].name is missing: a function of tools",
@@ -133,17 +138,23 @@ def _need_tools(tools: Sequence[Tool]) -> None:
 def _tool(where: str, item: Any) -> Tool:
     if not isinstance(item, dict):
         raise RequestError(f"{where}: expected an object, got {type(item).__name__}", param=where)
-    if item.get("type", "function") != "function":
-        raise RequestError(f"{where} has type {item['type']!r}; this server serves function",
+    kind, input_regex = item.get("type", "function"), None
+    function: Any
+    if kind not in _KINDS:
+        raise RequestError(f"{where} has type {kind!r}; this server serves function and custom",
                            param=f"{where}.type")
-    function = item.get("function")
+    if kind == "custom":
+        function, input_regex = custom_function(where, item)
+        item = {name: value for name, value in item.items() if name != "custom"}
+    else:
+        function = item.get("function")
     if not isinstance(function, dict):
         raise RequestError(f"{where}.function is missing: an object with name and parameters",
                            param=f"{where}.function")
     name = function.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise RequestError(f"{where}.function.name is {name!r}; it has 1 to 128 letters, digits, _, - or .",
-                           param=f"{where}.function.name")
+        raise RequestError(f"{where}.{kind}.name is {name!r}; it has 1 to 128 letters, digits, _, - or .",
+                           param=f"{where}.{kind}.name")
     parameters = function.get("parameters")
     takes_none = parameters is None
     if parameters is None:
@@ -154,4 +165,7 @@ def _tool(where: str, item: Any) -> Tool:
     # Templates walk properties without asking whether they are there.
     parameters = {"type": "object", "properties": {}, **parameters}
     definition = {**item, "type": "function", "function": {**function, "parameters": parameters}}
-    return Tool(name, _NOTHING_ELSE if takes_none else parameters, function.get("strict") is True, definition)
+    held = _NOTHING_ELSE if takes_none else parameters
+    if kind == "custom":
+        held = {**parameters, "additionalProperties": False}
+    return Tool(name, held, function.get("strict") is True, definition, kind == "custom", input_regex)

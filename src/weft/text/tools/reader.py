@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from weft.text.markers import first_marker, held_characters
+from weft.text.tools.call_deltas import CallDelta
 from weft.text.tools.call_parts import BodyReader, CallPart
 from weft.text.tools.definitions import Tool
 from weft.text.tools.formats import Body, Envelope, ToolFormat
@@ -26,16 +27,6 @@ from weft.text.tools.headed_calls import HeadedCalls
 from weft.text.tools.json_calls import JsonCalls
 from weft.text.tools.python_calls import PythonCalls
 from weft.text.tools.xml_calls import XmlCalls
-
-
-@dataclass(slots=True)
-class CallDelta:
-    """What call number ``index`` gained; ``call_id`` and ``name`` are set on its first delta."""
-
-    index: int
-    call_id: str | None = None
-    name: str | None = None
-    arguments: str = ""
 
 
 @dataclass(slots=True)
