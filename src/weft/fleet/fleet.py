@@ -180,7 +180,7 @@ class Fleet:
                 link=None if seat is None else RemoteLink(seat),
                 stall_after_s=self._stall_after_s, record=_recording(self._record, number, start),
                 on_progress=lambda text: self._on_line(number, text),
-                on_event=lambda event: self.requests.take(event),
+                on_events=lambda events: self.requests.take(events),
                 on_step_tokens=lambda sizes: self.on_step_tokens(number, sizes),
                 on_checkpoints=lambda report: self._on_checkpoints(number, report))
         return new_engine

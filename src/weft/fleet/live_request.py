@@ -85,7 +85,8 @@ class LiveRequest:
         self._deaths = 0
         """Since its last token."""
         self._has_moved = False
-        self._admitted = False
+        self.admitted = False
+        """Its first event on this replica has come."""
         self._fleet_boundaries: tuple[int, ...] = ()
 
     @property
@@ -124,13 +125,6 @@ class LiveRequest:
             answer.first = event
         return event
 
-    def newly_admitted(self) -> bool:
-        """Whether its first event on this replica has just come. True once."""
-        if self._admitted:
-            return False
-        self._admitted = True
-        return True
-
     def cancel(self, index: int | None) -> None:
         """The client wants no more of an answer, or of all (None)."""
         if index is None:
@@ -164,7 +158,7 @@ class LiveRequest:
         self.replica, self._fleet_boundaries = replica, boundaries
         self.load = self.open_count, sum(len(self.request.prompt_tokens) + len(answer.tokens)
                                          for answer in self._answers.values())
-        self._has_moved = self._admitted = self.begun = False
+        self._has_moved = self.admitted = self.begun = False
 
     def lost(self, *, blamed: bool = True) -> None:
         """Its engine ended; ``blamed``: by a death, and not as the operator wished. Raises DeadlyRequestError

@@ -257,25 +257,30 @@ class Placement:
 
     # ------------------------------------------------------------------ events
 
-    def take(self, event: TokenEvent) -> None:
-        live = self._lives.get(event.request_id)
-        if live is None:
-            return
-        self._accept(live)
-        was_suspect = live.suspect
-        said = live.take(event)
-        if said is None:
-            return
-        stream = self._streams.get(live.id)
-        if stream is not None:
-            stream.put(said)
-        if live.newly_admitted():
-            self.admitted_count += 1
-            self._router.admitted(live.id, event.cached_tokens)
-        if not live.open_count:
-            self._forget(live)
-        elif was_suspect and not live.suspect:
-            self.dispatch()
+    def take(self, events: Sequence[TokenEvent]) -> None:
+        """Of one report. Each token of the fleet passes here: what a first event needs is done once."""
+        lives, streams = self._lives, self._streams
+        for event in events:
+            live = lives.get(event.request_id)
+            if live is None:
+                continue
+            if not live.begun:
+                self._accept(live)
+            was_suspect = live.suspect if live.strikes else False
+            said = live.take(event)
+            if said is None:
+                continue
+            stream = streams.get(event.request_id)
+            if stream is not None:
+                stream.put(said)
+            if not live.admitted:
+                live.admitted = True
+                self.admitted_count += 1
+                self._router.admitted(live.id, event.cached_tokens)
+            if said.finish_reason is not None and not live.open_count:
+                self._forget(live)
+            elif was_suspect and not live.suspect:
+                self.dispatch()
 
 
 def seeded(request: Request, engine_seed: int, number: int) -> Request:

@@ -1,7 +1,7 @@
 """The HTTP process's end of one engine process: starts it, talks to it, notices its end.
 
     submit(request)             returns when the engine accepts it, raises when the engine refuses it
-    on_event(TokenEvent)        every event, in order, as its report arrives
+    on_events([TokenEvent])     the events of a report, in order, as it arrives
     cancel(request_id, index)   at any time; unknown ids are ignored
     lost()                      waits for the end of the process, or for a stall
 
@@ -61,7 +61,7 @@ State = Literal["starting", "ready", "dead"]
 
 
 class EngineClient:
-    """``on_progress`` gets the lines of a starting engine, ``on_event`` the events of its sequences,
+    """``on_progress`` gets the lines of a starting engine, ``on_events`` the events of its sequences,
     ``on_step_tokens`` the sizes of its steps in tokens. ``on_checkpoints`` gets what its prefix cache got and
     lost, once it is followed. ``place``: the part of the machine that it may use.
     ``record``: where a recording of its traffic goes. ``link``: to a process elsewhere (default: a child).
@@ -72,7 +72,7 @@ class EngineClient:
                  record: RecordingTarget | None = None, stall_after_s: float = STALL_AFTER_S,
                  link: ProcessLink | None = None,
                  on_progress: Callable[[str], None] = lambda text: None,
-                 on_event: Callable[[TokenEvent], None] = lambda event: None,
+                 on_events: Callable[[list[TokenEvent]], None] = lambda events: None,
                  on_step_tokens: Callable[[list[int]], None] = lambda sizes: None,
                  on_checkpoints: Callable[[CheckpointReport], None] = lambda report: None) -> None:
         self.state: State = "starting"
@@ -81,7 +81,7 @@ class EngineClient:
         self.info: ModelInfo | None = None
         self.stats: EngineStats | None = None
         self.heart = HeartMonitor(stall_after_s)
-        self.on_event = on_event
+        self.on_events = on_events
         self._on_step_tokens = on_step_tokens
         self._on_checkpoints = on_checkpoints
         self._config = config
@@ -127,7 +127,7 @@ class EngineClient:
 
     def detach(self) -> None:
         """Events that still arrive are dropped: their sequences are computed elsewhere from now on."""
-        self.on_event = lambda event: None
+        self.on_events = lambda events: None
         self._on_checkpoints = lambda report: None
 
     # ------------------------------------------------------------------ requests
@@ -225,8 +225,8 @@ class EngineClient:
             self._on_step_tokens(report.step_tokens)
         for reply in report.replies:
             self._replies.resolve(reply)
-        for event in report.events:
-            self.on_event(event)
+        if report.events:
+            self.on_events(report.events)
         if report.checkpoints is not None:
             self._on_checkpoints(report.checkpoints)
 

@@ -28,6 +28,7 @@ import zmq.asyncio
 from weft.config import EngineConfig
 from weft.errors import WeftError
 from weft.server.config import RecordingTarget
+from weft.server.loop_socket import LoopSocket
 from weft.server.messages import Command, Launch, Reply, Report
 
 _SOCKET_PATH_MAX = 90
@@ -142,14 +143,20 @@ class EngineLink:
                     beat_s: float, place: HostShare = ANYWHERE) -> None:
         self._folder = private_folder()
         context = self._context = zmq.asyncio.Context()
-        self._commands, self._events = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+        self._commands = context.socket(zmq.PUSH)
+        events = zmq.Context.shadow(context.underlying).socket(zmq.PULL)
         launch = Launch(factory=factory, config=dataclasses.asdict(config), folder=self._folder,
                         record=record, beat_s=beat_s, cores=place.cores, ram_share=place.ram_share)
         self._commands.bind(launch.commands_address)
-        self._events.bind(launch.events_address)
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "weft.server.engine_process", stdin=asyncio.subprocess.PIPE,
-            start_new_session=True, env={**os.environ, "OMP_WAIT_POLICY": "passive", **place.environment})
+        events.bind(launch.events_address)
+        self._events = LoopSocket(events)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "weft.server.engine_process", stdin=asyncio.subprocess.PIPE,
+                start_new_session=True, env={**os.environ, "OMP_WAIT_POLICY": "passive", **place.environment})
+        except BaseException:
+            self._events.close()  # nothing closes a link that has not started
+            raise
         assert self._process.stdin is not None
         body = _encoder.encode(launch)
         self._process.stdin.write(len(body).to_bytes(8, "little") + body)
@@ -169,7 +176,7 @@ class EngineLink:
 
     async def receive_raw(self) -> bytes:
         """The next report in msgpack."""
-        raw: bytes = await self._events.recv()
+        [raw] = await self._events.receive()
         return raw
 
     async def send_raw(self, command: bytes) -> None:
@@ -193,6 +200,7 @@ class EngineLink:
         """Once the process has ended."""
         for task in self._posts:
             task.cancel()
+        self._events.close()
         self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
 

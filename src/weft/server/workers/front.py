@@ -17,12 +17,12 @@ from collections.abc import Callable
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from weft.errors import EngineUnavailableError, WeftError
 from weft.fleet.request_stream import RequestStream
 from weft.info import ModelInfo
 from weft.request import Request
+from weft.server.loop_socket import LoopSocket
 from weft.server.workers.messages import (
     AskMetrics,
     CancelRequest,
@@ -41,6 +41,7 @@ from weft.server.workers.messages import (
     WorkerMetrics,
 )
 
+_LINGER_MS = 200
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(ToWorker)
 
@@ -114,12 +115,13 @@ class FrontFleet:
         self.stopped = asyncio.Event()
         self.info: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
         self._refusal: WeftError | None = EngineUnavailableError("the server is starting")
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.DEALER)
+        self._context = zmq.Context()
+        socket = self._context.socket(zmq.DEALER)
         for option in (zmq.SNDHWM, zmq.RCVHWM):
-            self._socket.setsockopt(option, 0)
-        self._socket.setsockopt(zmq.ROUTING_ID, routing_id.encode())
-        self._socket.connect(address)
+            socket.setsockopt(option, 0)
+        socket.setsockopt(zmq.ROUTING_ID, routing_id.encode())
+        socket.connect(address)
+        self._socket = LoopSocket(socket)
         self._send(Connected())
 
     def check_alive(self) -> None:
@@ -132,7 +134,8 @@ class FrontFleet:
     async def receive(self) -> None:
         """For ever."""
         while True:
-            message = _decoder.decode(await self._socket.recv())
+            [raw] = await self._socket.receive()
+            message = _decoder.decode(raw)
             if isinstance(message, FleetState):
                 self._refusal = None if message.refusal is None else message.refusal.as_error()
                 if message.info is not None and not self.info.done():
@@ -146,7 +149,8 @@ class FrontFleet:
                 self.requests.take(message)
 
     def close(self) -> None:
-        self._context.destroy(linger=200)
+        self._socket.close(_LINGER_MS)
+        self._context.term()
 
     def _send(self, message: FromWorker) -> None:
-        self._socket.send(_encoder.encode(message))  # without a bound of its queue, it is sent at once
+        self._socket.send([_encoder.encode(message)])

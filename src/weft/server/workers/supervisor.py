@@ -35,11 +35,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from weft.errors import EngineUnavailableError, WeftError
 from weft.fleet.fleet import Fleet
@@ -49,6 +47,7 @@ from weft.info import ModelInfo
 from weft.request import TokenEvent
 from weft.server.config import ServerConfig
 from weft.server.engine_link import private_folder
+from weft.server.loop_socket import LoopSocket
 from weft.server.messages import Refusal
 from weft.server.workers.messages import (
     AskMetrics,
@@ -201,7 +200,6 @@ class Workers:
         self._questions = itertools.count()
         self._answers: dict[int, dict[bytes, Series]] = {}
         self._answered = asyncio.Event()
-        self._unsent: set[asyncio.Future[Any]] = set()
 
     @property
     def http_socket(self) -> str:
@@ -214,11 +212,12 @@ class Workers:
 
     def start(self) -> None:
         """Starts the processes. They answer 503 until ``info`` is set."""
-        self._context = zmq.asyncio.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the tokens of live requests
-        self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.bind(self._launch.requests_address)
+        self._context = zmq.Context()
+        socket = self._context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the tokens of live requests
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.bind(self._launch.requests_address)
+        self._socket = LoopSocket(socket)
         self._workers = [Worker(number, self._fleet, self._send) for number in range(self._count)]
         self._tasks = [asyncio.create_task(work) for work in (
             self._receive(), self._tell_state(), *(self._keep_alive(worker) for worker in self._workers))]
@@ -252,6 +251,7 @@ class Workers:
             if worker.process is not None and worker.process.returncode is None:
                 worker.process.kill()
         if self._tasks:
+            self._socket.close()
             self._context.destroy(linger=0)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -277,14 +277,11 @@ class Workers:
     # ------------------------------------------------------------------ messages
 
     def _send(self, routing_id: bytes, message: ToWorker) -> None:
-        future = asyncio.ensure_future(self._socket.send_multipart([routing_id, _encoder.encode(message)]))
-        if not future.done():
-            self._unsent.add(future)
-            future.add_done_callback(self._unsent.discard)
+        self._socket.send([routing_id, _encoder.encode(message)])
 
     async def _receive(self) -> None:
         while True:
-            routing_id, raw = await self._socket.recv_multipart()
+            routing_id, raw = await self._socket.receive()
             worker = next((one for one in self._workers if one.routing_id == routing_id), None)
             if worker is None:
                 continue
