@@ -46,9 +46,13 @@ def cpu_seconds(server: RunningServer) -> dict[str, float]:
         kind = ("worker" if "workers.process" in command else "engine" if "engine_process" in command
                 else "supervisor" if process == main else "")
         if kind:
-            times = process.cpu_times()
-            total[kind] += times.user + times.system
+            total[kind] += time.clock_gettime(_cpu_clock(process.pid))
     return total
+
+
+def _cpu_clock(pid: int) -> int:
+    """The clock of all CPU time of a process, in nanoseconds; the system's counters have ticks of 10 ms."""
+    return ~pid << 3 | 2
 
 
 async def load(port: int, streams: int, tokens: int) -> tuple[int, float]:

@@ -144,7 +144,7 @@ class EngineLink:
         self._folder = private_folder()
         context = self._context = zmq.asyncio.Context()
         self._commands = context.socket(zmq.PUSH)
-        events = zmq.Context.shadow(context.underlying).socket(zmq.PULL)
+        events: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.PULL)
         launch = Launch(factory=factory, config=dataclasses.asdict(config), folder=self._folder,
                         record=record, beat_s=beat_s, cores=place.cores, ram_share=place.ram_share)
         self._commands.bind(launch.commands_address)

@@ -4,8 +4,8 @@
     receive()           takes messages without waiting, for as long as there are some
     send()              at once; the queue has no bound
 
-``zmq.asyncio`` makes a future and several calls to the library for each message. A supervisor sends and receives
-a few messages a step, so these calls were a large part of its time.
+``zmq.asyncio`` makes a future and several calls to the library for each message. A supervisor sends and
+receives a few messages a step, so these calls were a large part of its time.
 
 ZeroMQ's descriptor is readable when something may have changed, not while messages wait. Reading ZMQ_EVENTS
 resets it, and so does each send or receive on the way. Therefore receive() first tries to take a message, and
@@ -37,7 +37,7 @@ class LoopSocket:
         self._burst = 0
         self._will_look = False
         """After the sends of this turn of the loop."""
-        self._descriptor: int = socket.getsockopt(zmq.FD)
+        self._descriptor: int = socket.FD
         self._loop.add_reader(self._descriptor, self._look)
 
     async def receive(self) -> list[bytes]:
@@ -60,7 +60,7 @@ class LoopSocket:
                 return parts
 
     def send(self, parts: list[bytes]) -> None:
-        """Never waits; after ``close`` it does nothing. Raises zmq.Again for a full queue, if it has a bound."""
+        """Never waits; does nothing after ``close``. Raises zmq.Again for a full queue, if it has a bound."""
         if self._socket.closed:
             return
         self._socket.send_multipart(parts, zmq.NOBLOCK)
@@ -79,6 +79,6 @@ class LoopSocket:
         self._will_look = False
         if self._socket.closed:
             return
-        has_message = self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN
+        has_message = int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN
         if has_message and self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
