@@ -12,9 +12,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.gpu import quick_interpreter
 from weft.tensor import gpu
 
 DEVICE = torch.device(os.environ.get("WEFT_TEST_DEVICE", "cpu"))
+
+if gpu.INTERPRETED:
+    quick_interpreter.install()
 
 
 @pytest.fixture(autouse=True)
