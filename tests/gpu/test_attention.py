@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from tests.gpu.steps import on_device, pages_on
 from tests.gpu.tolerances import close
 from tests.ops.batches import PAD_ROW, Run, make_runs, positions_of, span, tokens_in
 from tests.ops.kv_pages import KV_DTYPES, Pages, blank_pages, filled_pages
+from weft.tensor.gpu import decode_kernels
 from weft.tensor.gpu.pages import FP8_BITS, FP8_HARDWARE
 from weft.tensor.inputs import Runs
 from weft.tensor.ops.paged_attention import paged_attention
@@ -113,6 +116,31 @@ def test_how_a_row_is_split_depends_on_nothing_beside_it(context: int, device: t
     assert not torch.equal(got[:1], attend(q[:1], pages, alone, device))
 
 
+@pytest.mark.parametrize("window", [None, 300])
+def test_the_list_of_splits_has_those_with_tokens_and_any_grid_gives_the_same_bits(
+        window: int | None, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As wide a table as one would like: programs are few, and none is for a row that ends earlier."""
+    runs = make_runs([Run(599), PAD_ROW, Run(2), Run(128)], [], pages=60)
+    wide = torch.full((4, 1000), PAD, dtype=torch.int32)
+    wide[:, : runs.page_table_RP.shape[1]] = runs.page_table_RP
+    runs = dataclasses.replace(runs, page_table_RP=wide)
+    pages, q = filled_pages(runs, 60, KV_HEADS, DIM, torch.float32), noise(4, 4, DIM)
+    monkeypatch.setattr(decode_kernels, "ROWS_AT_ONCE", 2)
+    memos: list[dict[str, Any]] = []
+    monkeypatch.setattr(kernels, "decode_items", lambda runs, *sizes, **more: (
+        memos.append(runs.memo), decode_kernels.decode_items(runs, *sizes, **more))[1])
+    got = attend(q, pages, runs, device, window)
+    [items] = [value.tolist() for key, value in memos[0].items() if key.startswith("decode_items")]
+    listed = items[1 : 1 + 2 * items[0]]
+    splits = [(0, split) for split in range(5 if window is None else 3)] + [(2, 0), (3, 0), (3, 1)]
+    assert [*zip(listed[::2], listed[1::2], strict=True)] == splits
+    torch.testing.assert_close(got, twin(q, pages, runs, window), **close(torch.float32))
+    assert decode_kernels.programs_of(256, 32, 8) * 8 == decode_kernels.PROGRAMS
+    monkeypatch.setattr(decode_kernels, "PROGRAMS", 3)   # two for each KV head
+    assert torch.equal(attend(q, pages, runs, device, window), got)
+    assert (got[0] - got[2]).abs().max() > 1e-2, "the control: rows differ"
+
+
 def test_a_prompt_in_pieces_equals_one_run(device: torch.device) -> None:
     k, v, q = noise(3, 100, KV_HEADS, DIM, seed=2).unbind(0)
     made = {}
@@ -157,4 +185,4 @@ def test_no_size_of_a_launch_comes_from_the_device(device: torch.device,
         runs.context_R.copy_(torch.tensor(contexts))
         there = pages_on(pages, device)
         paged_attention(q.to(device), there.k, there.v, runs, 0.3)
-    assert grids[:2] == grids[2:] == [(2, KV_HEADS, 5), (2, 4)]
+    assert grids[:2] == grids[2:] == [(10, KV_HEADS), (2, 4)]

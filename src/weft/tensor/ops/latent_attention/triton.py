@@ -1,7 +1,8 @@
 """latent_attention in Triton: write the rows, then attend with values that are a part of the keys.
 
     write     program = 16 tokens: their rows into the pages (as keys of one KV head)
-    decode    program = (row, 32 heads, split): pages are read once for all 32; splits as in paged_attention
+    decode    program = (some splits of rows, 32 heads): pages are read once for all 32; splits as in
+              paged_attention
     prefill   program = (part of a chunk, head): 32 queries of one head (16 if products are of float32
               numbers)
 
@@ -27,6 +28,7 @@ import triton.language as tl
 
 from weft.tensor import native
 from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.decode_kernels import decode_items, programs_of
 from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.pages import (
     TRITON_TYPES,
@@ -100,8 +102,11 @@ def _launch_decode(common: tuple[Any, ...], runs: Runs, constants: dict[str, Any
     partial = torch.empty((rows, heads, splits, main), dtype=torch.float32, device=device)
     logs = torch.empty((rows, heads, splits), dtype=torch.float32, device=device)
     blocks = blocks_of(main, constants["PRODUCT"], small_shared(device))
-    launch(_decode, (rows, ceil_div(heads, HEADS_AT_ONCE), splits))(
-        *common, runs.context_R, partial, logs, splits, **constants, **cuts, TILE_HEADS=HEADS_AT_ONCE,
+    items = decode_items(runs, splits, window=0, splits_max=most, pages=blocks["PAGES"],
+                         split_pages=cuts["SPLIT_PAGES"])
+    groups = ceil_div(heads, HEADS_AT_ONCE)
+    launch(_decode, (programs_of(rows, splits, groups), groups))(
+        *common, runs.context_R, items, partial, logs, splits, **constants, **cuts, TILE_HEADS=HEADS_AT_ONCE,
         **blocks)
     launch(combine, (rows, heads))(
         common[-1], None, 0, None, 0, None, runs.context_R, partial, logs, splits, HEADS=heads, GROUP=1,
@@ -182,37 +187,36 @@ def _load_queries(q, token, q_token, head, q_head, row_mask, FIRST: tl.constexpr
 
 @triton.jit(do_not_specialize=["table_stride", "splits"], do_not_specialize_on_alignment=["context"])
 def _decode(q, q_token, q_head, cache, stride, scales, scale_stride, table, table_stride, qk_scale, out,
-            context, partial, logs, splits, HEADS: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr,
+            context, items, partial, logs, splits, HEADS: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr,
             MAIN: tl.constexpr, REST: tl.constexpr, PACK: tl.constexpr, FP8: tl.constexpr,
             PRODUCT: tl.constexpr, PRECISION: tl.constexpr, SPLITS_MAX: tl.constexpr,
             SPLIT_PAGES: tl.constexpr, TILE_HEADS: tl.constexpr, PAGES: tl.constexpr):
-    row, split = tl.program_id(0).to(tl.int64), tl.program_id(2)
-    seen = tl.load(context + row).to(tl.int32)
-    _, end, each = kv_splits_of(tl.maximum(seen, 0), 0, SPLITS_MAX, PAGES, SPLIT_PAGES)
-    begin = split * each
-    end = tl.minimum(begin + each, end)
-    if begin >= end:
-        return
     head = tl.program_id(1) * TILE_HEADS + tl.arange(0, TILE_HEADS)
     head_mask = head < HEADS
-    token = tl.full((TILE_HEADS,), 0, tl.int64) + row
-    q_tile = _load_queries(q, token, q_token, head, q_head, head_mask, 0, MAIN, D, PRODUCT)
-    q_tile_rest = q_tile
-    if REST:
-        q_tile_rest = _load_queries(q, token, q_token, head, q_head, head_mask, MAIN, REST, D, PRODUCT)
-    last = tl.full((TILE_HEADS,), 0, tl.int32) + (seen - 1)
-    top = tl.full((TILE_HEADS,), float("-inf"), tl.float32)
-    total = tl.zeros((TILE_HEADS,), tl.float32)
-    acc = tl.zeros((TILE_HEADS, MAIN), tl.float32)
-    for page in range(begin, end, PAGES):
-        pages = page_ids(table + row * table_stride, page, end, PAGES)
-        top, total, acc = _absorb(q_tile, q_tile_rest, top, total, acc, pages, page * 16, last, cache, stride,
-                                   scales, scale_stride, qk_scale, D, MAIN, REST, PACK, PAGES, FP8, PRODUCT,
-                                   PRECISION)
-    at = (row * HEADS + head) * splits + split
-    tl.store(partial + at[:, None] * MAIN + tl.arange(0, MAIN)[None, :], acc / total[:, None],
-             mask=head_mask[:, None])
-    tl.store(logs + at, top + tl.log2(total), mask=head_mask)
+    for item in range(tl.program_id(0), tl.load(items), tl.num_programs(0)):
+        row, split = tl.load(items + 1 + 2 * item).to(tl.int64), tl.load(items + 2 + 2 * item)
+        seen = tl.load(context + row).to(tl.int32)
+        _, end, each = kv_splits_of(seen, 0, SPLITS_MAX, PAGES, SPLIT_PAGES)
+        begin = split * each
+        end = tl.minimum(begin + each, end)
+        token = tl.full((TILE_HEADS,), 0, tl.int64) + row
+        q_tile = _load_queries(q, token, q_token, head, q_head, head_mask, 0, MAIN, D, PRODUCT)
+        q_tile_rest = q_tile
+        if REST:
+            q_tile_rest = _load_queries(q, token, q_token, head, q_head, head_mask, MAIN, REST, D, PRODUCT)
+        last = tl.full((TILE_HEADS,), 0, tl.int32) + (seen - 1)
+        top = tl.full((TILE_HEADS,), float("-inf"), tl.float32)
+        total = tl.zeros((TILE_HEADS,), tl.float32)
+        acc = tl.zeros((TILE_HEADS, MAIN), tl.float32)
+        for page in range(begin, end, PAGES):
+            pages = page_ids(table + row * table_stride, page, end, PAGES)
+            top, total, acc = _absorb(q_tile, q_tile_rest, top, total, acc, pages, page * 16, last, cache,
+                                      stride, scales, scale_stride, qk_scale, D, MAIN, REST, PACK, PAGES, FP8,
+                                      PRODUCT, PRECISION)
+        at = (row * HEADS + head) * splits + split
+        tl.store(partial + at[:, None] * MAIN + tl.arange(0, MAIN)[None, :], acc / total[:, None],
+                 mask=head_mask[:, None])
+        tl.store(logs + at, top + tl.log2(total), mask=head_mask)
 
 
 @triton.jit(do_not_specialize=["table_stride", "chunk_count"], do_not_specialize_on_alignment=CHUNKS)
@@ -261,7 +265,7 @@ def compilations() -> list[Compilation]:
               "table_stride": "i32", "qk_scale": "fp32", "out": "*bf16"}
     shape = {"scales": None, "HEADS": 32, "D": 576, "VALUE": 512, "MAIN": main, "REST": rest, "PACK": 2,
              "FP8": 0, "PRODUCT": product, "PRECISION": precision}
-    split_args = {"context": "*i64", "partial": "*fp32", "logs": "*fp32", "splits": "i32"}
+    split_args = {"context": "*i64", "items": "*i32", "partial": "*fp32", "logs": "*fp32", "splits": "i32"}
     chunks = {"starts": "*i64"} | dict.fromkeys(CHUNKS[1:], "*i32")
     variants = []
     for name, kernel, signature, tile_constants in (

@@ -1,6 +1,6 @@
 """paged_attention in Triton: two launches for decodes, one for prefills; the host reads nothing back.
 
-    decode    program = (row, KV head, split): the G query heads of a KV head share what it reads
+    decode    program = (some splits of rows, KV head): the G query heads of a KV head share what it reads
                   |   128 or 256 tokens or more    |                       |        |   <- splits of a row
                   '- softmax over its own pages -> partial output, log of its sum
               combine = (row, head): partial outputs, weighted by their sums; gates; rounding
@@ -9,8 +9,8 @@
 
 KV splits. The cuts of a row depend on its own context and the model alone: splits of ``split_tokens``, or
 longer ones if those would exceed ``splits_max``. So a token's sum is added up in the same order in any batch.
-A launch has as many splits as the width of the page table allows. Splits beyond a row's context return at
-once, as do PAD rows. A narrow table with one split needs no second launch.
+Programs take splits from the step's list, which has those with tokens (``gpu.decode_kernels``); so the width
+of the page table costs nothing. A narrow table with one split needs neither the list nor a second launch.
 
 Blocks are 16 KB of K and 16 KB of V (64 tokens of 128 bf16 numbers). The next ones load while one is
 multiplied. That is 55 KB of shared memory and 128 registers a thread, so four programs fit an SM of an H100.
@@ -41,6 +41,7 @@ import triton.language as tl
 
 from weft.tensor.gpu import prefill_backend
 from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.decode_kernels import decode_items, programs_of
 from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.pages import (
     FP8_BITS,
@@ -134,14 +135,18 @@ def _launch_decode(common: tuple[Any, ...], runs: Runs, constants: dict[str, Any
     at_least = split_tokens(kv_heads)
     splits = min(most, max(1, ceil_div(pages * PAGE_TOKENS, at_least)))
     cuts = {"SPLITS_MAX": most, "SPLIT_PAGES": at_least // PAGE_TOKENS}
-    partial = logs = None
+    blocks = decode_blocks(constants["D"], itemsize, constants["GROUP"])
+    items = partial = logs = None
+    programs = rows
     if splits > 1:
+        items = decode_items(runs, splits, window=constants["WINDOW"], splits_max=most,
+                             pages=blocks["PAGES"], split_pages=cuts["SPLIT_PAGES"])
+        programs = programs_of(rows, splits, kv_heads)
         device = runs.page_table_RP.device
         partial = torch.empty((rows, heads, splits, width), dtype=torch.float32, device=device)
         logs = torch.empty((rows, heads, splits), dtype=torch.float32, device=device)
-    blocks = decode_blocks(constants["D"], itemsize, constants["GROUP"])
-    launch(_decode, (rows, kv_heads, splits))(
-        *common, runs.context_R, partial, logs, splits, **constants, **cuts, **blocks)
+    launch(_decode, (programs, kv_heads))(
+        *common, runs.context_R, items, partial, logs, splits, **constants, **cuts, **blocks)
     if splits > 1:
         used = {name: constants[name] for name in ("HEADS", "GROUP", "WINDOW", "D", "BLOCK_D")}
         out_THD, *gates = common[-6:]
@@ -198,58 +203,57 @@ def absorb(q, top, total, out, pages, at, last, k, v, k_stride, v_stride, k_scal
 @triton.jit(do_not_specialize=["table_stride", "splits"], do_not_specialize_on_alignment=["context"])
 def _decode(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, scale_stride, scale_part, table,
             table_stride, qk_scale, out, gate, gate_stride, head_gate, head_gate_stride, value_scale, context,
-            partial, logs, splits, HEADS: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr,
+            items, partial, logs, splits, HEADS: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr,
             D: tl.constexpr, BLOCK_D: tl.constexpr, PACK: tl.constexpr, FP8: tl.constexpr,
             PRODUCT: tl.constexpr, PRECISION: tl.constexpr, SPLITS_MAX: tl.constexpr,
             SPLIT_PAGES: tl.constexpr, PAGES: tl.constexpr, ROWS: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    kv_head, split = tl.program_id(1), tl.program_id(2)
+    kv_head = tl.program_id(1)
     m, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
     head = kv_head * GROUP + m
-    token = tl.full((ROWS,), 0, tl.int64) + row
-    seen = tl.load(context + row).to(tl.int32)
-    if seen <= 0:
-        if partial is None:
-            finish(tl.zeros((ROWS, BLOCK_D), tl.float32), token, head, m < GROUP, out, None, 0, None, 0, None,
-                   HEADS, GROUP, D, BLOCK_D)
-        return
-    first, end, each = kv_splits_of(seen, WINDOW, SPLITS_MAX, PAGES, SPLIT_PAGES)
-    begin = first + split * each
-    end = tl.minimum(begin + each, end)
-    if begin >= end:
-        return
-    q_tile = tl.load(q + row * q_token + head[:, None] * q_head + d[None, :],
-                    mask=(m < GROUP)[:, None] & (d < D)[None, :], other=0.0).to(PRODUCT)
     k, v = cache_k + kv_head * (D * 16), cache_v + kv_head * (D * 16)
     k_scales, v_scales = None, None
     if scales is not None:
         k_scales, v_scales = scales + kv_head * 16, scales + scale_part + kv_head * 16
-    pages_of_row = table + row * table_stride
-    last = tl.full((ROWS,), 0, tl.int32) + (seen - 1)
-    top = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
-    masked = begin
-    if WINDOW == 0:
-        masked = begin + (tl.minimum(end, seen // 16) - begin) // PAGES * PAGES
-        for page in range(begin, masked, PAGES):
+    count = tl.num_programs(0)   # without items: a row for each program, in one split
+    if items is not None:
+        count = tl.load(items)
+    for item in range(tl.program_id(0), count, tl.num_programs(0)):
+        row, split = tl.full((), 0, tl.int64) + item, tl.full((), 0, tl.int32)
+        if items is not None:
+            row, split = tl.load(items + 1 + 2 * item).to(tl.int64), tl.load(items + 2 + 2 * item)
+        token = tl.full((ROWS,), 0, tl.int64) + row
+        seen = tl.maximum(tl.load(context + row).to(tl.int32), 0)
+        first, end, each = kv_splits_of(seen, WINDOW, SPLITS_MAX, PAGES, SPLIT_PAGES)
+        begin = first + split * each
+        end = tl.minimum(begin + each, end)
+        q_tile = tl.load(q + row * q_token + head[:, None] * q_head + d[None, :],
+                         mask=(m < GROUP)[:, None] & (d < D)[None, :], other=0.0).to(PRODUCT)
+        pages_of_row = table + row * table_stride
+        last = tl.full((ROWS,), 0, tl.int32) + (seen - 1)
+        top = tl.full((ROWS,), float("-inf"), tl.float32)
+        total = tl.zeros((ROWS,), tl.float32)
+        acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
+        masked = begin
+        if WINDOW == 0:
+            masked = begin + (tl.minimum(end, seen // 16) - begin) // PAGES * PAGES
+            for page in range(begin, masked, PAGES):
+                pages = page_ids(pages_of_row, page, end, PAGES)
+                top, total, acc = absorb(q_tile, top, total, acc, pages, page * 16, last, k, v, k_stride,
+                                         v_stride, k_scales, v_scales, scale_stride, qk_scale, False, WINDOW,
+                                         D, BLOCK_D, PACK, PAGES, FP8, PRODUCT, PRECISION)
+        for page in range(masked, end, PAGES):
             pages = page_ids(pages_of_row, page, end, PAGES)
             top, total, acc = absorb(q_tile, top, total, acc, pages, page * 16, last, k, v, k_stride,
-                                      v_stride, k_scales, v_scales, scale_stride, qk_scale, False, WINDOW, D,
-                                      BLOCK_D, PACK, PAGES, FP8, PRODUCT, PRECISION)
-    for page in range(masked, end, PAGES):
-        pages = page_ids(pages_of_row, page, end, PAGES)
-        top, total, acc = absorb(q_tile, top, total, acc, pages, page * 16, last, k, v, k_stride, v_stride,
-                                  k_scales, v_scales, scale_stride, qk_scale, True, WINDOW, D, BLOCK_D, PACK,
-                                  PAGES, FP8, PRODUCT, PRECISION)
-    acc = acc / total[:, None]
-    if partial is None:
-        finish(acc, token, head, m < GROUP, out, gate, gate_stride, head_gate, head_gate_stride, value_scale,
-               HEADS, GROUP, D, BLOCK_D)
-    else:
-        at = (row * HEADS + head) * splits + split
-        tl.store(partial + at[:, None] * BLOCK_D + d[None, :], acc, mask=(m < GROUP)[:, None])
-        tl.store(logs + at, top + tl.log2(total), mask=m < GROUP)
+                                     v_stride, k_scales, v_scales, scale_stride, qk_scale, True, WINDOW, D,
+                                     BLOCK_D, PACK, PAGES, FP8, PRODUCT, PRECISION)
+        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]   # zeros for a PAD row, which is in no list
+        if partial is None:
+            finish(acc, token, head, m < GROUP, out, gate, gate_stride, head_gate, head_gate_stride,
+                   value_scale, HEADS, GROUP, D, BLOCK_D)
+        else:
+            at = (row * HEADS + head) * splits + split
+            tl.store(partial + at[:, None] * BLOCK_D + d[None, :], acc, mask=(m < GROUP)[:, None])
+            tl.store(logs + at, top + tl.log2(total), mask=m < GROUP)
 
 
 @triton.jit(do_not_specialize=["table_stride", "chunk_count"], do_not_specialize_on_alignment=CHUNKS)
@@ -323,11 +327,12 @@ def _of_shape(page: torch.dtype, fp8: int, dim: int, window: int) -> list[Compil
              "PACK": 4 // page.itemsize, "FP8": fp8, "PRODUCT": product, "PRECISION": precision}
     constants |= {"head_gate": None, "value_scale": None}
     split_args = {"context": "*i64", "partial": "*fp32", "logs": "*fp32", "splits": "i32"}
+    listed = split_args | {"items": "*i32"}
     chunks = {"starts": "*i64", "offsets": "*i32", "chunk_run": "*i32", "chunk_first": "*i32",
               "chunk_tokens": "*i32", "chunk_count": "i32"}
     decode, prefill = decode_blocks(dim, page.itemsize, 4), prefill_blocks(dim, page.itemsize, 4, product)
     name = f"{str(page).removeprefix('torch.')} {dim}"
-    variants = [_compilation(f"decode {name}", _decode, {**common, **split_args},
+    variants = [_compilation(f"decode {name}", _decode, {**common, **listed},
                          {**constants, **shape, "SPLITS_MAX": 32, "SPLIT_PAGES": 8}, decode),
             _compilation(f"prefill {name}", _prefill, {**common, **chunks}, {**constants, **shape}, prefill)]
     if page == torch.bfloat16:
