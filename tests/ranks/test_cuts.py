@@ -1,4 +1,4 @@
-"""What each rank reads of a checkpoint, and that a wrong cut shows."""
+"""Cuts of names and parts, and that a wrong cut shows. Right ones: ``test_every_family``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from weft.models.cuts import Cutter, Part, RankPlace, StoredCut, lookup
 from weft.models.cuts.tables import Cut
 from weft.models.loading import load_model
 from weft.planning.ranks import rank_architecture
-from weft.planning.weights import count_weights, form_of
 
 TOLERANCE = 1e-5
 
@@ -26,13 +25,6 @@ def distance(family: str, size: int) -> float:
     expected = logits_of([load_model(checkpoint(family))])
     gap = (logits_of(load_ranks(checkpoint(family), size)) - expected).abs().max()
     return float(gap / expected.abs().max())
-
-
-@pytest.mark.parametrize(("family", "size"), [
-    ("qwen3", 4), ("lfm3", 4), ("qwen3_next", 2), ("olmo3", 4), ("olmo_hybrid", 2), ("mamba2_bias", 2),
-    ("bamba_bias", 2), ("falcon_h1", 2), ("nemotron_h_moe", 2), ("mamba_bias", 4), ("mistral", 2)])
-def test_logits_are_those_of_one_rank(family: str, size: int) -> None:
-    assert distance(family, size) < TOLERANCE
 
 
 def test_a_kv_head_by_modulo_shows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,20 +53,6 @@ def test_a_convolution_cut_as_one_block_shows(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Cutter, "stored_cut", wrong)
     assert distance("qwen3_5", 2) > 0.05
-
-
-@pytest.mark.parametrize("family", ["qwen3_5", "granite_moe", "kimi_linear", "zamba2", "jamba"])
-def test_a_rank_reads_its_share_of_the_bytes(family: str) -> None:
-    """Within 2 % of what the plan says that a rank holds; and less than the whole."""
-    config = json.loads((checkpoint(family) / "config.json").read_text())
-    whole = read_architecture(config)
-    rank = rank_architecture(whole, 2)
-    planned = count_weights(whole, rank, 2, form_of(config, whole.dtype, None)).rank_bytes
-    everything = load_model(checkpoint(family)).read_bytes
-    for loaded in load_ranks(checkpoint(family), 2):
-        assert loaded.read_bytes == pytest.approx(planned, rel=0.02)
-        assert loaded.weights_bytes == pytest.approx(planned, rel=0.01)
-        assert loaded.read_bytes < 0.75 * everything
 
 
 def test_a_tensor_without_a_cut_is_an_error() -> None:

@@ -14,7 +14,7 @@ from weft.ranks.peers import Peers
 from weft.units import SeqId
 
 FAMILIES = ("qwen3_5", "lfm2", "granite_moe", "kimi_linear", "zamba2", "jamba")
-"""One of each mixer; the others are in ``test_cuts``, without processes."""
+"""One of each mixer; ``test_every_family`` has the others, without processes."""
 TOLERANCE = 1e-5
 
 
@@ -28,17 +28,13 @@ def test_two_ranks_say_what_one_says(family: str, two: Peers) -> None:
     assert ranked.distance(alone) < TOLERANCE * max(1.0, _size(alone))
 
 
-def test_four_ranks_say_what_one_says() -> None:
+@pytest.mark.parametrize("family", ["granite", "lfm2"])
+def test_four_ranks_say_what_one_says(family: str, four: Peers) -> None:
     """With two KV heads for four ranks, and two groups of Mamba-2: copies by ``rank // factor``."""
-    four = Peers(4, 30.0)
-    try:
-        for family in ("granite", "lfm2"):
-            alone = whole_story(engine(checkpoint(family)))
-            ranked = whole_story(engine(checkpoint(family), peers=four))
-            assert ranked.tokens == alone.tokens, family
-            assert ranked.distance(alone) < TOLERANCE * max(1.0, _size(alone)), family
-    finally:
-        four.close()
+    alone = whole_story(engine(checkpoint(family)))
+    ranked = whole_story(engine(checkpoint(family), peers=four))
+    assert ranked.tokens == alone.tokens
+    assert ranked.distance(alone) < TOLERANCE * max(1.0, _size(alone))
 
 
 def test_a_preempted_sequence(two: Peers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,7 @@ def test_one_rank_and_two_have_records_of_their_own(two: Peers, tmp_path: Path) 
     assert story.tokens == expected.tokens
 
 
-def test_kill_9_of_both_ranks_loses_nothing_that_was_durable(tmp_path: Path) -> None:
+def test_kill_9_of_both_ranks_loses_nothing_that_was_durable(two: Peers, tmp_path: Path) -> None:
     store = tmp_path / "store"
     command = [sys.executable, "-m", "tests.fixtures.store_life", str(checkpoint("lfm2")), str(store), "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -137,7 +137,8 @@ def test_kill_9_of_both_ranks_loses_nothing_that_was_durable(tmp_path: Path) -> 
     assert process.returncode == -signal.SIGKILL
     assert verify(store, lambda done, total: None).good
     answers = dict(map(json.loads, lines))
-    core = store_life.engine(checkpoint("lfm2"), shutil.copytree(store, tmp_path / "copy"), ranks=2)
+    core = store_life.engine(checkpoint("lfm2"), shutil.copytree(store, tmp_path / "copy"),
+                             ranks=2, peers=two)
     tokens, cached = store_life.answer(core, 0)
     core.close()
     assert cached >= 384, "the first prompt was durable when the processes died"
