@@ -8,11 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from tests.oracle.test_mtp import EMBEDDED, FREE
-from tests.ranks.engines import GREEDY, SAMPLED, Story, engine, prompt, run
+from tests.ranks.engines import GREEDY, SAMPLED, Story, engine, own_executor, prompt, run
 from weft.assemble import assembly
 from weft.families.architecture import MtpLayer
 from weft.models.cuts import Cutter, RankPlace
 from weft.ranks.peers import Peers
+from weft.schedule.plan import StepPlan
 from weft.speculation.costs import StepCosts
 from weft.speculation.speculator import Speculator
 
@@ -51,6 +52,28 @@ def test_drafts_and_tokens_are_those_of_one_rank(two: Peers, four: Peers,
         assert story.tokens == expected.tokens
         assert source.offered == alone.offered
         assert source.stats().sources == alone.stats().sources
+
+
+def test_all_ranks_see_which_pages_are_new(two: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head zeroes its keys in them, on each rank."""
+    source, plans = Listening(), list[StepPlan]()
+    monkeypatch.setattr(assembly, "make_drafter", lambda *more: source)
+    tell = two.tell
+
+    def noting(message: object) -> None:
+        plans.extend([message] if isinstance(message, StepPlan) else [])
+        tell(message)
+
+    monkeypatch.setattr(two, "tell", noting)
+    assembled = engine(EMBEDDED, peers=two, speculate="mtp")
+    own = list[StepPlan]()
+    own_executor(assembled).before_step = own.append
+    run(assembled, {"a": ASKED["a"]}, Story())
+    assembled.core.close()
+    assert any(plan.reservation.pages for plan in own)
+    assert any(plan.reservation.frames for plan in own)
+    assert [(plan.reservation.pages, plan.reservation.frames) for plan in plans] == [
+        (plan.reservation.pages, plan.reservation.frames) for plan in own]
 
 
 def test_a_rank_with_the_head_of_its_neighbour_shows(two: Peers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,10 +125,11 @@ _NO_RESERVATION = Reservation(version=-1, frames=(), pages=(), slots=(), opened=
 
 
 def for_other_ranks(plan: StepPlan) -> StepPlan:
-    """``plan`` without grammars and without what the books alone read. New pages stay: the model's own head
-    zeroes its part of them."""
+    """``plan`` without grammars and without what the books alone read. New pages and frames stay: the model's
+    own head zeroes its part of them."""
     admissions = plan.admissions
     if any(admission.grammar is not None for admission in admissions):
         admissions = tuple(replace(admission, grammar=None) for admission in admissions)
-    pages = plan.reservation.pages
-    return replace(plan, admissions=admissions, reservation=replace(_NO_RESERVATION, pages=pages))
+    reserved = plan.reservation
+    return replace(plan, admissions=admissions,
+                   reservation=replace(_NO_RESERVATION, pages=reserved.pages, frames=reserved.frames))
