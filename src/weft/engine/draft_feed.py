@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from weft.schedule.plan import HeadDraft, StepPlan
 from weft.schedule.sequence import Sequence
-from weft.speculation.drafter import Drafter
+from weft.speculation.drafter import PLAIN_STEPS, Drafter
 from weft.units import SeqId
 
 _SLEPT_STEPS_MAX = 16
@@ -34,6 +34,10 @@ class DraftFeed:
         self._slept_steps = 0
         """Steps that the drafter slept through and did not hear of yet."""
         self._slept_s = 0.0
+        self._slept_decodes = 0
+        """Sequences of the last step, if it was one of them."""
+        self._slept_alike = 0
+        """Steps in a row with as many."""
 
     @property
     def awake(self) -> bool:
@@ -70,21 +74,25 @@ class DraftFeed:
         if not self._drafter.awake and plan.decode_count == plan.run_count and plan.mtp_drafts is None:
             self._slept_steps += 1
             self._slept_s += seconds
+            if plan.decode_count != self._slept_decodes:
+                self._slept_decodes, self._slept_alike = plan.decode_count, 0
+            self._slept_alike += 1
             if self._slept_steps >= _SLEPT_STEPS_MAX:
-                self._report_sleep()
+                self._report_sleep((plan.decode_count, seconds) if self._slept_alike >= PLAIN_STEPS else None)
             return
         if self._slept_steps:
-            self._report_sleep()
+            self._report_sleep(None)
+        self._slept_decodes = 0
         prefills = bool(plan.prefills)
         drafted = int(plan.lengths[plan.decode_count : plan.prefills.start].sum()) - plan.window_count
         self._drafter.observe(plan.prefills.start, drafted, seconds - self.head_s, prefills=prefills)
         if plan.mtp_drafts is not None:
             self._drafter.observe_head(plan.run_count, plan.mtp_drafts, self.head_s, prefills=prefills)
 
-    def _report_sleep(self) -> None:
+    def _report_sleep(self, last: tuple[int, float] | None) -> None:
         steps, slept_s, self._slept_steps, self._slept_s = self._slept_steps, self._slept_s, 0, 0.0
         if not self._drafter.awake:   # a prediction may have ended the sleep
-            self._drafter.sleep_through(steps, slept_s)
+            self._drafter.sleep_through(steps, slept_s, last)
 
     def ended(self, seq: SeqId) -> None:
         if seq in self._begun:

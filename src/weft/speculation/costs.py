@@ -11,7 +11,11 @@ least as the guess does.
 
 Windows have figures of their own. They are replayed, and leave the path of steady decodes or of CUDA graphs.
 On a model of a few MB that costs more than their rows. A curve without a measurement borrows the other one.
-The rehearsal has one sequence. So a step of many is never thought cheaper than a plain one and those drafts.
+The rehearsal has one sequence. Drafts of several are dearer, as each window is replayed by itself: they cost
+up to CROWD times what as many cost one sequence, on top of a plain step.
+
+    32 sequences    plain 2.8 ms    1 draft 3.8    4 drafts 4.0    16 drafts 5.1    32 drafts 6.3
+    estimate                                3.9             4.1              5.0              6.5
 
 The number of drafts depends on ratios of these figures alone, and a busy machine makes all steps longer. So a
 step corrects two things apart:
@@ -44,8 +48,13 @@ SHAPE_STEP = 1.03
 _PACE_SHARE = 0.1
 _PACE_MAX = 3.0
 """A step that took this many times its figure counts as one that took this many times."""
-_FIRST_COUNT = 3
-"""Measurements of which the least one is the figure."""
+_FIRST_COUNT = 8
+"""Measurements of which the least one is the figure: the first steps of a batch are several times as long."""
+_MEASURED_COUNT = 3
+"""Measurements that a figure needs before drafts are chosen by it."""
+_CROWD = 1.5
+_CROWD_SEQUENCES = 7
+"""More sequences than one, from which on drafts are as dear as they get."""
 _GUESSED_ROW_SHARE = 0.05
 """Seconds of one more row over those of a step with one row."""
 _GUESS = [1 + _GUESSED_ROW_SHARE * (rows - 1) for rows in ROWS]
@@ -78,21 +87,31 @@ class StepCosts:
 
     def window_seconds(self, decodes: int, drafted: int) -> float:
         """Of a step of ``decodes`` sequences that verifies ``drafted`` tokens: by all of its rows, and at
-        least a plain step and what as many drafts cost one sequence."""
+        least a plain step and what the drafts cost on top."""
         by_rows = _between(self._windows, decodes + drafted)
         alone = _between(self._windows, 1 + drafted) - self._plain[0]
-        return self._pace * max(by_rows, _between(self._plain, decodes) + alone)
+        crowd = 1 + (_CROWD - 1) * min(1.0, (decodes - 1) / _CROWD_SEQUENCES)
+        return self._pace * max(by_rows, _between(self._plain, decodes) + crowd * alone)
 
     def measured(self, rows: int) -> bool:
         """Whether the figure of ``rows`` sequences was measured, and is no guess."""
-        return self._measured[self.place(rows)] is not None
+        return self._counts[self.place(rows)] >= _MEASURED_COUNT
 
     def place(self, rows: int) -> int:
         """Of the figure that a plain step of ``rows`` sequences corrects."""
         return _nearest(min(max(rows, 1), ROWS[-1]))
 
-    def note(self, rows: int, seconds: float, *, windows: bool = False) -> None:
-        """A step of ``rows`` rows, without prefills, took ``seconds``."""
+    def note(self, rows: int, seconds: float) -> None:
+        """A step of ``rows`` sequences, without drafts or prefills, took ``seconds``."""
+        self._note(rows, seconds, windows=False)
+
+    def note_windows(self, decodes: int, drafted: int, seconds: float) -> None:
+        """A step of ``decodes`` sequences that verified ``drafted`` tokens took ``seconds``. It corrects the
+        figure of as many drafts of one sequence."""
+        alone_s = self._pace * _between(self._windows, 1 + drafted)
+        self._note(1 + drafted, seconds * alone_s / self.window_seconds(decodes, drafted), windows=True)
+
+    def _note(self, rows: int, seconds: float, *, windows: bool) -> None:
         if rows < 1 or rows > ROWS[-1] or seconds <= 0:
             return
         figures, nearest = self._windows if windows else self._plain, _nearest(rows)

@@ -37,6 +37,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+PLAIN_STEPS = 3
+"""Plain steps in a row, of which the last one says what a plain step costs."""
+
 
 class DraftGrammar(Protocol):
     """A compiled grammar, as ``weft.schedule.plan.CompiledGrammar`` describes it."""
@@ -100,8 +103,9 @@ class Drafter(Protocol):
         those of the head. With ``prefills`` they say nothing about the cost of drafts."""
         ...
 
-    def sleep_through(self, steps: int, seconds: float) -> None:
-        """``steps`` steps of decodes alone went by while it was not awake, and took ``seconds`` in all."""
+    def sleep_through(self, steps: int, seconds: float, last: tuple[int, float] | None) -> None:
+        """``steps`` steps of decodes alone went by while it was not awake, and took ``seconds`` in all.
+        ``last``: sequences and seconds of the last one, if it followed some of as many sequences."""
         ...
 
     def observe_head(self, sequences: int, drafts: int, seconds: float, *, prefills: bool = False) -> None:

@@ -33,7 +33,7 @@ import numpy as np
 from weft.speculation.chances import Chances, OwnChances
 from weft.speculation.choice import choose, may_pay
 from weft.speculation.costs import StepCosts
-from weft.speculation.drafter import DraftGrammar, DraftRow
+from weft.speculation.drafter import PLAIN_STEPS, DraftGrammar, DraftRow
 from weft.speculation.grammar import GrammarFollower
 from weft.speculation.host_budget import HostBudget
 from weft.speculation.mtp import HEAD_DRAFTS_MAX, HeadChances, HeadPlan, MtpFollower
@@ -49,8 +49,6 @@ DRAFTS_MAX = 15
 _PLAIN_EVERY = 150
 _PLAIN_WAIT = 64
 """Steps that are kept plain at most."""
-PLAIN_STEPS = 3
-"""Plain steps in a row, the last of which is measured."""
 _FEW_SEQUENCES = 4
 """Up to so many, drafts may always pay."""
 _PATIENCE = 16
@@ -276,7 +274,7 @@ class Speculator:
                 self.counters.saved_s += saved_s
                 if self._head is not None and accepted:
                     self._head.earn(saved_s * head_accepted / accepted, self.costs)
-                self.costs.note(decodes + drafted, seconds, windows=True)
+                self.costs.note_windows(decodes, drafted, seconds)
             elif self._plain_run[1] >= PLAIN_STEPS:
                 self._steps_busy = 0
                 self.costs.note(decodes, seconds)
@@ -288,8 +286,11 @@ class Speculator:
             if prefills:
                 self._head.skip_prompts()
 
-    def sleep_through(self, steps: int, seconds: float) -> None:
+    def sleep_through(self, steps: int, seconds: float, last: tuple[int, float] | None) -> None:
         self._plain_run = PAD, 0
+        if last is not None:
+            self._steps_busy = 0
+            self.costs.note(*last)
         self._budget.sleep_through(steps, seconds)
         self._end_sleep(was_awake=False)
         if self._head is not None:

@@ -128,10 +128,23 @@ def test_a_sequence_that_differs_from_the_others_has_its_own_factor() -> None:
 
 
 def test_where_rows_are_dear_no_draft_may_pay_with_many_sequences() -> None:
-    """One more row costs half a step: 4 sequences can gain, 32 cannot, and ``choose`` agrees."""
+    """One more row costs half a step: 2 sequences can gain, 32 cannot, and ``choose`` agrees."""
     costs = StepCosts({rows: 1.0 + 0.5 * rows for rows in ROWS},
                       {rows: 3.0 + 0.5 * rows for rows in ROWS})
-    assert may_pay(4, 15, costs)
+    assert may_pay(2, 30, costs)
     assert not may_pay(32, 60, costs)
-    assert sum(choose([[1.0] * 15] * 4, 4, costs)) > 0
+    assert sum(choose([[1.0] * 15] * 2, 2, costs)) > 0
     assert sum(choose([[0.98] * 2] * 30 + [[]] * 2, 32, costs)) == 0
+
+
+def test_windows_of_several_sequences_correct_the_figure_of_one() -> None:
+    """A step as dear as estimated changes nothing; dearer ones in turn with plain ones raise the estimate."""
+    costs = StepCosts({1: 1.0, 8: 2.0}, {2: 1.5, 4: 1.8, 8: 2.4, 16: 3.6})
+    estimate, alone = costs.window_seconds(8, 8), costs.window_seconds(1, 8)
+    assert estimate == pytest.approx(2.0 + 1.5 * (alone - 1.0))
+    costs.note_windows(8, 8, estimate)
+    assert costs.window_seconds(8, 8) == pytest.approx(estimate)
+    for _ in range(60):
+        costs.note(8, 2.0)
+        costs.note_windows(8, 8, 1.5 * estimate)
+    assert costs.window_seconds(8, 8) / costs.seconds(8) == pytest.approx(1.5 * estimate / 2.0, rel=0.1)

@@ -68,7 +68,7 @@ def test_windows_and_plain_steps_have_figures_of_their_own() -> None:
         costs.note(16, 4.0)
     assert costs.seconds(16) == 4.0
     assert costs.window_seconds(1, 15) == 3.0
-    assert costs.window_seconds(16, 1) == pytest.approx(4.0 + 2.0 - 1.0)   # by rows alone it would be cheaper
+    assert costs.window_seconds(16, 1) == pytest.approx(4.0 + 1.5 * (2.0 - 1.0))
 
 
 def test_a_head_that_could_not_pay_with_right_drafts_is_off_and_reads_no_prompt() -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from tests.unit.speculation.texts import edited, prose
 from weft.speculation.costs import StepCosts
-from weft.speculation.drafter import DraftRow
+from weft.speculation.drafter import PLAIN_STEPS, DraftRow
 from weft.speculation.proposal import SOURCES, SourceName
 from weft.speculation.replay import KnownText, ReplayedSpeculation, replay
-from weft.speculation.speculator import DRAFTS_MAX, PLAIN_STEPS, Speculator
+from weft.speculation.speculator import DRAFTS_MAX, Speculator
 
 CPU = {1: 26.8, 2: 27.4, 4: 28.9, 8: 32.2, 16: 42.0}
 FILE = prose(1, 1000)
@@ -145,3 +145,12 @@ def test_an_end_without_a_begin_and_a_second_end_are_no_errors() -> None:
     drafter.end(5)
     drafter.end(5)
     assert drafter._by_key == {}
+
+
+def test_slept_steps_say_what_a_plain_step_costs() -> None:
+    drafter = Speculator(("suffix",), costs=StepCosts({1: 1.0}))
+    for _ in range(3):
+        drafter._budget.rest()
+        drafter.sleep_through(16, 80.0, (32, 5.0))
+    assert drafter.costs.measured(32)
+    assert drafter.costs.seconds(32) == pytest.approx(5.0)
