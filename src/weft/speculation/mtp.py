@@ -10,7 +10,9 @@ by the measured seconds of the head:
 
     tokens / seconds  =  R (1 + a1 + a1 a2 + ...) / (cost(R (1 + k)) + head(R, k))     R sequences, k drafts
 
-The best k wins if it beats a step without the head by HEAD_GAIN_MIN. Where it does not pay, it stays off.
+The best k wins if it beats a step without the head by HEAD_GAIN_MIN. A head that the operator named may lose
+a little while its drafts are right (NAMED_GAIN_MIN): costs are estimates, and a head that is now on, now off
+drafts worse. Where it does not pay, it stays off.
 Now and then it is asked for PROBE_LENGTH steps, since a text may have become easier to predict. Probes become
 rarer while they find nothing. With more sequences than it could pay for if all drafts were right, it is
 *hopeless*: probes are rarer still, and prompts are not read.
@@ -38,6 +40,10 @@ from weft.speculation.proposal import Proposal
 HEAD_DRAFTS_MAX = 3
 HEAD_GAIN_MIN = 1.1
 """More than other drafts must promise: a head also takes the trunk out of the caches."""
+NAMED_GAIN_MIN = 0.8
+_NAMED_CHANCE_MIN = 0.5
+"""A head that the operator named, and whose first drafts are right at least so often, may cost a little: it
+drafts while tokens per second stay above NAMED_GAIN_MIN of those without."""
 _WRITE_SHARE_MAX = 0.05
 """Of a plain step: keys alone are written behind drafts of other sources if that takes no more."""
 PROBE_STEPS = 64
@@ -135,8 +141,8 @@ class HeadChances:
 
 class HeadPlan:
     """How many tokens the head drafts. ``measured``: its seconds for one sequence, by drafts.
-    ``prompt_share``: of a step with prompts, what reading them costs beside the head's own seconds; None:
-    prompts are read without credit."""
+    ``prompt_share``: of a step with prompts, what reading them costs beside the head's own seconds; None: the
+    operator named the head, so prompts are read without credit, and it may cost a little."""
 
     def __init__(self, measured: dict[int, float], drafts_max: int, *,
                  prompt_share: float | None = None) -> None:
@@ -204,7 +210,9 @@ class HeadPlan:
 
     def _best(self, sequences: int, costs: StepCosts, expected: Sequence[float]) -> int | None:
         """``expected``: right tokens of 1, 2, ... drafts."""
-        best_rate, best = HEAD_GAIN_MIN * sequences / costs.seconds(sequences), None
+        trusted = self._prompt_share is None and expected[0] >= _NAMED_CHANCE_MIN
+        gain_min = NAMED_GAIN_MIN if trusted else HEAD_GAIN_MIN
+        best_rate, best = gain_min * sequences / costs.seconds(sequences), None
         for drafts in range(1, self._drafts_max + 1):
             if sequences * (1 + drafts) > _ROWS_MAX:
                 break

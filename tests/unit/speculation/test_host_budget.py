@@ -97,6 +97,19 @@ def test_an_idle_head_is_probed_and_ever_more_rarely() -> None:
     assert 2 <= len(begins) <= 4
 
 
+def test_a_named_head_goes_on_while_its_drafts_are_right() -> None:
+    """A draft takes a third of a step, as on a model of a few MB."""
+    costs = StepCosts({1: 1.0}, {2: 1.7, 4: 1.8})
+    measured = {drafts: 0.33 * drafts for drafts in (1, 2, 3)}
+    thrifty, named = HeadPlan(measured, 3, prompt_share=0.1), HeadPlan(measured, 3)
+    for head in (thrifty, named):
+        head.chances._place_right = [0.7 * tried for tried in head.chances._place_tried]
+    assert thrifty.drafts(1, costs) is None
+    assert named.drafts(1, costs)
+    named.chances._place_right = [0.3 * tried for tried in named.chances._place_tried]
+    assert named.drafts(1, costs) is None
+
+
 def test_prompts_are_read_on_credit_or_where_the_head_was_named() -> None:
     thrifty, named = HeadPlan({}, 3, prompt_share=0.1), HeadPlan({}, 3)
     for head in (thrifty, named):
