@@ -31,7 +31,8 @@ def distance(family: str, size: int) -> float:
 
 
 @pytest.mark.parametrize(("family", "size"), [
-    ("granite_moe", 4), ("kimi_linear", 4), ("nemotron_h_latent", 2)])
+    ("granite_moe", 4), ("kimi_linear", 4), ("nemotron_h_latent", 2), ("qwen3_moe", 4), ("lfm2_moe", 4),
+    ("jamba", 4), ("qwen3_5_moe", 2), ("nemotron_h_moe", 2)])
 def test_experts_by_number(family: str, size: int) -> None:
     """Six experts on four ranks; experts in one tensor and one by one; a latent width; shared experts."""
     assert distance(family, size) < TOLERANCE

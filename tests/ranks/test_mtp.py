@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,9 +10,12 @@ from msgspec.structs import replace
 
 from tests.oracle.test_mtp import EMBEDDED, FREE
 from tests.ranks.engines import GREEDY, SAMPLED, Story, engine, own_executor, prompt, run
+from tests.ranks.threads import load_ranks
 from weft.assemble import assembly
 from weft.families.architecture import MtpLayer
+from weft.memory.frames.plan import plan_arena
 from weft.models.cuts import Cutter, RankPlace
+from weft.planning.model_plan import Asked, make_plan
 from weft.ranks.peers import Peers
 from weft.schedule.plan import StepPlan
 from weft.speculation.costs import StepCosts
@@ -52,6 +56,17 @@ def test_drafts_and_tokens_are_those_of_one_rank(two: Peers, four: Peers,
         assert story.tokens == expected.tokens
         assert source.offered == alone.offered
         assert source.stats().sources == alone.stats().sources
+
+
+def test_the_head_of_a_rank_is_that_of_the_plan() -> None:
+    """Weights and the layout of its keys, with ``weft plan --tp 2 --speculate mtp``."""
+    config = json.loads((EMBEDDED / "config.json").read_text())
+    asked = [Asked(arena_bytes=3 << 20, tp=2, mtp=mtp) for mtp in (True, False)]
+    plan, without = (make_plan("", config, one) for one in asked)
+    assert plan.weights.rank_bytes > without.weights.rank_bytes
+    for loaded in load_ranks(EMBEDDED, 2, mtp=True):
+        assert loaded.weights_bytes == pytest.approx(plan.weights.rank_bytes, rel=0.01)
+        assert plan_arena(loaded.spec, 3 << 20) == plan.arena != without.arena
 
 
 def test_all_ranks_see_which_pages_are_new(two: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
