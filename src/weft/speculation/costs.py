@@ -89,6 +89,8 @@ class StepCosts:
         """Of a step of ``decodes`` sequences that verifies ``drafted`` tokens: by all of its rows, and at
         least a plain step and what the drafts cost on top."""
         by_rows = _between(self._windows, decodes + drafted)
+        if decodes == 1:
+            return self._pace * by_rows
         alone = _between(self._windows, 1 + drafted) - self._plain[0]
         crowd = 1 + (_CROWD - 1) * min(1.0, (decodes - 1) / _CROWD_SEQUENCES)
         return self._pace * max(by_rows, _between(self._plain, decodes) + crowd * alone)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from tests.fixtures.drafters import KINDS, AnswerDrafter, Kind
@@ -32,9 +34,21 @@ def by_number(rig: Rig) -> dict[int, list[int]]:
 
 
 def truth(**sampling: object) -> dict[int, list[int]]:
+    return {number: [*tokens] for number, tokens in _truth(tuple(sampling.items())).items()}
+
+
+@functools.cache
+def _truth(sampling: tuple[tuple[str, object], ...]) -> dict[int, list[int]]:
+    return by_number(_plain(sampling))
+
+
+@functools.cache
+def _plain(sampling: tuple[tuple[str, object], ...]) -> Rig:
+    """An engine without drafts, once it has answered."""
     rig = Rig(rows_max=4)
-    submit_all(rig, **sampling)
-    return by_number(rig)
+    submit_all(rig, **dict(sampling))
+    rig.run()
+    return rig
 
 
 def speculating(kind: Kind, *, most: int = 7, sampling: dict[str, object] | None = None,
@@ -50,8 +64,7 @@ def speculating(kind: Kind, *, most: int = 7, sampling: dict[str, object] | None
 @pytest.mark.parametrize("cache", [False, True])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_drafts_change_no_token(kind: Kind, sampling: dict[str, object], cache: bool, overlap: bool) -> None:
-    plain = Rig(rows_max=4)
-    submit_all(plain, **sampling)
+    plain = _plain(tuple(sampling.items()))
     rig, drafter = speculating(kind, sampling=sampling, cache=cache, overlap=overlap)
     assert answers_of(rig) == answers_of(plain)
     assert not drafter.said, "a sequence ended and the drafter was not told"
@@ -82,8 +95,7 @@ def test_no_draft_goes_past_the_last_token_of_the_answer(max_tokens: int) -> Non
 def test_an_end_token_inside_a_window_is_the_end(kind: Kind) -> None:
     """As in the report of answers that went on behind their end (a tree keyed past the stop)."""
     sampling: dict[str, object] = {"max_tokens": 200, "ignore_eos": False, "temperature": 1.0}
-    plain = Rig(rows_max=4)
-    submit_all(plain, **sampling)
+    plain = _plain(tuple(sampling.items()))
     expected = answers_of(plain)
     assert sum(reason == "stop" for _, reason in expected.values()) >= 3
     rig, drafter = speculating(kind, sampling=sampling)
@@ -95,8 +107,7 @@ def test_an_end_token_inside_a_window_is_the_end(kind: Kind) -> None:
 
 def test_min_tokens_holds_inside_a_window() -> None:
     sampling: dict[str, object] = {"max_tokens": 200, "ignore_eos": False, "min_tokens": 30}
-    plain = Rig(rows_max=4)
-    submit_all(plain, **sampling)
+    plain = _plain(tuple(sampling.items()))
     rig, _ = speculating("perfect", sampling=sampling)
     assert answers_of(rig) == answers_of(plain)
 
