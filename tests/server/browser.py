@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import os
@@ -52,6 +53,22 @@ class Browser:
 
     def type(self, text: str) -> None:
         self._ask("Input.insertText", text=text)
+
+    def allow(self, *permissions: str) -> None:
+        self._ask("Browser.grantPermissions", permissions=list(permissions))
+
+    def screenshot(self, path: Path) -> None:
+        """The whole page."""
+        answer = self._ask("Page.captureScreenshot", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(answer["data"]))
+
+    def click(self, selector: str) -> None:
+        """With the mouse, so the page may do what needs a user."""
+        x, y = self.run(f"(() => {{ const one = document.querySelector({selector!r}); one.scrollIntoView(); "
+                        "const box = one.getBoundingClientRect(); "
+                        "return [box.x + box.width / 2, box.y + box.height / 2]; })()")
+        for kind in ("mousePressed", "mouseReleased"):
+            self._ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def press(self, key: str, code: int) -> None:
         for kind in ("rawKeyDown", "keyUp"):

@@ -48,6 +48,14 @@ def run(source: Path, output: Path, model: Path, *, factory: str = "build",
                     factory=f"tests.server.scripted_engine:{factory}")
 
 
+def test_a_line_beyond_the_limit_of_bytes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.server.batches.lines.LINE_BYTES_MAX", 200)
+    source = write(tmp_path / "in.jsonl", [line("a", prompt="x"), line("b", prompt="x" * 200)])
+    with pytest.raises(BadInputError, match=r"line 2: it has \d+ bytes; the limit is 200") as refusal:
+        read_index(source, urls=URLS)
+    assert refusal.value.code == "line_too_long"
+
+
 def test_each_line_gets_what_its_endpoint_would_answer_and_a_second_run_only_the_rest(
         tmp_path: Path, model_directory: Path) -> None:
     turns = [{"role": "user", "content": "say:hi"}]

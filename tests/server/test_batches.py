@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(model_directory: Path, root: Path) -> Iterator[RunningServer]:
     flags = {"api_key": ["one", "two"], "file_store": str(root), "max_batch_lines": LINES_MAX,
-             "max_stored_files": 20, "file_store_size": "200KB"}
+             "max_stored_files": 30, "file_store_size": "200KB"}
     with running_server("build", engine={"model": str(model_directory)}, server=flags) as running:
         yield running
 
@@ -108,6 +109,10 @@ def test_another_key_sees_nothing_of_it(server: RunningServer, client: openai.Op
 @pytest.mark.parametrize(("content", "code", "line"), [
     (lines(1) + lines(1), "duplicate_custom_id", 2), (b"{\n", "invalid_json_line", 1),
     (lines(LINES_MAX + 1), "too_many_lines", LINES_MAX + 1),
+    (lines(2).replace(b'"r1"', b'""'), "invalid_custom_id", 2),
+    (lines(1).replace(b"POST", b"PUT"), "invalid_method", 1),
+    (b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": []}', "invalid_body", 1),
+    (b"\n" + lines(1) + b"3", "invalid_json_line", 3),
     (lines(1).replace(b"completions", b"embeddings"), "invalid_url", 1)])
 def test_an_input_that_is_no_batch_fails_with_its_line(client: openai.OpenAI, content: bytes, code: str,
                                                        line: int) -> None:
@@ -147,7 +152,7 @@ def test_a_batch_is_cancelled_and_an_unfinished_one_survives_a_restart(model_dir
     slow = lines(40, text="y" * 60, max_tokens=64)
     with running_server("build_slow", engine=engine, server=flags) as running:
         client = running.client()
-        first, second = (created(client, uploaded(client, slow)) for _ in range(2))
+        first, second, late = (created(client, uploaded(client, slow)) for _ in range(3))
         assert eventually(lambda: client.batches.retrieve(first.id).request_counts.completed > 0, limit_s=30)
         client.batches.cancel(first.id)
         batch = ended(client, first.id)
@@ -161,7 +166,9 @@ def test_a_batch_is_cancelled_and_an_unfinished_one_survives_a_restart(model_dir
         with pytest.raises(openai.BadRequestError, match="cancelled"):
             client.batches.cancel(first.id)
         assert eventually(lambda: client.batches.retrieve(second.id).request_counts.completed > 0, limit_s=30)
-    part = next((tmp_path / "files").glob("*.output.part"))
+    part = tmp_path / "files" / f"{second.id}.output.part"
+    record = tmp_path / "files" / f"{late.id}.json"
+    record.write_text(re.sub(r'"expires_at":\d+', '"expires_at":1', record.read_text()))
     before = part.read_bytes()
     assert before.count(b"\n") < 40
     with running_server("build", engine=engine, server=flags) as running:
@@ -172,3 +179,8 @@ def test_a_batch_is_cancelled_and_an_unfinished_one_survives_a_restart(model_dir
         assert content.startswith(before[:before.rindex(b"\n") + 1])  # not computed again
         assert len(rows(client, batch.output_file_id)) == 40
         assert client.batches.retrieve(first.id).status == "cancelled"
+        batch = ended(client, late.id)
+        assert (batch.status, batch.request_counts.completed, batch.output_file_id) == ("expired", 0, None)
+        unanswered = rows(client, batch.error_file_id)
+        assert len(unanswered) == 40
+        assert {row["error"]["code"] for row in unanswered.values()} == {"batch_expired"}

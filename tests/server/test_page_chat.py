@@ -5,6 +5,7 @@ Where no Chromium is installed, the test reads the page's files instead, and the
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
@@ -12,10 +13,22 @@ import pytest
 
 from tests.hostile.test_browser import CHROMIUM
 from tests.server.browser import Browser
-from tests.server.running import RunningServer
+from tests.server.running import RunningServer, running_server
+from tests.server.scripted_engine import write_model_directory
+from tests.server.test_tools import TEMPLATES, stop_at_end
 
 FACTORY = "build_slow"
+REASONED = "say:<think>\nThe list has it.\n</think>\n\n7750"
 ANSWERS = "[...document.querySelectorAll('#talk .answer')].map((one) => one.textContent)"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """With a template whose model reasons."""
+    template = stop_at_end((TEMPLATES / "hermes_think.jinja").read_text())
+    directory = write_model_directory(tmp_path_factory.mktemp("think"), template=template)
+    with running_server(FACTORY, engine={"model": str(directory)}) as running:
+        yield running
 
 
 @pytest.mark.parametrize("width", [1100, 360])
@@ -40,10 +53,15 @@ def test_a_conversation_in_a_browser(server: RunningServer, tmp_path: Path, widt
         browser.wait_for("document.getElementById('stop').hidden")
         assert browser.run("document.activeElement.id") == "ask"  # the next turn needs no mouse
         assert browser.run("document.querySelector('#talk button').textContent") == "Copy"
+        browser.type("more")
+        browser.press("Enter", 13)
+        browser.wait_for(f"({ANSWERS}[1] ?? '').length > 2")
+        browser.wait_for("document.getElementById('stop').hidden")
+        browser.run("document.getElementById('forget').click()")
         browser.type("sing")
         browser.run("document.getElementById('max-tokens').value = '1000'")
         browser.press("Enter", 13)
-        browser.wait_for(f"({ANSWERS}[1] ?? '').length > 5")
+        browser.wait_for(f"({ANSWERS}[0] ?? '').length > 5")
         assert not browser.run("document.getElementById('stop').hidden")
         browser.run("document.getElementById('stop').click()")
         browser.wait_for("document.getElementById('stop').hidden")
@@ -51,5 +69,30 @@ def test_a_conversation_in_a_browser(server: RunningServer, tmp_path: Path, widt
         assert browser.run("document.documentElement.scrollWidth <= window.innerWidth")
         browser.run("document.getElementById('forget').click()")
         assert browser.run(f"{ANSWERS}.length") == 0
+        _unfolds_and_copies(browser)
     finally:
         browser.close()
+
+
+def _unfolds_and_copies(browser: Browser) -> None:
+    """An answer with reasoning: folded until a click, and not in what the button copies. Copying works where
+    the browser has no clipboard object, too."""
+    browser.allow("clipboardReadWrite", "clipboardSanitizedWrite")
+    browser.type(REASONED)
+    browser.press("Enter", 13)
+    browser.wait_for(f"{ANSWERS}[0] === '7750'")
+    browser.wait_for("document.getElementById('stop').hidden")
+    folded = "document.querySelector('#talk details').lastChild"
+    assert not browser.run(f"{folded}.checkVisibility()")
+    browser.click("#talk details summary")
+    browser.wait_for(f"{folded}.checkVisibility()")
+    assert browser.run(f"{folded}.textContent") == "The list has it."
+    browser.click("#talk button")
+    browser.wait_for("document.querySelector('#talk button').textContent === 'Copied'")
+    assert browser.run("navigator.clipboard.readText()") == "7750"
+    browser.run("window.realClipboard = navigator.clipboard; realClipboard.writeText('other')")
+    browser.run("Object.defineProperty(navigator, 'clipboard', {value: undefined, configurable: true});"
+                "document.querySelector('#talk button').textContent = 'Copy'")
+    browser.click("#talk button")
+    browser.wait_for("document.querySelector('#talk button').textContent === 'Copied'")
+    assert browser.run("realClipboard.readText()") == "7750"

@@ -101,10 +101,24 @@ function copyButton(source) {
   button.type = "button";
   button.hidden = true;
   button.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(source.textContent);
-    button.textContent = "Copied";
+    button.textContent = await copied(source.textContent) ? "Copied" : "Not copied: select the text";
   });
   return button;
+}
+
+// Browsers have no clipboard object on a page without TLS, but for pages of their own machine.
+async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const field = element("textarea", text);
+    document.body.append(field);
+    field.select();
+    const worked = document.execCommand("copy");
+    field.remove();
+    return worked;
+  }
 }
 
 function setBusy(busy) {
