@@ -13,7 +13,8 @@ A large matrix that goes into 12 bits is packed straight out of the map by the t
 system is asked to read it ahead, and nothing of it is copied. A matrix that does not fit that form, for its
 values, is then read as any other.
 
-On a GPU each tensor goes there as it was read, and is joined, ordered or rounded there.
+On a GPU each tensor goes there as it was read, through pinned buffers (``tensor.gpu.pinned_ring``), and is
+joined, ordered or rounded there.
 
 Rejected: keeping views of the map as weights. They would be evicted under memory pressure and are unaligned
 for the CPU's matrix kernels. And the process would die of SIGBUS if the file is overwritten.
@@ -41,6 +42,7 @@ from weft.models.stored_values import MappedFiles, is_finite
 from weft.models.tensor_source import OnProgress
 from weft.models.weights import TensorSource
 from weft.models.weights_cache import WeightsCache
+from weft.tensor.gpu.pinned_ring import ring_for
 from weft.tensor.weights.tiled import MatrixRows
 from weft.tensor.weights.twelve_bit import TwelveBitWeight, gains_by_twelve_bits, to_twelve_bit
 
@@ -59,6 +61,7 @@ class TensorReader(TensorSource):
                  share: RankShare | None = None) -> None:
         super().__init__(checkpoint, dtype, runtime, share)
         self._device = device or torch.device("cpu")
+        self._ring = ring_for(self._device)
         self._files = MappedFiles()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="weft-read")
         self._next = deque(order)
@@ -79,6 +82,8 @@ class TensorReader(TensorSource):
                  trace: TracebackType | None) -> None:
         self._threads.shutdown(cancel_futures=True)
         self._fetched.clear()
+        if self._ring is not None:
+            self._ring.close()
         self._files.close()
 
     @property
@@ -96,7 +101,7 @@ class TensorReader(TensorSource):
         # None: asked for again, out of order, or not packed after all
         tensor = self._read(stored, cut) if future is None else future.result()
         self._note_read(stored)
-        return tensor.to(self._device)
+        return tensor.to(self._device) if self._ring is None else self._ring.to_device(tensor)
 
     def _packed(self, parts: Sequence[tuple[str, int]], columns: int) -> TwelveBitWeight | None:
         full = [self.checkpoint.prefix + name for name, _ in parts]

@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from weft.host import trim_heap
-from weft.runner.host_memory import CudaPin, HostBuffer, Pin
 from weft.spec import ModelSpec
+from weft.tensor.gpu.host_memory import CudaPin, HostBuffer, Pin
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.scratch import scratch
 

@@ -22,10 +22,10 @@ from weft.errors import CheckpointError
 from weft.models.blocks.linear import Linear
 from weft.models.loading import load_model
 from weft.request import Request, SamplingParams
-from weft.runner import host_memory
 from weft.runner.arena import NAN_BYTE
 from weft.runner.sleep import DroppedModel, HostWeights, storages_of, tensors_of
 from weft.runner.torch_executor import TorchExecutor
+from weft.tensor.gpu import host_memory
 
 
 @dataclass
