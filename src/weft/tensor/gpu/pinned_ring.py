@@ -31,7 +31,7 @@ LEAST_BYTES = 1 << 20
 """Of a tensor that goes through the ring."""
 
 
-class Transfers(Protocol):
+class Uploads(Protocol):
     """Copies from pinned memory that end later, in order."""
 
     def start(self, destination: torch.Tensor, source: torch.Tensor) -> Any:
@@ -43,12 +43,13 @@ class Transfers(Protocol):
         ...
 
 
-class CudaTransfers:
+class CudaUploads:
     """On the current stream of the destination's device."""
 
     def start(self, destination: torch.Tensor, source: torch.Tensor) -> Any:
         destination.copy_(source, non_blocking=True)
-        event: Any = torch.cuda.Event()
+        cuda: Any = torch.cuda
+        event = cuda.Event()
         event.record(torch.cuda.current_stream(destination.device))
         return event
 
@@ -59,10 +60,10 @@ class CudaTransfers:
 class PinnedRing:
     """For ``device``, until ``close``. One thread uses it."""
 
-    def __init__(self, device: torch.device, pin: Pin | None, transfers: Transfers, *,
+    def __init__(self, device: torch.device, pin: Pin | None, uploads: Uploads, *,
                  buffer_bytes: int = BUFFER_BYTES, least_bytes: int = LEAST_BYTES) -> None:
         self._device = device
-        self._transfers = transfers
+        self._uploads = uploads
         self._buffer_bytes = buffer_bytes
         self._least_bytes = least_bytes
         self._buffers = [HostBuffer(buffer_bytes, pin) for _ in range(BUFFERS)]
@@ -84,16 +85,16 @@ class PinnedRing:
         place = self._next
         self._next = (place + 1) % BUFFERS
         if self._under_way[place] is not None:
-            self._transfers.wait(self._under_way[place])
+            self._uploads.wait(self._under_way[place])
         buffer = self._buffers[place].tensor[: len(piece)]
         buffer.copy_(piece)
-        self._under_way[place] = self._transfers.start(target, buffer)
+        self._under_way[place] = self._uploads.start(target, buffer)
 
     def close(self) -> None:
         """Wait for all transfers, and give the buffers back. Idempotent."""
         for place, transfer in enumerate(self._under_way):
             if transfer is not None:
-                self._transfers.wait(transfer)
+                self._uploads.wait(transfer)
             self._under_way[place] = None
         for buffer in self._buffers:
             buffer.close()
@@ -101,4 +102,4 @@ class PinnedRing:
 
 def ring_for(device: torch.device) -> PinnedRing | None:
     """None where ``device`` reads the host's memory itself."""
-    return PinnedRing(device, CudaPin(device), CudaTransfers()) if device.type == "cuda" else None
+    return PinnedRing(device, CudaPin(device), CudaUploads()) if device.type == "cuda" else None
