@@ -139,12 +139,6 @@ def test_what_cannot_be_kept_is_refused_and_names_the_flag(server: RunningServer
         client.batches.list(limit=1000)
 
 
-def test_a_server_without_a_store_says_so(model_directory: Path) -> None:
-    with running_server("build", engine={"model": str(model_directory)}) as running:
-        answer = running.get("/v1/files")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "file_store_off")
-
-
 def test_a_batch_is_cancelled_and_an_unfinished_one_survives_a_restart(model_directory: Path,
                                                                        tmp_path: Path) -> None:
     engine = {"model": str(model_directory), "max_num_seqs": 2}

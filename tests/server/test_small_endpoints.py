@@ -146,3 +146,8 @@ def test_the_banner_says_where_and_what_and_its_snippets_work_when_pasted(server
     assert python is not None
     assert '"role":"assistant"' in output_of("bash", "-c", curl.group(0))
     assert output_of(sys.executable, "-c", python.group(0)).startswith("Là-haut")
+
+
+def test_a_server_without_a_store_of_files_says_so(server: RunningServer) -> None:
+    answer = server.get("/v1/files")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "file_store_off")
