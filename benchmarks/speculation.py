@@ -69,9 +69,10 @@ def main() -> None:
           f"{accepted / max(verified, 1):.0%} of the drafts right")
     print(f"ratio                  {plain_s / drafted_s:8.2f}")
     assert isinstance(core.drafter, Speculator)
-    table = core.drafter.costs.table()
-    print("ms of a step by rows   "
-          + ", ".join(f"{rows}: {seconds * 1e3:.2f}" for rows, seconds in table.items()))
+    costs = core.drafter.costs
+    print(f"a step of one token    {costs.seconds(1) * 1e3:8.2f} ms; with a window of "
+          + ", ".join(f"{rows} rows {costs.window_seconds(1, rows - 1) / costs.seconds(1):.2f}x"
+                      for rows in (2, 4, 8, 16)))
 
 
 if __name__ == "__main__":
