@@ -1,10 +1,12 @@
 """``weft serve --tp 2`` with a machine that joins: ranks get kill -9 in a stream, and while nothing runs.
 
-One server for all tests, in order: each start of an engine imports torch in two processes.
+One test, in steps: each start of an engine imports torch in two processes, and the last step counts what the
+ones before it did.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -26,12 +28,12 @@ START_S = 120.0
 BOTH_READY = {0: "ready", 1: "ready"}
 
 
-@pytest.fixture(scope="module")
-def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("fleet") / "token"
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    return tmp_path / "token"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def server(token: Path) -> Iterator[RunningServer]:
     engine = {"model": str(checkpoint("lfm2")), "memory": "32MB", "threads": 1, "max_model_len": 512, "tp": 2,
               "speculate": "off"}
@@ -40,16 +42,13 @@ def server(token: Path) -> Iterator[RunningServer]:
         yield one
 
 
-@pytest.fixture(scope="module")
-def machine(server: RunningServer, token: Path) -> Iterator[subprocess.Popen[str]]:
-    with joining(joining_port(server), token) as process:
-        yield process
-
-
 def rank_pids(parent: int) -> list[int]:
     """Of the ranks below the process ``parent``, beside engine processes."""
-    return [child.pid for child in psutil.Process(parent).children(recursive=True)
-            if any("rank_process" in word for word in child.cmdline())]
+    pids = []
+    for child in psutil.Process(parent).children(recursive=True):
+        with contextlib.suppress(psutil.Error):   # it ended meanwhile
+            pids += [child.pid] if any("rank_process" in word for word in child.cmdline()) else []
+    return pids
 
 
 def restarts(server: RunningServer, *, replica: int) -> int:
@@ -67,19 +66,12 @@ def replicas(server: RunningServer) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.fixture(scope="module")
-def expected(server: RunningServer) -> list[int]:
-    """Of the server's own ranks, before a machine joins."""
-    return answer(server)
-
-
-def test_a_machine_that_joins_starts_its_own_ranks(server: RunningServer, expected: list[int],
-                                                   machine: subprocess.Popen[str]) -> None:
+def a_machine_that_joins_starts_its_own_ranks(server: RunningServer, machine: subprocess.Popen[str]) -> None:
     assert eventually(lambda: states(server) == BOTH_READY, START_S), states(server)
     assert len(rank_pids(server.process.pid)) == len(rank_pids(machine.pid)) == 1
 
 
-def test_a_stream_goes_on_with_the_same_tokens_on_the_other_machine(
+def a_stream_goes_on_with_the_same_tokens_on_the_other_machine(
         server: RunningServer, expected: list[int], machine: subprocess.Popen[str]) -> None:
     """The rank beside the engine that computes is killed: of the server, or of the machine. A stream that was
     through before its kill shows nothing, and is asked for again."""
@@ -110,8 +102,7 @@ def stream_through_a_kill(server: RunningServer, expected: list[int], machine: s
     return killed
 
 
-def test_an_idle_engine_notices_at_once(server: RunningServer, expected: list[int],
-                                        machine: subprocess.Popen[str]) -> None:
+def an_idle_engine_notices_at_once(server: RunningServer, expected: list[int]) -> None:
     """No request asks for a step: the watch on the rank's socket ends the engine, and the other serves."""
     before = restarts(server, replica=0)
     [rank] = rank_pids(server.process.pid)
@@ -120,10 +111,19 @@ def test_an_idle_engine_notices_at_once(server: RunningServer, expected: list[in
     assert answer(server) == expected
 
 
-def test_what_is_said_of_a_lost_rank(server: RunningServer, machine: subprocess.Popen[str]) -> None:
-    """After the tests above: one line for each rank, and no traceback."""
+def one_line_is_said_of_each_lost_rank(server: RunningServer) -> None:
+    """One line for each, and no traceback."""
     server.interrupt()
-    server.exit_code()
+    server.exit_code(START_S)
     said = server.rest_of_output()
     assert said.count("rank 1 was ended by signal 9") >= 2, said
     assert "Traceback" not in said
+
+
+def test_ranks_of_a_server_and_of_a_machine_that_joins(server: RunningServer, token: Path) -> None:
+    expected = answer(server)
+    with joining(joining_port(server), token) as machine:
+        a_machine_that_joins_starts_its_own_ranks(server, machine)
+        a_stream_goes_on_with_the_same_tokens_on_the_other_machine(server, expected, machine)
+        an_idle_engine_notices_at_once(server, expected)
+        one_line_is_said_of_each_lost_rank(server)
