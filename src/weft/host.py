@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import sys
 from collections.abc import Sequence
@@ -18,13 +19,15 @@ import psutil
 
 _CGROUP = Path("/sys/fs/cgroup")
 _ram_share = 1
+_memory_turn: int | None = None
 
 
-def use_part_of_host(cores: Sequence[int], ram_share: int) -> None:
+def use_part_of_host(cores: Sequence[int], ram_share: int, memory_turn: int | None = None) -> None:
     """This process is one of ``ram_share`` that divide the free RAM, and runs on ``cores`` alone (empty: on
-    all). To be called before threads are started."""
-    global _ram_share
-    _ram_share = ram_share
+    all). ``memory_turn``: the descriptor of a file that they share; the one that measures free RAM locks it
+    until ``memory_is_taken``. To be called before threads are started."""
+    global _ram_share, _memory_turn
+    _ram_share, _memory_turn = ram_share, memory_turn
     if cores and sys.platform == "linux":
         os.sched_setaffinity(0, cores)
 
@@ -38,7 +41,9 @@ def usable_cores() -> int:
 
 def free_ram_bytes() -> int:
     """RAM that this process can take now: of what the system has free, or of what a container's limit leaves,
-    its part (``use_part_of_host``)."""
+    its part (``use_part_of_host``). Waits while another process of these parts takes its memory."""
+    if _memory_turn is not None:
+        fcntl.lockf(_memory_turn, fcntl.LOCK_EX)  # the end of this process unlocks it too
     free = int(psutil.virtual_memory().available)
     for limit_file, used_file in (("memory.max", "memory.current"),
                                   ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
@@ -46,6 +51,12 @@ def free_ram_bytes() -> int:
         if limit is not None and used is not None:
             free = min(free, max(0, limit - used))
     return free // _ram_share
+
+
+def memory_is_taken() -> None:
+    """This process has the memory that it chose: the next one may measure what is left."""
+    if _memory_turn is not None:
+        fcntl.lockf(_memory_turn, fcntl.LOCK_UN)
 
 
 def container_memory_limit_bytes() -> int | None:

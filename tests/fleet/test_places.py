@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import subprocess
+import sys
+
 import pytest
 
 from weft.config import EngineConfig
 from weft.errors import ConfigError
-from weft.fleet.places import core_numbers, divide_cores, divide_machine, usable_core_numbers
+from weft.fleet.places import (
+    core_numbers,
+    divide_cores,
+    divide_machine,
+    start_at_once,
+    usable_core_numbers,
+)
+from weft.server.engine_link import HostShare
 
 
 def test_cores_are_divided_without_rest_and_neighbours_stay_together() -> None:
@@ -39,3 +51,42 @@ def test_each_replica_gets_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(divide_machine(EngineConfig(device="cpu"), 3)) == 3
     with pytest.raises(ConfigError, match="--device cuda:1"):
         divide_machine(EngineConfig(device="cuda:1"), 2)
+
+
+def test_engines_with_cores_of_their_own_start_at_once() -> None:
+    two = [HostShare((0,), 2), HostShare((1,), 2)]
+    assert start_at_once(EngineConfig(), two)
+    assert not start_at_once(EngineConfig(), [HostShare((), 2), HostShare((), 2)])
+    assert not start_at_once(EngineConfig(weights_cache="/packed"), two), "the second maps it"
+
+
+MEASURES = """
+import sys
+from weft.host import free_ram_bytes, memory_is_taken, use_part_of_host
+use_part_of_host((), 2, int(sys.argv[1]))
+print(free_ram_bytes(), flush=True)
+sys.stdin.readline()
+memory_is_taken()
+print("taken", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_engines_choose_their_memory_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    first, second = divide_machine(EngineConfig(), 2)
+    turn = first.memory_turn
+    assert turn is not None
+    assert turn == second.memory_turn
+    with subprocess.Popen([sys.executable, "-c", MEASURES, str(turn)], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, text=True, pass_fds=(turn,)) as engine:
+        assert engine.stdin is not None
+        assert engine.stdout is not None
+        assert int(engine.stdout.readline()) > 0
+        with pytest.raises(BlockingIOError):
+            fcntl.lockf(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        engine.stdin.write("\n")
+        engine.stdin.flush()
+        assert engine.stdout.readline() == "taken\n"
+        fcntl.lockf(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(turn)

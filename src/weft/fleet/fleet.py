@@ -31,7 +31,7 @@ from weft.fleet.all_engines import AllEngines
 from weft.fleet.joined import JoinedReplicas, check_identity
 from weft.fleet.link_keys import LinkKeys
 from weft.fleet.placement import Placement
-from weft.fleet.places import divide_machine
+from weft.fleet.places import divide_machine, start_at_once
 from weft.fleet.remote_link import RemoteLink
 from weft.fleet.replica import Replica, first_error
 from weft.fleet.seats import Seat
@@ -85,13 +85,14 @@ class Fleet:
     # ------------------------------------------------------------------ the engines
 
     async def start(self) -> None:
-        """Starts the first process, and each other one when the one before it is ready: an engine chooses its
-        memory from what the others have left. ``ready`` waits for all. Raises ConfigError where other
-        machines cannot join at the address for them."""
+        """Starts the processes: all at once (``places.start_at_once``), or each one when the one before it is
+        ready. ``ready`` waits for all. Raises ConfigError where other machines cannot join at the address for
+        them."""
         if self.joined is not None:
             self.joined.open()
         if self.replicas:
-            self.replicas[0].start()
+            for replica in self.replicas if start_at_once(self.config, self._shares) else self.replicas[:1]:
+                replica.start()
         else:
             self._on_progress("waiting for `weft join` of other machines")
 

@@ -6,7 +6,8 @@
 Cores are divided in the order of NUMA nodes, so a replica spans as few nodes as possible. It allocates its
 arena itself, on the node where it runs. A machine with fewer cores than replicas divides nothing: the system
 schedules. The free RAM is divided by the number of replicas, as each engine chooses its arena from its part.
-Engines start one after the other, so each one sees what the others took.
+Engines with cores of their own start at the same time. They choose their memory one after the other: a file
+that all of them can lock is held from the look at the free RAM until the engine is ready.
 
 Each replica gets a GPU of its own by CUDA_VISIBLE_DEVICES, which libraries read before any code of ours.
 Two engines on one GPU would measure its free memory against each other.
@@ -19,6 +20,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,9 +46,24 @@ def divide_machine(config: EngineConfig, replicas: int) -> list[HostShare]:
                           f"replica takes {each} of its own; use --device cpu to serve on the CPU",
                           param="--replicas")
     cores = divide_cores(usable_core_numbers(), replicas)
+    turn = memory_turn()
     of_replica = [",".join(gpus[number * config.tp : (number + 1) * config.tp]) for number in range(replicas)]
-    return [HostShare(cores[number], replicas, {_VISIBLE: of_replica[number]} if gpus else {})
+    return [HostShare(cores[number], replicas, {_VISIBLE: of_replica[number]} if gpus else {}, turn)
             for number in range(replicas)]
+
+
+def memory_turn() -> int:
+    """The descriptor of a new file without a name, for as long as this process lives."""
+    descriptor, name = tempfile.mkstemp(prefix="weft-turn-")
+    os.unlink(name)
+    return descriptor
+
+
+def start_at_once(config: EngineConfig, shares: Sequence[HostShare]) -> bool:
+    """Whether the engines of ``shares`` may start at the same time. Without cores of its own, an engine would
+    measure its steps beside the start of another. With --weights-cache, the later ones map what the first one
+    packs."""
+    return config.weights_cache is None and all(share.cores for share in shares)
 
 
 def divide_cores(cores: Sequence[int], parts: int) -> list[tuple[int, ...]]:

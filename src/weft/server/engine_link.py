@@ -40,11 +40,13 @@ _reports = msgspec.msgpack.Decoder(Report)
 class HostShare:
     """The part of this machine that an engine may use. ``cores``: the numbers of its cores, empty for all.
     ``ram_share``: engines that divide the free RAM. ``environment``: variables besides those of this
-    process, such as CUDA_VISIBLE_DEVICES."""
+    process, such as CUDA_VISIBLE_DEVICES. ``memory_turn``: the descriptor of a file that they lock in turn
+    while they choose their memory."""
 
     cores: tuple[int, ...] = ()
     ram_share: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
+    memory_turn: int | None = None
 
 
 ANYWHERE = HostShare()
@@ -146,14 +148,16 @@ class EngineLink:
         self._commands = context.socket(zmq.PUSH)
         events: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.PULL)
         launch = Launch(factory=factory, config=dataclasses.asdict(config), folder=self._folder,
-                        record=record, beat_s=beat_s, cores=place.cores, ram_share=place.ram_share)
+                        record=record, beat_s=beat_s, cores=place.cores, ram_share=place.ram_share,
+                        memory_turn=place.memory_turn)
         self._commands.bind(launch.commands_address)
         events.bind(launch.events_address)
         self._events = LoopSocket(events)
         try:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "weft.server.engine_process", stdin=asyncio.subprocess.PIPE,
-                start_new_session=True, env={**os.environ, "OMP_WAIT_POLICY": "passive", **place.environment})
+                start_new_session=True, env={**os.environ, "OMP_WAIT_POLICY": "passive", **place.environment},
+                pass_fds=() if place.memory_turn is None else (place.memory_turn,))
         except BaseException:
             self._events.close()  # nothing closes a link that has not started
             raise

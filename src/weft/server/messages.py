@@ -42,7 +42,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """``factory`` is "module:function"; the engine process calls it with an EngineConfig of ``config`` and
     ``on_progress``. ``folder`` has the sockets; the process that ends last removes it. ``record``: None for
     no recording. ``beat_s``: seconds between two beats. ``cores`` and ``ram_share``: the part
-    of the machine that is the engine's (``weft.server.engine_link.HostShare``)."""
+    of the machine that is the engine's (``weft.server.engine_link.HostShare``). ``memory_turn``: the
+    descriptor of a file that the engines of one machine lock in turn (``weft.host``)."""
 
     factory: str
     config: dict[str, Any]
@@ -51,6 +52,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     beat_s: float = 1.0
     cores: tuple[int, ...] = ()
     ram_share: int = 1
+    memory_turn: int | None = None
 
     @property
     def commands_address(self) -> str:
