@@ -32,13 +32,14 @@ from weft.memory.lease import Lease
 from weft.memory.prefix.cache_counts import CacheCounts
 from weft.memory.prefix.checkpoint_contents import CheckpointContents, checkpoint_contents
 from weft.memory.prefix.checkpoint_follower import CheckpointFollower
+from weft.memory.prefix.holdings import pages_alone
 from weft.memory.prefix.namespaces import with_lost_to_salt
 from weft.memory.prefix.policy import Policy
 from weft.memory.prefix.shape import CacheShape, shape_of
 from weft.memory.prefix.tree import PrefixTree
 from weft.memory.reservation import Reservation
 from weft.memory.transaction import apply
-from weft.memory.values import NOTHING_RECALLED, Match, NodeId
+from weft.memory.values import NOTHING_RECALLED, CheckpointOutlook, Match, NodeId
 from weft.units import SeqId
 
 NEW_CHECKPOINTS_MAX = 4096
@@ -203,6 +204,15 @@ class Memory:
         cache = self._books.cache
         known = cache.tree.by_id.get(node)
         return 0.0 if known is None else cache.policy.value_of(known)
+
+    def checkpoint_outlook(self, node: NodeId) -> CheckpointOutlook | None:
+        """What is expected of the checkpoint of ``node``; None for one that is gone. Reads only."""
+        cache, plan = self._books.cache, self.plan
+        known = cache.tree.by_id.get(node)
+        if known is None:
+            return None
+        alone = plan.slot_stride_bytes + pages_alone(known) * plan.page_bytes
+        return CheckpointOutlook(cache.policy.uses_of(known), known.end, alone)
 
     def follow_checkpoints(self, *, pages: bool) -> CheckpointFollower:
         """Reports of what the cache gets and loses from now on; the last follower is the only one. ``pages``:

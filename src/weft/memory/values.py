@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Literal, NewType
+from typing import Literal, NamedTuple, NewType
 
 from weft.units import PAD, FrameId, SlotId
 
@@ -166,3 +166,12 @@ class Eviction:
     def compresses(self) -> bool:
         """The contents stay, in 8 bits or less."""
         return self.what in ("slot", "pages")
+
+
+class CheckpointOutlook(NamedTuple):
+    """``uses``: expected from now on, None under a policy that does not know. ``position``: its tokens.
+    ``alone_bytes``: of its state, and of the KV that only it needs, on one rank."""
+
+    uses: float | None
+    position: int
+    alone_bytes: int

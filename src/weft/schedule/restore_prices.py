@@ -113,8 +113,10 @@ class RestorePrices:
         return (self.compute_s(start, end, others)
                 - self.restore_s(size_bytes, queued_bytes=queued_bytes, others=others))
 
-    def is_worth_writing(self, start: int, end: int, size_bytes: int, hits: int) -> bool:
-        """``start``: where a request resumes that the store has now. ``size_bytes``: what is not stored yet.
-        ``hits``: uses of the checkpoint so far."""
-        gain_s = (PRIOR_USES + hits) * self.saved_s(start, end, size_bytes, others=self.mean_others)
-        return gain_s > size_bytes * self.copy_byte_s
+    def worth_of_write_s(self, start: int, end: int, read_bytes: int, size_bytes: int, uses: float) -> float:
+        """Seconds that ``uses`` hits at ``end`` save, less those of the write. ``start``: where a request
+        resumes that the store has now. ``read_bytes``: what a hit reads more than that request.
+        ``size_bytes``: what is not stored yet."""
+        others = self.mean_others
+        read_s = self.restore_s(read_bytes, others=others) - (self._latency_s if start else 0.0)
+        return uses * (self.compute_s(start, end, others) - read_s) - size_bytes * self.copy_byte_s

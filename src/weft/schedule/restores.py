@@ -167,7 +167,11 @@ class Restores:
         return len(self.fetches) + len(self._abandoned) < FETCHES_MAX
 
     def is_known(self, seq: Sequence) -> bool:
-        """Whether a fetch for ``seq`` is under way or has ended."""
+        """Whether no further fetch for ``seq`` can begin now: one is under way or has ended, or the store had
+        nothing for it when it was asked last and has not changed since."""
+        answer = self._answers.get(seq.id)
+        if answer is not None and answer.prefix is None and answer.version == self._version:
+            return True
         return seq.id in self._ended or any(seq.id in fetch.seqs for fetch in self.fetches.values())
 
     def _reading_bytes(self) -> int:

@@ -44,7 +44,7 @@ from weft.memory.prefix.checkpoint_contents import CheckpointContents
 from weft.memory.prefix.edge import COMPRESSED
 from weft.memory.transfer_buffers import TransferBuffers
 from weft.memory.values import NodeId
-from weft.schedule.restore_prices import RestorePrices
+from weft.schedule.restore_prices import PRIOR_USES, RestorePrices
 from weft.store.protocol import Store
 from weft.store.values import (
     EXACT_FORM,
@@ -56,7 +56,7 @@ from weft.store.values import (
     StoreEvent,
     Ticket,
 )
-from weft.units import PAGE_TOKENS, BufferId, pages_for
+from weft.units import PAGE_TOKENS, BufferId, ceil_div, pages_for
 
 STEP_BYTES = 8 << 20
 """Most KV that a step with runs copies for a job; at least one page."""
@@ -212,7 +212,7 @@ class StoreWrites:
             if self._clock() < self._paced_until_s and not self.draining:
                 return
             _, age, node = heappop(self._candidates)
-            first = heappushpop(self._candidates, (-self._memory.checkpoint_value(node), age, node))
+            first = heappushpop(self._candidates, (-self._priority(node), age, node))
             self._is_full = not self._begin(first[2])
             if self._is_full:
                 heappush(self._candidates, first)
@@ -229,10 +229,21 @@ class StoreWrites:
             self.counts.lost += 1
         return False
 
+    def _priority(self, node: NodeId) -> float:
+        """Tokens that ``node`` is expected to save per byte."""
+        outlook = self._memory.checkpoint_outlook(node)
+        if outlook is None or outlook.uses is None:
+            return 0.0
+        return outlook.uses * outlook.position / max(1, outlook.alone_bytes)
+
+    def _uses(self, form: CheckpointContents) -> float:
+        outlook = self._memory.checkpoint_outlook(form.node)
+        return PRIOR_USES + form.hits if outlook is None or outlook.uses is None else outlook.uses
+
     def _add(self, node: NodeId) -> None:
         """``node`` is a candidate."""
         self._age += 1
-        heappush(self._candidates, (-self._memory.checkpoint_value(node), self._age, node))
+        heappush(self._candidates, (-self._priority(node), self._age, node))
         if len(self._candidates) > CANDIDATES_MAX:
             self._candidates.remove(max(self._candidates))
             heapify(self._candidates)
@@ -255,13 +266,17 @@ class StoreWrites:
         if size_bytes > self._buffers.limit_bytes:
             self.counts.dropped += 1
             return True
-        if not self._prices.is_worth_writing(offer.above, form.position, size_bytes, form.hits):
+        uses = self._uses(form)
+        read_bytes = (ceil_div(form.position - offer.above, PAGE_TOKENS) * self._buffers.page_bytes
+                      + (0 if offer.above else self._buffers.slot_bytes))
+        worth_s = self._prices.worth_of_write_s(offer.above, form.position, read_bytes, size_bytes, uses)
+        if worth_s <= 0:
             self.counts.skipped += 1
             self._skip(node)
             return True
         if not self._buffers.has_room(pages):
             return False
-        buffer, saved_s = self._buffers.add(pages), self._prices.compute_s(0, form.position)
+        buffer, saved_s = self._buffers.add(pages), uses * self._prices.compute_s(0, form.position)
         self._job = _Job(form, buffer, saved_s)
         if self._write_bytes_s:
             # Time that passed between two looks counts, so a step between them does not slow the pace.

@@ -31,7 +31,8 @@ from weft.schedule.restore_prices import RestorePrices
 from weft.schedule.store_tier import StoreTier
 from weft.schedule.store_writes import GPU_STEP_BYTES
 from weft.sim.cost import CostModel
-from weft.store.virtual_store import DiskModel, VirtualStore
+from weft.store.virtual_disk import DiskModel
+from weft.store.virtual_store import VirtualStore
 from weft.units import parse_bytes
 
 LATENCY_S = 1e-3
@@ -84,8 +85,7 @@ def parse_disk(text: str, write_bytes_s: int) -> DiskModel | None:
     if capacity_bytes <= 0:
         raise ConfigError(f"--store {text!r}: its size must be above 0", param="--store")
     bytes_s, latency_s = parse_rate(rate)
-    # Writes leave reads at least half of the disk.
-    return DiskModel(capacity_bytes, bytes_s, latency_s, min(float(write_bytes_s), bytes_s / 2))
+    return DiskModel(capacity_bytes, bytes_s, latency_s, min(float(write_bytes_s), bytes_s))
 
 
 def parse_rate(text: str) -> tuple[float, float]:

@@ -76,7 +76,7 @@ class DirectoryStore:
         self._outcomes: queue.SimpleQueue[WriteOutcome | RecordFetch | Compacted | Refreshed] = \
             queue.SimpleQueue()
         free = free_bytes(opened)
-        self.upkeep = Upkeep(opened, self._namespace, self._outcomes.put, free, clock=clock,
+        self.upkeep = Upkeep(opened, self._namespace, self._outcomes.put, free, options.forms, clock=clock,
                              compact_rows_least=compact_rows_least)
         self._reader = FetchThreads(VolumeSource(opened.volumes), self._outcomes.put,
                                     threads=options.read_threads)
@@ -87,6 +87,7 @@ class DirectoryStore:
             self._writer = self.books.writer = WriteThread(
                 opened.ledger, opened.volumes, self._outcomes.put,
                 idle=lambda ledger: self.upkeep.idle(ledger, dict(volumes)),
+                reads_first=self._reader.wait_idle,
                 bytes_per_second=options.write_bytes_per_second, queue_bytes_max=options.queue_bytes)
         self._ticket = self._measurements = 0
 

@@ -18,6 +18,8 @@ import numpy as np
 from weft.store.index import NO_ENTRY, StoreIndex
 from weft.store.rows import CHECKPOINT, KV
 
+YOUNG_PARTS = 8
+SUPERSEDED_USES = 0.1
 SECONDS_PER_TOKEN = 1e-6
 """Stands in for the seconds of a checkpoint whose writer gave none."""
 
@@ -31,10 +33,14 @@ def ranked_victims(index: StoreIndex, protected: Collection[int]) -> list[int]:
         free[list(protected)] = False
     bare = np.flatnonzero(free & (kind == KV) & (users == 0))
     checkpoints = np.flatnonzero(free & (kind == CHECKPOINT))
-    seconds = np.maximum(c["seconds"][checkpoints], c["position"][checkpoints] * SECONDS_PER_TOKEN)
-    age = np.uint64(index.tick + 1) - c["last_use"][checkpoints].astype(np.uint64)
+    given = c["seconds"][checkpoints]
+    seconds = np.where(given > 0, given, c["position"][checkpoints] * SECONDS_PER_TOKEN)
+    age = np.float64(index.tick + 1 + index.live_count / YOUNG_PARTS) - c["last_use"][checkpoints]
     held = np.maximum(c["held"][checkpoints], 1)
-    value = seconds * (1.0 + c["uses"][checkpoints]) / held / age
+    uses = c["uses"][checkpoints].astype(np.float64)
+    superseded = c["users"][c["parent"][checkpoints]] > 1
+    again = np.where(superseded, SUPERSEDED_USES + np.maximum(0.0, uses - 1.0), 1.0 + uses)
+    value = seconds * again / held / age
     return [*bare.tolist(), *checkpoints[np.argsort(value, kind="stable")].tolist()]
 
 

@@ -11,6 +11,8 @@ into; the engine does not look at a buffer before its event.
 A failure has a cause: ``damaged`` means that the record has to be retired (its bytes are wrong), ``missing``
 that it could not be read now. A disk that stalls delays its own fetches alone.
 
+Reads come before writes: the write thread asks ``wait_idle`` before each piece of a payload.
+
 Rejected: asyncio or io_uring. Four threads with preadv saturate the disks that matter, and xxh3 releases the
 interpreter's lock.
 """
@@ -90,17 +92,28 @@ class FetchThreads:
                  threads: int = THREADS) -> None:
         self._source, self._finished = source, finished
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._idle = threading.Condition()
+        self._unfinished = 0
+        """Tasks that are queued or under way."""
         self._threads = [threading.Thread(target=self._work, name=f"store-read-{number}", daemon=True)
                          for number in range(threads)]
         for thread in self._threads:
             thread.start()
 
     def submit(self, fetch: RecordFetch) -> None:
-        self._tasks.put(lambda: self._compare(fetch))
+        self.run(lambda: self._compare(fetch))
 
     def run(self, task: Callable[[], None]) -> None:
         """Another short task for one of the threads."""
+        with self._idle:
+            self._unfinished += 1
         self._tasks.put(task)
+
+    def wait_idle(self, seconds: float) -> None:
+        """Returns when no read is queued or under way, or after ``seconds``."""
+        if self._unfinished:
+            with self._idle:
+                self._idle.wait_for(lambda: not self._unfinished, seconds)
 
     def close(self, seconds: float) -> None:
         for _ in self._threads:
@@ -112,6 +125,10 @@ class FetchThreads:
         while (task := self._tasks.get()) is not None:
             with contextlib.suppress(MemoryError):  # the fetch misses its deadline; this thread goes on
                 task()
+            with self._idle:
+                self._unfinished -= 1
+                if not self._unfinished:
+                    self._idle.notify_all()
 
     def _compare(self, fetch: RecordFetch) -> None:
         rows: list[tuple[RecordRead, np.void]] = []
@@ -136,7 +153,7 @@ class FetchThreads:
         if not rows:
             self._finished(fetch)
         for record, row in rows:
-            self._tasks.put(lambda record=record, row=row: self._read(fetch, record, row))  # type: ignore[misc]
+            self.run(lambda record=record, row=row: self._read(fetch, record, row))  # type: ignore[misc]
 
     def _read(self, fetch: RecordFetch, record: RecordRead, row: np.void) -> None:
         failure: tuple[EventKind, str, int, int] | None = None

@@ -139,7 +139,6 @@ class RecordBooks:
 
     def refreshed(self, outcome: Refreshed) -> None:
         """A reader swaps in what another process has written."""
-        outcome.index.forms = self.index.forms
         self.index, self.ledger = outcome.index, outcome.ledger
         self.pins.clear()
 

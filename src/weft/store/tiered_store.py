@@ -78,7 +78,7 @@ class TieredStore:
         self._outcomes: queue.SimpleQueue[RecordFetch | RemoteIndex] = queue.SimpleQueue()
         self._reader = FetchThreads(BucketSource(bucket, local.identity.digest.hex()), self._outcomes.put)
         self.uploads = BucketThread(bucket, local.identity, self._remote_ledger, opened.volumes,
-                                    self._outcomes.put, refresh_s=refresh_s)
+                                    self._outcomes.put, refresh_s=refresh_s, forms=local.books.index.forms)
         self._fetches: dict[Ticket, RemoteFetch] = {}
         self._puts: dict[Ticket, tuple[str | None, bytes, bool]] = {}
         self._restored: dict[Ticket, StoredPrefix] = {}
@@ -146,7 +146,6 @@ class TieredStore:
             except queue.Empty:
                 return events
             if isinstance(outcome, RemoteIndex):
-                outcome.index.forms = self.remote.forms
                 self.remote = outcome.index
             else:
                 events.append(self._fetched(outcome))

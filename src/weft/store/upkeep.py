@@ -60,6 +60,8 @@ class Upkeep:
     namespace: bytes
     report: Callable[[Compacted | Refreshed], None]
     free_bytes: int
+    forms: frozenset[int] | None = None
+    """Forms of records that the engine reads; None for all."""
     live_count: int = 0
     measurements: int = 0
     """How often ``free_bytes`` was measured."""
@@ -104,7 +106,7 @@ class Upkeep:
         finally:
             self.next_follow = self.clock() + max(FOLLOW_S, 50 * (self.clock() - began))
         if fresh is not None and live is not None:
-            index = StoreIndex()
+            index = StoreIndex(self.forms)
             index.load(live, self.namespace)
             self.report(Refreshed(fresh, index, live.last_number))
 

@@ -67,7 +67,9 @@ class BucketThread:
     """``counts`` are written by the thread and read by ``stats``."""
 
     def __init__(self, bucket: Bucket, identity: NamespaceIdentity, ledger: RemoteLedger, volumes: Volumes,
-                 report: Callable[[RemoteIndex], None], *, refresh_s: float) -> None:
+                 report: Callable[[RemoteIndex], None], *, refresh_s: float,
+                 forms: frozenset[int] | None = None) -> None:
+        self._forms = forms
         self._bucket, self._identity, self._ledger = bucket, identity, ledger
         self._volumes, self._report, self._refresh_s = volumes, report, refresh_s
         self._namespace = identity.digest.hex()
@@ -205,6 +207,6 @@ class BucketThread:
             self._rebuild()
 
     def _rebuild(self) -> None:
-        index = StoreIndex()
+        index = StoreIndex(self._forms)
         index.load(self._ledger.live(), self._identity.digest)
         self._report(RemoteIndex(index))

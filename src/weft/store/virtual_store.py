@@ -1,20 +1,15 @@
 """``VirtualStore``: a store without bytes, on a clock that its caller moves, for ``weft simulate --store``.
 
     match, offer, put    the index and the eviction of ``DirectoryStore``: the same code
-    disk                 two lanes on the clock, reads and writes, each first come, first served
+    disk                 reads first, writes with the rest of the bandwidth (``virtual_disk``)
     poll                 the events whose time has come
-
-A fetch takes the latency and its bytes at the read rate. A write takes its bytes at the write limit. While a
-write is under way, a fetch that begins has only the rest of the bandwidth. So the two together never move
-more than the disk does.
 
 Left out, and with what effect: volumes (no space is lost to fragments), syncs and the ledger (small beside
 payloads), checksums (10 GB/s on one core), failures.
 
 Laws: L8, L11 (bytes that wait to be written are bounded as in ``WriteThread``).
 
-Rejected: a disk with one lane (a write of 500 MB would delay each read behind it, as no SSD does);
-``DirectoryStore`` over a virtual disk (its threads wait for the real clock).
+Rejected: ``DirectoryStore`` over a virtual disk (its threads wait for the real clock).
 """
 
 from __future__ import annotations
@@ -22,7 +17,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from math import inf
 
 from weft.store.eviction import evict
 from weft.store.extents import BLOCK_BYTES, blocks_for
@@ -40,19 +35,9 @@ from weft.store.values import (
     StoreStats,
     Ticket,
 )
+from weft.store.virtual_disk import DiskModel, VirtualDisk
 
 NAMESPACE = b"simulated".ljust(16, b"\0")
-
-
-@dataclass(frozen=True, slots=True)
-class DiskModel:
-    """Bytes it holds, bytes it moves in a second, seconds until the first byte, and the most bytes a second
-    that writes may take."""
-
-    capacity_bytes: int
-    bytes_s: float
-    latency_s: float
-    write_bytes_s: float
 
 
 class VirtualStore:
@@ -61,17 +46,18 @@ class VirtualStore:
 
     def __init__(self, disk: DiskModel, clock: Callable[[], float], *, queue_bytes: int,
                  exact: bool = True) -> None:
-        self.disk = disk
         self.fetch_s = 0.0
         """Seconds from request to arrival, summed over fetches."""
+        self._disk = VirtualDisk(disk)
         self._clock = clock
         self._exact = exact
         self._queue_bytes_max = queue_bytes
         self._index = StoreIndex()
         self._pins = Counter[int]()
-        self._events: list[tuple[float, int, StoreEvent, tuple[int, ...]]] = []
-        """A heap of (time, ticket, event, entries): the entries that a fetch pins, or that become durable."""
-        self._reads_end_s = self._writes_end_s = 0.0
+        self._arrivals: list[tuple[float, int, StoreEvent, tuple[int, ...]]] = []
+        """A heap of (time, ticket, event, entries): fetches, and the entries that they pin."""
+        self._writes: dict[Ticket, tuple[int, tuple[int, ...]]] = {}
+        """Puts that are under way: bytes, and entries that become durable."""
         self._ticket = self._number = 0
         self._used_blocks = self._queued_bytes = 0
         self._fetches = self._fetched_bytes = self._puts = self._written_bytes = self._evicted = 0
@@ -80,7 +66,8 @@ class VirtualStore:
     @property
     def next_event_s(self) -> float:
         """When ``poll`` next has an event; infinity for never."""
-        return self._events[0][0] if self._events else float("inf")
+        arrival_s = self._arrivals[0][0] if self._arrivals else inf
+        return min(arrival_s, self._disk.next_written_s)
 
     def match(self, salt: str | None, tokens: Sequence[int], above: int) -> StoredPrefix | None:
         content = token_bytes(tokens)
@@ -94,9 +81,7 @@ class VirtualStore:
             self._later(now_s, StoreEvent(ticket, "missing", "evicted"), ())
             return ticket
         nbytes = prefix.bytes_from(start)
-        rate = self.disk.bytes_s - (self.disk.write_bytes_s if self._writes_end_s > now_s else 0.0)
-        self._reads_end_s = max(self._reads_end_s, now_s) + nbytes / rate
-        end_s = self._reads_end_s + self.disk.latency_s
+        end_s = self._disk.read(nbytes, now_s)
         entries = tuple(entry for entry, _ in entries_of(prefix))
         self._pins.update(entries)
         self._fetched_bytes += nbytes
@@ -133,31 +118,31 @@ class VirtualStore:
         self._used_blocks += blocks
         self._queued_bytes += request.nbytes
         ticket = self._new_ticket()
-        self._writes_end_s = (max(self._writes_end_s, self._clock())
-                              + request.nbytes / self.disk.write_bytes_s)
-        self._later(self._writes_end_s, StoreEvent(ticket, "written", "", request.nbytes),
-                    tuple(record.entry for record in records))
+        self._disk.write(ticket, request.nbytes, self._clock())
+        self._writes[ticket] = request.nbytes, tuple(record.entry for record in records)
         return ticket
 
     def poll(self) -> list[StoreEvent]:
-        events, now_s = [], self._clock()
-        while self._events and self._events[0][0] <= now_s:
-            _, _, event, entries = heapq.heappop(self._events)
+        now_s, events = self._clock(), list[StoreEvent]()
+        for ticket in self._disk.written(now_s):
+            nbytes, written = self._writes.pop(ticket)
+            self._index.c["durable"][list(written)] = True
+            self._queued_bytes -= nbytes
+            self._written_bytes += nbytes
+            events.append(StoreEvent(ticket, "written", "", nbytes))
+        while self._arrivals and self._arrivals[0][0] <= now_s:
+            _, _, event, pinned = heapq.heappop(self._arrivals)
             if event.kind == "fetched":
-                self._pins -= Counter(entries)
-                self._index.touch(entries[-1])
-            elif event.kind == "written":
-                self._index.c["durable"][list(entries)] = True
-                self._queued_bytes -= event.nbytes
-                self._written_bytes += event.nbytes
+                self._pins -= Counter(pinned)
+                self._index.touch(pinned[-1])
             events.append(event)
         return events
 
     def stats(self) -> StoreStats:
         kinds = self._index.c["kind"][:self._index.length]
         return StoreStats("simulated", True, int((kinds == 2).sum()), int((kinds == 1).sum()),
-                          self._used_blocks * BLOCK_BYTES, self.disk.capacity_bytes, fetches=self._fetches,
-                          fetched_bytes=self._fetched_bytes, puts=self._puts,
+                          self._used_blocks * BLOCK_BYTES, self._disk.model.capacity_bytes,
+                          fetches=self._fetches, fetched_bytes=self._fetched_bytes, puts=self._puts,
                           written_bytes=self._written_bytes, queued_bytes=self._queued_bytes,
                           evicted=self._evicted, dropped=dict(self._dropped))
 
@@ -166,7 +151,7 @@ class VirtualStore:
 
     def _has_room(self, blocks: int, base: KvChain) -> bool:
         """Whether ``blocks`` more fit, perhaps after eviction, which spares ``base``."""
-        short = self._used_blocks + blocks - self.disk.capacity_bytes // BLOCK_BYTES
+        short = self._used_blocks + blocks - self._disk.model.capacity_bytes // BLOCK_BYTES
         if short > 0:
             removed = evict(self._index, short, {*self._pins, *base.entries})
             self._evicted += len(removed)
@@ -181,7 +166,7 @@ class VirtualStore:
         return path.up_to(self._index, start, root)
 
     def _later(self, when_s: float, event: StoreEvent, entries: tuple[int, ...]) -> None:
-        heapq.heappush(self._events, (when_s, event.ticket, event, entries))
+        heapq.heappush(self._arrivals, (when_s, event.ticket, event, entries))
 
     def _refusal(self, reason: DropReason) -> Ticket | None:
         self._dropped[reason] += 1

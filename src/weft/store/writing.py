@@ -6,6 +6,9 @@ Puts that wait together are written together: one sync of each file serves them 
 (``--store-write``) is a bucket of one second; a put that would wait for more than the queue holds is refused
 by ``submit``, never delayed. A failed write costs its own put and those that stand on it.
 
+Payloads are written in pieces. Before each piece the thread lets reads go first, for at most READS_FIRST_S: a
+request waits for a read, and none for a write.
+
 A retirement is durable before its blocks are given back, so no record is overwritten while a row names it.
 
 Laws: L9 (a put is best effort), L11 (the queue is bounded in bytes).
@@ -24,6 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from weft.store.extents import BLOCK_BYTES
 from weft.store.ledger import LedgerFiles
 from weft.store.reading import reason_of
 from weft.store.rows import RETIRED, USED, payload_checksum, row_of
@@ -31,6 +35,9 @@ from weft.store.values import DropReason, Ticket
 from weft.store.volumes import Volumes
 
 BATCH_BYTES = 32 << 20
+PIECE_BYTES = 8 << 20
+READS_FIRST_S = 1.0
+"""The longest that a piece waits for reads: a read that stalls stops no write for good."""
 FAILURES_MAX = 65_536
 """Numbers of failed records that are remembered."""
 
@@ -98,8 +105,10 @@ class WriteThread:
 
     def __init__(self, ledger: LedgerFiles, volumes: Volumes, finished: Callable[[WriteOutcome], None], *,
                  bytes_per_second: float, queue_bytes_max: int, idle: Callable[[LedgerFiles], LedgerFiles],
+                 reads_first: Callable[[float], None] = lambda seconds: None,
                  clock: Callable[[], float] = time.monotonic) -> None:
         self.ledger, self._volumes, self._finished, self._idle = ledger, volumes, finished, idle
+        self._reads_first = reads_first
         self._rate = WriteRate(bytes_per_second, clock)
         self._queue_bytes_max = queue_bytes_max
         self._jobs: deque[PutJob | MarkJob] = deque()
@@ -205,12 +214,18 @@ class WriteThread:
             return WriteOutcome(job, reason="parent")
         try:
             for record in job.records:
-                self._wait_for_rate(len(record.payload))
-                if len(record.payload):
-                    self._volumes.write(record.volume, record.block, record.payload)
+                self._write_record(record)
         except OSError as error:
             return WriteOutcome(job, (), _full_or_broken(error), reason_of(error))
         return None
+
+    def _write_record(self, record: RecordWrite) -> None:
+        for at in range(0, len(record.payload), PIECE_BYTES):
+            piece = record.payload[at:at + PIECE_BYTES]
+            self._wait_for_rate(len(piece))
+            if not self._closing:
+                self._reads_first(READS_FIRST_S)
+            self._volumes.write(record.volume, record.block + at // BLOCK_BYTES, piece)
 
     def _wait_for_rate(self, nbytes: int) -> None:
         until = self._rate.delay(nbytes)

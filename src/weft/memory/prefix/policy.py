@@ -112,6 +112,10 @@ class Policy(Protocol):
         values."""
         ...
 
+    def uses_of(self, node: Node) -> float | None:
+        """Uses expected of the checkpoint of ``node`` from now on; None in a policy that does not know."""
+        ...
+
 
 class LeastRecentlyUsed:
     name = "lru"
@@ -151,3 +155,6 @@ class LeastRecentlyUsed:
 
     def value_of(self, node: Node) -> float:
         return 0.0
+
+    def uses_of(self, node: Node) -> float | None:
+        return None

@@ -38,6 +38,7 @@ EDGES: Floats = np.concatenate([[0.0], 2.0 ** np.arange(_BINS - 1)])
 WIDTHS: Floats = np.append(np.diff(EDGES), EDGES[-1])
 _ENDS: Floats = np.append(EDGES[1:], np.inf)
 _ENDS_LIST: list[float] = _ENDS.tolist()
+_LAST_END = float(EDGES[-1] + WIDTHS[-1])
 
 
 def bin_of(age_s: float) -> int:
@@ -89,6 +90,12 @@ class Hazard:
         """[rows] for [rows, features]."""
         products: Floats = np.clip(self.factors[codes].prod(axis=1), 1 / FACTOR_MAX, FACTOR_MAX)
         return products
+
+    def uses_from(self, kind: int, age_s: float, factor: float) -> float:
+        """Uses expected from ``age_s`` on, up to the end of the last bin."""
+        at = bin_of(age_s)
+        left_s = max(0.0, min(_ENDS_LIST[at], _LAST_END) - age_s)
+        return factor * float(self.rates[kind, at] * left_s + self.rates[kind, at + 1:] @ WIDTHS[at + 1:])
 
     def waited(self, kinds: Ints, codes: Ints, factors: Floats, since_s: Floats, until_s: Floats) -> None:
         """Records with ``kinds`` [rows], ``codes`` [rows, features] and ``factors`` [rows] were not used

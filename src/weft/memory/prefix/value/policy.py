@@ -145,6 +145,10 @@ class ValuePolicy:
         row = self._rows.get(node.id)
         return 0.0 if row is None else self._prospects.value(row, self._prospects.rate(node))
 
+    def uses_of(self, node: Node) -> float | None:
+        row = self._rows.get(node.id)
+        return None if row is None else self._prospects.uses(row)
+
     @property
     def footprint(self) -> Footprint:
         return Footprint(len(self._records.nodes), len(self._ghosts), self._history.token_count)

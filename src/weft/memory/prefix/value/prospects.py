@@ -148,6 +148,16 @@ class Prospects:
         records = self._records
         return self._table[records.tables.item(row) + bin_of(self.now_s - records.born_s.item(row))]
 
+    def uses(self, row: int) -> float:
+        """Uses expected of ``row`` or its heir within the ages that the hazard knows, from now on."""
+        heir = self.heir(row)
+        return max(self._uses(one) for one in ((row,) if heir == PAD else (row, heir)))
+
+    def _uses(self, row: int) -> float:
+        records = self._records
+        return self._hazard.uses_from(records.kinds.item(row), self.now_s - records.born_s.item(row),
+                                      records.factors.item(row))
+
     def _indexes(self, rows: Ints) -> Floats:
         records = self._records
         indexes: Floats = self._tables[records.tables[rows] + bins_of(self.now_s - records.born_s[rows])]
