@@ -32,7 +32,7 @@ from weft.memory.lease import Lease
 from weft.memory.prefix.cache_counts import CacheCounts
 from weft.memory.prefix.checkpoint_contents import CheckpointContents, checkpoint_contents
 from weft.memory.prefix.checkpoint_follower import CheckpointFollower
-from weft.memory.prefix.holdings import pages_alone
+from weft.memory.prefix.holdings import only_checkpoint_below, pages_alone
 from weft.memory.prefix.namespaces import with_lost_to_salt
 from weft.memory.prefix.policy import Policy
 from weft.memory.prefix.shape import CacheShape, shape_of
@@ -198,21 +198,16 @@ class Memory:
         it (``weft.memory.prefix.checkpoint_contents``). Reads only."""
         return checkpoint_contents(self._books.cache, node, start)
 
-    def checkpoint_value(self, node: NodeId) -> float:
-        """What the checkpoint of ``node`` is worth to the policy of the cache; 0.0 for one that is gone, and
-        for every one under a policy without values. Reads only."""
-        cache = self._books.cache
-        known = cache.tree.by_id.get(node)
-        return 0.0 if known is None else cache.policy.value_of(known)
-
     def checkpoint_outlook(self, node: NodeId) -> CheckpointOutlook | None:
         """What is expected of the checkpoint of ``node``; None for one that is gone. Reads only."""
         cache, plan = self._books.cache, self.plan
         known = cache.tree.by_id.get(node)
         if known is None:
             return None
+        below = only_checkpoint_below(known)
+        uses_below = cache.policy.uses_of(below) if below is not None else None
         alone = plan.slot_stride_bytes + pages_alone(known) * plan.page_bytes
-        return CheckpointOutlook(cache.policy.uses_of(known), known.end, alone)
+        return CheckpointOutlook(cache.policy.uses_of(known), uses_below or 0.0, known.end, alone)
 
     def follow_checkpoints(self, *, pages: bool) -> CheckpointFollower:
         """Reports of what the cache gets and loses from now on; the last follower is the only one. ``pages``:

@@ -14,13 +14,18 @@ Compressed KV and states are written as they are, codes and scales, with the mar
 packed pages are copied like any pages. A record is then a slice of the buffer. Compression makes a checkpoint
 cheaper, so one that was not worth its bytes is looked at again.
 
-A checkpoint is written if its expected uses save more than writing costs (``restore_prices``). The candidate
-is looked at when its turn comes: hits up to then count for it. If it is skipped and a sequence resumes at it
-later, it is a candidate again. A loaded checkpoint is no candidate: the store has it.
+A checkpoint is written if its expected uses save more than writing costs (``restore_prices``). The uses are
+those that the cache policy expects; it learns them from prompts that came back, evicted ones too. A policy
+without expectations counts PRIOR_USES and the hits so far. The candidate is looked at when its turn comes. If
+it is skipped and a sequence resumes at it later, it is a candidate again. A loaded checkpoint is no
+candidate: the store has it.
 
-The most valuable candidate is first, by the policy of the cache: seconds that it is expected to save per
-byte. So what ``--store-write`` leaves unwritten is what memory evicts first as well. A policy without values
-has the oldest first.
+The candidate that is expected to save the most tokens per byte is first. A policy without expectations has
+the oldest first. So the ends of answers, where conversations go on, come before the states inside prompts. In
+a full store a state inside a prompt is not written at all before a sequence has resumed at it, if more uses
+are expected of the checkpoint below it.
+
+Buffers that wait to be written take half of the limit at most. The other half is for restores.
 
 Laws: L9 (a write never delays a request, takes none of its memory and fails none), L11 (candidates and
 buffers are bounded; ``write_bytes_s`` paces jobs).
@@ -53,6 +58,7 @@ from weft.store.values import (
     INT8_STATE,
     RECORD_TOKENS_MAX,
     KvPiece,
+    PutOffer,
     StoreEvent,
     Ticket,
 )
@@ -236,10 +242,6 @@ class StoreWrites:
             return 0.0
         return outlook.uses * outlook.position / max(1, outlook.alone_bytes)
 
-    def _uses(self, form: CheckpointContents) -> float:
-        outlook = self._memory.checkpoint_outlook(form.node)
-        return PRIOR_USES + form.hits if outlook is None or outlook.uses is None else outlook.uses
-
     def _add(self, node: NodeId) -> None:
         """``node`` is a candidate."""
         self._age += 1
@@ -266,23 +268,37 @@ class StoreWrites:
         if size_bytes > self._buffers.limit_bytes:
             self.counts.dropped += 1
             return True
-        uses = self._uses(form)
+        uses = self._expected_uses(form, offer)
         read_bytes = (ceil_div(form.position - offer.above, PAGE_TOKENS) * self._buffers.page_bytes
                       + (0 if offer.above else self._buffers.slot_bytes))
-        worth_s = self._prices.worth_of_write_s(offer.above, form.position, read_bytes, size_bytes, uses)
-        if worth_s <= 0:
+        if self._prices.worth_of_write_s(offer.above, form.position, read_bytes, size_bytes, uses) <= 0:
             self.counts.skipped += 1
             self._skip(node)
             return True
-        if not self._buffers.has_room(pages):
+        if not self._buffers.has_room(pages) or not self._is_share(size_bytes):
             return False
-        buffer, saved_s = self._buffers.add(pages), uses * self._prices.compute_s(0, form.position)
+        buffer, saved_s = self._buffers.add(pages), self._prices.compute_s(0, form.position)
         self._job = _Job(form, buffer, saved_s)
         if self._write_bytes_s:
             # Time that passed between two looks counts, so a step between them does not slow the pace.
             self._paced_until_s = (max(self._paced_until_s, self._clock() - PACE_SLACK_S)
                                    + size_bytes / self._write_bytes_s)
         return True
+
+    def _is_share(self, size_bytes: int) -> bool:
+        """Whether buffers that wait to be written leave half of the limit to restores, or this one is
+        alone."""
+        held_bytes = sum(self._buffers[buffer].nbytes for buffer in self._puts.values())
+        return not held_bytes or held_bytes + size_bytes <= self._buffers.limit_bytes // 2
+
+    def _expected_uses(self, form: CheckpointContents, offer: PutOffer) -> float:
+        """Uses expected of a checkpoint in the store."""
+        outlook = self._memory.checkpoint_outlook(form.node)
+        if outlook is None or outlook.uses is None:
+            return PRIOR_USES + form.hits
+        # In a full store the state of a prompt stands where the end of another answer could.
+        is_passed = offer.full and not form.hits and outlook.uses_below > outlook.uses
+        return 0.0 if is_passed else outlook.uses
 
     def _skip(self, node: NodeId) -> None:
         self._skipped[node] = True

@@ -1,12 +1,19 @@
 """What leaves a full store first: the checkpoints that save the fewest seconds per byte.
 
-    value = seconds saved by a hit x (1 + hits) / bytes written for it / puts since its last use
+    value = seconds x (1 + hits) / bytes / records written since its last use
 
-The age counts puts and restores, not time: a clock that jumps changes nothing, and a store that nothing is
+    seconds   to compute the prefix, as the writer estimated
+    bytes     its state and its KV from the root on; the state alone if a longer prefix goes on there
+
+A checkpoint that a longer prefix goes on from counts CONTINUED_USES for its one first use. The conversation
+resumes further on, and only a prompt that parts here still needs it. A second restore shows one.
+
+The age counts records and restores, not time: a clock that jumps changes nothing, and a store that nothing is
 written to forgets nothing. KV records that no checkpoint needs go before any checkpoint. With a checkpoint go
 the KV records that only it needed.
 
-Rejected: LRU (a turn of 100,000 tokens and one of 100 then live equally long); wall-clock ages.
+Rejected: LRU (a turn of 100,000 tokens and one of 100 then live equally long); wall-clock ages; the bytes
+that were written for a checkpoint (an answer behind a stored prompt weighed nothing, and the prompt all).
 """
 
 from __future__ import annotations
@@ -14,14 +21,18 @@ from __future__ import annotations
 from collections.abc import Collection
 
 import numpy as np
+import numpy.typing as npt
 
 from weft.store.index import NO_ENTRY, StoreIndex
+from weft.store.recovery import Int64s
 from weft.store.rows import CHECKPOINT, KV
+from weft.store.values import GRAIN_TOKENS
 
-YOUNG_PARTS = 8
-SUPERSEDED_USES = 0.1
 SECONDS_PER_TOKEN = 1e-6
 """Stands in for the seconds of a checkpoint whose writer gave none."""
+
+CONTINUED_USES = 0.25
+"""Stands in for ``1 + hits`` where a longer prefix goes on; restores beyond the first are added."""
 
 
 def ranked_victims(index: StoreIndex, protected: Collection[int]) -> list[int]:
@@ -33,15 +44,34 @@ def ranked_victims(index: StoreIndex, protected: Collection[int]) -> list[int]:
         free[list(protected)] = False
     bare = np.flatnonzero(free & (kind == KV) & (users == 0))
     checkpoints = np.flatnonzero(free & (kind == CHECKPOINT))
-    given = c["seconds"][checkpoints]
-    seconds = np.where(given > 0, given, c["position"][checkpoints] * SECONDS_PER_TOKEN)
-    age = np.float64(index.tick + 1 + index.live_count / YOUNG_PARTS) - c["last_use"][checkpoints]
-    held = np.maximum(c["held"][checkpoints], 1)
+    given, position = c["seconds"][checkpoints], c["position"][checkpoints].astype(np.float64)
+    seconds = np.where(given > 0, given, position * SECONDS_PER_TOKEN)
+    age = np.float64(index.tick + 1) - c["last_use"][checkpoints]
     uses = c["uses"][checkpoints].astype(np.float64)
-    superseded = c["users"][c["parent"][checkpoints]] > 1
-    again = np.where(superseded, SUPERSEDED_USES + np.maximum(0.0, uses - 1.0), 1.0 + uses)
+    continued = _continued(index, checkpoints)
+    again = np.where(continued, CONTINUED_USES + np.maximum(0.0, uses - 1.0), 1.0 + uses)
+    state_bytes = np.maximum(1.0, c["payload"][checkpoints])
+    held = state_bytes + np.where(continued, 0.0, _kv_bytes(index, checkpoints))
     value = seconds * again / held / age
     return [*bare.tolist(), *checkpoints[np.argsort(value, kind="stable")].tolist()]
+
+
+def _continued(index: StoreIndex, checkpoints: Int64s) -> npt.NDArray[np.bool_]:
+    """Whether a longer prefix goes on from where each of ``checkpoints`` is."""
+    c = index.c
+    last = c["parent"][checkpoints]
+    # No record goes on from one that ends inside a grain: its parent has the next records as well.
+    before = np.where(c["tokens"][last] % GRAIN_TOKENS, c["parent"][last], last)
+    return (c["users"][last] > 1) | ((before != NO_ENTRY) & (c["users"][before] > 1))
+
+
+def _kv_bytes(index: StoreIndex, checkpoints: Int64s) -> npt.NDArray[np.float64]:
+    """Bytes of the KV of each checkpoint from the root on, in the proportion of its last record."""
+    c = index.c
+    last = c["parent"][checkpoints]
+    tokens = (c["tokens"][last].astype(np.int64) + GRAIN_TOKENS - 1) // GRAIN_TOKENS * GRAIN_TOKENS
+    per_token: npt.NDArray[np.float64] = c["payload"][last] / np.maximum(tokens, 1)
+    return per_token * c["position"][checkpoints]
 
 
 def evict(index: StoreIndex, blocks: int, protected: Collection[int]) -> list[tuple[int, int, int, int]]:

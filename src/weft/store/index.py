@@ -37,11 +37,11 @@ _COLUMNS: dict[str, tuple[Any, int]] = {
     "position": (np.uint32, 0), "tokens": (np.uint16, 0), "kind": (np.uint8, 0), "flags": (np.uint8, 0),
     "durable": (np.bool_, False), "space": (np.uint32, 0), "head": (np.uint64, 0), "form": (np.uint32, 0),
     "volume": (np.uint32, 0), "block": (np.uint32, 0), "payload": (np.uint32, 0), "line": (np.uint32, 0),
-    "seconds": (np.float32, 0), "uses": (np.uint32, 0), "last_use": (np.uint32, 0), "held": (np.uint64, 0),
+    "seconds": (np.float32, 0), "uses": (np.uint32, 0), "last_use": (np.uint32, 0),
     "users": (np.int32, 0), "sibling": (np.int32, NO_ENTRY), "checkpoint": (np.int32, NO_ENTRY),
 }
 """Column -> (dtype, value of an entry that is not filled). ``space``: number of the (namespace, salt) pair.
-``held``: bytes that were written for a checkpoint. ``sibling``: the next entry of a list of children or of
+``sibling``: the next entry of a list of children or of
 checkpoints. ``checkpoint``: the first checkpoint at the end of a KV record."""
 
 
@@ -103,7 +103,6 @@ class StoreIndex:
         c["parent"][part] = parents
         np.add.at(c["users"], parents[parents >= 0], 1)
         self._load_spaces(live)
-        self._load_held(count)
         own = np.flatnonzero((rows["kind"] == KV) & (rows["namespace"] == np.void(namespace)))
         entries, heads = own.tolist(), rows["head"][own].tolist()
         self.heads = dict(zip(heads, entries, strict=True))
@@ -291,10 +290,3 @@ class StoreIndex:
         for entry in checkpoints[first[above] != checkpoints].tolist():  # a second one at the same place
             sibling[entry] = sibling[first[parents[entry]]]
             sibling[first[parents[entry]]] = entry
-
-    def _load_held(self, count: int) -> None:
-        """A put writes its KV rows and then its checkpoint, so those rows are what the checkpoint holds."""
-        total = np.cumsum(self.c["payload"][:count].astype(np.uint64))
-        ends = np.flatnonzero(self.c["kind"][:count] == CHECKPOINT)
-        if len(ends):
-            self.c["held"][ends] = np.diff(total[ends], prepend=np.uint64(0))

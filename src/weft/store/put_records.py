@@ -88,7 +88,6 @@ def records_of(request: PutRequest, index: StoreIndex, places: Sequence[tuple[in
         parent_entry = add(KV, place, piece.payload, tokens, head=head, chain=chain, position=piece.start,
                            tokens=piece.end - piece.start, form=piece.form)
         parent_number, number = number, number + 1
-    entry = add(CHECKPOINT, places[-1], request.state, b"", chain=chain, position=len(request.tokens) // 4,
-                form=request.state_form)
-    index.c["held"][entry] = request.nbytes
+    add(CHECKPOINT, places[-1], request.state, b"", chain=chain, position=len(request.tokens) // 4,
+        form=request.state_form)
     return tuple(records)

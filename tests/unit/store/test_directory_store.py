@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.unit.store.contents import (
+    GRAIN_BYTES,
+    PATIENCE_S,
+    STATE_BYTES,
     assert_hit,
     assert_right_or_none,
     event_of,
@@ -20,8 +25,12 @@ from tests.unit.store.contents import (
     put,
     written,
 )
+from weft.store import writing
 from weft.store.directory_store import DirectoryStore
+from weft.store.eviction import ranked_victims
+from weft.store.reading import FetchThreads
 from weft.store.values import StagingBuffers, StoredPrefix
+from weft.store.volumes import Volumes
 
 
 @pytest.fixture
@@ -188,6 +197,62 @@ def test_a_restored_checkpoint_outlives_one_that_is_not(tmp_path: Path) -> None:
     assert_hit(store, liked, 256)
     assert store.match(None, plain, 0) is None
     store.close()
+
+
+def test_what_a_longer_prefix_goes_on_from_is_given_up_first(store: DirectoryStore) -> None:
+    plain, turn = prompt(256, 1), prompt(256, 2)
+    written(store, plain, seconds=2.0)
+    written(store, turn)
+
+    def victims() -> list[int]:
+        index = store.books.index
+        return [index.c["number"].item(entry) for entry in ranked_victims(index, ())]
+
+    assert victims() == [2, 4], "the control: the older one is first"
+    written(store, [*turn, *prompt(256, 3)])
+    assert victims()[:2] == [4, 2]
+
+
+def test_a_write_waits_for_the_reads_that_are_under_way(tmp_path: Path,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "READS_FIRST_S", PATIENCE_S)
+    waits, goes_on, order = threading.Event(), threading.Event(), list[str]()
+    wait_idle, read, write = FetchThreads.wait_idle, Volumes.read, Volumes.write
+
+    def waiting(threads: FetchThreads, seconds: float) -> None:
+        waits.set()
+        wait_idle(threads, seconds)
+
+    def reading(volumes: Volumes, *place: Any) -> None:
+        assert goes_on.wait(PATIENCE_S)
+        read(volumes, *place)
+        order.append("read")
+
+    def writes(volumes: Volumes, *place: Any) -> None:
+        order.append("write")
+        write(volumes, *place)
+
+    monkeypatch.setattr(FetchThreads, "wait_idle", waiting)
+    monkeypatch.setattr(Volumes, "read", reading)
+    monkeypatch.setattr(Volumes, "write", writes)
+    store = opened(tmp_path)
+    tokens = prompt(256)
+    written(store, tokens)
+    assert order == ["write", "write"], "the control: nothing is read, and nothing waits"
+    waits.clear()
+    order.clear()
+    prefix = store.match(None, tokens, 0)
+    assert prefix is not None
+    fetch = store.fetch(prefix, 0, StagingBuffers(memoryview(bytearray(GRAIN_BYTES * 16)),
+                                                  memoryview(bytearray(STATE_BYTES))))
+    ticket = put(store, prompt(256, 7))
+    assert ticket is not None
+    assert waits.wait(PATIENCE_S), "the write asks for no read"
+    assert order == []
+    goes_on.set()
+    assert {event_of(store, fetch).kind} == {"fetched"}
+    store.close()
+    assert order == ["read", "read", "write", "write"]
 
 
 def test_a_queue_that_is_full_refuses_and_counts(tmp_path: Path) -> None:

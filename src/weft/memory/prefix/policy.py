@@ -107,11 +107,6 @@ class Policy(Protocol):
         few. Reads only; may be called often."""
         ...
 
-    def value_of(self, node: Node) -> float:
-        """The value of the checkpoint of ``node`` now, in any unit; 0.0 without one, or in a policy without
-        values."""
-        ...
-
     def uses_of(self, node: Node) -> float | None:
         """Uses expected of the checkpoint of ``node`` from now on; None in a policy that does not know."""
         ...
@@ -152,9 +147,6 @@ class LeastRecentlyUsed:
 
     def order(self, states: Mapping[NodeId, Node]) -> Iterator[Node]:
         return iter(states.values())
-
-    def value_of(self, node: Node) -> float:
-        return 0.0
 
     def uses_of(self, node: Node) -> float | None:
         return None

@@ -140,11 +140,6 @@ class ValuePolicy:
         """The candidates for eviction with the values at which they are ranked, the lowest first."""
         return ((self._node_of(row), value) for value, row in self._candidates.ranked())
 
-    def value_of(self, node: Node) -> float:
-        """The value of the checkpoint of ``node`` at the present time; 0.0 without one."""
-        row = self._rows.get(node.id)
-        return 0.0 if row is None else self._prospects.value(row, self._prospects.rate(node))
-
     def uses_of(self, node: Node) -> float | None:
         row = self._rows.get(node.id)
         return None if row is None else self._prospects.uses(row)

@@ -44,6 +44,10 @@ class Bench:
         """The checkpoints in memory, in order of use."""
         return self.memory._books.cache.order.states
 
+    def value_of(self, node: Node) -> float:
+        prospects = self.value._prospects
+        return prospects.value(self.value._rows[node.id], prospects.rate(node))
+
     def ends_in_order(self) -> list[int]:
         """The first token of each checkpoint, the first one to evict first."""
         firsts = []
@@ -153,8 +157,28 @@ def test_it_learns_at_which_turn_a_conversation_stops(rounds: int) -> None:
     bench.ask(second, answer=8)
     bench.now_s += 1
     bench.ask(prompt((4, 16)))
-    value = {node.end: bench.value.value_of(node) for node in bench.states.values()}
+    value = {node.end: bench.value_of(node) for node in bench.states.values()}
     assert (value[72] > 3 * value[136]) == (rounds > 0)
+
+
+def test_more_uses_are_expected_where_prompts_come_back() -> None:
+    """Forty prompts that each go on 20 s later, against as many that never do."""
+    expected = []
+    for returns in (True, False):
+        bench = Bench("value", 60)
+        for number in range(40):
+            bench.ask(prompt((number, 40)))
+            bench.now_s += 20
+            bench.ask([*prompt((number if returns else 300 + number, 40)), *prompt((500 + number, 40))])
+        bench.ask(prompt((90, 40)))
+        newest = list(bench.states)[-1]
+        outlook = bench.memory.checkpoint_outlook(newest)
+        assert outlook is not None
+        assert outlook.position == 40
+        assert outlook.uses is not None
+        expected.append(outlook.uses)
+    assert expected[0] > 3 * expected[1] > 0, expected
+    assert bench.memory.checkpoint_outlook(NodeId(10 ** 9)) is None
 
 
 def test_candidates_are_valued_again_with_each_request() -> None:
@@ -168,7 +192,7 @@ def test_candidates_are_valued_again_with_each_request() -> None:
     def error() -> float:
         pairs = list(bench.value.candidates())
         assert {node.id for node, _ in pairs} == set(bench.states)
-        return max(abs(value / bench.value.value_of(node) - 1) for node, value in pairs)
+        return max(abs(value / bench.value_of(node) - 1) for node, value in pairs)
 
     draft = bench.memory.draft()
     tokens = np.array(prompt((7, 40)), np.int32)
