@@ -60,7 +60,7 @@ EXTRA_MODULES: dict[str, set[str]] = {
     "memory": _STORE_FACE,
     "schedule": _STORE_FACE,
     "engine": _STORE_FACE,
-    "sim": {*_STORE_FACE, "weft.store.virtual_store"},
+    "sim": {*_STORE_FACE, "weft.store.virtual_disk", "weft.store.virtual_store"},
     "tensor": {"weft._native"},
     "runner": {"weft.schedule.plan", "weft.engine.executor", "weft.engine.sleep_state",
                "weft.memory.frames.plan", "weft.memory.arena_work", "weft.memory.transfer_buffers",

@@ -58,8 +58,8 @@ DEFAULT_DEVICE = "H100"
                  help="Store of a node, as SIZE@RATE or SIZE@RATE@LATENCY, such as 1TB@3GB/s@100us; `none`: "
                       "without. Several with commas."),
     click.Option(["--store-write"], default="200MB/s", show_default=True,
-                 help="Most bytes that the store writes in a second, as `weft serve --store-write`; at most "
-                      "half of its rate."),
+                 help="Most bytes that the store writes in a second, as `weft serve --store-write`; reads go "
+                      "first."),
     click.Option(["--tp"], type=click.IntRange(min=1), default=1, show_default=True,
                  help="Devices that share the model."),
     click.Option(["--device"], help=f"The device: {', '.join(one.name for one in DEVICES.values())}. "

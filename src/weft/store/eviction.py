@@ -62,7 +62,9 @@ def _continued(index: StoreIndex, checkpoints: Int64s) -> npt.NDArray[np.bool_]:
     last = c["parent"][checkpoints]
     # No record goes on from one that ends inside a grain: its parent has the next records as well.
     before = np.where(c["tokens"][last] % GRAIN_TOKENS, c["parent"][last], last)
-    return (c["users"][last] > 1) | ((before != NO_ENTRY) & (c["users"][before] > 1))
+    goes_on: npt.NDArray[np.bool_] = c["users"][last] > 1
+    goes_on |= (before != NO_ENTRY) & (c["users"][before] > 1)
+    return goes_on
 
 
 def _kv_bytes(index: StoreIndex, checkpoints: Int64s) -> npt.NDArray[np.float64]:
@@ -70,8 +72,9 @@ def _kv_bytes(index: StoreIndex, checkpoints: Int64s) -> npt.NDArray[np.float64]
     c = index.c
     last = c["parent"][checkpoints]
     tokens = (c["tokens"][last].astype(np.int64) + GRAIN_TOKENS - 1) // GRAIN_TOKENS * GRAIN_TOKENS
-    per_token: npt.NDArray[np.float64] = c["payload"][last] / np.maximum(tokens, 1)
-    return per_token * c["position"][checkpoints]
+    per_token = c["payload"][last] / np.maximum(tokens, 1)
+    kv_bytes: npt.NDArray[np.float64] = per_token * c["position"][checkpoints]
+    return kv_bytes
 
 
 def evict(index: StoreIndex, blocks: int, protected: Collection[int]) -> list[tuple[int, int, int, int]]:
