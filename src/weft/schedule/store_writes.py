@@ -21,9 +21,10 @@ it is skipped and a sequence resumes at it later, it is a candidate again. A loa
 candidate: the store has it.
 
 The candidate that is expected to save the most tokens per byte is first. A policy without expectations has
-the oldest first. So the ends of answers, where conversations go on, come before the states inside prompts. A
-full store takes a state inside a prompt only once a sequence has resumed at it. A state of which more uses are
-expected than of the checkpoint below it is taken at once.
+the oldest first. So the ends of answers, where conversations go on, come before the states inside prompts.
+
+A full store takes a state inside a prompt only once a sequence has resumed at it. A state of which more uses
+are expected than of the checkpoint below it is taken at once.
 
 Buffers that wait to be written take half of the limit at most. The other half is for restores.
 

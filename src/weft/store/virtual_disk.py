@@ -10,8 +10,8 @@ A read that begins stops the write that is under way, as ``WriteThread`` stops b
 record. So reads and writes together never move more than the disk does. A read's latency is no work of the
 disk: other bytes move meanwhile.
 
-Rejected: half of the rate for each (reads need a tenth of the time, and writes need more than half); a lane for both in order of arrival (a write of 500 MB would
-delay each read behind it, as no SSD does).
+Rejected: half of the rate for each (reads need a tenth of the time, and writes need more than half); a lane
+for both in order of arrival (a write of 500 MB would delay each read behind it, as no SSD does).
 """
 
 from __future__ import annotations
