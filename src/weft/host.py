@@ -25,7 +25,7 @@ _memory_turn: int | None = None
 def use_part_of_host(cores: Sequence[int], ram_share: int, memory_turn: int | None = None) -> None:
     """This process is one of ``ram_share`` that divide the free RAM, and runs on ``cores`` alone (empty: on
     all). ``memory_turn``: the descriptor of a file that they share; the one that measures free RAM locks it
-    until ``memory_is_taken``. To be called before threads are started."""
+    until ``end_memory_turn``. To be called before threads are started."""
     global _ram_share, _memory_turn
     _ram_share, _memory_turn = ram_share, memory_turn
     if cores and sys.platform == "linux":
@@ -53,7 +53,7 @@ def free_ram_bytes() -> int:
     return free // _ram_share
 
 
-def memory_is_taken() -> None:
+def end_memory_turn() -> None:
     """This process has the memory that it chose: the next one may measure what is left."""
     if _memory_turn is not None:
         fcntl.lockf(_memory_turn, fcntl.LOCK_UN)

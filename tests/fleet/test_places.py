@@ -62,11 +62,11 @@ def test_engines_with_cores_of_their_own_start_at_once() -> None:
 
 MEASURES = """
 import sys
-from weft.host import free_ram_bytes, memory_is_taken, use_part_of_host
+from weft.host import free_ram_bytes, end_memory_turn, use_part_of_host
 use_part_of_host((), 2, int(sys.argv[1]))
 print(free_ram_bytes(), flush=True)
 sys.stdin.readline()
-memory_is_taken()
+end_memory_turn()
 print("taken", flush=True)
 sys.stdin.readline()
 """

@@ -42,7 +42,7 @@ from weft.checkpoint_report import CheckpointReport
 from weft.config import EngineConfig
 from weft.engine.engine import EngineCore
 from weft.errors import RankLostError, RequestError, UserError, WeftError
-from weft.host import memory_is_taken, use_part_of_host
+from weft.host import end_memory_turn, use_part_of_host
 from weft.memory.prefix.checkpoint_follower import CheckpointFollower
 from weft.request import Request, TokenEvent
 from weft.server.grammar_queue import GrammarQueue
@@ -311,7 +311,7 @@ def main() -> int:
         with contextlib.suppress(RequestError):  # a model without grammars refuses them per request
             assembled.core.grammars.warm()
         recorder = start_recording(launch, assembled)
-        memory_is_taken()
+        end_memory_turn()
         send(events, Ready(assembled.info, assembled.core.stats()))
         loop = EngineLoop(assembled.core, commands, events, recorder)
         stop_beating = start_beating(context, launch.events_address, loop.step_clock, launch.beat_s)
