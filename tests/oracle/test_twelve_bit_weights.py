@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from tests.fixtures.checkpoints import checkpoint
+from tests.fixtures.packed_weights import pack_small_weights
 from tests.oracle.model_driver import ModelDriver
 from tests.oracle.test_models_against_transformers import prompt
 from weft.models.loading import LoadedModel, load_model
-from weft.tensor import native
 from weft.tensor.weights import tiled
-from weft.tensor.weights import twelve_bit as packing
 from weft.tensor.weights.twelve_bit import TwelveBitWeight
 
 FAMILIES = ["lfm2", "qwen3_5", "granite", "falcon_h1", "jamba", "qwen3_5_moe"]
@@ -19,11 +18,8 @@ FORM = "bfloat16 in 12 bits"
 
 
 @pytest.fixture(autouse=True)
-def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    native.choose("auto")
-    monkeypatch.setattr(tiled, "TILED_ELEMENTS_MIN", 0)
-    monkeypatch.setattr(packing, "TWELVE_BIT_SIZE_MIN", 0)
-    monkeypatch.setattr(packing, "ODD_MOST", 0.1)
+def small_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    pack_small_weights(monkeypatch)
 
 
 def logits_of(loaded: LoadedModel) -> torch.Tensor:

@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.fixtures.checkpoints import checkpoint
+from tests.fixtures.packed_weights import pack_small_weights, stored_in_bfloat16
 from tests.oracle.test_twelve_bit_weights import FORM, logits_of
 from weft.api import Engine
 from weft.errors import CheckpointError
 from weft.models import reader
 from weft.models.loading import load_model
 from weft.models.weights_cache import WeightsCache
-from weft.tensor import native
-from weft.tensor.weights import tiled
-from weft.tensor.weights import twelve_bit as packing
 
 
 @pytest.fixture(autouse=True)
-def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    native.choose("auto")
-    monkeypatch.setattr(tiled, "TILED_ELEMENTS_MIN", 0)
-    monkeypatch.setattr(packing, "TWELVE_BIT_SIZE_MIN", 0)
-    monkeypatch.setattr(packing, "ODD_MOST", 0.1)
+def small_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    pack_small_weights(monkeypatch)
 
 
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
     return stored_in_bfloat16("qwen3_5", tmp_path / "model")
-
-
-def stored_in_bfloat16(name: str, directory: Path) -> Path:
-    """A checkpoint whose files are bfloat16."""
-    shutil.copytree(checkpoint(name), directory)
-    for file in directory.glob("*.safetensors"):
-        save_file({name: tensor.bfloat16() for name, tensor in load_file(file).items()}, file)
-    return directory
 
 
 def test_experts_are_packed_from_the_map_and_from_the_cache_alike(tmp_path: Path,
