@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.fixtures.checkpoints import checkpoint
 from tests.fleet.test_join import free_port, joining, joining_port, states
@@ -68,6 +70,22 @@ def test_a_server_without_replicas_serves_with_a_machine_that_joins(server: Runn
             return await waiting
 
     assert asyncio.run(waited()) == answers[:2]
+
+
+def test_other_weights_are_refused(server: RunningServer, token: Path, tmp_path: Path) -> None:
+    other = tmp_path / "model"
+    shutil.copytree(checkpoint("qwen3_5"), other)
+    [file] = other.glob("*.safetensors")
+    tensors = load_file(file)
+    tensors[min(tensors)] += 1
+    save_file(tensors, file, {"format": "pt"})
+    with joining(joining_port(server), token, *MACHINE) as first:
+        assert eventually(lambda: server.get("/health").json()["status"] == "ok", 40)
+        with joining(joining_port(server), token, *MACHINE, "--model", str(other)) as second:
+            output, _ = second.communicate(timeout=30)
+        assert (second.returncode, "would give other answers: weights is" in output) == (2, True), output
+        first.send_signal(signal.SIGINT)
+        assert first.wait(20) == 0
 
 
 def test_a_recording_of_no_replica_is_refused(token: Path, tmp_path: Path) -> None:
