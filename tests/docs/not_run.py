@@ -16,7 +16,7 @@ FILES = "needs a file of the reader's; tests/cli/test_bench.py runs it with one"
 TERMINAL = "waits for a person at a terminal; tests/cli/test_chat.py plays one"
 BUCKET = "needs a bucket; tests/server/test_store_bucket.py has one"
 REPLICAS = "needs a second engine; tests/fleet/test_replicas.py runs it"
-MACHINES = "needs engines of their own on other machines; tests/fleet/test_join.py starts them"
+MACHINES = "needs engines of their own on other machines; tests/fleet and tests/ranks start them"
 RAY = "needs Ray; tests/ray has it"
 FRAGMENT = "a part of a function that the page explains"
 FUZZ = "minutes; tests/server/test_openapi.py sends a few hundred of these requests"
@@ -58,6 +58,9 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/models.md", "weft serve Qwen/Qwen3.5-4B --weights-cache"): HUB,
     ("docs/openapi.md", "schemathesis run"): FUZZ,
     ("docs/plan.md", "weft plan owner/name"): HUB,
+    ("docs/ranks.md", "weft serve MODEL --tp 2 --listen-engines"): MACHINES,
+    ("docs/ranks.md", "weft join"): MACHINES,
+    ("docs/ranks.md", "weft serve MODEL --tp 2 --ray"): RAY,
     ("docs/quantization.md", "python -m benchmarks."): LONG,
     ("docs/scheduling.md", "python -c"): "runs in tests/sim, with other seeds",
     ("docs/server.md", "pip install"): HUB,
