@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import torch
 
 from weft.tensor.gpu.host_memory import CudaPin, HostBuffer, Pin
+from weft.tensor.waits import wait_for
 
 BUFFER_BYTES = 32 << 20
 BUFFERS = 2
@@ -54,7 +55,7 @@ class CudaUploads:
         return event
 
     def wait(self, transfer: Any) -> None:
-        transfer.synchronize()
+        wait_for(transfer)
 
 
 class PinnedRing:
