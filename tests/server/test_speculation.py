@@ -18,6 +18,11 @@ MESSAGES = [{"role": "user", "content": f"Remember this list.\n{LIST}\nWhat is t
 ENGINE = {"memory": "64MB", "threads": 1, "max_model_len": 1024}
 
 
+LEAST_ACCEPTED = 10
+"""Of 60 tokens. How many are drafted depends on what steps cost on this machine: some steps stay plain, to be
+measured, and more of them beside other work."""
+
+
 @pytest.fixture(scope="module")
 def plain() -> Iterator[RunningServer]:
     with running_server("", engine={**ENGINE, "speculate": "off"}) as running:
@@ -71,11 +76,11 @@ def test_a_right_prediction_is_accepted_and_counted(plain: RunningServer, server
     prediction = {"type": "content", "content": texts(expected)[0]}
     answer = chat(server, prediction=prediction, extra_body={"cache_salt": "own"})
     accepted, rejected = details(answer)
-    assert accepted > 30
+    assert accepted > LEAST_ACCEPTED
     assert accepted > rejected
     *_, last = chat(server, prediction=prediction, stream=True, stream_options={"include_usage": True},
                     extra_body={"cache_salt": "own"})
-    assert details(last)[0] > 30
+    assert details(last)[0] > LEAST_ACCEPTED
 
 
 def test_a_repeated_question_is_answered_from_the_tree_of_its_salt_alone(server: RunningServer) -> None:
