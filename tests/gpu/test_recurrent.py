@@ -129,6 +129,20 @@ def test_repeated_keys_under_no_decay_and_under_all_of_it(name: str, decay: floa
     torch.testing.assert_close(got_states, want_states, rtol=1e-4, atol=2e-5)
 
 
+def test_lines_that_decay_by_nothing_beside_lines_that_decay_by_all(device: torch.device) -> None:
+    """Kimi's decay of each line: 0, 1e-7, 1, 60, all, and turns of 0 and 70. A chunk cut by a tap, too."""
+    op = next(op for op in RECURRENCES if op.name == "kimi_delta")
+    runs, states = make_runs([], [Run(0, 66, slot=0, fresh=True)], taps=(TapPoint(0, 37, 1),)), op.states(2)
+    inputs = op.inputs(66, 2)
+    lines = torch.tensor([0.0, -1e-7, -1.0, -60.0, float("-inf"), 0.0]).repeat(4)
+    inputs["g"] = lines.expand(66, 1, -1).clone()
+    inputs["g"][1::2, :, 5::6] = -70.0
+    want, want_states = op.run_twin(inputs, states, runs)
+    got, got_states = op.run(inputs, states, runs, device)
+    torch.testing.assert_close(got, want, **close(torch.float32))
+    torch.testing.assert_close(got_states, want_states, **close(torch.float32))
+
+
 def gated_delta_net(device: torch.device) -> Net:
     def made(*shape: int, seed: int) -> torch.Tensor:
         return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(device)

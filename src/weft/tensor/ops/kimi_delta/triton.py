@@ -2,17 +2,25 @@
 
 Decodes, and prefills of states in few bits, use the recurrence of ``tensor.gpu.delta``. The pass over the
 states and the outputs are shared too. Only ``_prepare`` is specific to this op: M(k), M(q), W, U and the
-scaled q and k of a chunk of one head (``cpu`` explains the letters). Blocks of 16 x 16 places of M:
+scaled q and k of a chunk of one head (``cpu`` explains the letters). M below its diagonal comes in six levels
+of halves, all of them on tensor cores. Level h has the pairs of neighbouring blocks of h places:
 
-    below the diagonal   for each block of rows, with s the place before it:
-                         (x_i exp(G_i - G_s)) . (k_j exp(G_s - G_j))       both factors at most 1: one product
-    on the diagonal      by distance d = i - j < 16: row i meets k_(i-d), decayed by the d numbers between;
-                         their running sum grows by one term per distance, so nothing cancels
+    place  0 1 2 3 4 5 6 7      h = 1   (1, 0) (3, 2) (5, 4) (7, 6)
+                                h = 2   (2..3, 0..1) (6..7, 4..5)
+                                h = 4   (4..7, 0..3)                    up to h = 32: each pair i > j once
 
-Both are sums over the lines of the state, 32 lines at a time: each tile is then 64 x 32 and fits in
-registers. Norms are factors of rows and columns of M, as in ``gated_delta``. Rows d places up are loaded
-again, from the cache, because a tile cannot shift its rows. Sums of log decays from the chunk's begin are
-exact to 1e-7 (``tensor.gpu.products``). Products keep float32's precision, because states are checkpoints.
+    M(x)_ij = (x_i exp(sum of g over the rows' block up to i)) . (k_j exp(sum of g after j in its block))
+
+Both factors are at most 1, whatever the decays. At each level a row lies in the later block of its pair or in
+the earlier one. So it has one factor, and one tile of scaled k is the left and the right side of M(k). Sums
+of the next level add the sum of the other block of the pair. So a sum only adds decays of the places between,
+all of one sign: its relative error is at most 6 x 2^-24, and nothing cancels. Products cover the whole tile
+and a select takes the pairs: 12 products of 64 x 64 x 32 for 32 lines. Rejected: blocks of 16 whose diagonal
+is summed by distance. That is 16 rounds for 32 lines on CUDA cores, each with loads of shifted rows.
+
+Sums over the lines of the state take 32 lines at a time, so that tiles fit in registers. Norms are factors of
+rows and columns of M, as in ``gated_delta``. Products keep float32's precision, because states are
+checkpoints.
 """
 
 from __future__ import annotations
@@ -33,18 +41,17 @@ from weft.tensor.gpu.delta import (
 from weft.tensor.gpu.launch import STEP_TABLES, Blocks, compilation_of, dense_rows, padded
 from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.products import (
-    BASE,
-    LOG_DECAY_FLOOR,
     decay_of,
-    decay_sums,
     product,
     product_right,
     unit_lower_inverse,
 )
 from weft.tensor.gpu.runs import device_runs
 from weft.tensor.inputs import Runs
+from weft.units import CHUNK_TOKENS
 
 PREPARE = Blocks(32, warps=8)
+LEVELS = tl.constexpr(CHUNK_TOKENS.bit_length() - 1)
 
 
 @triton.jit
@@ -55,45 +62,24 @@ def _rows(x, t, x_row, x_head, head, line, mask, K: tl.constexpr):
 
 
 @triton.jit
-def _add_diagonal(m_keys, m_queries, keys, queries, k, g, t, tokens, head, line, place, k_row, k_head, g_row,
-                  g_head, K: tl.constexpr):
-    """Add the contribution of some lines of the state to the diagonal blocks of M(k) and M(q)."""
+def _add_pairs(m_keys, m_queries, keys, queries, g, place):
+    """Add the contribution of some lines of the state to M(k) and M(q) below their diagonals. Returns both,
+    and the sums of ``g`` up to and with each place, and after it."""
     rows, cols = place[:, None], place[None, :]
-    between = tl.zeros(keys.shape, tl.float32)
-    for distance in range(BASE):
-        reached = (place % BASE >= distance) & (place < tokens)
-        if distance > 0:
-            between += tl.maximum(_rows(g, t - distance + 1, g_row, g_head, head, line, reached, K),
-                                  LOG_DECAY_FLOOR)
-        met = _rows(k, t - distance, k_row, k_head, head, line, reached, K) * decay_of(between)
-        here = (rows - cols == distance) & reached[:, None]
-        m_keys += tl.where(here, tl.sum(keys * met, axis=1)[:, None], 0.0)
-        m_queries += tl.where(here, tl.sum(queries * met, axis=1)[:, None], 0.0)
-    return m_keys, m_queries
-
-
-@triton.jit
-def _below(whole, rest, place, at):
-    """[places, lines]: the sums less those at place ``at``."""
-    selected = place[:, None] == at
-    at_whole = tl.sum(tl.where(selected, whole, 0.0), axis=0)
-    at_rest = tl.sum(tl.where(selected, rest, 0.0), axis=0)
-    return (whole - at_whole[None, :]) + (rest - at_rest[None, :])
-
-
-@triton.jit
-def _add_below(m_keys, m_queries, keys, queries, whole, rest, place):
-    """Add the contribution of some lines of the state to the blocks of M(k) and M(q) below the diagonal.
-    ``whole``, ``rest``: sums as by ``decay_sums``."""
-    block = place[:, None] // BASE
-    for s in range(1, PLACES // BASE):
-        from_block = _below(whole, rest, place, s * BASE - 1)
-        mine, before = block == s, block < s
-        down = decay_of(tl.where(mine, from_block, 0.0))
-        right = tl.trans(tl.where(before, keys * decay_of(tl.where(before, -from_block, 0.0)), 0.0))
-        m_keys += product(tl.where(mine, keys * down, 0.0), right)
-        m_queries += product(tl.where(mine, queries * down, 0.0), right)
-    return m_keys, m_queries
+    upto, after = g, tl.zeros(g.shape, tl.float32)
+    for level in range(LEVELS):
+        block = place >> level
+        later = (block & 1) == 1
+        factor = decay_of(tl.where(later[:, None], upto, after))
+        right = keys * factor
+        pairs = later[:, None] & ((rows >> level) - 1 == (cols >> level))
+        m_keys += tl.where(pairs, product(right, tl.trans(right)), 0.0)
+        m_queries += tl.where(pairs, product(queries * factor, tl.trans(right)), 0.0)
+        other_end = ((block ^ 1) << level) + (1 << level) - 1
+        other = tl.gather(upto, tl.broadcast_to(other_end[:, None], g.shape), 0)
+        upto += tl.where(later[:, None], other, 0.0)
+        after += tl.where(later[:, None], 0.0, other)
+    return m_keys, m_queries, upto, after
 
 
 @triton.jit(do_not_specialize=["base"], do_not_specialize_on_alignment=STEP_TABLES)
@@ -121,17 +107,15 @@ def _prepare(q, k, v, g, beta, w, u, p, q_left, k_left, decay, chunk_first, chun
         line = part + tl.arange(0, BK)
         keys = _rows(k, t, k_row, k_head, head, line, here, K)
         queries = _rows(q, t, q_row, q_head, head, line, here, K)
-        whole, rest = decay_sums(_rows(g, t, g_row, g_head, head, line, here, K))
-        m_keys, m_queries = _add_diagonal(m_keys, m_queries, keys, queries, k, g, t, tokens, head, line,
-                                          place, k_row, k_head, g_row, g_head, K)
-        m_keys, m_queries = _add_below(m_keys, m_queries, keys, queries, whole, rest, place)
-        sums = whole + rest
-        last = tl.sum(tl.where(place[:, None] == PLACES - 1, sums, 0.0), axis=0)
-        left = decay_of(-_below(whole, rest, place, PLACES - 1))
+        m_keys, m_queries, upto, after = _add_pairs(m_keys, m_queries, keys, queries,
+                                                    _rows(g, t, g_row, g_head, head, line, here, K), place)
+        m_queries += tl.where(place[:, None] == place[None, :], tl.sum(queries * keys, axis=1)[:, None], 0.0)
+        over_chunk = decay_of(tl.sum(tl.where(place[:, None] == PLACES - 1, upto, 0.0), axis=0))
         tile = here[:, None] & (line < K)[None, :]
-        tl.store(decay + (c * H + head).to(tl.int64) * K + line, decay_of(last), mask=line < K)
-        tl.store(q_left + row * K + line[None, :], queries * q_scale[:, None] * decay_of(sums), mask=tile)
-        tl.store(k_left + row * K + line[None, :], keys * k_scale[:, None] * left, mask=tile)
+        tl.store(decay + (c * H + head).to(tl.int64) * K + line, over_chunk, mask=line < K)
+        tl.store(q_left + row * K + line[None, :], queries * q_scale[:, None] * decay_of(upto), mask=tile)
+        tl.store(k_left + row * K + line[None, :], keys * k_scale[:, None] * decay_of(after),
+                 mask=tile)
     tl.store(p + row * PLACES + place[None, :], m_queries * q_scale[:, None] * k_scale[None, :],
              mask=here[:, None])
 
@@ -146,9 +130,9 @@ def _prepare(q, k, v, g, beta, w, u, p, q_left, k_left, decay, chunk_first, chun
     solved = solved * k_scale[None, :]
     for part in range(0, K, BK):
         line = part + tl.arange(0, BK)
-        whole, rest = decay_sums(_rows(g, t, g_row, g_head, head, line, here, K))
+        upto = tl.cumsum(_rows(g, t, g_row, g_head, head, line, here, K), axis=0)
         keys = _rows(k, t, k_row, k_head, head, line, here, K)
-        w_tile = product(solved, keys * decay_of(whole + rest))
+        w_tile = product(solved, keys * decay_of(upto))
         tl.store(w + row * K + line[None, :], w_tile, mask=here[:, None] & (line < K)[None, :])
 
 
