@@ -22,7 +22,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-com
 export OMP_WAIT_POLICY := passive
 
 .PHONY: fuzz
-.PHONY: help install serve quick test test-gpu test-ranks-gpu compile-gpu check sanitize bench clean
+.PHONY: help install serve quick test test-gpu test-ranks-gpu compile-gpu check lowest sanitize bench clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 7
@@ -79,6 +79,10 @@ test-ranks-gpu:
 # Every shape of every Triton kernel, compiled for each GPU of the gate: minutes, and no GPU.
 compile-gpu: install
 	@TRITON_INTERPRET=0 $(BIN)/python -m weft.tensor.gpu.compile_gate --all
+
+# The lowest versions that pyproject.toml states, in an environment of their own: ten minutes, and gigabytes.
+lowest:
+	@PYTHON=$(PYTHON) tests/lowest.sh
 
 # The kernels' tests with addresses and arithmetic checked: a minute or two, half of it compiling. TABLE=portable for
 # another instruction set than the best one of this machine.
