@@ -98,6 +98,8 @@ async def test_a_replica_is_drained_and_started_again(server: RunningServer, und
     assert len(engine_pids(server)) == 1
     assert server.get("/health").json() == {"status": "ok"}
     assert await singing == undisturbed
+    drained = replicas(server)[1]
+    assert (drained["sequences"], drained["running"], drained["waiting"]) == (0, 0, 0), drained
     assert main(["drain", "0", "--url", server.url]) == 2
     assert "the last one that serves" in capsys.readouterr().err
     assert main(["drain", "7", "--url", server.url]) == 2

@@ -1,4 +1,4 @@
-"""An engine that is stopped for 20 s and goes on, and an engine that is slow: no answer fails, none differs.
+"""An engine that is stopped and goes on, and one that is slow: no answer fails, none differs.
 
 The stop begins with the first test that needs it. The tests between pass its time."""
 
@@ -95,7 +95,7 @@ async def test_the_router_leaves_a_slow_engine_alone(tmp_path: Path) -> None:
         assert share[slow] <= 4, f"replica {slow} is the slow one: {share}"
 
 
-def test_streams_of_an_engine_that_stops_for_20_s_go_on_there(half_stopped: Stopped) -> None:
+def test_streams_of_an_engine_that_stops_and_goes_on_stay_there(half_stopped: Stopped) -> None:
     server = half_stopped.server
     time.sleep(max(half_stopped.until_s - time.monotonic(), 0.0))
     assert sum(one.done() for one in half_stopped.answers) == ANSWERS // 2

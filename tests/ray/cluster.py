@@ -24,6 +24,7 @@ from tests.server.scripted_engine import write_model_directory
 
 START_S = 180.0
 TOKENS = 400
+QUEUED = 60
 
 
 def replicas(server: RunningServer) -> list[dict[str, Any]]:
@@ -67,7 +68,8 @@ def main() -> int:
         # A model with a config.json: with --ray the server reads the tokenizer from its own directory.
         directory = write_model_directory(Path(folder))
         (directory / "config.json").write_text("{}")
-        server = RunningServer("tests.server.scripted_engine:build_paced", {"model": str(directory)},
+        engine = {"model": str(directory), "max_num_seqs": 4}
+        server = RunningServer("tests.server.scripted_engine:build_paced", engine,
                                {"ray": cluster.address, "replicas": "2..3"}, "Ctrl-C finishes")
         try:
             check("two replicas join", lambda: ready(server) == 2)
@@ -87,6 +89,17 @@ def main() -> int:
                   == undisturbed, 0)
             check("the replica is placed on another node", lambda: ready(server) == 2)
             check("on nodes that live", lambda: lost.node_id not in nodes_in_use() and len(groups()) == 2)
+            cluster.add_node(num_cpus=1)
+
+            async def queue_up() -> list[str]:
+                singing = asyncio.create_task(sung(server, QUEUED, max_tokens=4 * TOKENS))
+                await asyncio.to_thread(check, "a long queue brings a third replica",
+                                        lambda: ready(server) == 3)
+                return await singing
+
+            queued = asyncio.run(queue_up())
+            check("on a node of its own", lambda: len(nodes_in_use()) == 3, 0)
+            check("the queue got the same tokens", lambda: queued[:4] == answers and len(queued) == QUEUED, 0)
         finally:
             server.interrupt()
             code = server.exit_code(30)

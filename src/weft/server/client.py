@@ -220,7 +220,7 @@ class EngineClient:
 
     def _take(self, report: StepReport) -> None:
         if report.stats is not None:
-            self.stats = report.stats
+            self.stats = report.stats if self.death is None else _without_requests(report.stats)
         if report.step_tokens:
             self._on_step_tokens(report.step_tokens)
         for reply in report.replies:
@@ -242,8 +242,7 @@ class EngineClient:
         """The first reason stays."""
         if self.death is None:
             self.death, self.state = error, "dead"
-            if self.stats is not None:  # nothing runs in it any more
-                self.stats = msgspec.structs.replace(self.stats, running=0, waiting=0)
+            self.stats = None if self.stats is None else _without_requests(self.stats)
         self._replies.fail_all(EngineUnavailableError(self.death.message))
         self._started.set()
         self._died.set()
@@ -253,6 +252,11 @@ def follow_checkpoints(client: EngineClient, *, pages: bool) -> None:
     """Asks for a snapshot of its checkpoints, and for reports of what changes from then on. Never waits."""
     if client.state == "ready":
         client.link.post(Follow(pages))
+
+
+def _without_requests(stats: EngineStats) -> EngineStats:
+    """Of an engine that is dead or ends: its sequences are computed elsewhere."""
+    return msgspec.structs.replace(stats, running=0, waiting=0)
 
 
 def _fatal_error(report: Fatal) -> WeftError:
