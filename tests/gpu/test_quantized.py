@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests.gpu.tolerances import close
-from tests.ops.quantised import noise, weight
+from tests.ops.quantised import fp8_weight, noise, weight
 from weft.tensor.ops.moe import moe
 from weft.tensor.ops.moe.naive import moe as naive_moe
 from weft.tensor.ops.quantized_linear import byte_inputs, naive, quantized_linear, triton
-from weft.tensor.weights.quantized import QuantizedWeight
+from weft.tensor.weights.quantized import Codes, QuantizedWeight, in_tiles
 from weft.units import PAD
 
 
@@ -103,3 +103,52 @@ def test_one_side_may_be_quantised_alone(device: torch.device) -> None:
     for parts in ((up.dense().to(device), on(down, device)), (on(up, device), down.dense().to(device))):
         got = moe(x.to(device), ids.to(device), shares.to(device), *parts).cpu()
         torch.testing.assert_close(got, want, atol=2e-4 * float(want.abs().max()), rtol=1e-3)
+
+
+@pytest.mark.parametrize(("high", "lanes"), [(32, 1), (24, 16)])
+def test_a_product_with_fp8_is_that_of_its_widened_values(high: int, lanes: int, device: torch.device,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that tiles of 16 rows divide have one scale for a tile; others one for each row."""
+    weight = fp8_weight(70, 200, high=high)
+    assert (weight.scales.shape[-1], weight.form) == (lanes, "fp8")
+    bias = noise(5, 70)
+    for rows in (1, 19):
+        x = noise(rows, rows, 200)
+        want = naive.quantized_linear(x, weight, bias)
+        got = quantized_linear(x.to(device), on(weight, device), bias.to(device)).cpu()
+        scale = float(want.abs().max())
+        torch.testing.assert_close(got, want, atol=1e-5 * scale, rtol=1e-5)
+    for dtype in (torch.float32, torch.float16):
+        assert torch.equal(triton.dense(on(weight, device), dtype).cpu(), weight.dense(dtype=dtype))
+    monkeypatch.setattr(triton, "DENSE_ROWS", 19)
+    many = quantized_linear(x.to(device), on(weight, device), bias.to(device)).cpu()
+    torch.testing.assert_close(many, want, atol=1e-5 * scale, rtol=1e-5)
+    other = naive.quantized_linear(x, fp8_weight(70, 200, high=64), bias)
+    assert (want - other).abs().max() > 1e-2 * scale, "the control: other scales, another product"
+
+
+def test_every_byte_of_fp8_is_its_number(device: torch.device) -> None:
+    """Zeros of both signs, numbers below 2^-6, NaN."""
+    codes = torch.arange(256, dtype=torch.uint8).view(8, 32)
+    weight = in_tiles(Codes(8, codes, torch.ones(8, 1), None, 32, fp8=True))
+    got = triton.dense(on(weight, device), torch.float32).cpu()
+    want = codes.view(torch.float8_e4m3fn).float()
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+    assert int(got.isnan().sum()) == 2
+    assert torch.equal(got.signbit() & ~got.isnan(), want.signbit() & ~want.isnan())
+
+
+def test_experts_in_fp8_equal_their_formula(device: torch.device) -> None:
+    tokens, experts, inner, width = 5, 4, 48, 72
+    up, down = fp8_weight(experts, 2 * inner, width, high=48), fp8_weight(experts, width, inner, high=24)
+    assert (up.scales.shape[-1], down.scales.shape[-1]) == (1, 16)
+    x, shares = noise(7, tokens, width), noise(8, tokens, 2).abs()
+    ids = torch.tensor([[0, 3], [PAD, 3], [2, PAD], [PAD, PAD], [3, 2]])
+    up.codes[1], down.codes[1] = 0x7F, 0x7F      # NaN in an expert that no token chose
+    want = naive_moe(x, ids, shares, up.dense(), down.dense())
+    got = moe(x.to(device), ids.to(device), shares.to(device), on(up, device), on(down, device)).cpu()
+    torch.testing.assert_close(got, want, atol=2e-4 * float(want.abs().max()), rtol=1e-3)
+    assert not got[3].any()
+    ids[3, 0] = 1      # the control: it is read when it is chosen
+    assert moe(x.to(device), ids.to(device), shares.to(device), on(up, device),
+               on(down, device))[3].isnan().all()

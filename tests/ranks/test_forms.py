@@ -5,31 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.fixtures import quantised_forms
 from tests.fixtures.checkpoints import make_checkpoint
-from tests.fixtures.quantised_forms import FORMS, Form, Tensors, write
+from tests.fixtures.quantised_forms import FORMS, write
 from tests.ranks.threads import load_ranks, logits_of
 from weft.errors import CheckpointError
 from weft.models.loading import load_model
 
 TOLERANCE = 1e-5
-HIGH, WIDE = 16, 32
-
-
-def fp8_blocks(name: str, matrix: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """Blocks that heads are multiples of, as in real checkpoints."""
-    rows, columns = matrix.shape
-    blocks = matrix.view(rows // HIGH, HIGH, columns // WIDE, WIDE)
-    scales = blocks.abs().amax((1, 3)) / 448
-    stored = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn)
-    values = (stored.float() * scales[:, None, :, None]).view(rows, columns)
-    return {name: stored.view(rows, columns), f"{name}_scale_inv": scales}, values
-
-
-ALIGNED = {**FORMS, "fp8": Form({"quant_method": "fp8", "weight_block_size": [HIGH, WIDE],
-                                 "activation_scheme": "dynamic"}, fp8_blocks, "_scale_inv", "float32")}
+ALIGNED = {**FORMS, "fp8": quantised_forms.fp8(16, 32)}
+"""Blocks that heads are multiples of, as in real checkpoints."""
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,7 @@ from weft.models.tensor_check import TensorCheck
 from weft.models.tensor_source import OnProgress
 from weft.models.weights_cache import WeightsCache
 from weft.spec import DTypeName, ModelSpec
+from weft.tensor import gpu
 from weft.tensor.layout import DTYPES
 
 _NAMES_SHOWN = 4
@@ -87,7 +88,8 @@ def load_model(directory: Path, dtype: DTypeChoice = "auto",
     architecture = architecture if share is None else share.architecture
     defaults = read_generation_defaults(checkpoint.directory, checkpoint.config)
     build = FAMILIES[architecture.family]
-    runtime = RuntimeForm(quantize, exact_inputs=not quantize_inputs, twelve_bit=twelve_bit)
+    runtime = RuntimeForm(quantize, exact_inputs=not quantize_inputs, twelve_bit=twelve_bit,
+                          on_gpu_kernels=gpu.reaches(device or torch.device("cpu")))
     started_s = time.perf_counter()
     with torch.inference_mode():
         check = TensorCheck(checkpoint, DTYPES[chosen], runtime, share)

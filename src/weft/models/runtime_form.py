@@ -5,6 +5,8 @@
     experts          tiled or plain           int8           int4                          int8
     the head         tiled, packed or plain   int8           int8 (it is felt most)        w8a8
     codes of files   as they are              as they are    as they are                   int8 ones: w8a8
+    fp8 of files     as it is on GPUs;        int8           int4                          w8a8
+                     else as float matrices
 
 w8a8 has the codes of int8; its inputs are int8 as well, on every machine (csrc/w8a8.inl).
 
@@ -34,12 +36,19 @@ _BITS: dict[QuantizeChoice, int] = {"int8": 8, "int4": 4, "w8a8": 8}
 @dataclass(frozen=True, slots=True)
 class RuntimeForm:
     """``exact_inputs``: quantised layers see their inputs as they are. ``packs``: whether plain matrices may
-    be put into another order. ``twelve_bit``: whether tiles of bfloat16 may be kept in 12 bits a weight."""
+    be put into another order. ``twelve_bit``: whether tiles of bfloat16 may be kept in 12 bits a weight.
+    ``on_gpu_kernels``: the Triton kernels will multiply."""
 
     quantize: QuantizeChoice = "none"
     exact_inputs: bool = False
     packs: bool = True
     twelve_bit: bool = True
+    on_gpu_kernels: bool = False
+
+    @property
+    def keeps_fp8(self) -> bool:
+        """Whether matrices that are stored in fp8 stay so."""
+        return self.on_gpu_kernels and self.quantize == "none"
 
     def of_values(self, weight: torch.Tensor, *, head: bool = False) -> PlainWeight:
         """``weight`` [out, in], which the caller gives away."""

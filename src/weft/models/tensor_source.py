@@ -52,6 +52,7 @@ class TensorAccess(ABC):
         self.share = share
         self.runtime = runtime or RuntimeForm()
         self.form = stored_form(checkpoint.config, checkpoint.tensors)
+        self.form.keeps_fp8 = self.runtime.keeps_fp8
         if share is not None:
             self.form.tensors = RankHeaders(checkpoint.tensors, self.cut_of)
         self.used: set[str] = set()

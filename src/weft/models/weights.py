@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from weft.models.blocks.linear import JoinedWeight, Linear, PlainWeight
+from weft.models.forms.stored_form import Grouping
 from weft.models.tensor_source import TensorAccess
 from weft.tensor.ops.moe import ExpertWeights
 from weft.tensor.weights.expert_tiles import ExpertTiles
@@ -102,6 +103,8 @@ class TensorSource(TensorAccess):
 
     def all_experts(self, name: str, count: int, rows: int, columns: int) -> ExpertWeights:
         """The same of one stored tensor [count, rows, columns]."""
+        if self._grouping(name, columns) is not None:
+            return self._held_codes(self.runtime.of_codes(self._codes((name, rows), columns, count)))
         tiles = self.runtime.tiles_experts(self.device, self.dtype, count * rows, columns)
         packed = self._packed_experts(name, count, rows, columns) if tiles else None
         if packed is not None:
@@ -114,13 +117,13 @@ class TensorSource(TensorAccess):
             return self._counted(out)
         return self._held_codes(stacked([self.runtime.rounded(one) for one in out]))
 
-    def _grouping(self, name: str, columns: int) -> tuple[int, int] | None:
+    def _grouping(self, name: str, columns: int) -> Grouping | None:
         """How the codes of a matrix are grouped; None where it is stored as values."""
         full = self.checkpoint.prefix + name
         return self.form.grouping(full, columns) if self.form.holds(full) else None
 
-    def _codes(self, part: Part, columns: int) -> Codes:
-        codes = self.form.read(self._stored, self.checkpoint.prefix + part[0], (part[1], columns))
+    def _codes(self, part: Part, columns: int, *stack: int) -> Codes:
+        codes = self.form.read(self._stored, self.checkpoint.prefix + part[0], (*stack, part[1], columns))
         assert isinstance(codes, Codes)
         return codes.reordered(part[2]) if len(part) == 3 else codes
 
@@ -161,10 +164,9 @@ class TensorSource(TensorAccess):
         return weight
 
 
-def _runs(parts: Sequence[tuple[tuple[int, int] | None, Part]],
-          ) -> list[tuple[tuple[int, int] | None, list[Part]]]:
+def _runs(parts: Sequence[tuple[Grouping | None, Part]]) -> list[tuple[Grouping | None, list[Part]]]:
     """Neighbours of the same kind together."""
-    runs: list[tuple[tuple[int, int] | None, list[Part]]] = []
+    runs: list[tuple[Grouping | None, list[Part]]] = []
     for grouping, part in parts:
         if runs and runs[-1][0] == grouping:
             runs[-1][1].append(part)

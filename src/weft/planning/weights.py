@@ -70,7 +70,7 @@ ODD_SHARE = 1e-4
 TWELVE_BIT = WeightForm("bfloat16 in 12 bits", 16, twelve_bit=True)
 
 FORMS: dict[str, WeightForm] = {
-    "fp8": WeightForm("fp8", 8, 128 * 128, 32),     # e4m3, a float32 scale for each block of 128 x 128
+    "fp8": WeightForm("fp8", 8, 16 * 128, 32),      # e4m3, a float32 scale for 16 rows of 128 columns
     "int8": WeightForm("int8", 8, 128, 16),         # a 16-bit scale for each 128
     "w8a8": WeightForm("w8a8", 8, 128, 16),         # the codes of int8
     "int4": WeightForm("int4", 4, 128, 16 + 4),     # AWQ, GPTQ: a 16-bit scale and a 4-bit zero for each 128
@@ -103,8 +103,8 @@ def count_weights(whole: Architecture, rank: Architecture, tp: int, form: Weight
 
 def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None, *,
             twelve_bit: bool = False) -> WeightForm:
-    """How the matrices are stored: as ``asked`` (a name of FORMS), as config.json says, or in ``dtype``.
-    ``twelve_bit``: a CPU that keeps large matrices of bfloat16 in 12 bits.
+    """How the matrices are kept in memory: as ``asked`` (a name of FORMS), as config.json says, or in
+    ``dtype``. ``twelve_bit``: a CPU that keeps large matrices of bfloat16 in 12 bits.
 
     Raises CheckpointError for a quantisation that config.json names and this does not know.
     """
@@ -117,8 +117,10 @@ def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None, *,
         return WeightForm(dtype, 8 * ITEM_BYTES[dtype])
     method = str(settings.get("quant_method", "unknown"))
     if method == "fp8":
-        rows, columns = settings.get("weight_block_size") or (1, 1 << 20)
-        return WeightForm("fp8", 8, int(rows) * int(columns), 32)
+        _, columns = settings.get("weight_block_size") or (1, 1 << 20)
+        if twelve_bit and dtype == "bfloat16":      # a CPU widens it
+            return TWELVE_BIT
+        return WeightForm("fp8", 8, 16 * int(columns), 32)
     scheme: Any = {"num_bits": settings.get("bits"), "group_size": settings.get("group_size")}
     if method == "compressed-tensors":
         groups = settings.get("config_groups") or {}

@@ -1,8 +1,8 @@
 """Which form a checkpoint's matrices are stored in: ``quantization_config`` of config.json -> StoredForm.
 
     none                 plain tensors
-    fp8                  e4m3 with a scale per block           -> widened
-    compressed-tensors   int8, int4 in words, or fp8           -> codes as they are; fp8 widened
+    fp8                  e4m3 with a scale per block           -> codes as they are on GPUs, else widened
+    compressed-tensors   int8, int4 in words, or fp8           -> codes as they are; fp8 as above
     gptq, awq            int4 (gptq: also int8) in words       -> codes as they are
 
 What config.json says is settled here; which tensor is stored how is seen from the headers, so lists of

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from weft.models.forms.stored_form import FLOATS, Ask, MatrixPiece, StoredForm, refuse, unpacked
+from weft.models.forms.stored_form import FLOATS, Ask, Grouping, MatrixPiece, StoredForm, refuse, unpacked
 from weft.tensor.weights.quantized import LINE, Codes
 
 _PLACE_OF_ROW = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -36,9 +36,9 @@ class Awq(StoredForm):
     def holds(self, name: str) -> bool:
         return _part(name, "qweight") in self.tensors
 
-    def grouping(self, name: str, columns: int) -> tuple[int, int] | None:
+    def grouping(self, name: str, columns: int) -> Grouping | None:
         group = max(self.group, 0)
-        return None if group % LINE else (_BITS, group)
+        return None if group % LINE else Grouping(_BITS, group)
 
     def piece(self, name: str) -> MatrixPiece | None:
         group = max(self.group, 0)

@@ -6,8 +6,8 @@
 
     value = (weight - zero point) * scale          packed codes have 2^(bits-1) added, so have packed zeros
 
-Integer weights are kept as codes, fp8 is widened. Scales of activations are left: inputs are rounded by their
-own largest values. Source: the compressed-tensors library's compressors.
+Integer weights are kept as codes, fp8 on GPUs; elsewhere it is widened. Scales of activations are left:
+inputs are rounded by their own largest values. Source: the compressed-tensors library's compressors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from weft.models.forms.stored_form import FLOATS, Ask, MatrixPiece, StoredForm, refuse, unpacked
+from weft.models.forms.stored_form import FLOATS, Ask, Grouping, MatrixPiece, StoredForm, refuse, unpacked
 from weft.tensor.weights.quantized import LINE, ZERO_POINT, Codes
 
 _METHOD = "compressed-tensors"
@@ -47,13 +47,16 @@ class Compressed(StoredForm):
     def holds(self, name: str) -> bool:
         return self.dtype_of(name) in ("I8", "F8_E4M3") or f"{name}_packed" in self.tensors
 
-    def grouping(self, name: str, columns: int) -> tuple[int, int] | None:
-        if f"{name}_packed" not in self.tensors and self.dtype_of(name) != "I8":
+    def grouping(self, name: str, columns: int) -> Grouping | None:
+        fp8, block = self.dtype_of(name) == "F8_E4M3", self._block()
+        if fp8 and not self.keeps_fp8:
             return None
         scale = self.tensors.get(f"{name}_scale")
         groups = scale.shape[1] if scale is not None and len(scale.shape) == 2 else 1
         group = 0 if groups <= 1 else columns // groups
-        return (self._bits(name, columns), group) if group % LINE == 0 else None
+        if fp8 and block is not None:
+            group = block[1]
+        return Grouping(self._bits(name, columns), group, fp8) if group % LINE == 0 else None
 
     def _bits(self, name: str, columns: int) -> int:
         """By the words of a row: layers may differ."""
@@ -74,7 +77,7 @@ class Compressed(StoredForm):
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
         rows, columns = shape
         if self.dtype_of(name) == "F8_E4M3":
-            return ask(name, shape, ("F8_E4M3",)).float() * self._by_element(ask, name, rows, columns)
+            return self._fp8(ask, name, rows, columns)
         scale_shape = self._scale_shape(name, rows)
         scales = ask(f"{name}_scale", scale_shape, FLOATS).float()
         groups = scale_shape[1] if len(scale_shape) == 2 else 1
@@ -112,17 +115,20 @@ class Compressed(StoredForm):
                 return int(block[0]), int(block[1])
         return None
 
-    def _by_element(self, ask: Ask, name: str, rows: int, columns: int) -> torch.Tensor:
-        """Scales of fp8, for each element: of the tensor, of rows, of groups or of blocks."""
-        shape: tuple[int, ...] = self._scale_shape(name, rows)
+    def _fp8(self, ask: Ask, name: str, rows: int, columns: int) -> Codes | torch.Tensor:
+        """Scales are of the tensor, of rows, of groups or of blocks."""
+        codes = ask(name, (rows, columns), ("F8_E4M3",)).view(torch.uint8)
         block = self._block()
         if block is not None:
-            shape = (-(-rows // block[0]), -(-columns // block[1]))
-            scales = ask(f"{name}_scale", shape, FLOATS).float()
-            by_row = scales.repeat_interleave(block[0], dim=0)[:rows]
-            return by_row.repeat_interleave(block[1], dim=1)[:, :columns]
-        scales = ask(f"{name}_scale", shape, FLOATS).float().reshape(-1, shape[1] if len(shape) == 2 else 1)
-        return scales.repeat_interleave(columns // scales.shape[1], dim=1)
+            scales = ask(f"{name}_scale", (-(-rows // block[0]), -(-columns // block[1])), FLOATS).float()
+            by_row, group = scales.repeat_interleave(block[0], dim=0)[:rows], block[1]
+        else:
+            shape = self._scale_shape(name, rows)
+            groups = shape[1] if len(shape) == 2 else 1
+            by_row = ask(f"{name}_scale", shape, FLOATS).float().reshape(-1, groups).expand(rows, groups)
+            group = columns // groups if groups > 1 else -(-columns // LINE) * LINE
+        stored = Codes(8, codes, by_row, None, group, fp8=True)
+        return stored if self.grouping(name, columns) is not None else stored.dense()
 
 
 def _unsigned(codes: torch.Tensor) -> torch.Tensor:

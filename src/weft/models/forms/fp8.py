@@ -3,9 +3,10 @@
     x.weight            F8_E4M3 [rows, columns]
     x.weight_scale_inv  [rows / 128, columns / 128] up:  value = weight * scale_inv[row / 128, column / 128]
 
-(the name says inverse, of the scale that made it; it is multiplied with). Widened to the model's dtype: no
-CPU computes in fp8, and bfloat16 has every bit of e4m3. It takes twice the memory of the files; --quantize
-int8 keeps it near theirs. Source: transformers ``finegrained_fp8``.
+(the name says inverse, of the scale that made it; it is multiplied with). GPUs keep the codes: their kernels
+dequantise them in registers. On a CPU they are widened to the model's dtype, as no CPU computes in fp8: that
+takes twice the memory of the files, and --quantize int8 keeps it near theirs. Blocks whose columns are no
+multiple of 32 are widened too. Source: transformers ``finegrained_fp8``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 
 import torch
 
-from weft.models.forms.stored_form import Ask, MatrixPiece, StoredForm, refuse
+from weft.models.forms.stored_form import Ask, Grouping, MatrixPiece, StoredForm, refuse
+from weft.tensor.weights.quantized import LINE, Codes
 
 SCALES = ("F32", "BF16", "F16", "F8_E8M0")
 
@@ -33,18 +35,20 @@ class BlockFp8(StoredForm):
     def holds(self, name: str) -> bool:
         return self.dtype_of(name) == "F8_E4M3"
 
-    def grouping(self, name: str, columns: int) -> None:
-        return None
+    def grouping(self, name: str, columns: int) -> Grouping | None:
+        wide = self.block[1]
+        return Grouping(8, wide, fp8=True) if self.keeps_fp8 and wide % LINE == 0 else None
 
     def piece(self, name: str) -> MatrixPiece | None:
         if not name.endswith("_scale_inv"):
             return None
         return MatrixPiece(name.removesuffix("_scale_inv"), (-2, self.block[0]), (-1, self.block[1]))
 
-    def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:
         *stack, rows, columns = shape
         high, wide = self.block
         weight = ask(name, shape, ("F8_E4M3",))
         scales = ask(f"{name}_scale_inv", (*stack, -(-rows // high), -(-columns // wide)), SCALES).float()
         by_row = scales.repeat_interleave(high, dim=-2)[..., :rows, :]
-        return weight.float() * by_row.repeat_interleave(wide, dim=-1)[..., :columns]
+        stored = Codes(8, weight.view(torch.uint8), by_row, None, wide, fp8=True)
+        return stored if self.grouping(name, columns) is not None else stored.dense()

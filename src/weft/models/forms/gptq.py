@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from weft.models.forms.stored_form import FLOATS, Ask, MatrixPiece, StoredForm, refuse, unpacked
+from weft.models.forms.stored_form import FLOATS, Ask, Grouping, MatrixPiece, StoredForm, refuse, unpacked
 from weft.tensor.weights.quantized import LINE, Codes
 
 
@@ -42,9 +42,9 @@ class Gptq(StoredForm):
     def holds(self, name: str) -> bool:
         return _part(name, "qweight") in self.tensors
 
-    def grouping(self, name: str, columns: int) -> tuple[int, int] | None:
+    def grouping(self, name: str, columns: int) -> Grouping | None:
         group = max(self.group, 0)
-        return None if self.ordered or group % LINE else (int(self.bits), group)
+        return None if self.ordered or group % LINE else Grouping(int(self.bits), group)
 
     def piece(self, name: str) -> MatrixPiece | None:
         each, group = 32 // self.bits, max(self.group, 0)

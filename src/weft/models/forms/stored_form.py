@@ -3,6 +3,7 @@
     TensorSource --wants "x.weight" [rows, columns]--> StoredForm.read(ask, ...) --ask("x.qweight", ...)--+
                                                                                                           |
       Codes (kept in 8 or 4 bits)  or  a float32 tensor (widened)  <--------------------------------------+
+      fp8 is kept if ``keeps_fp8`` is set, on GPUs
 
 ``ask(name, shape, dtypes)`` gives one stored tensor as it lies in the file. Against headers it gives a meta
 tensor and notes what is wrong. So a form states what it needs once, like a model does. Its arithmetic must
@@ -14,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 
@@ -40,10 +41,20 @@ class MatrixPiece:
     columns: tuple[int, int] | None
 
 
+class Grouping(NamedTuple):
+    """Of codes that become one matrix: ``columns`` per scale, 0 for whole rows."""
+
+    bits: int
+    columns: int
+    fp8: bool = False
+
+
 class StoredForm(ABC):
-    """``settings``: quantization_config. ``tensors``: of the checkpoint, set once the form is chosen."""
+    """``settings``: quantization_config. ``tensors``: of the checkpoint, set once the form is chosen.
+    ``keeps_fp8``: whether matrices in fp8 are given as codes."""
 
     tensors: Mapping[str, StoredTensor]
+    keeps_fp8: bool = False
     left_ends: tuple[str, ...] = ()
     """Ends of names that no model reads and that a checkpoint may have."""
 
@@ -56,9 +67,9 @@ class StoredForm(ABC):
         """Whether the matrix ``name`` ("….weight") is stored in this form, as the headers tell."""
 
     @abstractmethod
-    def grouping(self, name: str, columns: int) -> tuple[int, int] | None:
-        """(bits, columns per scale) where ``read`` gives Codes of a matrix with ``columns``; None where it
-        widens. Only for what it holds; a scale for whole rows counts as 0 columns."""
+    def grouping(self, name: str, columns: int) -> Grouping | None:
+        """How ``read`` groups the Codes of a matrix with ``columns``; None where it widens. Only for what it
+        holds."""
 
     @abstractmethod
     def read(self, ask: Ask, name: str, shape: tuple[int, ...]) -> Codes | torch.Tensor:

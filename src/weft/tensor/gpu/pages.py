@@ -30,6 +30,8 @@ from weft.tensor import gpu
 from weft.tensor.gpu.compilation import SMALL_SHARED
 
 FP8_NONE, FP8_HARDWARE, FP8_BITS = 0, 1, 2
+FP8_HARDWARE_OLDEST = 89
+"""The lowest compute capability (times ten) that converts fp8."""
 
 TRITON_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int8: "i8",
                 torch.float8_e4m3fn: "u8"}
@@ -44,8 +46,10 @@ def fp8_kind(dtype: torch.dtype, device: torch.device) -> int:
     if dtype != torch.float8_e4m3fn:
         return FP8_NONE
     # The interpreter's conversion turns NaN into a number.
-    hardware = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
-    return FP8_HARDWARE if hardware else FP8_BITS
+    if device.type != "cuda":
+        return FP8_BITS
+    major, minor = torch.cuda.get_device_capability(device)
+    return FP8_HARDWARE if 10 * major + minor >= FP8_HARDWARE_OLDEST else FP8_BITS
 
 
 def product_of(query: torch.dtype, page: torch.dtype) -> tuple[tl.dtype, str]:

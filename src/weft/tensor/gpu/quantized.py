@@ -6,10 +6,15 @@ in that order, in 16-byte loads, and registers reorder them at no cost:
 
     int8   [BN/16, BK/4 x 16 x 4] --view, permute--> W^T [BK, BN]
     int4   [BN/16, BK/8 x 16 x 4] --halves join----> [BN/16, BK/8, 16, 4, 2] --permute--> W^T [BK, BN]
+    fp8    as int8
 
 A code becomes a float by bit operations (2^23 + code, less 2^23 and the zero), because the conversion unit
 takes 16 numbers a clock. Code less zero is exact. Its product with the scale is rounded once, to the dtype of
-the other factor: these are the numbers of ``QuantizedWeight.dense``.
+the other factor: these are the numbers of ``QuantizedWeight.dense``. A byte of fp8 becomes a float as bytes
+of pages do (``widen``), and nothing is subtracted: factors are those of the model with widened weights.
+
+Rejected for fp8: activations in fp8 too. Their three bits of mantissa change every product. From some number
+of rows on it would pay, and then a prompt would see other numbers than its own hit and its decodes.
 
 Rejected: another layout on GPUs (a second set of bugs, and one checkpoint file could not serve both).
 """
@@ -18,9 +23,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
+from weft.tensor.gpu.pages import FP8_NONE, fp8_kind, widen
 from weft.tensor.weights.quantized import LINE, TILE_ROWS, QuantizedWeight
 
 FORMS: dict[str, str] = {"codes": "*u8", "zeros": "*u8"}
@@ -30,20 +37,22 @@ FORMS: dict[str, str] = {"codes": "*u8", "zeros": "*u8"}
 def constants_of(weight: QuantizedWeight) -> dict[str, Any]:
     """The compile-time constants of one matrix of ``weight``."""
     columns = weight.codes.shape[-3] * TILE_ROWS * 4 // (2 * weight.bits)
+    fp8 = fp8_kind(torch.float8_e4m3fn, weight.device) if weight.fp8 else FP8_NONE
     return form(weight.bits, weight.codes.shape[-4] * TILE_ROWS, columns, weight.group,
-                zeros=weight.zeros is not None)
+                zeros=weight.zeros is not None, fp8=fp8, lanes=weight.scales.shape[-1])
 
 
-def form(bits: int, rows: int, columns: int, group: int, *, zeros: bool = False) -> dict[str, Any]:
-    """``rows`` and ``columns`` as stored: whole tiles, whole lines."""
+def form(bits: int, rows: int, columns: int, group: int, *, zeros: bool = False, fp8: int = FP8_NONE,
+         lanes: int = TILE_ROWS) -> dict[str, Any]:
+    """``rows`` and ``columns`` as stored: whole tiles, whole lines. ``lanes``: scales of a tile's group."""
     return {"BITS": bits, "GROUP": group, "GROUPS": -(-columns // group), "TILES": rows // TILE_ROWS,
-            "LINES": columns // LINE, "ZEROS": zeros}
+            "LINES": columns // LINE, "ZEROS": zeros, "FP8": fp8, "LANES": lanes}
 
 
 @triton.jit
 def load_right(codes, scales, zeros, first, begin, BITS: tl.constexpr, GROUP: tl.constexpr,
                GROUPS: tl.constexpr, TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr,
-               BN: tl.constexpr, BK: tl.constexpr):
+               FP8: tl.constexpr, LANES: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """W^T [BK, BN] float32 of one matrix: rows from ``first`` (a multiple of 16) on, columns from ``begin``
     (a multiple of BK) on; zeros beyond its edges. A matrix has TILES of 16 rows and LINES of 32 columns."""
     STEP: tl.constexpr = 2 * BITS              # bytes of one column of 16 rows
@@ -58,16 +67,20 @@ def load_right(codes, scales, zeros, first, begin, BITS: tl.constexpr, GROUP: tl
     else:
         x = tl.permute(tl.reshape(x, (BN // 16, BK // 4, 16, 4)), (1, 3, 0, 2))
     x = tl.reshape(x, (BK, BN))
-    wide = (x.to(tl.uint32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+    if FP8 == 0:
+        wide = (x.to(tl.uint32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+    else:
+        wide = widen(x, FP8, tl.float32)
     line = begin // 32 + tl.arange(0, BK // 32)
     row = first + tl.arange(0, BN)
-    at = (row // 16)[None, :] * (GROUPS * 16) + (line * 32 // GROUP)[:, None] * 16 + (row % 16)[None, :]
+    at = (row // 16)[None, :] * (GROUPS * LANES) + (line * 32 // GROUP)[:, None] * LANES
+    at += (row % LANES)[None, :]
     scale_mask = (line < LINES)[:, None] & (row < TILES * 16)[None, :]
     scale = tl.load(scales + at, mask=scale_mask, other=0.0).to(tl.float32)
     wide = tl.reshape(wide, (BK // 32, 32, BN))
     if ZEROS:
         zero = tl.load(zeros + at, mask=scale_mask, other=0).to(tl.float32)
         wide = wide - zero[:, None, :]
-    else:
+    elif FP8 == 0:
         wide = wide - (1 << (BITS - 1))
     return tl.reshape(wide * scale[:, None, :], (BK, BN))

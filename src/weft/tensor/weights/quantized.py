@@ -1,6 +1,7 @@
 """Weights in 8 or 4 bits, in the order in which the kernels read them.
 
     value[row, column] = (code - zero) * scale        scale, zero: one for each ``group`` columns of a row
+                       = e4m3(code) * scale           fp8 (GPUs alone)
 
     codes   tile 0 | columns 0-3 of rows 0..15 | columns 4-7 of rows 0..15 | ...        int8: 64 bytes each
             tile 1 | ...                                              int4: 64 bytes hold two, low half first
@@ -9,6 +10,9 @@
 Sixteen rows are the sixteen lanes of a vector: nothing is added across lanes, and one load brings sixteen
 scales. Rows are padded to tiles, columns to lines of 32. Codes are unsigned, because the byte products of
 CPUs take an unsigned left operand. Without ``zeros`` the zero point is the middle code (128, 8).
+
+Codes of fp8 are bytes of e4m3. Checkpoints have one scale for a block of 128 x 128 weights, so the rows of a
+tile nearly always share theirs: then it is stored once (the last dim of ``scales`` is 1).
 
 ``Codes`` holds the same values by plain rows, as checkpoints store them and as rounding produces them.
 Weights that weft rounds have groups of 128 (int8) and 32 (int4), symmetric: docs/quantization.md has the
@@ -47,17 +51,22 @@ _ROUNDED_ELEMENTS = 1 << 18
 @dataclass(frozen=True, slots=True)
 class Codes:
     """``codes`` uint8 [..., rows, columns]; ``scales`` float32 [..., rows, groups]; ``zeros`` uint8 of the
-    same shape, None for the middle code. ``group``: columns per scale."""
+    same shape, None for the middle code. ``group``: columns per scale. ``fp8``: codes are bytes of e4m3, and
+    there are no zeros."""
 
     bits: int
     codes: torch.Tensor
     scales: torch.Tensor
     zeros: torch.Tensor | None
     group: int
+    fp8: bool = False
 
     def dense(self) -> torch.Tensor:
         """The values, float32 [..., rows, columns]."""
         columns = self.codes.shape[-1]
+        if self.fp8:
+            wide = self.codes.view(torch.float8_e4m3fn).float()
+            return wide * _per_column(self.scales, self.group, columns)
         zeros = ZERO_POINT[self.bits] if self.zeros is None else _per_column(self.zeros, self.group, columns)
         return (self.codes.float() - zeros) * _per_column(self.scales, self.group, columns)
 
@@ -85,9 +94,10 @@ def _per_column(of_groups: torch.Tensor, group: int, columns: int) -> torch.Tens
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
     """``codes`` uint8 [..., tiles, lines x 8 or 4, 16, 4]; ``scales`` float16 or float32 [..., tiles, groups,
-    16]; ``zeros`` uint8 of the same shape or None. ``exact``: inputs are never rounded to int8, whatever the
-    kernels could do. ``byte_inputs``: inputs are rounded to int8 everywhere, by parts of 128 columns, and the
-    product has the same bits on every machine."""
+    16], or with fp8 also [..., tiles, groups, 1]; ``zeros`` uint8 of the same shape or None. ``exact``:
+    inputs are never rounded to int8, whatever the kernels could do. ``byte_inputs``: inputs are rounded to
+    int8 everywhere, by parts of 128 columns, and the product has the same bits on every machine. ``fp8``:
+    codes are bytes of e4m3; kernels of CPUs do not read them."""
 
     bits: int
     rows: int
@@ -98,10 +108,13 @@ class QuantizedWeight:
     zeros: torch.Tensor | None = None
     exact: bool = False
     byte_inputs: bool = False
+    fp8: bool = False
 
     @property
     def form(self) -> str:
-        """``int8``, ``int4``, ``w8a8``."""
+        """``int8``, ``int4``, ``w8a8``, ``fp8``."""
+        if self.fp8:
+            return "fp8"
         return "w8a8" if self.byte_inputs else f"int{self.bits}"
 
     @property
@@ -136,12 +149,18 @@ class QuantizedWeight:
         plain = codes.transpose(-3, -2).flatten(-2).flatten(-3, -2)          # [..., rows, columns]
         zeros = None if self.zeros is None else _by_row(self.zeros[..., tiles, :, :])
         assert plain.shape[-1] == lines
-        return Codes(self.bits, plain, _by_row(self.scales[..., tiles, :, :]).float(), zeros, self.group)
+        return Codes(self.bits, plain, _by_row(self.scales[..., tiles, :, :]).float(), zeros, self.group,
+                     self.fp8)
 
 
 def _by_row(of_tiles: torch.Tensor) -> torch.Tensor:
-    """[..., tiles, groups, 16] -> [..., rows, groups]."""
-    return of_tiles.transpose(-2, -1).flatten(-3, -2)
+    """[..., tiles, groups, 16 or 1] -> [..., rows, groups]."""
+    return _of_lanes(of_tiles).transpose(-2, -1).flatten(-3, -2)
+
+
+def _of_lanes(of_tiles: torch.Tensor) -> torch.Tensor:
+    """A number for each of the 16 rows of a tile."""
+    return of_tiles.expand(*of_tiles.shape[:-1], TILE_ROWS)
 
 
 def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) -> QuantizedWeight:
@@ -156,17 +175,23 @@ def in_tiles(codes: Codes, *, exact: bool = False, byte_inputs: bool = False) ->
     if codes.bits == 4:
         pairs = _cut(tiles, -3, 2)
         tiles = pairs[..., 0, :, :] | (pairs[..., 1, :, :] << 4)
-    scales = _by_tile(codes.scales.float())
+    by_row = codes.scales.float()
+    if codes.fp8:   # rows of padding have the last row's scale, so that a tile may have one
+        padding = by_row[..., -1:, :].expand(*by_row.shape[:-2], -rows % TILE_ROWS, by_row.shape[-1])
+        by_row = torch.cat((by_row, padding), dim=-2)
+    scales = _by_tile(by_row)
     half = scales.half()
     zeros = None if codes.zeros is None else _by_tile(codes.zeros)
     if not scales.is_meta:
         scales = half if torch.equal(half.float(), scales) else scales
+        if codes.fp8 and bool((scales == scales[..., :1]).all()):
+            scales = scales[..., :1]
         if zeros is not None and bool((zeros == ZERO_POINT[codes.bits]).all()):
             zeros = None
     return QuantizedWeight(codes.bits, rows, columns, group, large_pages.copied(tiles), scales.contiguous(),
                            None if zeros is None else zeros.contiguous(), exact,
-                           byte_inputs and codes.bits == 8 and zeros is None
-                           and (group % PART == 0 or group >= columns))
+                           byte_inputs and codes.bits == 8 and zeros is None and not codes.fp8
+                           and (group % PART == 0 or group >= columns), codes.fp8)
 
 
 def _by_tile(of_rows: torch.Tensor) -> torch.Tensor:
@@ -198,6 +223,8 @@ def stacked(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
                                         device=weight.device) if weight.zeros is None else weight.zeros
                              for weight in weights])
     scales = [weight.scales.float() if wide else weight.scales for weight in weights]
+    if len({part.shape for part in scales}) > 1:
+        scales = [_of_lanes(part) for part in scales]
     return replace(weights[0], codes=torch.stack([weight.codes for weight in weights]), zeros=zeros,
                    scales=torch.stack(scales), byte_inputs=False)
 

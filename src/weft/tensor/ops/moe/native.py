@@ -30,7 +30,8 @@ def supported(x_TD: torch.Tensor, ids_TX: torch.Tensor, gate_up: ExpertWeights, 
     if not native.fits(x_TD) or not x_TD.shape[0]:
         return False
     if isinstance(gate_up, QuantizedWeight) and isinstance(down, QuantizedWeight):
-        return down.columns % TILE_ROWS == 0 and down.rows % TILE_ROWS == 0
+        return (not gate_up.fp8 and not down.fp8 and down.columns % TILE_ROWS == 0
+                and down.rows % TILE_ROWS == 0)
     if isinstance(gate_up, ExpertTiles) and isinstance(down, ExpertTiles):
         twelve_bit = gate_up.has_twelve_bits or down.has_twelve_bits
         return (x_TD.dtype == gate_up.dtype == down.dtype

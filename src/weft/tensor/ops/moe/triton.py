@@ -25,6 +25,7 @@ per layer). ``torch.sort`` and a search for the tiles: several launches, and pas
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from weft.tensor.activation import Activation
 from weft.tensor.gpu.compilation import Compilation
 from weft.tensor.gpu.launch import TYPES, Blocks, compilation_of, dense_rows, padded
 from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.pages import FP8_BITS, FP8_HARDWARE, FP8_HARDWARE_OLDEST
 from weft.tensor.gpu.products import product
 from weft.tensor.gpu.quantized import FORMS, constants_of, form, load_right
 from weft.tensor.ops.moe.weights import ExpertWeights, count_of, inner_of
@@ -42,7 +44,7 @@ from weft.tensor.weights.quantized import QuantizedWeight
 
 COMBINE = Blocks(512)
 ALIGN = Blocks(1024)
-VALUES = {"BITS": 0, "GROUP": 1, "GROUPS": 1, "TILES": 1, "LINES": 1, "ZEROS": False}
+VALUES = {"BITS": 0, "GROUP": 1, "GROUPS": 1, "TILES": 1, "LINES": 1, "ZEROS": False, "FP8": 0, "LANES": 1}
 """The constants of weights that are not quantised."""
 
 
@@ -122,8 +124,8 @@ def _align(ids, order, tiles, pairs, tile_count, EXPERTS: tl.constexpr, BINS: tl
 def _product(x, weight, scales, zeros, out, order, tiles, x_row, out_row, COLUMNS: tl.constexpr,
              DEPTH: tl.constexpr, CHOICES: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
              DOWN: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
-             TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr, BM: tl.constexpr,
-             BN: tl.constexpr, BK: tl.constexpr):
+             TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr, FP8: tl.constexpr,
+             LANES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """``out[pair] = x[pair] @ weight[expert].T``: [.., COLUMNS] from [.., DEPTH]. Up: rows of x are tokens
     (pair // CHOICES), rows of ``out`` are sorted pairs, activated, weights [(2) COLUMNS, DEPTH]. DOWN: rows
     of x are sorted pairs, rows of ``out`` are pairs in the router's order. BITS 0: weights are values; else
@@ -144,8 +146,8 @@ def _product(x, weight, scales, zeros, out, order, tiles, x_row, out_row, COLUMN
         matrix = weight + expert * ((2 if GATED else 1) * COLUMNS * DEPTH) + column[None, :] * DEPTH
     else:
         weight += expert * (TILES * LINES * (64 * BITS))
-        scales += expert * (TILES * GROUPS * 16)
-        zeros += expert * (TILES * GROUPS * 16)
+        scales += expert * (TILES * GROUPS * LANES)
+        zeros += expert * (TILES * GROUPS * LANES)
     acc = tl.zeros((BM, BN), tl.float32)
     gate_acc = tl.zeros((BM, BN), tl.float32)
     for begin in range(0, DEPTH, BK):
@@ -160,11 +162,11 @@ def _product(x, weight, scales, zeros, out, order, tiles, x_row, out_row, COLUMN
                 right = tl.load(matrix + COLUMNS * DEPTH + (begin + depth)[:, None], mask=mask, other=0.0)
         else:
             right = load_right(weight, scales, zeros, block * BN, begin, BITS, GROUP, GROUPS, TILES, LINES,
-                               ZEROS, BN, BK).to(left.dtype)
+                               ZEROS, FP8, LANES, BN, BK).to(left.dtype)
             if GATED:
                 gate_acc += product(left, right)
                 right = load_right(weight, scales, zeros, COLUMNS + block * BN, begin, BITS, GROUP, GROUPS,
-                                   TILES, LINES, ZEROS, BN, BK).to(left.dtype)
+                                   TILES, LINES, ZEROS, FP8, LANES, BN, BK).to(left.dtype)
         acc += product(left, right)
     if GATED:
         acc = _activated(gate_acc, ACTIVATION) * acc
@@ -236,6 +238,16 @@ def _parts(weight: ExpertWeights) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     return weight.codes, weight.scales, zeros, constants_of(weight)
 
 
+def _of_fp8(called: str, pointers: dict[str, str], constants: dict[str, Any], stored: tuple[int, int],
+            blocks: Blocks) -> list[Compilation]:
+    """Converted by hardware, and by bits on older GPUs."""
+    by_bits, by_hardware = (compilation_of(
+        f"{called} fp8{end}", _product, pointers | FORMS | {"weight": "*u8", "scales": "*fp32"},
+        constants | form(8, *stored, 128, fp8=fp8, lanes=1), blocks)
+        for end, fp8 in ((" by bits", FP8_BITS), ("", FP8_HARDWARE)))
+    return [by_bits, replace(by_hardware, oldest=FP8_HARDWARE_OLDEST)]
+
+
 def compilations() -> list[Compilation]:
     """Decode and prefill of 128 experts of 768, 8 of them chosen, over 2048 channels."""
     variants = [compilation_of("moe align", _align, {"ids": "*i64", "order": "*i32", "tiles": "*i32"},
@@ -258,6 +270,8 @@ def compilations() -> list[Compilation]:
                 variants += [compilation_of(
                     f"{called} int{bits}", _product, pointers | FORMS | {"weight": "*u8", "scales": "*fp16"},
                     constants | form(bits, *stored, group), blocks) for bits, group in ((8, 128), (4, 32))]
+                if name == torch.bfloat16:
+                    variants += _of_fp8(called, pointers, constants, stored, blocks)
         variants.append(compilation_of(f"moe combine {short}", _combine, pointers,
                                     {"COLUMNS": 2048, "CHOICES": 8, "BN": COMBINE.width}, COMBINE))
     return variants

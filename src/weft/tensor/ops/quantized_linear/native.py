@@ -28,7 +28,8 @@ _BLOCK_ROWS = 512
 
 
 def supported(x: torch.Tensor, weight: QuantizedWeight) -> bool:
-    return native.in_use() and x.device.type == "cpu" and x.dtype in (*native.DTYPES, torch.float16)
+    return (native.in_use() and not weight.fp8 and x.device.type == "cpu"
+            and x.dtype in (*native.DTYPES, torch.float16))
 
 
 def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None,

@@ -6,7 +6,7 @@
 A decode is bound by reading every code once: 16 rows of x, many small programs, many stages. A prefill takes
 tiles large enough that dequantising is cheap beside the product. From DENSE_ROWS rows on, the whole matrix is
 dequantised first, and the product is that of torch's library: programs of 128 rows would dequantise each
-block eight times and more. x is never rounded to int8.
+block eight times and more. x is never rounded, to int8 or to fp8.
 
     _dense     a program: (BN rows, BK columns of the weight)      -> plain rows in the dtype of x
 
@@ -14,6 +14,8 @@ Rejected: a dense matrix for few rows too. In a decode that moves nine bytes for
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +25,7 @@ import triton.language as tl
 from weft.tensor.gpu.compilation import Compilation
 from weft.tensor.gpu.launch import TYPES, Blocks, compilation_of, dense_rows
 from weft.tensor.gpu.launcher import launch
+from weft.tensor.gpu.pages import FP8_BITS, FP8_HARDWARE, FP8_HARDWARE_OLDEST
 from weft.tensor.gpu.products import product
 from weft.tensor.gpu.quantized import FORMS, constants_of, form, load_right
 from weft.tensor.weights.quantized import QuantizedWeight
@@ -45,8 +48,8 @@ def blocks_of(rows: int) -> tuple[int, Blocks, int]:
 @triton.jit(do_not_specialize=["rows"])
 def _product(x, codes, scales, zeros, bias, out, rows, columns_out, x_row, COLUMNS: tl.constexpr,
              BIAS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
-             TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr, BM: tl.constexpr,
-             BN: tl.constexpr, BK: tl.constexpr):
+             TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr, FP8: tl.constexpr,
+             LANES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """``out`` [rows, columns_out] = ``x`` [rows, COLUMNS] @ W^T + bias (float32)."""
     row = (tl.program_id(1) * BM + tl.arange(0, BM)).to(tl.int64)
     first = tl.program_id(0) * BN
@@ -55,8 +58,8 @@ def _product(x, codes, scales, zeros, bias, out, rows, columns_out, x_row, COLUM
     for begin in range(0, COLUMNS, BK):
         left = tl.load(x + row[:, None] * x_row + (begin + depth)[None, :],
                        mask=here[:, None] & (begin + depth < COLUMNS)[None, :], other=0.0)
-        right = load_right(codes, scales, zeros, first, begin, BITS, GROUP, GROUPS, TILES, LINES, ZEROS, BN,
-                           BK)
+        right = load_right(codes, scales, zeros, first, begin, BITS, GROUP, GROUPS, TILES, LINES, ZEROS, FP8,
+                           LANES, BN, BK)
         acc += product(left, right.to(left.dtype))
     column = first + tl.arange(0, BN)
     within = column < columns_out
@@ -69,10 +72,11 @@ def _product(x, codes, scales, zeros, bias, out, rows, columns_out, x_row, COLUM
 @triton.jit
 def _dense(codes, scales, zeros, out, columns_out, rows_out, BITS: tl.constexpr, GROUP: tl.constexpr,
            GROUPS: tl.constexpr, TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr,
-           BN: tl.constexpr, BK: tl.constexpr):
+           FP8: tl.constexpr, LANES: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     """``out`` [rows_out, columns_out]: the values of the weight."""
     first, begin = tl.program_id(0) * BN, tl.program_id(1) * BK
-    wide = load_right(codes, scales, zeros, first, begin, BITS, GROUP, GROUPS, TILES, LINES, ZEROS, BN, BK)
+    wide = load_right(codes, scales, zeros, first, begin, BITS, GROUP, GROUPS, TILES, LINES, ZEROS, FP8,
+                      LANES, BN, BK)
     row, column = first + tl.arange(0, BN), begin + tl.arange(0, BK)
     tl.store(out + row[:, None].to(tl.int64) * columns_out + column[None, :],
              tl.trans(wide).to(out.dtype.element_ty),
@@ -123,4 +127,24 @@ def compilations() -> list[Compilation]:
                 variants.append(compilation_of(
                     f"quantized linear int{bits} {str(name).removeprefix('torch.')} {rows} rows", _product,
                     pointers, constants, blocks))
+    return variants + _of_fp8()
+
+
+def _of_fp8() -> list[Compilation]:
+    """Converted by hardware, and by bits on older GPUs; one scale for a tile, and one for each row."""
+    variants = []
+    pointers = FORMS | {"x": "*bf16", "out": "*bf16", "scales": "*fp32", "bias": "*fp32"}
+    for fp8, lanes, called in ((FP8_HARDWARE, 1, "fp8"), (FP8_BITS, 1, "fp8 by bits"),
+                               (FP8_BITS, 16, "fp8 of rows by bits")):
+        stored = form(8, 4096, 4096, 128, fp8=fp8, lanes=lanes)
+        listed = [compilation_of(f"quantized linear {called} to bfloat16", _dense, pointers,
+                                 stored | {"BN": DENSE.width, "BK": _DENSE_COLUMNS}, DENSE)]
+        for rows in (16, 256, 1000):
+            block_rows, blocks, depth = blocks_of(rows)
+            listed.append(compilation_of(
+                f"quantized linear {called} bfloat16 {rows} rows", _product, pointers,
+                {"COLUMNS": 4096, "BIAS": True, **stored, "BM": block_rows, "BN": blocks.width, "BK": depth},
+                blocks))
+        variants += [replace(one, oldest=FP8_HARDWARE_OLDEST) if fp8 == FP8_HARDWARE else one
+                     for one in listed]
     return variants
