@@ -70,7 +70,7 @@ ODD_SHARE = 1e-4
 TWELVE_BIT = WeightForm("bfloat16 in 12 bits", 16, twelve_bit=True)
 
 FORMS: dict[str, WeightForm] = {
-    "fp8": WeightForm("fp8", 8, 16 * 128, 32),      # e4m3, a float32 scale for 16 rows of 128 columns
+    "fp8": WeightForm("fp8", 8, 128 * 128, 32),     # of files: e4m3, a float32 scale for 128 x 128
     "int8": WeightForm("int8", 8, 128, 16),         # a 16-bit scale for each 128
     "w8a8": WeightForm("w8a8", 8, 128, 16),         # the codes of int8
     "int4": WeightForm("int4", 4, 128, 16 + 4),     # AWQ, GPTQ: a 16-bit scale and a 4-bit zero for each 128
@@ -120,7 +120,7 @@ def form_of(config: Mapping[str, Any], dtype: DTypeName, asked: str | None, *,
         _, columns = settings.get("weight_block_size") or (1, 1 << 20)
         if twelve_bit and dtype == "bfloat16":      # a CPU widens it
             return TWELVE_BIT
-        return WeightForm("fp8", 8, 16 * int(columns), 32)
+        return WeightForm("fp8", 8, 16 * int(columns), 32)  # in memory a scale is of 16 rows
     scheme: Any = {"num_bits": settings.get("bits"), "group_size": settings.get("group_size")}
     if method == "compressed-tensors":
         groups = settings.get("config_groups") or {}

@@ -12,7 +12,7 @@ from weft.families.architecture import FeedForward, Mixer
 from weft.planning.geometries import GEOMETRIES, find_geometry
 from weft.planning.model_plan import Asked, ModelPlan, make_plan
 from weft.planning.ranks import possible_tps, rank_architecture
-from weft.planning.weights import _COUNTED, FORMS, count_weights, form_of
+from weft.planning.weights import _COUNTED, FORMS, TWELVE_BIT, count_weights, form_of
 
 
 def plan_of(name: str, **asked: object) -> ModelPlan:
@@ -111,6 +111,12 @@ def test_the_form_of_weights_is_read_from_config_json(quantization: object, name
     form = form_of({"quantization_config": quantization}, "bfloat16", None)
     assert (form.name, form.bits) == (name, bits)
     assert form_of({"quantization_config": quantization}, "bfloat16", "int4") is FORMS["int4"]
+
+
+def test_fp8_is_counted_as_gpus_keep_it_and_as_a_cpu_widens_it() -> None:
+    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    assert form_of(config, "bfloat16", None).matrix_bytes(256 * 128) == 256 * 128 + 4 * 256 // 16
+    assert form_of(config, "bfloat16", None, twelve_bit=True) is TWELVE_BIT
 
 
 @pytest.mark.parametrize("quantization", [{"quant_method": "magic"}, {"quant_method": "awq", "bits": 3},
