@@ -32,7 +32,7 @@ from weft.memory.lease import Lease
 from weft.memory.prefix.cache_counts import CacheCounts
 from weft.memory.prefix.checkpoint_contents import CheckpointContents, checkpoint_contents
 from weft.memory.prefix.checkpoint_follower import CheckpointFollower
-from weft.memory.prefix.holdings import only_checkpoint_below, pages_alone
+from weft.memory.prefix.holdings import pages_alone
 from weft.memory.prefix.namespaces import with_lost_to_salt
 from weft.memory.prefix.policy import Policy
 from weft.memory.prefix.shape import CacheShape, shape_of
@@ -204,10 +204,8 @@ class Memory:
         known = cache.tree.by_id.get(node)
         if known is None:
             return None
-        below = only_checkpoint_below(known)
-        uses_below = cache.policy.uses_of(below) if below is not None else None
         alone = plan.slot_stride_bytes + pages_alone(known) * plan.page_bytes
-        return CheckpointOutlook(cache.policy.uses_of(known), uses_below or 0.0, known.end, alone)
+        return CheckpointOutlook(cache.policy.uses_of(known), known.end, alone)
 
     def follow_checkpoints(self, *, pages: bool) -> CheckpointFollower:
         """Reports of what the cache gets and loses from now on; the last follower is the only one. ``pages``:

@@ -169,11 +169,9 @@ class Eviction:
 
 
 class CheckpointOutlook(NamedTuple):
-    """``uses``: expected from now on, None under a policy that does not know. ``uses_below``: those of the
-    next checkpoint below, 0 unless one path leads down to it. ``position``: tokens of the checkpoint.
-    ``alone_bytes``: of its state, and of the KV that only it needs, on one rank."""
+    """``uses``: expected from now on, None under a policy that does not know. ``position``: tokens of the
+    checkpoint. ``alone_bytes``: of its state, and of the KV that only it needs, on one rank."""
 
     uses: float | None
-    uses_below: float
     position: int
     alone_bytes: int

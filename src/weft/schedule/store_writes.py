@@ -23,9 +23,6 @@ candidate: the store has it.
 The candidate that is expected to save the most tokens per byte is first. A policy without expectations has
 the oldest first. So the ends of answers, where conversations go on, come before the states inside prompts.
 
-A full store takes a state inside a prompt only once a sequence has resumed at it. A state of which more uses
-are expected than of the checkpoint below it is taken at once.
-
 Buffers that wait to be written take half of the limit at most. The other half is for restores.
 
 Laws: L9 (a write never delays a request, takes none of its memory and fails none), L11 (candidates and
@@ -59,7 +56,6 @@ from weft.store.values import (
     INT8_STATE,
     RECORD_TOKENS_MAX,
     KvPiece,
-    PutOffer,
     StoreEvent,
     Ticket,
 )
@@ -269,7 +265,7 @@ class StoreWrites:
         if size_bytes > self._buffers.limit_bytes:
             self.counts.dropped += 1
             return True
-        uses = self._expected_uses(form, offer)
+        uses = self._expected_uses(form)
         read_bytes = (ceil_div(form.position - offer.above, PAGE_TOKENS) * self._buffers.page_bytes
                       + (0 if offer.above else self._buffers.slot_bytes))
         if self._prices.worth_of_write_s(offer.above, form.position, read_bytes, size_bytes, uses) <= 0:
@@ -292,14 +288,12 @@ class StoreWrites:
         held_bytes = sum(self._buffers[buffer].nbytes for buffer in self._puts.values())
         return not held_bytes or held_bytes + size_bytes <= self._buffers.limit_bytes // 2
 
-    def _expected_uses(self, form: CheckpointContents, offer: PutOffer) -> float:
+    def _expected_uses(self, form: CheckpointContents) -> float:
         """Uses expected of a checkpoint in the store."""
         outlook = self._memory.checkpoint_outlook(form.node)
         if outlook is None or outlook.uses is None:
             return PRIOR_USES + form.hits
-        # In a full store the state of a prompt stands where the end of another answer could.
-        is_passed = offer.full and not form.hits and outlook.uses_below > outlook.uses
-        return 0.0 if is_passed else outlook.uses
+        return outlook.uses
 
     def _skip(self, node: NodeId) -> None:
         self._skipped[node] = True

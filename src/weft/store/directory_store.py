@@ -123,8 +123,7 @@ class DirectoryStore:
         path = index.covered(root[1], token_bytes(tokens[:position]), exact=exact)
         if path.end == position and index.checkpoint_at(path, exact=exact, durable=False) != NO_ENTRY:
             return None
-        return PutOffer(path.end, position, checkpoint_above(index, path, exact=exact),
-                        self.books.space.is_full)
+        return PutOffer(path.end, position, checkpoint_above(index, path, exact=exact))
 
     def put(self, salt: str | None, tokens: Sequence[int], position: int, kv: Sequence[KvPiece],
             state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:

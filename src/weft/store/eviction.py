@@ -1,9 +1,15 @@
 """What leaves a full store first: the checkpoints that save the fewest seconds per byte.
 
-    value = seconds x (1 + hits) / bytes / records written since its last use
+    value = seconds behind the checkpoint above x uses / bytes behind it / records written since its last use
 
-    seconds   to compute the prefix, as the writer estimated
-    bytes     its state and its KV from the root on; the state alone if a longer prefix goes on there
+    root ----------o above ---------o checkpoint      without it a request resumes at ``above``
+                   |<-- seconds --->|
+                   |<---- KV ------>| + state         what it gives back
+
+A request that finds a checkpoint gone resumes at the stored one above it. So a checkpoint is worth the
+seconds between the two, and it holds its state and the KV between the two. If a longer prefix goes on from
+it, that prefix needs the KV as well, and the checkpoint holds its state alone. So of a prompt's last state
+and the end of its answer, which lie 500 tokens apart, one stays while the store is short.
 
 A checkpoint that a longer prefix goes on from counts CONTINUED_USES for its one first use. The conversation
 resumes further on, and only a prompt that parts here still needs it. A second restore shows one.
@@ -13,7 +19,8 @@ written to forgets nothing. KV records that no checkpoint needs go before any ch
 the KV records that only it needed.
 
 Rejected: LRU (a turn of 100,000 tokens and one of 100 then live equally long); wall-clock ages; the bytes
-that were written for a checkpoint (an answer behind a stored prompt weighed nothing, and the prompt all).
+that were written for a checkpoint (an answer behind a stored prompt weighed nothing, and the prompt all);
+seconds and bytes from the root on (two states of one prompt then both stay, and most of both is the same).
 """
 
 from __future__ import annotations
@@ -50,10 +57,40 @@ def ranked_victims(index: StoreIndex, protected: Collection[int]) -> list[int]:
     uses = c["uses"][checkpoints].astype(np.float64)
     continued = _continued(index, checkpoints)
     again = np.where(continued, CONTINUED_USES + np.maximum(0.0, uses - 1.0), 1.0 + uses)
+    share = 1.0 - positions_above(index, checkpoints) / np.maximum(1.0, position)
     state_bytes = np.maximum(1.0, c["payload"][checkpoints])
-    held = state_bytes + np.where(continued, 0.0, _kv_bytes(index, checkpoints))
-    value = seconds * again / held / age
+    held = state_bytes + np.where(continued, 0.0, _kv_bytes(index, checkpoints) * share)
+    value = seconds * share * again / held / age
     return [*bare.tolist(), *checkpoints[np.argsort(value, kind="stable")].tolist()]
+
+
+def positions_above(index: StoreIndex, checkpoints: Int64s) -> npt.NDArray[np.float64]:
+    """The position of the stored checkpoint above each of ``checkpoints``, 0 without one.
+
+    The parents of all records are followed at once, in steps that double. A checkpoint inside a grain ends
+    in a record of its own beside the longer prefix. For others it counts as one at its parent."""
+    c, length = index.c, index.length
+    root = length  # behind the last entry: the end of every path
+    bare = (c["parent"][:length] < 0) | (c["kind"][:length] == 0)
+    parents = np.append(np.where(bare, root, c["parent"][:length]), root)
+    ends = c["kind"][:length] == KV
+    ends &= c["checkpoint"][:length] != NO_ENTRY
+    stops = np.append(ends, True)
+    inside = np.flatnonzero(ends & (c["tokens"][:length] % GRAIN_TOKENS != 0))
+    stops[parents[inside]] = True
+    nearest = np.where(stops, np.arange(length + 1), parents)
+    while True:
+        further = nearest[nearest]
+        if np.array_equal(further, nearest):
+            break
+        nearest = further
+    last = c["parent"][checkpoints]
+    before = parents[last]
+    own = (c["tokens"][last] % GRAIN_TOKENS != 0) & ~np.append(ends, False)[before]
+    at = nearest[np.where(own, parents[before], before)]
+    positions = np.append(c["position"][:length].astype(np.float64) + c["tokens"][:length], 0.0)
+    above: npt.NDArray[np.float64] = positions[at]
+    return above
 
 
 def _continued(index: StoreIndex, checkpoints: Int64s) -> npt.NDArray[np.bool_]:

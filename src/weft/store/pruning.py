@@ -29,6 +29,9 @@ from weft.store.recovery import LiveRows
 from weft.store.rows import KV
 from weft.store.upkeep import compacted_rows
 
+PRUNE_ROUNDS = 16
+"""Rankings of a prune: each evicts this part of what has to go."""
+
 
 @dataclass(frozen=True, slots=True)
 class PruneResult:
@@ -101,8 +104,10 @@ def _down_to(live: LiveRows, size_bytes: int) -> LiveRows:
     index.load(live, bytes(16))
     blocks = sum(blocks_for(size) for size in live.rows["payload_bytes"].tolist())
     excess = blocks - size_bytes // BLOCK_BYTES
-    if excess > 0:
-        evict(index, excess, ())
+    # What one checkpoint is worth depends on those that stay, so the ranking is renewed on the way.
+    least = max(1, excess // PRUNE_ROUNDS)
+    while excess > 0 and (removed := evict(index, min(excess, least), ())):
+        excess -= sum(blocks_for(payload_bytes) for *_, payload_bytes in removed)
     return _selected(live, index.c["kind"][:index.length] != 0)
 
 

@@ -25,9 +25,6 @@ VOLUMES_WANTED = 64
 """A full store has about this many volumes."""
 
 
-FULL_SHARE = 0.94
-"""A store of which this share is used counts as full."""
-
 @dataclass(slots=True)
 class Space:
     """``volumes``: blocks of each volume. ``disk_free_bytes`` is written by the write thread."""
@@ -65,12 +62,6 @@ class Space:
     @property
     def used_bytes(self) -> int:
         return (self.extents.total_blocks - self.extents.free_blocks) * BLOCK_BYTES
-
-    @property
-    def is_full(self) -> bool:
-        """Whether puts evict from now on."""
-        used = self.extents.total_blocks - self.extents.free_blocks - self.retiring_blocks
-        return not self._growth_blocks() and used >= self.extents.total_blocks * FULL_SHARE
 
     def place(self, sizes: Sequence[int]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]] | None:
         """(places of payloads of ``sizes`` bytes, volumes to create as (number, blocks)), or None and

@@ -126,12 +126,11 @@ class PutOffer:
 
     ``start`` is a multiple of 16. ``above``: the position of the deepest checkpoint that the store has of
     these tokens, 0 without one. KV without a state is no place to resume at, so ``above`` may lie far before
-    ``start``. ``full``: this put would evict others. An offer is good until the next put."""
+    ``start``. An offer is good until the next put."""
 
     start: int
     position: int
     above: int = 0
-    full: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ from weft.store.index import NO_ENTRY, KvChain, StoreIndex
 from weft.store.prefixes import checkpoint_above, entries_of, is_current, prefix_of
 from weft.store.put_records import put_request, records_of
 from weft.store.rows import root_chain, token_bytes
-from weft.store.space import FULL_SHARE
 from weft.store.values import (
     DropReason,
     KvPiece,
@@ -97,8 +96,7 @@ class VirtualStore:
         path = self._index.covered(_root(salt), token_bytes(tokens[:position]), exact=exact)
         if path.end == position and self._index.checkpoint_at(path, exact=exact, durable=False) != NO_ENTRY:
             return None
-        full = self._used_blocks >= self._disk.model.capacity_bytes // BLOCK_BYTES * FULL_SHARE
-        return PutOffer(path.end, position, checkpoint_above(self._index, path, exact=exact), full)
+        return PutOffer(path.end, position, checkpoint_above(self._index, path, exact=exact))
 
     def put(self, salt: str | None, tokens: Sequence[int], position: int, kv: Sequence[KvPiece],
             state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:

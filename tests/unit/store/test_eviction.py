@@ -1,0 +1,96 @@
+"""What a full store gives up: the checkpoint above, found for all at once, and what follows from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from tests.unit.store.contents import opened, prompt, written
+from weft.store.directory_store import DirectoryStore
+from weft.store.eviction import positions_above, ranked_victims
+from weft.store.index import NO_ENTRY, StoreIndex
+from weft.store.rows import CHECKPOINT, KV
+
+
+def add_record(index: StoreIndex, parent: int, start: int, tokens: int, number: int) -> int:
+    return index.add(parent=parent, space=0, kind=KV, number=number, head=number, chain=number,
+                     position=start, tokens=tokens, payload=tokens, durable=True)
+
+
+def add_checkpoint(index: StoreIndex, record: int, number: int) -> int:
+    position = index.c["position"].item(record) + index.c["tokens"].item(record)
+    return index.add(parent=record, space=0, kind=CHECKPOINT, number=number, head=0, chain=0,
+                     position=position, payload=64, durable=True, seconds=1.0)
+
+
+def walked(index: StoreIndex, checkpoint: int) -> int:
+    """The position of the checkpoint above, one parent after the other. A checkpoint inside a grain stands
+    at the end of the record before its own."""
+    c = index.c
+
+    def end_of(record: int) -> int:
+        return int(c["position"][record]) + int(c["tokens"][record])
+
+    def is_stop(record: int, beside: bool) -> bool:
+        inner = [one for one in range(index.length) if c["kind"][one] == KV and c["parent"][one] == record
+                 and c["tokens"][one] % 16 and c["checkpoint"][one] != NO_ENTRY]
+        return bool(c["checkpoint"][record] != NO_ENTRY or (beside and inner))
+
+    last = int(c["parent"][checkpoint])
+    record, beside = int(c["parent"][last]), c["tokens"][last] % 16 == 0
+    while record != NO_ENTRY:
+        if is_stop(record, beside):
+            return end_of(record)
+        record, beside = int(c["parent"][record]), True
+    return 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_checkpoint_above_is_that_of_a_walk(seed: int) -> None:
+    random, index = Random(seed), StoreIndex()
+    records, checkpoints, number = list[int](), list[int](), 0
+    for _ in range(120):
+        whole = [one for one in records if not index.c["tokens"][one] % 16]
+        parent = random.choice(whole) if whole and random.random() < 0.9 else NO_ENTRY
+        start = 0 if parent == NO_ENTRY else int(index.c["position"][parent] + index.c["tokens"][parent])
+        number += 1
+        records.append(add_record(index, parent, start, random.choice((16, 64, 256, 7, 21)), number))
+        if random.random() < 0.4:
+            number += 1
+            checkpoints.append(add_checkpoint(index, records[-1], number))
+        if checkpoints and random.random() < 0.2:
+            index.remove(checkpoints.pop(random.randrange(len(checkpoints))))
+    expected = [walked(index, one) for one in checkpoints]
+    assert positions_above(index, np.asarray(checkpoints)).tolist() == expected
+    assert len({*expected}) > 3, "the control: there are several answers"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DirectoryStore:
+    return opened(tmp_path)
+
+
+def victims(store: DirectoryStore) -> list[int]:
+    """Positions of checkpoints, the first that goes first."""
+    c = store.books.index.c
+    return [int(c["position"][one]) for one in ranked_victims(store.books.index, ())
+            if c["kind"][one] == CHECKPOINT]
+
+
+def test_an_answer_shortly_behind_a_stored_prompt_goes_before_the_prompt(store: DirectoryStore) -> None:
+    tokens = prompt(1100)
+    written(store, tokens[:1024], seconds=10.24)
+    written(store, tokens[:1090], seconds=10.90)
+    assert victims(store) == [1090, 1024]
+    store.close()
+
+
+def test_an_answer_far_behind_a_stored_prompt_goes_after_it(store: DirectoryStore) -> None:
+    tokens = prompt(1100)
+    written(store, tokens[:64], seconds=0.64)
+    written(store, tokens[:1090], seconds=10.90)
+    assert victims(store) == [64, 1090]
+    store.close()
