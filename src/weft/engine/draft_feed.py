@@ -78,21 +78,21 @@ class DraftFeed:
                 self._slept_decodes, self._slept_alike = plan.decode_count, 0
             self._slept_alike += 1
             if self._slept_steps >= _SLEPT_STEPS_MAX:
-                self._report_sleep((plan.decode_count, seconds) if self._slept_alike >= PLAIN_STEPS else None)
+                self._report_sleep(seconds if self._slept_alike >= PLAIN_STEPS else None)
             return
         if self._slept_steps:
             self._report_sleep(None)
-        self._slept_decodes = 0
+        self._slept_decodes = self._slept_alike = 0
         prefills = bool(plan.prefills)
         drafted = int(plan.lengths[plan.decode_count : plan.prefills.start].sum()) - plan.window_count
-        self._drafter.observe(plan.prefills.start, drafted, seconds - self.head_s, prefills=prefills)
+        self._drafter.observe(plan.run_count, drafted, seconds - self.head_s, prefills=prefills)
         if plan.mtp_drafts is not None:
             self._drafter.observe_head(plan.run_count, plan.mtp_drafts, self.head_s, prefills=prefills)
 
-    def _report_sleep(self, last: tuple[int, float] | None) -> None:
+    def _report_sleep(self, last_s: float | None) -> None:
         steps, slept_s, self._slept_steps, self._slept_s = self._slept_steps, self._slept_s, 0, 0.0
         if not self._drafter.awake:   # a prediction may have ended the sleep
-            self._drafter.sleep_through(steps, slept_s, last)
+            self._drafter.sleep_through(steps, slept_s, self._slept_decodes, last_s)
 
     def ended(self, seq: SeqId) -> None:
         if seq in self._begun:

@@ -261,6 +261,12 @@ class ArenaWork:
             *(one.pages for one in self.state_compressions), *(one.pages for one in self.kv_restores),
             *(one.packed for one in self.kv_compressions))
 
+    @property
+    def writes_pages(self) -> bool:
+        """Whether ``pages_written`` has any."""
+        return bool(self.page_copies or self.page_loads or self.state_compressions or self.kv_restores
+                    or self.kv_compressions)
+
     def slots_written(self) -> set[SlotId]:
         """Slots that get contents before the runs; zeroed frames are not counted."""
         return {one.slot for one in self.state_restores}.union(

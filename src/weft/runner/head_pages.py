@@ -43,6 +43,9 @@ class HeadPages:
             due = self._pending.union(reservation.pages)
             self._pending = set()
             return sorted(due)
+        if not work.writes_pages:
+            self._pending.update(reservation.pages)
+            return []
         copied = {copy.dst for copy in work.page_copies if copy.src in self._pending}
         self._pending.update(reservation.pages)
         self._pending -= work.pages_written()

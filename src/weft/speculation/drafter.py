@@ -100,12 +100,12 @@ class Drafter(Protocol):
 
     def observe(self, decodes: int, drafted: int, seconds: float, *, prefills: bool = False) -> None:
         """A step of ``decodes`` sequences that verified ``drafted`` tokens in all took ``seconds``, without
-        those of the head. With ``prefills`` they say nothing about the cost of drafts."""
+        those of the head. With ``prefills`` they count too, and the seconds say nothing about drafts."""
         ...
 
-    def sleep_through(self, steps: int, seconds: float, last: tuple[int, float] | None) -> None:
+    def sleep_through(self, steps: int, seconds: float, decodes: int, last_s: float | None) -> None:
         """``steps`` steps of decodes alone went by while it was not awake, and took ``seconds`` in all.
-        ``last``: sequences and seconds of the last one, if it followed some of as many sequences."""
+        ``decodes``: sequences of the last one. ``last_s``: its seconds, if it followed some of as many."""
         ...
 
     def observe_head(self, sequences: int, drafts: int, seconds: float, *, prefills: bool = False) -> None:

@@ -1,6 +1,6 @@
 """When sources are asked: without drafts, asking takes at most a small share of the time of steps.
 
-    awake     the drafter proposes and scores         8 steps in a row bring no draft
+    awake     the drafter proposes and scores         8 steps in a row bring no draft; 2 of many sequences
     asleep    it does nothing, not even per token     until the host time of these steps is SHARE of all steps
     awake     it catches up with the texts and proposes again
 
@@ -8,8 +8,11 @@ Sources cost microseconds for each sequence and step. Beside a step of 30 ms tha
 never sleeps. Beside a step of 3 ms with 32 sequences it is a tenth. Then a text that repeats nothing would
 pay for drafts that never come.
 
+With many sequences rows are dear, so fewer drafts pay: CROWD_SHARE holds there. A step that asks all of them
+says as much as several steps of one, so two end a stretch. The first one only brings the texts.
+
 With so many sequences that no draft would pay, even if all were right, the drafter rests: it sleeps for
-REST_STEPS at least, and what it spent before is owed as well.
+REST_STEPS at least, and what it spent before is owed as well. It rests on while that is so.
 
 The time of the model's own head counts too, where none of its drafts is verified. A stretch ends with a
 draft: what was spent before it has paid.
@@ -23,8 +26,12 @@ above which nothing is asked (what a step costs beside it differs by a thousand)
 from __future__ import annotations
 
 SHARE = 0.01
+FEW_SEQUENCES = 4
+CROWD_SHARE = 0.005
+"""In place of SHARE, of steps of more than FEW_SEQUENCES."""
 BARREN_STEPS = 8
-"""Steps without drafts that end a stretch."""
+"""Steps of one sequence without drafts that end a stretch."""
+_BARREN_STEPS_MIN = 2
 SLEEP_STEPS_MAX = 512
 REST_STEPS = 32
 
@@ -37,6 +44,7 @@ class HostBudget:
         self._spent_s = 0.0
         self._steps_s = 0.0
         self._barren = 0
+        self._share = SHARE
         self._sleep_s = 0.0
         self._sleep_steps = 0
         """Steps left to sleep at most."""
@@ -58,8 +66,8 @@ class HostBudget:
         self._sleep(max(0.0, self._owed_s))
         self._rest_steps = REST_STEPS
 
-    def step(self, seconds: float, *, drafted: bool) -> None:
-        """A step took ``seconds``; ``drafted``: it verified drafts."""
+    def step(self, seconds: float, *, drafted: bool, sequences: int = 1) -> None:
+        """A step of ``sequences`` took ``seconds``; ``drafted``: it verified drafts."""
         if not self.awake:
             self.sleep_through(1, seconds)
         elif drafted:
@@ -67,7 +75,8 @@ class HostBudget:
         else:
             self._steps_s += seconds
             self._barren += 1
-            if self._barren >= BARREN_STEPS:
+            self._share = SHARE if sequences <= FEW_SEQUENCES else CROWD_SHARE
+            if self._barren >= max(_BARREN_STEPS_MIN, BARREN_STEPS // max(1, sequences)):
                 if self._owed_s > 0:
                     self._sleep(self._owed_s)
                 else:
@@ -84,7 +93,7 @@ class HostBudget:
     @property
     def _owed_s(self) -> float:
         """Seconds of steps in which nothing is asked, for what was spent."""
-        return self._spent_s / SHARE - self._steps_s
+        return self._spent_s / self._share - self._steps_s
 
     def _sleep(self, seconds: float) -> None:
         self.awake = False

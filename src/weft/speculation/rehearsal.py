@@ -91,7 +91,7 @@ class Rehearsal:
             self._head_seconds[drafts] = min(seconds, self._head_seconds.get(drafts, seconds))
             self._next(self._head_left, len(self._head_round), seconds)
 
-    def sleep_through(self, steps: int, seconds: float, last: tuple[int, float] | None) -> None:
+    def sleep_through(self, steps: int, seconds: float, decodes: int, last_s: float | None) -> None:
         """The rehearsal never sleeps."""
 
     def end(self, key: int) -> None:

@@ -13,7 +13,8 @@ limit is short, because text that begins to repeat must be noticed.
 
 While the host budget sleeps (``host_budget``), nothing is asked and nothing is fed. A sequence that began
 before is *stale* then, until a settle brings the tokens that it missed. It also sleeps through batches so
-large that no draft would pay, even if all were right.
+large that no draft would pay, even if all were right. Then it does not even begin sequences: it wakes once
+a batch is smaller, or the costs have changed.
 
 What a step without drafts costs must be known first, so it is measured before the first draft. A step
 counts as plain if those before it were plain too, without the head: then caches are warm, and decodes go on
@@ -35,7 +36,7 @@ from weft.speculation.choice import choose, may_pay
 from weft.speculation.costs import StepCosts
 from weft.speculation.drafter import PLAIN_STEPS, DraftGrammar, DraftRow
 from weft.speculation.grammar import GrammarFollower
-from weft.speculation.host_budget import HostBudget
+from weft.speculation.host_budget import FEW_SEQUENCES, HostBudget
 from weft.speculation.mtp import HEAD_DRAFTS_MAX, HeadChances, HeadPlan, MtpFollower
 from weft.speculation.prediction import PredictionFollower
 from weft.speculation.proposal import SOURCES, Follower, Proposal, SourceName
@@ -49,8 +50,6 @@ DRAFTS_MAX = 15
 _PLAIN_EVERY = 150
 _PLAIN_WAIT = 64
 """Steps that are kept plain at most."""
-_FEW_SEQUENCES = 4
-"""Up to so many, drafts may always pay."""
 _PATIENCE = 16
 _PAUSE = 16
 _PAUSE_MAX = 64
@@ -121,6 +120,8 @@ class Speculator:
         self._library = AnswerLibrary()
         self._clock = clock
         self._budget = HostBudget()
+        self._room = FEW_SEQUENCES * drafts_max
+        """Most drafts of a step, at the last asking."""
         self._stale: set[int] = set()
         """Sequences with tokens that were not settled."""
         self._head = (HeadPlan(head_seconds or {}, drafts_max, prompt_share=prompt_share)
@@ -183,7 +184,8 @@ class Speculator:
         self._others_draft = False
         if not self.costs.measured(len(rows)) or self._keeps_plain:
             return {}
-        if len(rows) > _FEW_SEQUENCES and not self._may_pay(rows):
+        self._room = max(row.limit for row in rows)   # the planner's own limit of a step is in there
+        if self._is_hopeless(len(rows)):
             self._budget.rest()
             return {}
         best = [self._best(row) for row in rows]
@@ -202,12 +204,15 @@ class Speculator:
                 for (asked, survivals), count in zip(best, counts, strict=True))
         return drafts
 
-    def _may_pay(self, rows: Sequence[DraftRow]) -> bool:
-        room = max(row.limit for row in rows)   # the planner's own limit of a step is in there
-        return may_pay(len(rows), min(len(rows) * self._drafts_max, room), self.costs)
+    def _is_hopeless(self, sequences: int) -> bool:
+        """Whether no draft would pay in a step of ``sequences``, as far as its cost is known."""
+        return (sequences > FEW_SEQUENCES and self.costs.measured(sequences)
+                and not may_pay(sequences, min(sequences * self._drafts_max, self._room), self.costs))
 
     def head_drafts(self, sequences: int, *, prompts: bool) -> int | None:
         head = self._head
+        if self._budget.awake and self._is_hopeless(sequences):
+            self._budget.rest()   # before the step begins its sequences
         if head is None:
             return None
         drafts = None
@@ -279,25 +284,29 @@ class Speculator:
                 self._steps_busy = 0
                 self.costs.note(decodes, seconds)
         was_awake = self._budget.awake
-        self._budget.step(seconds, drafted=drafted > 0 or (was_awake and head_pays))
-        self._end_sleep(was_awake)
+        self._budget.step(seconds, drafted=drafted > 0 or (was_awake and head_pays), sequences=decodes)
+        self._end_sleep(was_awake, decodes)
         if self._head is not None:
             self._head.stepped(seconds, self.costs, drafted=False)
             if prefills:
                 self._head.skip_prompts()
 
-    def sleep_through(self, steps: int, seconds: float, last: tuple[int, float] | None) -> None:
+    def sleep_through(self, steps: int, seconds: float, decodes: int, last_s: float | None) -> None:
         self._plain_run = PAD, 0
-        if last is not None:
+        if last_s is not None:
             self._steps_busy = 0
-            self.costs.note(*last)
+            self.costs.note(decodes, last_s)
         self._budget.sleep_through(steps, seconds)
-        self._end_sleep(was_awake=False)
+        self._end_sleep(False, decodes)
         if self._head is not None:
             self._head.stepped(seconds, self.costs, drafted=False, steps=steps)
 
-    def _end_sleep(self, was_awake: bool) -> None:
-        if self._budget.awake and not was_awake:
+    def _end_sleep(self, was_awake: bool, sequences: int) -> None:
+        if not self._budget.awake or was_awake:
+            return
+        if self._is_hopeless(sequences):
+            self._budget.rest()
+        else:
             self._stale.update(self._by_key)
 
     def observe_head(self, sequences: int, drafts: int, seconds: float, *, prefills: bool = False) -> None:

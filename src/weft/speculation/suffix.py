@@ -15,19 +15,27 @@ would tell a tenant what another tenant received. The library is bounded in byte
 least recently goes first (law L11).
 
 The prompt is indexed at the first lookup, not when the sequence begins: nothing is spent on a sequence that
-never drafts.
+never drafts. An answer that ends waits for a lookup of its salt too. While the drafter rests, with many
+sequences at once, the newest UNREAD_TOKENS_MAX of them wait, and older ones are forgotten.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from weft.speculation.proposal import Proposal
-from weft.speculation.text_index import CONTEXT_TOKENS, LONG_MATCH, MATCH_MIN, Occurrence, TextIndex
+from weft.speculation.text_index import (
+    CONTEXT_TOKENS,
+    GROWING_BYTES_PER_TOKEN,
+    LONG_MATCH,
+    MATCH_MIN,
+    Occurrence,
+    TextIndex,
+)
 from weft.units import PAD
 
 LIBRARY_BYTES_MAX = 64 << 20
@@ -35,6 +43,37 @@ _SALT_TOKENS_MAX = 1 << 18
 _SEQUENCE_TOKENS_MAX = 1 << 20
 _ANSWER_TOKENS_MAX = 1 << 14
 """Of a longer answer, the library takes the end."""
+_UNREAD_TOKENS_MAX = 1 << 14
+"""Tokens of a salt that wait for a lookup. One lookup indexes them all, in about 15 ms."""
+
+
+class _Answers:
+    """Of one salt."""
+
+    __slots__ = ("index", "unread", "unread_tokens")
+
+    def __init__(self) -> None:
+        self.index = TextIndex(_SALT_TOKENS_MAX)
+        self.unread: deque[Sequence[int]] = deque()
+        self.unread_tokens = 0
+        """In ``unread``: answers that the index does not have yet."""
+
+    @property
+    def size_bytes(self) -> int:
+        return self.index.size_bytes + GROWING_BYTES_PER_TOKEN * self.unread_tokens
+
+    def add(self, answer: Sequence[int]) -> None:
+        self.unread.append(answer)
+        self.unread_tokens += len(answer) + 1
+        while self.unread_tokens > _UNREAD_TOKENS_MAX and len(self.unread) > 1:
+            self.unread_tokens -= len(self.unread.popleft()) + 1
+
+    def read(self) -> TextIndex:
+        for answer in self.unread:
+            self.index.extend([PAD, *answer])
+        self.unread.clear()
+        self.unread_tokens = 0
+        return self.index
 
 
 class AnswerLibrary:
@@ -42,25 +81,36 @@ class AnswerLibrary:
 
     def __init__(self, bytes_max: int = LIBRARY_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
-        self._by_salt: OrderedDict[str, TextIndex] = OrderedDict()
+        self._by_salt: OrderedDict[str, _Answers] = OrderedDict()
         self.size_bytes = 0
 
     def add(self, salt: str, answer: Sequence[int]) -> None:
+        """``answer`` does not change any more."""
         if len(answer) <= MATCH_MIN:
             return
-        index = self._by_salt.get(salt)
-        if index is None:
-            index = self._by_salt[salt] = TextIndex(_SALT_TOKENS_MAX)
+        answers = self._by_salt.get(salt)
+        if answers is None:
+            answers = self._by_salt[salt] = _Answers()
         self._by_salt.move_to_end(salt)
-        self.size_bytes -= index.size_bytes
-        index.extend([PAD, *answer[-_ANSWER_TOKENS_MAX:]])
-        self.size_bytes += index.size_bytes
-        while self.size_bytes > self._bytes_max:
-            self.size_bytes -= self._by_salt.popitem(last=False)[1].size_bytes
+        self.size_bytes -= answers.size_bytes
+        answers.add(answer if len(answer) <= _ANSWER_TOKENS_MAX else answer[-_ANSWER_TOKENS_MAX:])
+        self.size_bytes += answers.size_bytes
+        self._drop_oldest()
 
     def lookup(self, salt: str, context: Sequence[int]) -> Occurrence | None:
-        index = self._by_salt.get(salt)
-        return None if index is None else index.lookup(context)
+        answers = self._by_salt.get(salt)
+        if answers is None:
+            return None
+        if answers.unread:
+            self.size_bytes -= answers.size_bytes
+            index = answers.read()
+            self.size_bytes += index.size_bytes
+            self._drop_oldest()
+        return answers.index.lookup(context)
+
+    def _drop_oldest(self) -> None:
+        while self.size_bytes > self._bytes_max:
+            self.size_bytes -= self._by_salt.popitem(last=False)[1].size_bytes
 
 
 class SuffixFollower:

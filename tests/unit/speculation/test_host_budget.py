@@ -9,7 +9,7 @@ import pytest
 from tests.unit.speculation.texts import prose
 from weft.speculation.costs import ROWS, StepCosts
 from weft.speculation.drafter import DraftRow
-from weft.speculation.host_budget import BARREN_STEPS, REST_STEPS, SHARE, HostBudget
+from weft.speculation.host_budget import BARREN_STEPS, CROWD_SHARE, REST_STEPS, SHARE, HostBudget
 from weft.speculation.mtp import PROBE_LENGTH, PROBE_STEPS, HeadPlan
 from weft.speculation.speculator import Speculator
 
@@ -29,6 +29,34 @@ def test_barren_steps_take_at_most_their_share(share: float) -> None:
         budget.step(1.0, drafted=False)
     assert spent <= 1.1 * SHARE * 10_000
     assert (awake == 10_000) == (share <= SHARE)
+
+
+def test_many_sequences_may_cost_half_as_much() -> None:
+    """Two steps that ask 32 sequences end a stretch."""
+    budget, spent, awake = HostBudget(), 0.0, 0
+    for _ in range(10_000):
+        if budget.awake:
+            budget.spend(0.5)
+            spent += 0.5
+            awake += 1
+        budget.step(1.0, drafted=False, sequences=32)
+    assert spent <= 1.1 * CROWD_SHARE * 10_000
+    assert awake % 2 == 0
+
+
+def test_a_crowd_that_no_draft_repays_is_not_even_begun() -> None:
+    clock = itertools.count()
+    drafter = Speculator(("suffix",), costs=LINEAR, clock=lambda: float(next(clock)))
+    assert drafter.head_drafts(2, prompts=True) is None
+    assert drafter.awake
+    assert drafter.head_drafts(32, prompts=True) is None
+    assert not drafter.awake
+    drafter.sleep_through(REST_STEPS, 1e9, 32, None)
+    assert not drafter.awake
+    drafter.sleep_through(REST_STEPS - 1, 1e9, 2, None)
+    assert not drafter.awake
+    drafter.sleep_through(1, 1e9, 2, None)
+    assert drafter.awake
 
 
 def test_a_draft_ends_a_stretch_and_a_wake_ends_a_sleep() -> None:

@@ -194,6 +194,19 @@ def test_the_library_is_bounded_in_bytes_and_drops_the_salt_used_least_recently(
     assert 2 <= len(held) < 10
 
 
+def test_answers_wait_for_a_lookup_and_the_newest_are_found() -> None:
+    library = AnswerLibrary()
+    answers = [list(range(number, number + 1500)) for number in range(0, 80_000, 2000)]
+    for answer in answers:
+        library.add("", answer)
+    held = [number for number, answer in enumerate(answers) if library.lookup("", answer[:20]) is not None]
+    assert held == list(range(held[0], 40))
+    assert 2 <= len(held) < 20
+    library.add("", answers[0])   # the one after a lookup is found, and those before it still are
+    assert library.lookup("", answers[0][:20]) is not None
+    assert library.lookup("", answers[39][:20]) is not None
+
+
 def test_a_grammar_forces_keys_and_cuts_other_drafts() -> None:
     schema = {"type": "object", "properties": {"temperature": {"type": "integer"}},
               "required": ["temperature"], "additionalProperties": False}

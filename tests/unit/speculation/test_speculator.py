@@ -151,6 +151,6 @@ def test_slept_steps_say_what_a_plain_step_costs() -> None:
     drafter = Speculator(("suffix",), costs=StepCosts({1: 1.0}))
     for _ in range(3):
         drafter._budget.rest()
-        drafter.sleep_through(16, 80.0, (32, 5.0))
+        drafter.sleep_through(16, 80.0, 32, 5.0)
     assert drafter.costs.measured(32)
     assert drafter.costs.seconds(32) == pytest.approx(5.0)
