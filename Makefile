@@ -51,12 +51,14 @@ check: install
 
 # After every change: the pure half, under 90 seconds on two cores.
 quick: check
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) tests/arch tests/unit/memory tests/unit/schedule \
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal tests/arch tests/unit/memory tests/unit/schedule \
 	  tests/unit/engine tests/unit/text tests/unit/planning tests/unit/test_config_check.py $(ARGS)
 
-# One thread per worker: the suite runs many small models, and two workers fill two cores.
+# One thread per worker: the suite runs many small models, and two workers fill two cores. Each worker begins with
+# a stretch of whole modules, so that two workers rarely start the same server; an idle worker takes half of what
+# the other has left.
 test: check
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal $(ARGS)
 
 # On a machine with a GPU, with whatever Python has torch for CUDA there: no .venv. GPU_PYTHON names it.
 GPU_PYTHON ?= python3

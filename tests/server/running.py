@@ -20,7 +20,7 @@ import httpx
 import openai
 
 ROOT = Path(__file__).resolve().parents[2]
-START_LIMIT_S = 60.0
+START_LIMIT_S = 180.0
 _URL = re.compile(r"at (http://\S+)")
 
 
@@ -40,7 +40,7 @@ class RunningServer:
         threading.Thread(target=self._read, daemon=True).start()
         self.url = ""
         # One of each per server: making one costs more than a request (it reads all certificates).
-        self._http = httpx.Client(timeout=30)
+        self._http = httpx.Client(timeout=60)
         self._openai: openai.OpenAI | None = None
         try:
             self._wait_for_line(wait_for)
@@ -85,7 +85,7 @@ class RunningServer:
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
 
-    def exit_code(self, limit_s: float = 15.0) -> int:
+    def exit_code(self, limit_s: float = 60.0) -> int:
         return self.process.wait(limit_s)
 
     def stop(self) -> None:
@@ -115,7 +115,7 @@ class RunningServer:
 
     def rest_of_output(self) -> str:
         """After the process ended."""
-        while (line := self._arriving.get(timeout=10)) is not None:
+        while (line := self._arriving.get(timeout=60)) is not None:
             self.lines.append(line)
         return self.output
 

@@ -92,13 +92,15 @@ async def test_streams_of_both_workers_are_those_of_one(server: RunningServer) -
 
 def test_the_rate_of_a_key_holds_for_all_workers_together(server: RunningServer) -> None:
     began_s = time.monotonic()
+    statuses: list[int] = []
     with ThreadPoolExecutor(8) as threads:
-        answers = threads.map(lambda _: fresh(server, "POST", "/v1/completions", key="few", json=SAID),
-                              range(75))
-        statuses = [answer.status_code for answer in answers]
+        while 429 not in statuses and len(statuses) < 400:
+            answers = threads.map(lambda _: fresh(server, "POST", "/v1/completions", key="few", json=SAID),
+                                  range(25))
+            statuses += [answer.status_code for answer in answers]
     refilled = (time.monotonic() - began_s) * 40 / 60
-    assert 40 <= statuses.count(200) <= min(40 + refilled + 1, 74)
-    assert statuses.count(429) == 75 - statuses.count(200)
+    assert set(statuses) == {200, 429}
+    assert 40 <= statuses.count(200) <= 40 + refilled + 1
 
 
 def test_what_clients_may_not_see_is_refused_at_a_worker(server: RunningServer) -> None:
@@ -194,7 +196,7 @@ def test_an_interrupt_drains_all_workers(server: RunningServer) -> None:
         lines = answer.iter_lines()
         next(lines)
         server.interrupt()
-        time.sleep(0.3)
+        assert eventually(lambda: fresh(server, "GET", "/health").status_code == 503)
         assert fresh(server, "POST", "/v1/completions", json=SAID).status_code == 503
         assert [line for line in lines if line][-1] == "data: [DONE]"
     assert server.exit_code() == 0

@@ -262,7 +262,7 @@ def test_a_queue_that_is_full_refuses_and_counts(tmp_path: Path) -> None:
     assert store.offer(None, prompt(256, 50), 256, exact=True) is None or store.stats().dropped["queue_full"]
     began = time.monotonic()
     store.close()
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 20
     again = opened(tmp_path)
     hits = [assert_right_or_none(again, prompt(256, seed)) for seed in range(20)]
     assert [hit > 0 for hit in hits] == [ticket is not None for ticket in tickets]

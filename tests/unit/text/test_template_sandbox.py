@@ -85,18 +85,16 @@ def test_a_template_that_cannot_be_compiled_is_a_clear_error_in_time(
 
 
 def test_a_slow_conversation_does_not_hold_up_a_small_one() -> None:
-    async def both(template: TemplateSandbox) -> float:
+    async def both(template: TemplateSandbox) -> None:
         slow = asyncio.ensure_future(template.write(turns("loop", "x" * 400_000), chars_cut=10**6))
         await asyncio.sleep(0.5)
-        began_s = time.monotonic()
         await template.write(turns("hi"), chars_cut=10**6)
-        waited_s = time.monotonic() - began_s
+        assert not slow.done()
         with pytest.raises(RequestError, match="--template-seconds"):
             await slow
-        return waited_s
 
     with sandbox(SWITCH, seconds=2.0) as template:
-        assert asyncio.run(both(template)) < 0.25
+        asyncio.run(both(template))
 
 
 def test_odd_messages_are_refused_and_leave_the_worker_alive() -> None:
