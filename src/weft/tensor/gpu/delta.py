@@ -14,8 +14,9 @@ form.
 In the chunked form only ``states`` is sequential, and in it only the chain that needs S: two products a
 chunk. ``outputs`` computes the tokens' outputs afterwards, on all SMs, from the stored states. Rejected:
 outputs inside the pass. It needs no buffer for states, but its chain is twice as long and has only heads x V
-/ 32 programs. The buffers of a step are float32: for each token and head K + V numbers and a row of P, for
-each chunk a state. 8192 tokens of 32 heads of 128 x 128 are 0.6 GB, reused by the next layer.
+/ 32 programs. The scratch of a chunk is float32: for each place and head K + V numbers and a row of P, for
+each head a state. 32 heads of 128 x 128 have 4.7 MB a chunk. Chunks go in segments of bounded scratch
+(``tensor.gpu.segments``), three launches each.
 
 Run r has the chunks [chunk_begin[r], chunk_begin[r + 1]) of ``tensor.gpu.runs``; a chunk's tap is the state
 after it. A PAD slot is neither read nor written, a fresh slot is not read. Inside a slot the state is dense.
@@ -26,6 +27,8 @@ addresses of the step's small tables. Else every combination would be compiled w
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +41,7 @@ from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.products import decay_of, only_if, product, product_left
 from weft.tensor.gpu.rounding import rounded
 from weft.tensor.gpu.runs import DeviceRuns
+from weft.tensor.gpu.segments import Segment, chunks_at_once, load_state, part_of_run, segments, store_state
 from weft.tensor.inputs import Runs
 from weft.units import CHUNK_TOKENS
 
@@ -124,12 +128,13 @@ def recurrent(q, k, v, g, beta, out, state, slots, starts, fresh, chunk_begin, c
              mask=(line < only_if(slot >= 0, K))[:, None] & (col < V)[None, :])
 
 
-@triton.jit(do_not_specialize=["first_run", "base"], do_not_specialize_on_alignment=STEP_TABLES)
-def states(k, k_left, decay, w, u, chunk_states, state, slots, fresh, chunk_begin, chunk_first, chunk_tokens,
-           chunk_tap, k_row, k_head, slot_stride, first_run, base, H: tl.constexpr, GROUP: tl.constexpr,
-           K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, BV: tl.constexpr, BY_LINE: tl.constexpr):
-    """Grid: blocks of V, heads, prefill runs. Buffers begin at token ``base``. ``k_left``: the factors of k
-    [T', H], or with BY_LINE the scaled k itself [T', H, K]. ``decay`` of a chunk: [C, H] or [C, H, K]. ``u``
+@triton.jit(do_not_specialize=["first_run", "base", "limit"], do_not_specialize_on_alignment=STEP_TABLES)
+def states(k, k_left, decay, w, u, chunk_states, state, carry_in, carry_out, slots, fresh, chunk_begin,
+           chunk_first, chunk_tokens, chunk_tap, k_row, k_head, slot_stride, first_run, base, limit,
+           H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
+           BV: tl.constexpr, BY_LINE: tl.constexpr):
+    """Grid: blocks of V, heads, prefill runs. Buffers begin at chunk ``base``. ``k_left``: the factors of k
+    [C, H, 64], or with BY_LINE the scaled k itself [C, H, 64, K]. ``decay``: [C, H] or [C, H, K]. ``u``
     becomes v'; ``chunk_states`` [C, H, K, V]: the state before each chunk."""
     head, run = tl.program_id(1), first_run + tl.program_id(2)
     line, col, place = tl.arange(0, KP), tl.program_id(0) * BV + tl.arange(0, BV), tl.arange(0, PLACES)
@@ -137,15 +142,15 @@ def states(k, k_left, decay, w, u, chunk_states, state, slots, fresh, chunk_begi
     element = line[:, None] * V + col[None, :]
     in_slot = head * (K * V) + element
     slot = tl.load(slots + run)
-    live = (slot >= 0) & (tl.load(fresh + run) == 0)
-    s = tl.load(state + slot * slot_stride + in_slot,
-                mask=(line < only_if(live, K))[:, None] & (col < V)[None, :], other=0.0)
-    for c in range(tl.load(chunk_begin + run), tl.load(chunk_begin + run + 1)):
+    begin, end, opens, closes = part_of_run(chunk_begin, run, base, limit)
+    s = load_state(state, in_slot, slot, slot_stride, tl.load(fresh + run), carry_in, begin, end, opens,
+                   line, K, col < V)
+    for c in range(begin, end):
         first, tokens = tl.load(chunk_first + c), tl.load(chunk_tokens + c)
         here = place < tokens
-        row = ((first - base + place) * H + head).to(tl.int64)[:, None]
+        chunk = ((c - base) * H + head).to(tl.int64)
+        row = (chunk * PLACES + place)[:, None]
         tile, v_tile = here[:, None] & (line < K)[None, :], here[:, None] & (col < V)[None, :]
-        chunk = (c * H + head).to(tl.int64)
         tl.store(chunk_states + chunk * (K * V) + element, s, mask=inside)
         w_tile = tl.load(w + row * K + line[None, :], mask=tile, other=0.0)
         added = tl.load(u + row * V + col[None, :], mask=v_tile, other=0.0) - product(w_tile, s)
@@ -157,48 +162,46 @@ def states(k, k_left, decay, w, u, chunk_states, state, slots, fresh, chunk_begi
         else:
             keys = tl.load(k + (first + place).to(tl.int64)[:, None] * k_row + (head // GROUP) * k_head
                            + line[None, :], mask=tile, other=0.0)
-            left = tl.load(k_left + (first - base + place) * H + head, mask=here, other=0.0)
+            left = tl.load(k_left + chunk * PLACES + place, mask=here, other=0.0)
             s = s * tl.load(decay + chunk) + product_left(tl.trans(keys), added * left[:, None])
         tap = tl.load(chunk_tap + c).to(tl.int64)
         tl.store(state + tap * slot_stride + in_slot, s,
                  mask=(line < only_if(tap >= 0, K))[:, None] & (col < V)[None, :])
-    tl.store(state + slot * slot_stride + in_slot, s,
-             mask=(line < only_if(slot >= 0, K))[:, None] & (col < V)[None, :])
+    store_state(s, state, in_slot, slot, slot_stride, carry_out, begin, end, closes, line, K, col < V)
 
 
 @triton.jit(do_not_specialize=["base"], do_not_specialize_on_alignment=STEP_TABLES)
 def outputs(q, q_left, p, u, chunk_states, out, chunk_first, chunk_tokens, q_row, q_head, base,
             H: tl.constexpr, GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr,
             BV: tl.constexpr, BY_LINE: tl.constexpr):
-    """Grid: blocks of V, heads, chunks. ``q_left``: the factors of q S [T', H], or with BY_LINE the scaled q
-    itself [T', H, K]; ``p`` [T', H, 64]: a token's row of P; ``out`` [T, H, V]."""
-    head, c = tl.program_id(1), tl.program_id(2)
+    """Grid: blocks of V, heads, chunks from ``base`` on. ``q_left``: the factors of q S [C, H, 64], or
+    with BY_LINE the scaled q itself [C, H, 64, K]; ``p`` [C, H, 64, 64]; ``out`` [T, H, V]."""
+    head, c = tl.program_id(1), base + tl.program_id(2)
     line, col, place = tl.arange(0, KP), tl.program_id(0) * BV + tl.arange(0, BV), tl.arange(0, PLACES)
     first, tokens = tl.load(chunk_first + c), tl.load(chunk_tokens + c)
     here = place < tokens
-    row = ((first - base + place) * H + head).to(tl.int64)[:, None]
+    chunk = (tl.program_id(2) * H + head).to(tl.int64)
+    row = (chunk * PLACES + place)[:, None]
     tile, v_tile = here[:, None] & (line < K)[None, :], here[:, None] & (col < V)[None, :]
-    s = tl.load(chunk_states + (c * H + head).to(tl.int64) * (K * V) + line[:, None] * V + col[None, :],
+    s = tl.load(chunk_states + chunk * (K * V) + line[:, None] * V + col[None, :],
                 mask=(line < K)[:, None] & (col < V)[None, :], other=0.0)
     if BY_LINE:
         o_tile = product(tl.load(q_left + row * K + line[None, :], mask=tile, other=0.0), s)
     else:
         queries = tl.load(q + (first + place).to(tl.int64)[:, None] * q_row + (head // GROUP) * q_head
                           + line[None, :], mask=tile, other=0.0)
-        left = tl.load(q_left + (first - base + place) * H + head, mask=here, other=0.0)
+        left = tl.load(q_left + chunk * PLACES + place, mask=here, other=0.0)
         o_tile = product_left(queries, s) * left[:, None]
     p_tile = tl.load(p + row * PLACES + place[None, :], mask=here[:, None], other=0.0)
     o_tile += product(p_tile, tl.load(u + row * V + col[None, :], mask=v_tile, other=0.0))
-    at = ((first + place) * H + head).to(tl.int64)[:, None] * V + col[None, :]
+    at = ((first + place).to(tl.int64) * H + head)[:, None] * V + col[None, :]
     tl.store(out + at, o_tile.to(out.dtype.element_ty), mask=v_tile)
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkBuffers:
-    """The buffers of the chunked form, float32, for the T' tokens from the first prefill on. The kernels
-    above state the shapes."""
+    """The scratch memory of a segment, float32. The kernels above state the shapes."""
 
-    base: int
     w: torch.Tensor
     u: torch.Tensor
     p: torch.Tensor
@@ -208,20 +211,19 @@ class ChunkBuffers:
     chunk_states: torch.Tensor
 
 
-def chunk_buffers(step: DeviceRuns, runs: Runs, state_SHKV: torch.Tensor, tokens: int,
-                by_line: bool) -> ChunkBuffers:
+def chunk_segments(step: DeviceRuns, state_SHKV: torch.Tensor,
+                   by_line: bool) -> Iterator[tuple[Segment, ChunkBuffers]]:
+    """The segments of a step, with one set of buffers for all of them."""
     heads, k_dim, v_dim = state_SHKV.shape[1:]
-    base = runs.offsets[step.decode_count]
     lines = (k_dim,) if by_line else ()
-
-    def take(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.float32, device=state_SHKV.device)
-
-    rows = tokens - base
-    return ChunkBuffers(
-        base, take(rows, heads, k_dim), take(rows, heads, v_dim), take(rows, heads, CHUNK_TOKENS),
-        take(rows, heads, *lines), take(rows, heads, *lines), take(step.chunk_count, heads, *lines),
-        take(step.chunk_count, heads, k_dim, v_dim))
+    factors = (heads, CHUNK_TOKENS, *lines)
+    shapes = [(heads, CHUNK_TOKENS, k_dim), (heads, CHUNK_TOKENS, v_dim), (heads, CHUNK_TOKENS, CHUNK_TOKENS),
+              factors, factors, (heads, *lines), (heads, k_dim, v_dim)]
+    each = chunks_at_once(step, 4 * sum(map(math.prod, shapes)))
+    buffers = ChunkBuffers(*(torch.empty((each, *shape), dtype=torch.float32, device=state_SHKV.device)
+                             for shape in shapes))
+    for segment in segments(step, state_SHKV, each):
+        yield segment, buffers
 
 
 def run_by_token(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g: torch.Tensor,
@@ -258,22 +260,24 @@ def _run_recurrent(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor
 
 
 def run_chunks(q_THK: torch.Tensor, k_THK: torch.Tensor, out_THV: torch.Tensor, state_SHKV: torch.Tensor,
-               runs: Runs, step: DeviceRuns, buffers: ChunkBuffers, *, by_line: bool) -> None:
-    """The kernels after ``prepare``: states, then outputs."""
+               runs: Runs, step: DeviceRuns, segment: Segment, buffers: ChunkBuffers, *,
+               by_line: bool) -> None:
+    """The kernels after ``prepare``: states, then outputs of a segment."""
     heads, k_dim, v_dim = state_SHKV.shape[1:]
     sizes = {"H": heads, "GROUP": heads // k_THK.shape[1], "K": k_dim, "V": v_dim, "KP": padded(k_dim),
              "BY_LINE": by_line}
     blocks = states_blocks(padded(k_dim))
     launch(states, (triton.cdiv(v_dim, blocks.width), heads, step.run_count - step.decode_count))(
         k_THK, buffers.k_left, buffers.decay, buffers.w, buffers.u, buffers.chunk_states, state_SHKV,
-        runs.slots_R, step.fresh_R, step.chunk_begin_R, step.chunk_first_C, step.chunk_tokens_C,
-        step.chunk_tap_C, *k_THK.stride()[:2], state_SHKV.stride(0), step.decode_count, buffers.base, **sizes,
-        BV=blocks.width, num_warps=blocks.warps, num_stages=blocks.stages)
+        segment.carry_in, segment.carry_out, runs.slots_R, step.fresh_R, step.chunk_begin_R,
+        step.chunk_first_C, step.chunk_tokens_C, step.chunk_tap_C, *k_THK.stride()[:2], state_SHKV.stride(0),
+        step.decode_count, segment.begin, segment.end, **sizes, BV=blocks.width, num_warps=blocks.warps,
+        num_stages=blocks.stages)
     blocks = outputs_blocks(padded(k_dim), by_line, q_THK.dtype)
     width = min(blocks.width, padded(v_dim))
-    launch(outputs, (triton.cdiv(v_dim, width), heads, step.chunk_count))(
+    launch(outputs, (triton.cdiv(v_dim, width), heads, segment.chunk_count))(
         q_THK, buffers.q_left, buffers.p, buffers.u, buffers.chunk_states, out_THV, step.chunk_first_C,
-        step.chunk_tokens_C, *q_THK.stride()[:2], buffers.base, **sizes, BV=width, num_warps=blocks.warps,
+        step.chunk_tokens_C, *q_THK.stride()[:2], segment.begin, **sizes, BV=width, num_warps=blocks.warps,
         num_stages=blocks.stages)
 
 
@@ -294,7 +298,8 @@ def recurrent_compilations(op: str, *, by_line: bool) -> list[Compilation]:
 
 
 def chunk_compilations(op: str, *, by_line: bool) -> list[Compilation]:
-    scratch = dict.fromkeys(("k_left", "q_left", "decay", "w", "u", "p", "chunk_states", "state"), "*fp32")
+    scratch = dict.fromkeys(("k_left", "q_left", "decay", "w", "u", "p", "chunk_states", "state",
+                             "carry_in", "carry_out"), "*fp32")
     variants = []
     for of, k_dim in ((torch.bfloat16, 128), (torch.float32, 128)):
         dtype = TYPES[of]

@@ -20,8 +20,8 @@ import triton.language as tl
 from weft.tensor.gpu.compilation import Compilation
 from weft.tensor.gpu.delta import (
     PLACES,
-    chunk_buffers,
     chunk_compilations,
+    chunk_segments,
     recurrent_compilations,
     run_by_token,
     run_chunks,
@@ -48,13 +48,14 @@ PREPARE = Blocks(32)
 def _prepare(q, k, v, g, beta, w, u, p, q_left, k_left, decay, chunk_first, chunk_tokens, q_row, q_head,
              k_row, k_head, v_row, v_head, g_row, g_head, beta_row, beta_head, base, scale, H: tl.constexpr,
              GROUP: tl.constexpr, K: tl.constexpr, V: tl.constexpr, KP: tl.constexpr, BV: tl.constexpr):
-    """Grid: heads, chunks. Outputs as in ``tensor.gpu.delta``, for the tokens from ``base`` on."""
-    head, c = tl.program_id(0), tl.program_id(1)
+    """Grid: heads, chunks from ``base`` on. Outputs as in ``tensor.gpu.delta``."""
+    head, c = tl.program_id(0), base + tl.program_id(1)
+    chunk = (tl.program_id(1) * H + head).to(tl.int64)
     line, place = tl.arange(0, KP), tl.arange(0, PLACES)
     first, tokens = tl.load(chunk_first + c), tl.load(chunk_tokens + c)
     here = place < tokens
     t = (first + place).to(tl.int64)
-    row = (t - base) * H + head
+    row = chunk * PLACES + place
     tile = here[:, None] & (line < K)[None, :]
     key = head // GROUP
     whole, rest = decay_sums(tl.load(g + t * g_row + head * g_head, mask=here, other=0.0))
@@ -74,7 +75,7 @@ def _prepare(q, k, v, g, beta, w, u, p, q_left, k_left, decay, chunk_first, chun
     tl.store(q_left + row, q_scale * grown, mask=here)
     left, over_chunk = decay_to_end(whole, rest, place, PLACES)
     tl.store(k_left + row, left * k_scale, mask=here)
-    tl.store(decay + c * H + head, over_chunk)
+    tl.store(decay + chunk, over_chunk)
 
     solved = unit_lower_inverse(a, PLACES)
     w_tile = product_right(solved * (beta_t * grown * k_scale)[None, :], keys)
@@ -100,14 +101,14 @@ def gated_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g
     if run_by_token(q_THK, k_THK, v_THV, g_TH, beta_TH, out_THV, state_SHKV, runs, step, scale=scale,
                     layer=layer):
         return out_THV
-    buffers = chunk_buffers(step, runs, state_SHKV, tokens, by_line=False)
-    launch(_prepare, (heads, step.chunk_count))(
-        q_THK, k_THK, v_THV, g_TH, beta_TH, buffers.w, buffers.u, buffers.p, buffers.q_left, buffers.k_left,
-        buffers.decay, step.chunk_first_C, step.chunk_tokens_C, *q_THK.stride()[:2], *k_THK.stride()[:2],
-        *v_THV.stride()[:2], *g_TH.stride(), *beta_TH.stride(), buffers.base, scale, H=heads,
-        GROUP=heads // k_heads, K=k_dim, V=v_dim, KP=padded(k_dim), BV=PREPARE.width, num_warps=PREPARE.warps,
-        num_stages=PREPARE.stages)
-    run_chunks(q_THK, k_THK, out_THV, state_SHKV, runs, step, buffers, by_line=False)
+    for segment, buffers in chunk_segments(step, state_SHKV, by_line=False):
+        launch(_prepare, (heads, segment.chunk_count))(
+            q_THK, k_THK, v_THV, g_TH, beta_TH, buffers.w, buffers.u, buffers.p, buffers.q_left,
+            buffers.k_left, buffers.decay, step.chunk_first_C, step.chunk_tokens_C,
+            *q_THK.stride()[:2], *k_THK.stride()[:2], *v_THV.stride()[:2], *g_TH.stride(), *beta_TH.stride(),
+            segment.begin, scale, H=heads, GROUP=heads // k_heads, K=k_dim, V=v_dim, KP=padded(k_dim),
+            BV=PREPARE.width, num_warps=PREPARE.warps, num_stages=PREPARE.stages)
+        run_chunks(q_THK, k_THK, out_THV, state_SHKV, runs, step, segment, buffers, by_line=False)
     return out_THV
 
 

@@ -32,8 +32,8 @@ import triton.language as tl
 from weft.tensor.gpu.compilation import Compilation
 from weft.tensor.gpu.delta import (
     PLACES,
-    chunk_buffers,
     chunk_compilations,
+    chunk_segments,
     recurrent_compilations,
     run_by_token,
     run_chunks,
@@ -86,13 +86,14 @@ def _add_pairs(m_keys, m_queries, keys, queries, g, place):
 def _prepare(q, k, v, g, beta, w, u, p, q_left, k_left, decay, chunk_first, chunk_tokens, q_row, q_head,
              k_row, k_head, v_row, v_head, g_row, g_head, beta_row, beta_head, base, scale, H: tl.constexpr,
              K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
-    """Grid: heads, chunks. Outputs as in ``tensor.gpu.delta``, for the tokens from ``base`` on."""
-    head, c = tl.program_id(0), tl.program_id(1)
+    """Grid: heads, chunks from ``base`` on. Outputs as in ``tensor.gpu.delta``."""
+    head, c = tl.program_id(0), base + tl.program_id(1)
+    chunk = (tl.program_id(1) * H + head).to(tl.int64)
     place = tl.arange(0, PLACES)
     tokens = tl.load(chunk_tokens + c)
     here = place < tokens
     t = (tl.load(chunk_first + c) + place).to(tl.int64)
-    row = ((t - base) * H + head)[:, None]
+    row = (chunk * PLACES + place)[:, None]
     k_scale, q_scale = tl.zeros((PLACES,), tl.float32), tl.zeros((PLACES,), tl.float32)
     for part in range(0, K, BK):
         line = part + tl.arange(0, BK)
@@ -112,10 +113,9 @@ def _prepare(q, k, v, g, beta, w, u, p, q_left, k_left, decay, chunk_first, chun
         m_queries += tl.where(place[:, None] == place[None, :], tl.sum(queries * keys, axis=1)[:, None], 0.0)
         over_chunk = decay_of(tl.sum(tl.where(place[:, None] == PLACES - 1, upto, 0.0), axis=0))
         tile = here[:, None] & (line < K)[None, :]
-        tl.store(decay + (c * H + head).to(tl.int64) * K + line, over_chunk, mask=line < K)
+        tl.store(decay + chunk * K + line, over_chunk, mask=line < K)
         tl.store(q_left + row * K + line[None, :], queries * q_scale[:, None] * decay_of(upto), mask=tile)
-        tl.store(k_left + row * K + line[None, :], keys * k_scale[:, None] * decay_of(after),
-                 mask=tile)
+        tl.store(k_left + row * K + line[None, :], keys * k_scale[:, None] * decay_of(after), mask=tile)
     tl.store(p + row * PLACES + place[None, :], m_queries * q_scale[:, None] * k_scale[None, :],
              mask=here[:, None])
 
@@ -147,14 +147,14 @@ def kimi_delta(q_THK: torch.Tensor, k_THK: torch.Tensor, v_THV: torch.Tensor, g_
     if run_by_token(q_THK, k_THK, v_THV, g_THK, beta_TH, out_THV, state_SHKV, runs, step, scale=scale,
                     layer=layer):
         return out_THV
-    buffers = chunk_buffers(step, runs, state_SHKV, tokens, by_line=True)
-    launch(_prepare, (heads, step.chunk_count))(
-        q_THK, k_THK, v_THV, g_THK, beta_TH, buffers.w, buffers.u, buffers.p, buffers.q_left, buffers.k_left,
-        buffers.decay, step.chunk_first_C, step.chunk_tokens_C, *q_THK.stride()[:2], *k_THK.stride()[:2],
-        *v_THV.stride()[:2], *g_THK.stride()[:2], *beta_TH.stride(), buffers.base, scale, H=heads, K=k_dim,
-        V=v_dim, BK=min(PREPARE.width, padded(k_dim)), BV=PREPARE.width, num_warps=PREPARE.warps,
-        num_stages=PREPARE.stages)
-    run_chunks(q_THK, k_THK, out_THV, state_SHKV, runs, step, buffers, by_line=True)
+    for segment, buffers in chunk_segments(step, state_SHKV, by_line=True):
+        launch(_prepare, (heads, segment.chunk_count))(
+            q_THK, k_THK, v_THV, g_THK, beta_TH, buffers.w, buffers.u, buffers.p, buffers.q_left,
+            buffers.k_left, buffers.decay, step.chunk_first_C, step.chunk_tokens_C, *q_THK.stride()[:2],
+            *k_THK.stride()[:2], *v_THV.stride()[:2], *g_THK.stride()[:2], *beta_TH.stride(), segment.begin,
+            scale, H=heads, K=k_dim, V=v_dim, BK=min(PREPARE.width, padded(k_dim)), BV=PREPARE.width,
+            num_warps=PREPARE.warps, num_stages=PREPARE.stages)
+        run_chunks(q_THK, k_THK, out_THV, state_SHKV, runs, step, segment, buffers, by_line=True)
     return out_THV
 
 

@@ -1,0 +1,97 @@
+"""The chunks of a step in segments, so that the scratch memory of chunked recurrences has a bound.
+
+    chunks    | 0 1 2 3 4 5 | 6 7 8 9 10 11 | 12 13 |      a segment: as many chunks as SCRATCH_BYTES hold
+    runs      |  A  |   B   :       B     |    C    |
+    carry                   ^ of B        ^ none    ^ none           [2, heads, rows, columns], float32
+
+The chunked forms pass float32 numbers from launch to launch: a state for each chunk, W, U, P, factors. A step
+of 8,192 tokens of 48 heads of 128 x 128 has 0.9 GB of them in a layer. A segment has 256 MiB at most,
+which the next segment and the next layer overwrite. Its launches are those of a whole step: work inside its
+chunks, the pass over states, outputs. Each chunk is computed alike in any segment, so cuts change no bit.
+
+At most one run spans the end of a segment. Its state goes through ``carry``, not through its slot, because a
+run with slot PAD has a state too. Places take turns: the program that ends one run may be slower than the
+program that begins the next. Both may work in one launch, in any order. ``part_of_run`` gives a program its
+chunks of a segment; a run without chunks there neither reads nor writes.
+
+A row of scratch is (chunk of the segment, head, place). So its size follows from chunks alone, and a tile of
+one chunk and head is contiguous. Rejected: bfloat16 scratch (states are checkpoints; W S
+and U cancel in v').
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from weft.tensor.gpu.products import only_if
+from weft.tensor.gpu.runs import DeviceRuns
+from weft.units import ceil_div
+
+SCRATCH_BYTES = 256 << 20
+"""Most scratch memory of a segment with more than one chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Chunks [begin, end) of the step; ``carry_in``, ``carry_out``: a state [heads, rows, columns]."""
+
+    begin: int
+    end: int
+    carry_in: torch.Tensor
+    carry_out: torch.Tensor
+
+    @property
+    def chunk_count(self) -> int:
+        return self.end - self.begin
+
+
+def chunks_at_once(step: DeviceRuns, chunk_bytes: int) -> int:
+    """Chunks of the longest segment; ``chunk_bytes``: scratch memory of a chunk, all heads."""
+    return min(step.chunk_count, max(1, SCRATCH_BYTES // chunk_bytes))
+
+
+def segments(step: DeviceRuns, state: torch.Tensor, each: int) -> Iterator[Segment]:
+    """Segments of ``each`` chunks. ``state`` [slots, heads, rows, columns], float32."""
+    if each >= step.chunk_count:
+        yield Segment(0, step.chunk_count, state, state)   # no run goes on, so no carry is touched
+        return
+    carry = torch.empty((2, *state.shape[1:]), dtype=torch.float32, device=state.device)
+    for index in range(ceil_div(step.chunk_count, each)):
+        yield Segment(index * each, min((index + 1) * each, step.chunk_count), carry[index % 2],
+                      carry[(index + 1) % 2])
+
+
+@triton.jit
+def part_of_run(chunk_begin, run, base, limit):
+    """(first, end, opens, closes): the chunks of ``run`` in the segment [base, limit), and whether its first
+    and its last chunk are among them. Without chunks there first >= end, and it neither opens nor closes."""
+    begin, end = tl.load(chunk_begin + run), tl.load(chunk_begin + run + 1)
+    first, last = tl.maximum(begin, base), tl.minimum(end, limit)
+    return first, last, (first < last) & (begin >= base), (first < last) & (end <= limit)
+
+
+@triton.jit
+def load_state(state, in_slot, slot, slot_stride, fresh, carry_in, first, end, opens, lines, LINES, columns):
+    """The state before chunk ``first``: of the slot, zeros, or ``carry_in``. Zeros where ``lines`` reach
+    LINES or ``columns`` is not set."""
+    live = opens & (slot >= 0) & (fresh == 0)
+    carried = (first < end) & (opens == 0)
+    of_slot = tl.load(state + slot * slot_stride + in_slot,
+                      mask=(lines < only_if(live, LINES))[:, None] & columns[None, :], other=0.0)
+    of_carry = tl.load(carry_in + in_slot,
+                       mask=(lines < only_if(carried, LINES))[:, None] & columns[None, :], other=0.0)
+    return tl.where(carried, of_carry, of_slot)
+
+
+@triton.jit
+def store_state(s, state, in_slot, slot, slot_stride, carry_out, first, end, closes, lines, LINES, columns):
+    """The state after chunk ``end - 1``: to the slot, or to ``carry_out`` if the run goes on."""
+    goes_on = (first < end) & (closes == 0)
+    tl.store(state + slot * slot_stride + in_slot, s,
+             mask=(lines < only_if(closes & (slot >= 0), LINES))[:, None] & columns[None, :])
+    tl.store(carry_out + in_slot, s, mask=(lines < only_if(goes_on, LINES))[:, None] & columns[None, :])
