@@ -9,6 +9,7 @@ import torch
 
 from tests.gpu.tolerances import close
 from tests.ops.quantised import fp8_weight, noise, weight
+from weft.tensor.gpu.column_splits import ColumnSplits
 from weft.tensor.ops.moe import moe
 from weft.tensor.ops.moe.naive import moe as naive_moe
 from weft.tensor.ops.quantized_linear import byte_inputs, naive, quantized_linear, triton
@@ -152,3 +153,34 @@ def test_experts_in_fp8_equal_their_formula(device: torch.device) -> None:
     ids[3, 0] = 1      # the control: it is read when it is chosen
     assert moe(x.to(device), ids.to(device), shares.to(device), on(up, device),
                on(down, device))[3].isnan().all()
+
+
+def test_columns_are_split_by_the_shape_of_the_weight_and_added_in_order(
+        device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New memory is NaN: every partial sum that is read was written. A row has the same bits alone."""
+    weight_, bias = on(weight(8, 40, 1536), device), noise(5, 40).to(device)
+    x = noise(3, 33, 1536)
+    want = naive.quantized_linear(x, weight(8, 40, 1536), bias.cpu())
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *shape, **more: empty(*shape, **more).fill_(float("nan")))
+    assert triton.splits_of(1, 40, 1536) == triton.splits_of(16, 40, 1536) == ColumnSplits(3, 512)
+    alone, few, some = (quantized_linear(x[rows].to(device), weight_, bias).cpu()
+                        for rows in (slice(5, 6), slice(0, 7), slice(0, 33)))
+    for got, rows in ((few, 7), (some, 33)):
+        torch.testing.assert_close(got, want[:rows], atol=2e-5 * float(want.abs().max()), rtol=1e-5)
+    assert torch.equal(alone[0], few[5])
+    plain = quantized_linear(x[:3].to(device), weight_).cpu()
+    torch.testing.assert_close(plain, want[:3] - bias.cpu(), atol=2e-5 * float(want.abs().max()), rtol=1e-5)
+
+
+def test_a_weight_with_programs_enough_is_not_split() -> None:
+    assert triton.splits_of(1, 16384, 4096).count == 1
+    assert triton.splits_of(65, 1024, 4096) == ColumnSplits(1, 4096)
+    assert triton.splits_of(16, 1024, 4096) == ColumnSplits(8, 512)
+    assert triton.splits_of(64, 4096, 12288) == ColumnSplits(4, 3072)
+    for columns in (200, 511, 1100, 5120, 7168):
+        for rows in (1, 64):
+            splits = triton.splits_of(rows, 1024, columns)
+            assert (splits.count - 1) * splits.depth < columns <= splits.count * splits.depth
+            assert splits.count == 1 or splits.depth >= 512
+            assert splits.depth % triton.blocks_of(rows)[2] == 0

@@ -20,10 +20,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.unit.runner.launches import Launch, recorded
+from weft.config import QuantizeChoice
 from weft.families import read_architecture
 from weft.memory.frames.plan import memory_for, plan_arena
 from weft.models.checkpoint_files import CheckpointFiles
 from weft.models.registry import FAMILIES
+from weft.models.runtime_form import RuntimeForm
 from weft.models.tensor_check import TensorCheck
 from weft.runner import sampling_kernels
 from weft.runner.arena import DeviceArena
@@ -77,11 +79,12 @@ class _Operators(TorchDispatchMode):
         return out
 
 
-def released_model(config: dict[str, Any]) -> Any:
+def released_model(config: dict[str, Any], quantize: QuantizeChoice = "none") -> Any:
     """The model of ``config`` on the meta device."""
     architecture = read_architecture(config)
     headers = CheckpointFiles(None, config, {}, "", None)  # type: ignore[arg-type]
-    return FAMILIES[architecture.family](architecture, TensorCheck(headers, torch.bfloat16))
+    check = TensorCheck(headers, torch.bfloat16, RuntimeForm(quantize))
+    return FAMILIES[architecture.family](architecture, check)
 
 
 @torch.inference_mode()

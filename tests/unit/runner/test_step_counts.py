@@ -36,6 +36,17 @@ def test_the_table_says_what_a_step_launches_allocates_and_moves(name: str) -> N
     model = released_model(ALL[name])
     rows = [row_of(MODELS[name], step, [counts_of(model, batch, prompt=prompt) for batch in BATCHES])
             for step, prompt in (("decode", 0), ("mixed", PROMPT))]
+    check(rows)
+
+
+def test_int4_reads_a_quarter_of_the_weights_and_adds_the_sums_of_split_columns() -> None:
+    model = released_model(ALL["qwen3"], "int4")
+    rows = [row_of("Qwen3 8B, int4", step, [counts_of(model, batch, prompt=prompt) for batch in (1, 16)])
+            for step, prompt in (("decode", 0), ("mixed", PROMPT))]
+    check(rows)
+
+
+def check(rows: list[str]) -> None:
     lines = DOC.read_text(encoding="utf-8").splitlines()
     assert all(row in lines for row in rows), "docs/gpu.md should have\n" + "\n".join(rows)
 

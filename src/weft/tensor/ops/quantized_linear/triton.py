@@ -3,10 +3,11 @@
     a program: (BM rows of x, BN rows of the weight)      BK columns of both at a time
     codes, scales --load, convert--> W^T [BK, BN]          x [BM, BK] @ W^T, float32; bias; one rounding
 
-A decode is bound by reading every code once: 16 rows of x, many small programs, many stages. A prefill takes
-tiles large enough that dequantising is cheap beside the product. From DENSE_ROWS rows on, the whole matrix is
-dequantised first, and the product is that of torch's library: programs of 128 rows would dequantise each
-block eight times and more. x is never rounded, to int8 or to fp8.
+A decode is bound by reading every code once: 16 rows of x, many small programs, many stages. Up to 64 rows
+columns are split over programs too (``tensor.gpu.column_splits``), and ``_add`` adds the parts. A prefill
+takes tiles large enough that dequantising is cheap beside the product. From DENSE_ROWS rows on, the whole
+matrix is dequantised first, and the product is that of torch's library: programs of 128 rows would
+dequantise each block eight times and more. x is never rounded, to int8 or to fp8.
 
     _dense     a program: (BN rows, BK columns of the weight)      -> plain rows in the dtype of x
 
@@ -16,12 +17,14 @@ Rejected: a dense matrix for few rows too. In a decode that moves nine bytes for
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from weft.tensor.gpu.column_splits import ColumnSplits, column_splits, sum_of_splits
 from weft.tensor.gpu.compilation import Compilation
 from weft.tensor.gpu.launch import TYPES, Blocks, compilation_of, dense_rows
 from weft.tensor.gpu.launcher import launch
@@ -31,8 +34,12 @@ from weft.tensor.gpu.quantized import FORMS, constants_of, form, load_right
 from weft.tensor.weights.quantized import QuantizedWeight
 
 _FEW_ROWS = 16
+_SPLIT_ROWS = 64
 _SOME_ROWS = 256
 DENSE_ROWS = 1024
+_FEW_PROGRAMS, _SPLIT_PROGRAMS = 512, 256
+"""Programs of a product with up to _FEW_ROWS, and with up to _SPLIT_ROWS rows of x."""
+ADD = Blocks(256)
 DENSE, _DENSE_COLUMNS = Blocks(64), 128
 
 
@@ -45,17 +52,33 @@ def blocks_of(rows: int) -> tuple[int, Blocks, int]:
     return 128, Blocks(64, warps=8, stages=3), 64
 
 
+def splits_of(rows: int, weight_rows: int, columns: int) -> ColumnSplits:
+    """Of the columns of a weight, for ``rows`` rows of x."""
+    _, blocks, depth = blocks_of(rows)
+    if rows > _SPLIT_ROWS:
+        return ColumnSplits(1, columns)
+    return column_splits(columns, depth, programs=-(-weight_rows // blocks.width),
+                         wanted=_FEW_PROGRAMS if rows <= _FEW_ROWS else _SPLIT_PROGRAMS)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _product(x, codes, scales, zeros, bias, out, rows, columns_out, x_row, COLUMNS: tl.constexpr,
              BIAS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
              TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr, FP8: tl.constexpr,
-             LANES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """``out`` [rows, columns_out] = ``x`` [rows, COLUMNS] @ W^T + bias (float32)."""
+             LANES: tl.constexpr, SPLITS: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr,
+             BN: tl.constexpr, BK: tl.constexpr):
+    """``out`` [rows, columns_out] = ``x`` [rows, COLUMNS] @ W^T + bias (float32). With SPLITS: ``out`` is
+    float32 [SPLITS, rows, columns_out], each the sum over DEPTH columns, without bias."""
     row = (tl.program_id(1) * BM + tl.arange(0, BM)).to(tl.int64)
     first = tl.program_id(0) * BN
     depth, here = tl.arange(0, BK), row < rows
+    own = 0
+    if SPLITS > 1:
+        own = tl.program_id(2) * DEPTH
+        out += tl.program_id(2).to(tl.int64) * rows * columns_out
     acc = tl.zeros((BM, BN), tl.float32)
-    for begin in range(0, COLUMNS, BK):
+    for step in range(0, DEPTH, BK):
+        begin = own + step
         left = tl.load(x + row[:, None] * x_row + (begin + depth)[None, :],
                        mask=here[:, None] & (begin + depth < COLUMNS)[None, :], other=0.0)
         right = load_right(codes, scales, zeros, first, begin, BITS, GROUP, GROUPS, TILES, LINES, ZEROS, FP8,
@@ -67,6 +90,18 @@ def _product(x, codes, scales, zeros, bias, out, rows, columns_out, x_row, COLUM
         acc += tl.load(bias + column, mask=within, other=0.0)[None, :]
     tl.store(out + row[:, None] * columns_out + column[None, :], acc.to(out.dtype.element_ty),
              mask=here[:, None] & within[None, :])
+
+
+@triton.jit(do_not_specialize=["split_stride"])
+def _add(partials, bias, out, split_stride, columns_out, SPLITS: tl.constexpr, BIAS: tl.constexpr,
+         BN: tl.constexpr):
+    """``out`` [rows, columns_out]: sums of the splits, plus ``bias``."""
+    column, row = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1)
+    within, at = column < columns_out, row * columns_out + column
+    total = sum_of_splits(partials, split_stride, at, within, SPLITS)
+    if BIAS:
+        total += tl.load(bias + column, mask=within, other=0.0)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=within)
 
 
 @triton.jit
@@ -102,11 +137,21 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
     out = torch.empty((rows, weight.rows), dtype=x.dtype, device=x.device)
     if rows:
         block_rows, blocks, depth = blocks_of(rows)
-        launch(_product, (triton.cdiv(weight.rows, blocks.width), triton.cdiv(rows, block_rows)))(
+        splits = splits_of(rows, weight.rows, weight.columns)
+        split, unused = splits.count > 1, weight.scales if bias is None else bias
+        sums = torch.empty((splits.count, rows, weight.rows), dtype=torch.float32,
+                           device=x.device) if split else out
+        launch(_product, (triton.cdiv(weight.rows, blocks.width), triton.cdiv(rows, block_rows),
+                          splits.count))(
             x_RI, weight.codes, weight.scales, weight.codes if weight.zeros is None else weight.zeros,
-            weight.scales if bias is None else bias, out, rows, weight.rows, x_RI.stride(0),
-            COLUMNS=weight.columns, BIAS=bias is not None, **constants_of(weight), BM=block_rows,
-            BN=blocks.width, BK=depth, num_warps=blocks.warps, num_stages=blocks.stages)
+            unused, sums, rows, weight.rows, x_RI.stride(0), COLUMNS=weight.columns,
+            BIAS=bias is not None and not split, **constants_of(weight), SPLITS=splits.count,
+            DEPTH=splits.depth, BM=block_rows, BN=blocks.width, BK=depth, num_warps=blocks.warps,
+            num_stages=blocks.stages)
+        if split:
+            launch(_add, (triton.cdiv(weight.rows, ADD.width), rows))(
+                sums, unused, out, sums.stride(0), weight.rows, SPLITS=splits.count, BIAS=bias is not None,
+                BN=ADD.width, num_warps=ADD.warps)
     return out.view(*x.shape[:-1], weight.rows)
 
 
@@ -119,15 +164,27 @@ def compilations() -> list[Compilation]:
             variants.append(compilation_of(
                 f"quantized linear int{bits} to {str(name).removeprefix('torch.')}", _dense, pointers,
                 form(bits, 4096, 4096, group) | {"BN": DENSE.width, "BK": _DENSE_COLUMNS}, DENSE))
-        for rows in (16, 256, 1000):
-            block_rows, blocks, depth = blocks_of(rows)
-            for bits, group in ((8, 128), (4, 32)):
-                constants = {"COLUMNS": 4096, "BIAS": True, **form(bits, 4096, 4096, group), "BM": block_rows,
-                             "BN": blocks.width, "BK": depth}
-                variants.append(compilation_of(
-                    f"quantized linear int{bits} {str(name).removeprefix('torch.')} {rows} rows", _product,
-                    pointers, constants, blocks))
+        for bits, group in ((8, 128), (4, 32)):
+            variants += _products(f"int{bits} {str(name).removeprefix('torch.')}", pointers,
+                                  form(bits, 4096, 4096, group))
+        variants.append(compilation_of(f"quantized linear add {str(name).removeprefix('torch.')}", _add,
+                                       {"partials": "*fp32", "bias": "*fp32", "out": dtype},
+                                       {"SPLITS": 8, "BIAS": True, "BN": ADD.width}, ADD))
     return variants + _of_fp8()
+
+
+def _products(called: str, pointers: dict[str, str], stored: dict[str, Any]) -> list[Compilation]:
+    """Of a square matrix of 4096 with few, some and many rows of x; the first is split."""
+    variants = []
+    for rows in (16, 256, 1000):
+        block_rows, blocks, depth = blocks_of(rows)
+        splits = splits_of(rows, 4096, 4096)
+        out = {"out": "*fp32"} if splits.count > 1 else {}
+        variants.append(compilation_of(
+            f"quantized linear {called} {rows} rows", _product, pointers | out,
+            {"COLUMNS": 4096, "BIAS": splits.count == 1, **stored, "SPLITS": splits.count,
+             "DEPTH": splits.depth, "BM": block_rows, "BN": blocks.width, "BK": depth}, blocks))
+    return variants
 
 
 def _of_fp8() -> list[Compilation]:
@@ -139,12 +196,7 @@ def _of_fp8() -> list[Compilation]:
         stored = form(8, 4096, 4096, 128, fp8=fp8, lanes=lanes)
         listed = [compilation_of(f"quantized linear {called} to bfloat16", _dense, pointers,
                                  stored | {"BN": DENSE.width, "BK": _DENSE_COLUMNS}, DENSE)]
-        for rows in (16, 256, 1000):
-            block_rows, blocks, depth = blocks_of(rows)
-            listed.append(compilation_of(
-                f"quantized linear {called} bfloat16 {rows} rows", _product, pointers,
-                {"COLUMNS": 4096, "BIAS": True, **stored, "BM": block_rows, "BN": blocks.width, "BK": depth},
-                blocks))
+        listed += _products(f"{called} bfloat16", pointers, stored)
         variants += [replace(one, oldest=FP8_HARDWARE_OLDEST) if fp8 == FP8_HARDWARE else one
                      for one in listed]
     return variants
