@@ -1,6 +1,7 @@
 // weft._native: the kernels as Python functions over addresses and strides. src/weft/tensor/native.py is the
 // only caller. It checks the tensors, and says why they come as addresses.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -139,7 +140,7 @@ void add_log(Runs& step, Address window, Address to, int64_t row_bytes) {
 NB_MODULE(_native, m) {
   // One more for every change of what Python hands over: arguments, numbers of enums, the order that data lies in.
   // The same as INTERFACE in src/weft/tensor/native.py, which takes no other.
-  m.attr("INTERFACE") = 8;
+  m.attr("INTERFACE") = 9;
   nb::class_<Runs>(m, "Runs").def(nb::new_(&make_runs)).def("windows", &set_windows).def("log", &add_log);
   m.def("instruction_set", [] { return kernels().name; });
   m.def("instruction_sets", &usable_kernels);
@@ -287,15 +288,14 @@ NB_MODULE(_native, m) {
     nb::gil_scoped_release unlocked;
     kernels().widen_weight({weight_of(weight), first, last, stride, static_cast<Dtype>(out_dtype), at(out)});
   });
-  m.def("choose_highs", [](Address rows, int64_t tiles, int64_t in, Address highs, Address counts, Address nonfinite) {
-    nb::gil_scoped_release unlocked;
-    choose_highs(at<const uint16_t* const>(rows), tiles, in, at<uint8_t>(highs), at<int64_t>(counts),
-                 at<int64_t>(nonfinite));
+  nb::class_<OddWords>(m, "OddWords").def("size", &OddWords::size).def("write", [](const OddWords& odd, Address out) {
+    odd.write(at<int64_t>(out));
   });
-  m.def("pack_twelve_bit", [](Address rows, int64_t tiles, int64_t in, Address highs, Address units, Address odd) {
+  m.def("pack_twelve_bit", [](Address rows, int64_t tiles, int64_t in, int64_t odd_most, bool finite, Address highs,
+                              Address units) {
     nb::gil_scoped_release unlocked;
-    pack_twelve_bit(at<const uint16_t* const>(rows), tiles, in, at<const uint8_t>(highs), at<uint8_t>(units),
-                    at<int64_t>(odd));
+    return pack_twelve_bit(at<const uint16_t* const>(rows), tiles, in, odd_most, finite, at<uint8_t>(highs),
+                           at<uint8_t>(units));
   });
   m.def("pack_tiles", [](Address rows, int64_t tiles, int64_t in, Address out) {
     nb::gil_scoped_release unlocked;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <limits>
 #include <numeric>
@@ -20,6 +21,7 @@ namespace {
 constexpr int64_t kRows = 16, kPairs = 4, kPairWords = 2 * kRows, kUnitWords = kPairs * kPairWords;
 constexpr int64_t kHalfBytes = kUnitWords / 2, kUnitBytes = 3 * kHalfBytes;
 constexpr int kCodes = 16;
+constexpr int64_t kTables = 8;
 
 // Where the word of a pair of columns and a row lies in its half of a unit: 16 bytes are four rows of the half's first
 // pair, then the same rows of the second. Interleaving with as many upper bytes gives the words back.
@@ -28,58 +30,63 @@ int64_t byte_of(int64_t pair, int64_t row, int64_t word) { return row / 4 * 16 +
 // Of a tile's first unit; two tiles take turns.
 int64_t begin_of(int64_t tile, int64_t in) { return (tile / 2 * 2 * (in * kRows / kUnitWords) + tile % 2) * kUnitBytes; }
 
-}  // namespace
+using TileRows = std::array<const uint16_t*, kRows>;
+using CodeTable = std::array<uint8_t, 256>;
+using Frequencies = std::array<uint32_t, 256>;
 
-void choose_highs(const uint16_t* const* rows, int64_t tiles, int64_t in, uint8_t* highs, int64_t* counts,
-                  int64_t* nonfinite) {
-  Pool::instance().for_each(tiles, static_cast<double>(in * kRows), [&](int64_t tile) {
-    // Neighbours count in tables of their own: equal ones would wait for each other.
-    std::array<std::array<int64_t, 256>, 4> tables{};
-    for (int64_t row = tile * kRows; row < (tile + 1) * kRows; ++row) {
-      const uint16_t* from = rows[row];
-      if (!from) {
-        tables[0][0] += in;
-        continue;
-      }
-      int64_t i = 0;
-      for (; i + 4 <= in; i += 4)
-        for (size_t table = 0; table < 4; ++table) ++tables[table][from[i + static_cast<int64_t>(table)] >> 8];
-      for (; i < in; ++i) ++tables[0][from[i] >> 8];
+// How often each upper byte occurs in a tile. Neighbours count in tables of their own: a core that counts in a place that
+// it has just written waits for that write. The tables begin at different distances from a page of 4 KiB, as a core takes
+// equal ones for the same place.
+Frequencies upper_bytes(const TileRows& from, int64_t in) {
+  alignas(64) std::array<std::array<uint32_t, 256 + 16>, kTables> tables{};
+  for (const uint16_t* row : from) {
+    int64_t i = 0;
+    for (; i + kTables <= in; i += kTables) {
+      uint64_t low, high;
+      std::memcpy(&low, row + i, sizeof low);
+      std::memcpy(&high, row + i + 4, sizeof high);
+      ++tables[0][low >> 8 & 255], ++tables[1][low >> 24 & 255], ++tables[2][low >> 40 & 255], ++tables[3][low >> 56];
+      ++tables[4][high >> 8 & 255], ++tables[5][high >> 24 & 255], ++tables[6][high >> 40 & 255], ++tables[7][high >> 56];
     }
-    std::array<int64_t, 256>& frequencies = tables[0];
-    for (size_t byte = 0; byte < 256; ++byte) frequencies[byte] += tables[1][byte] + tables[2][byte] + tables[3][byte];
-    nonfinite[tile] = 0;
-    if (frequencies[0x7F] || frequencies[0xFF])
-      for (int64_t row = tile * kRows; row < (tile + 1) * kRows; ++row)
-        for (int64_t i = 0; rows[row] && i < in; ++i) nonfinite[tile] += (rows[row][i] & 0x7F80) == 0x7F80;
-    std::array<int, 256> order;
-    std::iota(order.begin(), order.end(), 0);
-    std::partial_sort(order.begin(), order.begin() + kCodes, order.end(), [&](int a, int b) {
-      return frequencies[a] != frequencies[b] ? frequencies[a] > frequencies[b] : a < b;
-    });
-    counts[tile] = in * kRows;
-    for (int code = 0; code < kCodes; ++code) {
-      highs[tile * kCodes + code] = static_cast<uint8_t>(order[code]);
-      counts[tile] -= frequencies[order[code]];
-    }
+    for (; i < in; ++i) ++tables[0][row[i] >> 8];
+  }
+  Frequencies frequencies{};
+  for (const auto& table : tables)
+    for (size_t byte = 0; byte < 256; ++byte) frequencies[byte] += table[byte];
+  return frequencies;
+}
+
+// The sixteen most frequent ones; of equally frequent ones the lower. Returns how many words have another.
+int64_t choose_highs(const Frequencies& frequencies, int64_t words, uint8_t* highs) {
+  std::array<int, 256> order;
+  std::iota(order.begin(), order.end(), 0);
+  const auto at = [&](int byte) { return frequencies[static_cast<size_t>(byte)]; };
+  std::partial_sort(order.begin(), order.begin() + kCodes, order.end(),
+                    [&](int a, int b) { return at(a) != at(b) ? at(a) > at(b) : a < b; });
+  for (int code = 0; code < kCodes; ++code) {
+    highs[code] = static_cast<uint8_t>(order[static_cast<size_t>(code)]);
+    words -= at(order[static_cast<size_t>(code)]);
+  }
+  return words;
+}
+
+bool has_nonfinite(const TileRows& from, int64_t in, const Frequencies& frequencies) {
+  if (!frequencies[0x7F] && !frequencies[0xFF]) return false;
+  return std::any_of(from.begin(), from.end(), [&](const uint16_t* row) {
+    return std::any_of(row, row + in, [](uint16_t bits) { return (bits & 0x7F80) == 0x7F80; });
   });
 }
 
-namespace {
-
 // The odd words of a unit: from the place ``unit * kUnitWords`` on, by place.
-int64_t* note_odd(const uint16_t* const* rows, int64_t unit, const std::array<uint8_t, 256>& code_of, int64_t* next) {
+void note_odd(const TileRows& rows, int64_t unit, const CodeTable& code_of, std::vector<int64_t>& odd) {
   for (int64_t pair = 0; pair < kPairs; ++pair)
     for (int64_t row = 0; row < kRows; ++row)
       for (int64_t word = 0; word < 2; ++word) {
-        const uint16_t bits = rows[row][unit * 2 * kPairs + 2 * pair + word];
-        if (code_of[bits >> 8] == kCodes) *next++ = (unit * kUnitWords + pair * kPairWords + row * 2 + word) << 16 | bits;
+        const uint16_t bits = rows[static_cast<size_t>(row)][unit * 2 * kPairs + 2 * pair + word];
+        if (code_of[bits >> 8] == kCodes)
+          odd.push_back((unit * kUnitWords + pair * kPairWords + row * 2 + word) << 16 | bits);
       }
-  return next;
 }
-
-using TileRows = std::array<const uint16_t*, kRows>;
-using CodeTable = std::array<uint8_t, 256>;
 
 // One unit, a weight at a time. Whether it has odd ones.
 bool pack_unit(const TileRows& from, int64_t unit, const CodeTable& code_of, uint8_t* to) {
@@ -155,26 +162,56 @@ PackUnit best_pack_unit() {
 
 }  // namespace
 
-void pack_twelve_bit(const uint16_t* const* rows, int64_t tiles, int64_t in, const uint8_t* highs, uint8_t* units,
-                     int64_t* odd) {
+void OddWords::write(int64_t* out) const {
+  int64_t next = static_cast<int64_t>(of_tile_.size());
+  for (const std::vector<int64_t>& words : of_tile_) {
+    *out++ = next;
+    next += static_cast<int64_t>(words.size()) + 1;
+  }
+  for (const std::vector<int64_t>& words : of_tile_) {
+    out = std::copy(words.begin(), words.end(), out);
+    *out++ = std::numeric_limits<int64_t>::max();
+  }
+}
+
+int64_t OddWords::size() const {
+  size_t size = 2 * of_tile_.size();
+  for (const std::vector<int64_t>& words : of_tile_) size += words.size();
+  return static_cast<int64_t>(size);
+}
+
+std::optional<OddWords> pack_twelve_bit(const uint16_t* const* rows, int64_t tiles, int64_t in, int64_t odd_most,
+                                        bool finite, uint8_t* highs, uint8_t* units) {
   const std::vector<uint16_t> zeros(static_cast<size_t>(in));
   const PackUnit pack = best_pack_unit();
-  Pool::instance().for_each(tiles, 2.0 * static_cast<double>(in * kRows), [&](int64_t tile) {
-    CodeTable code_of;
-    code_of.fill(kCodes);
-    for (int code = 0; code < kCodes; ++code) code_of[highs[tile * kCodes + code]] = static_cast<uint8_t>(code);
+  OddWords odd(tiles);
+  std::atomic<int64_t> odd_count = 0;
+  std::atomic<bool> refused = false;
+  Pool::instance().for_each(tiles, 3.0 * static_cast<double>(in * kRows), [&](int64_t tile) {
+    if (refused.load(std::memory_order_relaxed)) return;
     TileRows from;
     for (int64_t row = 0; row < kRows; ++row) {
       const uint16_t* own = rows[tile * kRows + row];
       from[static_cast<size_t>(row)] = own ? own : zeros.data();
     }
-    uint8_t* to = units + begin_of(tile, in);
-    int64_t* next = odd + odd[tile];
-    for (int64_t unit = 0; unit < in / (2 * kPairs); ++unit, to += 2 * kUnitBytes) {
-      if (pack(from, unit, code_of, to)) next = note_odd(from.data(), unit, code_of, next);
+    const Frequencies frequencies = upper_bytes(from, in);
+    uint8_t* const own_highs = highs + tile * kCodes;
+    const int64_t others = choose_highs(frequencies, in * kRows, own_highs);
+    if (odd_count.fetch_add(others, std::memory_order_relaxed) + others > odd_most ||
+        (finite && has_nonfinite(from, in, frequencies))) {
+      refused.store(true, std::memory_order_relaxed);
+      return;
     }
-    *next = std::numeric_limits<int64_t>::max();
+    CodeTable code_of;
+    code_of.fill(kCodes);
+    for (int code = 0; code < kCodes; ++code) code_of[own_highs[code]] = static_cast<uint8_t>(code);
+    odd.of(tile).reserve(static_cast<size_t>(others));
+    uint8_t* to = units + begin_of(tile, in);
+    for (int64_t unit = 0; unit < in / (2 * kPairs); ++unit, to += 2 * kUnitBytes)
+      if (pack(from, unit, code_of, to)) note_odd(from, unit, code_of, odd.of(tile));
   });
+  if (refused.load()) return std::nullopt;
+  return odd;
 }
 
 void pack_tiles(const uint16_t* const* rows, int64_t tiles, int64_t in, uint16_t* out) {

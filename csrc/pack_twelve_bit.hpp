@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <vector>
 
 #include "kernels.hpp"
 
@@ -10,15 +12,26 @@ namespace weft {
 // A matrix of bfloat16 comes as the addresses of its rows, 16 for each tile, which may lie in a mapped file. Null: a row
 // of zeros, which fills the last tile.
 
-// Of each tile: highs [tiles][16], its sixteen most frequent upper bytes; counts [tiles], the words with none of them;
-// nonfinite [tiles], the NaN and infinite words.
-void choose_highs(const uint16_t* const* rows, int64_t tiles, int64_t in, uint8_t* highs, int64_t* counts,
-                  int64_t* nonfinite);
+// The odd words of each tile: place in the tile << 16 | bits, ordered by place.
+class OddWords {
+ public:
+  explicit OddWords(int64_t tiles) : of_tile_(static_cast<size_t>(tiles)) {}
 
-// ``units`` [tiles / 2][in / 8][2][192], of an even number of ``tiles``. ``odd``: for each tile the index in this array where
-// its odd words begin, then room for those words and one that ends them.
-void pack_twelve_bit(const uint16_t* const* rows, int64_t tiles, int64_t in, const uint8_t* highs, uint8_t* units,
-                     int64_t* odd);
+  std::vector<int64_t>& of(int64_t tile) { return of_tile_[static_cast<size_t>(tile)]; }
+  // For each tile the index in ``out`` where its words begin, then these words and one that ends them.
+  void write(int64_t* out) const;
+  // Of what ``write`` writes.
+  int64_t size() const;
+
+ private:
+  std::vector<std::vector<int64_t>> of_tile_;
+};
+
+// Each tile while it is in a core's own cache: ``highs`` [tiles][16], its sixteen most frequent upper bytes, and ``units``
+// [tiles / 2][in / 8][2][192], of an even number of ``tiles``. None: more than ``odd_most`` words are odd, or ``finite`` is
+// asked for and a word is NaN or infinite; the units are unfinished then.
+std::optional<OddWords> pack_twelve_bit(const uint16_t* const* rows, int64_t tiles, int64_t in, int64_t odd_most,
+                                        bool finite, uint8_t* highs, uint8_t* units);
 
 // Plain tiles [tiles][in / 2][16][2], of an even ``in``.
 void pack_tiles(const uint16_t* const* rows, int64_t tiles, int64_t in, uint16_t* out);

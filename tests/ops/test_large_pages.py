@@ -46,6 +46,16 @@ def test_a_slab_is_given_back_with_the_last_tensor_in_it(small: None) -> None:
     second.fill_(1.0)
 
 
+def test_memory_that_is_given_back_goes_to_the_next_tensor_unless_another_came_between(small: None) -> None:
+    first = large_pages.empty((512,), torch.float32)
+    large_pages.give_back(first)
+    second = large_pages.empty((512,), torch.float32)
+    assert second.data_ptr() == first.data_ptr()
+    third = large_pages.empty((512,), torch.float32)
+    large_pages.give_back(second)
+    assert large_pages.empty((512,), torch.float32).data_ptr() not in (second.data_ptr(), third.data_ptr())
+
+
 def test_what_is_small_or_elsewhere_stays_as_torch_makes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> torch.Tensor:
         raise AssertionError("asked for a slab")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from tests.fixtures.checkpoints import checkpoint
-from tests.fixtures.packed_weights import pack_small_weights
+from tests.fixtures.packed_weights import pack_small_weights, stored_in_bfloat16
 from tests.oracle.model_driver import ModelDriver
 from tests.oracle.test_models_against_transformers import prompt
+from weft.models.cuts import StoredCut
 from weft.models.loading import LoadedModel, load_model
+from weft.models.safetensors_header import StoredTensor
+from weft.models.stored_values import MappedFiles
 from weft.tensor.weights import tiled
 from weft.tensor.weights.twelve_bit import TwelveBitWeight
 
@@ -38,6 +43,26 @@ def test_twelve_bit_weights_change_no_bit_of_a_logit(name: str) -> None:
     assert (FORM in made.weights_form) == tiled.serves(torch.bfloat16)
     assert FORM not in plain.weights_form
     assert torch.equal(logits_of(made), logits_of(plain))
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
+def test_large_matrices_are_packed_where_they_lie_in_the_file(name: str, tmp_path: Path,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joined ones with small parts and with rows in another order too: no copy of a projection is made."""
+    copied: list[str] = []
+    read = MappedFiles.read
+
+    def noted(files: MappedFiles, stored: StoredTensor, cut: StoredCut | None = None) -> torch.Tensor:
+        copied.append(stored.name)
+        return read(files, stored, cut)
+
+    monkeypatch.setattr(MappedFiles, "read", noted)
+    directory = stored_in_bfloat16(name, tmp_path / "model")
+    for twelve_bit in (True, False):
+        copied.clear()
+        load_model(directory, "bfloat16", twelve_bit=twelve_bit)
+        large = [one for one in copied if "in_proj_qkv" in one or "q_proj" in one]
+        assert (not large) == (twelve_bit and tiled.serves(torch.bfloat16)), large
 
 
 def test_a_wrong_bit_of_a_twelve_bit_weight_shows() -> None:

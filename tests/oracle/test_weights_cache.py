@@ -34,7 +34,7 @@ def test_experts_are_packed_from_the_map_and_from_the_cache_alike(tmp_path: Path
                      for _ in range(2))
     expected = logits_of(first)
     assert torch.equal(logits_of(second), expected)
-    monkeypatch.setattr(reader.TensorReader, "_packs", lambda self, tensor: False)
+    monkeypatch.setattr(reader.TensorReader, "_serves_by_rows", lambda self, tensor: False)
     copied = load_model(directory, "bfloat16")
     assert copied.weights_bytes == first.weights_bytes
     assert torch.equal(logits_of(copied), expected)
@@ -42,7 +42,8 @@ def test_experts_are_packed_from_the_map_and_from_the_cache_alike(tmp_path: Path
 
 def test_packing_from_the_map_gives_the_bits_of_a_copy(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed, calls = load_model(stored, "bfloat16"), []
-    monkeypatch.setattr(reader.TensorReader, "_packs", lambda self, tensor: calls.append(tensor) is not None)
+    monkeypatch.setattr(reader.TensorReader, "_serves_by_rows",
+                        lambda self, tensor: calls.append(tensor) is not None)
     copied = load_model(stored, "bfloat16")
     assert len(calls) > 10
     assert packed.weights_form == copied.weights_form

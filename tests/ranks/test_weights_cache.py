@@ -39,5 +39,5 @@ def test_each_rank_maps_its_own_part(stored: Path, tmp_path: Path, monkeypatch: 
     assert whole.weights_bytes
     whole_bytes = (tmp_path / "cache" / "whole.weft").stat().st_size
     assert all(0.4 * whole_bytes < size < 0.75 * whole_bytes for size in sizes)
-    monkeypatch.setattr(TensorReader, "_packs", lambda reader, tensor: False)
+    monkeypatch.setattr(TensorReader, "_serves_by_rows", lambda reader, tensor: False)
     assert torch.equal(logits_of(load_ranks(stored, 2, dtype="bfloat16")), written)

@@ -5,7 +5,8 @@
                                        seconds of steps of 1, 2, 4, 8 and 16 rows --> Speculator
 
 The rehearsal has a memory of its own on the same arena. Its sequence ends and leaves nothing: the memory that
-serves hands out zeroed frames. It takes 30 to 50 steps, once per start.
+serves hands out zeroed frames. It takes 30 to 50 steps once per start, and 6 or
+7 of a large model.
 
 Rejected: timing the kernels alone (a step is more than its products); a table in the package (machines, forms
 of weights and batch sizes differ too much).

@@ -18,7 +18,8 @@ from weft.models.blocks.linear import Linear, Norm, Projection, SwiGlu
 from weft.models.decoder import CausalModel
 from weft.models.layer import DecoderLayer
 from weft.models.rank_share import RankedModel
-from weft.models.weights import Part, TensorSource
+from weft.models.tensor_source import Part
+from weft.models.weights import TensorSource
 from weft.tensor.ops.moe import ExpertWeights
 
 

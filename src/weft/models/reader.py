@@ -39,11 +39,11 @@ from weft.models.rank_share import RankShare
 from weft.models.runtime_form import RuntimeForm
 from weft.models.safetensors_header import StoredTensor
 from weft.models.stored_values import MappedFiles, is_finite
-from weft.models.tensor_source import OnProgress
+from weft.models.tensor_source import OnProgress, Part
 from weft.models.weights import TensorSource
 from weft.models.weights_cache import WeightsCache
 from weft.tensor.gpu.pinned_ring import ring_for
-from weft.tensor.weights.tiled import MatrixRows
+from weft.tensor.weights.tiled import MatrixRows, rows_from
 from weft.tensor.weights.twelve_bit import TwelveBitWeight, gains_by_twelve_bits, to_twelve_bit
 
 _AHEAD_BYTES = 256 * 1024 * 1024
@@ -103,15 +103,21 @@ class TensorReader(TensorSource):
         self._note_read(stored)
         return tensor.to(self._device) if self._ring is None else self._ring.to_device(tensor)
 
-    def _packed(self, parts: Sequence[tuple[str, int]], columns: int) -> TwelveBitWeight | None:
-        full = [self.checkpoint.prefix + name for name, _ in parts]
-        if any(self.form.holds(name) or not self._packs(self.checkpoint.tensors[name]) for name in full):
+    def _packed(self, parts: Sequence[Part], columns: int) -> TwelveBitWeight | None:
+        full = [self.checkpoint.prefix + part[0] for part in parts]
+        if any(self.form.holds(name) or not self._serves_by_rows(self.checkpoint.tensors[name])
+               for name in full):
+            return None
+        if not gains_by_twelve_bits(self._device, self.dtype, sum(part[1] for part in parts), columns):
             return None
         self._fetch_ahead()
         stored = [self.checkpoint.tensors[name] for name in full]
-        assert all(self._own_shape(one) == (rows, columns)
-                   for one, (_, rows) in zip(stored, parts, strict=True))
-        packed = self._packed_once("+".join(full), [rows for one in stored for rows in self._own_rows(one)])
+        rows = []
+        for one, part in zip(stored, parts, strict=True):
+            assert self._own_shape(one) == (part[1], columns), f"{one.name} was not checked"
+            own = self._own_rows(one)
+            rows.append(own.reordered(part[2]) if len(part) == 3 else own)
+        packed = self._packed_once("+".join(full), rows)
         if packed is not None:
             for one in stored:
                 self._forget_fetched(one)
@@ -129,7 +135,7 @@ class TensorReader(TensorSource):
         experts: list[TwelveBitWeight] = []
         for index in range(count):
             at = view.ctypes.data + 2 * index * rows * columns
-            packed = self._packed_once(f"{full}[{index}]", [MatrixRows(view, at, rows, columns, 2 * columns)])
+            packed = self._packed_once(f"{full}[{index}]", [rows_from(view, at, rows, columns, 2 * columns)])
             if packed is None:
                 return None
             experts.append(packed)
@@ -148,28 +154,34 @@ class TensorReader(TensorSource):
 
     def _packs(self, stored: StoredTensor) -> bool:
         """Whether a tensor is packed out of the map, if it is asked for as a matrix or as all experts."""
+        own = self._own_shape(stored)
+        return (self._serves_by_rows(stored)
+                and gains_by_twelve_bits(self._device, self.dtype, math.prod(own[:-1]), own[-1]))
+
+    def _serves_by_rows(self, stored: StoredTensor) -> bool:
+        """Whether rows of bfloat16 may be read where they lie in the file, for 12 bits."""
         cut, own = self.cut_of(stored.name), self._own_shape(stored)
         in_one = cut is None or (not cut.absent and len(own) == 2 and (cut.dim == 0 or len(cut.spans) == 1))
         return (in_one and self.runtime.keeps_twelve_bits and self.dtype == torch.bfloat16
-                and stored.dtype == "BF16" and len(own) in (2, 3) and stored.begin % 2 == 0
-                and gains_by_twelve_bits(self._device, self.dtype, math.prod(own[:-1]), own[-1]))
+                and stored.dtype == "BF16" and len(own) in (2, 3) and stored.begin % 2 == 0)
 
     def _own_shape(self, stored: StoredTensor) -> tuple[int, ...]:
         cut = self.cut_of(stored.name)
         return stored.shape if cut is None else cut.of_rank(stored.shape)
 
-    def _own_rows(self, stored: StoredTensor) -> list[MatrixRows]:
+    def _own_rows(self, stored: StoredTensor) -> MatrixRows:
         """This rank's part of a bfloat16 matrix where it lies in the file."""
         view, cut = self._files.view(stored), self.cut_of(stored.name)
         (rows, columns), at = stored.shape, view.ctypes.data
         stride_bytes = 2 * columns
         if cut is None:
-            return [MatrixRows(view, at, rows, columns, stride_bytes)]
+            return rows_from(view, at, rows, columns, stride_bytes)
         if cut.dim == 0:
-            return [MatrixRows(view, at + begin * stride_bytes, count, columns, stride_bytes)
+            each = [rows_from(view, at + begin * stride_bytes, count, columns, stride_bytes)
                     for begin, count in cut.spans]
+            return MatrixRows(view, torch.cat([part.addresses for part in each]), columns)
         [(begin, count)] = cut.spans
-        return [MatrixRows(view, at + 2 * begin, rows, count, stride_bytes)]
+        return rows_from(view, at + 2 * begin, rows, count, stride_bytes)
 
     def _forget_fetched(self, stored: StoredTensor) -> Future[torch.Tensor] | None:
         if stored.name not in self._fetched:

@@ -36,6 +36,9 @@ TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16
                 "I64": torch.int64, "I32": torch.int32, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn,
                 "F8_E8M0": torch.float8_e8m0fnu}
 
+Part = tuple[str, int] | tuple[str, int, Callable[[torch.Tensor], torch.Tensor]]
+"""(name, rows) of a matrix, or with the order that its rows are put into: a function of [rows, anything]."""
+
 
 class TensorAccess(ABC):
     """Names are relative to the language model ("layers.0.…").
@@ -133,7 +136,7 @@ class TensorAccess(ABC):
             first += count
         return out
 
-    def _packed(self, parts: Sequence[tuple[str, int]], columns: int) -> TwelveBitWeight | None:
+    def _packed(self, parts: Sequence[Part], columns: int) -> TwelveBitWeight | None:
         """Several tensors below each other, in 12 bits straight from the file; None where that is not
         possible or not the form."""
         return None

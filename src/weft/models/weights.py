@@ -14,22 +14,19 @@ running it again against ``TensorReader`` builds the model. No second list of na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from weft.models.blocks.linear import JoinedWeight, Linear, PlainWeight
 from weft.models.forms.stored_form import Grouping
-from weft.models.tensor_source import TensorAccess
+from weft.models.tensor_source import Part, TensorAccess
 from weft.tensor.ops.moe import ExpertWeights
 from weft.tensor.weights.expert_tiles import ExpertTiles
 from weft.tensor.weights.quantized import Codes, QuantizedWeight, stacked
 from weft.tensor.weights.twelve_bit import InTiles
 
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight")
-
-Part = tuple[str, int] | tuple[str, int, Callable[[torch.Tensor], torch.Tensor]]
-"""(name, rows) of a matrix, or with the order that its rows are put into: a function of [rows, anything]."""
 
 
 class TensorSource(TensorAccess):
@@ -43,12 +40,11 @@ class TensorSource(TensorAccess):
         weights: list[PlainWeight] = []
         for grouping, run in _runs([(self._grouping(part[0], columns), part) for part in parts]):
             if grouping is None:
-                in_order = [(part[0], part[1]) for part in run]
-                packed = None if any(len(part) == 3 for part in run) else self._packed(in_order, columns)
+                packed = self._packed(run, columns)
                 if packed is not None:
                     weights.append(packed)
                     continue
-                dense = self._rows(in_order, (columns,))
+                dense = self._rows([(part[0], part[1]) for part in run], (columns,))
                 first = 0
                 for part in run:
                     if len(part) == 3:

@@ -8,7 +8,8 @@ The rehearsal is a drafter that drafts what the table needs. The caller runs an 
 a busy moment hits them alike. The least of a few seconds counts: the first step of a shape may compile or
 touch memory for the first time. Of plain steps in a row the last ones reuse what those before them built.
 
-A large model is measured in fewer rounds: ROUNDS_MIN, if they take SECONDS_MAX.
+A larger model is measured in fewer rounds: ROUNDS_MIN, if they take SECONDS_MAX. A model whose steps take
+LONG_STEP_S is measured once for each count: noise is a small part of its steps, and clients wait for a start.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ DRAFT_COUNTS = (0, 0, 0, 1, 3, 7, 15)
 _ROUNDS = 6
 ROUNDS_MIN = 2
 SECONDS_MAX = 0.4
+LONG_STEP_S = 0.1
 REHEARSAL_TOKENS = _ROUNDS * sum(1 + count for count in DRAFT_COUNTS) + 80
 """Answer tokens that a rehearsal takes at most, were all drafts right."""
 _TOKEN = 0
@@ -76,6 +78,9 @@ class Rehearsal:
         if prefills or not self._left:
             return
         if drafted == self._left[0]:
+            if seconds > LONG_STEP_S and not self._seconds:
+                self._left[1:] = sorted(set(DRAFT_COUNTS) - {drafted})
+                self._head_left = list(self._head_round)
             self._seconds[drafted] = min(seconds, self._seconds.get(drafted, seconds))
         # A count that the planner does not let through is tried as often as the others, and left out.
         self._next(self._left, len(DRAFT_COUNTS), seconds)

@@ -42,14 +42,16 @@ def test_questions_asked_again_are_drafted_from_the_tree_and_from_answers(overla
     rig.core.audit()
 
 
-def test_a_rehearsal_measures_every_count_and_leaves_nothing() -> None:
+@pytest.mark.parametrize(("step_s", "steps_most"), [(1 / 1024, 60), (1.0, len(set(DRAFT_COUNTS)) + 2)])
+def test_a_rehearsal_measures_every_count_and_leaves_nothing(step_s: float, steps_most: int) -> None:
+    """A model with long steps is measured once for each count."""
     rig = Rig()
     memory = Memory(rig.core.memory.plan)
-    measured = rehearse(memory, rig, rig.sizes, VOCAB_SIZE, rig.clock)
-    assert measured.plain == {1: 1.0}
-    assert measured.windows == {1 + count: 1.0 for count in DRAFT_COUNTS if count}
+    measured = rehearse(memory, rig, rig.sizes, VOCAB_SIZE, lambda: rig.clock() * step_s)
+    assert measured.plain == {1: step_s}
+    assert measured.windows == {1 + count: step_s for count in DRAFT_COUNTS if count}
     assert memory.usage().pages_held == memory.usage().slots_held == 0
-    assert len(rig.plans) < 60
+    assert len(set(DRAFT_COUNTS)) < len(rig.plans) <= steps_most
     rig.submit("after", 50, max_tokens=20)
     assert len(rig.run()["after", 0].tokens) > 0
 

@@ -38,7 +38,7 @@ class _Slabs:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._memory: mmap.mmap | None = None
-        self._used = 0
+        self._used = self._last = 0
 
     def take(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         size = -(-count * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
@@ -46,8 +46,17 @@ class _Slabs:
             if self._memory is None or self._used + size > len(self._memory):
                 self._memory, self._used = _fresh(max(size, _SLAB_BYTES)), 0
             tensor = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=self._used)
-            self._used += size
+            self._last, self._used = self._used, self._used + size
         return tensor
+
+    def give_back(self, tensor: torch.Tensor) -> None:
+        with self._lock:
+            if self._memory is not None and self._address() + self._last == tensor.data_ptr():
+                self._used = self._last
+
+    def _address(self) -> int:
+        assert self._memory is not None
+        return torch.frombuffer(self._memory, dtype=torch.uint8, count=1).data_ptr()
 
 
 _slabs = _Slabs()
@@ -65,6 +74,13 @@ def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> torch.Tens
     if count * dtype.itemsize < LARGE_PAGES_BYTES_MIN or sys.platform != "linux":
         return torch.empty(shape, dtype=dtype)
     return _slabs.take(count, dtype).view(shape)
+
+
+def give_back(tensor: torch.Tensor) -> None:
+    """The memory of ``tensor``, from ``empty``, goes to the next tensor if none was made since. No other
+    tensor may share it."""
+    if tensor.nbytes >= LARGE_PAGES_BYTES_MIN and sys.platform == "linux":
+        _slabs.give_back(tensor)
 
 
 def copied(x: torch.Tensor) -> torch.Tensor:

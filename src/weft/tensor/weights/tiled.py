@@ -16,7 +16,7 @@ replace the rows. An embedding that is also the head is tiled too: a token's row
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -97,7 +97,7 @@ def can_be_tiled(device: torch.device, dtype: torch.dtype, rows: int, columns: i
 
 def bf16_tiles(parts: Sequence[MatrixRows]) -> TiledWeight:
     """Matrices one below the other in tiles."""
-    rows, columns = sum(part.row_count for part in parts), parts[0].columns
+    rows, columns = sum(len(part.addresses) for part in parts), parts[0].columns
     addresses = row_addresses(parts, TILE_ROWS)
     count = addresses.numel() // TILE_ROWS
     tiles = large_pages.empty((count, columns // 2, TILE_ROWS, 2), torch.bfloat16)
@@ -106,24 +106,32 @@ def bf16_tiles(parts: Sequence[MatrixRows]) -> TiledWeight:
 
 
 class MatrixRows(NamedTuple):
-    """A matrix of bfloat16 where it lies, in a tensor or a mapped file. ``owner`` keeps it alive."""
+    """Rows of bfloat16 where they lie, in a tensor or a mapped file. ``owner`` keeps them alive.
+    ``addresses``: int64 [rows]."""
 
     owner: object
-    address: int
-    row_count: int
+    addresses: torch.Tensor
     columns: int
-    stride_bytes: int
+
+    def reordered(self, order: Callable[[torch.Tensor], torch.Tensor]) -> MatrixRows:
+        """``order``: of rows [rows, anything]."""
+        return self._replace(addresses=order(self.addresses[:, None]).flatten())
 
 
 def rows_of(weight: torch.Tensor) -> MatrixRows:
     assert weight.dtype == torch.bfloat16
     assert weight.stride(1) == 1
-    return MatrixRows(weight, weight.data_ptr(), weight.shape[0], weight.shape[1], 2 * weight.stride(0))
+    return rows_from(weight, weight.data_ptr(), weight.shape[0], weight.shape[1], 2 * weight.stride(0))
+
+
+def rows_from(owner: object, address: int, rows: int, columns: int, stride_bytes: int) -> MatrixRows:
+    """``rows`` at equal distances from ``address`` on."""
+    return MatrixRows(owner, address + torch.arange(rows) * stride_bytes, columns)
 
 
 def row_addresses(parts: Sequence[MatrixRows], multiple: int) -> torch.Tensor:
     """Where the rows of ``parts`` begin, with zeros behind up to a ``multiple`` of them."""
-    each = [part.address + torch.arange(part.row_count) * part.stride_bytes for part in parts]
+    each = [part.addresses for part in parts]
     return F.pad(torch.cat(each), (0, -sum(map(len, each)) % multiple))
 
 

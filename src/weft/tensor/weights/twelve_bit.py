@@ -144,18 +144,18 @@ def gains_by_twelve_bits(device: torch.device, dtype: torch.dtype, rows: int, co
 def to_twelve_bit(parts: Sequence[MatrixRows], *, finite: bool = False) -> TwelveBitWeight | None:
     """Matrices with whole units, one below the other, in 12 bits. None if they have too many odd weights, or
     with ``finite`` a NaN or infinite one."""
-    rows, columns = sum(part.row_count for part in parts), parts[0].columns
+    rows, columns = sum(len(part.addresses) for part in parts), parts[0].columns
     assert columns % UNIT_COLUMNS == 0
     addresses = row_addresses(parts, 2 * TILE_ROWS)
     extension, tiles = native.extension(), addresses.numel() // TILE_ROWS
-    matrix = addresses.data_ptr(), tiles, columns
     highs = torch.empty((tiles, 16), dtype=torch.uint8)
-    counts, nonfinite = (torch.empty(tiles, dtype=torch.int64) for _ in range(2))
-    extension.choose_highs(*matrix, highs.data_ptr(), counts.data_ptr(), nonfinite.data_ptr())
-    if int(counts.sum()) > ODD_MOST * tiles * TILE_ROWS * columns or (finite and bool(nonfinite.any())):
-        return None
-    odd = torch.empty(2 * tiles + int(counts.sum()), dtype=torch.int64)
-    odd[:tiles] = (counts + 1).cumsum(0) - counts - 1 + tiles
     units = large_pages.empty((tiles // 2, columns // UNIT_COLUMNS, 2, 3, 64), torch.uint8)
-    extension.pack_twelve_bit(*matrix, highs.data_ptr(), units.data_ptr(), odd.data_ptr())
+    odd_words = extension.pack_twelve_bit(addresses.data_ptr(), tiles, columns,
+                                          int(ODD_MOST * tiles * TILE_ROWS * columns), finite,
+                                          highs.data_ptr(), units.data_ptr())
+    if odd_words is None:
+        large_pages.give_back(units)
+        return None
+    odd = torch.empty(odd_words.size(), dtype=torch.int64)
+    odd_words.write(odd.data_ptr())
     return TwelveBitWeight(units, highs, odd, rows, columns)
