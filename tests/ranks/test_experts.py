@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +12,9 @@ import torch
 from tests.fixtures.checkpoints import checkpoint
 from tests.ranks.engines import engine, whole_story
 from tests.ranks.threads import load_ranks, logits_of
+from weft.engine.stats import EngineStats
 from weft.errors import ConfigError
 from weft.families import read_architecture
-from weft.families.architecture import Experts
 from weft.models.blocks.experts import ExpertsBlock
 from weft.models.cuts import RankPlace
 from weft.models.loading import load_model
@@ -20,6 +22,8 @@ from weft.models.rank_share import RankShare, Summed
 from weft.planning.ranks import rank_architecture
 from weft.planning.weights import count_weights, form_of
 from weft.ranks.peers import Peers
+from weft.server.edge import EdgeLimits, HttpEdge
+from weft.server.metrics import EngineReport, FleetReport, Metrics
 
 TOLERANCE = 1e-5
 
@@ -71,19 +75,43 @@ def test_a_rank_without_a_token_adds_nothing() -> None:
     assert 2 <= empty <= 3
 
 
-def test_experts_through_the_engine(two: Peers) -> None:
+def test_experts_through_the_engine(two: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/metrics has each choice of the router, whichever rank has the expert. Rank 0 has experts 0 to 3. Some
+    layers of some steps choose none of these, and some choose only these."""
     alone = whole_story(engine(checkpoint("qwen3_next")))
+    routed, route = list[list[int]](), ExpertsBlock.route
+
+    def counted(block: ExpertsBlock, *x: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        weights_TX, ids_TX = route(block, *x)
+        routed.append(ids_TX[ids_TX >= 0].tolist())
+        return weights_TX, ids_TX
+
+    monkeypatch.setattr(ExpertsBlock, "route", counted)
     assembled = engine(checkpoint("qwen3_next"), peers=two, ep=True)
+    routed.clear()
+    assert assembled.core.stats().ranks.expert_choices == [0] * 8
     ranked = whole_story(assembled)
     assert ranked.tokens == alone.tokens
     stats = assembled.core.stats()
-    sparse = sum(isinstance(feed, Experts) for feed in read_architecture(json.loads(
-        (checkpoint("qwen3_next") / "config.json").read_text())).feed_forwards)
     assert stats.ranks.size == 2
     assert stats.ranks.collective_s > 0
-    every = 2 * sparse * stats.computed_tokens   # but for tokens whose last layer is not asked for
-    assert every * (sparse - 1) // sparse <= sum(stats.ranks.expert_choices) <= every
-    assert len(stats.ranks.expert_choices) == 8
+    chosen = Counter(expert for choices in routed for expert in choices)
+    assert stats.ranks.expert_choices == [chosen[expert] for expert in range(8)]
+    assert sum(chosen.values()) == sum(map(len, routed)) > 2 * stats.computed_tokens
+    assert any(max(choices) < 4 for choices in routed), "the other rank has no token"
+    assert any(min(choices) >= 4 for choices in routed), "rank 0 has no token"
+    lines = metrics_of(stats)
+    assert 'weft:ranks{engine="3",model_name="tiny"} 2.0' in lines
+    assert [f'weft:expert_choices_total{{engine="3",expert="{expert}",model_name="tiny"}} {float(count)}'
+            for expert, count in enumerate(stats.ranks.expert_choices)] == [
+        line for line in lines if line.startswith("weft:expert_choices_total{")]
+
+
+def metrics_of(stats: EngineStats) -> list[str]:
+    """What /metrics says of them, as those of replica 3."""
+    metrics = Metrics("weft", HttpEdge(EdgeLimits()))
+    metrics.name_model("tiny")
+    return metrics.text(FleetReport([EngineReport(3, True, 0, stats)], 0, 0)).decode().splitlines()
 
 
 def test_bytes_of_a_rank_are_those_of_the_plan() -> None:
