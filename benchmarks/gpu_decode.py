@@ -3,6 +3,8 @@
     graphs, plain loop      execute (device and the host's part of it), and what the host adds
     graphs, overlapped      the same steps with the next one launched ahead
     no graphs               what recording saves
+    prompts                 steps with a prompt beside the decodes, recorded and launched from Python: the
+                            whole step, and how long the host takes to launch it, by layer too
 
 ``waits`` counts what torch itself calls a synchronisation in a step (``torch.cuda.set_sync_debug_mode``).
 """
@@ -24,6 +26,8 @@ DECODED = 48
 BEGINNING = 8
 UNRECORDED_MAX = 16
 """Sequences up to which steps without graphs are timed too: beyond them launches hide behind the device."""
+PROMPTS = (256, 1024)
+"""Tokens of the prompt beside the decodes."""
 WATCHED = 4
 """Steps behind them that torch watches for synchronisations."""
 
@@ -53,6 +57,51 @@ def decode_steps(args: argparse.Namespace, device: torch.device) -> Iterator[dic
             least_ms = moved / rate * 1e3
             yield found | took | {"moved_bytes": moved, "least_ms": least_ms,
                                   "times_the_least": took["step_ms"] / least_ms}
+
+
+def prompt_steps(args: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Of prompts beside a few decodes, with graphs and without."""
+    model = random_model(args.geometry, args.layers, device)
+    for tokens in PROMPTS if args.context >= max(PROMPTS) else (args.context,):
+        for graphs in (True, False) if device.type == "cuda" else (False,):
+            found: dict[str, Any] = {"prompt": tokens, "graphs": graphs}
+            try:
+                yield found | timed_prompts(model, device, tokens, args.context, graphs)
+            except Exception as error:
+                yield found | {"error": f"{type(error).__name__}: {error}".split("\n")[0][:300]}
+
+
+def timed_prompts(model: Any, device: torch.device, tokens: int, context: int,
+                  graphs: bool) -> dict[str, Any]:
+    """Medians over steps in which a new prompt of ``tokens`` is computed beside UNRECORDED_MAX decodes."""
+    from weft.request import Request, SamplingParams
+
+    core, executor, _, why_not = engine(model, device, UNRECORDED_MAX, context, graphs, False, beside=1)
+    if graphs and not executor.batches.mixed_shapes:
+        core.close()
+        return {"graphs_refused": why_not}
+    launches, launch = [], executor._launch
+
+    def launching(step: Any) -> Any:
+        began = time.perf_counter()
+        launched = launch(step)
+        if step.run_count > step.decode_count:
+            launches.append(time.perf_counter() - began)
+        return launched
+
+    executor._launch = executor._worker._launch = launching
+    took = []
+    for number in range(BEGINNING + 2):
+        prompt = torch.randint(5, model.spec.vocab_size, (tokens,)).tolist()
+        core.submit(Request(request_id=f"p{number}", prompt_tokens=prompt, sampling=SamplingParams(
+            temperature=0.0, max_tokens=1, ignore_eos=True)))
+        began = now(device)
+        core.step()
+        took.append(now(device) - began)
+    core.close()
+    launch_ms = statistics.median(launches) * 1e3
+    return {"step_ms": statistics.median(took) * 1e3, "launch_ms": launch_ms,
+            "launch_us_per_layer": launch_ms * 1e3 / len(model.spec.layers), "graphs_refused": why_not}
 
 
 def random_model(name: str, layers: int | None, device: torch.device) -> Any:
@@ -145,9 +194,9 @@ def timed_steps(model: Any, device: torch.device, batch: int, context: int, grap
 
 
 def engine(model: Any, device: torch.device, batch: int, context: int, graphs: bool,
-           overlap: bool) -> tuple[Any, Any, Any, str | None]:
+           overlap: bool, beside: int = 0) -> tuple[Any, Any, Any, str | None]:
     """An engine all of whose ``batch`` sequences decode, its executor, the arena's plan, and why there are no
-    graphs."""
+    graphs. ``beside``: further sequences that have room; with them, steps with prompts are recorded."""
     import numpy as np
 
     from weft.config import EngineConfig
@@ -157,17 +206,20 @@ def engine(model: Any, device: torch.device, batch: int, context: int, graphs: b
     from weft.memory.memory import Memory
     from weft.request import Request, SamplingParams
     from weft.runner.graphs import CudaCapture
+    from weft.runner.mixed_graphs import TOKENS_MAX
     from weft.runner.torch_executor import TorchExecutor
 
     spec, made_max = model.spec, DECODED + BEGINNING + WATCHED + 16
     length = context + made_max
-    config = EngineConfig(max_num_seqs=batch, max_model_len=length, max_num_batched_tokens=8192)
-    plan = plan_arena(spec, memory_for(spec, spec.dtype, batch, length)[0])
+    rows = batch + beside
+    config = EngineConfig(max_num_seqs=rows, max_model_len=length, max_num_batched_tokens=8192)
+    plan = plan_arena(spec, memory_for(spec, spec.dtype, rows, length)[0])
     sizes = fit_sizes(config, spec, plan)
     executor = TorchExecutor(model, plan, sizes, device=device,
-                             capture=CudaCapture(device) if graphs else None)
+                             capture=CudaCapture(device) if graphs else None,
+                             mixed_tokens_max=TOKENS_MAX if beside else 0)
     if executor.graphs is not None:
-        executor.graphs.widths = (batch,)   # the others would take their time to record and not be used
+        executor.graphs.widths = (rows,)   # the others would take their time to record and not be used
     why_not = executor.record_graphs()
     core = EngineCore(vocab_size=spec.vocab_size, sizes=sizes, memory=Memory(plan, cache=False),
                       executor=executor, clock=time.monotonic, seed=0, eos_ids=(), overlap=overlap)

@@ -209,9 +209,10 @@ def tensors_of(made: object) -> list[Any]:
 
 
 def decode(args: argparse.Namespace) -> Iterator[Found]:
-    from benchmarks.gpu_decode import decode_steps
+    from benchmarks.gpu_decode import decode_steps, prompt_steps
 
     yield from decode_steps(args, chosen(args))
+    yield from prompt_steps(args, chosen(args))
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Found]]] = {

@@ -129,8 +129,9 @@ class EngineConfig:
     speculate_max: int = _flag(15, "Most guessed tokens of one sequence in one step.", least=1, most=63)
     overlap: Literal["auto", "on", "off"] = _flag(
         "auto", "Plan the next step while one is computed: on, off, or auto: on a GPU, not on a CPU.")
-    cuda_graphs: Literal["auto", "off"] = _flag(
-        "auto", "Record decode steps on a GPU once and replay them: auto where the model allows it, or off.")
+    cuda_graphs: Literal["auto", "decodes", "off"] = _flag(
+        "auto", "Record steps on a GPU once and replay them: auto where the model allows it, decodes for "
+        "steps without prompts alone, or off.")
 
     @classmethod
     def of(cls, **fields: Any) -> EngineConfig:

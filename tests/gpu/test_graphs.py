@@ -1,4 +1,4 @@
-"""Whether a decode step of a real model, with the Triton kernels, can be recorded as a CUDA graph.
+"""Whether the steps of a real model, with the Triton kernels, can be recorded as CUDA graphs.
 
 Without a GPU the recording is a stand-in: it computes once, on PAD rows, and again at every replay, under the
 same conditions that a graph sets. No op may read the host's lists (``UnreadableList``), make a tensor of a
@@ -16,13 +16,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.oracle.serving import DEVICE, TOLERANCE, Serving
 from weft.request import SamplingParams
+from weft.runner import torch_executor
 from weft.runner.graphs import Capture, CudaCapture, Replay
+from weft.runner.mixed_graphs import MixedBlock, MixedShape
 from weft.tensor import gpu, native
 
 REFUSED = ("aten.lift_fresh", "aten.nonzero", "aten._local_scalar_dense", "aten.masked_select",
            "aten.bincount", "aten._unique")
 """What waits for the device, or brings something from the host."""
 DECODED = 3
+MIXED = ("lfm2", "jamba")
+"""Families whose steps with prompts are recorded here: they take the interpreter longest. ``test_pad_chunks``
+has every op."""
+SHAPE = MixedShape(8, 2, 1, 3)
 
 
 class Watched(TorchDispatchMode):
@@ -60,13 +66,35 @@ def capture() -> Capture:
     return CudaCapture(DEVICE) if DEVICE.type == "cuda" else StandIn()
 
 
+def shapes_of(serving: Serving) -> list[MixedShape]:
+    """Filled with those of the recorded steps with prompts, as the engine runs."""
+    graphs = serving.executor.mixed_graphs
+    assert graphs is not None
+    shapes: list[MixedShape] = []
+    replay = graphs.replay
+
+    def noted(block: MixedBlock) -> torch.Tensor:
+        shapes.append(block.shape)
+        return replay(block)
+
+    graphs.replay = noted  # type: ignore[method-assign]
+    return shapes
+
+
 @pytest.mark.parametrize("family", ["qwen3_5", "bamba", "lfm2", "jamba"])
-def test_a_decode_step_can_be_recorded_and_changes_no_token(family: str) -> None:
+def test_decodes_and_steps_with_prompts_can_be_recorded_and_change_no_token(
+        family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mixed = family in MIXED
+    monkeypatch.setattr(torch_executor, "mixed_shapes", lambda *sizes: (SHAPE,) * mixed)
+    monkeypatch.setattr(torch_executor, "decode_widths", lambda rows: (rows,))
     prompts = [[7], [300, 20, 411, 5, 123]]
     short = SamplingParams(temperature=0.0, max_tokens=DECODED, ignore_eos=True)
-    recorded = Serving(family, max_num_seqs=2, max_model_len=128, capture=capture()).run(prompts, short)
+    serving = Serving(family, max_num_seqs=2, max_model_len=128, capture=capture())
+    shapes = shapes_of(serving)
+    recorded = serving.run(prompts, short, stagger_steps=1)
+    assert shapes == [SHAPE] * 2 * mixed, "a prompt alone, then one beside a decode"
     gpu.choose("torch")
-    plain = Serving(family, max_num_seqs=2, max_model_len=128).run(prompts, short)
+    plain = Serving(family, max_num_seqs=2, max_model_len=128).run(prompts, short, stagger_steps=1)
     assert [answer.tokens for answer in recorded] == [answer.tokens for answer in plain]
     for one, other in zip(recorded, plain, strict=True):
         assert torch.allclose(one.logits, other.logits, rtol=0, atol=TOLERANCE)

@@ -40,7 +40,7 @@ from weft.assemble.identity import engine_identity
 from weft.assemble.prefix_store import check_store_flags, open_tier, own_parts
 from weft.assemble.ranks import StartedRanks, start_ranks, with_rank_threads
 from weft.assemble.report import layers_in_words, memory_table, read_in_words
-from weft.assemble.room import cache_dtypes, measured_gpu_room, plan_memory, ram_room
+from weft.assemble.room import cache_dtypes, measured_gpu_room, mixed_tokens_max, plan_memory, ram_room
 from weft.assemble.speculation import loads_head, make_drafter
 from weft.config import STEP_TOKENS_CPU, STEP_TOKENS_GPU, EngineConfig, Sizes
 from weft.engine.engine import EngineCore
@@ -201,7 +201,8 @@ def _place(config: EngineConfig, name: str, directory: Path, device: torch.devic
     own = TorchExecutor(
         loaded.model, arena, sizes, kv_scales=loaded.kv_scales, device=device,
         reload=lambda: load_weights(config, name, directory, lambda line: None, device, group),
-        capture=capture, sampler=Sampler if ranks is None else ranks.sampler)
+        capture=capture, mixed_tokens_max=mixed_tokens_max(config),
+        sampler=Sampler if ranks is None else ranks.sampler)
     executor = own if ranks is None else ranks.executor(own)   # every rank has its arena then
     notes = [*loaded.warnings, *memory_note, *sizes.notes, *_record_graphs(own, tell)]
     return _Placed(loaded, spec, arena, sizes, own, executor, describe(device), notes)
@@ -375,14 +376,19 @@ def _record_graphs(executor: TorchExecutor, tell: OnProgress) -> list[str]:
     """Notes for the user: how many graphs, or why none."""
     if executor.graphs is None:
         return []
-    tell(f"CUDA graphs: recording {len(executor.graphs.widths)} batch sizes")
+    mixed = executor.mixed_graphs
+    tell(f"CUDA graphs: recording {len(executor.graphs.widths)} batch sizes and "
+         f"{len(mixed.shapes) if mixed else 0} sizes of steps with prompts")
     refused = executor.record_graphs()
     notes = [] if refused is None else [
-        f"some decode steps are not recorded as CUDA graphs, and are slower for it: {refused}"]
+        f"some steps are not recorded as CUDA graphs, and are slower for it: {refused}"]
     widths = executor.graphs.recorded_widths
     if widths:
         notes.append(f"decode steps of up to {widths[-1]} sequences are CUDA graphs: {len(widths)} batch "
                      f"sizes, recorded in {executor.graphs.recorded_s:.1f} s.")
+    if mixed and mixed.recorded_shapes:
+        notes.append(f"steps with prompts of up to {mixed.recorded_shapes[-1].tokens} tokens are CUDA "
+                     f"graphs: {len(mixed.recorded_shapes)} sizes, recorded in {mixed.recorded_s:.1f} s.")
     return notes
 
 

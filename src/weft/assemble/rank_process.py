@@ -35,7 +35,7 @@ from weft.assemble.assembly import (
     prepare_torch,
 )
 from weft.assemble.ranks import group_of, identity_with, meet, settings_of
-from weft.assemble.room import cache_dtypes, measured_gpu_room, ram_room
+from weft.assemble.room import cache_dtypes, measured_gpu_room, mixed_tokens_max, ram_room
 from weft.errors import ConfigError, UserError
 from weft.ranks.identity import identity_of
 from weft.ranks.messages import (
@@ -97,6 +97,7 @@ def serve_launch(launch: RankLaunch, connection: Connection[Any, Any]) -> None:
     try:
         executor = TorchExecutor(loaded.model, layout.arena, layout.sizes, kv_scales=loaded.kv_scales,
                                  device=device, reload=load, capture=capture,
+                                 mixed_tokens_max=mixed_tokens_max(config),
                                  sampler=partial(FollowingSampler, leader))
     except (MemoryError, RuntimeError) as error:
         size = format_bytes(layout.arena.arena_bytes)

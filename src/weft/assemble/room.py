@@ -76,7 +76,8 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
     measure = partial(
         measure_reserve, loaded.model, spec, kv_dtype, rows=config.max_num_seqs, device=device,
         step_tokens=config.max_num_batched_tokens or STEP_TOKENS_GPU, meter=CudaMeter(device),
-        model_len=min(config.max_model_len or spec.max_positions, spec.max_positions))
+        model_len=min(config.max_model_len or spec.max_positions, spec.max_positions),
+        mixed_tokens_max=mixed_tokens_max(config))
     tell("memory: measuring what a step takes")
     try:
         reserve = measure(capture=capture)
@@ -89,6 +90,13 @@ def measured_gpu_room(config: EngineConfig, loaded: LoadedModel, spec: ModelSpec
         gpu.choose("torch")
         reserve = measure(capture=None)   # torch's operators cannot be recorded
     return gpu_room(config, free_bytes(device), reserve.total_bytes, reserve.in_words())
+
+
+def mixed_tokens_max(config: EngineConfig) -> int:
+    """Of a step with prompts that is recorded as a graph."""
+    from weft.runner.mixed_graphs import TOKENS_MAX
+
+    return 0 if config.cuda_graphs == "decodes" else TOKENS_MAX
 
 
 def gpu_room(config: EngineConfig, free: int, reserved: int, reserved_in_words: str) -> ArenaRoom:

@@ -18,6 +18,9 @@ batch sizes with graphs:
     runs       d0 d1 PAD PAD | p0 p1                 PAD row: slot PAD, start PAD, context 0, table all PAD
     tokens_T   d0 d1  0   0  | p0 p0 p0 p1 p1        its position is PAD: no read, no write (L4)
 
+A step with prompts is padded to the first of ``mixed_shapes`` that holds it. Its PAD runs follow the prompts,
+and the last of them has all PAD tokens (``mixed_graphs``).
+
 If the plan has PAD as a decode's token, the decode reads the last token of its row on the device.
 ``Rows.chosen`` holds it, written as soon as tokens are chosen. So a step can be sent before the tokens of the
 previous step have arrived.
@@ -41,6 +44,7 @@ import torch
 from weft.runner.arena import DeviceArena
 from weft.runner.decodes import SteadyDecodes
 from weft.runner.graphs import DecodeBlock, known_tokens, stride_of
+from weft.runner.mixed_graphs import MixedBlock, MixedShape, fill_tables
 from weft.runner.rows import Rows
 from weft.runner.sampler import Sampler, TokenChoice
 from weft.runner.staging import Staged
@@ -75,7 +79,7 @@ class StepBatch:
     On the device: ``sample_index_X``, the index in T of the token before it, None if that is every token;
     ``sample_rows_X``, their rows, None in a steady step."""
 
-    inputs: StepInputs | DecodeBlock
+    inputs: StepInputs | DecodeBlock | MixedBlock
     sample_runs: Int64s
     sample_rows: Int64s
     sample_positions: Int64s
@@ -90,6 +94,18 @@ class StepBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class _Padding:
+    """``rows`` of PAD behind the decodes; ``graphed``: a graph computes the step, of ``shape`` if it has
+    prompts. Then ``runs`` and ``tokens`` of PAD follow the prompts, all tokens in the last run."""
+
+    rows: int = 0
+    graphed: bool = False
+    shape: MixedShape | None = None
+    runs: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class _StagedRuns:
     """The runs of a step, staged by ``apply`` for ``build``. By run, with PAD rows: ``offsets``, ``lengths``.
 
@@ -98,8 +114,7 @@ class _StagedRuns:
     behind those of each run in the plan's ``prompt_logprob_runs``."""
 
     plan: StepPlan
-    pads: int
-    graphed: bool
+    padding: _Padding
     offsets: Int64s
     lengths: Int64s
     fresh: list[bool]
@@ -111,6 +126,14 @@ class _StagedRuns:
     sample_positions: Int64s
     runs_table: tuple[Staged, int] | None
     following: tuple[Staged, ...]
+
+    @property
+    def pads(self) -> int:
+        return self.padding.rows
+
+    @property
+    def token_count(self) -> int:
+        return self.plan.token_count + self.padding.rows + self.padding.tokens
 
 
 class BatchBuilder:
@@ -126,6 +149,7 @@ class BatchBuilder:
         self._pad_row = rows_max
         self._tokens_max = max(step_tokens_max, rows_max) + pad_decode_to
         self.decode_widths: Sequence[int] = ()
+        self.mixed_shapes: Sequence[MixedShape] = ()
         self._steady: SteadyDecodes | None = None
         self._prompts: dict[int, tuple[Int64s, int]] = {}
         self._places = np.arange(self._tokens_max, dtype=np.int64)
@@ -170,60 +194,83 @@ class BatchBuilder:
         """``choice`` is of the runs that sample: what their rows decode next."""
         self.rows.note_chosen(batch.sample_rows, batch.sample_rows_X, choice)
 
-    def _pads(self, plan: StepPlan) -> tuple[int, bool]:
-        """The number of PAD rows, and whether a graph computes the step."""
+    def _padding(self, plan: StepPlan) -> _Padding:
         decodes = plan.decode_count
         if decodes == plan.run_count:
             width = next((width for width in self.decode_widths if width >= decodes), 0)
             if width:
-                return width - decodes, True
-        return max(0, self._pad_decode_to - decodes), False
+                return _Padding(width - decodes, graphed=True)
+        elif self.mixed_shapes and not plan.window_count and plan.mtp_drafts is None:
+            prompts = plan.lengths[decodes:].tolist()
+            shape = next((shape for shape in self.mixed_shapes
+                          if shape.holds(decodes, prompts, len(plan.taps))), None)
+            if shape is not None:
+                return _Padding(shape.decodes - decodes, True, shape, shape.prompts + 1 - len(prompts),
+                                shape.tokens - shape.decodes - sum(prompts))
+        return _Padding(max(0, self._pad_decode_to - decodes))
 
     def _stage_runs(self, plan: StepPlan, sampler: Sampler) -> _StagedRuns | None:
         if not plan.run_count:
             return None
-        decodes, (pads, graphed) = plan.decode_count, self._pads(plan)
+        decodes, padding = plan.decode_count, self._padding(plan)
+        pads, behind_runs = padding.rows, padding.runs
         assert (plan.lengths[:decodes] == 1).all(), "a decode run has one token"
-        lengths = _with_pads(plan.lengths.astype(np.int64), decodes, pads, 1)
-        run_count, token_count = len(lengths), plan.token_count + pads
-        decodes_alone = run_count == token_count
-        places = self._places[:token_count]
+        lengths = _with_pads(plan.lengths.astype(np.int64), decodes, pads, 1, behind_runs, 0)
+        if behind_runs:
+            lengths[-1] = padding.tokens
+        run_count, token_count = len(lengths), plan.token_count + pads + padding.tokens
+        assert padding.graphed or token_count <= self._tokens_max, f"a step of {token_count} tokens"
+        decodes_alone = run_count == token_count and not behind_runs
+        places = np.arange(token_count) if behind_runs else self._places[:token_count]
         offsets = places if decodes_alone else lengths.cumsum() - lengths
-        assert graphed or token_count <= self._tokens_max, f"a step of {token_count} tokens"
-        flat = self.rows.staging.take(2 * stride_of(token_count) + 4 * stride_of(run_count))
+        shape = padding.shape
+        flat = self.rows.staging.take(2 * stride_of(token_count) + 4 * stride_of(run_count) if shape is None
+                                      else shape.block_numbers)
         (tokens, positions), (starts, slots, contexts, rows) = _fields(flat.host, token_count, run_count)
-        starts[:] = _with_pads(plan.starts, decodes, pads, PAD)
-        slots[:] = _with_pads(plan.slots, decodes, pads, PAD)
-        rows[:] = _with_pads(plan.rows, decodes, pads, self._pad_row)
+        starts[:] = _with_pads(plan.starts, decodes, pads, PAD, behind_runs)
+        slots[:] = _with_pads(plan.slots, decodes, pads, PAD, behind_runs)
+        rows[:] = _with_pads(plan.rows, decodes, pads, self._pad_row, behind_runs)
         np.add(starts, lengths, out=contexts)
-        contexts[decodes : decodes + pads] = 0
-        tokens[:] = _with_pads(plan.tokens, decodes, pads, 0)
+        contexts[decodes : decodes + pads] = contexts[run_count - behind_runs :] = 0
+        tokens[:] = _with_pads(plan.tokens, decodes, pads, 0, padding.tokens)
         if decodes_alone:
             positions[:] = starts
         else:
             np.add(np.repeat(starts - offsets, lengths), places, out=positions)
-        sample_runs, behind = _sampled(plan)
-        in_batch = sample_runs + np.where(sample_runs >= decodes, pads, 0)
-        fresh = _with_pads(plan.fresh, decodes, pads, False).tolist()
+            positions[token_count - padding.tokens :] = PAD
+        fresh = _with_pads(plan.fresh, decodes, pads, False, behind_runs).tolist()
         taps = tuple(TapPoint(tap.run + (pads if tap.run >= decodes else 0),
                               tap.position - int(plan.starts[tap.run]), tap.slot) for tap in plan.taps)
+        runs_table = None
+        if shape is not None or (not padding.graphed and gpu.fits(self.rows.table)):
+            packed, chunk_count = device_runs.pack_lists(
+                offsets.tolist(), starts.tolist(), lengths.tolist(), fresh, decodes + pads, taps,
+                0 if shape is None else shape.chunks)
+            if shape is None:
+                runs_table = self.rows.staging.add(packed), chunk_count
+            else:
+                fill_tables(flat.host, packed)
+        sampling, sample_runs, positions = self._stage_sampling(plan, sampler, pads, offsets, lengths,
+                                                                contexts)
+        return _StagedRuns(
+            plan, padding, offsets, lengths, fresh, taps, flat,
+            unknown=bool((tokens[:decodes] == PAD).any()), sampling=sampling, sample_runs=sample_runs,
+            sample_positions=positions, runs_table=runs_table,
+            following=tuple(self.rows.staging.add(self._following(plan, run))
+                            for run in plan.prompt_logprob_runs))
+
+    def _stage_sampling(self, plan: StepPlan, sampler: Sampler, pads: int, offsets: Int64s, lengths: Int64s,
+                        contexts: Int64s) -> tuple[Staged, Int64s, Int64s]:
+        """``_StagedRuns.sampling``, ``sample_runs`` and ``sample_positions``."""
+        sample_runs, behind = _sampled(plan)
+        in_batch = sample_runs + np.where(sample_runs >= plan.decode_count, pads, 0)
         sampling = self.rows.staging.take((2, len(sample_runs)))
         sampling.host[0] = offsets[in_batch] + lengths[in_batch] - 1 - behind
         sampling.host[1] = plan.rows[sample_runs]
         positions = contexts[in_batch] - behind
         if not plan.window_count:   # windows choose their tokens one by one
             sampler.stage(self.rows.staging, sampling.host[1], positions)
-        runs_table = None
-        if not graphed and gpu.fits(self.rows.table):
-            packed, chunk_count = device_runs.pack_lists(
-                offsets.tolist(), starts.tolist(), lengths.tolist(), fresh, decodes + pads, taps)
-            runs_table = self.rows.staging.add(packed), chunk_count
-        return _StagedRuns(
-            plan, pads, graphed, offsets, lengths, fresh, taps, flat,
-            unknown=bool((tokens[:decodes] == PAD).any()), sampling=sampling, sample_runs=sample_runs,
-            sample_positions=positions, runs_table=runs_table,
-            following=tuple(self.rows.staging.add(self._following(plan, run))
-                            for run in plan.prompt_logprob_runs))
+        return sampling, sample_runs, positions
 
     def build(self, plan: StepPlan) -> StepBatch:
         """Inputs of the forward pass for the plan applied last. The next ``apply`` overwrites their
@@ -235,9 +282,9 @@ class BatchBuilder:
         staged = self._staged
         assert staged is not None, "there is nothing to compute"
         assert staged.plan.step == plan.step, "the plan was not applied"
-        every = len(staged.sample_runs) == staged.plan.token_count + staged.pads
+        every = len(staged.sample_runs) == staged.token_count
         return StepBatch(
-            inputs=self._block(staged) if staged.graphed else self._inputs(staged),
+            inputs=self._block(staged) if staged.padding.graphed else self._inputs(staged),
             sample_runs=staged.sample_runs,
             sample_rows=plan.rows[staged.sample_runs].astype(np.int64),
             sample_positions=staged.sample_positions,
@@ -245,13 +292,15 @@ class BatchBuilder:
             sample_rows_X=staged.sampling.device[1],
             prompt_spans=tuple(self._prompt_spans(staged)))
 
-    def _block(self, staged: _StagedRuns) -> DecodeBlock:
+    def _block(self, staged: _StagedRuns) -> DecodeBlock | MixedBlock:
+        if staged.padding.shape is not None:
+            return MixedBlock(staged.padding.shape, staged.flat.device)
         width = len(staged.lengths)
         _, (starts, slots, _, _) = _fields(staged.flat.host, width, width)
         return DecodeBlock(width, staged.flat.device, starts=starts.tolist(), slots=slots.tolist())
 
     def _inputs(self, staged: _StagedRuns) -> StepInputs:
-        run_count, token_count = len(staged.lengths), staged.plan.token_count + staged.pads
+        run_count, token_count = len(staged.lengths), staged.token_count
         tokens_T, positions_T, starts_R, slots_R, context_R, rows_R = (
             field[:count] for field, count in zip(
                 torch.split(staged.flat.device, [stride_of(token_count)] * 2 + [stride_of(run_count)] * 4),
@@ -321,9 +370,14 @@ def _fields(flat: Int64s, token_count: int, run_count: int) -> tuple[Int64s, Int
     """tokens, positions [2, T]; starts, slots, contexts, rows [4, R]: each begins on 16 bytes."""
     tokens, runs = stride_of(token_count), stride_of(run_count)
     return (flat[: 2 * tokens].reshape(2, tokens)[:, :token_count],
-            flat[2 * tokens :].reshape(4, runs)[:, :run_count])
+            flat[2 * tokens : 2 * tokens + 4 * runs].reshape(4, runs)[:, :run_count])
 
 
-def _with_pads(values: npt.NDArray[Item], decodes: int, pads: int, value: int | bool) -> npt.NDArray[Item]:
-    """``values`` with ``pads`` entries of ``value`` behind the first ``decodes``."""
-    return np.insert(values, decodes, [value] * pads) if pads else values
+def _with_pads(values: npt.NDArray[Item], decodes: int, pads: int, value: int | bool, behind: int = 0,
+               last: int | None = None) -> npt.NDArray[Item]:
+    """``values`` with ``pads`` entries of ``value`` behind the first ``decodes``, and ``behind`` entries of
+    ``last``, or of ``value`` again, at the end."""
+    padded = np.insert(values, decodes, [value] * pads) if pads else values
+    if not behind:
+        return padded
+    return np.concatenate((padded, np.full(behind, value if last is None else last, padded.dtype)))

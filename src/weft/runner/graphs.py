@@ -15,7 +15,7 @@ graphs are recorded again. A step is padded to the next recorded width. PAD rows
 so a replay touches only pages and slots of live rows (L5). An idle rank of a data-parallel group can replay
 PAD rows alone.
 
-Prefill is not recorded: its shapes never repeat and its kernels are long.
+Steps with a prompt in them have graphs of their own (``mixed_graphs``).
 
 The runs before a recording compile kernels; they compute PAD rows. A graph would freeze lists of the host
 (``Runs.starts``, ``Runs.slots``), so ``UnreadableList`` replaces them and refuses to be read. An op that
@@ -39,7 +39,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -61,6 +61,7 @@ WARM_RUNS = 2
 
 Forward = Callable[[StepInputs, list[LayerCache]], torch.Tensor]
 Replay = Callable[[], torch.Tensor]
+Key = TypeVar("Key")
 
 
 class Capture(Protocol):
@@ -121,16 +122,20 @@ class CudaCapture:
 
 
 class UnreadableList(Sequence[int]):
-    """A list of the host that a recorded step may not read: only its length is the same at every replay."""
+    """A list of the host that a recorded step may not read. Only its length is the same at every replay, and
+    its first values where ``known`` has them."""
 
-    def __init__(self, name: str, length: int) -> None:
+    def __init__(self, name: str, length: int, known: Sequence[int] = ()) -> None:
         self._name = name
         self._length = length
+        self._known = known
 
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, index: Any) -> NoReturn:
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, int) and 0 <= index < len(self._known):
+            return self._known[index]
         raise RuntimeError(f"an op reads Runs.{self._name} on the host, which a graph would freeze")
 
 
@@ -153,24 +158,62 @@ class _Recorded:
     tensors: tuple[torch.Tensor, ...]
 
 
+class Recordings(Generic[Key]):
+    """Graphs by key. ``refused``: the error of each key that cannot be recorded; it costs no other key."""
+
+    def __init__(self, capture: Capture) -> None:
+        self.refused: dict[Key, str] = {}
+        self._capture = capture
+        self._recorded: dict[Key, _Recorded] = {}
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """Those with a graph, in no order."""
+        return tuple(self._recorded)
+
+    def record(self, key: Key, run: Callable[[], torch.Tensor], tensors: tuple[torch.Tensor, ...]) -> None:
+        """``tensors``: outside the graph's pool, and read by address at every replay."""
+        try:
+            replay = self._capture.capture(run)
+        except refusals() as error:
+            self.refused[key] = first_line(error)
+        else:
+            self._recorded[key] = _Recorded(replay, tensors)
+
+    def replay(self, key: Key) -> torch.Tensor:
+        return self._recorded[key].replay()
+
+    def forget(self) -> None:
+        self._recorded.clear()
+        self.refused.clear()
+
+    def refused_in_words(self, kind: str, name: Callable[[Key], str]) -> str | None:
+        """The keys without a graph, as ``name`` calls each ``kind``, the last one first, and the reason; None
+        where all have one."""
+        names_of: dict[str, list[str]] = {}
+        for key, reason in reversed(self.refused.items()):
+            names_of.setdefault(reason, []).append(name(key))
+        lines = [f"{kind}{'s' if len(names) > 1 else ''} {', '.join(names)}: {reason}"
+                 for reason, names in names_of.items()]
+        return "; ".join(lines) or None
+
+
 class DecodeGraphs:
     """``table``: the rows' page table, int32 [rows + 1, pages], its last row PAD for ever; ``chosen``: the
-    last token of each row, int64 [rows + 1]. ``widths``: ascending. ``record`` records them; ``refused`` then
-    has the error of each width that cannot be recorded."""
+    last token of each row, int64 [rows + 1]. ``widths``: ascending."""
 
     def __init__(self, table: torch.Tensor, chosen: torch.Tensor, widths: Sequence[int],
                  capture: Capture) -> None:
         self.widths = tuple(widths)
         self.recorded_s = 0.0
-        self.refused: dict[int, str] = {}
         self._table = table
         self._chosen = chosen
-        self._capture = capture
+        self._reads_host = capture.reads_host
         self._static = torch.zeros(BLOCK_FIELDS * stride_of(max(widths, default=0)), dtype=torch.int64,
                                    device=table.device)
         self._starts: dict[int, Sequence[int]] = {}
         self._slots: dict[int, Sequence[int]] = {}
-        self._recorded: dict[int, _Recorded] = {}
+        self._recordings: Recordings[int] = Recordings(capture)
 
     @torch.inference_mode()
     def record(self, forward: Forward, caches: list[LayerCache]) -> None:
@@ -182,41 +225,30 @@ class DecodeGraphs:
             self._static[: BLOCK_FIELDS * stride_of(width)].copy_(self._pad_block(width))
             self._starts[width], self._slots[width] = self._lists(width)
             tensors = self._runs_table(width)
-            try:
-                replay = self._capture.capture(self._run_of(width, forward, caches, tensors))
-            except refusals() as error:
-                self.refused[width] = first_line(error)
-            else:
-                self._recorded[width] = _Recorded(replay, tensors)
+            self._recordings.record(width, self._run_of(width, forward, caches, tensors), tensors)
         if self._table.is_cuda:
             torch.cuda.empty_cache()   # the runs before the recordings left blocks that no step will use
         self.recorded_s = time.perf_counter() - started
 
     def forget(self) -> None:
         """Drop the graphs and free their memory; ``record`` may follow."""
-        self._recorded.clear()
-        self.refused.clear()
+        self._recordings.forget()
 
     @property
     def recorded_widths(self) -> tuple[int, ...]:
         """Ascending."""
-        return tuple(sorted(self._recorded))
+        return tuple(sorted(self._recordings.keys))
 
     def refused_in_words(self) -> str | None:
         """The widths without a graph and the reason for each; None where all are recorded."""
-        widths_of: dict[str, list[int]] = {}
-        for width, reason in sorted(self.refused.items()):
-            widths_of.setdefault(reason, []).append(width)
-        lines = [f"batch size{'s' if len(widths) > 1 else ''} {', '.join(map(str, widths))}: {reason}"
-                 for reason, widths in widths_of.items()]
-        return "; ".join(lines) or None
+        return self._recordings.refused_in_words("batch size", str)
 
     def replay(self, block: DecodeBlock) -> torch.Tensor:
         """hidden [width, D] after the final norm, valid until the next replay."""
         self._static[: block.flat_6W.numel()].copy_(block.flat_6W)
-        if self._capture.reads_host:
+        if self._reads_host:
             self._starts[block.width], self._slots[block.width] = block.starts, block.slots
-        return self._recorded[block.width].replay()
+        return self._recordings.replay(block.width)
 
     def idle(self, width: int) -> torch.Tensor:
         """A step of PAD rows alone, in the smallest graph with ``width`` rows. It reads and writes nothing of
@@ -226,7 +258,7 @@ class DecodeGraphs:
         return self.replay(DecodeBlock(padded_width, self._pad_block(padded_width), pads, pads))
 
     def _lists(self, width: int) -> tuple[Sequence[int], Sequence[int]]:
-        if self._capture.reads_host:
+        if self._reads_host:
             return [PAD] * width, [PAD] * width
         return UnreadableList("starts", width), UnreadableList("slots", width)
 

@@ -9,19 +9,21 @@ a token for every row with all filters and logprobs; the scores of a slice of a 
 allocations, so the peak is exact. Memory outside torch (contexts, workspaces) is allocated by these runs and
 so is missing from the free memory that is read afterwards.
 
-Graphs hold their memory while other steps run, so it is added. The two largest widths are recorded: the first
-shows the pool that all widths share, the second what each further width adds. The driver's count is used, as
-a graph's own nodes are outside torch's.
+Graphs hold their memory while other steps run, so it is added. The two largest of each kind are recorded, of
+decodes and of steps with prompts: the first shows the pool that all of them share, the second what each
+further graph adds. The driver's count is used, as a graph's own nodes are outside torch's. Both kinds share
+one pool later, so the sum is a little too large.
 
 Measured and not computed, because a formula would have to follow every op of every family. Rejected: taking
 the arena first (the first long prompt then ends the process); a fixed share for "activations" (a 1B model
-needs megabytes, a wide one with long steps gigabytes); recording all widths twice (seconds more at start).
+needs megabytes, a wide one with long steps gigabytes); recording all graphs twice (seconds more at start).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +33,7 @@ from weft.request import LOGPROBS_MAX, SamplingParams
 from weft.runner.arena import DeviceArena
 from weft.runner.graphs import Capture, DecodeGraphs, decode_widths
 from weft.runner.logprobs import score
+from weft.runner.mixed_graphs import TOKENS_MAX, MixedGraphs, MixedShape, mixed_shapes
 from weft.runner.sampler import Sampler
 from weft.runner.step_shapes import StepShape, step_shapes
 from weft.runner.verify import replay
@@ -42,6 +45,7 @@ from weft.tensor.replay_log import ReplayLog
 from weft.tensor.scratch import scratch
 from weft.units import PAD, format_bytes
 
+Key = TypeVar("Key")
 SCORED_TOKENS = 128
 """Prompt positions whose logits exist at once, as in the executor."""
 
@@ -111,13 +115,15 @@ class Reserve:
 @torch.inference_mode()
 def measure_reserve(model: MeasuredModel, spec: ModelSpec, kv_dtype: CacheDTypeName, *, step_tokens: int,
                     rows: int, model_len: int, device: torch.device, meter: Meter,
-                    capture: Capture | None = None) -> Reserve:
+                    capture: Capture | None = None, mixed_tokens_max: int = TOKENS_MAX) -> Reserve:
     """``spec``: with the dtypes of states; ``step_tokens`` and ``rows``: the most of a step; ``model_len``:
     the longest sequence, which makes the width of the page table of every graph; ``capture``: None without
-    graphs."""
+    graphs; ``mixed_tokens_max``: of a recorded step with prompts."""
     with current(device):
         scratch.home = device
-        return _Measurement(model, spec, kv_dtype, step_tokens, rows, model_len, device, meter).run(capture)
+        shapes = mixed_shapes(rows, min(step_tokens, mixed_tokens_max))
+        return _Measurement(model, spec, kv_dtype, step_tokens, rows, model_len, device, meter).run(
+            capture, shapes)
 
 
 class _Measurement:
@@ -142,11 +148,11 @@ class _Measurement:
         for row in range(rows):
             self._sampler.admit(row, np.zeros(1, np.int32), 1, sampling, row, ())
 
-    def run(self, capture: Capture | None) -> Reserve:
+    def run(self, capture: Capture | None, shapes: Sequence[MixedShape]) -> Reserve:
         peaks = {shape.name: self._peak(shape) for shape in self._shapes}
         self._sampler.close()
         largest = max(peaks, key=lambda name: peaks[name])
-        return Reserve(peaks[largest], 0 if capture is None else self._graph_bytes(capture), largest)
+        return Reserve(peaks[largest], 0 if capture is None else self._graph_bytes(capture, shapes), largest)
 
     def _peak(self, shape: StepShape) -> int:
         self._step(shape)
@@ -171,20 +177,24 @@ class _Measurement:
             following_N = torch.zeros(len(scored_ND), dtype=torch.int64, device=self._device)
             score(self._model.logits(scored_ND), following_N, LOGPROBS_MAX)
 
-    def _graph_bytes(self, capture: Capture) -> int:
-        widths = decode_widths(self._rows)
+    def _graph_bytes(self, capture: Capture, shapes: Sequence[MixedShape]) -> int:
+        """Of one graph for each width and shape."""
+        table = torch.full((self._rows + 1, self._table_pages), PAD, dtype=torch.int32, device=self._device)
+        last_tokens = torch.zeros(self._rows + 1, dtype=torch.int64, device=self._device)
+        total = self._bytes_of(decode_widths(self._rows),
+                               lambda keys: DecodeGraphs(table, last_tokens, keys, capture))
+        if not capture.reads_host:
+            total += self._bytes_of(shapes, lambda keys: MixedGraphs(table, last_tokens, keys, capture))
+        return total
+
+    def _bytes_of(self, keys: Sequence[Key],
+                  graphs_of: Callable[[Sequence[Key]], DecodeGraphs | MixedGraphs]) -> int:
         pools = []
-        for recorded in (widths[-1:], widths[-2:]):
+        for recorded in (keys[-1:], keys[-2:]):
             before = self._meter.used_bytes()
-            graphs = self._record(recorded, capture)
+            graphs = graphs_of(recorded)
+            graphs.record(self._model.forward, self._caches)
             pools.append(self._meter.used_bytes() - before)
             graphs.forget()
         first, both = pools
-        return max(0, first) + (len(widths) - 1) * max(0, both - first)
-
-    def _record(self, widths: tuple[int, ...], capture: Capture) -> DecodeGraphs:
-        table = torch.full((self._rows + 1, self._table_pages), PAD, dtype=torch.int32, device=self._device)
-        last_tokens = torch.zeros(self._rows + 1, dtype=torch.int64, device=self._device)
-        graphs = DecodeGraphs(table, last_tokens, widths, capture)
-        graphs.record(self._model.forward, self._caches)
-        return graphs
+        return max(0, first) + max(0, len(keys) - 1) * max(0, both - first)

@@ -29,10 +29,8 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from weft.config import Sizes
@@ -53,7 +51,9 @@ from weft.runner.graphs import (
 )
 from weft.runner.kv_scales import head_scales
 from weft.runner.launched import LaunchedStep, ScoredPrompt
+from weft.runner.logits_room import LogitsRoom
 from weft.runner.logprobs import score
+from weft.runner.mixed_graphs import TOKENS_MAX, MixedBlock, MixedGraphs, mixed_shapes
 from weft.runner.mtp import HeadRunner
 from weft.runner.readback import Readback
 from weft.runner.rows import rows_on
@@ -97,28 +97,12 @@ class Model(Protocol):
         ...
 
 
-class LogitsRoom(NamedTuple):
-    """float32 [rows, vocab] that steps of one size write again and again, on a CPU: there the page faults of
-    new memory take longer than what is written to it. ``host_XV``: the same memory."""
-
-    rows: int
-    logits_XV: torch.Tensor
-    host_XV: npt.NDArray[np.float32]
-
-    @staticmethod
-    def of(rows: int, vocab_size: int) -> LogitsRoom:
-        logits_XV = torch.empty((rows, vocab_size))
-        return LogitsRoom(rows, logits_XV, logits_XV.numpy())
-
-    def first(self, rows: int) -> LogitsRoom:
-        return self if rows == self.rows else LogitsRoom(rows, self.logits_XV[:rows], self.host_XV[:rows])
-
-
 class TorchExecutor:
     """One model on one device. ``kv_scales``: the checkpoint's, of layers that have some; used where KV is
     fp8, and measured for the other layers. ``reload`` reads the checkpoint again,
     after a sleep of level 2. ``capture``: how decode steps are recorded as graphs, once ``record_graphs`` is
-    called; None: never. ``pad_decode_to`` and the two hooks are described above and in
+    called; None: never. ``mixed_tokens_max``: of a recorded step with prompts; 0: none is recorded.
+    ``pad_decode_to`` and the two hooks are described above and in
     ``weft.runner.batch``. ``remote``: the host reaches device
     memory only by the copies of a step; by default so on every device but
     the CPU. ``sampler`` makes the sampler: of one rank of several it is another. Not thread-safe: one
@@ -127,7 +111,8 @@ class TorchExecutor:
     def __init__(self, model: Model, arena_plan: ArenaPlan, sizes: Sizes, *,
                  kv_scales: Mapping[int, torch.Tensor] | None = None,
                  reload: Callable[[], LoadedModel] | None = None, device: torch.device | None = None,
-                 capture: Capture | None = None, pad_decode_to: int = 0, observer: Observer | None = None,
+                 capture: Capture | None = None, mixed_tokens_max: int = TOKENS_MAX,
+                 pad_decode_to: int = 0, observer: Observer | None = None,
                  before_step: BeforeStep | None = None, remote: bool | None = None,
                  sampler: MakeSampler = Sampler) -> None:
         device = scratch.home = device or torch.device("cpu")
@@ -145,6 +130,9 @@ class TorchExecutor:
         self.batches = BatchBuilder(rows, step_tokens_max=sizes.step_tokens_max, pad_decode_to=pad_decode_to)
         self.graphs = None if capture is None else DecodeGraphs(
             rows.table, rows.chosen, decode_widths(sizes.rows_max), capture)
+        self.mixed_graphs = None if capture is None or capture.reads_host else MixedGraphs(
+            rows.table, rows.chosen,
+            mixed_shapes(sizes.rows_max, min(sizes.step_tokens_max, mixed_tokens_max)), capture)
         self.sampler = sampler(sizes.rows_max, model.spec.vocab_size, device, remote=remote)
         with current(device):
             self.sampler.warm()
@@ -255,10 +243,13 @@ class TorchExecutor:
                             chosen.failures, chosen.windows, chosen.window_logprobs)
         return LaunchedStep.arrived_with(self._drafted(plan, batch, hidden, result))
 
-    def _forward(self, inputs: StepInputs | DecodeBlock) -> torch.Tensor:
+    def _forward(self, inputs: StepInputs | DecodeBlock | MixedBlock) -> torch.Tensor:
         if isinstance(inputs, DecodeBlock):
             assert self.graphs is not None
             return self.graphs.replay(inputs)
+        if isinstance(inputs, MixedBlock):
+            assert self.mixed_graphs is not None
+            return self.mixed_graphs.replay(inputs)
         scratch.home = self.arena.device
         return self.model.forward(inputs, self._caches)
 
@@ -270,17 +261,23 @@ class TorchExecutor:
         return self._room.first(rows)
 
     def record_graphs(self) -> str | None:
-        """Record decode steps, where a ``Capture`` was given. From then on steps are padded to the recorded
-        widths. Returns the widths without a graph and why; None where all are recorded or none was asked
-        for."""
+        """Record steps, where a ``Capture`` was given: those with prompts first, which are larger. From then
+        on steps are padded to the recorded sizes. Returns the sizes without a graph and why; None where all
+        are recorded or none was asked for."""
         if self.graphs is None:
             return None
-        self.batches.decode_widths = ()
+        self._forget_graphs()
         scratch.home = self.arena.device
         with current(self.arena.device):
+            if self.mixed_graphs is not None:
+                self.mixed_graphs.record(self.model.forward, self._caches)
             self.graphs.record(self.model.forward, self._caches)
         self.batches.decode_widths = self.graphs.recorded_widths
-        return self.graphs.refused_in_words()
+        refused = [self.graphs.refused_in_words()]
+        if self.mixed_graphs is not None:
+            self.batches.mixed_shapes = self.mixed_graphs.recorded_shapes
+            refused.append(self.mixed_graphs.refused_in_words())
+        return "; ".join(filter(None, refused)) or None
 
     @torch.inference_mode()
     def dummy_step(self, width: int) -> None:
@@ -346,14 +343,15 @@ class TorchExecutor:
             self._bind_head()
             refused = self.record_graphs()
             if refused is not None:
-                _log.warning("after waking, some decode steps run without a CUDA graph and are slower: %s",
+                _log.warning("after waking, some steps run without a CUDA graph and are slower: %s",
                              refused)
 
     def _forget_graphs(self) -> None:
         """They hold addresses in the arena and in the weights."""
-        self.batches.decode_widths = ()
-        if self.graphs is not None:
-            self.graphs.forget()
+        self.batches.decode_widths = self.batches.mixed_shapes = ()
+        for graphs in (self.graphs, self.mixed_graphs):
+            if graphs is not None:
+                graphs.forget()
 
     def _read_again(self, spec: ModelSpec) -> None:
         assert self._reload is not None

@@ -135,7 +135,8 @@ class FakeCuda:
 
 
 def executor(model: Successor, capture: Recording | EagerCapture) -> TorchExecutor:
-    return TorchExecutor(model, plan_arena(model.spec, 200_000), SIZES, capture=capture)
+    """That records decodes alone; ``test_mixed_graphs`` has the others."""
+    return TorchExecutor(model, plan_arena(model.spec, 200_000), SIZES, capture=capture, mixed_tokens_max=0)
 
 
 def decodes(count: int, first: int = 5, unknown: bool = False) -> StepPlan:

@@ -12,6 +12,10 @@ the state after a whole chunk. Taps are requested on the grid, so these cuts usu
 
     run of positions 40..210, tap at 128     [40..63] [64..127]* [128..191] [192..210]     * has chunk_tap
 
+A recorded step has a table of one size at every replay. Behind the chunks of its runs come chunks of PAD.
+They have no token and no tap, and no run spans them; their ``chunk_run`` is the last run, which is PAD too.
+Every kernel over chunks reads and writes nothing of the arena for them (law L4).
+
 The same chunks are the query tiles of attention. All fields are int32 in one flat array: ``pack`` builds it
 on the host, one copy transfers it, ``unpack`` splits it into views. Rejected: a grid of launches as long as
 the longest run (most programs of a mixed step would be idle).
@@ -74,6 +78,11 @@ def _sizes(run_count: int, chunk_count: int) -> list[int]:
     return [run_count] * RUN_FIELDS + [run_count + 1] + [chunk_count] * CHUNK_FIELDS
 
 
+def table_numbers(run_count: int, chunk_count: int) -> int:
+    """int32 values of a table: a multiple of 4."""
+    return sum(map(_aligned, _sizes(run_count, chunk_count)))
+
+
 def _aligned(size: int) -> int:
     """Every field begins at a multiple of 16 bytes, wherever runs end: kernels are compiled for that."""
     return size + -size % 4
@@ -90,12 +99,14 @@ def pack(runs: Runs) -> tuple[Int32s, int]:
 
 
 def pack_lists(offsets: list[int], starts: list[int], lengths: list[int], fresh: list[bool],
-               decode_count: int, taps: Sequence[TapPoint]) -> tuple[Int32s, int]:
-    """``pack`` for runs without tensors."""
+               decode_count: int, taps: Sequence[TapPoint], chunks_min: int = 0) -> tuple[Int32s, int]:
+    """``pack`` for runs without tensors. Chunks of PAD fill the table up to ``chunks_min``."""
     cuts = _cuts(offsets, starts, lengths, decode_count, taps)
     chunk_begin = np.zeros(len(offsets) + 1, np.int32)
     for run, _, _, _ in cuts:
         chunk_begin[run + 1] += 1
+    if len(cuts) < chunks_min:
+        cuts += [(len(offsets) - 1, offsets[-1] + lengths[-1], 0, PAD)] * (chunks_min - len(cuts))
     by_run = np.array([offsets, lengths, fresh], np.int32)
     by_chunk = np.array(cuts, np.int32).reshape(len(cuts), CHUNK_FIELDS).T
     sizes = _sizes(len(offsets), len(cuts))
@@ -129,6 +140,8 @@ def _cuts(offsets: list[int], starts: list[int], lengths: list[int], decode_coun
     chunks = []
     for run in range(decode_count, len(offsets)):
         start, length = max(starts[run], 0), lengths[run]
+        if not length:
+            continue   # a PAD run of a recorded step
         wanted = asked.get(run, {})
         grid = range(CHUNK_TOKENS - start % CHUNK_TOKENS, length, CHUNK_TOKENS)
         begin = 0
