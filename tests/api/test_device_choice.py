@@ -247,8 +247,9 @@ def test_what_is_measured_is_what_a_server_meets() -> None:
 
 def test_graphs_are_budgeted_by_recording_two_of_them() -> None:
     reserve, _, pooled = measured(12, capture=True)
-    assert pooled.widths == [12, 12, 8]
-    assert reserve.graph_bytes == 5300 + 4 * 300, "of widths 1, 2, 4, 8 and 12"
+    assert pooled.widths == [12, 12, 8, 1008, 1008, 1008]
+    decodes, mixed = 5300 + 4 * 300, 5300 + 15 * 300
+    assert reserve.graph_bytes == decodes + mixed, "of 1, 2, 4, 8 and 12 decodes; of 16 sizes with prompts"
     assert reserve.total_bytes == reserve.step_bytes + reserve.graph_bytes
 
 
