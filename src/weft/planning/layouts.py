@@ -32,7 +32,7 @@ from typing import Protocol
 
 from weft.memory.frames.plan import ArenaPlan
 from weft.spec import ITEM_BYTES, CacheDTypeName, LayerSpec, ModelSpec
-from weft.units import PAGE_TOKENS, ceil_div
+from weft.units import PAGE_TOKENS, WINDOW_TOKENS_MAX, ceil_div
 
 KERNEL_TOKENS = 16
 """Tokens that a block of the others is a multiple of: what their attention kernels take."""
@@ -72,7 +72,8 @@ class Layout(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """weft's own. ``log_bytes``: of each token of a window, the inputs that replay needs."""
+    """weft's own. ``log_bytes``: of each token of a window, the inputs that replay needs. A step has one log
+    for all requests, of at most WINDOW_TOKENS_MAX tokens. No request reserves any, and each has a share."""
 
     plan: ArenaPlan
     log_bytes: int
@@ -83,21 +84,28 @@ class Frames:
         return PAGE_TOKENS if self.plan.page_bytes else 0
 
     def request_bytes(self, load: Load) -> int:
-        pages = self.plan.pages_for(load.tokens) * self.plan.page_bytes
-        return pages + self.plan.slot_stride_bytes + _window_tokens(load) * self.log_bytes
+        """With the share of the log, where as many requests run as fit."""
+        sequences = max(1, self.sequences(load))
+        return self._arena_bytes(load) + ceil_div(self._step_log_bytes(sequences, load), sequences)
 
     def sequences(self, load: Load) -> int:
-        """The most for which ``frames_for`` frames are there, after the drafts' logs."""
-        least = self.request_bytes(load)
+        """The most for which ``frames_for`` frames are there, after the log of a step."""
+        least = self._arena_bytes(load)
         low, high = 0, self.plan.arena_bytes // least if least else 0
         while low < high:
             middle = (low + high + 1) // 2
-            left = self.plan.arena_bytes - middle * _window_tokens(load) * self.log_bytes
+            left = self.plan.arena_bytes - self._step_log_bytes(middle, load)
             if self.plan.frames_for(middle, load.tokens) * self.plan.frame_bytes <= left:
                 low = middle
             else:
                 high = middle - 1
         return low
+
+    def _arena_bytes(self, load: Load) -> int:
+        return self.plan.pages_for(load.tokens) * self.plan.page_bytes + self.plan.slot_stride_bytes
+
+    def _step_log_bytes(self, sequences: int, load: Load) -> int:
+        return min(sequences * _window_tokens(load), WINDOW_TOKENS_MAX) * self.log_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,7 @@ from weft.schedule.reuse import Reuse
 from weft.schedule.rows import RowTable
 from weft.schedule.sequence import Sequence
 from weft.speculation.drafter import Drafter, DraftRow
-from weft.units import PAGE_TOKENS, RowId, SeqId
-
-WINDOW_TOKENS_MAX = 64
-"""Most tokens in the windows of a step. It bounds the replay log (law L11)."""
+from weft.units import PAGE_TOKENS, WINDOW_TOKENS_MAX, RowId, SeqId
 
 
 class WindowPlanner:

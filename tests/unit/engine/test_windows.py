@@ -12,8 +12,7 @@ from weft.engine.digests import PlanViolation
 from weft.request import TokenEvent
 from weft.schedule.checkpoints import parse_checkpoints
 from weft.schedule.plan import StepPlan
-from weft.schedule.windows import WINDOW_TOKENS_MAX
-from weft.units import SeqId
+from weft.units import WINDOW_TOKENS_MAX, SeqId
 
 PROMPTS = (20, 33, 5, 64, 130, 17)
 

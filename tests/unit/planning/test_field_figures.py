@@ -81,6 +81,18 @@ def test_the_log_of_a_draft_token_is_the_inputs_of_its_gated_delta_layers() -> N
     assert draft_log_bytes(plan_of("Qwen3.5-397B-A17B").spec) == 1_854_720
 
 
+def test_a_request_that_speculates_costs_less_than_a_hundredth_more() -> None:
+    """All requests of a step share one log. A request alone would pay for it by itself: 2.3 %."""
+    frames = plan_of("Qwen3.5-397B-A17B").layouts[0]
+    bare = frames.request_bytes(Load(4096))
+    assert frames.sequences(Load(4096)) > 100
+    assert bare < frames.request_bytes(Load(4096, drafts=3)) < 1.005 * bare
+    assert frames.sequences(Load(4096, drafts=3)) >= 0.995 * frames.sequences(Load(4096)) - 1
+    alone = plan_of("Qwen3.5-397B-A17B", arena_bytes=int(1.5 * bare)).layouts[0]
+    assert alone.sequences(Load(4096, drafts=3)) <= 1
+    assert 1.02 * bare < alone.request_bytes(Load(4096, drafts=3)) == bare + 4 * 1_854_720 < 1.03 * bare
+
+
 def test_packing_n_layers_in_a_page_divides_the_block_by_n() -> None:
     spec = plan_of("Qwen3.5-397B-A17B").spec
     blocks = {packed: padded_pages(spec, "bfloat16", GIB, packed=packed).block_tokens
