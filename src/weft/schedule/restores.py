@@ -222,7 +222,7 @@ class Restores:
         """What the store has beyond ``match``; remembered until either changes."""
         answer = self._answers.get(seq.id)
         if answer is None or answer[:2] != (match.cached_tokens, self._version):
-            prefix = self._store.match(seq.salt or None, known[:-1].tolist(), match.cached_tokens)
+            prefix = self._store.match(seq.salt or None, known[:-1], match.cached_tokens)
             if prefix is not None and self._exact and not prefix.exact:
                 prefix = None
             if len(self._answers) >= ANSWERS_MAX:

@@ -254,7 +254,7 @@ class StoreWrites:
         if form is None or (not self._compressed and form.has_compressed):
             self.counts.lost += 1
             return True
-        offer = self._store.offer(form.salt or None, form.tokens.tolist(), form.position, exact=form.exact)
+        offer = self._store.offer(form.salt or None, form.tokens, form.position, exact=form.exact)
         if offer is None:
             return True
         if offer.start:
@@ -305,7 +305,7 @@ class StoreWrites:
         state, form = buffer.state_B, EXACT_FORM
         if contents.slot == COMPRESSED:
             state, form = buffer.pages_PB[job.kv_rows:].reshape(-1), INT8_STATE
-        ticket = self._store.put(contents.salt or None, contents.tokens.tolist(), contents.position,
+        ticket = self._store.put(contents.salt or None, contents.tokens, contents.position,
                                  self._pieces(job), state.data, exact=contents.exact, seconds=job.saved_s,
                                  state_form=form)
         if ticket is None:

@@ -39,6 +39,7 @@ from weft.store.values import (
     GRAIN_TOKENS,
     DropReason,
     KvPiece,
+    PrefixTokens,
     PutOffer,
     StagingBuffers,
     StoredPrefix,
@@ -91,7 +92,7 @@ class DirectoryStore:
                 bytes_per_second=options.write_bytes_per_second, queue_bytes_max=options.queue_bytes)
         self._ticket = self._measurements = 0
 
-    def match(self, salt: str | None, tokens: Sequence[int], above: int) -> StoredPrefix | None:
+    def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:
         self.books.counters.matches += 1
         root = self.root(salt)
         if root is None:
@@ -114,7 +115,7 @@ class DirectoryStore:
         self._reader.submit(RecordFetch(ticket, self.books.ledger, reads, prefix.tokens, self._clock()))
         return ticket
 
-    def offer(self, salt: str | None, tokens: Sequence[int], position: int, *,
+    def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *,
               exact: bool) -> PutOffer | None:
         root = self.root(salt)
         if root is None or self._writer is None or self._writer.room_bytes <= 0:
@@ -125,7 +126,7 @@ class DirectoryStore:
             return None
         return PutOffer(path.end, position, checkpoint_above(index, path, exact=exact))
 
-    def put(self, salt: str | None, tokens: Sequence[int], position: int, kv: Sequence[KvPiece],
+    def put(self, salt: str | None, tokens: PrefixTokens, position: int, kv: Sequence[KvPiece],
             state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:
         self.books.counters.puts += 1
         root = self.root(salt)

@@ -82,6 +82,10 @@ class StoreIndex:
         self._free: list[int] = []
         self._short: dict[int, int] = {}
         self._tick = 0
+        self._changes = 0
+        """Entries added and removed so far."""
+        self._covered: tuple[tuple[int, bytes, bool, int], KvChain] | None = None
+        """What ``covered`` was asked last, with the changes before it, and its answer."""
 
     def load(self, live: LiveRows, namespace: bytes) -> None:
         """Fills an empty index. Only rows of ``namespace`` can match; the others still hold space."""
@@ -118,6 +122,7 @@ class StoreIndex:
 
     def add(self, *, parent: int, space: int, kind: int, **columns: Any) -> int:
         """A new entry of this namespace."""
+        self._changes += 1
         entry = self._free.pop() if self._free else self.length
         if entry == self.length:
             self._reserve(self.length + 1)
@@ -141,6 +146,7 @@ class StoreIndex:
 
     def remove(self, entry: int) -> None:
         """Removes an entry without users."""
+        self._changes += 1
         c = self.c
         head = c["head"].item(entry)
         parent = c["parent"].item(entry)
@@ -185,11 +191,16 @@ class StoreIndex:
 
     def covered(self, root: int, tokens: bytes, *, exact: bool) -> KvChain:
         """The longest chain of KV records under ``tokens`` from which a record can go on: one that ends at
-        a multiple of 16 or with the tokens. Records that are not durable yet count."""
+        a multiple of 16 or with the tokens. Records that are not durable yet count. A put asks again what
+        its offer asked, so the last answer is remembered."""
+        asked = root, tokens, exact, self._changes
+        if self._covered is not None and self._covered[0] == asked:
+            return self._covered[1]
         best = KvChain((), 0, root)
         for path in self._paths(root, tokens, exact=exact, durable=False):
             if path.end > best.end and (path.end % GRAIN_TOKENS == 0 or path.end * 4 == len(tokens)):
                 best = path
+        self._covered = asked, best
         return best
 
     def checkpoint_at(self, path: KvChain, *, exact: bool, durable: bool) -> int:

@@ -26,6 +26,7 @@ from typing import Protocol
 
 from weft.store.values import (
     KvPiece,
+    PrefixTokens,
     PutOffer,
     StagingBuffers,
     StoredPrefix,
@@ -38,7 +39,7 @@ from weft.store.values import (
 class Store(Protocol):
     """One namespace of one directory or bucket."""
 
-    def match(self, salt: str | None, tokens: Sequence[int], above: int) -> StoredPrefix | None:
+    def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:
         """The deepest stored checkpoint of more than ``above`` tokens that ``tokens`` begins with."""
         ...
 
@@ -46,12 +47,12 @@ class Store(Protocol):
         """Reads the KV of [``start``, ``position``) and the state. ``start`` is a multiple of 16."""
         ...
 
-    def offer(self, salt: str | None, tokens: Sequence[int], position: int, *,
+    def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *,
               exact: bool) -> PutOffer | None:
         """What a put of this checkpoint needs; None if it is stored, or if a put would be refused."""
         ...
 
-    def put(self, salt: str | None, tokens: Sequence[int], position: int, kv: Sequence[KvPiece],
+    def put(self, salt: str | None, tokens: PrefixTokens, position: int, kv: Sequence[KvPiece],
             state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:
         """Stores a checkpoint. ``kv`` covers [offer.start, ``position``) without gaps. ``seconds``: what a
         hit saves; eviction ranks by it. None: refused and counted."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from weft.store.eviction import evict, place_of, subtree
+from weft.store.eviction import EVICTED_SHARE, evict, place_of, subtree
 from weft.store.extents import BLOCK_BYTES, blocks_for
 from weft.store.index import StoreIndex
 from weft.store.opening import OpenDirectory
@@ -90,7 +90,8 @@ class RecordBooks:
         if forced and self.space.retiring_blocks < blocks:
             wanted = max(wanted, blocks)
         if wanted:
-            retired = evict(self.index, wanted, self.pins)
+            least = self.space.capacity_bytes // BLOCK_BYTES // EVICTED_SHARE
+            retired = evict(self.index, max(wanted, least), self.pins)
             self.counters.evicted += len(retired)
             self._retire(retired)
 

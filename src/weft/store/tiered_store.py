@@ -36,6 +36,7 @@ from weft.store.segments import RemoteLedger
 from weft.store.uploads import BucketThread, RemoteIndex, UploadJob
 from weft.store.values import (
     KvPiece,
+    PrefixTokens,
     PutOffer,
     StagingBuffers,
     StoredPrefix,
@@ -86,7 +87,7 @@ class TieredStore:
         self._ticket = 0
         self.hits = self.fetched_bytes = self.failures = 0
 
-    def match(self, salt: str | None, tokens: Sequence[int], above: int) -> StoredPrefix | None:
+    def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:
         near = self.local.match(salt, tokens, above)
         root = self.local.root(salt)
         if root is None or not self.bucket.available:
@@ -114,11 +115,11 @@ class TieredStore:
                                         time.monotonic()))
         return ticket
 
-    def offer(self, salt: str | None, tokens: Sequence[int], position: int, *,
+    def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *,
               exact: bool) -> PutOffer | None:
         return self.local.offer(salt, tokens, position, exact=exact)
 
-    def put(self, salt: str | None, tokens: Sequence[int], position: int, kv: Sequence[KvPiece],
+    def put(self, salt: str | None, tokens: PrefixTokens, position: int, kv: Sequence[KvPiece],
             state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:
         ticket = self.local.put(salt, tokens, position, kv, state, exact=exact, seconds=seconds,
                                 state_form=state_form)
@@ -190,7 +191,7 @@ class TieredStore:
     def _copy(self, fetch: RemoteFetch) -> None:
         """Puts what came from the bucket into the directory, if its KV is whole there or in the buffers."""
         prefix, salt = fetch.prefix, fetch.prefix.salt
-        tokens = np.frombuffer(prefix.tokens, dtype="<u4").tolist()
+        tokens = np.frombuffer(prefix.tokens, dtype="<i4")
         offer = self.local.offer(salt, tokens, prefix.position, exact=prefix.exact)
         if offer is None or offer.start < fetch.start:
             return

@@ -20,11 +20,18 @@ when each may be used or freed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal, NamedTuple, NewType
 
+import numpy as np
+import numpy.typing as npt
+
 from weft.units import ceil_div
+
+PrefixTokens = Sequence[int] | npt.NDArray[np.int32]
+"""Tokens of a prompt. An array costs no list of integers."""
 
 Ticket = NewType("Ticket", int)
 """One fetch or one put under way; each ends in exactly one ``StoreEvent``."""

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from math import inf
 
-from weft.store.eviction import evict
+from weft.store.eviction import EVICTED_SHARE, evict
 from weft.store.extents import BLOCK_BYTES, blocks_for
 from weft.store.index import NO_ENTRY, KvChain, StoreIndex
 from weft.store.prefixes import checkpoint_above, entries_of, is_current, prefix_of
@@ -28,6 +28,7 @@ from weft.store.rows import root_chain, token_bytes
 from weft.store.values import (
     DropReason,
     KvPiece,
+    PrefixTokens,
     PutOffer,
     StagingBuffers,
     StoredPrefix,
@@ -69,7 +70,7 @@ class VirtualStore:
         arrival_s = self._arrivals[0][0] if self._arrivals else inf
         return min(arrival_s, self._disk.next_written_s)
 
-    def match(self, salt: str | None, tokens: Sequence[int], above: int) -> StoredPrefix | None:
+    def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:
         content = token_bytes(tokens)
         hit = self._index.deepest(_root(salt), content, above=above, exact=self._exact)
         return None if hit is None else prefix_of(self._index, *hit, content, salt)
@@ -89,7 +90,7 @@ class VirtualStore:
         self._later(end_s, StoreEvent(ticket, "fetched", "", nbytes, end_s - now_s), entries)
         return ticket
 
-    def offer(self, salt: str | None, tokens: Sequence[int], position: int, *,
+    def offer(self, salt: str | None, tokens: PrefixTokens, position: int, *,
               exact: bool) -> PutOffer | None:
         if self._queued_bytes >= self._queue_bytes_max:
             return None
@@ -98,7 +99,7 @@ class VirtualStore:
             return None
         return PutOffer(path.end, position, checkpoint_above(self._index, path, exact=exact))
 
-    def put(self, salt: str | None, tokens: Sequence[int], position: int, kv: Sequence[KvPiece],
+    def put(self, salt: str | None, tokens: PrefixTokens, position: int, kv: Sequence[KvPiece],
             state: memoryview, *, exact: bool, seconds: float = 0.0, state_form: int = 0) -> Ticket | None:
         self._puts += 1
         content = token_bytes(tokens[:position])
@@ -151,9 +152,11 @@ class VirtualStore:
 
     def _has_room(self, blocks: int, base: KvChain) -> bool:
         """Whether ``blocks`` more fit, perhaps after eviction, which spares ``base``."""
-        short = self._used_blocks + blocks - self._disk.model.capacity_bytes // BLOCK_BYTES
+        capacity = self._disk.model.capacity_bytes // BLOCK_BYTES
+        short = self._used_blocks + blocks - capacity
         if short > 0:
-            removed = evict(self._index, short, {*self._pins, *base.entries})
+            removed = evict(self._index, max(short, capacity // EVICTED_SHARE),
+                            {*self._pins, *base.entries})
             self._evicted += len(removed)
             freed = sum(blocks_for(payload_bytes) for *_, payload_bytes in removed)
             self._used_blocks -= freed

@@ -12,7 +12,7 @@ from tests.unit.store.contents import opened, prompt, written
 from weft.store.directory_store import DirectoryStore
 from weft.store.eviction import positions_above, ranked_victims
 from weft.store.index import NO_ENTRY, StoreIndex
-from weft.store.rows import CHECKPOINT, KV
+from weft.store.rows import CHECKPOINT, KV, token_bytes
 
 
 def add_record(index: StoreIndex, parent: int, start: int, tokens: int, number: int) -> int:
@@ -78,6 +78,19 @@ def victims(store: DirectoryStore) -> list[int]:
     c = store.books.index.c
     return [int(c["position"][one]) for one in ranked_victims(store.books.index, ())
             if c["kind"][one] == CHECKPOINT]
+
+
+def test_a_walk_is_remembered_until_the_index_changes(store: DirectoryStore) -> None:
+    tokens = prompt(300)
+    index, root = store.books.index, store.root(None)
+    assert root is not None
+    written(store, tokens[:256])
+    first = index.covered(root[1], token_bytes(tokens), exact=True)
+    assert first.end == 256
+    assert index.covered(root[1], token_bytes(tokens), exact=True) is first
+    written(store, tokens)
+    assert index.covered(root[1], token_bytes(tokens), exact=True).end == 300
+    store.close()
 
 
 def test_an_answer_shortly_behind_a_stored_prompt_goes_before_the_prompt(store: DirectoryStore) -> None:
