@@ -8,12 +8,14 @@
 ``zero_frames`` is law L6: memory whose frame changed kind, or was never used, is zero before its first use.
 
     on a CPU     anonymous memory of the system: zero until the first write, and not resident until the first
-                 touch. Every plan names a frame here before it writes to it (the scripted executor and the
-                 simulator check it), so the first time there is nothing to do
-    elsewhere    unspecified bytes: the device that uses a frame writes zeros
+                 touch
+    elsewhere    zeroed once, when it is allocated: at the rate of memory, before any request waits
 
-Zeros over zeros would make the system bring every page of the frame at once, in the middle of a step. Most of
-a large frame is needed much later, or never.
+Every plan names a frame here before it writes to it (the scripted executor and the simulator check it), so
+the first time there is nothing to do. Later a frame is zeroed in the step that changes its kind. On a CPU
+zeros over zeros would make the system bring every page of the frame at once, in the middle of a step. Most of
+a large frame is needed much later, or never. On a GPU a step with one used frame zeroes all that it names, as
+their ids are on the device already; a step whose frames are all new launches nothing.
 
 ``fill_frames``, ``fill_pages`` and ``fill_slots`` let tests and evaluations write garbage: 0xFF in every byte
 is NaN in float32, bfloat16 and float16. They write where no plan has been, so no frame counts as never
@@ -92,10 +94,10 @@ class DeviceArena:
             before = ceil_div(self.plan.page_bytes, _ALIGNED_BYTES) * _ALIGNED_BYTES
             self.buffer = _zeros_of_the_system(before + size)[before:]
             self._host: npt.NDArray[np.uint8] | None = self.buffer.numpy()
-            self._never_written: bytearray | None = bytearray(b"\1") * self.plan.frame_count
         else:
-            self.buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
-            self._host = self._never_written = None
+            self.buffer = torch.zeros(size, dtype=torch.uint8, device=self.device)
+            self._host = None
+        self._never_written: bytearray | None = bytearray(b"\1") * self.plan.frame_count
 
     def release(self) -> None:
         """Free the bytes, once no view of them is left. Idempotent."""
@@ -144,7 +146,14 @@ class DeviceArena:
                 never[frame] = False
             else:
                 written.append(frame)
-        self._fill(written, self.plan.frame_bytes, 0)
+        if written:
+            self._fill(written if self._host is not None else frames, self.plan.frame_bytes, 0)
+
+    def note_written(self, end_bytes: int) -> None:
+        """The frames before byte ``end_bytes`` are not zero any more."""
+        if self._never_written is not None:
+            count = min(ceil_div(end_bytes, self.plan.frame_bytes), self.plan.frame_count)
+            self._never_written[:count] = bytes(count)
 
     def fill_frames(self, frames: Items, byte: int) -> None:
         self._never_written = None
@@ -259,6 +268,7 @@ def warm(arena: DeviceArena) -> None:
     """Run every kernel of arena work once, so that none compiles inside a request. The bytes of the first
     pages and slots change: only before the arena's first use."""
     plan, circle = arena.plan, [[0, 1], [1, 0]]
+    arena.note_written(max(plan.frame_bytes, 2 * plan.slot_stride_bytes, 2 * plan.page_bytes))
     arena.zero_frames([0])
     for stride, copy in ((plan.slot_stride_bytes, arena.copy_slots), (plan.page_bytes, arena.copy_pages)):
         if stride and plan.arena_bytes // stride > 1:

@@ -81,6 +81,59 @@ def test_pad_and_frames_outside_the_arena_are_bugs(arena: DeviceArena) -> None:
         arena.zero_frames([arena.plan.frame_count])
 
 
+class RemoteArena(DeviceArena):
+    """As on a GPU: its memory comes from torch's allocator, and the host does not write it. ``filled``: the
+    items of each launch."""
+
+    def __init__(self) -> None:
+        self.filled: list[list[int]] = []
+        super().__init__(plan_arena(SPEC, 200_000), torch.device("meta"))
+        self.buffer = torch.zeros(self.plan.arena_bytes, dtype=torch.uint8)
+
+    def _fill(self, items: Items, stride_bytes: int, byte: int) -> None:
+        self.filled.append(np.asarray(items).tolist())
+        frames = self.buffer.view(-1, stride_bytes)
+        frames[self.filled[-1]] = byte
+
+
+def test_on_a_device_the_first_use_of_a_frame_launches_nothing_and_every_later_one_does() -> None:
+    arena = RemoteArena()
+    arena.zero_frames([1, 3])
+    assert arena.filled == []
+    frames_of(arena)[[1, 3]] = NAN_BYTE
+    arena.zero_frames([3, 2])
+    assert arena.filled == [[3, 2]], "one launch for all, with the ids that are on the device"
+    assert not frames_of(arena)[[2, 3]].any()
+    assert (frames_of(arena)[1] == NAN_BYTE).all()
+    arena.zero_frames([1])
+    assert not arena.buffer.any()
+
+
+def test_memory_of_a_device_is_zeroed_when_it_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's allocator hands out what others wrote."""
+    zeros, zeroed = torch.zeros, []
+
+    def noted(size: int, **of: object) -> torch.Tensor:
+        zeroed.append((size, str(of["device"])))
+        return zeros(size, **of)   # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(torch, "zeros", noted)
+    arena = DeviceArena(plan_arena(SPEC, 200_000), torch.device("meta"))
+    arena.release()
+    arena.allocate()
+    assert zeroed == [(arena.plan.arena_bytes, "meta")] * 2
+
+
+def test_frames_that_the_warm_runs_wrote_are_zeroed_at_their_first_use() -> None:
+    arena = RemoteArena()
+    arena.note_written(arena.plan.frame_bytes + 1)
+    frames_of(arena)[:2] = NAN_BYTE
+    arena.zero_frames([0, 1, 2])
+    assert not arena.buffer.any()
+    arena.zero_frames([3])
+    assert len(arena.filled) == 1, "the control: others count as never written"
+
+
 class Watched:
     """An engine with little memory, and what its arena was asked to make zero: what lay there before."""
 
