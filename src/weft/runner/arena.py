@@ -11,8 +11,8 @@
                  touch
     elsewhere    zeroed once, when it is allocated: at the rate of memory, before any request waits
 
-Every plan names a frame here before it writes to it (the scripted executor and the simulator check it), so
-the first time there is nothing to do. Later a frame is zeroed in the step that changes its kind. On a CPU
+Every plan names a frame here before it writes to it; the scripted executor and the simulator check it. So the
+first time there is nothing to do. Later a frame is zeroed in the step that changes its kind. On a CPU
 zeros over zeros would make the system bring every page of the frame at once, in the middle of a step. Most of
 a large frame is needed much later, or never. On a GPU a step with one used frame zeroes all that it names, as
 their ids are on the device already; a step whose frames are all new launches nothing.
@@ -149,12 +149,6 @@ class DeviceArena:
         if written:
             self._fill(written if self._host is not None else frames, self.plan.frame_bytes, 0)
 
-    def note_written(self, end_bytes: int) -> None:
-        """The frames before byte ``end_bytes`` are not zero any more."""
-        if self._never_written is not None:
-            count = min(ceil_div(end_bytes, self.plan.frame_bytes), self.plan.frame_count)
-            self._never_written[:count] = bytes(count)
-
     def fill_frames(self, frames: Items, byte: int) -> None:
         self._never_written = None
         self._fill(frames, self.plan.frame_bytes, byte)
@@ -264,11 +258,18 @@ class DeviceArena:
         return torch.from_numpy(_on_host(items).astype(np.int64)).to(self.buffer.device)
 
 
+def note_written(arena: DeviceArena, end_bytes: int) -> None:
+    """The frames before byte ``end_bytes`` are not zero any more."""
+    if arena._never_written is not None:
+        count = min(ceil_div(end_bytes, arena.plan.frame_bytes), arena.plan.frame_count)
+        arena._never_written[:count] = bytes(count)
+
+
 def warm(arena: DeviceArena) -> None:
     """Run every kernel of arena work once, so that none compiles inside a request. The bytes of the first
     pages and slots change: only before the arena's first use."""
     plan, circle = arena.plan, [[0, 1], [1, 0]]
-    arena.note_written(max(plan.frame_bytes, 2 * plan.slot_stride_bytes, 2 * plan.page_bytes))
+    note_written(arena, max(plan.frame_bytes, 2 * plan.slot_stride_bytes, 2 * plan.page_bytes))
     arena.zero_frames([0])
     for stride, copy in ((plan.slot_stride_bytes, arena.copy_slots), (plan.page_bytes, arena.copy_pages)):
         if stride and plan.arena_bytes // stride > 1:

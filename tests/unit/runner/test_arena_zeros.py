@@ -13,7 +13,7 @@ from weft.memory.frames.plan import plan_arena
 from weft.memory.memory import Memory
 from weft.models.loading import load_model
 from weft.request import Request, SamplingParams
-from weft.runner.arena import NAN_BYTE, DeviceArena, Items
+from weft.runner.arena import NAN_BYTE, DeviceArena, Items, note_written
 from weft.runner.torch_executor import TorchExecutor
 from weft.spec import ModelSpec, attention, short_conv
 
@@ -126,7 +126,7 @@ def test_memory_of_a_device_is_zeroed_when_it_is_allocated(monkeypatch: pytest.M
 
 def test_frames_that_the_warm_runs_wrote_are_zeroed_at_their_first_use() -> None:
     arena = RemoteArena()
-    arena.note_written(arena.plan.frame_bytes + 1)
+    note_written(arena, arena.plan.frame_bytes + 1)
     frames_of(arena)[:2] = NAN_BYTE
     arena.zero_frames([0, 1, 2])
     assert not arena.buffer.any()
