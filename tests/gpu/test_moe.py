@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.gpu.tolerances import close
 from weft.tensor.activation import Activation
+from weft.tensor.gpu import column_splits
+from weft.tensor.gpu.column_splits import ColumnSplits
 from weft.tensor.gpu.runs import GRID_YZ_MAX
 from weft.tensor.ops.moe import moe, triton
 from weft.tensor.ops.moe.naive import moe as naive_moe
+from weft.tensor.weights.quantized import QuantizedWeight, in_tiles, rounded
 from weft.units import PAD
 
 Case = dict[str, torch.Tensor]
@@ -129,3 +133,48 @@ def test_nothing_is_asked_of_the_device(device: torch.device, monkeypatch: pytes
     assert not asked
     made["ids"].tolist()  # the control: a question is noticed
     assert asked == ["tolist"]
+
+
+def test_splits_follow_from_the_model_and_end_with_many_tokens() -> None:
+    """An eighth of Qwen3's 235B: 192 results of 4096 channels, 8 experts a token. Then a quarter, and all."""
+    assert triton.up_splits(1, 16, 8, 192, 4096, 64) == triton.up_splits(64, 16, 8, 192, 4096, 64)
+    assert triton.up_splits(1, 16, 8, 192, 4096, 64) == ColumnSplits(5, 832)
+    assert triton.up_splits(1, 16, 8, 384, 4096, 64) == ColumnSplits(2, 2048)
+    assert triton.up_splits(1, 16, 8, 1536, 4096, 64).count == 1
+    assert triton.up_splits(65, 16, 8, 192, 4096, 64).count == 1
+    assert triton.up_splits(40, 32, 8, 192, 4096, 64).count == 1
+    assert triton.up_splits(1, 16, 2, 24, 1000, 64).count == 1
+
+
+@pytest.mark.parametrize(("gated", "bits"), [(True, 0), (False, 0), (True, 8)])
+def test_split_channels_are_added_in_order(gated: bool, bits: int, device: torch.device,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """New memory is NaN: what is read was written, also with choices of PAD. A token has the same bits
+    alone."""
+    monkeypatch.setattr(column_splits, "COLUMNS_MIN", 64)
+    tokens, inner, width = 3, 32, 150
+    assert triton.up_splits(tokens, 16, 2, inner, width, 32).count == 2
+    made = case(tokens, 4, 2, width, inner, gated=gated)
+    made["ids"] = torch.tensor([[0, 3], [PAD, 3], [2, PAD]])
+    want = twin(made, gated=gated)
+    up: torch.Tensor | QuantizedWeight = made["up"].to(device)
+    if bits:
+        codes = in_tiles(rounded(made["up"], bits))
+        want = twin(made | {"up": codes.dense()}, gated=gated)
+        up = replace(codes, codes=codes.codes.to(device), scales=codes.scales.to(device))
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *shape, **more: (
+        empty(*shape, **more).fill_(float("nan")) if more["dtype"].is_floating_point
+        else empty(*shape, **more).fill_(-7)))
+    on = {name: x.to(device) for name, x in made.items() if name != "up"}
+    launched = call_of(on, up, slice(0, tokens), gated)
+    torch.testing.assert_close(launched, want, atol=2e-5 * float(want.abs().max()), rtol=1e-4)
+    assert torch.equal(call_of(on, up, slice(1, 2), gated)[0], launched[1])
+    monkeypatch.setattr(triton, "SPLIT_TOKENS", 0)
+    whole = call_of(on, up, slice(0, tokens), gated)
+    torch.testing.assert_close(launched, whole, atol=2e-5 * float(want.abs().max()), rtol=1e-4)
+    assert not torch.equal(launched, whole), "the control: sums of splits have another order"
+
+
+def call_of(on: Case, up: torch.Tensor | QuantizedWeight, tokens: slice, gated: bool) -> torch.Tensor:
+    return moe(on["x"][tokens], on["ids"][tokens], on["weights"][tokens], up, on["down"], gated=gated).cpu()

@@ -9,6 +9,7 @@ import torch
 
 from tests.gpu.tolerances import close
 from tests.ops.quantised import fp8_weight, noise, weight
+from weft.tensor.gpu import column_splits
 from weft.tensor.gpu.column_splits import ColumnSplits
 from weft.tensor.ops.moe import moe
 from weft.tensor.ops.moe.naive import moe as naive_moe
@@ -158,12 +159,13 @@ def test_experts_in_fp8_equal_their_formula(device: torch.device) -> None:
 def test_columns_are_split_by_the_shape_of_the_weight_and_added_in_order(
         device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """New memory is NaN: every partial sum that is read was written. A row has the same bits alone."""
-    weight_, bias = on(weight(8, 40, 1536), device), noise(5, 40).to(device)
-    x = noise(3, 33, 1536)
-    want = naive.quantized_linear(x, weight(8, 40, 1536), bias.cpu())
+    monkeypatch.setattr(column_splits, "COLUMNS_MIN", 128)
+    weight_, bias = on(weight(8, 40, 384), device), noise(5, 40).to(device)
+    x = noise(3, 33, 384)
+    want = naive.quantized_linear(x, weight(8, 40, 384), bias.cpu())
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *shape, **more: empty(*shape, **more).fill_(float("nan")))
-    assert triton.splits_of(1, 40, 1536) == triton.splits_of(16, 40, 1536) == ColumnSplits(3, 512)
+    assert triton.splits_of(1, 40, 384) == triton.splits_of(16, 40, 384) == ColumnSplits(3, 128)
     alone, few, some = (quantized_linear(x[rows].to(device), weight_, bias).cpu()
                         for rows in (slice(5, 6), slice(0, 7), slice(0, 33)))
     for got, rows in ((few, 7), (some, 33)):

@@ -7,11 +7,15 @@
                                                       pairs and their tiles: expert, first place, rows
     _product   a program: (tile, block of columns)    act(gate) x up, to the pair's row; then down, to the
                                                       pair's own place
+    _add       a program: (tile, block of columns)    adds the parts of a product whose columns are split
     _combine   a program: (token, block of columns)   its choices weighted, in the router's order, in float32
 
 The host reads nothing back: only the device knows which experts have pairs, and how many. So the grid has as
 many tiles as the pairs could need at most, and a program of an empty tile ends at once. No order of arrival:
 the same tokens get the same sums whatever else is in the batch.
+
+A rank of several has a share of each expert, and one token then some twenty programs. So the columns of its
+first product are split (``tensor.gpu.column_splits``). The second has a program for each 64 channels.
 
 ``_align`` is a counting sort. Each of its programs counts the pairs of every expert, which takes as long as
 reading 8 bytes a pair from the cache. So no launch and no wait lies between counts and places. A program with
@@ -33,6 +37,7 @@ import triton
 import triton.language as tl
 
 from weft.tensor.activation import Activation
+from weft.tensor.gpu.column_splits import ColumnSplits, column_splits, sum_of_splits
 from weft.tensor.gpu.compilation import Compilation
 from weft.tensor.gpu.launch import TYPES, Blocks, compilation_of, dense_rows, padded
 from weft.tensor.gpu.launcher import launch
@@ -43,6 +48,11 @@ from weft.tensor.ops.moe.weights import ExpertWeights, count_of, inner_of
 from weft.tensor.weights.quantized import QuantizedWeight
 
 COMBINE = Blocks(512)
+ADD = Blocks(128)
+TILE_ROWS_MIN = 16
+SPLIT_TOKENS, SPLIT_PROGRAMS = 64, 128
+"""The most tokens whose first product is split, and the programs that one token should have. Eighty of them
+keep enough bytes in flight; a share of an expert has some twenty."""
 ALIGN = Blocks(1024)
 VALUES = {"BITS": 0, "GROUP": 1, "GROUPS": 1, "TILES": 1, "LINES": 1, "ZEROS": False, "FP8": 0, "LANES": 1}
 """The constants of weights that are not quantised."""
@@ -69,6 +79,16 @@ def tile_rows(pairs: int, experts: int) -> int:
 def experts_of_program(experts: int) -> int:
     """Of ``_align``: as many programs as an H100 has multiprocessors."""
     return max(1, experts // 128)
+
+
+def up_splits(tokens: int, rows: int, choices: int, columns: int, depth: int, block: int) -> ColumnSplits:
+    """Of the ``depth`` columns of x, for an expert's first product with ``columns`` results. ``rows``: of a
+    tile. Up to 64 tokens there may be as few programs as one token has; their number then follows from the
+    model's shape alone."""
+    if tokens > SPLIT_TOKENS or rows > TILE_ROWS_MIN:
+        return ColumnSplits(1, depth)
+    programs = choices * -(-columns // product_blocks(rows, down=False).width)
+    return column_splits(depth, block, programs=programs, wanted=SPLIT_PROGRAMS)
 
 
 @triton.jit
@@ -120,16 +140,18 @@ def _align(ids, order, tiles, pairs, tile_count, EXPERTS: tl.constexpr, BINS: tl
                 at += tl.max(rank, 0)
 
 
-@triton.jit(do_not_specialize_on_alignment=["order", "tiles"])
-def _product(x, weight, scales, zeros, out, order, tiles, x_row, out_row, COLUMNS: tl.constexpr,
+@triton.jit(do_not_specialize=["split_stride"], do_not_specialize_on_alignment=["order", "tiles"])
+def _product(x, weight, scales, zeros, out, order, tiles, x_row, out_row, split_stride, COLUMNS: tl.constexpr,
              DEPTH: tl.constexpr, CHOICES: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
              DOWN: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
              TILES: tl.constexpr, LINES: tl.constexpr, ZEROS: tl.constexpr, FP8: tl.constexpr,
-             LANES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+             LANES: tl.constexpr, SPLITS: tl.constexpr, PART: tl.constexpr, BM: tl.constexpr,
+             BN: tl.constexpr, BK: tl.constexpr):
     """``out[pair] = x[pair] @ weight[expert].T``: [.., COLUMNS] from [.., DEPTH]. Up: rows of x are tokens
     (pair // CHOICES), rows of ``out`` are sorted pairs, activated, weights [(2) COLUMNS, DEPTH]. DOWN: rows
     of x are sorted pairs, rows of ``out`` are pairs in the router's order. BITS 0: weights are values; else
-    codes (``tensor.gpu.quantized``)."""
+    codes (``tensor.gpu.quantized``). SPLITS (of Up): ``out`` is float32 [SPLITS, sorted pairs, (2) COLUMNS],
+    each the sum over PART columns of x, not activated."""
     tile, block = tl.program_id(0), tl.program_id(1)
     rows = tl.load(tiles + tile * 3 + 2)
     if rows == 0:
@@ -150,7 +172,12 @@ def _product(x, weight, scales, zeros, out, order, tiles, x_row, out_row, COLUMN
         zeros += expert * (TILES * GROUPS * LANES)
     acc = tl.zeros((BM, BN), tl.float32)
     gate_acc = tl.zeros((BM, BN), tl.float32)
-    for begin in range(0, DEPTH, BK):
+    own = 0
+    if SPLITS > 1:
+        own = tl.program_id(2) * PART
+        out += tl.program_id(2).to(tl.int64) * split_stride
+    for step in range(0, PART, BK):
+        begin = own + step
         inside = begin + depth < DEPTH
         left = tl.load(x + source[:, None] * x_row + (begin + depth)[None, :],
                        mask=here[:, None] & inside[None, :], other=0.0)
@@ -168,12 +195,34 @@ def _product(x, weight, scales, zeros, out, order, tiles, x_row, out_row, COLUMN
                 right = load_right(weight, scales, zeros, COLUMNS + block * BN, begin, BITS, GROUP, GROUPS,
                                    TILES, LINES, ZEROS, FP8, LANES, BN, BK).to(left.dtype)
         acc += product(left, right)
-    if GATED:
+    place = target[:, None] * out_row + column[None, :]
+    if SPLITS > 1:
+        if GATED:
+            tl.store(out + place, gate_acc, mask=here[:, None] & within[None, :])
+            place += COLUMNS
+    elif GATED:
         acc = _activated(gate_acc, ACTIVATION) * acc
     elif not DOWN:
         acc = _activated(acc, ACTIVATION)
-    tl.store(out + target[:, None] * out_row + column[None, :], acc.to(out.dtype.element_ty),
-             mask=here[:, None] & within[None, :])
+    tl.store(out + place, acc.to(out.dtype.element_ty), mask=here[:, None] & within[None, :])
+
+
+@triton.jit(do_not_specialize=["split_stride"], do_not_specialize_on_alignment=["tiles"])
+def _add(partials, out, tiles, split_stride, COLUMNS: tl.constexpr, GATED: tl.constexpr,
+         ACTIVATION: tl.constexpr, SPLITS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """``out`` [sorted pairs, COLUMNS]: the sums of the splits, activated."""
+    tile, column = tl.program_id(0), tl.program_id(1) * BN + tl.arange(0, BN)
+    rows = tl.load(tiles + tile * 3 + 2)
+    if rows == 0:
+        return
+    row = tl.arange(0, BM)
+    place = (tl.load(tiles + tile * 3 + 1) + row).to(tl.int64)[:, None]
+    mask = (row < rows)[:, None] & (column < COLUMNS)[None, :]
+    at = place * ((2 if GATED else 1) * COLUMNS) + column[None, :]
+    total = _activated(sum_of_splits(partials, split_stride, at, mask, SPLITS), ACTIVATION)
+    if GATED:
+        total *= sum_of_splits(partials, split_stride, at + COLUMNS, mask, SPLITS)
+    tl.store(out + place * COLUMNS + column[None, :], total.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -214,14 +263,23 @@ def moe(x_TD: torch.Tensor, expert_ids_TX: torch.Tensor, expert_weights_TX: torc
     between = torch.empty((pairs, inner), dtype=x_TD.dtype, device=x_TD.device)
     pair_out = torch.empty((pairs, width), dtype=x_TD.dtype, device=x_TD.device)
     common = {"CHOICES": choices, "ACTIVATION": activation, "BM": rows, "BK": depth_of(x_TD.itemsize)}
-    for weight, source, target, down in ((gate_up_EJD, x_TD, between, False),
-                                         (down_EDI, between, pair_out, True)):
+    splits = up_splits(tokens, rows, choices, inner, width, depth_of(x_TD.itemsize))
+    sums = torch.empty((splits.count, pairs, (2 if gated else 1) * inner), dtype=torch.float32,
+                       device=x_TD.device) if splits.count > 1 else between[None]
+    for down, weight, source, target, columns, parts in (
+            (False, gate_up_EJD, x_TD, sums, inner, splits),
+            (True, down_EDI, between, pair_out[None], width, ColumnSplits(1, inner))):
         blocks = product_blocks(rows, down)
         held, scales, zeros, constants = _parts(weight)
-        launch(_product, (len(tiles), triton.cdiv(target.shape[1], blocks.width)))(
-            source, held, scales, zeros, target, order, tiles, source.stride(0), target.stride(0),
-            COLUMNS=target.shape[1], DEPTH=source.shape[1], GATED=gated and not down, DOWN=down, **constants,
-            **common, BN=blocks.width, num_warps=blocks.warps, num_stages=blocks.stages)
+        launch(_product, (len(tiles), triton.cdiv(columns, blocks.width), parts.count))(
+            source, held, scales, zeros, target, order, tiles, source.stride(0), target.stride(1),
+            target.stride(0), COLUMNS=columns, DEPTH=source.shape[1], GATED=gated and not down, DOWN=down,
+            **constants, SPLITS=parts.count, PART=parts.depth, **common, BN=blocks.width,
+            num_warps=blocks.warps, num_stages=blocks.stages)
+        if parts.count > 1:
+            launch(_add, (len(tiles), triton.cdiv(columns, ADD.width)))(
+                sums, between, tiles, sums.stride(0), COLUMNS=columns, GATED=gated, ACTIVATION=activation,
+                SPLITS=parts.count, BM=rows, BN=ADD.width, num_warps=ADD.warps)
     launch(_combine, (tokens, triton.cdiv(width, COMBINE.width)))(
         pair_out, ids, expert_weights_TX.contiguous(), out_TD, COLUMNS=width, CHOICES=choices,
         BN=COMBINE.width, num_warps=COMBINE.warps)
@@ -260,9 +318,10 @@ def compilations() -> list[Compilation]:
         for rows in (16, 128):
             for down in (False, True):
                 blocks = product_blocks(rows, down)
-                constants = {"COLUMNS": 2048 if down else 768, "DEPTH": 768 if down else 2048, "CHOICES": 8,
+                depth = 768 if down else 2048
+                constants = {"COLUMNS": 2048 if down else 768, "DEPTH": depth, "CHOICES": 8,
                              "GATED": not down, "ACTIVATION": "silu", "DOWN": down, "BM": rows,
-                             "BN": blocks.width, "BK": depth_of(name.itemsize)}
+                             "BN": blocks.width, "BK": depth_of(name.itemsize), "SPLITS": 1, "PART": depth}
                 called = f"moe {'down' if down else 'up'} {short} {rows} rows"
                 plain = pointers | dict.fromkeys(("scales", "zeros"), dtype)
                 variants.append(compilation_of(called, _product, plain, constants | VALUES, blocks))
@@ -274,4 +333,21 @@ def compilations() -> list[Compilation]:
                     variants += _of_fp8(called, pointers, constants, stored, blocks)
         variants.append(compilation_of(f"moe combine {short}", _combine, pointers,
                                     {"COLUMNS": 2048, "CHOICES": 8, "BN": COMBINE.width}, COMBINE))
-    return variants
+    return variants + _of_splits()
+
+
+def _of_splits() -> list[Compilation]:
+    """A step of few tokens with an eighth of experts of 768: 96 results over 2048 channels."""
+    blocks = product_blocks(TILE_ROWS_MIN, down=False)
+    splits = up_splits(1, TILE_ROWS_MIN, 8, 96, 2048, depth_of(2))
+    shape = {"COLUMNS": 96, "GATED": True, "ACTIVATION": "silu", "SPLITS": splits.count, "BM": TILE_ROWS_MIN}
+    constants = shape | {"DEPTH": 2048, "PART": splits.depth, "CHOICES": 8, "DOWN": False, "BN": blocks.width,
+                         "BK": depth_of(2)}
+    pointers = {"x": "*bf16", "out": "*fp32", "order": "*i32", "tiles": "*i32", "partials": "*fp32"}
+    plain = pointers | dict.fromkeys(("weight", "scales", "zeros"), "*bf16")
+    return [compilation_of("moe up bfloat16 split", _product, plain, constants | VALUES, blocks),
+            compilation_of("moe up bfloat16 split int4", _product,
+                           pointers | FORMS | {"weight": "*u8", "scales": "*fp16"},
+                           constants | form(4, 192, 2048, 32), blocks),
+            compilation_of("moe add bfloat16", _add, pointers | {"out": "*bf16"}, shape | {"BN": ADD.width},
+                           ADD)]
