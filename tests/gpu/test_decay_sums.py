@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from weft.tensor.gpu.products import decay_sums
+from weft.tensor.ops.mamba1.triton import added
 
 PLACES = 64
 BOUND = 2.0**-23
@@ -56,3 +57,25 @@ def test_the_control_one_float32_sum_misses_the_bound() -> None:
     terms = TERMS["large, then tiny"](torch.Generator()).float()
     exact = differences(terms.double().cumsum(0))
     assert float((differences(terms.cumsum(0)).double() - exact).abs().max()) > 4 * BOUND
+
+
+@triton.jit
+def _sum(terms, out, N: tl.constexpr):
+    total, rest = tl.zeros((1,), tl.float32), tl.zeros((1,), tl.float32)
+    for index in range(N):
+        total, rest = added(total, rest, tl.load(terms + index + tl.arange(0, 1)))
+    tl.store(out + tl.arange(0, 1), total + rest)
+
+
+@pytest.mark.parametrize("first", [3e7, 0.0, 1e-9])
+def test_a_sum_of_step_sizes_is_the_one_in_float64_rounded_once(first: float, device: torch.device) -> None:
+    terms = torch.rand(PLACES, generator=torch.Generator().manual_seed(5))
+    terms[0] = first
+    out = torch.empty(1, device=device)
+    _sum[(1,)](terms.to(device), out, N=PLACES)
+    assert out.cpu().tolist() == [float(terms.double().sum().float())]
+    if first > 1:   # the control
+        plain = torch.zeros(())
+        for term in terms:
+            plain = plain + term
+        assert float(plain) != float(out)
