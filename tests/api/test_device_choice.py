@@ -11,7 +11,7 @@ import torch
 from tests.fixtures.checkpoints import checkpoint
 from weft.assemble import assemble
 from weft.assemble.assembly import with_step_tokens
-from weft.assemble.room import gpu_room, measured_gpu_room
+from weft.assemble.room import gpu_room, measured_gpu_room, mixed_tokens_max
 from weft.cli.main import main
 from weft.config import EngineConfig
 from weft.errors import ConfigError
@@ -251,6 +251,16 @@ def test_graphs_are_budgeted_by_recording_two_of_them() -> None:
     decodes, mixed = 5300 + 4 * 300, 5300 + 15 * 300
     assert reserve.graph_bytes == decodes + mixed, "of 1, 2, 4, 8 and 12 decodes; of 16 sizes with prompts"
     assert reserve.total_bytes == reserve.step_bytes + reserve.graph_bytes
+
+
+def test_steps_with_prompts_may_be_left_out_of_the_graphs() -> None:
+    assert mixed_tokens_max(EngineConfig(cuda_graphs="decodes")) == 0
+    assert mixed_tokens_max(EngineConfig()) == 2048
+    meter = FakeMeter()
+    model, pooled = Greedy(meter), Pooled(meter)
+    measure_reserve(model, model.spec, "float32", step_tokens=1000, rows=12, model_len=400,
+                    device=torch.device("cpu"), meter=meter, capture=pooled, mixed_tokens_max=0)
+    assert pooled.widths == [12, 12, 8], "decodes alone"
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_next", "jamba", "lfm2"])
