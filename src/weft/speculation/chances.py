@@ -58,12 +58,16 @@ class Chances:
     def chance(self, source: SourceName, match: int) -> float:
         return self.values[source][_CLASS_OF[min(match, _CLASS_ENDS[-1])]]
 
-    def score(self, source: SourceName, match: int, right: bool) -> None:
-        """A token after ``match`` right ones was ``right`` or not."""
-        at = _CLASS_OF[min(match, _CLASS_ENDS[-1])]
-        tried = self._tried[source][at] = self._tried[source][at] * _DECAY + 1.0
-        rights = self._right[source][at] = self._right[source][at] * _DECAY + right
-        self.values[source][at] = min(_CHANCE_MAX, rights / tried)
+    def score(self, source: SourceName, match: int, right: bool) -> float:
+        """A token after ``match`` right ones was ``right`` or not. Returns its chance before."""
+        at = _CLASS_OF[match if match < _CLASS_ENDS[-1] else _CLASS_ENDS[-1]]
+        tries, rights, values = self._tried[source], self._right[source], self.values[source]
+        expected = values[at]
+        tries[at] = tries[at] * _DECAY + 1.0
+        rights[at] = rights[at] * _DECAY + right
+        chance = rights[at] / tries[at]
+        values[at] = chance if chance < _CHANCE_MAX else _CHANCE_MAX
+        return expected
 
 
 class OwnChances:
@@ -83,7 +87,8 @@ class OwnChances:
         values, last = self._table.values[self._source], _CLASS_ENDS[-1]
         survival, match, survivals = 1.0, proposal.match, []
         for _ in proposal.tokens:
-            survival *= min(_CHANCE_MAX, factor * values[_CLASS_OF[match if match < last else last]])
+            chance = factor * values[_CLASS_OF[match if match < last else last]]
+            survival *= chance if chance < _CHANCE_MAX else _CHANCE_MAX
             survivals.append(survival)
             match += 1
         return survivals
@@ -94,10 +99,8 @@ class OwnChances:
         equal = 0
         for proposed, token in zip(proposal.tokens, tokens, strict=False):
             right = proposed == token
-            expected = table.chance(source, match + equal)
-            self._expected = self._expected * _OWN_DECAY + expected
+            self._expected = self._expected * _OWN_DECAY + table.score(source, match + equal, right)
             self._right = self._right * _OWN_DECAY + right
-            table.score(source, match + equal, right)
             if not right:
                 break
             equal += 1

@@ -33,21 +33,29 @@ _NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 def choose(survivals: Sequence[Sequence[float]], decodes: int, costs: StepCosts) -> list[int]:
     """For each list of survivals, how many of its drafts to verify. ``decodes``: rows of the step without
     drafts."""
+    if len(survivals) == 1:   # the usual case, and in order
+        row = [survival for survival in survivals[0] if survival >= _SURVIVAL_MIN]
+        return [_best_number(row, decodes, costs)]
     ranked = sorted(((survival, at) for at, row in enumerate(survivals) for survival in row
                      if survival >= _SURVIVAL_MIN), key=_first, reverse=True)
     counts = [0] * len(survivals)
-    if not ranked:
-        return counts
-    best_rate, best = GAIN_MIN * decodes / costs.seconds(decodes), 0
-    expected = float(decodes)
-    for number, (survival, _) in enumerate(ranked, 1):
-        expected += survival
-        rate = expected / costs.window_seconds(decodes, number)
-        if rate > best_rate:
-            best_rate, best = rate, number
-    for _, at in ranked[:best]:
+    for _, at in ranked[:_best_number([survival for survival, _ in ranked], decodes, costs)]:
         counts[at] += 1
     return counts
+
+
+def _best_number(ranked: Sequence[float], decodes: int, costs: StepCosts) -> int:
+    """How many of the drafts with these survivals, the best first, make tokens per second largest."""
+    if not ranked:
+        return 0
+    best_rate, best = GAIN_MIN * decodes / costs.seconds(decodes), 0
+    expected = float(decodes)
+    curve = costs.window_curve(decodes, len(ranked))
+    for number, (survival, seconds) in enumerate(zip(ranked, curve, strict=True), 1):
+        expected += survival
+        if expected > best_rate * seconds:
+            best_rate, best = expected / seconds, number
+    return best
 
 
 def may_pay(decodes: int, drafts_max: int, costs: StepCosts) -> bool:

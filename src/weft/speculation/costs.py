@@ -95,6 +95,19 @@ class StepCosts:
         crowd = 1 + (_CROWD - 1) * min(1.0, (decodes - 1) / _CROWD_SEQUENCES)
         return self._pace * max(by_rows, _between(self._plain, decodes) + crowd * alone)
 
+    def window_curve(self, decodes: int, most: int) -> list[float]:
+        """``window_seconds`` of 1, 2, ... ``most`` drafts."""
+        if decodes != 1 or most >= ROWS[-1]:
+            return [self.window_seconds(decodes, drafted) for drafted in range(1, most + 1)]
+        curve: list[float] = []
+        for at, first in enumerate(ROWS[1:], 1):
+            low = self._pace * self._windows[at]
+            slope = (self._pace * self._windows[at + 1] - low) / first
+            curve += [low + slope * over for over in range(min(first, most + 2 - first))]
+            if len(curve) >= most:
+                break
+        return curve
+
     def measured(self, rows: int) -> bool:
         """Whether the figure of ``rows`` sequences was measured, and is no guess."""
         return self._counts[self.place(rows)] >= _MEASURED_COUNT
@@ -149,12 +162,16 @@ class StepCosts:
         if figure is not None and other is not None and self._counts[before[0]] >= _FIRST_COUNT:
             higher = seconds / before[1] > figure / other
             self._measured[at] = figure * SHAPE_STEP if higher else figure / SHAPE_STEP
-            self._fill()
+            self._fill(at)
 
-    def _fill(self) -> None:
+    def _fill(self, at: int | None = None) -> None:
+        """``at``: the place of a measurement that was there before and changed; else all may have."""
         plain, windows = self._measured[:len(ROWS)], self._measured[len(ROWS):]
-        _fill(self._plain, plain, windows)
-        _fill(self._windows, windows, plain)
+        borrowed = not any(plain) or not any(windows)
+        if at is None or at < len(ROWS) or borrowed:
+            _fill(self._plain, plain, windows)
+        if at is None or at >= len(ROWS) or borrowed:
+            _fill(self._windows, windows, plain)
 
 
 def _between(figures: list[float], rows: int) -> float:
@@ -189,9 +206,9 @@ def _fill(figures: list[float], measured: list[float | None], others: list[float
         figures[at] = figures[first] * _GUESS[at] / _GUESS[first]
     before = known[-2] if len(known) > 1 else None
     slope = 0.0 if before is None else (figures[last] - figures[before]) / (ROWS[last] - ROWS[before])
+    slope = max(slope, figures[last] * _GUESSED_ROW_SHARE / _GUESS[last])
     for at in range(last + 1, len(ROWS)):
-        figures[at] = max(figures[last] * _GUESS[at] / _GUESS[last],
-                          figures[last] + slope * (ROWS[at] - ROWS[last]))
+        figures[at] = figures[last] + slope * (ROWS[at] - ROWS[last])
 
 
 def _nearest(rows: int) -> int:

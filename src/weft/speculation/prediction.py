@@ -75,10 +75,11 @@ class PredictionFollower:
         text, recent = self._text, self._recent
         newest = recent[-1]
         best, best_rank = (0, 0), (0, 0)
-        end = min(len(text), self._base + _NEAR_AFTER)
-        for at in range(max(0, self._base - _NEAR_BEFORE), end):
-            if text[at] != newest:
-                continue
+        first = max(0, self._base - _NEAR_BEFORE)
+        near = text[first:self._base + _NEAR_AFTER]
+        at = first - 1
+        for _ in range(near.count(newest)):
+            at = first + near.index(newest, at + 1 - first)
             length = 1
             while length < len(recent) and length <= at and text[at - length] == recent[-1 - length]:
                 length += 1

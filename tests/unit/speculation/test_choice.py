@@ -148,3 +148,14 @@ def test_windows_of_several_sequences_correct_the_figure_of_one() -> None:
         costs.note(8, 2.0)
         costs.note_windows(8, 8, 1.5 * estimate)
     assert costs.window_seconds(8, 8) / costs.seconds(8) == pytest.approx(1.5 * estimate / 2.0, rel=0.1)
+
+
+@pytest.mark.parametrize("decodes", [1, 2, 9])
+def test_the_curve_of_windows_is_their_seconds(decodes: int) -> None:
+    costs = StepCosts({1: 1.0, 8: 2.0}, {2: 1.5, 4: 1.8, 16: 3.0})
+    for steps in range(12):
+        costs.note(1, 1.1)
+        costs.note_windows(1, 3 + steps, 2.5)
+        for most in (1, 2, 3, 14, 15, 16, 63):
+            assert costs.window_curve(decodes, most) == pytest.approx(
+                [costs.window_seconds(decodes, drafted) for drafted in range(1, most + 1)])
