@@ -18,7 +18,8 @@ that a part does not confirm costs the parts behind it: the last end of a word i
 A tokenizer of another kind, and a text without spaces, are not cut.
 
 The proof needs the places of all tokens, which doubles the work of the library. The usual regexes need none:
-they end a word at every guess (``weft.text.certain_words``).
+they end a word at every guess (``weft.text.certain_words``). Then the words of plain pieces are looked up,
+and the library gets the other pieces (``weft.text.word_ids``).
 
 Rejected: cutting at newlines (runs of whitespace are one word); comparing ids around a cut (that shows one
 place, and proves none).
@@ -35,9 +36,12 @@ from typing import Any
 import tokenizers
 
 from weft.text.certain_words import cuts_certainly
+from weft.text.word_ids import WordIds, word_ids
 
 PART_CHARS = 1 << 15
 PART_MARGIN_CHARS = 1 << 12
+_PIECE_CHARS = 1 << 12
+"""Of a part that is looked up: one unusual character sends no more than this to the library."""
 _TOGETHER = 4 * (os.cpu_count() or 1)
 """Parts that the library gets at once."""
 _GUESS = re.compile(r"[A-Za-z] (?=[A-Za-z])")
@@ -51,11 +55,12 @@ _SIGNS_OF_CONTEXT = ("(?<", "\\G", "\\A", "\\b", "\\B", "^")
 
 class TextParts:
     """``before`` and ``behind``: the special tokens that the tokenizer adds to every text. ``is_certain``: a
-    guessed cut needs no proof."""
+    guessed cut needs no proof. ``words``: of such a tokenizer, where they can be looked up."""
 
     def __init__(self, backend: tokenizers.Tokenizer, before: list[int], behind: list[int], *,
-                 is_certain: bool) -> None:
+                 is_certain: bool, words: WordIds | None = None) -> None:
         self._backend = backend
+        self._words = words
         self._is_certain = is_certain
         self._before = before
         self._behind = behind
@@ -67,8 +72,7 @@ class TextParts:
             cuts, guess_count = _guessed_cuts(text, start)
             if self._is_certain and guess_count:
                 sure = [text[at:end] for at, end in itertools.pairwise(cuts[:guess_count + 1])]
-                for encoding in self._backend.encode_batch_fast(sure, add_special_tokens=False):
-                    ids += encoding.ids
+                ids += self._sure_ids(sure)
                 start = cuts[guess_count]
                 continue
             spans = list(itertools.pairwise(cuts))
@@ -87,6 +91,17 @@ class TextParts:
         [encoding] = self._backend.encode_batch_fast([text[start:]], add_special_tokens=False)
         ids += encoding.ids
         return ids + self._behind if add_special_tokens else ids
+
+    def _sure_ids(self, parts: list[str]) -> list[int]:
+        """Of neighbouring parts that begin and end with words."""
+        words, ids = self._words, list[int]()
+        pieces = parts if words is None else [piece for part in parts for piece in _pieces(part)]
+        looked_up = [None if words is None else words.look_up(piece) for piece in pieces]
+        others = [piece for piece, own in zip(pieces, looked_up, strict=True) if own is None]
+        encodings = iter(self._backend.encode_batch_fast(others, add_special_tokens=False))
+        for own in looked_up:
+            ids += next(encodings).ids if own is None else own
+        return ids
 
     def _tokens_before(self, encoding: Any, ids: list[int], at: int) -> int:
         """How many tokens end at the cut before character ``at``, a space; 0 where no word ends."""
@@ -112,6 +127,14 @@ def _guessed_cuts(text: str, start: int) -> tuple[list[int], int]:
             break
         guess_count += 1
     return cuts, guess_count
+
+
+def _pieces(part: str) -> list[str]:
+    """``part``, cut where guesses are certain."""
+    cuts = [0]
+    while guess := _GUESS.search(part, cuts[-1] + _PIECE_CHARS):
+        cuts.append(guess.start() + 1)
+    return [part[at:end] for at, end in itertools.pairwise([*cuts, len(part)])]
 
 
 def _cut(encoding: Any, part: str) -> tuple[int, int]:
@@ -150,7 +173,9 @@ def text_parts(backend: tokenizers.Tokenizer) -> TextParts | None:
     whole = backend.encode("a", add_special_tokens=True).ids
     for at in range(len(whole) - len(plain) + 1):
         if plain and whole[at:at + len(plain)] == plain:
-            return TextParts(backend, whole[:at], whole[at + len(plain):], is_certain=cuts_certainly(form))
+            is_certain = cuts_certainly(form)
+            return TextParts(backend, whole[:at], whole[at + len(plain):], is_certain=is_certain,
+                             words=word_ids(backend, form) if is_certain else None)
     return None
 
 
