@@ -84,7 +84,7 @@ def test_what_may_mean_something_else_goes_to_the_library(text: str) -> None:
     assert words_of(tokenizer_of("llama")).look_up(text) is None
 
 
-def test_an_added_token_taken_for_words_has_other_ids() -> None:
+def test_an_added_token_as_words_has_other_ids() -> None:
     """The control of the look for added tokens."""
     tokenizer = tokenizer_of("llama")
     words = words_of(tokenizer)
