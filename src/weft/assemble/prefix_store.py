@@ -125,8 +125,8 @@ def _notes(place: str, tier: StoreTier) -> list[str]:
 
 def _identity(config: EngineConfig, name: str, directory: Path, loaded: LoadedModel, arena: ArenaPlan,
               buffers: TransferBuffers, kernels: str, *, threads: int) -> NamespaceIdentity:
-    """``threads``: those of a CPU. Its kernels split a decode's sums by thread, so their number changes the
-    last bits. Ranks change sums and cuts, so their number counts too."""
+    """``threads``: those of a CPU. torch multiplies the matrices that do not lie in tiles, and may split
+    their sums by thread, so the number counts. Ranks change sums and cuts, so their number counts too."""
     files = weight_files(directory)
     text = (directory / "config.json").read_bytes()
     published: dict[str, Any] = json.loads(text)
