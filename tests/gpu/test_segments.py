@@ -16,7 +16,7 @@ from weft.tensor.gpu import segments
 from weft.tensor.gpu.runs import device_runs
 from weft.tensor.inputs import TapPoint
 
-SEGMENTED = [op for op in RECURRENCES if op.name in ("gated_delta", "kimi_delta")]
+SEGMENTED = [op for op in RECURRENCES if op.name in ("gated_delta", "kimi_delta", "mamba2")]
 NAN = float("nan")
 
 
@@ -68,6 +68,9 @@ def test_segments_change_no_bit_in_any_order_of_programs(op: Recurrence, device:
 
 def _chunk_bytes(op: Recurrence) -> int:
     """Scratch memory of a chunk, all heads."""
+    if op.name == "mamba2":
+        heads, head_dim, width = op.part
+        return 4 * (64 * 64 + heads * (4 * 64 + 1 + head_dim * width))
     by_line, (heads, k_dim, v_dim) = op.name == "kimi_delta", op.part
     factors = k_dim if by_line else 1
     return 4 * heads * (64 * (k_dim + v_dim + 64 + 2 * factors) + factors + k_dim * v_dim)

@@ -1,23 +1,28 @@
-"""mamba2 by Triton: the recurrence for decodes, the chunked form of ``cpu`` for prefills, one launch each.
+"""mamba2 by Triton: the recurrence for decodes; for prefills the chunked form of ``cpu`` in three launches.
 
-    recurrent   a program: (block of P, head, run)    token by token, the state [P block, N] in registers
-    chunks      a program: (block of P, head, run)    chunk by chunk: outputs and the next state
+    recurrent   a program: (block of P, head, run)      token by token, the state [P block, N] in registers
+    prepare     a program: (group, chunk)               C B^T once for its heads; sizes and decays of steps
+    states      a program: (block of P, head, run)      S of each chunk to a buffer, taps, slot
+    outputs     a program: (block of P, head, chunk)    y = C S + (C B^T decays sizes) x + D x
 
 A decode reads its slot once and writes it once, in place, rows of N in 16 bytes a thread. Prefills of states
 in few bits use the recurrence too: those states are rounded after every token (``tensor.rounding``).
 
-One program takes all chunks of a run in order, outputs included. The chain from chunk to chunk is a single
-multiply-add, and all four products of a chunk hang off it, so they overlap. No state per chunk is stored: 537
-MB for 8192 tokens of 128 heads of 64 x 128. Models have 48 to 256 programs a run. Rejected: the three passes
-of the paper's kernels (states by chunk, their sum, outputs), designed for chunks of 256 and a batch of one. P
-= 64 is cut in two. Both halves compute C.B, a ninth of a chunk's work. In return registers hold the rest, the
-chain is shorter, and a single prompt occupies twice as many SMs.
+Only ``states`` is sequential: one product x B a chunk, whose inputs do not depend on S. So the next chunk's x
+and B load while this one is multiplied, and the chain is a multiply-add. ``outputs`` has the other products,
+on all SMs. A state per chunk is written once and read once, in segments of bounded scratch
+(``tensor.gpu.segments``): 4.2 MB a chunk for 128 heads of 64 x 128. Rejected: all in one pass over a run. It
+has no buffer, but its chain has four products, it makes C B^T for each head, and its tiles spill registers.
+Rejected: x B in parallel and a pass that only adds. It reads and writes each state once more, which costs
+more than a product that waits for nothing.
 
 Products with the state, or with decays, keep float32's precision (``tensor.gpu.products``): states are
 checkpoints. PAD slots are neither read nor written, fresh slots not read; inside a slot the state is dense.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import triton
@@ -29,7 +34,6 @@ from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.products import (
     decay_of,
     decay_sums,
-    decay_to_end,
     only_if,
     pairwise_decay,
     product,
@@ -39,14 +43,24 @@ from weft.tensor.gpu.products import (
 )
 from weft.tensor.gpu.rounding import rounded
 from weft.tensor.gpu.runs import DeviceRuns, device_runs
+from weft.tensor.gpu.segments import chunks_at_once, load_state, part_of_run, segments, store_state
 from weft.tensor.inputs import Runs
 from weft.units import CHUNK_TOKENS
 
 PLACES = tl.constexpr(CHUNK_TOKENS)
 RECURRENT = Blocks(32)
+PREPARE = Blocks(32)
 
 
-CHUNKS = Blocks(32, warps=8)
+def states_blocks(n_padded: int) -> Blocks:
+    """The state and a product of 32 x 128 are half of each thread's registers."""
+    return Blocks(32 if n_padded <= 128 else 16, stages=3)
+
+
+def outputs_blocks(n_padded: int) -> Blocks:
+    """Two programs cover P = 64 and both read C and scores. Ampere's registers hold no more of a state in
+    three bf16 parts: 64 lines spill 2 KB of a thread there, and nothing on Hopper."""
+    return Blocks(32 if n_padded <= 128 else 16)
 
 
 @triton.jit
@@ -107,47 +121,99 @@ def _recurrent(x, dt, A, b, c, D, dt_bias, out, state, slots, starts, fresh, chu
              mask=(line < only_if(slot >= 0, P))[:, None] & (col < N)[None, :])
 
 
-@triton.jit(do_not_specialize=["first_run"], do_not_specialize_on_alignment=STEP_TABLES)
-def _chunks(x, dt, A, b, c, D, dt_bias, out, state, slots, fresh, chunk_begin, chunk_first, chunk_tokens,
-            chunk_tap, x_row, x_head, dt_row, dt_head, b_row, b_head, c_row, c_head, out_row, slot_stride,
-            first_run, low, high, GROUP: tl.constexpr, P: tl.constexpr, N: tl.constexpr, NP: tl.constexpr,
+@triton.jit(do_not_specialize=["base"], do_not_specialize_on_alignment=STEP_TABLES)
+def _prepare(dt, A, b, c, dt_bias, scores, sizes, whole_sums, rest_sums, pushes, decay, chunk_first,
+             chunk_tokens, dt_row, dt_head, b_row, b_head, c_row, c_head, base, low, high, H: tl.constexpr,
+             GROUP: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, BH: tl.constexpr):
+    """Grid: groups, chunks from ``base`` on. ``scores`` [C, G, 64, 64]: C B^T; zeros beyond a chunk's tokens.
+    [C, H, 64]: ``sizes`` of steps, the two parts of the sums of log decays (``decay_sums``), and ``pushes``,
+    a size times the decay to the end. ``decay`` [C, H]: of the chunk."""
+    group, index = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    col, place = tl.arange(0, NP), tl.arange(0, PLACES)
+    here = place < tl.load(chunk_tokens + base + index)
+    t = (tl.load(chunk_first + base + index) + place).to(tl.int64)
+    tile = here[:, None] & (col < N)[None, :]
+    bs = tl.load(b + t[:, None] * b_row + group * b_head + col[None, :], mask=tile, other=0.0)
+    cs = tl.load(c + t[:, None] * c_row + group * c_head + col[None, :], mask=tile, other=0.0)
+    at = (index * (H // GROUP) + group) * PLACES + place
+    tl.store(scores + at[:, None] * PLACES + place[None, :], product(cs, tl.trans(bs)))
+    for part in range(0, GROUP, BH):
+        in_group = part + tl.arange(0, BH)
+        head, of_group = group * GROUP + in_group, in_group < GROUP
+        stepped = here[:, None] & of_group[None, :]
+        bias = tl.load(dt_bias + head, mask=of_group, other=0.0).to(tl.float32)
+        rate = tl.load(A + head, mask=of_group, other=0.0).to(tl.float32)
+        steps = tl.load(dt + t[:, None] * dt_row + head[None, :] * dt_head, mask=stepped, other=0.0)
+        size = tl.where(stepped, _step_size(steps, bias[None, :], low, high), 0.0)
+        whole, rest = decay_sums(size * rate[None, :])
+        last = place[:, None] == PLACES - 1
+        last_whole = tl.sum(tl.where(last, whole, 0.0), axis=0)
+        last_rest = tl.sum(tl.where(last, rest, 0.0), axis=0)
+        left = decay_of((last_whole[None, :] - whole) + (last_rest[None, :] - rest))
+        row = (index * H + head)[None, :] * PLACES + place[:, None]
+        tl.store(sizes + row, size, mask=of_group[None, :])
+        tl.store(whole_sums + row, whole, mask=of_group[None, :])
+        tl.store(rest_sums + row, rest, mask=of_group[None, :])
+        tl.store(pushes + row, size * left, mask=of_group[None, :])
+        tl.store(decay + index * H + head, decay_of(last_whole + last_rest), mask=of_group)
+
+
+@triton.jit(do_not_specialize=["first_run", "base", "limit"], do_not_specialize_on_alignment=STEP_TABLES)
+def _states(x, b, pushes, decay, chunk_states, state, carry_in, carry_out, slots, fresh, chunk_begin,
+            chunk_first, chunk_tokens, chunk_tap, x_row, x_head, b_row, b_head, slot_stride, first_run, base,
+            limit, H: tl.constexpr, GROUP: tl.constexpr, P: tl.constexpr, N: tl.constexpr, NP: tl.constexpr,
             BP: tl.constexpr):
-    """Grid: blocks of P, heads, prefill runs."""
+    """Grid: blocks of P, heads, prefill runs. ``chunk_states`` [C, H, P, N]: the state before each chunk."""
     head, run = tl.program_id(1), first_run + tl.program_id(2)
     line, col, place = tl.program_id(0) * BP + tl.arange(0, BP), tl.arange(0, NP), tl.arange(0, PLACES)
-    element = (head * P + line)[:, None] * N + col[None, :]
+    inside = (line < P)[:, None] & (col < N)[None, :]
+    element = line[:, None] * N + col[None, :]
+    in_slot = head * (P * N) + element
     slot = tl.load(slots + run)
-    live = (slot >= 0) & (tl.load(fresh + run) == 0)
-    s = tl.load(state + slot * slot_stride + element,
-                mask=(line < only_if(live, P))[:, None] & (col < N)[None, :], other=0.0)
-    a, d = tl.load(A + head).to(tl.float32), tl.load(D + head).to(tl.float32)
-    bias = tl.load(dt_bias + head).to(tl.float32)
-    group = head // GROUP
-    for chunk in range(tl.load(chunk_begin + run), tl.load(chunk_begin + run + 1)):
-        here = place < tl.load(chunk_tokens + chunk)
-        t = (tl.load(chunk_first + chunk) + place).to(tl.int64)
-        x_tile = here[:, None] & (line < P)[None, :]
-        tile = here[:, None] & (col < N)[None, :]
-        steps = tl.load(dt + t * dt_row + head * dt_head, mask=here, other=0.0)
-        size = tl.where(here, _step_size(steps, bias, low, high), 0.0)
-        whole, rest = decay_sums(size * a)
-        xs = tl.load(x + t[:, None] * x_row + head * x_head + line[None, :], mask=x_tile, other=0.0)
-        bs = tl.load(b + t[:, None] * b_row + group * b_head + col[None, :], mask=tile, other=0.0)
-        cs = tl.load(c + t[:, None] * c_row + group * c_head + col[None, :], mask=tile, other=0.0)
-        scores = product(cs, tl.trans(bs)) * pairwise_decay(whole, rest, place) * size[None, :]
-        wide = xs.to(tl.float32)
-        y_tile = (product_left(cs, tl.trans(s)) * decay_of(whole + rest)[:, None] + d * wide
-                  + product_right(scores, xs))
-        tl.store(out + t[:, None] * out_row + head * P + line[None, :], y_tile.to(out.dtype.element_ty),
-                 mask=x_tile)
-        left, over_chunk = decay_to_end(whole, rest, place, PLACES)
-        pushed = wide * (size * left)[:, None]
-        s = s * over_chunk + product_right(tl.trans(pushed), bs)
-        tap = tl.load(chunk_tap + chunk).to(tl.int64)
-        tl.store(state + tap * slot_stride + element, s,
+    begin, end, opens, closes = part_of_run(chunk_begin, run, base, limit)
+    s = load_state(state, in_slot, slot, slot_stride, tl.load(fresh + run), carry_in, begin, end, opens,
+                   line, P, col < N)
+    for c in range(begin, end):
+        here = place < tl.load(chunk_tokens + c)
+        t = (tl.load(chunk_first + c) + place).to(tl.int64)
+        chunk = ((c - base) * H + head).to(tl.int64)
+        tl.store(chunk_states + chunk * (P * N) + element, s, mask=inside)
+        xs = tl.load(x + t[:, None] * x_row + head * x_head + line[None, :],
+                     mask=here[:, None] & (line < P)[None, :], other=0.0)
+        bs = tl.load(b + t[:, None] * b_row + (head // GROUP) * b_head + col[None, :],
+                     mask=here[:, None] & (col < N)[None, :], other=0.0)
+        pushed = xs.to(tl.float32) * tl.load(pushes + chunk * PLACES + place)[:, None]
+        s = s * tl.load(decay + chunk) + product_right(tl.trans(pushed), bs)
+        tap = tl.load(chunk_tap + c).to(tl.int64)
+        tl.store(state + tap * slot_stride + in_slot, s,
                  mask=(line < only_if(tap >= 0, P))[:, None] & (col < N)[None, :])
-    tl.store(state + slot * slot_stride + element, s,
-             mask=(line < only_if(slot >= 0, P))[:, None] & (col < N)[None, :])
+    store_state(s, state, in_slot, slot, slot_stride, carry_out, begin, end, closes, line, P, col < N)
+
+
+@triton.jit(do_not_specialize=["base"], do_not_specialize_on_alignment=STEP_TABLES)
+def _outputs(x, c, D, scores, sizes, whole_sums, rest_sums, chunk_states, out, chunk_first, chunk_tokens,
+             x_row, x_head, c_row, c_head, base, H: tl.constexpr, GROUP: tl.constexpr, P: tl.constexpr,
+             N: tl.constexpr, NP: tl.constexpr, BP: tl.constexpr):
+    """Grid: blocks of P, heads, chunks from ``base`` on. ``out`` [T, H, P]."""
+    head, index = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    line, col, place = tl.program_id(0) * BP + tl.arange(0, BP), tl.arange(0, NP), tl.arange(0, PLACES)
+    here = place < tl.load(chunk_tokens + base + index)
+    t = (tl.load(chunk_first + base + index) + place).to(tl.int64)
+    x_tile = here[:, None] & (line < P)[None, :]
+    group, chunk = head // GROUP, index * H + head
+    row = chunk * PLACES + place
+    whole, rest = tl.load(whole_sums + row), tl.load(rest_sums + row)
+    s = tl.load(chunk_states + chunk * (P * N) + col[:, None] + line[None, :] * N,
+                mask=(col < N)[:, None] & (line < P)[None, :], other=0.0)
+    cs = tl.load(c + t[:, None] * c_row + group * c_head + col[None, :],
+                 mask=here[:, None] & (col < N)[None, :], other=0.0)
+    y_tile = product_left(cs, s) * decay_of(whole + rest)[:, None]
+    xs = tl.load(x + t[:, None] * x_row + head * x_head + line[None, :], mask=x_tile, other=0.0)
+    y_tile += tl.load(D + head).to(tl.float32) * xs.to(tl.float32)
+    at = (index * (H // GROUP) + group) * PLACES + place
+    weights = tl.load(scores + at[:, None] * PLACES + place[None, :]) * pairwise_decay(whole, rest, place)
+    y_tile += product_right(weights * tl.load(sizes + row)[None, :], xs)
+    tl.store(out + (t * H + head)[:, None] * P + line[None, :], y_tile.to(out.dtype.element_ty), mask=x_tile)
 
 
 def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: torch.Tensor,
@@ -173,11 +239,39 @@ def mamba2(x_THP: torch.Tensor, dt_TH: torch.Tensor, A_H: torch.Tensor, B_TGN: t
     if state_SHPN.dtype != torch.float32:
         _run_recurrent(inputs, runs, step, strides, layer, dt_limit, sizes, prefill=True)
         return out_THP
-    launch(_chunks, (triton.cdiv(head_dim, CHUNKS.width), heads, step.run_count - step.decode_count))(
-        *inputs, runs.slots_R, step.fresh_R, step.chunk_begin_R, step.chunk_first_C, step.chunk_tokens_C,
-        step.chunk_tap_C, *strides, step.decode_count, *dt_limit, **sizes, BP=CHUNKS.width,
-        num_warps=CHUNKS.warps, num_stages=CHUNKS.stages)
+    _run_chunks(inputs, runs, step, dt_limit, sizes)
     return out_THP
+
+
+def _run_chunks(inputs: tuple[torch.Tensor, ...], runs: Runs, step: DeviceRuns, dt_limit: tuple[float, float],
+                sizes: dict[str, int]) -> None:
+    """The prefills of a step."""
+    x, dt, A, b, c, D, dt_bias, out, state = inputs
+    (heads, head_dim, width), groups = state.shape[1:], b.shape[1]
+    by_place = (heads, CHUNK_TOKENS)
+    shapes = [(groups, CHUNK_TOKENS, CHUNK_TOKENS), *[by_place] * 4, (heads,), (heads, head_dim, width)]
+    each = chunks_at_once(step, 4 * sum(map(math.prod, shapes)))
+    scores, step_sizes, whole, rest, pushes, decay, chunk_states = (
+        torch.empty((each, *shape), dtype=torch.float32, device=state.device) for shape in shapes)
+    tables = (step.chunk_first_C, step.chunk_tokens_C)
+    whole_heads = {"H": heads, "GROUP": sizes["GROUP"], "N": width, "NP": sizes["NP"]}
+    sizes = whole_heads | {"P": head_dim}
+    before, after = states_blocks(sizes["NP"]), outputs_blocks(sizes["NP"])
+    prefills, block = step.run_count - step.decode_count, min(after.width, padded(head_dim))
+    for segment in segments(step, state, each):
+        launch(_prepare, (groups, segment.chunk_count))(
+            dt, A, b, c, dt_bias, scores, step_sizes, whole, rest, pushes, decay, *tables, *dt.stride(),
+            *b.stride()[:2], *c.stride()[:2], segment.begin, *dt_limit, **whole_heads,
+            BH=min(PREPARE.width, padded(sizes["GROUP"])), num_warps=PREPARE.warps, num_stages=PREPARE.stages)
+        launch(_states, (triton.cdiv(head_dim, before.width), heads, prefills))(
+            x, b, pushes, decay, chunk_states, state, segment.carry_in, segment.carry_out, runs.slots_R,
+            step.fresh_R, step.chunk_begin_R, *tables, step.chunk_tap_C, *x.stride()[:2], *b.stride()[:2],
+            state.stride(0), step.decode_count, segment.begin, segment.end, **sizes, BP=before.width,
+            num_warps=before.warps, num_stages=before.stages)
+        launch(_outputs, (triton.cdiv(head_dim, block), heads, segment.chunk_count))(
+            x, c, D, scores, step_sizes, whole, rest, chunk_states, out, *tables, *x.stride()[:2],
+            *c.stride()[:2], segment.begin, **sizes, BP=block, num_warps=after.warps,
+            num_stages=after.stages)
 
 
 def _run_recurrent(inputs: tuple[torch.Tensor, ...], runs: Runs, step: DeviceRuns, strides: tuple[int, ...],
@@ -204,8 +298,16 @@ def compilations() -> list[Compilation]:
             variants.append(compilation_of(
                 f"mamba2 recurrent {short} prefill {prefill}", _recurrent, pointers | {"state": dtype},
                 sizes | {"BP": RECURRENT.width, "PREFILL": prefill}, RECURRENT, limits))
+    scratch = dict.fromkeys(("scores", "sizes", "whole_sums", "rest_sums", "pushes", "decay", "chunk_states",
+                             "state", "carry_in", "carry_out"), "*fp32")
     for dtype, width in (("*bf16", 128), ("*fp32", 128), ("*bf16", 256)):
-        pointers = gates | {"state": "*fp32"} | dict.fromkeys(("x", "dt", "b", "c", "out"), dtype)
-        variants.append(compilation_of(f"mamba2 chunks {dtype[1:]} {width}", _chunks, pointers,
-                                    sizes | {"N": width, "NP": width, "BP": CHUNKS.width}, CHUNKS, limits))
+        pointers = gates | scratch | dict.fromkeys(("x", "dt", "b", "c", "out"), dtype)
+        heads = {"H": 32, "GROUP": 16, "N": width, "NP": width}
+        before, after = states_blocks(width), outputs_blocks(width)
+        for name, kernel, constants, blocks in (
+                ("prepare", _prepare, {"BH": 16}, PREPARE),
+                ("states", _states, {"P": 64, "BP": before.width}, before),
+                ("outputs", _outputs, {"P": 64, "BP": after.width}, after)):
+            variants.append(compilation_of(f"mamba2 {name} {dtype[1:]} {width}", kernel, pointers,
+                                           heads | constants, blocks, limits))
     return variants
