@@ -300,14 +300,14 @@ def compilations() -> list[Compilation]:
                 sizes | {"BP": RECURRENT.width, "PREFILL": prefill}, RECURRENT, limits))
     scratch = dict.fromkeys(("scores", "sizes", "whole_sums", "rest_sums", "pushes", "decay", "chunk_states",
                              "state", "carry_in", "carry_out"), "*fp32")
-    for dtype, width in (("*bf16", 128), ("*fp32", 128), ("*bf16", 256)):
-        pointers = gates | scratch | dict.fromkeys(("x", "dt", "b", "c", "out"), dtype)
+    for kind, width in (("*bf16", 128), ("*fp32", 128), ("*bf16", 256)):
+        pointers = gates | scratch | dict.fromkeys(("x", "dt", "b", "c", "out"), kind)
         heads = {"H": 32, "GROUP": 16, "N": width, "NP": width}
         before, after = states_blocks(width), outputs_blocks(width)
-        for name, kernel, constants, blocks in (
+        for part, kernel, constants, blocks in (
                 ("prepare", _prepare, {"BH": 16}, PREPARE),
                 ("states", _states, {"P": 64, "BP": before.width}, before),
                 ("outputs", _outputs, {"P": 64, "BP": after.width}, after)):
-            variants.append(compilation_of(f"mamba2 {name} {dtype[1:]} {width}", kernel, pointers,
+            variants.append(compilation_of(f"mamba2 {part} {kind[1:]} {width}", kernel, pointers,
                                            heads | constants, blocks, limits))
     return variants
