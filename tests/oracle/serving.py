@@ -50,6 +50,7 @@ from weft.schedule.store_tier import StoreTier
 from weft.spec import CompressedKvName
 from weft.speculation.drafter import Drafter
 from weft.store.protocol import Store
+from weft.tensor import native
 from weft.units import CHUNK_TOKENS, pages_for
 
 DEVICE = torch.device(os.environ.get("WEFT_TEST_DEVICE", "cpu"))
@@ -88,8 +89,13 @@ def directory(family: str) -> Path:
     return make_checkpoint(Path(_temporary()), family, logits_scaling=1.0)
 
 
-@functools.cache
 def loaded(family: str) -> LoadedModel:
+    """In the forms that the kernels of this moment read: a tile of the C++ kernels is no matrix of torch."""
+    return _loaded(family, native.in_use())
+
+
+@functools.cache
+def _loaded(family: str, native_kernels: bool) -> LoadedModel:
     return load_model(directory(family), device=DEVICE)
 
 
