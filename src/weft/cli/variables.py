@@ -25,7 +25,7 @@ COMMAND_VARIABLES = frozenset({"WEFT_CONFIG", "WEFT_URL"})
 """Variables that options read and no config field has."""
 
 TEST_VARIABLES = frozenset({"WEFT_TEST_DEVICE", "WEFT_NATIVE_UNDER_TEST", "WEFT_FUZZ_SECONDS",
-                            "WEFT_FUZZ_ROUNDS", "WEFT_FUZZ_SEED"})
+                            "WEFT_FUZZ_ROUNDS", "WEFT_FUZZ_SEED", "WEFT_TEST_STOPPED_S"})
 
 
 def unknown_variables(environment: Iterable[str], own: Collection[str] = ()) -> str | None:
