@@ -19,6 +19,7 @@ from tests.fixtures.checkpoints import checkpoint
 from tests.server.running import RunningServer, running_server
 from tests.server.scripted_engine import write_model_directory
 from weft.errors import ConfigError, RequestError
+from weft.schedule.prefix_sharing import SAVED_TOKENS_MIN
 from weft.server.config import ServerConfig
 from weft.server.responses.database import (
     ResponseDatabase,
@@ -28,6 +29,7 @@ from weft.server.responses.database import (
     UnknownResponseError,
 )
 from weft.server.responses.store import ResponseStore
+from weft.units import PAGE_TOKENS
 
 MANY = StoreLimits(count=1000, bytes=10**9, age_s=100.0, turns=50, turn_bytes=10**6)
 
@@ -267,17 +269,19 @@ def of_key(server: RunningServer, key: str = "one") -> openai.OpenAI:
     return server.client(api_key=key)
 
 
-def ask(server: RunningServer, text: Any, key: str = "one", **more: Any) -> Any:
+def ask(server: RunningServer, text: Any, key: str = "one", *, tokens: int = 12, **more: Any) -> Any:
     return of_key(server, key).responses.create(
-        model="default", input=text, max_output_tokens=12, temperature=0, **more)
+        model="default", input=text, max_output_tokens=tokens, temperature=0, **more)
 
 
 def test_the_next_turn_begins_where_the_last_answer_ended(server: RunningServer) -> None:
-    """The prompt and all but the last token of each answer come from the cache: that one was never fed."""
-    last = ask(server, "What turns the mill by the river? " * 4)
+    """The prompt and all but the last token of each answer come from the cache: that one was never fed. With
+    so many tokens a request that comes before the answer has left its memory waits for it."""
+    tokens = SAVED_TOKENS_MIN + PAGE_TOKENS
+    last = ask(server, "What turns the mill by the river? " * 4, tokens=tokens)
     assert last.usage.input_tokens_details.cached_tokens == 0
     for question in ("And which key is red?", "Who rings the bell at noon?", "Again, slowly, please."):
-        answer = ask(server, question, previous_response_id=last.id)
+        answer = ask(server, question, tokens=tokens, previous_response_id=last.id)
         ended = last.usage.input_tokens + last.usage.output_tokens - 1
         assert answer.usage.input_tokens_details.cached_tokens == ended
         last = answer
