@@ -8,6 +8,9 @@
     cached       they are in it
     cache-1      with --weights-cache, which is written     cache-2    with the one that was written
 
+Before them: the seconds that 6 GiB of fresh memory take, first and again, a floor of every start. A virtual
+machine may have to ask its host the first time. And what packing takes, a median of 5.
+
 Each start is a process of its own: an engine with 256 MB for KV and states, and one token. Its clock begins
 before Python does. ``anon``: private memory (RssAnon), its peak of 50 readings a second, and what stays.
 Figures want a quiet machine, memory for the weights twice (page cache and packed), and disk for them two and
@@ -28,6 +31,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -41,6 +45,10 @@ from weft.models.registry import FAMILIES
 from weft.models.tensor_check import TensorCheck
 from weft.models.tensor_source import TORCH_DTYPES
 from weft.planning.geometries import find_geometry
+from weft.tensor import native
+from weft.tensor.weights import large_pages
+from weft.tensor.weights.tiled import rows_of
+from weft.tensor.weights.twelve_bit import gains_by_twelve_bits, to_twelve_bit
 
 RUNS = ("cold", "cached", "cache-1", "cache-2")
 _FILE_BYTES = 2 << 30
@@ -72,6 +80,27 @@ class Start:
     anonymous_peak_bytes: int
     anonymous_stays_bytes: int
     form: str
+
+
+def ceilings() -> str:
+    """Of this machine: fresh memory on all threads, and packing into 12 bits on one."""
+    fresh_s, packing_s = [], []
+    for _ in range(2):
+        began = time.perf_counter()
+        large_pages.empty((6 << 30,), torch.uint8).fill_(1)
+        fresh_s.append(time.perf_counter() - began)
+    words = f"6 GiB of fresh memory: {fresh_s[0]:.1f} s, then {fresh_s[1]:.1f} s"
+    weight = (torch.randn(4096, 2560, generator=torch.Generator().manual_seed(0)) * 0.02).bfloat16()
+    if not gains_by_twelve_bits(weight.device, weight.dtype, *weight.shape):
+        return words
+    threads = native.extension().threads()
+    native.extension().set_threads(1)
+    for _ in range(5):
+        began = time.perf_counter()
+        to_twelve_bit((rows_of(weight),))
+        packing_s.append(time.perf_counter() - began)
+    native.extension().set_threads(threads)
+    return f"{words}; packing: {median(packing_s) / weight.numel() * 1e9:.1f} ns a weight on one thread"
 
 
 def write_checkpoint(directory: Path, config: dict[str, Any]) -> int:
@@ -182,6 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     geometry = find_geometry(args.geometry)
     if geometry is None:
         parser.error(f"--geometry {args.geometry} is not in weft's table of models")
+    print(ceilings(), flush=True)
     config = dict(geometry.config)
     if args.layers:
         config["num_hidden_layers"] = args.layers

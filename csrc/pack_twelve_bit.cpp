@@ -45,6 +45,7 @@ Frequencies upper_bytes(const TileRows& from, int64_t in) {
       uint64_t low, high;
       std::memcpy(&low, row + i, sizeof low);
       std::memcpy(&high, row + i + 4, sizeof high);
+      static_assert(kTables == 8, "two reads of four words");
       ++tables[0][low >> 8 & 255], ++tables[1][low >> 24 & 255], ++tables[2][low >> 40 & 255], ++tables[3][low >> 56];
       ++tables[4][high >> 8 & 255], ++tables[5][high >> 24 & 255], ++tables[6][high >> 40 & 255], ++tables[7][high >> 56];
     }
