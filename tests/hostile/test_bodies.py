@@ -48,7 +48,7 @@ def test_an_odd_body_is_a_400(server: RunningServer, path: str, raw: bytes, word
     json.dumps({"prompt": "x", "a": [{"b": at} for at in range(200_000)]}).encode(),
 ], ids=["text", "objects"])
 def test_a_large_body_does_not_stall_others(server: RunningServer, raw: bytes) -> None:
-    with bystander(server.url) as other:
+    with bystander(server) as other:
         assert post(server, raw).status_code in (200, 400)
     other.check()
 
@@ -56,7 +56,7 @@ def test_a_large_body_does_not_stall_others(server: RunningServer, raw: bytes) -
 @pytest.mark.parametrize("values", [b"{},", b"1,", b'"",', b"[{}],"])
 def test_millions_of_values_are_refused_beside_others(server: RunningServer, values: bytes) -> None:
     raw = b'{"prompt": "x", "a": [' + values * (30_000_000 // len(values)) + b"0]}"
-    with bystander(server.url) as other:
+    with bystander(server) as other:
         answer = post(server, raw)
     assert answer.status_code == 413, answer.text
     assert "--max-json-values" in answer.json()["error"]["message"]

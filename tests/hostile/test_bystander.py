@@ -13,14 +13,14 @@ from tests.server.running import RunningServer
 
 
 def test_an_idle_server_does_not_disturb_a_bystander(server: RunningServer) -> None:
-    with bystander(server.url) as other:
+    with bystander(server) as other:
         time.sleep(0.5)
     other.check()
     assert 0 < other.undisturbed_ms < 250
 
 
 def test_a_server_that_stands_still_is_seen(server: RunningServer) -> None:
-    with bystander(server.url) as other:
+    with bystander(server) as other:
         time.sleep(0.2)
         os.kill(server.process.pid, signal.SIGSTOP)
         time.sleep(0.6)
@@ -33,7 +33,7 @@ def test_a_server_that_stands_still_is_seen(server: RunningServer) -> None:
 
 
 def test_a_refusal_is_a_failure(server: RunningServer) -> None:
-    with bystander(server.url, path="/nowhere") as other:
+    with bystander(server, path="/nowhere") as other:
         time.sleep(0.2)
     with pytest.raises(AssertionError):
         other.check()

@@ -68,7 +68,7 @@ def test_a_thousand_unfinished_connections_harm_no_other_client(server: RunningS
     """The first thousand grow the heap of a fresh process once; the second must not."""
     _thousand_connections(server, start)
     before = rss_of(server.process.pid)
-    with bystander(server.url) as other:
+    with bystander(server) as other:
         _thousand_connections(server, start)
     other.check()
     assert rss_returns(server.process.pid, before)

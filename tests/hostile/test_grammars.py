@@ -37,7 +37,7 @@ def test_a_hostile_grammar_is_a_400_and_disturbs_no_other_client(server: Running
     engine, before_bytes = server.engine_pid(), 0
     post(server, {"prompt": "say:x", "guided_choice": ["x"], "max_tokens": 2})
     before_bytes = rss_of(engine)
-    with bystander(server.url) as other:
+    with bystander(server) as other:
         answers = [post(server, ATTACKS[name]) for _ in range(2)]
     for answer in answers:
         assert answer.status_code == 400, answer.text[:300]
@@ -53,7 +53,7 @@ def test_choices_of_another_client_do_not_wait_for_slow_grammars(server: Running
     with ThreadPoolExecutor(2) as threads:
         attacks = [threads.submit(post, server, slow) for _ in range(2)]
         small = {"prompt": "say:b", "guided_choice": ["a", "b"], "max_tokens": 3}
-        with bystander(server.url, body=small) as other:
+        with bystander(server, body=small) as other:
             threading.Event().wait(1.0)
         assert [attack.result().status_code for attack in attacks] == [400, 400]
     other.check()

@@ -71,7 +71,7 @@ def test_mutated_requests_end_in_an_answer_or_a_closed_connection(server: Runnin
     _statuses(server.url, SEEDS[0])
     before = rss_of(server.process.pid)
     seen: set[int] = set()
-    with bystander(server.url) as other:
+    with bystander(server) as other:
         for _ in range(ROUNDS):
             data = mutated(source)
             statuses = _statuses(server.url, data)

@@ -68,7 +68,7 @@ def test_trailers_and_chunk_extensions_are_bounded(server: RunningServer, tail: 
 
 def test_an_endless_request_line_or_header_harms_no_other_client(server: RunningServer) -> None:
     pid = server.process.pid
-    with bystander(server.url, headers=KEY) as other:
+    with bystander(server, headers=KEY) as other:
         before = rss_of(pid)
         for start in (b"GET /", b"GET / HTTP/1.1\r\nA: ", b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 50):
             with RawClient(server.url) as client:
@@ -84,7 +84,7 @@ def test_unfinished_bodies_share_one_budget(server: RunningServer) -> None:
     """20 bodies of 50 MB, none complete: a gigabyte without the budget."""
     pid = server.process.pid
     with contextlib.ExitStack() as stack:
-        other = stack.enter_context(bystander(server.url, headers=KEY))
+        other = stack.enter_context(bystander(server, headers=KEY))
         before = rss_of(pid)
         clients = [stack.enter_context(RawClient(server.url)) for _ in range(20)]
         for client in clients:

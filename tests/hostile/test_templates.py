@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_a_hostile_template_disturbs_no_completion_and_no_health_check(
         server: RunningServer, word: str, path: str) -> None:
     before_bytes = rss_of(server.process.pid)
-    with bystander(server.url) as other:
+    with bystander(server) as other:
         attack = {"messages": [{"role": "user", "content": word}]}
         answer = httpx.post(server.url + path, json=attack, timeout=30)
         assert server.get("/health").status_code == 200
@@ -48,7 +48,7 @@ def test_endless_loops_of_harmless_operations_disturb_no_completion(tmp_path: Pa
         tmp_path, template="{% if messages[0].content == 'loop' %}" + loops + "{% endif %}" + PLAIN)
     attack = {"messages": [{"role": "user", "content": "loop"}] * 200}
     with running_server("build", engine={"model": str(directory)}, server=SERVER) as running:
-        with bystander(running.url) as other:
+        with bystander(running) as other:
             for _ in range(2):
                 answer = httpx.post(running.url + "/tokenize", json=attack, timeout=30)
                 assert answer.status_code == 400, answer.text[:300]
@@ -58,7 +58,7 @@ def test_endless_loops_of_harmless_operations_disturb_no_completion(tmp_path: Pa
 
 def test_a_large_conversation_does_not_delay_small_ones(server: RunningServer) -> None:
     large = {"messages": [{"role": "user", "content": "loop"}, {"role": "user", "content": "y" * 1_000_000}]}
-    with bystander(server.url, path="/v1/chat/completions", body=HELLO) as other:
+    with bystander(server, path="/v1/chat/completions", body=HELLO) as other:
         answer = httpx.post(server.url + "/v1/chat/completions", json=large, timeout=30)
     assert answer.status_code == 400
     other.check()

@@ -20,7 +20,7 @@ def test_long_texts_do_not_stall_others_and_their_memory_comes_back(server: Runn
     text = "the cat sat on the mat, " * 60_000
     tokenize(server, text[:200_000])
     before_bytes = rss_of(server.process.pid)
-    with bystander(server.url) as other:
+    with bystander(server) as other:
         answer = tokenize(server, text)
     assert answer.status_code == 200
     assert answer.json()["count"] == len(text)  # a token is a byte here

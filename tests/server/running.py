@@ -133,7 +133,7 @@ def running_server(factory: str, *, engine: dict[str, Any] | None = None,
         running.stop()
 
 
-def eventually(holds: Callable[[], bool], limit_s: float = 5.0) -> bool:
+def eventually(holds: Callable[[], bool], limit_s: float = 30.0) -> bool:
     """Whether it comes true in time."""
     end_s = time.monotonic() + limit_s
     while not holds():

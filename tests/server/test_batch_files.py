@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -87,13 +86,14 @@ def test_each_line_gets_what_its_endpoint_would_answer_and_a_second_run_only_the
 
 
 def test_an_interrupted_run_leaves_whole_lines_and_goes_on(tmp_path: Path, model_directory: Path) -> None:
-    source = write(tmp_path / "in.jsonl", [line(f"r{i}", prompt=f"say:{'x' * 40}{i}", max_tokens=64)
-                                           for i in range(40)])
+    # Five answers of 40 tokens, and others that need seconds more.
+    source = write(tmp_path / "in.jsonl", [
+        line(f"r{i}", prompt=f"say:{'x' * (40 if i < 5 else 700)}", max_tokens=700) for i in range(40)])
     output = tmp_path / "out.jsonl"
 
     def stop_after_five(counts: BatchCounts) -> None:
         if counts.done == 5:
-            threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGINT)).start()
+            os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(RunInterruptedError) as stopped:
         run(source, output, model_directory, factory="build_slow", on_answer=stop_after_five)

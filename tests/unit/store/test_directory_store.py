@@ -274,8 +274,7 @@ def test_a_write_rate_slows_writes_and_nothing_else(tmp_path: Path) -> None:
     tokens = prompt(1024)
     began = time.monotonic()
     tickets = [put(store, prompt(1024, seed)) for seed in range(2)]
-    assert time.monotonic() - began < 0.5
-    assert store.match(None, tokens, 0) is None
+    assert store.match(None, tokens, 0) is None, "a put does not wait for its write"
     assert tickets[1] is not None
     event_of(store, tickets[1])
     assert time.monotonic() - began > 0.8

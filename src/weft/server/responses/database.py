@@ -273,9 +273,10 @@ class ResponseDatabase:
         db = self._db
         db.execute("PRAGMA secure_delete = ON")
         db.execute("PRAGMA synchronous = NORMAL")
-        application = db.execute("PRAGMA application_id").fetchone()[0]
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        with _Transaction(db, reads_only=True):  # one state: another process may write first
+            tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            application = db.execute("PRAGMA application_id").fetchone()[0]
+            version = db.execute("PRAGMA user_version").fetchone()[0]
         if tables and application != _APPLICATION_ID:
             raise ConfigError(f"--response-store {path}: it is a database of another program",
                               param="--response-store")
