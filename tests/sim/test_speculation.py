@@ -19,7 +19,7 @@ from weft.schedule.windows import WindowPlanner
 from weft.sim.sharing import sharing_scenario
 from weft.sim.simulator import Simulation
 from weft.sim.workload import VOCAB_SIZE, Scenario, scenario_from_seed
-from weft.speculation.drafter import DraftRow
+from weft.speculation.drafter import DraftRow, Int32s
 
 
 class GreedyDrafter(AnswerDrafter):
@@ -30,9 +30,9 @@ class GreedyDrafter(AnswerDrafter):
         self._states: dict[int, list[int]] = {}
         self._choose = hashed_token(VOCAB_SIZE)
 
-    def begin(self, key: int, tokens: Sequence[int], **facts: object) -> None:
+    def begin(self, key: int, tokens: Int32s, **facts: object) -> None:
         super().begin(key, tokens, **facts)
-        self._states[key] = [digest_of(tokens)]
+        self._states[key] = [digest_of(tokens.tolist())]
 
     def _of(self, row: DraftRow) -> tuple[int, ...]:
         state, draft = self._states[row.key][0], []

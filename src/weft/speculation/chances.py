@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from weft.speculation.choice import SURVIVAL_MIN
 from weft.speculation.proposal import SOURCES, Proposal, SourceName
 
 GUESS_WEIGHT = 8.0
@@ -44,64 +45,64 @@ class Chances:
 
     def __init__(self) -> None:
         classes = len(_CLASS_ENDS) + 1
-        self._right: dict[SourceName, list[float]] = {}
-        self._tried: dict[SourceName, list[float]] = {source: [GUESS_WEIGHT] * classes for source in SOURCES}
+        self.right: dict[SourceName, list[float]] = {}
+        self.tried: dict[SourceName, list[float]] = {source: [GUESS_WEIGHT] * classes for source in SOURCES}
         self.values: dict[SourceName, list[float]] = {}
         """The chance of each class of match length."""
         for source in SOURCES:
             low, high = _GUESSES[source]
             lengths = (0, *_CLASS_ENDS)
             guesses = [low + (high - low) * length / (length + _HALF_MATCH) for length in lengths]
-            self._right[source] = [GUESS_WEIGHT * guess for guess in guesses]
+            self.right[source] = [GUESS_WEIGHT * guess for guess in guesses]
             self.values[source] = guesses
 
     def chance(self, source: SourceName, match: int) -> float:
         return self.values[source][_CLASS_OF[min(match, _CLASS_ENDS[-1])]]
 
-    def score(self, source: SourceName, match: int, right: bool) -> float:
-        """A token after ``match`` right ones was ``right`` or not. Returns its chance before."""
-        at = _CLASS_OF[match if match < _CLASS_ENDS[-1] else _CLASS_ENDS[-1]]
-        tries, rights, values = self._tried[source], self._right[source], self.values[source]
-        expected = values[at]
-        tries[at] = tries[at] * _DECAY + 1.0
-        rights[at] = rights[at] * _DECAY + right
-        chance = rights[at] / tries[at]
-        values[at] = chance if chance < _CHANCE_MAX else _CHANCE_MAX
-        return expected
-
 
 class OwnChances:
     """One source on one sequence."""
 
-    __slots__ = ("_expected", "_right", "_source", "_table")
+    __slots__ = ("_all_right", "_all_tried", "_expected", "_right", "_values")
 
     def __init__(self, table: Chances, source: SourceName) -> None:
-        self._table = table
-        self._source = source
+        self._all_right, self._all_tried = table.right[source], table.tried[source]
+        self._values = table.values[source]
         self._right = _OWN_WEIGHT
         self._expected = _OWN_WEIGHT
 
     def survivals(self, proposal: Proposal) -> list[float]:
-        """The chance of each token of ``proposal`` that it and all before it are right."""
+        """The chance of each token of ``proposal`` that it and all before it are right, up to one that is too
+        small to be verified."""
         factor = self._right / self._expected
-        values, last = self._table.values[self._source], _CLASS_ENDS[-1]
+        values, classes, last = self._values, _CLASS_OF, _CLASS_ENDS[-1]
         survival, match, survivals = 1.0, proposal.match, []
         for _ in proposal.tokens:
-            chance = factor * values[_CLASS_OF[match if match < last else last]]
+            chance = factor * values[classes[match if match < last else last]]
             survival *= chance if chance < _CHANCE_MAX else _CHANCE_MAX
+            if survival < SURVIVAL_MIN:
+                break
             survivals.append(survival)
             match += 1
         return survivals
 
     def score(self, proposal: Proposal, tokens: Sequence[int]) -> int:
         """The sequence went on with ``tokens``. Returns how many tokens of ``proposal`` were right."""
-        table, source, match = self._table, self._source, proposal.match
-        equal = 0
+        tried, right, values = self._all_tried, self._all_right, self._values
+        classes, last, match = _CLASS_OF, _CLASS_ENDS[-1], proposal.match
+        own_right, own_expected, equal = self._right, self._expected, 0
         for proposed, token in zip(proposal.tokens, tokens, strict=False):
-            right = proposed == token
-            self._expected = self._expected * _OWN_DECAY + table.score(source, match + equal, right)
-            self._right = self._right * _OWN_DECAY + right
-            if not right:
+            is_right = proposed == token
+            at = classes[match if match < last else last]
+            own_expected = own_expected * _OWN_DECAY + values[at]
+            own_right = own_right * _OWN_DECAY + is_right
+            tries = tried[at] = tried[at] * _DECAY + 1.0
+            rights = right[at] = right[at] * _DECAY + is_right
+            chance = rights / tries
+            values[at] = chance if chance < _CHANCE_MAX else _CHANCE_MAX
+            if not is_right:
                 break
             equal += 1
+            match += 1
+        self._right, self._expected = own_right, own_expected
         return equal

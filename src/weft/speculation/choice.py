@@ -25,7 +25,8 @@ from collections.abc import Sequence
 from weft.speculation.costs import StepCosts
 
 GAIN_MIN = 1.03
-_SURVIVAL_MIN = 0.05
+SURVIVAL_MIN = 0.05
+"""A draft below it is not verified."""
 _NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Of drafts that ``may_pay`` tries; the cost bends at powers of two."""
 
@@ -33,26 +34,38 @@ _NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 def choose(survivals: Sequence[Sequence[float]], decodes: int, costs: StepCosts) -> list[int]:
     """For each list of survivals, how many of its drafts to verify. ``decodes``: rows of the step without
     drafts."""
-    if len(survivals) == 1:   # the usual case, and in order
-        row = [survival for survival in survivals[0] if survival >= _SURVIVAL_MIN]
-        return [_best_number(row, decodes, costs)]
+    if decodes == 1:
+        return [_best_of_one(survivals[0], costs)]
     ranked = sorted(((survival, at) for at, row in enumerate(survivals) for survival in row
-                     if survival >= _SURVIVAL_MIN), key=_first, reverse=True)
+                     if survival >= SURVIVAL_MIN), key=_first, reverse=True)
     counts = [0] * len(survivals)
     for _, at in ranked[:_best_number([survival for survival, _ in ranked], decodes, costs)]:
         counts[at] += 1
     return counts
 
 
+def _best_of_one(survivals: Sequence[float], costs: StepCosts) -> int:
+    """The usual case. Its survivals are in order, and the pace of the machine changes no comparison."""
+    if not survivals:
+        return 0
+    best_rate, best, expected = GAIN_MIN / costs.figure(1), 0, 1.0
+    figures = costs.window_figures(len(survivals))   # or more of them
+    for number, (survival, figure) in enumerate(zip(survivals, figures, strict=False), 1):
+        if survival < SURVIVAL_MIN:
+            break
+        expected += survival
+        if expected > best_rate * figure:
+            best_rate, best = expected / figure, number
+    return best
+
+
 def _best_number(ranked: Sequence[float], decodes: int, costs: StepCosts) -> int:
     """How many of the drafts with these survivals, the best first, make tokens per second largest."""
-    if not ranked:
-        return 0
     best_rate, best = GAIN_MIN * decodes / costs.seconds(decodes), 0
     expected = float(decodes)
-    curve = costs.window_curve(decodes, len(ranked))
-    for number, (survival, seconds) in enumerate(zip(ranked, curve, strict=True), 1):
+    for number, survival in enumerate(ranked, 1):
         expected += survival
+        seconds = costs.window_seconds(decodes, number)
         if expected > best_rate * seconds:
             best_rate, best = expected / seconds, number
     return best

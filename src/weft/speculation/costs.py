@@ -58,6 +58,8 @@ _CROWD_SEQUENCES = 7
 _GUESSED_ROW_SHARE = 0.05
 """Seconds of one more row over those of a step with one row."""
 _GUESS = [1 + _GUESSED_ROW_SHARE * (rows - 1) for rows in ROWS]
+_ROWS_BEYOND = [[further - rows for further in ROWS[at + 1:]] for at, rows in enumerate(ROWS)]
+"""Of each place, how many rows more the later places have."""
 
 
 class StepCosts:
@@ -73,6 +75,8 @@ class StepCosts:
         self._counts = [0] * len(self._measured)
         """Measurements of each figure, up to FIRST_COUNT."""
         self._plain, self._windows = list(_GUESS), list(_GUESS)
+        self._curve: list[float] = []
+        """``window_figures``, as far as they were asked for since the figures changed."""
         self._before: tuple[int, float] | None = None
         """The last step: its place in ``_measured``, and its seconds there, over no pace."""
         for first, measured in ((0, plain), (len(ROWS), plain if windows is None else windows)):
@@ -95,17 +99,21 @@ class StepCosts:
         crowd = 1 + (_CROWD - 1) * min(1.0, (decodes - 1) / _CROWD_SEQUENCES)
         return self._pace * max(by_rows, _between(self._plain, decodes) + crowd * alone)
 
-    def window_curve(self, decodes: int, most: int) -> list[float]:
-        """``window_seconds`` of 1, 2, ... ``most`` drafts."""
-        if decodes != 1 or most >= ROWS[-1]:
-            return [self.window_seconds(decodes, drafted) for drafted in range(1, most + 1)]
-        curve: list[float] = []
-        for at, first in enumerate(ROWS[1:], 1):
-            low = self._pace * self._windows[at]
-            slope = (self._pace * self._windows[at + 1] - low) / first
-            curve += [low + slope * over for over in range(min(first, most + 2 - first))]
-            if len(curve) >= most:
-                break
+    def figure(self, rows: int) -> float:
+        """``seconds`` at a pace of 1."""
+        return _between(self._plain, rows)
+
+    def window_figures(self, most: int) -> list[float]:
+        """``window_seconds`` of one sequence and 1, 2, ... drafts, at a pace of 1: ``most`` of them or more,
+        not to be changed."""
+        curve, figures = self._curve, self._windows
+        while len(curve) < most:   # up to the next figure
+            first = len(curve) + 2
+            at = first.bit_length() - 1
+            if at + 1 == len(ROWS):
+                return curve + [_between(figures, rows) for rows in range(first, 2 + most)]
+            low, slope = figures[at], (figures[at + 1] - figures[at]) / first
+            curve += [low + slope * over for over in range(first)]
         return curve
 
     def measured(self, rows: int) -> bool:
@@ -114,7 +122,7 @@ class StepCosts:
 
     def place(self, rows: int) -> int:
         """Of the figure that a plain step of ``rows`` sequences corrects."""
-        return _nearest(min(max(rows, 1), ROWS[-1]))
+        return _NEAREST[rows] if 0 <= rows < len(_NEAREST) else len(ROWS) - 1
 
     def note(self, rows: int, seconds: float) -> None:
         """A step of ``rows`` sequences, without drafts or prefills, took ``seconds``."""
@@ -129,9 +137,10 @@ class StepCosts:
     def _note(self, rows: int, seconds: float, *, windows: bool) -> None:
         if rows < 1 or rows > ROWS[-1] or seconds <= 0:
             return
-        figures, nearest = self._windows if windows else self._plain, _nearest(rows)
+        figures, nearest = self._windows if windows else self._plain, _NEAREST[rows]
         at = nearest + len(ROWS) * windows
-        seconds *= figures[nearest] / _between(figures, rows)   # of a step with the rows of the figure
+        if rows != ROWS[nearest]:
+            seconds *= figures[nearest] / _between(figures, rows)   # of a step with the rows of the figure
         before, self._before = self._before, (at, seconds)
         known = self._measured[at]
         if known is None or self._counts[at] < _FIRST_COUNT:
@@ -171,6 +180,7 @@ class StepCosts:
         if at is None or at < len(ROWS) or borrowed:
             _fill(self._plain, plain, windows)
         if at is None or at >= len(ROWS) or borrowed:
+            self._curve = []
             _fill(self._windows, windows, plain)
 
 
@@ -198,19 +208,24 @@ def _fill(figures: list[float], measured: list[float | None], others: list[float
     for at in reversed(known):
         most = figures[at] = min(measured[at] or most, most)
     for low, high in pairwise(known):
-        for at in range(low + 1, high):
-            share = (ROWS[at] - ROWS[low]) / (ROWS[high] - ROWS[low])
-            figures[at] = figures[low] + share * (figures[high] - figures[low])
+        if high > low + 1:
+            rise = (figures[high] - figures[low]) / (ROWS[high] - ROWS[low])
+            for at in range(low + 1, high):
+                figures[at] = figures[low] + rise * (ROWS[at] - ROWS[low])
     first, last = known[0], known[-1]
     for at in range(first):
         figures[at] = figures[first] * _GUESS[at] / _GUESS[first]
     before = known[-2] if len(known) > 1 else None
     slope = 0.0 if before is None else (figures[last] - figures[before]) / (ROWS[last] - ROWS[before])
     slope = max(slope, figures[last] * _GUESSED_ROW_SHARE / _GUESS[last])
-    for at in range(last + 1, len(ROWS)):
-        figures[at] = figures[last] + slope * (ROWS[at] - ROWS[last])
+    end = figures[last]
+    figures[last + 1:] = [end + slope * over for over in _ROWS_BEYOND[last]]
 
 
 def _nearest(rows: int) -> int:
     at = rows.bit_length() - 1
     return at + 1 if 2 * rows >= 3 * ROWS[at] and at + 1 < len(ROWS) else at
+
+
+_NEAREST = [0, *map(_nearest, range(1, ROWS[-1] + 1))]
+"""By rows."""

@@ -34,8 +34,12 @@ chooses the number itself); a draft per call (the number of drafts of one row de
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Int32s = npt.NDArray[np.int32]
 
 PLAIN_STEPS = 3
 """Plain steps in a row, of which the last one says what a plain step costs."""
@@ -53,8 +57,7 @@ class DraftGrammar(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class DraftRow:
+class DraftRow(NamedTuple):
     """One decoding sequence of the step. ``key``: the number of the sequence. ``limit``: most tokens that may
     be drafted (taps, the context, ``max_tokens`` and the step's budget bound it)."""
 
@@ -74,7 +77,7 @@ class Drafter(Protocol):
         """A sequence that is likely to be drafted begins."""
         ...
 
-    def begin(self, key: int, tokens: Sequence[int], *, prompt_length: int, salt: str | None,
+    def begin(self, key: int, tokens: Int32s, *, prompt_length: int, salt: str | None,
               prediction: Sequence[int] | None, grammar: DraftGrammar | None = None) -> None:
         """The sequence ``key`` is about to decode. ``tokens``: its prompt of ``prompt_length`` tokens, and
         the answer so far. ``prediction``: the client's guess of the whole answer."""

@@ -19,12 +19,13 @@ a difference (a file with one edited line is the main use).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
 
 from weft.speculation.proposal import Proposal
-from weft.speculation.text_index import CONTEXT_TOKENS, MATCH_MIN, FrozenText
+from weft.speculation.text_index import CONTEXT_TOKENS, FROZEN_TOKENS_MAX, MATCH_MIN, Context, FrozenText
 
 _NEAR_BEFORE = 32
 _NEAR_AFTER = 96
@@ -33,57 +34,58 @@ _NEAR_AFTER = 96
 class PredictionFollower:
     """``predicted``: tokens of the whole answer. ``answer``: tokens that the answer has already."""
 
-    __slots__ = ("_base", "_index", "_match", "_place", "_recent", "_text")
+    __slots__ = ("_base", "_data", "_index", "_match", "_place", "_recent", "_text")
 
     def __init__(self, predicted: Sequence[int], answer: Sequence[int] = ()) -> None:
         self._text = tuple(predicted)
+        self._data = np.asarray(self._text, dtype=np.int32).tobytes()
         self._index: FrozenText | None = None
         self._place = self._base = self._match = 0
         self._recent: list[int] = []
         self.extend(answer)
 
     def extend(self, tokens: Sequence[int]) -> None:
+        text, recent, place, match = self._text, self._recent, self._place, self._match
         for token in tokens:
-            self._recent.append(token)
+            recent.append(token)
             self._base += 1
-            if self._place < len(self._text) and self._text[self._place] == token:
-                self._place += 1
-                self._match += 1
+            if place < len(text) and text[place] == token:
+                place += 1
+                match += 1
             else:
-                self._rejoin()
-            if self._match >= MATCH_MIN:
-                self._base = self._place
-        del self._recent[:-CONTEXT_TOKENS]
+                match, place = self._rejoin()
+            if match >= MATCH_MIN:
+                self._base = place
+        self._place, self._match = place, match
+        del recent[:-CONTEXT_TOKENS]
 
     def propose(self, count: int) -> Proposal | None:
         tokens = self._text[self._place:self._place + count]
         return Proposal(tokens, self._match) if tokens else None
 
-    def _rejoin(self) -> None:
-        """The newest token was not the predicted one."""
-        self._match, self._place = self._near()
+    def _rejoin(self) -> tuple[int, int]:
+        """The newest token was not the predicted one: the new match and place."""
+        match, place = self._near()
         if self._index is None:
-            self._index = FrozenText(np.asarray(self._text, dtype=np.int32))
-        far = self._index.lookup(self._recent)
-        if far is not None and far.length > self._match:
-            self._match, self._place = far.length, far.position
-        if not self._match:
-            self._place = self._base
+            self._index = FrozenText(np.frombuffer(self._data, np.int32)[:FROZEN_TOKENS_MAX])
+        far = self._index.lookup(Context(self._recent))
+        if far is not None and far.length > match:
+            match, place = far.length, far.position
+        return match, place if match else self._base
 
     def _near(self) -> tuple[int, int]:
         """(length of the match, place behind it) around the base; (0, 0) without a match."""
-        text, recent = self._text, self._recent
-        newest = recent[-1]
+        text, recent, data, base = self._text, self._recent, self._data, self._base
+        newest, end = recent[-1].to_bytes(4, sys.byteorder, signed=True), 4 * (base + _NEAR_AFTER)
         best, best_rank = (0, 0), (0, 0)
-        first = max(0, self._base - _NEAR_BEFORE)
-        near = text[first:self._base + _NEAR_AFTER]
-        at = first - 1
-        for _ in range(near.count(newest)):
-            at = first + near.index(newest, at + 1 - first)
-            length = 1
-            while length < len(recent) and length <= at and text[at - length] == recent[-1 - length]:
-                length += 1
-            rank = length, -abs(at + 1 - self._base)
-            if rank > best_rank:
-                best, best_rank = (length, at + 1), rank
+        at = data.find(newest, 4 * max(0, base - _NEAR_BEFORE), end)
+        while at >= 0:
+            if not at % 4:
+                place, length = at // 4, 1
+                while length < len(recent) and place >= length and text[place - length] == recent[~length]:
+                    length += 1
+                rank = length, -abs(place + 1 - base)
+                if rank > best_rank:
+                    best, best_rank = (length, place + 1), rank
+            at = data.find(newest, at + 1, end)
         return best

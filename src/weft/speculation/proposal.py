@@ -13,8 +13,7 @@ The token at index i of a proposal has the chance of a match of ``match + i`` to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from weft.errors import ConfigError
 
@@ -24,8 +23,7 @@ SOURCES: tuple[SourceName, ...] = ("prediction", "grammar", "tree", "suffix", "m
 SWITCHES = ("auto", "off")
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
+class Proposal(NamedTuple):
     """``tokens`` may come next. ``match``: see the module. ``chances``: the source's own, of each token, if
     it has any."""
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.speculation.drafter import DraftGrammar, DraftRow
+from weft.speculation.drafter import DraftGrammar, DraftRow, Int32s
 
 DRAFT_COUNTS = (0, 0, 0, 1, 3, 7, 15)
 _ROUNDS = 6
@@ -63,7 +63,7 @@ class Rehearsal:
     def wake(self) -> None:
         """The rehearsal never sleeps."""
 
-    def begin(self, key: int, tokens: Sequence[int], *, prompt_length: int, salt: str | None,
+    def begin(self, key: int, tokens: Int32s, *, prompt_length: int, salt: str | None,
               prediction: Sequence[int] | None, grammar: DraftGrammar | None = None) -> None:
         """The rehearsal needs no text."""
 

@@ -64,8 +64,8 @@ def replay(drafter: Drafter, texts: Iterable[KnownText], costs: StepCosts,
         if not answer:
             continue
         # The prefill chooses the first token.
-        drafter.begin(key, [*text.prompt, answer[0]], prompt_length=len(text.prompt), salt=text.salt,
-                      prediction=text.prediction, grammar=text.grammar)
+        drafter.begin(key, np.asarray([*text.prompt, answer[0]], np.int32), prompt_length=len(text.prompt),
+                      salt=text.salt, prediction=text.prediction, grammar=text.grammar)
         at = 1
         while at < len(answer):
             drafts = drafter.draft([DraftRow(key, len(answer) - at - 1)]).get(key, ())

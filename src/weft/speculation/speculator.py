@@ -29,12 +29,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from weft.speculation.chances import Chances, OwnChances
 from weft.speculation.choice import choose, may_pay
 from weft.speculation.costs import StepCosts
-from weft.speculation.drafter import PLAIN_STEPS, DraftGrammar, DraftRow
+from weft.speculation.drafter import PLAIN_STEPS, DraftGrammar, DraftRow, Int32s
 from weft.speculation.grammar import GrammarFollower
 from weft.speculation.host_budget import FEW_SEQUENCES, HostBudget
 from weft.speculation.mtp import HEAD_DRAFTS_MAX, HeadChances, HeadPlan, MtpFollower
@@ -150,11 +148,10 @@ class Speculator:
             self._budget.wake()
             self._stale.update(self._by_key)
 
-    def begin(self, key: int, tokens: Sequence[int], *, prompt_length: int, salt: str | None,
+    def begin(self, key: int, tokens: Int32s, *, prompt_length: int, salt: str | None,
               prediction: Sequence[int] | None, grammar: DraftGrammar | None = None) -> None:
         began_s = self._clock()
-        known = np.asarray(tokens, dtype=np.int32)
-        answer = known[prompt_length:].tolist()
+        answer = tokens[prompt_length:].tolist()
         followers: dict[SourceName, Follower] = {}
         if "prediction" in self.sources and prediction:
             followers["prediction"] = PredictionFollower(prediction, answer)
@@ -162,9 +159,9 @@ class Speculator:
         if "grammar" in self.sources and matcher is not None:
             followers["grammar"] = matcher
         if "tree" in self.sources and self._tree is not None:
-            followers["tree"] = TreeFollower(self._tree, salt or "", known)
+            followers["tree"] = TreeFollower(self._tree, salt or "", tokens)
         if "suffix" in self.sources:
-            followers["suffix"] = SuffixFollower(self._library, salt or "", known[:prompt_length], answer)
+            followers["suffix"] = SuffixFollower(self._library, salt or "", tokens[:prompt_length], answer)
         asked = [_Asked(source, follower, OwnChances(self._chances, source))
                  for source, follower in followers.items()]
         if self._head is not None:
@@ -184,11 +181,13 @@ class Speculator:
         self._others_draft = False
         if not self.costs.measured(len(rows)) or self._keeps_plain:
             return {}
-        self._room = max(row.limit for row in rows)   # the planner's own limit of a step is in there
+        self._room = max([row.limit for row in rows])   # the planner's own limit of a step is in there
         if self._is_hopeless(len(rows)):
             self._budget.rest()
             return {}
         best = [self._best(row) for row in rows]
+        if not any(survivals for _, survivals in best):
+            return {}
         counts = choose([survivals for _, survivals in best], len(rows), self.costs)
         drafts: dict[int, tuple[int, ...]] = {}
         for row, (asked, _), count in zip(rows, best, counts, strict=True):
@@ -277,7 +276,7 @@ class Speculator:
                 saved_s = alone_s * (1 + accepted / decodes) - seconds
                 self.counters.steps += 1
                 self.counters.saved_s += saved_s
-                if self._head is not None and accepted:
+                if self._head is not None and head_accepted:
                     self._head.earn(saved_s * head_accepted / accepted, self.costs)
                 self.costs.note_windows(decodes, drafted, seconds)
             elif self._plain_run[1] >= PLAIN_STEPS:

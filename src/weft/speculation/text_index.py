@@ -3,27 +3,35 @@
     text      a b c d e f g h i ... a b c d e f g h | ?
                               '-> next             ^ the context ends here
 
-``lookup(context)`` returns the occurrence with the longest match of the last tokens of ``context``, of equals
-the newest. Two keys index a position: a hash of the 3 tokens before it, and one of the 8 tokens before it. A
-lookup tries the 8 first, compares the tokens backwards, and reports the true length of the match. A hash is
-never trusted alone (law L10).
+    number    hash of the tokens before a position | the position        43 bits, 21 bits
 
-``FrozenText`` is a text that is complete: two sorted arrays, 28 bytes a token, built by numpy (20 ms for
-100,000 tokens). ``GrowingText`` takes one token at a time and holds dictionaries, about 250 bytes a token.
+``lookup(context)`` returns the occurrence with the longest match of the last tokens of ``context``, of
+equals the newest. Two keys index a position: a hash of the 3 tokens before it, and one of the 8 tokens before
+it. Most lookups end without the 3. Else the 8 come first, then the 3. Tokens are compared backwards, so the
+length of a match is the true one. A hash is never trusted alone (law L10).
+
+``FrozenText`` is a text that is complete: two sorted arrays of such numbers, 20 bytes a token, built by numpy
+(4 ms for 100,000 tokens). Positions with one hash lie side by side, in order. ``GrowingText`` takes tokens at
+its end and holds dictionaries, about 250 bytes a token. A lookup reads the tokens that came since the last
+one, so a text that is not searched costs a copy of its tokens.
+
 ``TextIndex`` is one growing text and a few frozen ones. Frozen texts of similar size are merged, so a lookup
-visits few. It is bounded in tokens: at its bound the oldest text goes.
+visits few: each has more than twice the tokens of the next. It is bounded in tokens: at its bound the oldest
+text goes.
 
 Rejected: a suffix automaton (two states and their dictionaries for each token: 600 bytes, and 0.3 s for a
 prompt of 100,000 tokens on the thread that steps); a suffix array (five sorts instead of one, for matches
-between 3 and 8 tokens that an 8-token key misses); chains of all occurrences (a space has thousands).
+between 3 and 8 tokens that an 8-token key misses); chains of all occurrences (a space has thousands); hashes
+and positions in two arrays (28 bytes a token, and a sort that keeps the order of equals: 30 ms).
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from operator import mul
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,16 +45,22 @@ CONTEXT_TOKENS = 32
 """Most tokens that a lookup compares."""
 GROWING_TOKENS_MAX = 8192
 """A growing text of this length is frozen."""
-FROZEN_BYTES_PER_TOKEN = 28
+FROZEN_BYTES_PER_TOKEN = 20
 GROWING_BYTES_PER_TOKEN = 250
 _CANDIDATES_MAX = 8
 _SEPARATOR = np.array([PAD], np.int32)
-_MASK = (1 << 64) - 1
 _FACTOR = 0x9E3779B97F4A7C15
+_POSITION_BITS = 21
+_POSITIONS = 1 << _POSITION_BITS
+FROZEN_TOKENS_MAX = _POSITIONS - 1
+_HASH_MASK = (1 << 64) - _POSITIONS
+_POWERS = [pow(_FACTOR, power, 1 << 64) for power in range(LONG_MATCH, 0, -1)]
+_POWER_SUM = sum(_POWERS)
+_BULK = 6
+"""Tokens that are read one by one at most; more are read at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Occurrence:
+class Occurrence(NamedTuple):
     """``text`` has the last ``length`` tokens of the context before index ``position``."""
 
     text: FrozenText | GrowingText
@@ -57,20 +71,46 @@ class Occurrence:
         return self.text.continuation(self.position, count)
 
 
-def _hash(tokens: Sequence[int]) -> int:
-    value = 0
-    for token in tokens:
-        value = (value + token + 1) * _FACTOR & _MASK
-    return value
+class Context:
+    """The last tokens of a text, with the hashes by which frozen texts are searched. A hash is the sum of
+    ``(tokens[-i] + 1) * FACTOR ** i``, without its lower bits. The long one is computed on demand."""
+
+    __slots__ = ("_long", "short", "tokens")
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.tokens = tokens
+        self.short = self._long = PAD
+        if len(tokens) >= MATCH_MIN:
+            self.short = ((tokens[-3] + 1) * _POWERS[-3] + (tokens[-2] + 1) * _POWERS[-2]
+                          + (tokens[-1] + 1) * _POWERS[-1]) & _HASH_MASK
+
+    @property
+    def long(self) -> int:
+        """Of a context of LONG_MATCH tokens or more."""
+        if self._long == PAD:
+            self._long = (sum(map(mul, self.tokens[-LONG_MATCH:], _POWERS)) + _POWER_SUM) & _HASH_MASK
+        return self._long
 
 
-def _hashes(tokens: npt.NDArray[np.uint64], length: int) -> npt.NDArray[np.uint64]:
-    """``_hash`` of the ``length`` tokens before each position from ``length`` on."""
-    count = tokens.size - length + 1
-    values = np.zeros(count, np.uint64)
-    for offset in range(length):
-        values = (values + tokens[offset:offset + count] + np.uint64(1)) * np.uint64(_FACTOR)
-    return values
+def _sorted_numbers(tokens: npt.NDArray[np.int32]) -> tuple[array[int], array[int]]:
+    """The numbers of all positions that have a next token, sorted: by ``MATCH_MIN`` tokens, then by
+    ``LONG_MATCH``. Polynomials of 2, 4 and 8 tokens come from those of half as many."""
+    factor, square, fourth = (np.uint64(_POWERS[-power]) for power in (1, 2, 4))
+    one = (tokens[:-1].astype(np.int64) + 1).view(np.uint64) * factor
+    two = one[:-1] * factor + one[1:]
+    three = two[:-1] * factor + one[2:]
+    if one.size < LONG_MATCH:
+        return _with_positions(three, MATCH_MIN), array("Q")
+    four = two[:-2] * square + two[2:]
+    eight = four[:-4] * fourth + four[4:]
+    return _with_positions(three, MATCH_MIN), _with_positions(eight, LONG_MATCH)
+
+
+def _with_positions(hashes: npt.NDArray[np.uint64], length: int) -> array[int]:
+    hashes &= np.uint64(_HASH_MASK)
+    hashes += np.arange(length, length + hashes.size, dtype=np.uint64)
+    hashes.sort()
+    return array("Q", hashes.tobytes())
 
 
 def _common_end(text: Sequence[int], end: int, context: Sequence[int]) -> int:
@@ -81,54 +121,49 @@ def _common_end(text: Sequence[int], end: int, context: Sequence[int]) -> int:
     return length
 
 
-@dataclass(frozen=True, slots=True)
-class ContextKeys:
-    """Hashes of the last tokens of a context, the same for every frozen text; None if it is too short."""
-
-    long: int | None
-    short: int | None
-
-    @classmethod
-    def of(cls, context: Sequence[int]) -> ContextKeys:
-        return cls(_hash(context[-LONG_MATCH:]) if len(context) >= LONG_MATCH else None,
-                   _hash(context[-MATCH_MIN:]) if len(context) >= MATCH_MIN else None)
-
-
 class FrozenText:
     """A complete text. PAD separates parts that do not follow each other; it matches nothing."""
 
     __slots__ = ("_long", "_short", "tokens")
 
     def __init__(self, tokens: npt.NDArray[np.int32]) -> None:
+        assert tokens.size <= FROZEN_TOKENS_MAX
         self.tokens = array("i", np.ascontiguousarray(tokens, dtype=np.int32).tobytes())
-        wide = tokens.astype(np.int64).astype(np.uint64)
-        self._short = _sorted(wide, MATCH_MIN)
-        self._long = _sorted(wide, LONG_MATCH)
+        self._short, self._long = (_sorted_numbers(tokens) if tokens.size > MATCH_MIN
+                                   else (array("Q"), array("Q")))
 
     @property
     def size_bytes(self) -> int:
         return FROZEN_BYTES_PER_TOKEN * len(self.tokens)
 
-    def lookup(self, context: Sequence[int], keys: ContextKeys | None = None) -> Occurrence | None:
-        """``keys``: those of ``context``, if they are known."""
-        keys = keys or ContextKeys.of(context)
-        if keys.long is not None:
-            best = self._longest(*self._long, context, keys.long, LONG_MATCH)
+    def lookup(self, context: Context) -> Occurrence | None:
+        short, numbers = context.short, self._short
+        first = bisect_left(numbers, short)
+        if first == len(numbers) or numbers[first] >= short + _POSITIONS or short == PAD:
+            return None
+        if len(context.tokens) >= LONG_MATCH and self._long:
+            at = bisect_left(self._long, context.long)
+            best = self._longest(self._long, at, context.tokens, context.long, LONG_MATCH)
             if best is not None:
                 return best
-        return None if keys.short is None else self._longest(*self._short, context, keys.short, MATCH_MIN)
+        return self._longest(numbers, first, context.tokens, short, MATCH_MIN)
 
-    def _longest(self, keys: array[int], ends: array[int], context: Sequence[int], key: int,
+    def _longest(self, numbers: array[int], first: int, context: Sequence[int], key: int,
                  least: int) -> Occurrence | None:
-        first = bisect_left(keys, key)
-        last = bisect_right(keys, key, first)
-        best = None
+        """Of the newest of the numbers from index ``first`` on that have ``key``."""
+        end_key = key + _POSITIONS
+        if first == len(numbers) or numbers[first] >= end_key:
+            return None
+        last = bisect_left(numbers, end_key, first, min(first + _CANDIDATES_MAX, len(numbers)))
+        if last - first == _CANDIDATES_MAX:
+            last = bisect_left(numbers, end_key, last)
+        best, most = 0, least - 1
         for at in range(last - 1, max(first, last - _CANDIDATES_MAX) - 1, -1):
-            end = ends[at]
+            end = numbers[at] - key
             length = _common_end(self.tokens, end, context)
-            if length >= least and (best is None or length > best.length):
-                best = Occurrence(self, end, length)
-        return best
+            if length > most:
+                best, most = end, length
+        return Occurrence(self, best, most) if best else None
 
     def token_at(self, position: int) -> int:
         """PAD past the end."""
@@ -139,22 +174,15 @@ class FrozenText:
         return tokens[:tokens.index(PAD)] if PAD in tokens else tokens
 
 
-def _sorted(tokens: npt.NDArray[np.uint64], length: int) -> tuple[array[int], array[int]]:
-    """Keys of all positions that have a next token, sorted, and the positions; equal keys by position."""
-    if tokens.size <= length:
-        return array("Q"), array("i")
-    keys = _hashes(tokens[:-1], length)
-    order = np.argsort(keys, kind="stable")
-    return array("Q", keys[order].tobytes()), array("i", (order + length).astype(np.int32).tobytes())
-
-
 class GrowingText:
     """A text that grows at its end. ``first``: the tokens before it, so that matches reach back."""
 
-    __slots__ = ("_ends_by_long", "_ends_by_short", "tokens")
+    __slots__ = ("_ends_by_long", "_ends_by_short", "_read", "tokens")
 
     def __init__(self, first: Sequence[int] = ()) -> None:
         self.tokens: list[int] = list(first)
+        self._read = len(self.tokens)
+        """Positions before it are indexed. Those in ``first`` are in the index of another text."""
         self._ends_by_short: dict[int, int] = {}
         self._ends_by_long: dict[int, int] = {}
 
@@ -162,24 +190,41 @@ class GrowingText:
     def size_bytes(self) -> int:
         return GROWING_BYTES_PER_TOKEN * len(self.tokens)
 
-    def append(self, token: int) -> None:
-        """The position before ``token`` has a next token now, so it can be found."""
-        tokens = self.tokens
-        end = len(tokens)
-        if end >= MATCH_MIN:
-            self._ends_by_short[hash((tokens[-3], tokens[-2], tokens[-1]))] = end
-            if end >= LONG_MATCH:
-                self._ends_by_long[hash(tuple(tokens[-LONG_MATCH:]))] = end
-        tokens.append(token)
+    def lookup(self, context: Context) -> Occurrence | None:
+        if self._read < len(self.tokens):
+            self._read_all()
+        tokens = context.tokens
+        end = self._ends_by_short.get(hash(tuple(tokens[-MATCH_MIN:])))
+        if end is None or len(tokens) < MATCH_MIN:
+            return None
+        if len(tokens) >= LONG_MATCH:
+            far = self._ends_by_long.get(hash(tuple(tokens[-LONG_MATCH:])))
+            if far is not None:
+                length = _common_end(self.tokens, far, tokens)
+                if length >= LONG_MATCH:
+                    return Occurrence(self, far, length)
+        length = _common_end(self.tokens, end, tokens)
+        return Occurrence(self, end, length) if length >= MATCH_MIN else None
 
-    def lookup(self, context: Sequence[int]) -> Occurrence | None:
-        for ends, least in ((self._ends_by_long, LONG_MATCH), (self._ends_by_short, MATCH_MIN)):
-            end = ends.get(hash(tuple(context[-least:]))) if len(context) >= least else None
-            if end is not None:
-                length = _common_end(self.tokens, end, context)
-                if length >= least:
-                    return Occurrence(self, end, length)
-        return None
+    def _read_all(self) -> None:
+        """A position whose next token came can be found from now on."""
+        tokens, end = self.tokens, len(self.tokens)
+        first, self._read = self._read, end
+        if end - first > _BULK:
+            self._index_all(self._ends_by_short, first, MATCH_MIN)
+            self._index_all(self._ends_by_long, first, LONG_MATCH)
+            return
+        for at in range(max(first, MATCH_MIN), end):
+            self._ends_by_short[hash((tokens[at - 3], tokens[at - 2], tokens[at - 1]))] = at
+            if at >= LONG_MATCH:
+                self._ends_by_long[hash(tuple(tokens[at - LONG_MATCH:at]))] = at
+
+    def _index_all(self, ends: dict[int, int], first: int, length: int) -> None:
+        tokens, end, first = self.tokens, len(self.tokens), max(first, length)
+        if first >= end:
+            return
+        before = zip(*(tokens[first - back:end - back] for back in range(length, 0, -1)), strict=True)
+        ends.update(zip(map(hash, before), range(first, end), strict=True))
 
     def token_at(self, position: int) -> int:
         """PAD past the end."""
@@ -217,7 +262,7 @@ class TextIndex:
         ``tokens`` is that text."""
         tokens = tokens[-self._tokens_max:]
         self._growing = GrowingText(tokens[-CONTEXT_TOKENS:].tolist())
-        while self._frozen and len(self._frozen[-1].tokens) <= tokens.size:
+        while self._frozen and len(self._frozen[-1].tokens) <= 2 * tokens.size:
             older = np.frombuffer(self._frozen[-1].tokens, np.int32)
             if older.size + tokens.size > self._tokens_max // 4:
                 break
@@ -233,19 +278,21 @@ class TextIndex:
 
     def extend(self, tokens: Sequence[int]) -> None:
         growing = self._growing
-        for token in tokens:
-            growing.append(token)
+        growing.tokens += tokens
         if len(growing.tokens) >= min(GROWING_TOKENS_MAX, max(self._tokens_max // 2, 2 * CONTEXT_TOKENS)):
             self.freeze(np.asarray(growing.tokens, dtype=np.int32))
 
-    def lookup(self, context: Sequence[int]) -> Occurrence | None:
+    def end(self) -> Context:
+        """Its last CONTEXT_TOKENS tokens, or all."""
+        return Context(self._growing.tokens[-CONTEXT_TOKENS:])
+
+    def lookup(self, context: Context) -> Occurrence | None:
         """The longest match; of equals the newest text."""
         best = self._growing.lookup(context)
         if not self._frozen or (best is not None and best.length >= CONTEXT_TOKENS):
             return best
-        keys = ContextKeys.of(context)
         for text in reversed(self._frozen):
-            other = text.lookup(context, keys)
+            other = text.lookup(context)
             if other is not None and (best is None or other.length > best.length):
                 best = other
         return best

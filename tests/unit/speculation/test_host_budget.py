@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tests.unit.speculation.texts import prose
+from tests.unit.speculation.texts import int32s, prose
 from weft.speculation.costs import ROWS, StepCosts
 from weft.speculation.drafter import DraftRow
 from weft.speculation.host_budget import BARREN_STEPS, CROWD_SHARE, REST_STEPS, SHARE, HostBudget
@@ -77,7 +77,7 @@ def test_a_sequence_that_slept_is_drafted_for_only_once_its_text_is_known() -> N
     clock = itertools.count()
     drafter = Speculator(("suffix",), costs=FLAT, clock=lambda: float(next(clock)))
     text = prose(1, 60) * 3
-    drafter.begin(1, text[:60], prompt_length=50, salt=None, prediction=None)
+    drafter.begin(1, int32s(text[:60]), prompt_length=50, salt=None, prediction=None)
     for _ in range(BARREN_STEPS):   # a text that follows nothing known
         assert drafter.draft([DraftRow(1, 0)]) == {}
         drafter.observe(1, 0, 1e-6)

@@ -5,29 +5,25 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.constrained import END, compiler, tokenizer
-from tests.unit.speculation.texts import edited, prose
+from tests.unit.speculation.texts import edited, int32s, prose
 from weft.errors import ConfigError
 from weft.memory.prefix.tree import PrefixTree
 from weft.speculation.grammar import GrammarFollower
 from weft.speculation.prediction import PredictionFollower
 from weft.speculation.proposal import SOURCES, Follower, Proposal, parse_sources
 from weft.speculation.suffix import AnswerLibrary, SuffixFollower
+from weft.speculation.text_index import Context
 from weft.speculation.tree import TreeFollower
 from weft.text.grammars import json_grammar
 from weft.units import PAGE_TOKENS, PageId
 
 PROMPT = prose(1, 200)
 ANSWER = prose(2, 150)
-
-
-def int32s(tokens: list[int]) -> np.ndarray:
-    return np.asarray(tokens, dtype=np.int32)
 
 
 def tree_of(*texts: list[int], salt: str = "") -> PrefixTree:
@@ -188,7 +184,8 @@ def test_the_library_is_bounded_in_bytes_and_drops_the_salt_used_least_recently(
         library.add("0", answers["0"][:40])
         library.add(salt, answer)
         assert library.size_bytes <= 2_000_000
-    held = [salt for salt, answer in answers.items() if library.lookup(salt, answer[:20]) is not None]
+    held = [salt for salt, answer in answers.items()
+            if library.lookup(salt, Context(answer[:20])) is not None]
     assert "0" in held
     assert "39" in held
     assert 2 <= len(held) < 10
@@ -199,12 +196,13 @@ def test_answers_wait_for_a_lookup_and_the_newest_are_found() -> None:
     answers = [list(range(number, number + 1500)) for number in range(0, 80_000, 2000)]
     for answer in answers:
         library.add("", answer)
-    held = [number for number, answer in enumerate(answers) if library.lookup("", answer[:20]) is not None]
+    held = [number for number, answer in enumerate(answers)
+            if library.lookup("", Context(answer[:20])) is not None]
     assert held == list(range(held[0], 40))
     assert 2 <= len(held) < 20
     library.add("", answers[0])   # the one after a lookup is found, and those before it still are
-    assert library.lookup("", answers[0][:20]) is not None
-    assert library.lookup("", answers[39][:20]) is not None
+    assert library.lookup("", Context(answers[0][:20])) is not None
+    assert library.lookup("", Context(answers[39][:20])) is not None
 
 
 def test_a_grammar_forces_keys_and_cuts_other_drafts() -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.unit.speculation.texts import edited, prose
+from tests.unit.speculation.texts import edited, int32s, prose
 from weft.speculation.costs import StepCosts
 from weft.speculation.drafter import PLAIN_STEPS, DraftRow
 from weft.speculation.proposal import SOURCES, SourceName
@@ -64,7 +64,7 @@ def test_a_dropped_plan_changes_nothing() -> None:
     once, twice = speculator(), speculator()
     chance = random.Random(5)
     for drafter in (once, twice):
-        drafter.begin(1, [*FILE, answer[0]], prompt_length=len(FILE), salt=None, prediction=None)
+        drafter.begin(1, int32s([*FILE, answer[0]]), prompt_length=len(FILE), salt=None, prediction=None)
     at = 1
     while at < len(answer) - 1:
         row = DraftRow(1, min(12, len(answer) - at - 1))
@@ -84,7 +84,7 @@ def test_a_dropped_plan_changes_nothing() -> None:
 
 def test_no_draft_exceeds_its_limit() -> None:
     drafter = Speculator(costs=StepCosts({1: 1.0, 16: 1.001}))
-    drafter.begin(1, FILE + FILE[:100], prompt_length=len(FILE), salt=None, prediction=None)
+    drafter.begin(1, int32s(FILE + FILE[:100]), prompt_length=len(FILE), salt=None, prediction=None)
     for limit in (0, 1, 4, 100):
         drafts = drafter.draft([DraftRow(1, limit)]).get(1, ())
         assert min(limit, 12) <= len(drafts) <= min(limit, DRAFTS_MAX)
@@ -94,7 +94,7 @@ def test_no_draft_exceeds_its_limit() -> None:
 
 def test_a_source_that_never_pays_pauses_and_one_that_begins_to_pay_is_noticed() -> None:
     drafter = Speculator(("suffix",), costs=StepCosts({rows: float(rows) for rows in (1, 2, 4, 8, 16, 32)}))
-    drafter.begin(1, FILE[:50], prompt_length=49, salt=None, prediction=None)
+    drafter.begin(1, int32s(FILE[:50]), prompt_length=49, salt=None, prediction=None)
     asked = 0
     for token in prose(20, 400):
         drafter.draft([DraftRow(1, 10)])
@@ -113,7 +113,7 @@ def test_a_source_that_never_pays_pauses_and_one_that_begins_to_pay_is_noticed()
 
 def test_a_plain_step_is_measured_before_the_first_draft_and_now_and_then() -> None:
     drafter = Speculator(("prediction",))
-    drafter.begin(1, [1, 2], prompt_length=2, salt=None, prediction=[7] * 5000)
+    drafter.begin(1, int32s([1, 2]), prompt_length=2, salt=None, prediction=[7] * 5000)
     for _ in range(PLAIN_STEPS):
         assert drafter.draft([DraftRow(1, 4)]) == {}
         drafter.observe(1, 0, 0.02)
@@ -141,7 +141,7 @@ def test_an_end_without_a_begin_and_a_second_end_are_no_errors() -> None:
     drafter = speculator()
     drafter.end(5)
     drafter.settle(5, [1], drafted=0, accepted=0)
-    drafter.begin(5, [1, 2], prompt_length=1, salt=None, prediction=None)
+    drafter.begin(5, int32s([1, 2]), prompt_length=1, salt=None, prediction=None)
     drafter.end(5)
     drafter.end(5)
     assert drafter._by_key == {}
