@@ -15,8 +15,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
-
 _CGROUP = Path("/sys/fs/cgroup")
 _ram_share = 1
 _memory_turn: int | None = None
@@ -44,6 +42,8 @@ def free_ram_bytes() -> int:
     its part (``use_part_of_host``). Waits while another process of these parts takes its memory."""
     if _memory_turn is not None:
         fcntl.lockf(_memory_turn, fcntl.LOCK_EX)  # the end of this process unlocks it too
+    import psutil
+
     free = int(psutil.virtual_memory().available)
     for limit_file, used_file in (("memory.max", "memory.current"),
                                   ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):

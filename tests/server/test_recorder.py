@@ -19,10 +19,11 @@ from weft.engine.engine import EngineCore
 from weft.errors import ConfigError
 from weft.request import Request, SamplingParams
 from weft.server import recorder as recorder_module
-from weft.server.config import RecordingTarget, ServerConfig
+from weft.server.config import ServerConfig
 from weft.server.engine_process import start_recording
 from weft.server.messages import Cancel, Launch
 from weft.server.recorder import Recorder
+from weft.server.recording_target import RecordingTarget
 from weft.sim.recording import Recording, read_recording
 from weft.sim.trace_files import read_trace
 

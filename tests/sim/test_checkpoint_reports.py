@@ -8,7 +8,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from weft.checkpoint_report import CheckpointReport, prefix_digests
+from weft.checkpoint_report import CheckpointReport
+from weft.prefix_digests import prefix_digests
 from weft.router.checkpoint_table import CheckpointTable
 from weft.sim.arms import find_arm
 from weft.sim.cost import Fitted

@@ -12,8 +12,8 @@ import pytest
 
 from tests.sim.failing import assert_fails
 from weft.memory.draft import Draft
-from weft.memory.memory import MoveCounts
 from weft.memory.reservation import Reservation
+from weft.memory.usage import MoveCounts
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
 from weft.sim.sharing import sharing_scenario

@@ -21,7 +21,7 @@ from weft.memory.arena_work import (
     SlotCopy,
 )
 from weft.memory.frames.plan import plan_arena, with_compressed_kv
-from weft.memory.memory import MemoryUsage
+from weft.memory.usage import MemoryUsage
 from weft.memory.values import NO_NODE
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder

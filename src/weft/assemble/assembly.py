@@ -37,11 +37,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.assemble.identity import engine_identity
-from weft.assemble.prefix_store import check_store_flags, open_tier, own_parts
 from weft.assemble.ranks import StartedRanks, start_ranks, with_rank_threads
 from weft.assemble.report import layers_in_words, memory_table, read_in_words
 from weft.assemble.room import cache_dtypes, measured_gpu_room, mixed_tokens_max, plan_memory, ram_room
 from weft.assemble.speculation import loads_head, make_drafter
+from weft.assemble.store_flags import check_store_flags
 from weft.config import STEP_TOKENS_CPU, STEP_TOKENS_GPU, EngineConfig, Sizes
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
@@ -132,6 +132,8 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     memory = Memory(arena, cache=config.prefix_cache, count_salt=config.count_salt, policy=policy)
     tier = None
     if config.store is not None:
+        from weft.assemble.prefix_store import open_tier, own_parts
+
         tell(f"store: {config.store}")
         tier, store_notes = open_tier(config, name, directory, loaded, memory, kernels=kernels,
                                       threads=threads, device=device, clock=time.monotonic,

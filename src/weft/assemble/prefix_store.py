@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.assemble.identity import weight_files
+from weft.assemble.store_flags import store_options
 from weft.config import EngineConfig
-from weft.errors import ConfigError
 from weft.memory.frames.plan import ArenaPlan
 from weft.memory.memory import Memory
 from weft.memory.transfer_buffers import BufferPlaces, TransferBuffers, buffer_limit
@@ -35,10 +35,9 @@ from weft.schedule.restore_prices import COPY_BYTES_S, RestorePrices
 from weft.schedule.store_tier import StoreTier
 from weft.schedule.store_writes import GPU_STEP_BYTES, STEP_BYTES
 from weft.store.identity import NamespaceIdentity, weights_digest
-from weft.store.options import StoreOptions
 from weft.store.store import open_store
 from weft.store.values import EXACT_FORM, INT4_KV, INT8_KV, INT8_STATE
-from weft.units import format_bytes, parse_bytes
+from weft.units import format_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -51,22 +50,6 @@ GPU_FLOPS = 2e14
 """Guesses of what a thread or a GPU computes in a second, until prefills are measured."""
 GPU_LINK_BYTES_S = 25e9
 """A PCIe 4 link with 16 lanes."""
-
-
-def check_store_flags(config: EngineConfig) -> None:
-    """Raises ConfigError for a size that cannot be read."""
-    store_options(config)
-
-
-def store_options(config: EngineConfig) -> StoreOptions:
-    size = None if config.store_size is None else parse_bytes(config.store_size, flag="--store-size")
-    rate = parse_bytes(config.store_write.removesuffix("/s"), flag="--store-write")
-    if rate <= 0:
-        raise ConfigError(f"--store-write is {config.store_write!r}; it must be above 0 bytes a second",
-                          param="--store-write")
-    reserve = parse_bytes(config.store_reserve, flag="--store-reserve")
-    return StoreOptions(capacity_bytes=size, write_bytes_per_second=float(rate), reserve_bytes=reserve,
-                        accept_inexact=not config.exact)
 
 
 def open_tier(config: EngineConfig, name: str, directory: Path, loaded: LoadedModel, memory: Memory, *,

@@ -19,19 +19,17 @@ from weft.assemble.room import ArenaRoom
 from weft.config import EngineConfig
 from weft.engine.stats import RankStats
 from weft.errors import RankLostError
-from weft.families.architecture import Architecture
 from weft.host import usable_cores
-from weft.planning.ranks import rank_architecture
-from weft.ranks.identity import identity_of
-from weft.ranks.peers import Peers
 from weft.units import format_bytes
 
 if TYPE_CHECKING:
     import torch
 
+    from weft.families.architecture import Architecture
     from weft.models.loading import LoadedModel
     from weft.models.rank_share import RankGroup
     from weft.ranks.executor import RankedExecutor
+    from weft.ranks.peers import Peers
     from weft.runner.torch_executor import TorchExecutor
     from weft.tensor.collectives import GroupCollectives
 
@@ -91,6 +89,9 @@ def start_ranks(config: EngineConfig, directory: Path, device: torch.device, tel
                 peers: Peers | None = None) -> StartedRanks:
     """Starts the other ranks (or launches ``peers`` again) and meets them. Raises ConfigError for a model
     that does not divide, before any process is started."""
+    from weft.ranks.identity import identity_of
+    from weft.ranks.peers import Peers
+
     _check_divides(config, directory)
     tell(f"ranks: starting {config.tp - 1} beside this process")
     started = peers or Peers(config.tp, config.rank_timeout)
@@ -143,6 +144,8 @@ def identity_with(identity: dict[str, str], loaded: LoadedModel) -> dict[str, st
 
 
 def _divide(config: EngineConfig) -> Callable[[Architecture], Architecture]:
+    from weft.planning.ranks import rank_architecture
+
     return partial(rank_architecture, tp=config.tp, ep=config.ep)
 
 

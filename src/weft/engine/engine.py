@@ -44,7 +44,7 @@ from weft.engine.streams import Stream, StreamTable
 from weft.engine.submission import Submission
 from weft.errors import EngineUnavailableError, QueueFullError, RequestError
 from weft.memory.memory import Memory
-from weft.memory.prefix.shape import CacheShape
+from weft.memory.prefix.cache_shape import CacheShape
 from weft.request import Request, TokenEvent
 from weft.schedule.checkpoints import AUTO, CheckpointPolicy
 from weft.schedule.measured_costs import MeasuredCosts

@@ -7,15 +7,18 @@ grows with traffic (law L11). The server makes distributions over requests from 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from weft.engine.sleep_state import AWAKE, SleepState
-from weft.memory.memory import MemoryUsage
-from weft.schedule.plan import StepPlan
-from weft.schedule.store_tier import TierStats
+from weft.memory.usage import MemoryUsage
+from weft.schedule.tier_stats import TierStats
 from weft.speculation.stats import SpeculationStats
 from weft.work_costs import WorkCosts
+
+if TYPE_CHECKING:
+    from weft.schedule.plan import StepPlan
 
 
 class RankStats(msgspec.Struct, frozen=True):

@@ -23,24 +23,26 @@ import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from weft.checkpoint_report import CheckpointReport
 from weft.config import EngineConfig
 from weft.errors import EngineUnavailableError, WeftError
 from weft.fleet.all_engines import AllEngines
-from weft.fleet.joined import JoinedReplicas, check_identity
-from weft.fleet.link_keys import LinkKeys
 from weft.fleet.placement import Placement
 from weft.fleet.places import divide_machine, start_at_once
-from weft.fleet.remote_link import RemoteLink
 from weft.fleet.replica import Replica, first_error
-from weft.fleet.seats import Seat
 from weft.info import ModelInfo
 from weft.router.blind import LeastLoaded
 from weft.router.protocol import Router
 from weft.server.client import ASSEMBLE, STALL_AFTER_S, EngineClient, follow_checkpoints
-from weft.server.config import RecordingTarget
 from weft.server.engine_link import ANYWHERE
+from weft.server.recording_target import RecordingTarget
+
+if TYPE_CHECKING:
+    from weft.fleet.joined import JoinedReplicas
+    from weft.fleet.link_keys import LinkKeys
+    from weft.fleet.seats import Seat
 
 RESTARTS = 5
 _LOOK_EVERY_S = 0.05
@@ -77,7 +79,7 @@ class Fleet:
         self._own_count = replicas
         self._routed: set[int] = set()
         """Replicas that the router counts on."""
-        self.joined = None if listen is None else JoinedReplicas(self, *listen)
+        self.joined = None if listen is None else _joined(self, *listen)
         self.engines = AllEngines(self.replicas)
         self.requests = Placement(config, self.replicas, self.router)
         self._opened, self._died = asyncio.Event(), asyncio.Event()
@@ -174,11 +176,17 @@ class Fleet:
                        on_ready=self._on_ready, on_lost=self._on_lost)
 
     def _engine_maker(self, number: int, seat: Seat | None) -> Callable[[int], EngineClient]:
+        link = None
+        if seat is not None:
+            from weft.fleet.remote_link import RemoteLink
+
+            link = functools.partial(RemoteLink, seat)
+
         def new_engine(start: int) -> EngineClient:
             return EngineClient(
                 self.config, factory=self._factory,
                 place=self._shares[number] if seat is None else ANYWHERE,
-                link=None if seat is None else RemoteLink(seat),
+                link=None if link is None else link(),
                 stall_after_s=self._stall_after_s, record=_recording(self._record, number, start),
                 on_progress=lambda text: self._on_line(number, text),
                 on_events=lambda events: self.requests.take(events),
@@ -202,6 +210,8 @@ class Fleet:
     async def _prepare(self, engine: EngineClient, host: str) -> None:
         """Before a new process counts as ready. Raises ConfigError for a joined one that differs."""
         if host:
+            from weft.fleet.joined import check_identity
+
             check_identity(engine, self._identity, host)
         await self.engines.sleep_again(engine)
 
@@ -242,6 +252,12 @@ class Fleet:
         self.requests.close_all(self.death)
         self._opened.set()
         self._died.set()
+
+
+def _joined(fleet: Fleet, address: str, keys: LinkKeys) -> JoinedReplicas:
+    from weft.fleet.joined import JoinedReplicas  # a server without --listen-engines needs none of it
+
+    return JoinedReplicas(fleet, address, keys)
 
 
 def _recording(record: RecordingTarget | None, replica: int, start: int) -> RecordingTarget | None:

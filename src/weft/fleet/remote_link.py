@@ -18,9 +18,9 @@ from weft.config import EngineConfig
 from weft.fleet.link_frames import BodyKind
 from weft.fleet.link_messages import EngineEnded, KillEngine, LinkMessage, StartEngine
 from weft.fleet.seats import Seat, Session
-from weft.server.config import RecordingTarget
 from weft.server.engine_link import ANYWHERE, HostShare
 from weft.server.messages import Command, Report
+from weft.server.recording_target import RecordingTarget
 
 _encoder = msgspec.msgpack.Encoder()
 _reports = msgspec.msgpack.Decoder(Report)

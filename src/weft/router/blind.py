@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from weft.checkpoint_report import CheckpointReport, prefix_digests
+from weft.checkpoint_report import CheckpointReport
 from weft.router.protocol import ReplicaLoad, Route, RoutedRequest, RouterCounts, Wants
 from weft.units import PAGE_TOKENS
 
@@ -88,6 +88,8 @@ class PrefixHash(BlindRouter):
         self._prefix_tokens = prefix_tokens
 
     def choose(self, request: RoutedRequest, candidates: Sequence[ReplicaLoad]) -> Route:
+        from weft.prefix_digests import prefix_digests  # numpy; the other routers need none
+
         length = min(len(request.tokens), self._prefix_tokens)
         digests = prefix_digests(request.tokens[:max(length, PAGE_TOKENS)], request.salt)
         if not digests.size:  # shorter than a page: there is nothing to share

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.checkpoint_report import CheckpointReport, Digests, Int32s, ReportedCheckpoint
+from weft.checkpoint_report import CheckpointReport, ReportedCheckpoint
+from weft.prefix_digests import Digests, Int32s
 from weft.router.digest_filter import DigestFilter
 from weft.units import PAGE_TOKENS
 

@@ -23,7 +23,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from weft.checkpoint_report import Digests
+from weft.prefix_digests import Digests
 
 CELLS_MIN = 1 << 16
 CELLS_PER_ENTRY = 16

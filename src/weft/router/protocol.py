@@ -25,13 +25,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from weft.checkpoint_report import CheckpointReport
 from weft.work_costs import WorkCosts
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 Wants = Literal["nothing", "states", "pages"]
 """What engines report to a router: nothing; where requests can resume; where KV pages end."""

@@ -1,4 +1,7 @@
-"""Routers by the names of ``--router``. A new one is a new row."""
+"""Routers by the names of ``--router``. A new one is a new row.
+
+The router with tables is imported when it is asked for: it needs numpy, and a server of one replica has none.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,20 @@ from collections.abc import Callable
 
 from weft.errors import ConfigError
 from weft.router.blind import LeastLoaded, PrefixHash, RoundRobin
-from weft.router.protocol import Router
-from weft.router.seconds import Seconds
+from weft.router.protocol import Router, Wants
 
 DEFAULT_ROUTER = "seconds"
+
+
+def _by_seconds(clock: Callable[[], float], wants: Wants = "states") -> Router:
+    from weft.router.seconds import Seconds
+
+    return Seconds(clock, wants)
+
+
 _MAKERS: dict[str, Callable[[Callable[[], float]], Router]] = {
-    "seconds": Seconds,
-    "kv-only": lambda clock: Seconds(clock, "pages"),
+    "seconds": _by_seconds,
+    "kv-only": lambda clock: _by_seconds(clock, "pages"),
     "prefix-hash": lambda clock: PrefixHash(),
     "round-robin": lambda clock: RoundRobin(),
     "least-loaded": lambda clock: LeastLoaded(),

@@ -45,6 +45,7 @@ from weft.schedule.plan import Int32s
 from weft.schedule.restore_prices import RestorePrices
 from weft.schedule.sequence import Sequence
 from weft.schedule.store_step import FetchKey, FetchWish
+from weft.schedule.tier_stats import RestoreCounts
 from weft.store.protocol import Store
 from weft.store.values import KvRows, StagingBuffers, StoredPrefix, StoreEvent, Ticket
 from weft.units import PAD, PAGE_TOKENS, BufferId, SeqId, ceil_div
@@ -111,18 +112,6 @@ class _Answer(NamedTuple):
     cached_tokens: int
     version: int
     prefix: StoredPrefix | None
-
-
-@dataclass(slots=True)
-class RestoreCounts:
-    """Since the start; they only grow. ``saved_s``: what computing the restored tokens was estimated to take,
-    less the time that their fetches took. ``late``: fetches that passed their deadline."""
-
-    restores: int = 0
-    restored_tokens: int = 0
-    saved_s: float = 0.0
-    damaged: int = 0
-    late: int = 0
 
 
 class Restores:

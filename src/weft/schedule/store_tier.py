@@ -13,33 +13,16 @@ scheduler has no ``StoreTier``, and plans have NO_STORE_STEP.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from weft.memory.memory import Memory
 from weft.memory.transfer_buffers import TransferBuffers
 from weft.schedule.plan import StepPlan
 from weft.schedule.plan_builder import PlanBuilder
 from weft.schedule.restore_prices import RestorePrices
-from weft.schedule.restores import FetchState, RestoreCounts, Restores
-from weft.schedule.store_writes import STEP_BYTES, StoreWrites, WriteCounts
+from weft.schedule.restores import FetchState, Restores
+from weft.schedule.store_writes import STEP_BYTES, StoreWrites
+from weft.schedule.tier_stats import TierStats
 from weft.store.protocol import Store
-from weft.store.values import StoreStats
-
-
-@dataclass(frozen=True, slots=True)
-class TierStats:
-    """What the tier did since the start, and the store's own numbers. ``buffer_bytes``: in use now."""
-
-    restores: RestoreCounts
-    writes: WriteCounts
-    store: StoreStats
-    waiting: int
-    buffer_bytes: int
-    buffer_bytes_max: int
-
-
-NO_TIER = TierStats(RestoreCounts(), WriteCounts(), StoreStats("", False, 0, 0, 0, 0), 0, 0, 0)
-"""The numbers of an engine without a store."""
 
 
 class StoreTier:

@@ -48,6 +48,7 @@ from weft.memory.prefix.edge import COMPRESSED
 from weft.memory.transfer_buffers import TransferBuffers
 from weft.memory.values import NodeId
 from weft.schedule.restore_prices import PRIOR_USES, RestorePrices
+from weft.schedule.tier_stats import WriteCounts
 from weft.store.protocol import Store
 from weft.store.values import (
     EXACT_FORM,
@@ -71,17 +72,6 @@ CANDIDATES_MAX = 4096
 LOOKS_PER_POLL = 8
 PACE_SLACK_S = 1.0
 """An idle time up to this long may be made up for."""
-
-
-@dataclass(slots=True)
-class WriteCounts:
-    """Since the start; they only grow. ``skipped``: candidates that were not worth writing. ``lost``: evicted
-    or compressed before they were copied, or pushed out of the queue."""
-
-    written: int = 0
-    dropped: int = 0
-    skipped: int = 0
-    lost: int = 0
 
 
 @dataclass(slots=True)

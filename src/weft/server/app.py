@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 from starlette.applications import Starlette
@@ -32,7 +31,6 @@ from weft.server.errors import on_bug, on_http_error, on_weft_error
 from weft.server.exchange import Handler, Job, answer_job, json_response, namespace_of, read_raw
 from weft.server.gate import Gate
 from weft.server.metrics import CONTENT_TYPE
-from weft.server.openapi.document import openapi_json
 from weft.server.openapi.endpoints import ENDPOINTS
 from weft.server.page import page_routes
 from weft.server.protocol import (
@@ -180,6 +178,8 @@ class _Handlers:
     ping = post_ping = health
 
     async def version(self, request: Request) -> Response:
+        from importlib import metadata
+
         return json_response({"version": metadata.version("weft")})
 
     async def load(self, request: Request) -> Response:
@@ -238,6 +238,8 @@ def _model_card(model: ServedModel, name: str) -> dict[str, Any]:
 
 
 async def _openapi(request: Request) -> Response:
+    from weft.server.openapi.document import openapi_json
+
     return Response(await asyncio.to_thread(openapi_json), media_type="application/json")
 
 

@@ -26,9 +26,8 @@ from weft.engine.sleep_state import AWAKE, Part, SleepState
 from weft.engine.stats import EngineStats
 from weft.errors import EngineUnavailableError, WeftError
 from weft.info import ModelInfo
-from weft.memory.prefix.shape import CacheShape
+from weft.memory.prefix.cache_shape import CacheShape
 from weft.request import Request, TokenEvent
-from weft.server.config import RecordingTarget
 from weft.server.engine_link import ANYWHERE, EngineLink, HostShare, PendingReplies, ProcessLink
 from weft.server.heartbeat import HeartMonitor
 from weft.server.messages import (
@@ -49,6 +48,7 @@ from weft.server.messages import (
     Submit,
     Wake,
 )
+from weft.server.recording_target import RecordingTarget
 
 ASSEMBLE = "weft.assemble:assemble"
 STALL_AFTER_S = 10.0

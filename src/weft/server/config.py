@@ -17,6 +17,7 @@ from weft.fleet.link_socket import tcp_address
 from weft.server.batches.files import FileLimits
 from weft.server.edge import EdgeLimits
 from weft.server.origins import Origins
+from weft.server.recording_target import RecordingTarget
 from weft.server.responses.database import StoreLimits
 from weft.server.responses.store import default_path
 from weft.server.tenants import Quotas
@@ -34,16 +35,6 @@ _MB = 1_000_000
 
 def _flag(default: Any, help: str, **more: Any) -> Any:
     return field(default=default, metadata={"help": help, **more})
-
-
-@dataclass(frozen=True, slots=True)
-class RecordingTarget:
-    """Where a recording of the traffic goes. ``has_tokens``: prompts and answers too, not only their
-    hashes."""
-
-    file: str
-    limit_bytes: int
-    has_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)

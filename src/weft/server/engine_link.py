@@ -27,9 +27,9 @@ import zmq.asyncio
 
 from weft.config import EngineConfig
 from weft.errors import WeftError
-from weft.server.config import RecordingTarget
 from weft.server.loop_socket import LoopSocket
 from weft.server.messages import Command, Launch, Reply, Report
+from weft.server.recording_target import RecordingTarget
 
 _SOCKET_PATH_MAX = 90
 _encoder = msgspec.msgpack.Encoder()

@@ -29,20 +29,17 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvloop
 from rich.console import Console
 
-from weft.assemble import find_model
-from weft.assemble.identity import file_digest
 from weft.config import EngineConfig
 from weft.errors import ConfigError, UserError, WeftError
 from weft.fleet.fleet import Fleet
 from weft.fleet.link_keys import LinkKeys, new_token, read_or_create_token
 from weft.fleet.link_socket import tcp_address
-from weft.fleet.ray_fleet import RayFleet
-from weft.fleet.ray_placer import PlacerOrder
 from weft.info import ModelInfo
 from weft.router.protocol import Router
 from weft.router.routers import make_router
@@ -51,7 +48,9 @@ from weft.server.client import ASSEMBLE
 from weft.server.config import DEFAULT_PORT, PORTS_TRIED, ServerConfig
 from weft.server.http import BACKLOG, LAST_ANSWERS_S, http_server, raise_file_limit, set_up_logging
 from weft.server.service import Service, load_served_model
-from weft.server.workers.supervisor import Workers
+
+if TYPE_CHECKING:
+    from weft.fleet.ray_fleet import RayFleet
 
 _ALL_HOSTS = ("", "0.0.0.0", "[::]", "*")
 EXIT_OK, EXIT_ENGINE_DIED, EXIT_CONFIG, EXIT_STALLED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
@@ -107,6 +106,8 @@ def new_service(config: ServerConfig, fleet: Fleet, listener: socket.socket) -> 
     """Of the only HTTP process, or of the supervisor of several. Raises ConfigError."""
     if config.http_workers == 1:
         return Service(config, fleet)
+    from weft.server.workers.supervisor import Workers
+
     workers = Workers(config, fleet, listener.fileno())
     inner = dataclasses.replace(config, max_connections_per_address=0, log_level="warning",
                                 otlp_endpoint=None)  # workers log and trace what they answer and forward
@@ -143,6 +144,9 @@ def placed_by_ray(config: ServerConfig, fleet: Fleet, link: tuple[str, str] | No
     """``ranks``: of a replica. They share one bundle, so Ray finds one node for all of them."""
     if config.ray is None or link is None:
         return None
+    from weft.fleet.ray_fleet import RayFleet
+    from weft.fleet.ray_placer import PlacerOrder
+
     host = (config.listen_engines or "").rpartition(":")[0]
     order = PlacerOrder(address=config.ray, server=f"{'' if host in _ALL_HOSTS else host}:0", token=link[1],
                         own={}, cpus=ranks * config.ray_cpus, gpus=ranks * config.ray_gpus)
@@ -281,6 +285,9 @@ class Serving:
 
 def _with_own_text(info: ModelInfo, config: EngineConfig) -> ModelInfo:
     """Of a joined replica, with this machine's tokenizer and template. Raises ConfigError if they differ."""
+    from weft.assemble import find_model  # the modules of the engine; other servers need none
+    from weft.assemble.identity import file_digest
+
     _, directory = find_model(config, lambda text: None, text_only=True)
     own, other = file_digest(directory / "tokenizer.json"), info.identity.get("tokenizer")
     if other not in (own, None):

@@ -33,7 +33,7 @@ from weft.engine.stats import EngineStats
 from weft.errors import UserError, WeftError
 from weft.info import ModelInfo
 from weft.request import Request, TokenEvent
-from weft.server.config import RecordingTarget
+from weft.server.recording_target import RecordingTarget
 
 _encoder = msgspec.msgpack.Encoder()
 

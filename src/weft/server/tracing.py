@@ -32,7 +32,6 @@ import time
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from weft.errors import ConfigError
@@ -99,6 +98,8 @@ class RequestTracer:
 
     def __init__(self, endpoint: str) -> None:
         check_endpoint(endpoint)
+        from importlib import metadata
+
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider

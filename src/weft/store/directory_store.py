@@ -34,6 +34,7 @@ from weft.store.reading import FetchThreads, RecordFetch
 from weft.store.record_books import RecordBooks, free_bytes
 from weft.store.rows import root_chain, token_bytes
 from weft.store.salts import salt_key
+from weft.store.stats import StoreStats
 from weft.store.upkeep import COMPACT_ROWS_LEAST, Compacted, Refreshed, Upkeep
 from weft.store.values import (
     GRAIN_TOKENS,
@@ -44,7 +45,6 @@ from weft.store.values import (
     StagingBuffers,
     StoredPrefix,
     StoreEvent,
-    StoreStats,
     Ticket,
 )
 from weft.store.volumes import Volumes

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from weft.store.stats import StoreStats
 from weft.store.values import (
     KvPiece,
     PrefixTokens,
@@ -31,7 +32,6 @@ from weft.store.values import (
     StagingBuffers,
     StoredPrefix,
     StoreEvent,
-    StoreStats,
     Ticket,
 )
 

@@ -30,8 +30,9 @@ from weft.store.options import StoreOptions
 from weft.store.reading import RecordFetch
 from weft.store.rows import CHECKPOINT, KV
 from weft.store.space import Space
+from weft.store.stats import StoreStats
 from weft.store.upkeep import Compacted, Refreshed
-from weft.store.values import StoreEvent, StoreStats
+from weft.store.values import StoreEvent
 from weft.store.writing import MarkJob, PutJob, WriteOutcome, WriteThread
 
 USES_BEFORE_WRITE = 64

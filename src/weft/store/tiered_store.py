@@ -33,6 +33,7 @@ from weft.store.prefixes import is_current, places_of, prefix_of, reads_of
 from weft.store.reading import UNREACHABLE, FetchThreads, RecordFetch
 from weft.store.rows import CHECKPOINT, token_bytes
 from weft.store.segments import RemoteLedger
+from weft.store.stats import StoreStats
 from weft.store.uploads import BucketThread, RemoteIndex, UploadJob
 from weft.store.values import (
     KvPiece,
@@ -41,7 +42,6 @@ from weft.store.values import (
     StagingBuffers,
     StoredPrefix,
     StoreEvent,
-    StoreStats,
     Ticket,
 )
 from weft.units import format_bytes

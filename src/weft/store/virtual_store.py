@@ -25,6 +25,7 @@ from weft.store.index import NO_ENTRY, KvChain, StoreIndex
 from weft.store.prefixes import checkpoint_above, entries_of, is_current, prefix_of
 from weft.store.put_records import put_request, records_of
 from weft.store.rows import root_chain, token_bytes
+from weft.store.stats import StoreStats
 from weft.store.values import (
     DropReason,
     KvPiece,
@@ -33,7 +34,6 @@ from weft.store.values import (
     StagingBuffers,
     StoredPrefix,
     StoreEvent,
-    StoreStats,
     Ticket,
 )
 from weft.store.virtual_disk import DiskModel, VirtualDisk

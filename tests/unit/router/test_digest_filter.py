@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from weft.checkpoint_report import prefix_digests, token_array
+from weft.prefix_digests import prefix_digests, token_array
 from weft.router import digest_filter
 from weft.router.digest_filter import CELLS_PER_ENTRY, DigestFilter
 

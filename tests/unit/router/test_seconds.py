@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weft.checkpoint_report import CheckpointReport, ReportedCheckpoint, prefix_digests
+from weft.checkpoint_report import CheckpointReport, ReportedCheckpoint
+from weft.prefix_digests import prefix_digests
 from weft.router.protocol import ReplicaLoad, Route, RoutedRequest
 from weft.router.seconds import Seconds
 from weft.router.shared_costs import AMPLIFIED, SharedCosts

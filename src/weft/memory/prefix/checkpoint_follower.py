@@ -23,16 +23,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.checkpoint_report import (
-    CheckpointReport,
-    RemovedCheckpoint,
-    ReportedCheckpoint,
-    extended_digests,
-    salt_digest,
-)
+from weft.checkpoint_report import CheckpointReport, RemovedCheckpoint, ReportedCheckpoint
 from weft.memory.prefix.edge import COMPRESSED, Node
 from weft.memory.prefix.tree import PrefixTree, namespace_of
 from weft.memory.values import NodeId
+from weft.prefix_digests import extended_digests, salt_digest
 from weft.units import CHUNK_TOKENS, PAD, PAGE_TOKENS
 
 OFFERED_MAX = 200_000

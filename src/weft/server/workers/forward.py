@@ -10,7 +10,6 @@ worker's; those of the supervisor are dropped.
 
 from __future__ import annotations
 
-import httpx
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
@@ -33,6 +32,8 @@ def forwarded_operations() -> frozenset[str]:
 
 def forward_handler(socket: str) -> Handler:
     """``socket``: where the supervisor listens."""
+    import httpx  # the supervisor reads the table above without it
+
     client = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=socket), base_url="http://localhost",
                                timeout=httpx.Timeout(None, connect=_CONNECT_S))
 
