@@ -55,7 +55,7 @@ ARROWS: dict[str, set[str]] = {
 }
 """Group -> groups it may import besides itself."""
 
-_STORE_FACE = {"weft.store.values", "weft.store.protocol"}
+_STORE_FACE = {"weft.store.values", "weft.store.protocol", "weft.store.stats"}
 EXTRA_MODULES: dict[str, set[str]] = {
     "memory": _STORE_FACE,
     "schedule": _STORE_FACE,

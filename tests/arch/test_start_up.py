@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 
@@ -47,13 +48,54 @@ def test_a_heavy_import_is_noticed() -> None:
     assert _heavy_after(["--help"], before="import numpy") == {"numpy"}
 
 
-ENGINE = ("from weft.assemble.assembly import assemble\nfrom weft.config import EngineConfig\n"
-          "assemble(EngineConfig(memory='64MB'))\nimport sys\nprint('LOADED', *sys.modules)")
+SERVER_NEEDS_NOT = {"numpy", "httpx", "pygments", "torch", "weft.assemble", "weft.memory.memory",
+                    "weft.schedule.plan", "weft.schedule.scheduler", "weft.store.values",
+                    "weft.fleet.machines", "weft.fleet.ray_fleet", "weft.server.workers.supervisor",
+                    "weft.server.openapi.document"}
+"""What ``weft serve`` on one machine, with one HTTP worker, never runs in the HTTP process."""
 
 
-def test_an_engine_starts_without_the_compiler_of_torch() -> None:
-    """Arithmetic on "meta" tensors would import it: seconds of every start and of every restart."""
+def _loaded_after(code: str) -> set[str]:
+    code += "\nimport sys\nprint('LOADED', *sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(answer.stdout.rsplit("LOADED", 1)[1].split())
+
+
+def test_the_http_process_imports_no_part_of_an_engine() -> None:
+    """Each start and each HTTP worker pays for what it imports."""
+    loaded = _loaded_after("import weft.server.launch")
+    assert not loaded & SERVER_NEEDS_NOT
+    assert {"weft.server.app", "weft.fleet.fleet", "weft.engine.stats"} <= loaded
+
+
+def test_the_names_that_the_http_process_needs_not_are_names_of_modules() -> None:
+    assert [name for name in SERVER_NEEDS_NOT if importlib.util.find_spec(name) is None] == []
+
+
+ENGINE = """
+import weft.server.engine_process
+from weft.assemble.assembly import assemble
+from weft.config import EngineConfig
+from weft.tensor.torch_import import leave_out_meta_kernels
+
+leave_out_meta_kernels()
+assemble(EngineConfig(memory='64MB'))
+import sys
+
+print('LOADED', *sys.modules)
+import torch._meta_registrations
+
+print('LATER', callable(torch._meta_registrations.activate_meta), 'torch._prims' in sys.modules)
+"""
+ENGINE_NEEDS_NOT = {"torch._dynamo", "torch._prims", "torch._meta_registrations", "sympy", "starlette",
+                    "sqlite3", "prometheus_client", "weft.server.config", "weft.ranks.peers",
+                    "weft.store.directory_store"}
+
+
+def test_an_engine_starts_without_the_compiler_of_torch_and_the_parts_it_has_no_flag_for() -> None:
+    """Arithmetic on "meta" tensors would import the compiler: seconds of every start and of every restart."""
     answer = subprocess.run([sys.executable, "-c", ENGINE], capture_output=True, text=True, check=True)
-    modules = set(answer.stdout.rsplit("LOADED", 1)[1].split())
-    assert "torch" in modules
-    assert not modules & {"torch._dynamo", "sympy"}
+    loaded, later = answer.stdout.split("LOADED", 1)[1].split("LATER")
+    assert "torch" in loaded.split()
+    assert not set(loaded.split()) & ENGINE_NEEDS_NOT
+    assert later.split()[:2] == ["True", "True"], "the kernels that were left out can be imported later"

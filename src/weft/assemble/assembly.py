@@ -14,11 +14,10 @@
                    +-----------> EngineCore            + ModelInfo: all of it in words and numbers
 
 The order matters. What can be refused without weights is refused before weights are read, and a missing
-tokenizer before torch is imported. The OpenMP wait
-policy is set before torch is imported, since torch reads it once; spinning threads of two processes on the
-same cores cost ten times the work itself. Memory is measured after the weights are loaded, so that its
-default is a share of what is really left. On a GPU it is measured after a step too. Graphs are recorded last,
-when everything that they hold addresses of is in its place.
+tokenizer before torch is imported. The OpenMP wait policy is set before that, since torch reads it once;
+spinning threads of two processes on the same cores cost ten times the work itself. Memory is measured after
+the weights are loaded, so that its default is a share of what is really left. On a GPU it is measured after a
+step too. Graphs are recorded last, when everything that they hold addresses of is in its place.
 
 Importing this module costs nothing: torch comes in with ``assemble``, so the process that serves HTTP can
 name ``ModelInfo`` without it.
@@ -60,6 +59,7 @@ from weft.schedule.work import work_of
 from weft.spec import ITEM_BYTES, ModelSpec
 from weft.speculation.proposal import parse_sources
 from weft.store.identity import weights_digest
+from weft.tensor.torch_import import import_torch
 from weft.text.chat import check_syntax, read_chat_template
 from weft.text.grammar_sandbox import grammar_sandbox
 from weft.text.tokenizer import Tokenizer
@@ -142,8 +142,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
         notes += store_notes
     drafter = make_drafter(config, memory, placed.executor, sizes, loaded, tell)
     core = EngineCore(vocab_size=loaded.spec.vocab_size, sizes=sizes, memory=memory,
-                      executor=placed.executor,
-                      store=tier, pause=time.sleep, drafter=drafter,
+                      executor=placed.executor, store=tier, pause=time.sleep, drafter=drafter,
                       clock=time.monotonic, seed=config.seed, eos_ids=defaults.eos_ids,
                       checkpoints=checkpoints, overlap=overlap,
                       max_step_s=max_step_s(config, device), pair_tokens=2 * cost.quadratic,
@@ -158,8 +157,7 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
         name=name, directory=str(directory), family=loaded.spec.family, layers=layers_in_words(loaded.spec),
         vocab_size=loaded.spec.vocab_size, dtype=loaded.spec.dtype, weights_bytes=loaded.weights_bytes,
         load_s=time.monotonic() - started, device=placed.device_name, threads=threads, kernels=kernels,
-        sizes=sizes,
-        memory=memory_table(placed.spec, loaded, arena, sizes.max_model_len), notes=notes,
+        sizes=sizes, memory=memory_table(placed.spec, loaded, arena, sizes.max_model_len), notes=notes,
         eos_ids=list(defaults.eos_ids), generation_defaults=defaults.sampling(),
         identity=engine_identity(config, directory, loaded, arena, sizes.max_model_len))
     return Assembled(core, info)
@@ -262,6 +260,7 @@ def prepare_torch(config: EngineConfig, notes: list[str]) -> int:
         notes.append("torch was imported before the engine was made, and OMP_WAIT_POLICY is not set: set it "
                      "to passive, or torch's threads spin whenever another process shares their cores.")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    import_torch()
     import torch
 
     if config.threads is not None:

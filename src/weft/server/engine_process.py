@@ -13,6 +13,9 @@ of its own, so signals of the terminal do not reach it: the parent decides about
 It never outlives its parent: a thread waits for the end of stdin, which the kernel delivers however the
 parent ended, and leaves at once. It never ends silently: a Fatal report says why first.
 
+Nothing of the start is garbage, so the collector of cycles is off until the engine is ready. The objects of
+the start are then frozen: a collection in service would look at all of them, for 60 ms.
+
 The audit (law L1: recount the memory from its owners) runs once after each busy spell, when the engine has
 had nothing to do for a moment. A failed audit is fatal, because memory that does not add up gives wrong
 answers.
@@ -24,6 +27,7 @@ parent's signals); a thread in the HTTP process (the interpreter lock would make
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import shutil
@@ -67,6 +71,7 @@ from weft.server.messages import (
     Wake,
 )
 from weft.server.sleep_queue import SleepQueue
+from weft.tensor.torch_import import leave_out_meta_kernels
 
 if TYPE_CHECKING:
     from weft.server.recorder import Recorder
@@ -312,6 +317,8 @@ def main() -> int:
             assembled.core.grammars.warm()
         recorder = start_recording(launch, assembled)
         end_memory_turn()
+        gc.freeze()
+        gc.enable()
         send(events, Ready(assembled.info, assembled.core.stats()))
         loop = EngineLoop(assembled.core, commands, events, recorder)
         stop_beating = start_beating(context, launch.events_address, loop.step_clock, launch.beat_s)
@@ -341,6 +348,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    gc.disable()
+    leave_out_meta_kernels()
     _code = main()
     sys.stderr.flush()
     os._exit(_code)  # unloading torch module by module takes a second or two
