@@ -108,6 +108,13 @@ class _BufferRows(NamedTuple):
         return self.kv_count + self.state_count
 
 
+class _FailedFetch(NamedTuple):
+    """Why a fetch brought nothing, and where its prefix ends. The store may have that prefix no more."""
+
+    loss: StoreLoss
+    position: int
+
+
 class _Answer(NamedTuple):
     cached_tokens: int
     version: int
@@ -131,8 +138,8 @@ class Restores:
         """Fetches that no request waits for; their buffers are the store's until their events."""
         self._loaded: list[tuple[int, BufferId]] = []
         """Buffers that a step reads, with the number of that step."""
-        self._ended: dict[SeqId, StoreLoss | None] = {}
-        """Requests whose fetch has ended, and why it brought nothing; None after a load."""
+        self._ended: dict[SeqId, _FailedFetch | None] = {}
+        """Requests whose fetch has ended, and what it did not bring; None after a load."""
         self._answers: dict[SeqId, _Answer] = {}
         self._version = 0
         self._next_lease = LOAD_SEQS_FROM
@@ -175,30 +182,30 @@ class Restores:
         if waited_for is not None:
             if _reaches(match, waited_for):
                 return StoreLook(match, waited_for)
-            return StoreLook(_with_loss(match, waited_for.prefix, "store_busy"))
+            return StoreLook(_with_loss(match, waited_for.prefix.position, "store_busy"))
+        if seq.id in self._ended:
+            failed = self._ended[seq.id]
+            return StoreLook(match if failed is None else _with_loss(match, failed.position, failed.loss))
         prefix = None if seq.prompt_logprobs_due else self._prefix(seq, known, match)
         if prefix is None:
             return StoreLook(match)
-        if seq.id in self._ended:
-            loss = self._ended[seq.id]
-            return StoreLook(match if loss is None else _with_loss(match, prefix, loss))
         start = _page_floor(match.cached_tokens)
         key = FetchKey(seq.salt, prefix.checkpoint)
         fetch = self.fetches.get(key)
         if fetch is None and self._prices.saved_s(match.cached_tokens, prefix.position,
                                                   prefix.bytes_from(start), others=others,
                                                   queued_bytes=self._reading_bytes()) <= 0:
-            return StoreLook(_with_loss(match, prefix, "stored"))
+            return StoreLook(_with_loss(match, prefix.position, "stored"))
         wish = FetchWish(seq.id, key, prefix, start, others)
         begun = [other for other in wishes if other.key not in self.fetches]
         if fetch is not None or begun:
             follows = fetch is None or _reaches(match, fetch)
             if not follows:
-                return StoreLook(_with_loss(match, prefix, "store_busy"))
+                return StoreLook(_with_loss(match, prefix.position, "store_busy"))
             return StoreLook(match, wish=wish)
         if (len(self.fetches) + len(self._abandoned) >= FETCHES_MAX
                 or not self._buffers.has_room(self._rows_of(wish).total)):
-            return StoreLook(_with_loss(match, prefix, "store_busy"))
+            return StoreLook(_with_loss(match, prefix.position, "store_busy"))
         return StoreLook(match, wish=wish)
 
     def _rows_of(self, wish: FetchWish) -> _BufferRows:
@@ -310,7 +317,8 @@ class Restores:
                 self._give_up(key, "store_busy")
 
     def _give_up(self, key: FetchKey, loss: StoreLoss) -> None:
-        self._ended.update(dict.fromkeys(self.fetches[key].seqs, loss))
+        fetch = self.fetches[key]
+        self._ended.update(dict.fromkeys(fetch.seqs, _FailedFetch(loss, fetch.prefix.position)))
         self._abandon(key)
 
     def _abandon(self, key: FetchKey) -> None:
@@ -329,8 +337,8 @@ def _reaches(match: Match, fetch: Restore) -> bool:
     return fetch.load.start <= _page_floor(match.cached_tokens) and match.cached_tokens < fetch.load.position
 
 
-def _with_loss(match: Match, prefix: StoredPrefix, loss: StoreLoss) -> Match:
-    tokens = prefix.position - match.cached_tokens
+def _with_loss(match: Match, position: int, loss: StoreLoss) -> Match:
+    tokens = position - match.cached_tokens
     return replace(match, lost=match.lost.but(loss, tokens)) if tokens > 0 else match
 
 

@@ -52,6 +52,8 @@ from weft.store.writing import PutJob, WriteOutcome, WriteThread
 
 FINAL_WRITES_S = 5.0
 """How long ``close`` waits for puts that are queued, and for reads."""
+STALL_S = 5.0
+"""A disk that takes longer for one call is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,8 @@ class DirectoryStore:
                 reads_first=self._reader.wait_idle,
                 bytes_per_second=options.write_bytes_per_second, queue_bytes_max=options.queue_bytes)
         self._ticket = self._measurements = 0
+        self._under_way: dict[Ticket, float] = {}
+        """When each fetch began, the oldest first."""
 
     def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:
         self.books.counters.matches += 1
@@ -112,6 +116,7 @@ class DirectoryStore:
             return ticket
         self.books.pins.update(entry for entry, _ in entries_of(prefix))
         reads = tuple(reads_of(index, prefix, start, into))
+        self._under_way[ticket] = self._clock()
         self._reader.submit(RecordFetch(ticket, self.books.ledger, reads, prefix.tokens, self._clock()))
         return ticket
 
@@ -119,6 +124,7 @@ class DirectoryStore:
               exact: bool) -> PutOffer | None:
         root = self.root(salt)
         if root is None or self._writer is None or self._writer.room_bytes <= 0:
+            self.books.counters.dropped["queue_full" if root and self._writer else "read_only"] += 1
             return None
         index = self.books.index
         path = index.covered(root[1], token_bytes(tokens[:position]), exact=exact)
@@ -167,6 +173,7 @@ class DirectoryStore:
                 break
             match outcome:
                 case RecordFetch():
+                    del self._under_way[outcome.ticket]
                     self.books.fetched(outcome, self._clock() - outcome.started)
                 case WriteOutcome():
                     self.books.written(outcome)
@@ -175,6 +182,7 @@ class DirectoryStore:
                 case Refreshed():
                     self.books.refreshed(outcome)
         self.upkeep.live_count = self.books.index.live_count
+        self._note_stalls()
         if self._writer is None and self._clock() >= self.upkeep.next_follow:
             self.upkeep.next_follow = float("inf")
             ledger = self.books.ledger
@@ -192,6 +200,16 @@ class DirectoryStore:
             self._writer.close(FINAL_WRITES_S)
         self._reader.close(FINAL_WRITES_S)
         self.opened.close()
+
+    def _note_stalls(self) -> None:
+        """A call of the disk that does not return blocks one thread, and no request past its deadline."""
+        now_s = self._clock()
+        if now_s - next(iter(self._under_way.values()), now_s) > STALL_S:
+            self.books.note(f"{self.opened.path}: the disk has not answered a read for {STALL_S:.0f} s; "
+                            "prompts are computed")
+        if self._writer is not None and self._writer.stalled_s > STALL_S:
+            self.books.note(f"{self.opened.path}: the disk has not answered a write for {STALL_S:.0f} s; "
+                            "writes that do not fit the queue are dropped")
 
     def root(self, salt: str | None) -> tuple[bytes, int] | None:
         """(salt's key, chain of its root); None for a salt without a secret."""

@@ -11,12 +11,15 @@ for a fetch: eviction leaves it alone.
 Blocks come back in one of two ways, never both: a record that never became durable gives them at its own
 outcome, a durable record when the row that retires it is durable.
 
+A fault under way is counted by reason. The first of its kind is a line in the log and in ``stats().notes``.
+
 Laws: L1 (a block has one record), L8 (a record goes with all that needs it).
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -38,6 +41,7 @@ from weft.store.writing import MarkJob, PutJob, WriteOutcome, WriteThread
 USES_BEFORE_WRITE = 64
 """Restores that are collected before they are written to the ledger."""
 NOTES_MAX = 16
+_log = logging.getLogger("weft.store")
 LATENCY_BYTES_MAX = 1 << 20
 """A fetch of fewer bytes tells the latency, one of more the rate."""
 _NEWEST = 0.2
@@ -111,6 +115,8 @@ class RecordBooks:
             return
         kind, reason, entry, number = fetch.failure
         self.counters.damaged[reason] += 1
+        what = f"is damaged ({reason}) and retired" if kind == "damaged" else f"could not be read ({reason})"
+        self.note(f"{self._opened.path}: a record {what}; its prompt is computed")
         self.events.append(StoreEvent(fetch.ticket, kind, reason, 0, seconds))
         if self.is_entry(entry, number):
             records = self._drop(entry)
@@ -180,7 +186,7 @@ class RecordBooks:
         assert outcome.reason is not None
         self.counters.dropped[outcome.reason] += 1
         if outcome.detail:
-            self._note(f"{self._opened.path}: a write failed: {outcome.detail}")
+            self.note(f"{self._opened.path}: a write failed: {outcome.detail}")
         self.events.append(StoreEvent(job.ticket, "dropped", outcome.detail or outcome.reason))
         for record in job.records:
             if self.is_entry(record.entry, record.number):
@@ -222,7 +228,7 @@ class RecordBooks:
         """A volume could not be created, or was removed while it was open."""
         if volume not in self.space.volumes:
             return
-        self._note(f"{self._opened.path}: volume {volume} is lost with its records")
+        self.note(f"{self._opened.path}: volume {volume} is lost with its records")
         self.space.lose_volume(volume)
         c = self.index.c
         while True:
@@ -234,9 +240,11 @@ class RecordBooks:
             self.counters.damaged["volume"] += 1
             self._retire(self._drop(int(inside[0])))
 
-    def _note(self, sentence: str) -> None:
+    def note(self, sentence: str) -> None:
+        """Tells the operator, once for each sentence."""
         if sentence not in self._opened.notes and len(self._opened.notes) < NOTES_MAX:
             self._opened.notes.append(sentence)
+            _log.warning(sentence)
 
 
 def free_bytes(opened: OpenDirectory) -> int:

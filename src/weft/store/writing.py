@@ -19,12 +19,14 @@ direct I/O (buffers would need alignment, and the page cache serves the fetches 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from weft.store.extents import BLOCK_BYTES
@@ -115,6 +117,7 @@ class WriteThread:
         self._wake = threading.Condition()
         self._closing = False
         self._failed: dict[int, None] = {}
+        self._clock, self._call_began_s = clock, inf
         self.queued_bytes = 0
         self._thread = threading.Thread(target=self._work, name="store-write", daemon=True)
         self._thread.start()
@@ -123,6 +126,11 @@ class WriteThread:
     def room_bytes(self) -> int:
         """Bytes of puts that would still be accepted."""
         return self._queue_bytes_max - self.queued_bytes
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds that the disk has not returned from a call."""
+        return max(0.0, self._clock() - self._call_began_s)
 
     def submit(self, job: PutJob | MarkJob) -> None:
         with self._wake:
@@ -190,11 +198,13 @@ class WriteThread:
                 self._remember_failure(job)
         for volume, users in touched.items():
             try:
-                self._volumes.sync(volume)
+                with self._disk_call():
+                    self._volumes.sync(volume)
             except OSError as error:
-                for job in users:
-                    gone = (volume,) if error.errno == errno.ENOENT else ()
-                    failures[job.ticket] = WriteOutcome(job, (), "disk_error", reason_of(error), gone)
+                gone = (volume,) if error.errno == errno.ENOENT else ()
+                reason = _full_or_broken(error)
+                failures |= {job.ticket: WriteOutcome(job, (), reason, reason_of(error), gone)
+                             for job in users}
         self._commit([job for job in written if job.ticket not in failures], failures)
         for job in jobs:
             with self._wake:
@@ -212,11 +222,12 @@ class WriteThread:
                                tuple(failed for failed, _ in job.new_volumes[at:]))
         if not job.needs.isdisjoint(self._failed):
             return WriteOutcome(job, reason="parent")
-        try:
-            for record in job.records:
+        for record in job.records:
+            try:
                 self._write_record(record)
-        except OSError as error:
-            return WriteOutcome(job, (), _full_or_broken(error), reason_of(error))
+            except OSError as error:
+                gone = (record.volume,) if error.errno == errno.ENOENT else ()
+                return WriteOutcome(job, (), _full_or_broken(error), reason_of(error), gone)
         return None
 
     def _write_record(self, record: RecordWrite) -> None:
@@ -225,7 +236,16 @@ class WriteThread:
             self._wait_for_rate(len(piece))
             if not self._closing:
                 self._reads_first(READS_FIRST_S)
-            self._volumes.write(record.volume, record.block + at // BLOCK_BYTES, piece)
+            with self._disk_call():
+                self._volumes.write(record.volume, record.block + at // BLOCK_BYTES, piece)
+
+    @contextlib.contextmanager
+    def _disk_call(self) -> Iterator[None]:
+        self._call_began_s = self._clock()
+        try:
+            yield
+        finally:
+            self._call_began_s = inf
 
     def _wait_for_rate(self, nbytes: int) -> None:
         until = self._rate.delay(nbytes)
@@ -265,7 +285,8 @@ class WriteThread:
 
     def _append(self, rows: list[bytes], tokens: bytes) -> tuple[int, DropReason | None, str]:
         try:
-            return (self.ledger.append(rows, tokens) if rows else 0), None, ""
+            with self._disk_call():
+                return (self.ledger.append(rows, tokens) if rows else 0), None, ""
         except OSError as error:
             return 0, _full_or_broken(error), reason_of(error)
 

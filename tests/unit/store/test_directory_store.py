@@ -270,15 +270,22 @@ def test_a_queue_that_is_full_refuses_and_counts(tmp_path: Path) -> None:
 
 
 def test_a_write_rate_slows_writes_and_nothing_else(tmp_path: Path) -> None:
-    store = opened(tmp_path, write_bytes_per_second=30_000.0)
-    tokens = prompt(1024)
-    began = time.monotonic()
-    tickets = [put(store, prompt(1024, seed)) for seed in range(2)]
-    assert store.match(None, tokens, 0) is None, "a put does not wait for its write"
-    assert tickets[1] is not None
-    event_of(store, tickets[1])
-    assert time.monotonic() - began > 0.8
+    now_s = [100.0]
+    rate = writing.WriteRate(1000.0, lambda: now_s[0])
+    assert [rate.delay(nbytes) for nbytes in (1000, 500, 1500)] == [0.0, 0.0, 0.5]
+    now_s[0] += 50.0
+    assert [rate.delay(1500), rate.delay(1)] == [0.0, 0.5], "no more than a second of idle time counts"
+    store = opened(tmp_path)
+    written(store, prompt(256, 1))
     store.close()
+    store = opened(tmp_path, write_bytes_per_second=1.0)
+    assert put(store, prompt(256, 2)) is not None
+    assert_hit(store, prompt(256, 1), 256)
+    assert store.match(None, prompt(256, 2), 0) is None
+    store.close()
+    again = opened(tmp_path)
+    assert_hit(again, prompt(256, 2), 256)
+    again.close()
 
 
 def test_a_record_larger_than_a_volume_is_refused(tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ def test_a_flipped_bit_in_a_payload_is_damaged_and_retired(disk: MemoryDisk) -> 
             hits, store = _hits(broken)
             assert hits != [300, 388, 64]
             assert store.stats().damaged["checksum"] >= 1
+            assert any("is damaged (checksum) and retired" in note for note in store.stats().notes)
             again, store = _hits(broken)
             assert again == hits
             assert store.stats().damaged == {}, "the record is retired durably"
@@ -101,6 +102,7 @@ def test_a_flipped_bit_in_the_tokens_is_another_prompt(disk: MemoryDisk) -> None
         hits, store = _hits(broken)
         assert hits != [300, 388, 64]
         assert store.stats().damaged["tokens"] >= 1
+        assert any("is damaged (tokens) and retired" in note for note in store.stats().notes)
         disk.files[TOKENS].content[at] ^= 1
 
 
@@ -125,6 +127,7 @@ def test_torn_and_repeated_rows_are_counted(disk: MemoryDisk) -> None:
     hits, store = _hits(disk)
     assert hits == [300, 388, 64]
     assert store.stats().damaged == {"duplicate": 1, "torn": 1}
+    assert "rows of the ledger were dropped: 1 duplicate, 1 torn" in store.stats().notes[0]
     store = opened(PLACE, disk=disk)
     written(store, prompt(80, 8))
     store.close()
@@ -174,7 +177,9 @@ def test_a_disk_that_refuses_writes_drops_and_goes_on(where: str, operation: str
     if child is not None:
         time.sleep(0.05)
         store.poll()
-    assert set(store.stats().dropped) <= {"disk_full" if number == errno.ENOSPC else "disk_error", "parent"}
+    reason = "disk_full" if number == errno.ENOSPC else "disk_error"
+    assert store.stats().dropped[reason] >= 1
+    assert set(store.stats().dropped) <= {reason, "parent"}
     assert any(os.strerror(number) in note for note in store.stats().notes)
     assert store.match(None, prompt(300), 0) is None
     broken = False
