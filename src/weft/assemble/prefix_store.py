@@ -102,7 +102,8 @@ def own_parts(buffers: TransferBuffers) -> BufferPlaces:
 def _notes(place: str, tier: StoreTier) -> list[str]:
     stats = tier.store.stats()
     count = f"{stats.checkpoints:,} checkpoints" if stats.checkpoints else "nothing"
-    return [f"store {place}: {count} of this model, {format_bytes(stats.stored_bytes)} of "
+    others = f", {stats.others:,} checkpoints of others" if stats.others else ""
+    return [f"store {place}: {count} of this model{others}, {format_bytes(stats.stored_bytes)} of "
             f"{format_bytes(stats.capacity_bytes)} in use.", *stats.notes]
 
 

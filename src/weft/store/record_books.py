@@ -75,7 +75,7 @@ class RecordBooks:
     def __init__(self, opened: OpenDirectory, options: StoreOptions, namespace: bytes,
                  disk_free_bytes: int) -> None:
         self._opened = opened
-        self.index = StoreIndex(options.forms)
+        self.index, self._namespace = StoreIndex(options.forms), namespace
         live = opened.live
         if live is not None:
             self.index.load(live, namespace)
@@ -157,13 +157,16 @@ class RecordBooks:
 
     def stats(self, queued_bytes: int) -> StoreStats:
         c, length, counters = self.index.c, self.index.length, self.counters
-        kinds = np.bincount(c["kind"][:length], minlength=CHECKPOINT + 1)
+        kinds = c["kind"][:length]
+        by_space = np.bincount(c["space"][:length][kinds == CHECKPOINT], minlength=len(self.index.spaces))
+        own = [space for (namespace, _), space in self.index.spaces.items() if namespace == self._namespace]
+        checkpoints = int(by_space[own].sum())
         return StoreStats(
-            str(self._opened.path), self.writer is not None, int(kinds[CHECKPOINT]), int(kinds[KV]),
+            str(self._opened.path), self.writer is not None, checkpoints, int((kinds == KV).sum()),
             self.space.used_bytes, self.space.capacity_bytes, counters.matches, counters.fetches,
             counters.fetched_bytes, counters.puts, counters.written_bytes, queued_bytes, counters.evicted,
             counters.read_bytes_per_second, counters.read_latency_s, dict(counters.damaged),
-            dict(counters.dropped), {}, tuple(self._opened.notes))
+            dict(counters.dropped), {}, tuple(self._opened.notes), int(by_space.sum()) - checkpoints)
 
     def _count_use(self, fetch: RecordFetch, seconds: float) -> None:
         checkpoint = fetch.records[-1]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 class StoreStats:
     """Counters since the store was opened, and what it holds now.
 
+    ``checkpoints``: of this namespace; ``others``: of other models in the same directory.
     ``damaged``, ``dropped``: counts by reason. ``notes``: sentences about the state of the store that an
     operator reads, such as that another process holds the lock."""
 
@@ -34,3 +35,4 @@ class StoreStats:
     dropped: dict[str, int] = field(default_factory=dict)
     remote: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    others: int = 0

@@ -1,0 +1,87 @@
+"""Another model, dtype, quantisation or rope at the same path: no hit, its own right tokens, and a line."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fixtures.checkpoints import checkpoint
+from tests.fixtures.store_life import answer
+from weft.assemble import assemble
+from weft.config import EngineConfig
+
+
+def life(model: Path, store: Path | None, **changes: Any) -> tuple[list[int], int, list[str]]:
+    """(tokens of prompt 0, cached tokens, what the start says of the store)."""
+    settings: dict[str, Any] = {"memory": "64MiB", "device": "cpu", "dtype": "float32", "threads": 1,
+                                "max_model_len": 1024}
+    if store is not None:
+        settings |= {"store": str(store), "store_size": "256MiB", "store_reserve": "1MiB"}
+    built = assemble(EngineConfig(model=str(model), **settings | changes))
+    tokens, cached = answer(built.core, 0)
+    built.core.close()
+    return tokens, cached, [note for note in built.info.notes if str(store) in note]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[int]]:
+    """A model, a store that has prompt 0 of it, and the answer."""
+    folder = tmp_path_factory.mktemp("others")
+    model = shutil.copytree(checkpoint("lfm2"), folder / "model")
+    tokens, cached, notes = life(model, folder / "store")
+    assert cached == 0
+    assert f"store {folder / 'store'}: nothing of this model" in notes[0]
+    return model, folder / "store", tokens
+
+
+def test_the_same_model_hits(place: tuple[Path, Path, list[int]]) -> None:
+    """The control."""
+    model, store, cold = place
+    tokens, cached, notes = life(model, store)
+    assert (tokens, cached) == (cold, 384)
+    assert "checkpoints of this model" in notes[0]
+
+
+def another_rope(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"] = 10_000.0
+    (model / "config.json").write_text(json.dumps(config))
+
+
+def other_weights(model: Path) -> None:
+    file = model / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-4096:] = content[-8192:-4096]
+    file.write_bytes(content)
+
+
+def another_model(model: Path) -> None:
+    shutil.rmtree(model)
+    shutil.copytree(checkpoint("granite"), model)
+
+
+@pytest.mark.parametrize(("change", "settings"), [
+    (another_rope, {}), (other_weights, {}), (another_model, {}),
+    (None, {"dtype": "bfloat16"}), (None, {"quantize": "int8"}), (None, {"kv_dtype": "int8"})])
+def test_another_one_at_the_same_path_never_hits(
+        change: Callable[[Path], None] | None, settings: dict[str, str],
+        place: tuple[Path, Path, list[int]], tmp_path: Path) -> None:
+    model, store, _ = place
+    if change is not None:
+        moved = shutil.copytree(model, tmp_path / "before")
+        try:
+            change(model)
+            right, other = life(model, None, **settings), life(model, store, **settings)
+        finally:
+            shutil.rmtree(model)
+            shutil.copytree(moved, model)
+    else:
+        right, other = life(model, None, **settings), life(model, store, **settings)
+    assert other[:2] == (right[0], 0)
+    assert re.search(r"nothing of this model, [0-9]+ checkpoints of others", other[2][0])
