@@ -31,6 +31,7 @@ from weft.schedule.budget import Budget
 from weft.schedule.plan import Admission, Int32s
 from weft.schedule.plan_builder import PlanBuilder
 from weft.schedule.preemption import headroom_pages
+from weft.schedule.prefix_sharing import PrefixProducers
 from weft.schedule.queues import RankedQueue
 from weft.schedule.restores import AHEAD_MAX, FetchState, StoreLook
 from weft.schedule.reuse import PREFIX_WAITS_MAX, Reuse
@@ -68,6 +69,9 @@ class AdmissionPlanner:
             if len(matches) == len(rows) or waits == PREFIX_WAITS_MAX:
                 break
             known = seq.known()
+            if self._waits_for_read(seq, known, producers):
+                waits += 1
+                continue
             match = self._reuse.match(seq, known)
             wait = producers.wait_for(seq, known, match.cached_tokens)
             if wait is not None:
@@ -100,6 +104,15 @@ class AdmissionPlanner:
         """Requests that run or wait, beside one that waits."""
         return len(self._running) + len(self._waiting) - 1
 
+    def _waits_for_read(self, seq: Sequence, known: Int32s, producers: PrefixProducers) -> bool:
+        """Whether ``seq`` waits for bytes that have not arrived, and for nothing else. No match is needed to
+        know that, so a plan that a waiting request does not change is cheap."""
+        if self._store is None or not self._store.restores.is_read_for(seq.id):
+            return False
+        cached = self._reuse.cached_tokens(seq, known)
+        return (self._store.restores.still_waits(seq.id, cached)
+                and producers.wait_for(seq, known, cached) is None)
+
     def _look_ahead(self, step: PlanBuilder, last: Sequence) -> None:
         """A fetch for one of the requests from ``last`` on, which are not admitted in this step."""
         if self._store is None or step.fetch_wishes or not self._store.restores.may_look_ahead:
@@ -108,9 +121,10 @@ class AdmissionPlanner:
             if self._store.restores.is_known(seq):
                 continue
             known = seq.known()
-            look = self._store.restores.look(seq, known, self._reuse.match(seq, known), (), self._others)
-            if look.wish is not None:
-                step.fetch_wishes.append(look.wish)
+            cached = self._reuse.cached_tokens(seq, known)
+            wish = self._store.restores.wish_ahead(seq, known, cached, self._others)
+            if wish is not None:
+                step.fetch_wishes.append(wish)
                 return
 
     def _admit(self, step: PlanBuilder, seq: Sequence, row: RowId, match: Match, known: Int32s,

@@ -18,8 +18,9 @@ asks once: if its prefix is evicted between load and admission, it computes.
 Requests further behind in the queue are looked at ahead of their turn, AHEAD_MAX of them. So the disk reads
 for them while the device computes for others.
 
-Planning reads and changes nothing. ``look`` answers from memory of the store, and remembers its answer until
-the store or the cache has changed.
+Planning reads and changes nothing. An answer of the store is remembered until the store or the cached part
+changes, and the cached part until the tree changes (``reuse``). Prices are compared in every plan: the time
+that a read costs depends on the reads before it.
 
 Laws: L3 (without a buffer or memory there is a wait or a miss, never an error), L9, L11 (fetches and buffers
 are bounded).
@@ -70,7 +71,7 @@ class FetchState(Enum):
 @dataclass(slots=True)
 class Restore:
     """A fetch under way. ``seqs``: requests that wait for it. ``lease``: the sequence number of its load.
-    ``loaded_in``: the step that loads it."""
+    ``loaded_in``: the step that loads it. ``read_bytes``: of its read."""
 
     key: FetchKey
     prefix: StoredPrefix
@@ -78,6 +79,7 @@ class Restore:
     lease: SeqId
     began_s: float
     deadline_s: float
+    read_bytes: int
     state: FetchState = FetchState.READING
     seqs: set[SeqId] = field(default_factory=set)
     loaded_in: int = -1
@@ -116,9 +118,12 @@ class _FailedFetch(NamedTuple):
 
 
 class _Answer(NamedTuple):
+    """``changes``: of the store so far. ``read_bytes``: of a fetch of ``prefix``."""
+
     cached_tokens: int
-    version: int
+    changes: int
     prefix: StoredPrefix | None
+    read_bytes: int
 
 
 class Restores:
@@ -141,7 +146,6 @@ class Restores:
         self._ended: dict[SeqId, _FailedFetch | None] = {}
         """Requests whose fetch has ended, and what it did not bring; None after a load."""
         self._answers: dict[SeqId, _Answer] = {}
-        self._version = 0
         self._next_lease = LOAD_SEQS_FROM
 
     @property
@@ -163,16 +167,16 @@ class Restores:
         return len(self.fetches) + len(self._abandoned) < FETCHES_MAX
 
     def is_known(self, seq: Sequence) -> bool:
-        """Whether no further fetch for ``seq`` can begin now: one is under way or has ended, or the store had
-        nothing for it when it was asked last and has not changed since."""
-        answer = self._answers.get(seq.id)
-        if answer is not None and answer.prefix is None and answer.version == self._version:
-            return True
+        """Whether a fetch for ``seq`` is under way or has ended: no further one begins."""
         return seq.id in self._ended or any(seq.id in fetch.seqs for fetch in self.fetches.values())
 
-    def _reading_bytes(self) -> int:
-        return sum(fetch.prefix.bytes_from(fetch.load.start) for fetch in self.fetches.values()
-                   if fetch.state is FetchState.READING)
+    def is_read_for(self, seq: SeqId) -> bool:
+        """Whether ``seq`` waits for bytes that have not arrived."""
+        return any(seq in fetch.seqs and fetch.state is FetchState.READING for fetch in self.fetches.values())
+
+    def still_waits(self, seq: SeqId, cached_tokens: int) -> bool:
+        """Whether the fetch that ``seq`` waits for still brings more than ``cached_tokens``."""
+        return any(seq in fetch.seqs and _reaches(cached_tokens, fetch) for fetch in self.fetches.values())
 
     def look(self, seq: Sequence, known: Int32s, match: Match, wishes: Iterable[FetchWish],
              others: int) -> StoreLook:
@@ -180,33 +184,48 @@ class Restores:
         wait beside ``seq``."""
         waited_for = next((fetch for fetch in self.fetches.values() if seq.id in fetch.seqs), None)
         if waited_for is not None:
-            if _reaches(match, waited_for):
+            if _reaches(match.cached_tokens, waited_for):
                 return StoreLook(match, waited_for)
             return StoreLook(_with_loss(match, waited_for.prefix.position, "store_busy"))
         if seq.id in self._ended:
             failed = self._ended[seq.id]
             return StoreLook(match if failed is None else _with_loss(match, failed.position, failed.loss))
-        prefix = None if seq.prompt_logprobs_due else self._prefix(seq, known, match)
-        if prefix is None:
+        answer = self._answer(seq, known, match.cached_tokens)
+        if answer.prefix is None:
             return StoreLook(match)
-        start = _page_floor(match.cached_tokens)
+        wish = self._wish(seq, answer.prefix, answer, wishes, others)
+        if isinstance(wish, FetchWish):
+            return StoreLook(match, wish=wish)
+        return StoreLook(_with_loss(match, answer.prefix.position, wish))
+
+    def wish_ahead(self, seq: Sequence, known: Int32s, cached_tokens: int, others: int) -> FetchWish | None:
+        """The fetch that ``seq`` should wait for, before its turn. Without one it is looked at again in its
+        turn, which counts what is lost."""
+        answer = self._answer(seq, known, cached_tokens)
+        if answer.prefix is None:
+            return None
+        wish = self._wish(seq, answer.prefix, answer, (), others)
+        return wish if isinstance(wish, FetchWish) else None
+
+    def _wish(self, seq: Sequence, prefix: StoredPrefix, answer: _Answer, wishes: Iterable[FetchWish],
+              others: int) -> FetchWish | StoreLoss:
+        """A fetch that begins or is joined, or why there is none."""
+        cached_tokens = answer.cached_tokens
         key = FetchKey(seq.salt, prefix.checkpoint)
         fetch = self.fetches.get(key)
-        if fetch is None and self._prices.saved_s(match.cached_tokens, prefix.position,
-                                                  prefix.bytes_from(start), others=others,
-                                                  queued_bytes=self._reading_bytes()) <= 0:
-            return StoreLook(_with_loss(match, prefix.position, "stored"))
-        wish = FetchWish(seq.id, key, prefix, start, others)
-        begun = [other for other in wishes if other.key not in self.fetches]
-        if fetch is not None or begun:
-            follows = fetch is None or _reaches(match, fetch)
-            if not follows:
-                return StoreLook(_with_loss(match, prefix.position, "store_busy"))
-            return StoreLook(match, wish=wish)
-        if (len(self.fetches) + len(self._abandoned) >= FETCHES_MAX
-                or not self._buffers.has_room(self._rows_of(wish).total)):
-            return StoreLook(_with_loss(match, prefix.position, "store_busy"))
-        return StoreLook(match, wish=wish)
+        if fetch is None:
+            queued = sum(one.read_bytes for one in self.fetches.values() if one.state is FetchState.READING)
+            if self._prices.saved_s(cached_tokens, prefix.position, answer.read_bytes, others=others,
+                                    queued_bytes=queued) <= 0:
+                return "stored"
+        wish = FetchWish(seq.id, key, prefix, _page_floor(cached_tokens), others)
+        if fetch is not None:
+            return wish if _reaches(cached_tokens, fetch) else "store_busy"
+        if any(other.key not in self.fetches for other in wishes):
+            return wish
+        if not self.may_look_ahead or not self._buffers.has_room(self._rows_of(wish).total):
+            return "store_busy"
+        return wish
 
     def _rows_of(self, wish: FetchWish) -> _BufferRows:
         prefix, page_bytes = wish.prefix, self._buffers.page_bytes
@@ -214,17 +233,20 @@ class Restores:
         state_rows = ceil_div(prefix.state_bytes, page_bytes) if prefix.state_form else 0
         return _BufferRows(kv, kv[-1].first + kv[-1].row_count, state_rows)
 
-    def _prefix(self, seq: Sequence, known: Int32s, match: Match) -> StoredPrefix | None:
-        """What the store has beyond ``match``; remembered until either changes."""
-        answer = self._answers.get(seq.id)
-        if answer is None or answer[:2] != (match.cached_tokens, self._version):
-            prefix = self._store.match(seq.salt or None, known[:-1], match.cached_tokens)
+    def _answer(self, seq: Sequence, known: Int32s, cached_tokens: int) -> _Answer:
+        """What the store has beyond ``cached_tokens``; remembered until either changes."""
+        answer, changes = self._answers.get(seq.id), self._store.changes
+        if answer is None or answer[:2] != (cached_tokens, changes):
+            prefix = None
+            if not seq.prompt_logprobs_due:
+                prefix = self._store.match(seq.salt or None, known[:-1], cached_tokens)
             if prefix is not None and self._exact and not prefix.exact:
                 prefix = None
             if len(self._answers) >= ANSWERS_MAX:
                 self._answers.clear()
-            answer = self._answers[seq.id] = _Answer(match.cached_tokens, self._version, prefix)
-        return answer.prefix
+            read_bytes = 0 if prefix is None else prefix.bytes_from(_page_floor(cached_tokens))
+            answer = self._answers[seq.id] = _Answer(cached_tokens, changes, prefix, read_bytes)
+        return answer
 
     # ------------------------------------------------------------------ by a commit
 
@@ -252,7 +274,8 @@ class Restores:
         wait_s = max(WAIT_S_MIN, self._prices.compute_s(wish.start, prefix.position, wish.others))
         load = CheckpointLoad(buffer, wish.start, prefix.position, prefix.exact, rows.kv,
                               rows.kv_count if rows.state_count else PAD)
-        return Restore(wish.key, prefix, load, SeqId(self._next_lease), now_s, now_s + wait_s)
+        return Restore(wish.key, prefix, load, SeqId(self._next_lease), now_s, now_s + wait_s,
+                       prefix.bytes_from(wish.start))
 
     def loading(self, key: FetchKey, step: int) -> None:
         """Step ``step`` loads the fetch ``key``."""
@@ -290,7 +313,6 @@ class Restores:
 
     def take(self, event: StoreEvent) -> bool:
         """Whether ``event`` is of a fetch."""
-        self._version += 1
         abandoned = self._abandoned.pop(event.ticket, None)
         if abandoned is not None:
             self._buffers.free(abandoned)
@@ -332,9 +354,9 @@ class Restores:
             self._abandoned[ticket] = fetch.load.buffer
 
 
-def _reaches(match: Match, fetch: Restore) -> bool:
-    """Whether ``fetch`` begins where ``match`` ends or before, and goes further."""
-    return fetch.load.start <= _page_floor(match.cached_tokens) and match.cached_tokens < fetch.load.position
+def _reaches(cached_tokens: int, fetch: Restore) -> bool:
+    """Whether ``fetch`` begins at ``cached_tokens`` or before, and goes further."""
+    return fetch.load.start <= _page_floor(cached_tokens) and cached_tokens < fetch.load.position
 
 
 def _with_loss(match: Match, position: int, loss: StoreLoss) -> Match:

@@ -70,6 +70,8 @@ class Reuse:
             self._decode_distance = decode_distance(policy, plan.slot_bytes, plan.page_bytes)
         self._unpublished: list[Sequence] = []
         self._left: dict[SeqId, tuple[Rank, NodeId]] = {}
+        self._hits: dict[SeqId, tuple[int, int]] = {}
+        """Of waiting sequences: changes of the tree, and the cached tokens that they found then."""
 
     # ------------------------------------------------------------------ looking and leaving
 
@@ -77,6 +79,16 @@ class Reuse:
         """What the cache has of ``known``. Prompt logprobs need logits at every position of the prompt, so
         then nothing may be skipped."""
         return self._memory.match(known[:0] if seq.prompt_logprobs_due else known, salt=seq.salt)
+
+    def cached_tokens(self, seq: Sequence, known: Int32s) -> int:
+        """``match(seq, known).cached_tokens``, for a sequence that waits. It is looked up again only when the
+        tree has changed."""
+        changes = self._memory.tree_changes
+        hit = self._hits.get(seq.id)
+        if hit is None or hit[0] != changes:
+            asked = known[:0] if seq.prompt_logprobs_due else known
+            hit = self._hits[seq.id] = changes, self._memory.hit_tokens(asked, salt=seq.salt)
+        return hit[1]
 
     def leave(self, step: PlanBuilder, seq: Sequence, *, preempted: bool) -> None:
         """``seq`` gives up its memory. It donates what it computed, or at least the states saved on the
@@ -105,6 +117,7 @@ class Reuse:
     def forget(self, seq: Sequence) -> None:
         """``seq`` runs again, or ended while it waited: it no longer needs what it left."""
         self._left.pop(seq.id, None)
+        self._hits.pop(seq.id, None)
 
     def awaited(self) -> list[NodeId]:
         """What preempted sequences have left in the cache, best rank first."""

@@ -105,6 +105,10 @@ class DirectoryStore:
         hit = self.books.index.deepest(root[1], content, above=above, exact=self.exact)
         return None if hit is None else prefix_of(self.books.index, *hit, content, salt)
 
+    @property
+    def changes(self) -> int:
+        return self.books.changes
+
     def fetch(self, prefix: StoredPrefix, start: int, into: StagingBuffers) -> Ticket:
         assert start % GRAIN_TOKENS == 0
         assert start <= prefix.position

@@ -20,7 +20,7 @@ Rejected: tokens in memory (4 KB for 1,000 tokens); a key for each 16 tokens (6 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +84,8 @@ class StoreIndex:
         self._tick = 0
         self._changes = 0
         """Entries added and removed so far."""
+        self.durable_changes = 0
+        """Durable entries that came or went so far: while it stands still, ``deepest`` answers the same."""
         self._covered: tuple[tuple[int, bytes, bool, int], KvChain] | None = None
         """What ``covered`` was asked last, with the changes before it, and its answer."""
 
@@ -148,6 +150,7 @@ class StoreIndex:
         """Removes an entry without users."""
         self._changes += 1
         c = self.c
+        self.durable_changes += bool(c["durable"][entry])
         head = c["head"].item(entry)
         parent = c["parent"].item(entry)
         assert c["users"][entry] == 0
@@ -160,6 +163,11 @@ class StoreIndex:
             self._unlink(entry, head)
         c["kind"][entry] = 0
         self._free.append(entry)
+
+    def make_durable(self, entries: Sequence[int]) -> None:
+        """Records of ``entries`` are on the disk and may match."""
+        self.c["durable"][list(entries)] = True
+        self.durable_changes += 1
 
     def space_of(self, namespace: bytes, salt: bytes) -> int:
         """The number of a (namespace, salt) pair."""

@@ -43,6 +43,11 @@ class Store(Protocol):
         """The deepest stored checkpoint of more than ``above`` tokens that ``tokens`` begins with."""
         ...
 
+    @property
+    def changes(self) -> int:
+        """Grows whenever ``match`` may answer otherwise."""
+        ...
+
     def fetch(self, prefix: StoredPrefix, start: int, into: StagingBuffers) -> Ticket:
         """Reads the KV of [``start``, ``position``) and the state. ``start`` is a multiple of 16."""
         ...

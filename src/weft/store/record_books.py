@@ -76,6 +76,8 @@ class RecordBooks:
                  disk_free_bytes: int) -> None:
         self._opened = opened
         self.index, self._namespace = StoreIndex(options.forms), namespace
+        self._changes_before = 0
+        """Of indexes that were replaced."""
         live = opened.live
         if live is not None:
             self.index.load(live, namespace)
@@ -87,6 +89,11 @@ class RecordBooks:
         self.events: list[StoreEvent] = []
         self._used: Counter[int] = Counter()
         opened.live = None  # the rows: 144 bytes each, which the index no longer needs
+
+    @property
+    def changes(self) -> int:
+        """Durable entries that came or went so far."""
+        return self._changes_before + self.index.durable_changes
 
     def make_room(self, blocks: int, *, forced: bool) -> None:
         """Evicts if ``blocks`` more would not fit. ``forced``: they did not, perhaps because free blocks are
@@ -147,6 +154,7 @@ class RecordBooks:
 
     def refreshed(self, outcome: Refreshed) -> None:
         """A reader swaps in what another process has written."""
+        self._changes_before += self.index.durable_changes + 1
         self.index, self.ledger = outcome.index, outcome.ledger
         self.pins.clear()
 
@@ -197,13 +205,14 @@ class RecordBooks:
             self.space.give(record.volume, record.block, len(record.payload))
 
     def _durable(self, job: PutJob, lines: tuple[int, ...]) -> None:
-        stale = []
+        stale, durable = [], []
         for record, line in zip(job.records, lines, strict=True):
             if self.is_entry(record.entry, record.number):
                 self.index.c["line"][record.entry] = line
-                self.index.c["durable"][record.entry] = True
+                durable.append(record.entry)
             else:
                 stale.append((record.number, record.volume, record.block, len(record.payload)))
+        self.index.make_durable(durable)
         self._retire(stale)
         self.counters.written_bytes += job.nbytes
         if stale:

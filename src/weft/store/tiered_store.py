@@ -86,6 +86,7 @@ class TieredStore:
         self._copies: set[Ticket] = set()
         self._ticket = 0
         self.hits = self.fetched_bytes = self.failures = 0
+        self._was_available, self._remote_changes = True, 0
 
     def match(self, salt: str | None, tokens: PrefixTokens, above: int) -> StoredPrefix | None:
         near = self.local.match(salt, tokens, above)
@@ -98,6 +99,10 @@ class TieredStore:
         if hit is None:
             return near
         return prefix_of(self.remote, *hit, content, salt, remote=True)
+
+    @property
+    def changes(self) -> int:
+        return self.local.changes + self._remote_changes
 
     def fetch(self, prefix: StoredPrefix, start: int, into: StagingBuffers) -> Ticket:
         if not prefix.remote:
@@ -129,6 +134,9 @@ class TieredStore:
 
     def poll(self) -> list[StoreEvent]:
         events = []
+        if self.bucket.available != self._was_available:
+            self._was_available = not self._was_available
+            self._remote_changes += 1
         for event in self.local.poll():
             if event.ticket in self._puts:
                 salt, tokens, exact = self._puts.pop(event.ticket)
@@ -148,6 +156,7 @@ class TieredStore:
                 return events
             if isinstance(outcome, RemoteIndex):
                 self.remote = outcome.index
+                self._remote_changes += 1
             else:
                 events.append(self._fetched(outcome))
 
@@ -186,6 +195,7 @@ class TieredStore:
             if entry < self.remote.length and self.remote.c["number"].item(entry) == number:
                 for one in subtree(self.remote, entry):
                     self.remote.remove(one)
+                self._remote_changes += 1
         return StoreEvent(fetch.ticket, kind, reason, 0, seconds)
 
     def _copy(self, fetch: RemoteFetch) -> None:

@@ -75,6 +75,10 @@ class VirtualStore:
         hit = self._index.deepest(_root(salt), content, above=above, exact=self._exact)
         return None if hit is None else prefix_of(self._index, *hit, content, salt)
 
+    @property
+    def changes(self) -> int:
+        return self._index.durable_changes
+
     def fetch(self, prefix: StoredPrefix, start: int, into: StagingBuffers) -> Ticket:
         now_s, ticket = self._clock(), self._new_ticket()
         self._fetches += 1
@@ -127,7 +131,7 @@ class VirtualStore:
         now_s, events = self._clock(), list[StoreEvent]()
         for ticket in self._disk.written(now_s):
             nbytes, written = self._writes.pop(ticket)
-            self._index.c["durable"][list(written)] = True
+            self._index.make_durable(written)
             self._queued_bytes -= nbytes
             self._written_bytes += nbytes
             events.append(StoreEvent(ticket, "written", "", nbytes))

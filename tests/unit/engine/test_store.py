@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,8 +13,6 @@ from tests.fixtures.memory_store import Contents, MemoryStore
 from tests.unit.engine.rig import Rig
 from weft.engine.sleeper import Sleeper
 from weft.schedule.checkpoints import parse_checkpoints
-from weft.schedule.restores import StoreLook
-from weft.schedule.sequence import Sequence
 
 PROMPT = [(11 * at + 5) % 97 for at in range(300)]
 
@@ -176,27 +172,6 @@ def test_a_skipped_checkpoint_is_written_once_a_request_resumes_at_it(used: bool
         rig.run()
     rig.core.write_all(100.0)
     assert bool(kept.checkpoints) == used
-
-
-def test_a_waiting_request_that_the_store_has_nothing_for_is_looked_at_once() -> None:
-    rig = Rig(cache=True, store=MemoryStore(contents(Rig())), step_tokens_max=64)
-    assert rig.tier is not None
-    rig.tier.prices.copy_byte_s = 1e9  # no write is worth it, so the store never changes
-    restores, looks, seen = rig.tier.restores, Counter[int](), list[int]()
-    look = restores.look
-
-    def counting(seq: Sequence, *rest: Any) -> StoreLook:
-        looks[int(seq.prompt[0])] += 1
-        return look(seq, *rest)
-
-    restores.look = counting  # type: ignore[method-assign]
-    rig.before_execute = lambda plan: seen.append(looks[2])
-    for first in range(3):
-        rig.submit(f"prompt {first}", [first, *PROMPT], max_tokens=1)
-    rig.run()
-    # The first prompt takes four steps. The second is next in each of them, and the third is looked at ahead.
-    assert seen[:4] == [1, 1, 1, 1], seen
-    assert looks[1] >= 4, "the control: the next request is looked at in every plan"
 
 
 def test_a_part_of_the_prefix_in_memory_is_not_read_again() -> None:

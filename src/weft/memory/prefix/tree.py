@@ -47,6 +47,7 @@ class PrefixTree:
     __slots__ = (
         "_namespaces",
         "by_id",
+        "change_count",
         "changed_nodes",
         "edges",
         "held_page_count",
@@ -76,6 +77,8 @@ class PrefixTree:
         self.held_page_count = 0
         """Pages of nodes with holds; they cannot be evicted."""
         self.slot_count = 0
+        self.change_count = 0
+        """Changes that a lookup may see: while it stands still, every prompt resumes where it did."""
         self.changed_nodes: set[NodeId] | None = None
         """Nodes that came, went, were cut, or whose checkpoint did (checkpoint_follower.py); None: not
         noted."""
@@ -278,6 +281,7 @@ class PrefixTree:
 
 def note_change(tree: PrefixTree, node: Node) -> None:
     """``node`` came, goes, is cut, or its checkpoint did."""
+    tree.change_count += 1
     if tree.changed_nodes is not None:
         tree.changed_nodes.add(node.id)
 
