@@ -84,13 +84,8 @@ class Memory:
         return with_lost_to_salt(books.cache, asked, match) if self.counts_salt else match
 
     def hit_tokens(self, tokens: npt.NDArray[np.int32], *, salt: str) -> int:
-        """``match(tokens).cached_tokens`` alone; the same until ``tree_changes`` grows."""
+        """``match(tokens).cached_tokens`` alone; the same until ``prefix_tree.change_count`` grows."""
         return self._books.cache.match(tokens, salt, self._books.version).cached_tokens
-
-    @property
-    def tree_changes(self) -> int:
-        """Changes of the prefix tree so far that a lookup may see."""
-        return self._books.cache.tree.change_count
 
     def draft(self) -> Draft:
         """A transaction to fill; see ``Draft`` for open, extend, save, close and seal."""

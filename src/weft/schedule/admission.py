@@ -107,11 +107,11 @@ class AdmissionPlanner:
     def _waits_for_read(self, seq: Sequence, known: Int32s, producers: PrefixProducers) -> bool:
         """Whether ``seq`` waits for bytes that have not arrived, and for nothing else. No match is needed to
         know that, so a plan that a waiting request does not change is cheap."""
-        if self._store is None or not self._store.restores.is_read_for(seq.id):
+        fetch = None if self._store is None else self._store.restores.fetch_of(seq.id)
+        if fetch is None or fetch.state is not FetchState.READING:
             return False
         cached = self._reuse.cached_tokens(seq, known)
-        return (self._store.restores.still_waits(seq.id, cached)
-                and producers.wait_for(seq, known, cached) is None)
+        return fetch.reaches(cached) and producers.wait_for(seq, known, cached) is None
 
     def _look_ahead(self, step: PlanBuilder, last: Sequence) -> None:
         """A fetch for one of the requests from ``last`` on, which are not admitted in this step."""

@@ -88,6 +88,10 @@ class Restore:
     def tokens(self) -> Int32s:
         return np.frombuffer(self.prefix.tokens, dtype="<u4").astype(np.int32)
 
+    def reaches(self, cached_tokens: int) -> bool:
+        """Whether it begins at ``cached_tokens`` or before, and goes further."""
+        return self.load.start <= _page_floor(cached_tokens) and cached_tokens < self.load.position
+
 
 class StoreLook(NamedTuple):
     """What a request finds. ``fetch``: it waits for this one, or loads it. ``wish``: it should wait for a
@@ -168,23 +172,19 @@ class Restores:
 
     def is_known(self, seq: Sequence) -> bool:
         """Whether a fetch for ``seq`` is under way or has ended: no further one begins."""
-        return seq.id in self._ended or any(seq.id in fetch.seqs for fetch in self.fetches.values())
+        return seq.id in self._ended or self.fetch_of(seq.id) is not None
 
-    def is_read_for(self, seq: SeqId) -> bool:
-        """Whether ``seq`` waits for bytes that have not arrived."""
-        return any(seq in fetch.seqs and fetch.state is FetchState.READING for fetch in self.fetches.values())
-
-    def still_waits(self, seq: SeqId, cached_tokens: int) -> bool:
-        """Whether the fetch that ``seq`` waits for still brings more than ``cached_tokens``."""
-        return any(seq in fetch.seqs and _reaches(cached_tokens, fetch) for fetch in self.fetches.values())
+    def fetch_of(self, seq: SeqId) -> Restore | None:
+        """The fetch that ``seq`` waits for."""
+        return next((fetch for fetch in self.fetches.values() if seq in fetch.seqs), None)
 
     def look(self, seq: Sequence, known: Int32s, match: Match, wishes: Iterable[FetchWish],
              others: int) -> StoreLook:
         """``wishes``: those of this plan so far. One plan begins one fetch. ``others``: requests that run or
         wait beside ``seq``."""
-        waited_for = next((fetch for fetch in self.fetches.values() if seq.id in fetch.seqs), None)
+        waited_for = self.fetch_of(seq.id)
         if waited_for is not None:
-            if _reaches(match.cached_tokens, waited_for):
+            if waited_for.reaches(match.cached_tokens):
                 return StoreLook(match, waited_for)
             return StoreLook(_with_loss(match, waited_for.prefix.position, "store_busy"))
         if seq.id in self._ended:
@@ -220,18 +220,11 @@ class Restores:
                 return "stored"
         wish = FetchWish(seq.id, key, prefix, _page_floor(cached_tokens), others)
         if fetch is not None:
-            return wish if _reaches(cached_tokens, fetch) else "store_busy"
+            return wish if fetch.reaches(cached_tokens) else "store_busy"
         if any(other.key not in self.fetches for other in wishes):
             return wish
-        if not self.may_look_ahead or not self._buffers.has_room(self._rows_of(wish).total):
-            return "store_busy"
-        return wish
-
-    def _rows_of(self, wish: FetchWish) -> _BufferRows:
-        prefix, page_bytes = wish.prefix, self._buffers.page_bytes
-        kv = prefix.rows_from(wish.start, page_bytes)
-        state_rows = ceil_div(prefix.state_bytes, page_bytes) if prefix.state_form else 0
-        return _BufferRows(kv, kv[-1].first + kv[-1].row_count, state_rows)
+        rows = _rows_of(wish, self._buffers.page_bytes).total
+        return wish if self.may_look_ahead and self._buffers.has_room(rows) else "store_busy"
 
     def _answer(self, seq: Sequence, known: Int32s, cached_tokens: int) -> _Answer:
         """What the store has beyond ``cached_tokens``; remembered until either changes."""
@@ -255,7 +248,7 @@ class Restores:
         dropped, and the next plan looks again."""
         fetch = self.fetches.get(wish.key)
         if fetch is None:
-            rows = self._rows_of(wish)
+            rows = _rows_of(wish, self._buffers.page_bytes)
             if not self._buffers.has_room(rows.total):
                 return
             fetch = self.fetches[wish.key] = self._begin(wish, rows)
@@ -354,9 +347,10 @@ class Restores:
             self._abandoned[ticket] = fetch.load.buffer
 
 
-def _reaches(cached_tokens: int, fetch: Restore) -> bool:
-    """Whether ``fetch`` begins at ``cached_tokens`` or before, and goes further."""
-    return fetch.load.start <= _page_floor(cached_tokens) and cached_tokens < fetch.load.position
+def _rows_of(wish: FetchWish, page_bytes: int) -> _BufferRows:
+    kv = wish.prefix.rows_from(wish.start, page_bytes)
+    state_rows = ceil_div(wish.prefix.state_bytes, page_bytes) if wish.prefix.state_form else 0
+    return _BufferRows(kv, kv[-1].first + kv[-1].row_count, state_rows)
 
 
 def _with_loss(match: Match, position: int, loss: StoreLoss) -> Match:

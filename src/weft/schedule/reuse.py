@@ -83,7 +83,7 @@ class Reuse:
     def cached_tokens(self, seq: Sequence, known: Int32s) -> int:
         """``match(seq, known).cached_tokens``, for a sequence that waits. It is looked up again only when the
         tree has changed."""
-        changes = self._memory.tree_changes
+        changes = self._memory.prefix_tree.change_count
         hit = self._hits.get(seq.id)
         if hit is None or hit[0] != changes:
             asked = known[:0] if seq.prompt_logprobs_due else known
