@@ -17,11 +17,14 @@ PAD rows alone.
 
 Steps with a prompt in them have graphs of their own (``mixed_graphs``).
 
-The runs before a recording compile kernels; they compute PAD rows. A graph would freeze lists of the host
-(``Runs.starts``, ``Runs.slots``), so ``UnreadableList`` replaces them and refuses to be read. An op that
-decides by them cannot be recorded, and says so at start instead of being wrong later. The same holds for an
-op that makes the host wait for the device. A width that cannot be recorded costs that width alone: its
-steps are padded to the next recorded width, or run without a graph where there is none.
+One run before each recording loads kernels and lets libraries take their workspaces. It computes PAD rows.
+Its kernels are compiled already (``reserve``), so a second run would find nothing to do.
+
+A graph would freeze lists of the host (``Runs.starts``, ``Runs.slots``), so ``UnreadableList`` replaces them
+and refuses to be read. An op that decides by them cannot be recorded, and says so at start instead of being
+wrong later. The same holds for an op that makes the host wait for the device. A width that cannot be recorded
+costs that width alone: its steps are padded to the next recorded width, or run without a graph where there is
+none.
 
 All widths are recorded on one stream, the largest first. Torch's allocator shares memory among the captures
 of one stream only, and cuBLAS takes a workspace for each stream.
@@ -56,12 +59,18 @@ WIDEST = 512
 
 REFUSALS = (RuntimeError, TypeError, ValueError)
 """Errors of an op that cannot be recorded: torch's, or those of an ``UnreadableList``."""
-WARM_RUNS = 2
-"""Runs before a recording: kernels are compiled, and libraries take their workspaces."""
 
 Forward = Callable[[StepInputs, list[LayerCache]], torch.Tensor]
 Replay = Callable[[], torch.Tensor]
-Key = TypeVar("Key")
+
+
+class Ordered(Protocol):
+    """Integers, and shapes of steps."""
+
+    def __lt__(self, other: Any, /) -> bool: ...
+
+
+Key = TypeVar("Key", bound=Ordered)
 
 
 class Capture(Protocol):
@@ -104,8 +113,7 @@ class CudaCapture:
         stream = self._stream = self._stream or cuda.Stream(self._device)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
-            for _ in range(WARM_RUNS):
-                run()
+            run()
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()
@@ -158,27 +166,38 @@ class _Recorded:
     tensors: tuple[torch.Tensor, ...]
 
 
+Step = tuple[Callable[[], torch.Tensor], tuple[torch.Tensor, ...]]
+"""A step on static memory. The tensors are outside the graph's pool, and read by address at every replay."""
+
+
 class Recordings(Generic[Key]):
     """Graphs by key. ``refused``: the error of each key that cannot be recorded; it costs no other key."""
 
     def __init__(self, capture: Capture) -> None:
         self.refused: dict[Key, str] = {}
+        self.seconds = 0.0
         self._capture = capture
         self._recorded: dict[Key, _Recorded] = {}
 
     @property
     def keys(self) -> tuple[Key, ...]:
-        """Those with a graph, in no order."""
-        return tuple(self._recorded)
+        """Those with a graph, ascending."""
+        return tuple(sorted(self._recorded))
 
-    def record(self, key: Key, run: Callable[[], torch.Tensor], tensors: tuple[torch.Tensor, ...]) -> None:
-        """``tensors``: outside the graph's pool, and read by address at every replay."""
-        try:
-            replay = self._capture.capture(run)
-        except refusals() as error:
-            self.refused[key] = first_line(error)
-        else:
-            self._recorded[key] = _Recorded(replay, tensors)
+    def record(self, keys: Sequence[Key], step_of: Callable[[Key], Step]) -> None:
+        """The graphs of ``keys`` (ascending), the largest first: the others fit into its memory. Earlier
+        graphs are dropped: arena and weights may have moved."""
+        self.forget()
+        started = time.perf_counter()
+        for key in reversed(keys):
+            run, tensors = step_of(key)
+            try:
+                replay = self._capture.capture(run)
+            except refusals() as error:
+                self.refused[key] = first_line(error)
+            else:
+                self._recorded[key] = _Recorded(replay, tensors)
+        self.seconds = time.perf_counter() - started
 
     def replay(self, key: Key) -> torch.Tensor:
         return self._recorded[key].replay()
@@ -205,7 +224,6 @@ class DecodeGraphs:
     def __init__(self, table: torch.Tensor, chosen: torch.Tensor, widths: Sequence[int],
                  capture: Capture) -> None:
         self.widths = tuple(widths)
-        self.recorded_s = 0.0
         self._table = table
         self._chosen = chosen
         self._reads_host = capture.reads_host
@@ -217,18 +235,17 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def record(self, forward: Forward, caches: list[LayerCache]) -> None:
-        """``forward`` over ``caches`` at all widths, the largest first: the others fit into its memory.
-        Earlier graphs are dropped: arena and weights may have moved."""
-        self.forget()
-        started = time.perf_counter()
-        for width in reversed(self.widths):
+        """``forward`` over ``caches`` at all widths."""
+
+        def step_of(width: int) -> Step:
             self._static[: BLOCK_FIELDS * stride_of(width)].copy_(self._pad_block(width))
             self._starts[width], self._slots[width] = self._lists(width)
             tensors = self._runs_table(width)
-            self._recordings.record(width, self._run_of(width, forward, caches, tensors), tensors)
+            return self._run_of(width, forward, caches, tensors), tensors
+
+        self._recordings.record(self.widths, step_of)
         if self._table.is_cuda:
             torch.cuda.empty_cache()   # the runs before the recordings left blocks that no step will use
-        self.recorded_s = time.perf_counter() - started
 
     def forget(self) -> None:
         """Drop the graphs and free their memory; ``record`` may follow."""
@@ -237,7 +254,11 @@ class DecodeGraphs:
     @property
     def recorded_widths(self) -> tuple[int, ...]:
         """Ascending."""
-        return tuple(sorted(self._recordings.keys))
+        return self._recordings.keys
+
+    @property
+    def recorded_s(self) -> float:
+        return self._recordings.seconds
 
     def refused_in_words(self) -> str | None:
         """The widths without a graph and the reason for each; None where all are recorded."""

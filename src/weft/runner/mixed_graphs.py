@@ -32,7 +32,6 @@ each number of prompts (four times the graphs, to save a few idle programs).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weft.runner.graphs import Capture, Forward, Recordings, UnreadableList, known_tokens, stride_of
+from weft.runner.graphs import Capture, Forward, Recordings, Step, UnreadableList, known_tokens, stride_of
 from weft.tensor import gpu
 from weft.tensor.gpu import runs as device_runs
 from weft.tensor.inputs import LayerCache, Runs, StepInputs
@@ -118,7 +117,6 @@ class MixedGraphs:
                  capture: Capture) -> None:
         assert not capture.reads_host, "the lists of a step with prompts change with every step"
         self.shapes = tuple(shapes)
-        self.recorded_s = 0.0
         self._table = table
         self._chosen = chosen
         self._static = torch.zeros(max((shape.block_numbers for shape in shapes), default=0),
@@ -127,13 +125,13 @@ class MixedGraphs:
 
     @torch.inference_mode()
     def record(self, forward: Forward, caches: list[LayerCache]) -> None:
-        """``forward`` over ``caches`` at all shapes, the largest first. Earlier graphs are dropped."""
-        self.forget()
-        started = time.perf_counter()
-        for shape in reversed(self.shapes):
+        """``forward`` over ``caches`` at all shapes."""
+
+        def step_of(shape: MixedShape) -> Step:
             self._block(shape).copy_(torch.from_numpy(self._pad_block(shape)))
-            self._recordings.record(shape, self._run_of(shape, forward, caches), (self._static,))
-        self.recorded_s = time.perf_counter() - started
+            return self._run_of(shape, forward, caches), (self._static,)
+
+        self._recordings.record(self.shapes, step_of)
 
     def forget(self) -> None:
         self._recordings.forget()
@@ -141,7 +139,11 @@ class MixedGraphs:
     @property
     def recorded_shapes(self) -> tuple[MixedShape, ...]:
         """Ascending."""
-        return tuple(sorted(self._recordings.keys))
+        return self._recordings.keys
+
+    @property
+    def recorded_s(self) -> float:
+        return self._recordings.seconds
 
     def refused_in_words(self) -> str | None:
         return self._recordings.refused_in_words(
