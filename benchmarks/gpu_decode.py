@@ -208,12 +208,14 @@ def engine(model: Any, device: torch.device, batch: int, context: int, graphs: b
     from weft.runner.graphs import CudaCapture
     from weft.runner.mixed_graphs import TOKENS_MAX
     from weft.runner.torch_executor import TorchExecutor
+    from weft.tensor.gpu import page_layout
 
     spec, made_max = model.spec, DECODED + BEGINNING + WATCHED + 16
     length = context + made_max
     rows = batch + beside
     config = EngineConfig(max_num_seqs=rows, max_model_len=length, max_num_batched_tokens=8192)
-    plan = plan_arena(spec, memory_for(spec, spec.dtype, rows, length)[0])
+    plan = plan_arena(spec, memory_for(spec, spec.dtype, rows, length)[0],
+                      kv_layout=page_layout(device))
     sizes = fit_sizes(config, spec, plan)
     executor = TorchExecutor(model, plan, sizes, device=device,
                              capture=CudaCapture(device) if graphs else None,

@@ -6,8 +6,9 @@ import dataclasses
 
 import torch
 
-from tests.ops.kv_pages import Pages
+from tests.ops.kv_pages import Pages, blank_pages
 from weft.tensor.inputs import Runs
+from weft.tensor.layout import pack_k, pack_v, unpack_k, unpack_v
 
 
 def on_device(runs: Runs, device: torch.device) -> Runs:
@@ -27,5 +28,12 @@ def strided_on(x: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def pages_on(pages: Pages, device: torch.device) -> Pages:
+    """Copies in the layout of GPUs, with gaps between pages."""
+    if pages.k.shape[2] != 1:
+        heads, dim = pages.v.shape[1], pages.v.shape[3]
+        rows = blank_pages(len(pages.k), heads, dim, pages.k.dtype, "rows")
+        rows.k.copy_(pack_k(unpack_k(pages.k), "rows"))
+        rows.v.copy_(pack_v(unpack_v(pages.v), "rows"))
+        pages = Pages(rows.k, rows.v, pages.scales)
     return Pages(strided_on(pages.k, device), strided_on(pages.v, device),
                  None if pages.scales is None else strided_on(pages.scales, device))

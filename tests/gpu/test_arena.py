@@ -164,7 +164,7 @@ def test_kv_is_compressed_and_restored_by_kernels_as_by_torch(
     """Codes and scales to the bit; what is restored in 16 bits to one unit in the last place: the interpreter
     cuts off where a GPU rounds."""
     spec = ModelSpec("tiny", 32, 16, 512, dtype, (attention(2, 16), RECURRENT["mamba1"], attention(1, 32)))
-    plan = plan_arena(spec, 300_000, compress=True, compress_kv=compressed)
+    plan = plan_arena(spec, 300_000, compress=True, compress_kv=compressed, kv_layout="rows")
     assert plan.compressed_kv_bytes % 64 == 0
     records = records_of(plan)
 
@@ -275,7 +275,7 @@ def test_a_warmed_arena_compiles_nothing_inside_a_request(
 
     monkeypatch.setattr(kernel_class, "run", watched)
     spec = ModelSpec("tiny", 32, 16, 512, "bfloat16", (attention(1, 16), RECURRENT["gated delta"]))
-    plan = plan_arena(spec, 600_000, compress=True, compress_kv="int8")
+    plan = plan_arena(spec, 600_000, compress=True, compress_kv="int8", kv_layout="rows")
     arena = DeviceArena(plan, device)
     arena._never_written = None   # as on a GPU: frames are zeroed the first time too
     warm(arena)

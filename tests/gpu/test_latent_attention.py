@@ -23,7 +23,7 @@ def test_a_mixed_batch_over_bytes_of_0xff_equals_one_query_at_a_time(
         dtype: torch.dtype, width: int, value_dim: int, device: torch.device) -> None:
     runs = make_runs([Run(5), PAD_ROW, Run(290)], [Run(0, 33), Run(60, 20)], pages=40)
     q, rows = noise(tokens_in(runs), 3, width), noise(tokens_in(runs), width, seed=4)
-    twin = filled_pages(runs, 40, 1, width, dtype)
+    twin = filled_pages(runs, 40, 1, width, dtype, "rows")
     mine = pages_on(twin, device)
     made, scales = [], []
     for pages in (mine, twin):

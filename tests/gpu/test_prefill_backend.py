@@ -28,41 +28,55 @@ from weft.tensor.ops.paged_attention import naive, triton
 SCALE = 0.11
 
 
-class Ragged:
-    """``flashinfer.BatchPrefillWithRaggedKVCacheWrapper``, version 0.3 on."""
+class Paged:
+    """``flashinfer.BatchPrefillWithPagedKVCacheWrapper``, version 0.3 on."""
 
     plans = 0
 
     def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
         assert float_workspace_buffer.dtype == torch.uint8
-        assert kv_layout == "NHD"
+        self.device = float_workspace_buffer.device
+        self.layout = kv_layout
 
-    def plan(self, qo_indptr: torch.Tensor, kv_indptr: torch.Tensor, num_qo_heads: int, num_kv_heads: int,
-             head_dim_qk: int, head_dim_vo: int | None = None, custom_mask: Any = None,
+    def plan(self, qo_indptr: torch.Tensor, paged_kv_indptr: torch.Tensor, paged_kv_indices: torch.Tensor,
+             paged_kv_last_page_len: torch.Tensor, num_qo_heads: int, num_kv_heads: int, head_dim_qk: int,
+             page_size: int, head_dim_vo: int | None = None, custom_mask: Any = None,
              packed_custom_mask: Any = None, causal: bool = False, pos_encoding_mode: str = "NONE",
-             use_fp16_qk_reduction: bool = False, window_left: int = -1, logits_soft_cap: float | None = None,
-             sm_scale: float | None = None, rope_scale: float | None = None, rope_theta: float | None = None,
-             q_data_type: Any = "float16", kv_data_type: Any = None, non_blocking: bool = True) -> None:
-        assert qo_indptr.dtype == kv_indptr.dtype == torch.int32
-        assert qo_indptr.device.type == kv_indptr.device.type == "cpu", "its planner reads them on the host"
+             use_fp16_qk_reduction: bool = False, sm_scale: float | None = None, window_left: int = -1,
+             logits_soft_cap: float | None = None, rope_scale: float | None = None,
+             rope_theta: float | None = None, q_data_type: Any = "float16", kv_data_type: Any = None,
+             non_blocking: bool = True) -> None:
+        for one in (qo_indptr, paged_kv_indptr, paged_kv_last_page_len):
+            assert one.dtype == torch.int32
+            assert one.device.type == "cpu", "its planner reads it on the host"
+        assert paged_kv_indices.dtype == torch.int32
+        assert paged_kv_indices.device == self.device
+        assert len(paged_kv_indices) == int(paged_kv_indptr[-1])
+        assert ((paged_kv_last_page_len >= 1) & (paged_kv_last_page_len <= page_size)).all()
         assert causal
         assert pos_encoding_mode == "NONE"
         self.asked = SimpleNamespace(**{name: value for name, value in locals().items() if name != "self"})
-        Ragged.plans += 1
+        Paged.plans += 1
 
-    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def run(self, q: torch.Tensor, paged_kv_cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         asked = self.asked
+        assert self.layout == "HND"
+        k, v = paged_kv_cache
+        assert k.stride() == v.stride(), "one set of strides serves both"
+        assert k.stride(3) == q.stride(2) == 1
         assert q.shape[1:] == (asked.num_qo_heads, asked.head_dim_qk)
         assert k.shape == v.shape
-        assert k.shape[1:] == (asked.num_kv_heads, asked.head_dim_qk)
+        assert k.shape[1:] == (asked.num_kv_heads, asked.page_size, asked.head_dim_qk)
         assert q.dtype == asked.q_data_type
         assert k.dtype == asked.kv_data_type
-        q_at, k_at = asked.qo_indptr.tolist(), asked.kv_indptr.tolist()
-        assert (q_at[-1], k_at[-1]) == (len(q), len(k))
+        q_at, page_at = asked.qo_indptr.tolist(), asked.paged_kv_indptr.tolist()
+        assert q_at[-1] == len(q)
         made = []
-        for run in range(len(q_at) - 1):
+        for run, last in enumerate(asked.paged_kv_last_page_len.tolist()):
+            ids = asked.paged_kv_indices[page_at[run]:page_at[run + 1]].long()
+            context = (len(ids) - 1) * asked.page_size + last
             ours = q[q_at[run]:q_at[run + 1]].float()
-            keys, values = (x[k_at[run]:k_at[run + 1]].float().repeat_interleave(
+            keys, values = (x[ids].transpose(1, 2).flatten(0, 1)[:context].float().repeat_interleave(
                 asked.num_qo_heads // asked.num_kv_heads, dim=1) for x in (k, v))
             scores = torch.einsum("qhd,khd->hqk", ours, keys) * asked.sm_scale
             place = torch.arange(len(keys)) - (len(keys) - len(ours) + torch.arange(len(ours))[:, None])
@@ -75,14 +89,14 @@ class Ragged:
 
 
 @pytest.fixture
-def flashinfer(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Ragged]]:
+def flashinfer(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Paged]]:
     module: Any = ModuleType("flashinfer")
     module.__spec__ = importlib.util.spec_from_loader("flashinfer", None)
-    module.BatchPrefillWithRaggedKVCacheWrapper = Ragged
+    module.BatchPrefillWithPagedKVCacheWrapper = Paged
     monkeypatch.setitem(sys.modules, "flashinfer", module)
-    monkeypatch.setattr(Ragged, "plans", 0)
+    monkeypatch.setattr(Paged, "plans", 0)
     prefill_backend.choose("flashinfer")
-    yield Ragged
+    yield Paged
     prefill_backend.choose("weft")
 
 
@@ -92,7 +106,7 @@ def noise(*shape: int, seed: int = 3, dtype: torch.dtype = torch.bfloat16) -> to
 
 @pytest.mark.parametrize(("dtype", "dim", "window", "gated"), [
     (torch.bfloat16, 64, None, True), (torch.float16, 128, 20, False), (torch.bfloat16, 256, None, False)])
-def test_prompts_go_to_it_and_decodes_do_not(flashinfer: type[Ragged], device: torch.device,
+def test_prompts_go_to_it_and_decodes_do_not(flashinfer: type[Paged], device: torch.device,
                                              dtype: torch.dtype, dim: int, window: int | None,
                                              gated: bool) -> None:
     """Contexts that begin in the middle of a page, one that is new, one token alone, beside decodes."""
@@ -110,7 +124,7 @@ def test_prompts_go_to_it_and_decodes_do_not(flashinfer: type[Ragged], device: t
         want *= gates.head_gate_TH.cpu()[:, :, None].float().sigmoid()
     # Rounded before the gates once more than our own kernels do.
     torch.testing.assert_close(got.float(), want.float(), atol=2e-3, rtol=2e-2)
-    # The control: a copy that takes the pages of another run is seen.
+    # The control: the page of another run is seen.
     ours.page_table_RP[2, 0] = ours.page_table_RP[3, 0]
     other = triton.paged_attention(q.to(device), there.k, there.v, ours, SCALE, window, gates=gates).cpu()
     assert (other.float() - want.float()).abs().max() > 0.1
@@ -126,7 +140,7 @@ def test_the_table_lists_what_fits(q_dtype: torch.dtype, page_dtype: torch.dtype
     assert prefill_backend.fits(q_dtype, page_dtype, dim) == fits
 
 
-def test_what_does_not_fit_stays_with_our_kernels(flashinfer: type[Ragged], device: torch.device) -> None:
+def test_what_does_not_fit_stays_with_our_kernels(flashinfer: type[Paged], device: torch.device) -> None:
     runs = make_runs([], [Run(20, 30), PAD_ROW], pages=10)
     for dtype, dim in ((torch.float32, 64), (torch.bfloat16, 64)):   # by its dtype; by a row that is PAD
         pages, q = filled_pages(runs, 10, 2, dim, dtype), noise(tokens_in(runs), 4, dim, dtype=dtype)
@@ -152,19 +166,19 @@ class LateCopies:
         self.under_way: dict[int, list[int]] = {}
         monkeypatch.setattr(prefill_backend, "_event", lambda device: self.last)
         monkeypatch.setattr(prefill_backend, "wait_for", self.under_way.pop)
-        plan = Ragged.plan
+        plan = Paged.plan
 
-        def planned(wrapper: Ragged, qo_indptr: torch.Tensor, **shapes: Any) -> None:
+        def planned(wrapper: Paged, qo_indptr: torch.Tensor, **shapes: Any) -> None:
             self.last = id(wrapper)
             assert self.last not in self.under_way, "this buffer is still being copied"
             self.under_way[self.last] = qo_indptr.tolist()
             plan(wrapper, qo_indptr=qo_indptr, **shapes)
 
-        monkeypatch.setattr(Ragged, "plan", planned)
+        monkeypatch.setattr(Paged, "plan", planned)
 
 
 def test_a_plan_does_not_overwrite_the_one_that_is_on_its_way(
-        flashinfer: type[Ragged], device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+        flashinfer: type[Paged], device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     late = LateCopies(monkeypatch)
     for length in (30, 20, 10, 5):
         runs = make_runs([], [Run(0, length)], pages=4)

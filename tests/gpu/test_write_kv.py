@@ -34,7 +34,7 @@ def test_pages_hold_the_bytes_that_the_twin_writes_and_no_others(dtype: torch.dt
     k, v = noise(tokens, heads, dim + 4)[..., 4:] * 3, noise(tokens, heads, dim, seed=4) * 40
     k[2], v[3], k[4, 1, 3], v[4, 0, 7] = 1e6, 0.0, float("nan"), float("inf")
     k, v = k.to(model), v.to(model)
-    mine, twin = (blank_pages(PAGES, heads, dim, dtype) for _ in range(2))
+    mine, twin = (blank_pages(PAGES, heads, dim, dtype, "rows") for _ in range(2))
     mine = pages_on(mine, device)
     there = on_device(runs, device)
     write_kv(k.to(device), v.to(device), mine.k, mine.v, positions_of(runs).to(device), there, mine.scales)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from tests.ops.batches import written_places
+from weft.spec import KvLayoutName
 from weft.tensor.inputs import Runs
 from weft.tensor.kv_numbers import narrowed, quantized
 from weft.tensor.layout import k_block_shape, pack_k, pack_v, v_block_shape
@@ -32,10 +33,11 @@ class Pages:
         return [part.contiguous().view(torch.uint8) for part in parts]
 
 
-def blank_pages(count: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Pages:
+def blank_pages(count: int, kv_heads: int, dim: int, dtype: torch.dtype,
+                layout: KvLayoutName = "packed") -> Pages:
     block = kv_heads * dim * PAGE_TOKENS * dtype.itemsize
     arena = torch.full((count, 3 * block + 256 * kv_heads), 0xFF, dtype=torch.uint8)
-    shapes = k_block_shape(kv_heads, dim, dtype), v_block_shape(kv_heads, dim, dtype)
+    shapes = k_block_shape(kv_heads, dim, dtype, layout), v_block_shape(kv_heads, dim, dtype, layout)
     k, v = (arena[:, i * block : (i + 1) * block].view(dtype).view(count, *shape)
             for i, shape in enumerate(shapes))
     scales = arena[:, 2 * block : 2 * block + 64 * kv_heads].view(torch.bfloat16)
@@ -43,10 +45,11 @@ def blank_pages(count: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Page
     return Pages(k, v, scales if dtype == torch.int8 else None)
 
 
-def filled_pages(runs: Runs, count: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Pages:
+def filled_pages(runs: Runs, count: int, kv_heads: int, dim: int, dtype: torch.dtype,
+                 layout: KvLayoutName = "packed") -> Pages:
     """Random keys and values at the places of the runs' contexts."""
     noise = torch.Generator().manual_seed(11)
-    pages = blank_pages(count, kv_heads, dim, dtype)
+    pages = blank_pages(count, kv_heads, dim, dtype, layout)
     seen_T = written_places(runs, count).flatten()
     for part, (cache, pack) in enumerate(((pages.k, pack_k), (pages.v, pack_v))):
         x_THD = torch.randn(count * PAGE_TOKENS, kv_heads, dim, generator=noise)
@@ -58,5 +61,5 @@ def filled_pages(runs: Runs, count: int, kv_heads: int, dim: int, dtype: torch.d
         else:
             x_THD[~seen_T] = float("nan")
             x_THD = narrowed(x_THD, dtype)
-        cache.copy_(pack(x_THD))
+        cache.copy_(pack(x_THD, layout))
     return pages

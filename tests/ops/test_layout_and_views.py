@@ -9,12 +9,14 @@ import torch
 
 from weft.tensor.layout import (
     k_block_shape,
+    k_rows,
     pack_k,
     pack_of,
     pack_v,
     unpack_k,
     unpack_v,
     v_block_shape,
+    v_rows,
 )
 from weft.tensor.views import build_layer_caches, strided_view
 
@@ -51,6 +53,23 @@ def test_packing_puts_each_number_where_the_layout_says_and_unpacking_finds_it(d
     assert pages_v[1, head, 5 // pack, dim, 5 % pack] == k[token, head, dim]
     assert torch.equal(unpack_k(pages_k).float(), k.float())
     assert torch.equal(unpack_v(pages_v).float(), k.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_rows_are_one_dense_row_for_each_token_and_unpacking_finds_them(dtype: torch.dtype) -> None:
+    x = torch.randn(32, 3, 8).to(dtype)
+    for pack, shape, unpack, rows_of in ((pack_k, k_block_shape, unpack_k, k_rows),
+                                         (pack_v, v_block_shape, unpack_v, v_rows)):
+        pages = torch.empty(2, *shape(3, 8, dtype, "rows"), dtype=dtype)
+        pages.copy_(pack(x, "rows"))
+        assert pages.numel() == pack(x).numel(), "the same bytes as packed"
+        rows = rows_of(pages)
+        assert rows.shape == (2, 3, 16, 8)
+        assert rows.stride() == (3 * 16 * 8, 16 * 8, 8, 1)
+        assert torch.equal(rows[1, 2, 5].float(), x[21, 2].float())
+        assert torch.equal(unpack(pages).float(), x.float())
+        with pytest.raises(AssertionError, match="packed"):
+            rows_of(pack(torch.randn(32, 3, 8).to(torch.bfloat16)))
 
 
 def test_views_put_page_i_and_slot_j_at_their_bytes() -> None:

@@ -50,7 +50,7 @@ from weft.schedule.store_tier import StoreTier
 from weft.spec import CompressedKvName
 from weft.speculation.drafter import Drafter
 from weft.store.protocol import Store
-from weft.tensor import native
+from weft.tensor import gpu, native
 from weft.units import CHUNK_TOKENS, pages_for
 
 DEVICE = torch.device(os.environ.get("WEFT_TEST_DEVICE", "cpu"))
@@ -173,7 +173,8 @@ class Serving:
         config = EngineConfig(max_num_batched_tokens=step_tokens, max_model_len=max_model_len,
                               max_num_seqs=max_num_seqs, kv_dtype=kv_dtype, state_dtype=state_dtype)
         spec, kept_kv = cache_dtypes(config, model.spec)
-        self.arena: ArenaPlan = plan_arena(spec, memory_bytes, kv_dtype=kept_kv)
+        self.arena: ArenaPlan = plan_arena(spec, memory_bytes, kv_dtype=kept_kv,
+                                           kv_layout=gpu.page_layout(DEVICE))
         if compress:
             self.arena = with_compression(self.arena, spec)
         if compress_kv is not None:

@@ -193,7 +193,7 @@ def _place(config: EngineConfig, name: str, directory: Path, device: torch.devic
             else ram_room(config, spec, kv_dtype))
     if ranks is not None:
         room = ranks.common_room(room, loaded)
-    arena, memory_note = plan_memory(config, spec, kv_dtype, room)
+    arena, memory_note = plan_memory(config, spec, kv_dtype, room, device)
     sizes = replace(fit_sizes(config, spec, arena), grid_tokens=grid_tokens(spec, device))
     tell(f"memory: {format_bytes(arena.arena_bytes)} in {arena.frame_count} frames")
     if ranks is not None:

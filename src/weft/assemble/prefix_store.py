@@ -117,6 +117,8 @@ def _identity(config: EngineConfig, name: str, directory: Path, loaded: LoadedMo
     rope = {key: value for key, value in published.items() if "rope" in key}
     layout = {"page": [asdict(field) for field in arena.kv_fields],
               "slot": [asdict(field) for field in arena.state_fields]}
+    if arena.kv_layout != "packed":   # a namespace is as old as packed pages
+        layout["blocks"] = arena.kv_layout
     ranks = {"ranks": config.tp, "experts_by_rank": config.ep} if config.tp > 1 else {}
     return NamespaceIdentity(
         model=name, weights=weights_digest(files),

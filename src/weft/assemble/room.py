@@ -117,10 +117,13 @@ def gpu_room(config: EngineConfig, free: int, reserved: int, reserved_in_words: 
 
 
 def plan_memory(config: EngineConfig, spec: ModelSpec, kv_dtype: CacheDTypeName,
-                 room: ArenaRoom) -> tuple[ArenaPlan, list[str]]:
+               room: ArenaRoom, device: torch.device) -> tuple[ArenaPlan, list[str]]:
+    """``device``: its pages have the layout that its kernels read."""
+    from weft.tensor import gpu
+
     asked = room.usual_bytes if config.memory is None else parse_bytes(config.memory, flag="--memory")
     size = min(asked, room.most_bytes)
     note = f"--memory {config.memory} shrunk to {format_bytes(size)}: {room.why}"
     arena = plan_arena(spec, size, kv_dtype=kv_dtype, compress=not config.exact,
-                       compress_kv=config.compress_kv)
+                       compress_kv=config.compress_kv, kv_layout=gpu.page_layout(device))
     return (arena, [note] if size < asked and config.memory is not None else [])

@@ -32,6 +32,8 @@ from weft.families.architecture import (
     ShortConv,
 )
 from weft.tensor import layout
+from weft.tensor.gpu import page_layout
+from weft.tensor.inputs import Runs
 from weft.tensor.ops.add_norm import add_norm
 from weft.tensor.ops.causal_conv import causal_conv
 from weft.tensor.ops.gated_delta import gated_delta
@@ -85,8 +87,7 @@ def _attention(of: Attention, bench: Bench) -> Iterator[Case]:
     heads, kv_heads, dim = of.heads, of.kv_heads, of.head_dim
     for name, rows, tokens, before in bench.sizes():
         runs = bench.runs(rows, tokens, before)
-        k, v = (bench.noise(runs.page_table_RP.numel(), *shape(kv_heads, dim, bench.dtype))
-                for shape in (layout.k_block_shape, layout.v_block_shape))
+        k, v = _pages(bench, runs, kv_heads, dim)
         q = bench.noise(rows * tokens, heads, dim)
         read = 2 * rows * (before + tokens) * kv_heads * dim * bench.dtype.itemsize
         seen = rows * sum(before + at + 1 for at in range(tokens))
@@ -192,6 +193,13 @@ def _small(architecture: Architecture, bench: Bench) -> Iterator[Case]:
             yield from _around_attention(attention, bench, rows, tokens, before)
 
 
+def _pages(bench: Bench, runs: Runs, kv_heads: int, dim: int) -> Iterator[torch.Tensor]:
+    """K and V for every page of ``runs``, in the layout of the device."""
+    for shape in (layout.k_block_shape, layout.v_block_shape):
+        yield bench.noise(runs.page_table_RP.numel(),
+                          *shape(kv_heads, dim, bench.dtype, page_layout(bench.device)))
+
+
 def _around_attention(of: Attention, bench: Bench, rows: int, tokens: int, before: int) -> Iterator[Case]:
     count, runs = rows * tokens, bench.runs(rows, tokens, before)
     q, k = bench.noise(count, of.heads, of.head_dim), bench.noise(count, of.kv_heads, of.head_dim)
@@ -199,8 +207,7 @@ def _around_attention(of: Attention, bench: Bench, rows: int, tokens: int, befor
         angles = bench.uniform(count, of.rope.rotary_dim // 2).repeat(1, 2)
         cos, sin = angles.cos(), angles.sin()
         yield Case(f"rotary {count}", lambda: rotary(q, k, cos, sin), 2 * size_of(q, k))
-    k_pages, v_pages = (bench.noise(runs.page_table_RP.numel(), *shape(of.kv_heads, of.head_dim, bench.dtype))
-                        for shape in (layout.k_block_shape, layout.v_block_shape))
+    k_pages, v_pages = _pages(bench, runs, of.kv_heads, of.head_dim)
     positions = (torch.arange(before, before + tokens).repeat(rows)).to(bench.device)
     yield Case(f"write k, v {count}", lambda: write_kv(k, k, k_pages, v_pages, positions, runs),
                4 * size_of(k))

@@ -109,7 +109,7 @@ class DeviceArena:
         return build_layer_caches(
             self.buffer, layer_count=layer_count, page_bytes=plan.page_bytes, page_count=plan.page_count,
             slot_stride_bytes=plan.slot_stride_bytes, slot_count=plan.slot_count, kv_dtype=plan.kv_dtype,
-            kv_fields=plan.kv_fields, state_fields=plan.state_fields)
+            kv_layout=plan.kv_layout, kv_fields=plan.kv_fields, state_fields=plan.state_fields)
 
     def perform(self, kind: WorkKind, ids: Items) -> None:
         """One kind of a step's arena work; ``ids`` has the form that ``WorkKind`` says."""

@@ -94,7 +94,8 @@ def _blocks(buffer: torch.Tensor, staging: torch.Tensor, plan: ArenaPlan) -> Ite
         field = compressed.field
         views = kv_views(buffer, page_bytes=plan.page_bytes, page_count=plan.page_count,
                          k_offset_bytes=field.k_offset_bytes, v_offset_bytes=field.v_offset_bytes,
-                         kv_heads=field.kv_heads, head_dim=field.head_dim, dtype=DTYPES[plan.kv_dtype])
+                         kv_heads=field.kv_heads, head_dim=field.head_dim, dtype=DTYPES[plan.kv_dtype],
+                         layout=plan.kv_layout)
         heads, at, scales_at = field.kv_heads, compressed.offset_bytes, compressed.scale_offset_bytes
         for block, is_k in zip(views, (True, False), strict=True):
             if block is None:

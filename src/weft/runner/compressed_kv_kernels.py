@@ -29,7 +29,6 @@ from weft.runner.compressed_kv import GROUP
 from weft.spec import ITEM_BYTES
 from weft.tensor.gpu.compilation import Compilation
 from weft.tensor.gpu.launcher import launch
-from weft.tensor.layout import DTYPES, pack_of
 from weft.units import PAGE_TOKENS
 
 Int64s = npt.NDArray[np.int64]
@@ -41,19 +40,17 @@ _TL_TYPES = {"float32": tl.float32, "bfloat16": tl.bfloat16, "float16": tl.float
 
 @triton.jit(do_not_specialize_on_alignment=["records"])
 def _code_kernel(arena, records, scratch, blocks, page_bytes, record_bytes, NUMBER: tl.constexpr,
-                 PACK: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, RESTORE: tl.constexpr):
-    """``blocks`` int64 [b, 5]: offset in the page, of codes, of scales in the record, channels, is it V."""
+                 TOKENS: tl.constexpr, CHANNELS: tl.constexpr, RESTORE: tl.constexpr):
+    """``blocks`` int64 [b, 4]: offset in the page, of codes, of scales in the record, channels."""
     number = tl.program_id(1).to(tl.int64)
     page = tl.load(records + number * 4).to(tl.int64)
-    block = blocks + tl.program_id(0).to(tl.int64) * 5
+    block = blocks + tl.program_id(0).to(tl.int64) * 4
     in_page, codes_at, scales_at = tl.load(block), tl.load(block + 1), tl.load(block + 2)
-    channels, is_v = tl.load(block + 3), tl.load(block + 4)
+    channels = tl.load(block + 3)
     token_T = tl.arange(0, TOKENS)
     token_T1, channel_1C = token_T[:, None], tl.arange(0, CHANNELS)[None, :]
     inside_TC = (token_T1 >= 0) & (channel_1C < channels)
-    as_k_TC = (channel_1C // PACK) * TOKENS * PACK + token_T1 * PACK + channel_1C % PACK
-    as_v_TC = (token_T1 // PACK) * channels * PACK + channel_1C * PACK + token_T1 % PACK
-    at_TC = tl.where(is_v > 0, as_v_TC, as_k_TC)
+    at_TC = token_T1 * channels + channel_1C
     values_TC = (arena + page * page_bytes + in_page).to(tl.pointer_type(NUMBER)) + at_TC
     record = scratch + number * record_bytes
     codes_TC = (record + codes_at).to(tl.pointer_type(tl.int8)) + at_TC
@@ -79,25 +76,25 @@ def _in_bfloat16(wide):
 
 @triton.jit(do_not_specialize_on_alignment=["records"])
 def _nibble_kernel(arena, records, scratch, blocks, page_bytes, record_bytes, NUMBER: tl.constexpr,
-                   PACK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr,
-                   AS_K: tl.constexpr, RESTORE: tl.constexpr):
+                   TOKENS: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr, AS_K: tl.constexpr,
+                   RESTORE: tl.constexpr):
     """``blocks`` as for ``_code_kernel``, all of K or all of V. A tile has the ROWS of a head by the PAIRS of
     numbers that share a byte, first and second."""
     number = tl.program_id(1).to(tl.int64)
     page = tl.load(records + number * 4).to(tl.int64)
-    block = blocks + tl.program_id(0).to(tl.int64) * 5
+    block = blocks + tl.program_id(0).to(tl.int64) * 4
     in_page, codes_at, scales_at = tl.load(block), tl.load(block + 1), tl.load(block + 2)
     channels = tl.load(block + 3)
     row_R = tl.arange(0, ROWS)
     row_R1, pair_1P = row_R[:, None], tl.arange(0, PAIRS)[None, :]
     if AS_K:
         rows, pairs = channels, TOKENS // 2
-        first_RP = (row_R1 // PACK) * TOKENS * PACK + 2 * pair_1P * PACK + row_R1 % PACK
-        second_RP = first_RP + PACK
+        first_RP = 2 * pair_1P * channels + row_R1
+        second_RP = first_RP + channels
     else:
         rows, pairs = TOKENS, channels // 2
-        first_RP = (row_R1 // PACK) * channels * PACK + 2 * pair_1P * PACK + row_R1 % PACK
-        second_RP = first_RP + PACK
+        first_RP = row_R1 * channels + 2 * pair_1P
+        second_RP = first_RP + 1
     inside_R = row_R < rows
     inside_RP = (row_R1 < rows) & (pair_1P < pairs)
     values = (arena + page * page_bytes + in_page).to(tl.pointer_type(NUMBER))
@@ -162,6 +159,7 @@ class BlockTable:
     of them, all those of K, come first."""
 
     def __init__(self, plan: ArenaPlan, device: torch.device) -> None:
+        assert plan.kv_layout == "rows", f"the kernels read rows, and these pages are {plan.kv_layout}"
         rows = []
         nibbles = plan.compressed_kv_dtype == "int4"
         for block in (0, 1):
@@ -177,9 +175,10 @@ class BlockTable:
                     rows.append((offset + head * size * ITEM_BYTES[plan.kv_dtype],
                                  compressed.offset_bytes + codes_at,
                                  compressed.scale_offset_bytes + scales_at * COMPRESSED_SCALE_BYTES,
-                                 field.head_dim, block))
+                                 field.head_dim))
+            if block == 0:
+                self.k_rows = len(rows)
         self.channels = triton.next_power_of_2(max(row[3] for row in rows))
-        self.k_rows = sum(row[4] == 0 for row in rows)
         self.rows = torch.tensor(rows, dtype=torch.int64, device=device)
 
 
@@ -204,8 +203,7 @@ def _code(arena: torch.Tensor, plan: ArenaPlan, table: BlockTable, rows: torch.T
           *, restore: bool) -> None:
     """Between the pages of ``rows`` and the records in ``scratch``."""
     staged, form = scratch.view(torch.uint8), (plan.page_bytes, plan.compressed_kv_bytes)
-    kinds = {"NUMBER": _TL_TYPES[plan.kv_dtype], "PACK": pack_of(DTYPES[plan.kv_dtype]),
-             "TOKENS": PAGE_TOKENS, "RESTORE": restore}
+    kinds = {"NUMBER": _TL_TYPES[plan.kv_dtype], "TOKENS": PAGE_TOKENS, "RESTORE": restore}
     if plan.compressed_kv_dtype == "int8":
         launch(_code_kernel, (len(table.rows), len(rows)))(
             arena, rows, staged, table.rows, *form, CHANNELS=table.channels, **kinds)
@@ -227,7 +225,7 @@ def compilations() -> list[Compilation]:
     """What a GPU asks for: each dtype that KV is compressed from, both ways."""
     coding = {"arena": "*u8", "records": "*i64", "scratch": "*u8", "blocks": "*i64", "page_bytes": "i32",
               "record_bytes": "i32"}
-    coding |= dict.fromkeys(("NUMBER", "PACK", "TOKENS", "CHANNELS", "RESTORE"), "constexpr")
+    coding |= dict.fromkeys(("NUMBER", "TOKENS", "CHANNELS", "RESTORE"), "constexpr")
     nibbles = {name: kind for name, kind in coding.items() if name != "CHANNELS"}
     nibbles |= dict.fromkeys(("ROWS", "PAIRS", "AS_K"), "constexpr")
     placing = {"words": "*i64", "records": "*i64", "scratch": "*i64", "page_words": "i32",
@@ -240,11 +238,11 @@ def compilations() -> list[Compilation]:
         for dtype, channels in (("bfloat16", 256), ("float16", 128), ("float32", 64)):
             kernels.append(Compilation(
                 f"{verb} kv of {dtype}, {channels} channels", _code_kernel, coding,
-                {"NUMBER": _TL_TYPES[dtype], "PACK": 4 // ITEM_BYTES[dtype], "TOKENS": PAGE_TOKENS,
+                {"NUMBER": _TL_TYPES[dtype], "TOKENS": PAGE_TOKENS,
                  "CHANNELS": channels, "RESTORE": restore}))
             kernels += [Compilation(
                 f"{verb} {'k' if as_k else 'v'} of {dtype} in 4 bits, {channels} channels", _nibble_kernel,
-                nibbles, {"NUMBER": _TL_TYPES[dtype], "PACK": 4 // ITEM_BYTES[dtype], "TOKENS": PAGE_TOKENS,
+                nibbles, {"NUMBER": _TL_TYPES[dtype], "TOKENS": PAGE_TOKENS,
                           "AS_K": as_k, **nibble_tile(channels, as_k=as_k), "RESTORE": restore})
                      for as_k in (True, False)]
     return kernels

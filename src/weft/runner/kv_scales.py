@@ -25,6 +25,7 @@ from typing import Protocol
 import torch
 
 from weft.spec import LayerSpec, ModelSpec
+from weft.tensor import gpu
 from weft.tensor.inputs import LayerCache, Runs, StepInputs
 from weft.tensor.layout import DTYPES, k_block_shape, unpack_k, unpack_v, v_block_shape
 from weft.units import pages_for
@@ -101,11 +102,11 @@ def _stride(vocab_size: int) -> int:
 def _wide_cache(index: int, layer: LayerSpec, spec: ModelSpec, device: torch.device | None) -> LayerCache:
     """Zeros for one sequence: pages and rings in float32, other states as they are."""
     cache, pages = LayerCache(layer=index), pages_for(PROBE_TOKENS)
-    heads, dim = layer.kv_heads, layer.head_dim
+    heads, dim, layout = layer.kv_heads, layer.head_dim, gpu.page_layout(device or torch.device("cpu"))
     if heads:
-        cache.k = torch.zeros(pages, *k_block_shape(heads, dim, torch.float32), device=device)
+        cache.k = torch.zeros(pages, *k_block_shape(heads, dim, torch.float32, layout), device=device)
         if layer.has_values:
-            cache.v = torch.zeros(pages, *v_block_shape(heads, dim, torch.float32), device=device)
+            cache.v = torch.zeros(pages, *v_block_shape(heads, dim, torch.float32, layout), device=device)
     for part in layer.state:
         dtype = torch.float32 if part.name == "window" else DTYPES[part.dtype_in(spec.dtype)]
         cache.state[part.name] = torch.zeros(1, *part.shape, dtype=dtype, device=device)

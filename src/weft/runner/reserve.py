@@ -38,6 +38,7 @@ from weft.runner.sampler import Sampler
 from weft.runner.step_shapes import StepShape, step_shapes
 from weft.runner.verify import replay
 from weft.spec import CacheDTypeName, ModelSpec
+from weft.tensor import gpu
 from weft.tensor.device import current
 from weft.tensor.inputs import LayerCache, StepInputs
 from weft.tensor.layout import DTYPES
@@ -131,7 +132,8 @@ class _Measurement:
                  rows: int, model_len: int, device: torch.device, meter: Meter) -> None:
         tokens = min(step_tokens, spec.max_positions)
         self._model, self._spec, self._meter, self._rows, self._device = model, spec, meter, rows, device
-        plan = plan_arena(spec, memory_for(spec, kv_dtype, 1, tokens)[0], kv_dtype=kv_dtype)
+        plan = plan_arena(spec, memory_for(spec, kv_dtype, 1, tokens)[0], kv_dtype=kv_dtype,
+                          kv_layout=gpu.page_layout(device))
         self._caches = DeviceArena(plan, device).layer_caches(len(spec.layers))
         if kv_dtype == "float8_e4m3":   # kernels compile for caches with scales
             for cache, layer in zip(self._caches, spec.layers, strict=True):

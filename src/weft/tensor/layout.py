@@ -1,11 +1,9 @@
 """Where one number of K or V lies inside a KV page, and nothing else.
 
 A page holds ``PAGE_TOKENS`` (16) tokens of every attention layer. Inside it each layer has a K block and a V
-block. Values are packed so that a dot product over packed pairs needs no horizontal sum. The widening dot
-instructions of CPUs (bf16 pairs, fp8 quads) take ``pack`` neighbours of the summed axis and add them into one
-fp32 lane. The lane is then a *token* for Q K^T and a *channel* for P V.
+block. Their order is a fact of the arena's plan (``kv_layout``), by device:
 
-    pack = 4 // itemsize          fp32 1, bf16/fp16 2, fp8/int8 4
+    packed   CPUs    pack = 4 // itemsize: fp32 1, bf16/fp16 2, fp8/int8 4
 
     K block [kv_heads, D/pack, 16, pack]      summed axis is D (a query against a token)
 
@@ -18,17 +16,32 @@ fp32 lane. The lane is then a *token* for Q K^T and a *channel* for P V.
         head h   t=0,1  | d0.0 d0.1  d1.0 d1.1  ...  (pair = tokens 0 and 1 of channel d) |
                  t=2,3  | ...
 
-In fp32 this is plain K^T and V. Every kernel that reads pages relies on this layout, so it is defined once,
-here; ``tests/ops`` checks the inverse.
+    rows     GPUs    a row of D numbers for each token, in K and V alike: [kv_heads, 16, D]
 
-Rejected: K as [16, D]. Each score then ends in a horizontal add, measured slower than an unpaged copy.
-Different layouts per kernel: requests share pages, and pages outlive any choice of kernel.
+        head h   t=0    | d0 d1 d2 ... |
+                 t=1    | ...
+
+*Packed*: the widening dot instructions of CPUs (bf16 pairs, fp8 quads) take ``pack`` neighbours of the summed
+axis and add them into one fp32 lane. The lane is then a token for Q K^T and a channel for P V. No horizontal
+sum is needed. In fp32 this is plain K^T and V.
+
+*Rows*: tensor cores read rows from shared memory as they lie, so copies to it pass no register. It is the
+layout HND of FlashInfer, and NHD with other strides, so libraries read the pages in place.
+
+Both are one shape. Rows are the packed form with pack = D for K and pack = 1 for V. So a view has five dims
+in both, and code that takes the pack from a view reads either. Blocks have the same bytes, so no plan
+changes its sizes. ``tests/ops`` checks the inverses.
+
+Rejected: K as [16, D] on CPUs. Each score then ends in a horizontal add, measured slower than an unpaged
+copy. Tokens before heads (NHD) on GPUs: a head's rows are then apart, and ranks cut heads. A layout for each
+kernel: requests share pages, and pages outlive any choice of kernel.
 """
 
 from __future__ import annotations
 
 import torch
 
+from weft.spec import KvLayoutName
 from weft.units import PAGE_TOKENS
 
 DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16,
@@ -43,30 +56,31 @@ def pack_of(dtype: torch.dtype) -> int:
     return 4 // dtype.itemsize
 
 
-def k_block_shape(kv_heads: int, head_dim: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
-    pack = pack_of(dtype)
+def k_block_shape(kv_heads: int, head_dim: int, dtype: torch.dtype,
+                  layout: KvLayoutName = "packed") -> tuple[int, int, int, int]:
+    pack = head_dim if layout == "rows" else pack_of(dtype)
     assert head_dim % pack == 0, f"head_dim {head_dim} is not a multiple of the pack {pack}"
     return kv_heads, head_dim // pack, PAGE_TOKENS, pack
 
 
-def v_block_shape(kv_heads: int, head_dim: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
-    pack = pack_of(dtype)
+def v_block_shape(kv_heads: int, head_dim: int, dtype: torch.dtype,
+                  layout: KvLayoutName = "packed") -> tuple[int, int, int, int]:
+    pack = 1 if layout == "rows" else pack_of(dtype)
     return kv_heads, PAGE_TOKENS // pack, head_dim, pack
 
 
-def pack_k(k_THD: torch.Tensor) -> torch.Tensor:
+def pack_k(k_THD: torch.Tensor, layout: KvLayoutName = "packed") -> torch.Tensor:
     """[n*16, H, D] -> [n, H, D/pack, 16, pack]; a view of the input's data (strided, not contiguous)."""
     tokens, heads, dim = k_THD.shape
-    pack = pack_of(k_THD.dtype)
-    return k_THD.reshape(tokens // PAGE_TOKENS, PAGE_TOKENS, heads, dim // pack, pack).permute(0, 2, 3, 1, 4)
+    _, lanes, _, pack = k_block_shape(heads, dim, k_THD.dtype, layout)
+    return k_THD.reshape(tokens // PAGE_TOKENS, PAGE_TOKENS, heads, lanes, pack).permute(0, 2, 3, 1, 4)
 
 
-def pack_v(v_THD: torch.Tensor) -> torch.Tensor:
+def pack_v(v_THD: torch.Tensor, layout: KvLayoutName = "packed") -> torch.Tensor:
     """[n*16, H, D] -> [n, H, 16/pack, D, pack]; a view of the input's data."""
     tokens, heads, dim = v_THD.shape
-    pack = pack_of(v_THD.dtype)
-    paged = v_THD.reshape(tokens // PAGE_TOKENS, PAGE_TOKENS // pack, pack, heads, dim)
-    return paged.permute(0, 3, 1, 4, 2)
+    _, lanes, _, pack = v_block_shape(heads, dim, v_THD.dtype, layout)
+    return v_THD.reshape(tokens // PAGE_TOKENS, lanes, pack, heads, dim).permute(0, 3, 1, 4, 2)
 
 
 def unpack_k(k_pages: torch.Tensor) -> torch.Tensor:
@@ -79,3 +93,15 @@ def unpack_v(v_pages: torch.Tensor) -> torch.Tensor:
     """[n, H, 16/pack, D, pack] -> [n*16, H, D], contiguous copy. Inverse of ``pack_v``."""
     pages, heads, lanes, dim, pack = v_pages.shape
     return v_pages.permute(0, 2, 4, 1, 3).reshape(pages * lanes * pack, heads, dim)
+
+
+def k_rows(k_pages: torch.Tensor) -> torch.Tensor:
+    """[n, H, 16, D] of K in the layout of rows, without a copy."""
+    assert k_pages.shape[2] == 1, f"K pages of shape {tuple(k_pages.shape)} are packed"
+    return k_pages.squeeze(2)
+
+
+def v_rows(v_pages: torch.Tensor) -> torch.Tensor:
+    """[n, H, 16, D] of V in the layout of rows, without a copy."""
+    assert v_pages.shape[4] == 1, f"V pages of shape {tuple(v_pages.shape)} are packed"
+    return v_pages.squeeze(4)

@@ -29,6 +29,7 @@ from typing import Any, Literal
 import torch
 
 from weft.errors import ConfigError
+from weft.tensor import gpu
 from weft.tensor.inputs import Runs, StepInputs
 from weft.tensor.replay_log import Replay
 from weft.units import PAD
@@ -152,8 +153,9 @@ def extension() -> Any:
 
 
 def fits(first: torch.Tensor, *others: torch.Tensor) -> bool:
-    """Whether the kernels are in use and can read these tensors: all of one supported dtype, on the CPU."""
-    if not (_in_use and first.dtype in DTYPES and first.is_cpu):
+    """Whether the kernels are in use and can read these tensors: all of one supported dtype, on the CPU.
+    Not beside interpreted Triton kernels, whose pages have another layout."""
+    if not (_in_use and first.dtype in DTYPES and first.is_cpu) or gpu.interpreting():
         return False
     return all(other.dtype == first.dtype for other in others) if others else True
 

@@ -20,6 +20,7 @@ from typing import Protocol
 
 import torch
 
+from weft.spec import KvLayoutName
 from weft.tensor.inputs import LayerCache
 from weft.tensor.layout import DTYPES, k_block_shape, v_block_shape
 from weft.units import PAGE_TOKENS
@@ -82,16 +83,16 @@ def strided_view(buffer: torch.Tensor, *, count: int, stride_bytes: int, offset_
 
 
 def kv_views(buffer: torch.Tensor, *, page_bytes: int, page_count: int, k_offset_bytes: int,
-             v_offset_bytes: int | None, kv_heads: int, head_dim: int,
-             dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+             v_offset_bytes: int | None, kv_heads: int, head_dim: int, dtype: torch.dtype,
+             layout: KvLayoutName) -> tuple[torch.Tensor, torch.Tensor | None]:
     """K ``[P, kv_heads, D/pack, 16, pack]`` and V ``[P, kv_heads, 16/pack, D, pack]`` of one layer; V is None
     for a layer without values."""
     k = strided_view(buffer, count=page_count, stride_bytes=page_bytes, offset_bytes=k_offset_bytes,
-                     shape=k_block_shape(kv_heads, head_dim, dtype), dtype=dtype)
+                     shape=k_block_shape(kv_heads, head_dim, dtype, layout), dtype=dtype)
     if v_offset_bytes is None:
         return k, None
     v = strided_view(buffer, count=page_count, stride_bytes=page_bytes, offset_bytes=v_offset_bytes,
-                     shape=v_block_shape(kv_heads, head_dim, dtype), dtype=dtype)
+                     shape=v_block_shape(kv_heads, head_dim, dtype, layout), dtype=dtype)
     return k, v
 
 
@@ -104,6 +105,7 @@ def state_view(buffer: torch.Tensor, *, slot_stride_bytes: int, slot_count: int,
 
 def build_layer_caches(buffer: torch.Tensor, *, layer_count: int, page_bytes: int, page_count: int,
                        slot_stride_bytes: int, slot_count: int, kv_dtype: str,
+                       kv_layout: KvLayoutName = "packed",
                        kv_fields: Iterable[KvFieldLike],
                        state_fields: Iterable[StateFieldLike]) -> list[LayerCache]:
     """One ``LayerCache`` per layer, in depth order, empty for a layer without KV and states.
@@ -116,7 +118,7 @@ def build_layer_caches(buffer: torch.Tensor, *, layer_count: int, page_bytes: in
         caches[kv.layer].k, caches[kv.layer].v = kv_views(
             buffer, page_bytes=page_bytes, page_count=page_count, k_offset_bytes=kv.k_offset_bytes,
             v_offset_bytes=kv.v_offset_bytes, kv_heads=kv.kv_heads, head_dim=kv.head_dim,
-            dtype=DTYPES[kv_dtype])
+            dtype=DTYPES[kv_dtype], layout=kv_layout)
         if kv.scale_offset_bytes is not None:
             parts = 1 if kv.v_offset_bytes is None else 2
             caches[kv.layer].token_scales = strided_view(

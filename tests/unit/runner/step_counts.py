@@ -93,7 +93,7 @@ def counts_of(model: Any, batch: int, *, prompt: int = 0) -> StepCounts:
     counts = StepCounts()
     spec = model.spec
     plan = plan_arena(spec, memory_for(spec, spec.dtype, batch + 1, max(CONTEXT, prompt))[0],
-                      kv_dtype=spec.dtype)
+                      kv_dtype=spec.dtype, kv_layout="rows")
     arena = DeviceArena(plan, META)
     caches = arena.layer_caches(len(spec.layers))
     inputs = _step(batch, prompt)

@@ -352,7 +352,8 @@ def test_all_widths_are_recorded_on_one_stream_into_one_pool(monkeypatch: pytest
     assert len({options["pool"] for options in cuda.captures}) == 1
 
 
-def test_another_thread_cannot_end_a_recording_which_is_the_second_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_thread_cannot_end_a_recording_which_is_the_second_run(
+        monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, runs = FakeCuda(monkeypatch), []
     CudaCapture(torch.device("cuda", 0)).capture(lambda: runs.append(1) or torch.zeros(1))
     assert len(runs) == 2, "one run before the recording, and the recording"

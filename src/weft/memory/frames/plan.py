@@ -36,6 +36,7 @@ from weft.spec import (
     CacheDTypeName,
     CompressedKvName,
     DTypeName,
+    KvLayoutName,
     ModelSpec,
 )
 from weft.units import ALIGN_BYTES, PAGE_TOKENS, align_up, ceil_div, pages_for
@@ -120,6 +121,8 @@ class ArenaPlan:
     """Bytes of a compressed KV page; 0: KV is never compressed."""
     compressed_kv_fields: tuple[CompressedKvField, ...] = ()
     compressed_kv_dtype: CompressedKvName = "int8"
+    kv_layout: KvLayoutName = "packed"
+    """Of the blocks inside a page. It changes no size."""
 
     @property
     def compressed_bytes(self) -> int:
@@ -251,10 +254,12 @@ def choose_frame(page_bytes: int, slot_bytes: int, memory_bytes: int) -> tuple[i
 
 
 def plan_arena(spec: ModelSpec, memory_bytes: int, *, kv_dtype: CacheDTypeName | None = None,
-               compress: bool = False, compress_kv: CompressedKvName = "int8") -> ArenaPlan:
+               compress: bool = False, compress_kv: CompressedKvName = "int8",
+               kv_layout: KvLayoutName = "packed") -> ArenaPlan:
     """The arena of ``spec`` in at most ``memory_bytes``. ``kv_dtype`` None takes the model's. ``compress``:
     checkpoints may be compressed, if that saves a quarter of their bytes and the model has pages. KV may too,
-    in ``compress_kv``, if the model has checkpoints and its KV has more than 8 bits.
+    in ``compress_kv``, if the model has checkpoints and its KV has more than 8 bits. ``kv_layout``: what the
+    device's kernels read.
     Never fails: too little memory gives too few frames, and ``fit_sizes`` reports that."""
     kv_dtype = kv_dtype or spec.dtype
     kv_fields, page_bytes = _lay_page(spec, kv_dtype)
@@ -273,6 +278,7 @@ def plan_arena(spec: ModelSpec, memory_bytes: int, *, kv_dtype: CacheDTypeName |
         model_dtype=spec.dtype,
         kv_fields=kv_fields,
         state_fields=state_fields,
+        kv_layout=kv_layout,
     )
     if not compress:
         return arena

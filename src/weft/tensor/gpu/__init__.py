@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 
 from weft.errors import ConfigError
+from weft.spec import KvLayoutName
 
 Choice = Literal["auto", "triton", "torch"]
 
@@ -53,6 +54,11 @@ def in_use() -> bool:
     return _in_use
 
 
+def interpreting() -> bool:
+    """Whether the Triton kernels serve the CPU, in Triton's interpreter."""
+    return _interpreting
+
+
 def fits(first: torch.Tensor, *others: torch.Tensor) -> bool:
     """Whether the Triton kernels are in use and can read these tensors: all on one CUDA device, or on the CPU
     under the interpreter."""
@@ -62,3 +68,9 @@ def fits(first: torch.Tensor, *others: torch.Tensor) -> bool:
 def reaches(device: torch.device) -> bool:
     """Whether the Triton kernels are in use and can read tensors on ``device``."""
     return _in_use and (device.type == "cuda" or _interpreting)
+
+
+def page_layout(device: torch.device) -> KvLayoutName:
+    """The order of numbers in KV pages on ``device``. The Triton kernels read rows, those in C++ packed
+    blocks, torch's operators both."""
+    return "rows" if device.type == "cuda" or reaches(device) else "packed"

@@ -1,10 +1,9 @@
 """Tiles of keys and values between pages and registers: shared by every Triton kernel over pages.
 
-A page stores K and V of one head as one dense block each (``tensor.layout``). A tile of several pages is
-loaded in that order, whole blocks in 16-byte loads. Registers then reorder it at no cost:
+A page stores K and V of one head as 16 rows each (``tensor.layout``). A tile of several pages is loaded as it
+lies, and is K or V of a product as it lies. So it goes to shared memory without passing registers:
 
-    pages [n] --load--> [n, D/pack x 16 x pack] --view, permute--> K^T [D, n x 16]    scores: q [M, D] . K^T
-              --load--> [n, 16/pack x D x pack] --view, permute--> V   [n x 16, D]    output: weights . V
+    pages [n x 16] --load--> rows [n x 16, D]     scores: q [M, D] . rows^T     output: weights . rows
 
 Addresses into the arena are 64-bit: a page id is converted before it is multiplied. PAD pages are not read
 and count as zeros. Unwritten places are the caller's task: their scores are *replaced* by -inf and their
@@ -16,8 +15,8 @@ compute capability 8.9 on, below it by bits: a float16 with the same bits is the
 round with integer operations, to the nearest even, on every device. So a page has the same bytes whichever
 kernel wrote it.
 
-Rejected: one pointer per number in the order of the product (2- or 4-byte loads for 16-bit pages). Separate
-scores from even and odd lanes: two products of half the depth, and another kernel for pack 4.
+Rejected: packed pages, as on a CPU. Tiles are then ordered in registers, between two passes through shared
+memory: a prompt's attention over heads of 256 spilled with 64 keys at once.
 """
 
 from __future__ import annotations
@@ -78,48 +77,30 @@ def block_dim(dim: int) -> int:
 
 
 @triton.jit
-def page_ids(table_row, first, end, PAGES: tl.constexpr):
-    """int64 [PAGES]: the pages from ``first`` on, PAD from ``end`` on."""
-    at = first + tl.arange(0, PAGES)
+def token_pages(table_row, first, end, PAGES: tl.constexpr):
+    """int64 [PAGES x 16]: the page of each token from page ``first`` of the row on; PAD from page ``end``
+    on."""
+    at = first + tl.arange(0, PAGES * 16) // 16
     return tl.load(table_row + at, mask=at < end, other=-1).to(tl.int64)
 
 
 @triton.jit
-def load_keys(keys, page_stride, pages, D: tl.constexpr, BLOCK_D: tl.constexpr, PACK: tl.constexpr,
-              PAGES: tl.constexpr):
-    """K^T [BLOCK_D, PAGES x 16] as stored. ``keys``: the head's block in page 0."""
-    flat = tl.arange(0, BLOCK_D * 16)
-    mask = pages[:, None] >= 0
-    if BLOCK_D != D:
-        mask = mask & (flat < D * 16)[None, :]
-    x = tl.load(keys + pages[:, None] * page_stride + flat[None, :], mask=mask, other=0)
-    x = tl.permute(tl.reshape(x, (PAGES, BLOCK_D // PACK, 16, PACK)), (1, 3, 0, 2))
-    return tl.reshape(x, (BLOCK_D, PAGES * 16))
+def load_rows(cache, page_stride, pages, FIRST: tl.constexpr, BLOCK_D: tl.constexpr, D: tl.constexpr,
+              TOKENS: tl.constexpr):
+    """[TOKENS, BLOCK_D]: numbers FIRST.. of whole pages' tokens, as stored. ``cache``: the head's rows in
+    page 0; ``pages``: of ``token_pages``."""
+    place, d = tl.arange(0, TOKENS) % 16, FIRST + tl.arange(0, BLOCK_D)
+    mask = (pages >= 0)[:, None]
+    if FIRST + BLOCK_D > D:
+        mask = mask & (d < D)[None, :]
+    return tl.load(cache + (pages * page_stride + place * D)[:, None] + d[None, :], mask=mask, other=0)
 
 
 @triton.jit
-def load_values(values, page_stride, pages, D: tl.constexpr, BLOCK_D: tl.constexpr, PACK: tl.constexpr,
-                PAGES: tl.constexpr):
-    """V [PAGES x 16, BLOCK_D] as stored."""
-    if BLOCK_D == D:
-        flat = tl.arange(0, D * 16)
-        x = tl.load(values + pages[:, None] * page_stride + flat[None, :], mask=pages[:, None] >= 0, other=0)
-    else:
-        row = tl.arange(0, 16 // PACK)
-        column = tl.arange(0, BLOCK_D * PACK)
-        mask = (pages[:, None, None] >= 0) & (column < D * PACK)[None, None, :]
-        x = tl.load(values + pages[:, None, None] * page_stride + (row * (D * PACK))[None, :, None]
-                    + column[None, None, :], mask=mask, other=0)
-    x = tl.permute(tl.reshape(x, (PAGES, 16 // PACK, BLOCK_D, PACK)), (0, 1, 3, 2))
-    return tl.reshape(x, (PAGES * 16, BLOCK_D))
-
-
-@triton.jit
-def load_token_scales(scales, page_stride, pages, PAGES: tl.constexpr):
-    """float32 [PAGES x 16]. ``scales``: of the head and of K or V, in page 0."""
-    x = tl.load(scales + pages[:, None] * page_stride + tl.arange(0, 16)[None, :],
-                mask=pages[:, None] >= 0, other=0.0)
-    return tl.reshape(x.to(tl.float32), (PAGES * 16,))
+def load_token_scales(scales, page_stride, pages, TOKENS: tl.constexpr):
+    """float32 [TOKENS]. ``scales``: of the head and of K or V, in page 0."""
+    place = tl.arange(0, TOKENS) % 16
+    return tl.load(scales + pages * page_stride + place, mask=pages >= 0, other=0.0).to(tl.float32)
 
 
 @triton.jit

@@ -3,12 +3,14 @@
     --attention-backend weft         our own kernels: nothing to install, every shape         (the default)
     --attention-backend flashinfer   for the shapes of ``fits``; our kernels for the others
 
-    pages of 16 bits --gather--> k, v [rows, kv_heads, D] --\\
-    q of the prefill runs ----------------------------------+--> BatchPrefillWithRaggedKVCacheWrapper --> o
+    pages [P, kv_heads, 16, D], where they are ---+
+    page ids, tokens of the last page of each run --+--> BatchPrefillWithPagedKVCacheWrapper --> o
+    q of the prefill runs --------------------------+
 
-Decodes always use our kernels. Packed pages match no layout of FlashInfer (NHD or HND): here keys are
-transposed, and values lie in pairs. So its paged wrapper cannot read them, and the ragged wrapper reads a
-copy (``gather_kernels``). Gates are applied to its rounded output, one rounding more than in our kernels.
+Pages on a GPU are rows (``tensor.layout``), which the library calls HND, with a stride from page to page. So
+it reads the arena in place. K and V have equal strides, as it asks. Its kernels read places of a last page
+beyond the context as zeros. Decodes always use our kernels. Gates are applied to its rounded output, one
+rounding more than in our kernels.
 
 It is not the default, because it splits a context by the batch. The bits of a token's sums then depend on the
 other sequences of the batch. A prefix that is computed again may differ from the cached one.
@@ -34,8 +36,9 @@ import torch
 
 from weft.errors import ConfigError
 from weft.tensor.inputs import Runs
+from weft.tensor.layout import k_rows, v_rows
 from weft.tensor.waits import wait_for
-from weft.units import PAD
+from weft.units import PAD, PAGE_TOKENS, pages_for
 
 Choice = Literal["weft", "flashinfer"]
 HEAD_DIMS = (64, 128, 256)
@@ -82,15 +85,15 @@ def takes(q_THD: torch.Tensor, cache_k: torch.Tensor, runs: Runs) -> bool:
     return fits(q_THD.dtype, cache_k.dtype, q_THD.shape[2])
 
 
-def attend(q_THD: torch.Tensor, k_CHD: torch.Tensor, v_CHD: torch.Tensor, runs: Runs, scale: float,
+def attend(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor, runs: Runs, scale: float,
            window: int | None) -> torch.Tensor:
-    """[tokens of the prefill runs, heads, D]. ``k_CHD``, ``v_CHD``: the contexts of those runs, concatenated.
-    A token sees the tokens up to itself, at most the last ``window``."""
-    key = (q_THD.device, q_THD.dtype, q_THD.shape[1], *k_CHD.shape[1:], scale, window)
+    """[tokens of the prefill runs, heads, D]. A token sees the tokens of its sequence up to itself, at most
+    the last ``window``."""
+    key = (q_THD.device, q_THD.dtype, q_THD.shape[1], cache_k.shape[1], q_THD.shape[2], scale, window)
     planned = runs.memo.setdefault(_MEMO, {})
     if key not in planned:
-        planned[key] = _planned(q_THD, k_CHD, runs, scale, window, key)
-    attended = planned[key].run(q_THD[runs.offsets[runs.decode_count]:], k_CHD, v_CHD)
+        planned[key] = _planned(q_THD, cache_k, runs, scale, window, key)
+    attended = planned[key].run(q_THD[runs.offsets[runs.decode_count]:], (k_rows(cache_k), v_rows(cache_v)))
     assert isinstance(attended, torch.Tensor)
     return attended
 
@@ -102,7 +105,7 @@ class _Planner:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        self._wrappers = [_library.BatchPrefillWithRaggedKVCacheWrapper(workspace, "NHD") for _ in range(2)]
+        self._wrappers = [_library.BatchPrefillWithPagedKVCacheWrapper(workspace, "HND") for _ in range(2)]
         self._copied: list[Any] = [None, None]
         self._turn = 0
 
@@ -126,17 +129,22 @@ def _event(device: torch.device) -> Any:
     return event
 
 
-def _planned(q_THD: torch.Tensor, k_CHD: torch.Tensor, runs: Runs, scale: float, window: int | None,
+def _planned(q_THD: torch.Tensor, cache_k: torch.Tensor, runs: Runs, scale: float, window: int | None,
              key: tuple[object, ...]) -> Any:
     if key not in _planners:
         _planners[key] = _Planner(q_THD.device)
     lengths, starts = runs.lengths[runs.decode_count:], runs.starts[runs.decode_count:]
     contexts = [start + length for start, length in zip(starts, lengths, strict=True)]
+    counts = [pages_for(context) for context in contexts]
+    ids = torch.cat([row[:count] for row, count in zip(runs.page_table_RP[runs.decode_count:], counts,
+                                                       strict=True)])
+    last = [context - (count - 1) * PAGE_TOKENS for context, count in zip(contexts, counts, strict=True)]
     return _planners[key].plan(
-        qo_indptr=_begins(lengths), kv_indptr=_begins(contexts), num_qo_heads=q_THD.shape[1],
-        num_kv_heads=k_CHD.shape[1], head_dim_qk=q_THD.shape[2], causal=True,
+        qo_indptr=_begins(lengths), paged_kv_indptr=_begins(counts), paged_kv_indices=ids,
+        paged_kv_last_page_len=torch.tensor(last, dtype=torch.int32), num_qo_heads=q_THD.shape[1],
+        num_kv_heads=cache_k.shape[1], head_dim_qk=q_THD.shape[2], page_size=PAGE_TOKENS, causal=True,
         window_left=-1 if window is None else window - 1, sm_scale=scale, q_data_type=q_THD.dtype,
-        kv_data_type=k_CHD.dtype)
+        kv_data_type=cache_k.dtype)
 
 
 def _begins(counts: list[int]) -> torch.Tensor:

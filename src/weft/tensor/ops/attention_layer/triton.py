@@ -39,8 +39,7 @@ from weft.tensor.ops.write_kv.triton import (
     places_of,
     tile_count,
     tile_tokens,
-    write_keys,
-    write_values,
+    write_rows,
 )
 
 
@@ -90,7 +89,7 @@ def _place_all(q_TC: torch.Tensor, k_TC: torch.Tensor, v_TC: torch.Tensor, q_nor
             *tables, *(None, None) if scales is None else (scales[0], scales[1]), q_THD,
             *pages_of(cache.k, cache.v, cache.token_scales), inputs.positions_T, *places_of(runs),
             HEADS=shape.heads, GROUP=shape.heads // shape.kv_heads, PLUS_ONE=core.plus_one,
-            ROTARY=rotary_dim, D=shape.head_dim, BLOCK_D=block_dim(shape.head_dim), PACK=cache.k.shape[-1],
+            ROTARY=rotary_dim, D=shape.head_dim, BLOCK_D=block_dim(shape.head_dim),
             FP8=cache.k.dtype == torch.float8_e4m3fn, TOKENS=TILE_TOKENS)
     return q_THD
 
@@ -125,7 +124,7 @@ def _place(q, q_row, k, k_row, v, v_row, q_norm, k_norm, eps, cos, sin, angle_st
            q_out, cache_k, cache_v, k_stride, v_stride, scales, scale_stride, scale_part, positions, table,
            table_stride, chunk_run, chunk_first, chunk_tokens, decode_count, HEADS: tl.constexpr,
            GROUP: tl.constexpr, PLUS_ONE: tl.constexpr, ROTARY: tl.constexpr, D: tl.constexpr,
-           BLOCK_D: tl.constexpr, PACK: tl.constexpr, FP8: tl.constexpr, TOKENS: tl.constexpr):
+           BLOCK_D: tl.constexpr, FP8: tl.constexpr, TOKENS: tl.constexpr):
     head = tl.program_id(1)
     token, run, token_mask = tile_tokens(tl.program_id(0), chunk_run, chunk_first, chunk_tokens, decode_count,
                                     TOKENS)
@@ -152,9 +151,8 @@ def _place(q, q_row, k, k_row, v, v_row, q_norm, k_norm, eps, cos, sin, angle_st
         v_scales = None
         if scales is not None:
             v_scales = scales + scale_part
-        write_keys(x, cache_k, k_stride, scales, scale_stride, page, place, kv_head, D, BLOCK_D, PACK, FP8)
-        write_values(y, cache_v, v_stride, v_scales, scale_stride, page, place, kv_head, D, BLOCK_D, PACK,
-                     FP8)
+        write_rows(x, cache_k, k_stride, scales, scale_stride, page, place, kv_head, D, BLOCK_D, FP8)
+        write_rows(y, cache_v, v_stride, v_scales, scale_stride, page, place, kv_head, D, BLOCK_D, FP8)
 
 
 def compilations() -> list[Compilation]:
@@ -167,7 +165,7 @@ def compilations() -> list[Compilation]:
                      "sin": "*fp32", "angle_stride": "i32", "key_scale": scale, "value_scale": scale,
                      "q_out": "*bf16", **pages, **PLACE_SIGNATURE}
         constants |= {"HEADS": 16, "GROUP": 4, "PLUS_ONE": True, "ROTARY": 64, "D": dim, "BLOCK_D": dim,
-                      "PACK": 4 // dtype.itemsize, "FP8": not normal, "TOKENS": TILE_TOKENS}
+                      "FP8": not normal, "TOKENS": TILE_TOKENS}
         constants |= {"key_scale": None, "value_scale": None} if normal else {}
         signature |= dict.fromkeys(constants, "constexpr")
         variants.append(Compilation(f"attention_layer {dtype} {dim}", _place, signature, constants))

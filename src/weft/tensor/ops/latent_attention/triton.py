@@ -9,8 +9,8 @@
 A row of W = latent + shared numbers (512 + 64) is no power of two. It is read in two parts, and scores are
 the sum of two products:
 
-    K^T [W, n]     | MAIN rows (512) | REST rows (64, up to a power of two) |
-                     '- transposed in registers: V [n, MAIN], of which ``value_dim`` columns are stored
+    K [n, W]     | MAIN columns (512) | REST columns (64, up to a power of two) |
+                   '- V [n, MAIN] as well, of which ``value_dim`` columns are stored
 
 so nothing is read twice, and little is padded. If values reach beyond MAIN, MAIN is all of W, padded.
 
@@ -35,15 +35,17 @@ from weft.tensor.gpu.pages import (
     as_bits,
     block_dim,
     fp8_kind,
+    load_rows,
     load_token_scales,
-    page_ids,
     product_of,
     small_shared,
+    token_pages,
     widen,
 )
 from weft.tensor.gpu.runs import device_runs
 from weft.tensor.gpu.softmax import COMBINED_AT_ONCE, combine, finish, kv_splits_of, softmax_step
 from weft.tensor.inputs import Runs
+from weft.tensor.layout import k_rows
 from weft.tensor.ops.paged_attention.triton import split_tokens, splits_max
 from weft.tensor.ops.write_kv.triton import (
     MOVING,
@@ -54,7 +56,7 @@ from weft.tensor.ops.write_kv.triton import (
     places_of,
     tile_count,
     tile_tokens,
-    write_keys,
+    write_rows,
 )
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS, ceil_div
 
@@ -67,20 +69,20 @@ def latent_attention(q_THW: torch.Tensor, x_TW: torch.Tensor, cache: torch.Tenso
                      scales: torch.Tensor | None = None) -> torch.Tensor:
     q_THW, x_TW = dense_rows(q_THW), dense_rows(x_TW)
     tokens, heads, width = q_THW.shape
-    stride, pack = native.slot_stride(cache), cache.shape[-1]
-    pages = (as_bits(cache), stride, scales, 0 if scales is None else scales.stride(0))
+    pages = (as_bits(k_rows(cache)), native.slot_stride(cache), scales,
+             0 if scales is None else scales.stride(0))
     tiles = tile_count(runs)
     if tiles:
         launch(_write, (tiles,))(
             x_TW, x_TW.stride(0), *pages, positions_T, *places_of(runs), D=width, BLOCK_D=block_dim(width),
-            PACK=pack, FP8=cache.dtype == torch.float8_e4m3fn, TOKENS=TILE_TOKENS, num_warps=8)
+            FP8=cache.dtype == torch.float8_e4m3fn, TOKENS=TILE_TOKENS, num_warps=8)
     out_THV = torch.empty((tokens, heads, value_dim), dtype=q_THW.dtype, device=q_THW.device)
     product, precision = product_of(q_THW.dtype, cache.dtype)
     main, rest = kv_splits_of_row(width, value_dim)
     table = runs.page_table_RP
     common = (q_THW, q_THW.stride(0), q_THW.stride(1), *pages, table, table.stride(0),
               scale * math.log2(math.e), out_THV)
-    constants = {"HEADS": heads, "D": width, "VALUE": value_dim, "MAIN": main, "REST": rest, "PACK": pack,
+    constants = {"HEADS": heads, "D": width, "VALUE": value_dim, "MAIN": main, "REST": rest,
                  "FP8": fp8_kind(cache.dtype, q_THW.device), "PRODUCT": product, "PRECISION": precision}
     if runs.decode_count:
         _launch_decode(common, runs, constants)
@@ -139,41 +141,30 @@ def queries_of(main: int, product: tl.dtype) -> int:
 @triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=MOVING)
 def _write(x, x_token, cache, stride, scales, scale_stride, positions, table, table_stride, chunk_run,
            chunk_first, chunk_tokens, decode_count, D: tl.constexpr, BLOCK_D: tl.constexpr,
-           PACK: tl.constexpr, FP8: tl.constexpr, TOKENS: tl.constexpr):
+           FP8: tl.constexpr, TOKENS: tl.constexpr):
     token, run, token_mask = tile_tokens(tl.program_id(0), chunk_run, chunk_first, chunk_tokens, decode_count,
                                     TOKENS)
     page, place = find_places(positions, table, table_stride, token, run, token_mask)
     d = tl.arange(0, BLOCK_D)
     row = tl.load(x + token[:, None] * x_token + d[None, :], mask=(page >= 0)[:, None] & (d < D)[None, :],
                   other=0.0)
-    write_keys(row.to(tl.float32), cache, stride, scales, scale_stride, page, place, 0, D, BLOCK_D, PACK, FP8)
-
-
-@triton.jit
-def _piece(cache, stride, pages, FIRST: tl.constexpr, BLOCK: tl.constexpr, D: tl.constexpr,
-           PACK: tl.constexpr, PAGES: tl.constexpr):
-    """[BLOCK, PAGES x 16]: numbers FIRST.. of the rows of ``pages``, as stored."""
-    flat = tl.arange(0, BLOCK * 16)
-    mask = (pages[:, None] >= 0) & (flat < (D - FIRST) * 16)[None, :]
-    x = tl.load(cache + pages[:, None] * stride + (FIRST * 16 + flat)[None, :], mask=mask, other=0)
-    x = tl.permute(tl.reshape(x, (PAGES, BLOCK // PACK, 16, PACK)), (1, 3, 0, 2))
-    return tl.reshape(x, (BLOCK, PAGES * 16))
+    write_rows(row.to(tl.float32), cache, stride, scales, scale_stride, page, place, 0, D, BLOCK_D, FP8)
 
 
 @triton.jit
 def _absorb(q, q_rest, top, total, out, pages, at, last, cache, stride, scales, scale_stride, qk_scale,
-            D: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr, PACK: tl.constexpr, PAGES: tl.constexpr,
-            FP8: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr):
+            D: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr, PAGES: tl.constexpr, FP8: tl.constexpr,
+            PRODUCT: tl.constexpr, PRECISION: tl.constexpr):
     """Add some pages, the first token of which has position ``at``, to a running softmax."""
-    keys = widen(_piece(cache, stride, pages, 0, MAIN, D, PACK, PAGES), FP8, PRODUCT)
-    scores = tl.dot(q, keys, input_precision=PRECISION)
+    rows = widen(load_rows(cache, stride, pages, 0, MAIN, D, PAGES * 16), FP8, PRODUCT)
+    scores = tl.dot(q, tl.trans(rows), input_precision=PRECISION)
     if REST:
-        rest = widen(_piece(cache, stride, pages, MAIN, REST, D, PACK, PAGES), FP8, PRODUCT)
-        scores = tl.dot(q_rest, rest, scores, input_precision=PRECISION)
+        rest = widen(load_rows(cache, stride, pages, MAIN, REST, D, PAGES * 16), FP8, PRODUCT)
+        scores = tl.dot(q_rest, tl.trans(rest), scores, input_precision=PRECISION)
     scale = None
     if scales is not None:
-        scale = load_token_scales(scales, scale_stride, pages, PAGES)
-    return softmax_step(scores, tl.trans(keys), scale, scale, top, total, out, at + tl.arange(0, PAGES * 16),
+        scale = load_token_scales(scales, scale_stride, pages, PAGES * 16)
+    return softmax_step(scores, rows, scale, scale, top, total, out, at + tl.arange(0, PAGES * 16),
                         last, qk_scale, True, 0, PRODUCT, PRECISION)
 
 
@@ -188,7 +179,7 @@ def _load_queries(q, token, q_token, head, q_head, row_mask, FIRST: tl.constexpr
 @triton.jit(do_not_specialize=["table_stride", "splits"], do_not_specialize_on_alignment=["context"])
 def _decode(q, q_token, q_head, cache, stride, scales, scale_stride, table, table_stride, qk_scale, out,
             context, items, partial, logs, splits, HEADS: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr,
-            MAIN: tl.constexpr, REST: tl.constexpr, PACK: tl.constexpr, FP8: tl.constexpr,
+            MAIN: tl.constexpr, REST: tl.constexpr, FP8: tl.constexpr,
             PRODUCT: tl.constexpr, PRECISION: tl.constexpr, SPLITS_MAX: tl.constexpr,
             SPLIT_PAGES: tl.constexpr, TILE_HEADS: tl.constexpr, PAGES: tl.constexpr):
     head = tl.program_id(1) * TILE_HEADS + tl.arange(0, TILE_HEADS)
@@ -209,9 +200,9 @@ def _decode(q, q_token, q_head, cache, stride, scales, scale_stride, table, tabl
         total = tl.zeros((TILE_HEADS,), tl.float32)
         acc = tl.zeros((TILE_HEADS, MAIN), tl.float32)
         for page in range(begin, end, PAGES):
-            pages = page_ids(table + row * table_stride, page, end, PAGES)
+            pages = token_pages(table + row * table_stride, page, end, PAGES)
             top, total, acc = _absorb(q_tile, q_tile_rest, top, total, acc, pages, page * 16, last, cache,
-                                      stride, scales, scale_stride, qk_scale, D, MAIN, REST, PACK, PAGES, FP8,
+                                      stride, scales, scale_stride, qk_scale, D, MAIN, REST, PAGES, FP8,
                                       PRODUCT, PRECISION)
         at = (row * HEADS + head) * splits + split
         tl.store(partial + at[:, None] * MAIN + tl.arange(0, MAIN)[None, :], acc / total[:, None],
@@ -223,7 +214,7 @@ def _decode(q, q_token, q_head, cache, stride, scales, scale_stride, table, tabl
 def _prefill(q, q_token, q_head, cache, stride, scales, scale_stride, table, table_stride, qk_scale, out,
              starts, offsets, chunk_run, chunk_first, chunk_tokens, chunk_count, HEADS: tl.constexpr,
              D: tl.constexpr, VALUE: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
-             PACK: tl.constexpr, FP8: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
+             FP8: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
              TOKENS: tl.constexpr, PAGES: tl.constexpr):
     chunk = chunk_count - 1 - tl.program_id(1)
     run = tl.load(chunk_run + chunk).to(tl.int64)
@@ -249,9 +240,9 @@ def _prefill(q, q_token, q_head, cache, stride, scales, scale_stride, table, tab
     acc = tl.zeros((TOKENS, MAIN), tl.float32)
     end = tl.max(last, 0) // 16 + 1
     for page in range(0, end, PAGES):
-        pages = page_ids(table + run * table_stride, page, end, PAGES)
+        pages = token_pages(table + run * table_stride, page, end, PAGES)
         top, total, acc = _absorb(q_tile, q_tile_rest, top, total, acc, pages, page * 16, last, cache, stride,
-                                   scales, scale_stride, qk_scale, D, MAIN, REST, PACK, PAGES, FP8, PRODUCT,
+                                   scales, scale_stride, qk_scale, D, MAIN, REST, PAGES, FP8, PRODUCT,
                                    PRECISION)
     finish(acc / total[:, None], token, head, token_mask, out, None, 0, None, 0, None, HEADS, 1, VALUE, MAIN)
 
@@ -263,7 +254,7 @@ def compilations() -> list[Compilation]:
              "scale_stride": "i32"}
     common = {"q": "*bf16", "q_token": "i32", "q_head": "i32", **pages, "table": "*i32",
               "table_stride": "i32", "qk_scale": "fp32", "out": "*bf16"}
-    shape = {"scales": None, "HEADS": 32, "D": 576, "VALUE": 512, "MAIN": main, "REST": rest, "PACK": 2,
+    shape = {"scales": None, "HEADS": 32, "D": 576, "VALUE": 512, "MAIN": main, "REST": rest,
              "FP8": 0, "PRODUCT": product, "PRECISION": precision}
     split_args = {"context": "*i64", "items": "*i32", "partial": "*fp32", "logs": "*fp32", "splits": "i32"}
     chunks = {"starts": "*i64"} | dict.fromkeys(CHUNKS[1:], "*i32")

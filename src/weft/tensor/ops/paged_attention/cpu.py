@@ -187,11 +187,10 @@ def _wide_keys(cache_k: torch.Tensor, pages_NP: torch.Tensor) -> torch.Tensor:
     packed = _gather(cache_k, pages_NP, "paged_attention.k")
     wide = scratch.take("paged_attention.k_wide", (rows, kv_heads, pack, lanes, pages, tokens), torch.float32)
     lane_major = packed.view(rows, pages, kv_heads, lanes, tokens, pack).permute(0, 2, 3, 1, 4, 5)
-    if packed.dtype == torch.bfloat16:
+    if packed.dtype == torch.bfloat16 and pack == 2:
         _split_pairs(lane_major, wide[:, :, 0], wide[:, :, 1])
     else:
-        for part in range(pack):
-            wide[:, :, part].copy_(lane_major[..., part])
+        wide.copy_(lane_major.permute(0, 1, 5, 2, 3, 4))
     return wide.view(rows * kv_heads, pack * lanes, pages * tokens)
 
 
@@ -202,11 +201,10 @@ def _wide_values(cache_v: torch.Tensor, pages_NP: torch.Tensor) -> torch.Tensor:
     packed = _gather(cache_v, pages_NP, "paged_attention.v")
     wide = scratch.take("paged_attention.v_wide", (rows, kv_heads, pages, lanes, pack, dim), torch.float32)
     head_major = packed.view(rows, pages, kv_heads, lanes, dim, pack).permute(0, 2, 1, 3, 4, 5)
-    if packed.dtype == torch.bfloat16:
+    if packed.dtype == torch.bfloat16 and pack == 2:
         _split_pairs(head_major, wide[:, :, :, :, 0], wide[:, :, :, :, 1])
     else:
-        for part in range(pack):
-            wide[:, :, :, :, part].copy_(head_major[..., part])
+        wide.copy_(head_major.transpose(-1, -2))
     return wide.view(rows, kv_heads, pages * lanes * pack, dim)
 
 
@@ -234,7 +232,7 @@ def _attend_run(q_LHD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tenso
     k_HSD.view(kv_heads, pages.numel(), tokens, lanes, pack).copy_(k_packed.permute(1, 0, 3, 2, 4))
     v_packed = _gather(cache_v, pages, "paged_attention.v")
     v_HSD = scratch.take("paged_attention.v_wide", (kv_heads, padded, dim), torch.float32)
-    v_HSD.view(kv_heads, pages.numel(), tokens // pack, pack, dim).copy_(v_packed.permute(1, 0, 2, 4, 3))
+    v_HSD.view(kv_heads, pages.numel(), *cache_v.shape[2::2], dim).copy_(v_packed.permute(1, 0, 2, 4, 3))
     if scales is not None:
         for part, x_HSD in enumerate((k_HSD, v_HSD)):
             x_HSD.mul_(_token_scales(scales[:, part], pages[None])[0, ..., None])

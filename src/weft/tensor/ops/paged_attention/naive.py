@@ -33,7 +33,7 @@ def _fetch(cache_k: torch.Tensor, cache_v: torch.Tensor, scales: torch.Tensor | 
            position: int) -> tuple[torch.Tensor, torch.Tensor]:
     page, place = int(runs.page_table_RP[run, position // PAGE_TOKENS]), position % PAGE_TOKENS
     assert page != PAD, "a position inside the context has no page"
-    pack = cache_k.shape[-1]
+    pack = cache_v.shape[-1]
     k_HD = cache_k[page, :, :, place, :].flatten(1)
     v_HD = cache_v[page, :, place // pack, :, place % pack]
     k_HD, v_HD = k_HD.double(), v_HD.double()

@@ -47,11 +47,10 @@ from weft.tensor.gpu.pages import (
     FP8_BITS,
     block_dim,
     fp8_kind,
-    load_keys,
+    load_rows,
     load_token_scales,
-    load_values,
-    page_ids,
     product_of,
+    token_pages,
     widen,
 )
 from weft.tensor.gpu.runs import device_runs
@@ -65,7 +64,6 @@ from weft.tensor.gpu.softmax import (
     softmax_step,
 )
 from weft.tensor.inputs import Runs
-from weft.tensor.ops.paged_attention.gather_kernels import rows_of_prefills
 from weft.tensor.ops.write_kv.triton import dense_rows, page_signature, pages_of
 from weft.units import CHUNK_TOKENS, PAGE_TOKENS, ceil_div
 
@@ -87,21 +85,20 @@ def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.T
                     gates: Gates | None = None) -> torch.Tensor:
     q_THD = dense_rows(q_THD)
     tokens, heads, dim = q_THD.shape
-    kv_heads, pack = cache_k.shape[1], cache_k.shape[-1]
+    kv_heads = cache_k.shape[1]
     table = runs.page_table_RP
     assert table.stride(1) == 1 or table.shape[1] == 1
     out_THD = torch.empty((tokens, heads, dim), dtype=q_THD.dtype, device=q_THD.device)
     product, precision = product_of(q_THD.dtype, cache_k.dtype)
     constants = {"HEADS": heads, "GROUP": heads // kv_heads, "WINDOW": window or 0, "D": dim,
-                 "BLOCK_D": block_dim(dim), "PACK": pack, "FP8": fp8_kind(cache_k.dtype, q_THD.device),
+                 "BLOCK_D": block_dim(dim), "FP8": fp8_kind(cache_k.dtype, q_THD.device),
                  "PRODUCT": product, "PRECISION": precision}
     common = (q_THD, q_THD.stride(0), q_THD.stride(1), *pages_of(cache_k, cache_v, scales), table,
               table.stride(0), scale * math.log2(math.e), out_THD, *gates_of(gates))
     if runs.decode_count:
         _launch_decode(common, runs, constants, cache_k.itemsize, kv_heads)
     if runs.decode_count < runs.run_count and prefill_backend.takes(q_THD, cache_k, runs):
-        rows = rows_of_prefills(cache_k, cache_v, runs)
-        attended_NHD = prefill_backend.attend(q_THD, *rows, runs, scale, window)
+        attended_NHD = prefill_backend.attend(q_THD, cache_k, cache_v, runs, scale, window)
         out_THD[runs.offsets[runs.decode_count]:] = _gated(attended_NHD, gates)
     elif runs.decode_count < runs.run_count:
         known = device_runs(runs)
@@ -187,24 +184,24 @@ def pages_at_once(dim: int, itemsize: int) -> int:
 @triton.jit
 def absorb(q, top, total, out, pages, at, last, k, v, k_stride, v_stride, k_scales, v_scales, scale_stride,
            qk_scale, MASKED: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-           PACK: tl.constexpr, PAGES: tl.constexpr, FP8: tl.constexpr, PRODUCT: tl.constexpr,
-           PRECISION: tl.constexpr):
+           PAGES: tl.constexpr, FP8: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr):
     """Add some pages, the first token of which has position ``at``, to a running softmax."""
-    keys = widen(load_keys(k, k_stride, pages, D, BLOCK_D, PACK, PAGES), FP8, PRODUCT)
-    values = widen(load_values(v, v_stride, pages, D, BLOCK_D, PACK, PAGES), FP8, PRODUCT)
+    keys = widen(load_rows(k, k_stride, pages, 0, BLOCK_D, D, PAGES * 16), FP8, PRODUCT)
+    values = widen(load_rows(v, v_stride, pages, 0, BLOCK_D, D, PAGES * 16), FP8, PRODUCT)
     k_scale, v_scale = None, None
     if k_scales is not None:
-        k_scale = load_token_scales(k_scales, scale_stride, pages, PAGES)
-        v_scale = load_token_scales(v_scales, scale_stride, pages, PAGES)
-    return softmax_step(tl.dot(q, keys, input_precision=PRECISION), values, k_scale, v_scale, top, total, out,
-                        at + tl.arange(0, PAGES * 16), last, qk_scale, MASKED, WINDOW, PRODUCT, PRECISION)
+        k_scale = load_token_scales(k_scales, scale_stride, pages, PAGES * 16)
+        v_scale = load_token_scales(v_scales, scale_stride, pages, PAGES * 16)
+    scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+    return softmax_step(scores, values, k_scale, v_scale, top, total, out, at + tl.arange(0, PAGES * 16),
+                        last, qk_scale, MASKED, WINDOW, PRODUCT, PRECISION)
 
 
 @triton.jit(do_not_specialize=["table_stride", "splits"], do_not_specialize_on_alignment=["context"])
 def _decode(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, scale_stride, scale_part, table,
             table_stride, qk_scale, out, gate, gate_stride, head_gate, head_gate_stride, value_scale, context,
             items, partial, logs, splits, HEADS: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr,
-            D: tl.constexpr, BLOCK_D: tl.constexpr, PACK: tl.constexpr, FP8: tl.constexpr,
+            D: tl.constexpr, BLOCK_D: tl.constexpr, FP8: tl.constexpr,
             PRODUCT: tl.constexpr, PRECISION: tl.constexpr, SPLITS_MAX: tl.constexpr,
             SPLIT_PAGES: tl.constexpr, PAGES: tl.constexpr, ROWS: tl.constexpr):
     kv_head = tl.program_id(1)
@@ -237,15 +234,15 @@ def _decode(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, sc
         if WINDOW == 0:
             masked = begin + (tl.minimum(end, seen // 16) - begin) // PAGES * PAGES
             for page in range(begin, masked, PAGES):
-                pages = page_ids(pages_of_row, page, end, PAGES)
+                pages = token_pages(pages_of_row, page, end, PAGES)
                 top, total, acc = absorb(q_tile, top, total, acc, pages, page * 16, last, k, v, k_stride,
                                          v_stride, k_scales, v_scales, scale_stride, qk_scale, False, WINDOW,
-                                         D, BLOCK_D, PACK, PAGES, FP8, PRODUCT, PRECISION)
+                                         D, BLOCK_D, PAGES, FP8, PRODUCT, PRECISION)
         for page in range(masked, end, PAGES):
-            pages = page_ids(pages_of_row, page, end, PAGES)
+            pages = token_pages(pages_of_row, page, end, PAGES)
             top, total, acc = absorb(q_tile, top, total, acc, pages, page * 16, last, k, v, k_stride,
                                      v_stride, k_scales, v_scales, scale_stride, qk_scale, True, WINDOW, D,
-                                     BLOCK_D, PACK, PAGES, FP8, PRODUCT, PRECISION)
+                                     BLOCK_D, PAGES, FP8, PRODUCT, PRECISION)
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]   # zeros for a PAD row, which is in no list
         if partial is None:
             finish(acc, token, head, m < GROUP, out, gate, gate_stride, head_gate, head_gate_stride,
@@ -261,7 +258,7 @@ def _prefill(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, s
              table, table_stride, qk_scale, out, gate, gate_stride, head_gate, head_gate_stride, value_scale,
              starts, offsets, chunk_run, chunk_first, chunk_tokens, chunk_count, HEADS: tl.constexpr,
              GROUP: tl.constexpr, WINDOW: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-             PACK: tl.constexpr, FP8: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
+             FP8: tl.constexpr, PRODUCT: tl.constexpr, PRECISION: tl.constexpr,
              TOKENS: tl.constexpr, TILE_HEADS: tl.constexpr, PAGES: tl.constexpr):
     kv_head, chunk = tl.program_id(1), chunk_count - 1 - tl.program_id(2)
     run = tl.load(chunk_run + chunk).to(tl.int64)
@@ -294,15 +291,15 @@ def _prefill(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, s
     else:
         masked = (at + 1) // (PAGES * 16) * PAGES
         for page in range(0, masked, PAGES):
-            pages = page_ids(pages_of_run, page, end, PAGES)
+            pages = token_pages(pages_of_run, page, end, PAGES)
             top, total, acc = absorb(q_tile, top, total, acc, pages, page * 16, last, k, v, k_stride,
                                       v_stride, k_scales, v_scales, scale_stride, qk_scale, False, WINDOW, D,
-                                      BLOCK_D, PACK, PAGES, FP8, PRODUCT, PRECISION)
+                                      BLOCK_D, PAGES, FP8, PRODUCT, PRECISION)
     for page in range(masked, end, PAGES):
-        pages = page_ids(pages_of_run, page, end, PAGES)
+        pages = token_pages(pages_of_run, page, end, PAGES)
         top, total, acc = absorb(q_tile, top, total, acc, pages, page * 16, last, k, v, k_stride, v_stride,
-                                  k_scales, v_scales, scale_stride, qk_scale, True, WINDOW, D, BLOCK_D, PACK,
-                                  PAGES, FP8, PRODUCT, PRECISION)
+                                  k_scales, v_scales, scale_stride, qk_scale, True, WINDOW, D, BLOCK_D, PAGES,
+                                  FP8, PRODUCT, PRECISION)
     finish(acc / total[:, None], token, head, row_mask, out, gate, gate_stride, head_gate, head_gate_stride,
            value_scale, HEADS, GROUP, D, BLOCK_D)
 
@@ -324,7 +321,7 @@ def _of_shape(page: torch.dtype, fp8: int, dim: int, window: int) -> list[Compil
     common = {"q": kind, "q_token": "i32", "q_head": "i32", **pages, "table": "*i32", "table_stride": "i32",
               "qk_scale": "fp32", "out": kind, **gates}
     shape = {"HEADS": 16, "GROUP": 4, "WINDOW": window, "D": dim, "BLOCK_D": block_dim(dim),
-             "PACK": 4 // page.itemsize, "FP8": fp8, "PRODUCT": product, "PRECISION": precision}
+             "FP8": fp8, "PRODUCT": product, "PRECISION": precision}
     constants |= {"head_gate": None, "value_scale": None}
     split_args = {"context": "*i64", "partial": "*fp32", "logs": "*fp32", "splits": "i32"}
     listed = split_args | {"items": "*i32"}

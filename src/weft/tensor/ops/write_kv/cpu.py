@@ -1,8 +1,8 @@
 """write_kv in torch: one scatter for K and one for V, over the whole step.
 
-K is scattered as 32-bit lanes (``pack`` neighbours of D at once), which the layout stores together. V's pairs
-are two tokens, so its elements go one by one. The destination of each token is the same for every layer and
-is computed once per step.
+K is scattered in words of 32 bits, which lie together in both layouts. V's pairs are two tokens in packed
+pages, so its elements go one by one. The destination of each token is the same for every layer and is
+computed once per step.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def write_kv(k_THD: torch.Tensor, v_THD: torch.Tensor, cache_k: torch.Tensor, ca
         v_THD, v_scale_TH = quantized(v_THD)
         scales.permute(0, 3, 1, 2).index_put_((where.pages, where.places),
                                               torch.stack((k_scale_TH, v_scale_TH), dim=1))
-    k_lanes = narrowed(k_THD, cache_k.dtype).contiguous().view(torch.int32)
-    lane_view = cache_k.view(torch.int32).squeeze(-1).permute(0, 3, 1, 2)
-    lane_view.index_put_((where.pages, where.places), k_lanes)
+    word_view = cache_k.view(torch.int32).permute(0, 3, 1, 2, 4)
+    k_words = narrowed(k_THD, cache_k.dtype).contiguous().view(torch.int32)
+    word_view.index_put_((where.pages, where.places), k_words.view(-1, *word_view.shape[2:]))
     pack = cache_v.shape[-1]
     token_view = as_bytes(cache_v).permute(0, 2, 4, 1, 3)
     token_view.index_put_((where.pages, where.places // pack, where.places % pack),

@@ -10,7 +10,7 @@ from weft.units import PAD, PAGE_TOKENS
 
 def write_kv(k_THD: torch.Tensor, v_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor,
              positions_T: torch.Tensor, runs: Runs, scales: torch.Tensor | None = None) -> None:
-    pack = cache_k.shape[-1]
+    k_pack, v_pack = cache_k.shape[-1], cache_v.shape[-1]
     for run in range(runs.run_count):
         for token in range(runs.offsets[run], runs.offsets[run] + runs.lengths[run]):
             position = int(positions_T[token])
@@ -24,8 +24,9 @@ def write_kv(k_THD: torch.Tensor, v_THD: torch.Tensor, cache_k: torch.Tensor, ca
                     k_D, scales[page, 0, head, place] = _whole(k_D)
                     v_D, scales[page, 1, head, place] = _whole(v_D)
                 for dim in range(k_THD.shape[2]):
-                    cache_k[page, head, dim // pack, place, dim % pack] = _stored(k_D[dim], cache_k.dtype)
-                    cache_v[page, head, place // pack, dim, place % pack] = _stored(v_D[dim], cache_v.dtype)
+                    key, value = _stored(k_D[dim], cache_k.dtype), _stored(v_D[dim], cache_v.dtype)
+                    cache_k[page, head, dim // k_pack, place, dim % k_pack] = key
+                    cache_v[page, head, place // v_pack, dim, place % v_pack] = value
 
 
 def _whole(x_D: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,12 +4,10 @@
 
 A decode's token is its own run; a chunk's tokens (``gpu.runs``) belong to one run. Each token looks up its
 page by its position in its run's row of the page table, so pages may lie anywhere. PAD positions and PAD
-pages write nothing (L4). The attention layer uses ``tile_tokens``, ``write_keys`` and ``write_values`` after
-rotary in its one launch.
+pages write nothing (L4). The attention layer uses ``tile_tokens`` and ``write_rows`` after rotary in its
+one launch.
 
-K is stored in 32-bit lanes, V in single numbers of neighbouring lanes. A page's bytes meet in the L2 cache,
-and these writes are a hundredth of what attention reads. Rejected: whole pages through registers (only chunks
-that fill their pages have them, and a decode has one token).
+A token's numbers of one head are one row of a page (``tensor.layout``), so each is one dense store.
 """
 
 from __future__ import annotations
@@ -32,6 +30,7 @@ from weft.tensor.gpu.pages import (
 from weft.tensor.gpu.runs import device_runs
 from weft.tensor.inputs import Runs
 from weft.tensor.kv_numbers import PER_INT8_MAX
+from weft.tensor.layout import k_rows, v_rows
 from weft.units import CHUNK_TOKENS, ceil_div
 
 TILE_TOKENS = 16
@@ -53,7 +52,7 @@ def write_kv(k_THD: torch.Tensor, v_THD: torch.Tensor, cache_k: torch.Tensor, ca
     launch(_write, (tiles, kv_heads))(
         k_THD, v_THD, k_THD.stride(0), k_THD.stride(1), v_THD.stride(0), v_THD.stride(1),
         *pages_of(cache_k, cache_v, scales), positions_T, *places_of(runs), D=dim, BLOCK_D=block_dim(dim),
-        PACK=cache_k.shape[-1], FP8=cache_k.dtype == torch.float8_e4m3fn, TOKENS=TILE_TOKENS, num_warps=4)
+        FP8=cache_k.dtype == torch.float8_e4m3fn, TOKENS=TILE_TOKENS, num_warps=4)
 
 
 def dense_rows(x: torch.Tensor) -> torch.Tensor:
@@ -70,6 +69,7 @@ def pages_of(cache_k: torch.Tensor, cache_v: torch.Tensor, scales: torch.Tensor 
         torch.Tensor, torch.Tensor, int, int, torch.Tensor | None, int, int]:
     """Kernel arguments: k, v, their page strides; scales, their page stride and the stride from K to V."""
     assert cache_k.dtype == cache_v.dtype, f"K pages of {cache_k.dtype}, V pages of {cache_v.dtype}"
+    cache_k, cache_v = k_rows(cache_k), v_rows(cache_v)
     k_stride, v_stride = native.slot_stride(cache_k), native.slot_stride(cache_v)
     if scales is None:
         return as_bits(cache_k), as_bits(cache_v), k_stride, v_stride, None, 0, 0
@@ -129,36 +129,21 @@ def stored(x, cache, FP8: tl.constexpr):
 
 
 @triton.jit
-def write_keys(x, cache, page_stride, scales, scale_stride, page, place, head, D: tl.constexpr,
-               BLOCK_D: tl.constexpr, PACK: tl.constexpr, FP8: tl.constexpr):
-    """Write float32 [N, BLOCK_D], zeros beyond D, into the K blocks of ``head``."""
+def write_rows(x, cache, page_stride, scales, scale_stride, page, place, head, D: tl.constexpr,
+               BLOCK_D: tl.constexpr, FP8: tl.constexpr):
+    """Write float32 [N, BLOCK_D], zeros beyond D, into the K or V blocks of ``head``."""
     d = tl.arange(0, BLOCK_D)
     if scales is not None:
         x, scale = quantized_rows(x, PER_MAX)
         tl.store(scales + page * scale_stride + head * 16 + place, scale.to(tl.bfloat16), mask=page >= 0)
-    at = (page * page_stride + head * (D * 16) + place * PACK)[:, None]
-    at += (d // PACK * (16 * PACK) + d % PACK)[None, :]
-    tl.store(cache + at, stored(x, cache, FP8), mask=(page >= 0)[:, None] & (d < D)[None, :])
-
-
-@triton.jit
-def write_values(x, cache, page_stride, scales, scale_stride, page, place, head, D: tl.constexpr,
-                 BLOCK_D: tl.constexpr, PACK: tl.constexpr, FP8: tl.constexpr):
-    """Write float32 [N, BLOCK_D] into the V blocks of ``head``."""
-    d = tl.arange(0, BLOCK_D)
-    if scales is not None:
-        x, scale = quantized_rows(x, PER_MAX)
-        tl.store(scales + page * scale_stride + head * 16 + place, scale.to(tl.bfloat16), mask=page >= 0)
-    at = (page * page_stride + head * (D * 16) + place // PACK * (D * PACK) + place % PACK)[:, None]
-    tl.store(cache + at + (d * PACK)[None, :], stored(x, cache, FP8),
-             mask=(page >= 0)[:, None] & (d < D)[None, :])
+    row = cache + (page * page_stride + (head * 16 + place) * D)[:, None]
+    tl.store(row + d[None, :], stored(x, cache, FP8), mask=(page >= 0)[:, None] & (d < D)[None, :])
 
 
 @triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=MOVING)
 def _write(k, v, k_token, k_head, v_token, v_head, cache_k, cache_v, k_stride, v_stride, scales, scale_stride,
            scale_part, positions, table, table_stride, chunk_run, chunk_first, chunk_tokens, decode_count,
-           D: tl.constexpr, BLOCK_D: tl.constexpr, PACK: tl.constexpr, FP8: tl.constexpr,
-           TOKENS: tl.constexpr):
+           D: tl.constexpr, BLOCK_D: tl.constexpr, FP8: tl.constexpr, TOKENS: tl.constexpr):
     head = tl.program_id(1)
     token, run, token_mask = tile_tokens(tl.program_id(0), chunk_run, chunk_first, chunk_tokens, decode_count,
                                     TOKENS)
@@ -170,10 +155,9 @@ def _write(k, v, k_token, k_head, v_token, v_head, cache_k, cache_v, k_stride, v
     v_scales = None
     if scales is not None:
         v_scales = scales + scale_part
-    write_keys(x.to(tl.float32), cache_k, k_stride, scales, scale_stride, page, place, head, D, BLOCK_D, PACK,
+    write_rows(x.to(tl.float32), cache_k, k_stride, scales, scale_stride, page, place, head, D, BLOCK_D, FP8)
+    write_rows(y.to(tl.float32), cache_v, v_stride, v_scales, scale_stride, page, place, head, D, BLOCK_D,
                FP8)
-    write_values(y.to(tl.float32), cache_v, v_stride, v_scales, scale_stride, page, place, head, D, BLOCK_D,
-                 PACK, FP8)
 
 
 def page_signature(dtype: torch.dtype) -> tuple[dict[str, str], dict[str, object]]:
@@ -194,8 +178,7 @@ def compilations() -> list[Compilation]:
     for dtype, dim in ((torch.bfloat16, 64), (torch.float8_e4m3fn, 128), (torch.int8, 256)):
         pages, constants = page_signature(dtype)
         strides = dict.fromkeys(("k_token", "k_head", "v_token", "v_head"), "i32")
-        constants |= {"D": dim, "BLOCK_D": dim, "PACK": 4 // dtype.itemsize,
-                      "FP8": dtype == torch.float8_e4m3fn, "TOKENS": TILE_TOKENS}
+        constants |= {"D": dim, "BLOCK_D": dim, "FP8": dtype == torch.float8_e4m3fn, "TOKENS": TILE_TOKENS}
         signature = {"k": "*bf16", "v": "*bf16", **strides, **pages, **PLACE_SIGNATURE}
         signature |= dict.fromkeys(constants, "constexpr")
         variants.append(Compilation(f"write_kv {dtype} {dim}", _write, signature, constants))
