@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,11 +12,12 @@ import torch
 from tests.fixtures.checkpoints import checkpoint
 from weft.assemble import assemble
 from weft.assemble.assembly import with_step_tokens
-from weft.assemble.room import gpu_room, measured_gpu_room, mixed_tokens_max
+from weft.assemble.prefix_store import layout_of
+from weft.assemble.room import ArenaRoom, gpu_room, measured_gpu_room, mixed_tokens_max, plan_memory
 from weft.cli.main import main
 from weft.config import EngineConfig
 from weft.errors import ConfigError
-from weft.memory.frames.plan import plan_arena
+from weft.memory.frames.plan import ArenaPlan, plan_arena
 from weft.models.loading import load_model
 from weft.runner import reserve as reserve_module
 from weft.runner.graphs import EagerCapture
@@ -108,6 +110,23 @@ def test_the_arena_is_a_share_of_what_weights_and_a_step_leave() -> None:
     with pytest.raises(ConfigError, match=r"nothing is left.*--max-num-batched-tokens") as refused:
         gpu_room(EngineConfig(), 3 * GIB, 4 * GIB, "all of it for prompts")
     assert refused.value.param == "--max-num-batched-tokens"
+
+
+def test_pages_of_a_gpu_are_rows_in_the_same_bytes_and_have_a_store_of_their_own(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = ModelSpec("tiny", 64, 16, 500, "bfloat16", (attention(2, 16), short_conv(32, 3)))
+    room = ArenaRoom(1 << 20, 1 << 20, "enough")
+
+    def arena_on(device: str) -> ArenaPlan:
+        return plan_memory(EngineConfig(), spec, "bfloat16", room, torch.device(device))[0]
+
+    packed, rows = arena_on("cpu"), arena_on("cuda")
+    assert (packed.kv_layout, rows.kv_layout) == ("packed", "rows")
+    assert replace(rows, kv_layout="packed") == packed, "no size and no place differs"
+    assert layout_of(rows) == layout_of(packed) | {"blocks": "rows"}, "other bytes, another namespace"
+    assert "blocks" not in layout_of(packed), "stores from before rows are read on"
+    monkeypatch.setattr(gpu, "_interpreting", True)
+    assert arena_on("cpu").kv_layout == "rows", "interpreted kernels read what compiled ones read"
 
 
 class Greedy:

@@ -115,10 +115,6 @@ def _identity(config: EngineConfig, name: str, directory: Path, loaded: LoadedMo
     text = (directory / "config.json").read_bytes()
     published: dict[str, Any] = json.loads(text)
     rope = {key: value for key, value in published.items() if "rope" in key}
-    layout = {"page": [asdict(field) for field in arena.kv_fields],
-              "slot": [asdict(field) for field in arena.state_fields]}
-    if arena.kv_layout != "packed":   # a namespace is as old as packed pages
-        layout["blocks"] = arena.kv_layout
     ranks = {"ranks": config.tp, "experts_by_rank": config.ep} if config.tp > 1 else {}
     return NamespaceIdentity(
         model=name, weights=weights_digest(files),
@@ -126,7 +122,14 @@ def _identity(config: EngineConfig, name: str, directory: Path, loaded: LoadedMo
         state_dtype=config.state_dtype, quantised=loaded.weights_form, arithmetic=kernels,
         grain_bytes=buffers.page_bytes, state_bytes=buffers.slot_bytes,
         more={"config": hashlib.sha256(text).hexdigest(), "quantize_inputs": config.quantize_inputs,
-              "threads": threads, "layout": _plain_json(layout), **ranks})
+              "threads": threads, "layout": _plain_json(layout_of(arena)), **ranks})
+
+
+def layout_of(arena: ArenaPlan) -> dict[str, Any]:
+    """Where the bytes of a page and a state are. Packed pages are not named: stores had them before rows."""
+    layout: dict[str, Any] = {"page": [asdict(field) for field in arena.kv_fields],
+                              "slot": [asdict(field) for field in arena.state_fields]}
+    return layout if arena.kv_layout == "packed" else layout | {"blocks": arena.kv_layout}
 
 
 def _plain_json(value: Any) -> Any:
