@@ -21,6 +21,10 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-com
 # libgomp's threads spin at barriers unless told otherwise, which costs most when processes share cores.
 export OMP_WAIT_POLICY := passive
 
+# Modules are compiled once and kept, whatever the shell says. Otherwise each of hundreds of processes compiles torch
+# and weft again: 3.5 CPU seconds for each start of a server.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: fuzz
 .PHONY: help install serve quick test test-gpu test-ranks-gpu compile-gpu check lowest sanitize bench clean
 
