@@ -32,7 +32,7 @@ def _asserts_itself(function: _Function) -> bool:
                or (isinstance(node, ast.Call) and any(
                    keyword.arg == "check" and ast.unparse(keyword.value) == "True"
                    for keyword in node.keywords))
-               for node in ast.walk(function)) or bool(_called(function) & CHECKS)
+               for node in ast.walk(function))
 
 
 def tests_without_assertion(sources: Iterable[Source]) -> list[str]:
@@ -41,14 +41,16 @@ def tests_without_assertion(sources: Iterable[Source]) -> list[str]:
     functions = {source.module: [node for node in ast.walk(ast.parse(source.text))
                                  if isinstance(node, _Function)] for source in listed}
     visible = {module: {module} | targets for module, targets in import_graph(listed).items()}
-    checkers = {module: {function.name for function in inside if _asserts_itself(function)}
+    called = {function: _called(function) for inside in functions.values() for function in inside}
+    checkers = {module: {function.name for function in inside
+                         if called[function] & CHECKS or _asserts_itself(function)}
                 for module, inside in functions.items()}
     grew = True
     while grew:
         grew = False
         for module, inside in functions.items():
             known = set().union(*(checkers[other] for other in visible[module]))
-            more = {function.name for function in inside if _called(function) & known} - checkers[module]
+            more = {function.name for function in inside if called[function] & known} - checkers[module]
             checkers[module] |= more
             grew = grew or bool(more)
     return [f"{source.path}:{function.lineno}: {function.name} asserts nothing" for source in listed

@@ -6,6 +6,7 @@ Nothing here imports weft. A complaint is one sentence that names the file and w
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 from collections.abc import Iterable, Iterator
@@ -119,37 +120,34 @@ def tracked_files() -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
-def imported_modules(source: Source) -> Iterator[tuple[int, str]]:
-    """(line, dotted module) of every import anywhere in a file, lazy ones too; relative ones resolved."""
+@functools.cache
+def _imports(source: Source) -> tuple[tuple[int, str, str, bool], ...]:
+    """(line, dotted module, name, may it be a module) of every import anywhere in a file, lazy ones too;
+    relative ones resolved. The name is empty for ``import module``. Several tests ask for the same files."""
     package = source.module.split(".")
     if not source.path.endswith("__init__.py"):
         package = package[:-1]
+    imports: list[tuple[int, str, str, bool]] = []
     for node in ast.walk(ast.parse(source.text)):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
+            imports += [(node.lineno, alias.name, "", False) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*above, *([node.module] if node.module else [])])
-            if module == "weft" or node.module is None:
-                for alias in node.names:  # `from weft import memory` may name a module
-                    yield node.lineno, f"{module}.{alias.name}"
-            else:
-                yield node.lineno, module
+            may_be_module = module == "weft" or node.module is None  # `from weft import memory`
+            imports += [(node.lineno, module, alias.name, may_be_module) for alias in node.names]
+    return tuple(imports)
+
+
+def imported_modules(source: Source) -> Iterator[tuple[int, str]]:
+    """(line, dotted module) of every import of a file."""
+    yield from dict.fromkeys((line, f"{module}.{name}" if may_be_module else module)
+                             for line, module, name, may_be_module in _imports(source))
 
 
 def imported_names(source: Source) -> Iterator[tuple[str, str]]:
-    """(module, name) of every import anywhere in a file; the name is empty for ``import module``."""
-    package = source.module.split(".")
-    if not source.path.endswith("__init__.py"):
-        package = package[:-1]
-    for node in ast.walk(ast.parse(source.text)):
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, "") for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*above, *([node.module] if node.module else [])])
-            yield from ((module, alias.name) for alias in node.names)
+    """(module, name) of every import of a file; the name is empty for ``import module``."""
+    yield from ((module, name) for _, module, name, _ in _imports(source))
 
 
 def group_of(module: str) -> str:
