@@ -38,12 +38,13 @@ struct Run {
   bool keeps = true;
 };
 
-// A copy of a recurrent layer's inputs: the rows of the windows, ``row_bytes`` each. ``window``: the address of the
-// layer's convolution windows, which tells one layer from another.
+// A copy of a recurrent layer's inputs: the rows of the windows, ``row_bytes`` each. A row is the layer's projection
+// without ``gap_bytes`` from ``gap`` on: the gate of its output, which no state depends on. ``window``: the address of
+// the layer's convolution windows, which tells one layer from another.
 struct Log {
   const void* window;
   char* to;
-  int64_t row_bytes;
+  int64_t row_bytes, gap, gap_bytes;
 };
 
 // The windows are consecutive rows [log_first, log_first + log_rows) of the step.

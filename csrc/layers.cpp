@@ -29,8 +29,12 @@ void log_rows(const Runs& runs, const Projected& projected, const void* window) 
     if (log.window != window) continue;
     const int64_t stride = projected.stride * bytes_of(projected.dtype);
     const char* from = static_cast<const char*>(projected.data) + runs.log_first * stride;
-    for (int64_t row = 0; row < runs.log_rows; ++row)
-      std::memcpy(log.to + row * log.row_bytes, from + row * stride, static_cast<size_t>(log.row_bytes));
+    for (int64_t row = 0; row < runs.log_rows; ++row) {
+      char* const to = log.to + row * log.row_bytes;
+      const char* const x = from + row * stride;
+      std::memcpy(to, x, static_cast<size_t>(log.gap));
+      std::memcpy(to + log.gap, x + log.gap + log.gap_bytes, static_cast<size_t>(log.row_bytes - log.gap));
+    }
   }
 }
 
@@ -72,6 +76,7 @@ void GatedDeltaLayer::run(const Runs& runs, const Projected& projected, const Sl
                           int64_t layer, void* out) const {
   log_rows(runs, projected, window.data);
   const int64_t keys = k_heads * k_dim, values = heads * v_dim, channels = 2 * keys + values;
+  const int64_t gates = channels + (out ? values : 0);
   const Projected qkv = between(0, projected, channels), o = between(1, projected, values);
   convolve(runs, conv, columns(projected, 0, 0), channels, window, qkv);
   GatedDeltaArgs args = {};
@@ -79,8 +84,8 @@ void GatedDeltaLayer::run(const Runs& runs, const Projected& projected, const Sl
   args.q = columns(qkv, 0, k_dim);
   args.k = columns(qkv, keys, k_dim);
   args.v = columns(qkv, 2 * keys, v_dim);
-  args.beta = columns(projected, channels + values, 1);
-  args.g = columns(projected, channels + values + heads, 1);
+  args.beta = columns(projected, gates, 1);
+  args.g = columns(projected, gates + heads, 1);
   args.decay = decay;
   args.dt_bias = dt_bias;
   args.beta_scale = beta_scale;
@@ -94,6 +99,7 @@ void GatedDeltaLayer::run(const Runs& runs, const Projected& projected, const Sl
   args.v_dim = v_dim;
   args.scale = 1.0f / __builtin_sqrtf(static_cast<float>(k_dim));
   kernels().gated_delta(args);
+  if (!out) return;
   NormArgs last = gated_norm(norm, columns(o, 0, v_dim), columns(projected, channels, v_dim), projected.tokens, out);
   last.heads = heads;
   last.dim = last.group = v_dim;
@@ -104,14 +110,15 @@ void Mamba2Layer::run(const Runs& runs, const Projected& projected, const SlotVi
                       int64_t layer, void* out) const {
   log_rows(runs, projected, window.data);
   const int64_t inner = heads * head_dim, group = groups * state_dim, channels = inner + 2 * group;
+  const int64_t first = out ? inner : 0;
   const Projected xbc = between(0, projected, channels), y = between(1, projected, inner);
-  convolve(runs, conv, columns(projected, inner, 0), channels, window, xbc);
+  convolve(runs, conv, columns(projected, first, 0), channels, window, xbc);
   Mamba2Args args = {};
   args.runs = &runs;
   args.x = columns(xbc, 0, head_dim);
   args.b = columns(xbc, inner, state_dim);
   args.c = columns(xbc, inner + group, state_dim);
-  args.dt = columns(projected, inner + channels, 1);
+  args.dt = columns(projected, first + channels, 1);
   args.a = a;
   args.d = d;
   args.dt_bias = dt_bias;
@@ -126,6 +133,7 @@ void Mamba2Layer::run(const Runs& runs, const Projected& projected, const SlotVi
   args.dt_min = dt_min;
   args.dt_max = dt_max;
   kernels().mamba2(args);
+  if (!out) return;
   NormArgs last = gated_norm(norm, columns(y, 0, inner), columns(projected, 0, inner), projected.tokens, out);
   last.gate_first = gate_first;
   last.heads = 1;

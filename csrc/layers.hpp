@@ -49,7 +49,8 @@ struct GatedDeltaLayer {
   float beta_scale;
   int64_t k_heads, heads, k_dim, v_dim;
 
-  // out: [T, heads * v_dim] dense, dtype of the projection; ``layer``: see StateKind
+  // projected: columns q, k, v, z, b, a. out: [T, heads * v_dim] dense, of its dtype; ``layer``: see StateKind.
+  // Without out the projection has no z, and the states alone are computed.
   void run(const Runs& runs, const Projected& projected, const SlotView& window, const SlotView& state, int64_t layer,
            void* out) const;
 };
@@ -62,7 +63,7 @@ struct Mamba2Layer {
   bool gate_first;
   float dt_min, dt_max;
 
-  // out: [T, heads * head_dim] dense
+  // projected: columns z, x, B, C, dt. out: [T, heads * head_dim] dense; without it as above
   void run(const Runs& runs, const Projected& projected, const SlotView& window, const SlotView& state, int64_t layer,
            void* out) const;
 };

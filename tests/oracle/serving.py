@@ -229,7 +229,7 @@ class Serving:
     def run(self, prompts: Sequence[list[int]],
             sampling: SamplingParams | Sequence[SamplingParams] = GREEDY, *, stagger_steps: int = 0,
             priorities: Sequence[int] | None = None, boundaries: Sequence[int] = (),
-            salt: str = "") -> list[Answer]:
+            salt: str = "", predictions: Sequence[list[int]] = ()) -> list[Answer]:
         """Answers to ``prompts`` (n = 1 each), one submitted every ``stagger_steps`` steps."""
         samplings = [sampling] * len(prompts) if isinstance(sampling, SamplingParams) else sampling
         self._rounds += 1
@@ -243,7 +243,8 @@ class Serving:
                 priority = priorities[number] if priorities else 0
                 request = Request(request_id=f"{self._rounds}-{number}", prompt_tokens=prompt,
                                   sampling=samplings[number], priority=priority, cache_salt=salt,
-                                  boundaries=list(boundaries))
+                                  boundaries=list(boundaries),
+                                  prediction=predictions[number] if predictions else [])
                 self.core.submit(request)
                 seqs.append(self.core.streams.by_request[request.request_id][0])
             for event in self.core.step():

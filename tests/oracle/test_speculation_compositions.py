@@ -16,8 +16,11 @@ from tests.oracle.serving import Answer, Serving, directory
 from tests.oracle.test_engine_grammars import LONG, PERSON
 from tests.oracle.test_engine_prefix_cache import text
 from tests.oracle.test_engine_speculation import Speculating, in_tiles
+from tests.server.scripted_engine import _FreeRows
 from weft.engine.grammars import GrammarCompiler
 from weft.request import SamplingParams
+from weft.speculation.proposal import SOURCES, SourceName
+from weft.speculation.speculator import Speculator
 
 KINDS: tuple[Kind, ...] = ("perfect", "random", "adversarial")
 NEW_TOKENS = 20
@@ -106,6 +109,29 @@ def test_drafts_change_nothing_with(name: str) -> None:
                 assert float((answer.logits - one.logits).abs().max()) == 0.0, kind
         accepted += speculating.drafter.accepted
     assert accepted > 20
+
+
+@pytest.mark.parametrize("source", [source for source in SOURCES if source != "mtp"])
+def test_each_source_changes_nothing(source: SourceName) -> None:
+    """By itself, on a prompt that comes twice. The head has tests of its own."""
+    fields: dict[str, Any] = {"temperature": 1.0, "seed": 4, "max_tokens": 40}
+    if source == "grammar":
+        fields |= {"grammar": PERSON, "ignore_eos": False}
+    drafter = Speculator((source,), costs=_FreeRows())
+    plain, drafting = (Serving("qwen3_5", model=in_tiles("qwen3_5"), cache=True, drafter=one)
+                       for one in (None, drafter))
+    plain.core.grammars = drafting.core.grammars = grammar_compiler(plain.core.vocab_size)
+    drafter._tree = drafting.core.memory.prefix_tree
+    prompts = [text(40, 40)]
+    for _ in range(2):
+        truth = plain.run(prompts, sampling(**fields))
+        guesses = [[token if at % 6 else 7 for at, token in enumerate(one.tokens)] for one in truth]
+        answers = drafting.run(prompts, sampling(**fields), predictions=guesses)
+        for answer, one in zip(answers, truth, strict=True):
+            assert answer.tokens == one.tokens
+            assert answer.finish_reason == one.finish_reason
+            assert float((answer.logits - one.logits).abs().max()) == 0.0
+    assert drafter.stats().sources[source].accepted > 20
 
 
 def test_the_cases_do_what_they_say() -> None:

@@ -20,6 +20,7 @@ from weft import Engine
 from weft.memory.draft import Draft
 from weft.memory.reservation import Reservation
 from weft.request import SamplingParams
+from weft.speculation.costs import StepCosts
 from weft.speculation.speculator import Speculator
 
 SPACE = {"memory": "64MiB", "max_num_seqs": 4}
@@ -69,6 +70,25 @@ def test_sleep_between_answers(level: int) -> None:
             assert drafting.stats().speculation.accepted > before + 3
             drafting.sleep(level)
             drafting.wake_up()
+
+
+def test_n_answers_and_a_cancel_inside_windows() -> None:
+    """A stream that is left early is canceled; the same question is then answered as without drafts."""
+    prompt = "Bemo: 4821, Tarlik Os: 77120, Bemo: 4821, Tarlik Os: 77120, Bemo:"
+    how: dict[str, Any] = {"temperature": 0.7, "seed": 3, "max_tokens": 40, "ignore_eos": True}
+    with embedded("off") as plain, embedded("prediction,tree,suffix") as drafting:
+        costs = drafting._core.drafter.costs   # type: ignore[union-attr]
+        for rows in (2, 4) * 3:
+            StepCosts.note(costs, rows, 1.0)
+        one, *others = (reply.text for reply in plain.generate(prompt, progress=False, n=3, **how))
+        assert one not in others
+        pieces = drafting.stream(prompt, prediction=one, **how)
+        heard = "".join(next(pieces).text for _ in range(3))
+        pieces.close()   # type: ignore[attr-defined]
+        assert one.startswith(heard)
+        replies = drafting.generate(prompt, progress=False, n=3, prediction=one, **how)
+        assert [reply.text for reply in replies] == [one, *others]
+        assert drafting.stats().speculation.accepted > 20
 
 
 @pytest.fixture(scope="module")

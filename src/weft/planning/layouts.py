@@ -211,8 +211,8 @@ def padded_pages(spec: ModelSpec, kv_dtype: CacheDTypeName, arena_bytes: int, *,
 def draft_log_bytes(spec: ModelSpec) -> int:
     """The replay log of one token of a window on the C++ kernels: what all recurrent layers consume.
 
-    Layers with a kernel of their own log their whole projection. Mamba-1 and Kimi delta log the inputs of two
-    ops: of the convolution, then of the recurrence.
+    Layers with a kernel of their own log their projection without the gate of its output. Mamba-1 and Kimi
+    delta log the inputs of two ops: of the convolution, then of the recurrence.
     """
     return sum(_layer_log_bytes(layer, ITEM_BYTES[spec.dtype]) for layer in _stateful(spec))
 
@@ -222,14 +222,14 @@ def _layer_log_bytes(layer: LayerSpec, item: int) -> int:
     channels = parts["conv"][0]
     recurrent = parts.get("recurrent")
     if recurrent is None:
-        return 3 * channels * item   # both gates and the input
+        return 2 * channels * item   # the gate of the input, and the input
     if len(recurrent) == 2:
         return (3 * channels + 2 * recurrent[1]) * item   # x twice, dt, B and C
     heads, values = recurrent[0], _value_width(layer, recurrent)
     if layer.kind == "kimi_delta":
         return 2 * channels * item + (values + heads) * 4   # q, k, v twice; decays and betas
     numbers = 2 if layer.kind == "gated_delta" else 1
-    return (channels + values + numbers * heads) * item
+    return (channels + numbers * heads) * item
 
 
 def _window_tokens(load: Load) -> int:

@@ -34,7 +34,7 @@ from weft.tensor.inputs import Runs, StepInputs
 from weft.tensor.replay_log import Replay
 from weft.units import PAD
 
-INTERFACE = 9
+INTERFACE = 10
 """The version of the calling convention; equals INTERFACE in csrc/module.cpp."""
 REBUILD = "pip install --force-reinstall --no-deps -e ."
 """Rebuilds the kernels, run in the checkout."""
@@ -254,9 +254,12 @@ def runs_of(runs: Runs) -> Any:
     return known
 
 
-def log_projected(runs: Runs, window_SCW: torch.Tensor, width: int, dtype: torch.dtype,
+def log_projected(runs: Runs, window_SCW: torch.Tensor, width: int, gate: tuple[int, int], dtype: torch.dtype,
                   replay: Replay) -> None:
-    """The layer of ``window_SCW`` copies its projection [T, width] into the step's log, if it has one."""
+    """The layer of ``window_SCW`` copies ``width`` columns of its projection into the step's log, if it has
+    one. ``gate``: the first of the other columns, and how many. They gate the output and reach no state."""
     if runs.log is not None:
         room = runs.log.room(replay, width, dtype)
-        runs_of(runs).log(window_SCW.data_ptr(), room.data_ptr(), width * dtype.itemsize)
+        first, count = gate
+        runs_of(runs).log(window_SCW.data_ptr(), room.data_ptr(), width * dtype.itemsize,
+                          first * dtype.itemsize, count * dtype.itemsize)

@@ -14,10 +14,11 @@ The log lives for one step, outside the arena, so a slot always holds the state 
 Preemption, donation, checkpoints and moves need no rule of their own. Each window reads its state twice and
 writes it once, whatever its length.
 
-An op notes what it consumed: ``note`` copies rows, ``room`` is memory that a kernel fills. A kernel that
-writes every slot runs inside ``state_rows.restored``, which saves the states of windows and puts them back.
+An op notes what it consumed: ``note`` copies rows, ``room`` is memory that a kernel fills. A layer with a
+gate on its output logs its projection without that gate: no state depends on it. A kernel that writes every
+slot runs inside ``state_rows.restored``, which saves the states of windows and puts them back.
 
-Rejected: a checkpoint slot for each drafted token (a state of Qwen3.5-397B weighs 192 MB, its log 1.9 MB a
+Rejected: a checkpoint slot for each drafted token (a state of Qwen3.5-397B weighs 192 MB, its log 1.1 MB a
 token). A log that waits for the next step: it saves one pass over the state, and makes every slot stale. A
 preemption, a copy and a step without drafts would each have to know of it.
 """

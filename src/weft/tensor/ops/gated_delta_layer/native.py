@@ -50,11 +50,12 @@ def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weights: GatedDeltaWeights,
 def log(dtype: torch.dtype, w: GatedDeltaWeights, window_SCW: torch.Tensor, state_SHKV: torch.Tensor,
         runs: Runs, layer: int) -> None:
     """The next call with these states and ``runs`` copies its projection into the log of the step."""
-    def replay(projected_TW: torch.Tensor, again: Runs) -> torch.Tensor:
-        return gated_delta_layer(projected_TW, w, window_SCW, state_SHKV, again, layer)
+    def replay(logged_TW: torch.Tensor, again: Runs) -> None:
+        _bound(w).run(native.runs_of(again), native.projected_of(logged_TW), native.slots_of(window_SCW),
+                      native.slots_of(state_SHKV), layer, 0)
 
-    width = 2 * w.k_heads * w.k_dim + 2 * w.heads * w.v_dim + 2 * w.heads
-    native.log_projected(runs, window_SCW, width, dtype, replay)
+    channels, values = w.conv_CK.shape[0], w.heads * w.v_dim
+    native.log_projected(runs, window_SCW, channels + 2 * w.heads, (channels, values), dtype, replay)
 
 
 def _bound(w: GatedDeltaWeights) -> Any:

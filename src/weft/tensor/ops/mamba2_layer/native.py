@@ -52,11 +52,13 @@ def run_fused(fused: FusedBlock, x_TD: torch.Tensor, weights: Mamba2Weights, win
 def log(dtype: torch.dtype, w: Mamba2Weights, window_SCW: torch.Tensor, state_SHPN: torch.Tensor, runs: Runs,
         layer: int) -> None:
     """The next call with these states and ``runs`` copies its projection into the log of the step."""
-    def replay(projected_TW: torch.Tensor, again: Runs) -> torch.Tensor:
-        return mamba2_layer(projected_TW, w, window_SCW, state_SHPN, again, layer)
+    def replay(logged_TW: torch.Tensor, again: Runs) -> None:
+        _bound(w).run(native.runs_of(again), native.projected_of(logged_TW), native.slots_of(window_SCW),
+                      native.slots_of(state_SHPN), layer, 0)
 
-    width = 2 * w.heads * w.head_dim + 2 * w.groups * w.state_dim + w.heads
-    native.log_projected(runs, window_SCW, width, dtype, replay)
+    inner = w.heads * w.head_dim
+    width = inner + 2 * w.groups * w.state_dim + w.heads
+    native.log_projected(runs, window_SCW, width, (0, inner), dtype, replay)
 
 
 def _bound(w: Mamba2Weights) -> Any:

@@ -7,8 +7,8 @@ import torch
 from weft.tensor import native
 from weft.tensor.fused_block import FusedBlock, FusedLayer
 from weft.tensor.inputs import Runs
+from weft.tensor.ops.causal_conv.native import NO_GATE, weights_of
 from weft.tensor.ops.causal_conv.native import supported as conv_supported
-from weft.tensor.ops.causal_conv.native import weights_of
 from weft.tensor.replay_log import Replay
 
 
@@ -21,7 +21,9 @@ def short_conv(projected_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torc
     tokens, channels = projected_TJ.shape[0], weight_CK.shape[0]
     y_TC = torch.empty((tokens, channels), dtype=projected_TJ.dtype)
     if runs.log is not None:
-        runs.log.note(_replay(weight_CK, bias_C, window_SCW), projected_TJ)
+        rows = projected_TJ[runs.log.first:runs.log.first + runs.log.rows]
+        room = runs.log.room(_replay(weight_CK, bias_C, window_SCW), 2 * channels, projected_TJ.dtype)
+        torch.cat((rows[:, :channels], rows[:, 2 * channels:]), dim=1, out=room)
     address, stride, one, dtype = native.plain_rows_of(projected_TJ)
     b, c, x = ((address + i * channels * projected_TJ.itemsize, stride, one, dtype) for i in range(3))
     native.extension().conv(native.runs_of(runs), x, b, c, weights_of(weight_CK, bias_C), False,
@@ -30,8 +32,12 @@ def short_conv(projected_TJ: torch.Tensor, weight_CK: torch.Tensor, bias_C: torc
 
 
 def _replay(weight_CK: torch.Tensor, bias_C: torch.Tensor | None, window_SCW: torch.Tensor) -> Replay:
-    def replay(projected_TJ: torch.Tensor, again: Runs) -> torch.Tensor:
-        return short_conv(projected_TJ, weight_CK, bias_C, window_SCW, again)
+    def replay(logged_TJ: torch.Tensor, again: Runs) -> None:
+        channels = weight_CK.shape[0]
+        dropped_TC = torch.empty((logged_TJ.shape[0], channels), dtype=logged_TJ.dtype)
+        b, x = (native.plain_rows_of(logged_TJ[:, at:at + channels]) for at in (0, channels))
+        native.extension().conv(native.runs_of(again), x, b, NO_GATE, weights_of(weight_CK, bias_C), False,
+                                dropped_TC.data_ptr(), native.slots_of(window_SCW), channels)
 
     return replay
 
@@ -39,7 +45,8 @@ def _replay(weight_CK: torch.Tensor, bias_C: torch.Tensor | None, window_SCW: to
 def log(dtype: torch.dtype, weight_CK: torch.Tensor, bias_C: torch.Tensor | None, window_SCW: torch.Tensor,
         runs: Runs) -> None:
     """The next fused call with this window and ``runs`` copies its projection into the log of the step."""
-    native.log_projected(runs, window_SCW, 3 * weight_CK.shape[0], dtype,
+    channels = weight_CK.shape[0]
+    native.log_projected(runs, window_SCW, 2 * channels, (channels, channels), dtype,
                          _replay(weight_CK, bias_C, window_SCW))
 
 
