@@ -26,7 +26,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -54,7 +53,6 @@ RUNS = ("cold", "cached", "cache-1", "cache-2")
 _FILE_BYTES = 2 << 30
 _BLOCK = 1 << 24
 """Random weights that are repeated from changing offsets."""
-_SAMPLE_S = 0.02
 
 
 class _Shapes(TensorCheck):
@@ -89,6 +87,7 @@ def ceilings() -> str:
         began = time.perf_counter()
         large_pages.empty((6 << 30,), torch.uint8).fill_(1)
         fresh_s.append(time.perf_counter() - began)
+        large_pages.close()  # or this process would keep it during the starts
     words = f"6 GiB of fresh memory: {fresh_s[0]:.1f} s, then {fresh_s[1]:.1f} s"
     weight = (torch.randn(4096, 2560, generator=torch.Generator().manual_seed(0)) * 0.02).bfloat16()
     if not gains_by_twelve_bits(weight.device, weight.dtype, *weight.shape):
@@ -147,39 +146,6 @@ def write_checkpoint(directory: Path, config: dict[str, Any]) -> int:
     return whole
 
 
-def _anonymous_bytes() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) << 10
-    return 0
-
-
-def child(directory: str, weights_cache: str | None, began: float) -> None:
-    """One start, in this process; prints it as JSON."""
-    peak, stop = [0], threading.Event()
-
-    def watch() -> None:
-        while not stop.wait(_SAMPLE_S):
-            peak[0] = max(peak[0], _anonymous_bytes())
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    from weft.api import Engine
-
-    with Engine(directory, dtype="bfloat16", memory="256MB", max_model_len=1024,
-                weights_cache=weights_cache) as engine:
-        ready_s = time.time() - began
-        stays = _anonymous_bytes()
-        stop.set()
-        watcher.join()
-        engine.generate([[5, 6, 7]], progress=False, max_tokens=1, temperature=0.0)
-        weights = next(row for row in engine.info.memory if row.name == "weights")
-        print(json.dumps({"ready_s": ready_s, "load_s": engine.info.load_s,
-                          "weights_bytes": engine.info.weights_bytes,
-                          "anonymous_peak_bytes": max(peak[0], stays), "anonymous_stays_bytes": stays,
-                          "form": weights.remark}))
-
-
 def start(run: str, directory: Path, cache: Path) -> Start:
     for file in directory.glob("*.safetensors"):
         with file.open("rb") as opened:
@@ -188,7 +154,7 @@ def start(run: str, directory: Path, cache: Path) -> Start:
             else:
                 while opened.read(1 << 24):
                     pass
-    argv = [sys.executable, "-m", "benchmarks.start", "--child", str(directory), str(time.time())]
+    argv = [sys.executable, "-m", "benchmarks.start_child", str(directory), str(time.time())]
     done = subprocess.run([*argv, *([str(cache)] if run.startswith("cache-") else [])], check=True,
                           capture_output=True, text=True)
     return Start(run, **json.loads(done.stdout.splitlines()[-1]))
@@ -196,10 +162,6 @@ def start(run: str, directory: Path, cache: Path) -> Start:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["--child"]:
-        directory, began, *cache = arguments[1:]
-        child(directory, cache[0] if cache else None, float(began))
-        return 0
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--geometry", default="Qwen/Qwen3.5-4B")

@@ -36,11 +36,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft.assemble.identity import engine_identity
+from weft.assemble.learned_costs import cost_learner, guessed_cost, price_learner
 from weft.assemble.ranks import StartedRanks, start_ranks, with_rank_threads
 from weft.assemble.report import layers_in_words, memory_table, read_in_words
 from weft.assemble.room import cache_dtypes, measured_gpu_room, mixed_tokens_max, plan_memory, ram_room
 from weft.assemble.speculation import loads_head, make_drafter
 from weft.assemble.store_flags import check_store_flags
+from weft.assemble.weights_ahead import bytes_ahead
 from weft.config import STEP_TOKENS_CPU, STEP_TOKENS_GPU, EngineConfig, Sizes
 from weft.engine.engine import EngineCore
 from weft.engine.grammars import GrammarCompiler
@@ -50,16 +52,12 @@ from weft.info import ModelInfo
 from weft.memory.frames.sizes import fit_sizes
 from weft.memory.memory import Memory
 from weft.memory.prefix.policies import check_policy, make_policy
-from weft.memory.prefix.policy import Policy, PrefillCost, geometric_cost
-from weft.memory.prefix.value.cost_fit import PrefillFit
 from weft.schedule.checkpoints import parse_checkpoints
-from weft.schedule.plan import StepPlan
-from weft.schedule.store_tier import StoreTier
-from weft.schedule.work import work_of
-from weft.spec import ITEM_BYTES, ModelSpec
+from weft.spec import ModelSpec
 from weft.speculation.proposal import parse_sources
 from weft.store.identity import weights_digest
 from weft.tensor.torch_import import import_torch
+from weft.tensor.weights.memory_ahead import touched_ahead
 from weft.text.chat import check_syntax, read_chat_template
 from weft.text.grammar_sandbox import grammar_sandbox
 from weft.text.tokenizer import Tokenizer
@@ -112,28 +110,28 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
     started = time.monotonic()
     name, directory = find_model(config, tell)
     _check_text_files(directory)
-    threads = prepare_torch(config, notes)
-    device = choose_device_of(config, 0, notes)
-    config, overlap = with_step_tokens(config, device), overlaps(config, device)
-    choose_kernels(config, threads, device)
-    ranks = None if config.tp == 1 else start_ranks(config, directory, device, tell, peers)
-    try:
-        placed = _place(config, name, directory, device, ranks, tell)
-    except BaseException:
-        if ranks is not None:
-            ranks.peers.close()
-        raise
+    with touched_ahead(bytes_ahead(config, directory)):
+        threads = prepare_torch(config, notes)
+        device = choose_device_of(config, 0, notes)
+        config, overlap = with_step_tokens(config, device), overlaps(config, device)
+        choose_kernels(config, threads, device)
+        ranks = None if config.tp == 1 else start_ranks(config, directory, device, tell, peers)
+        try:
+            placed = _place(config, name, directory, device, ranks, tell)
+        except BaseException:
+            if ranks is not None:
+                ranks.peers.close()
+            raise
     kernels = kernels_in_use(device)   # a kernel that does not fit turns Triton off
     loaded, arena, sizes = placed.loaded, placed.arena, placed.sizes
     notes += placed.notes
     defaults = loaded.generation_defaults
-    cost = _guessed_cost(loaded)
+    cost = guessed_cost(loaded)
     policy = make_policy(config.cache_policy, arena, cost, time.monotonic)
     memory = Memory(arena, cache=config.prefix_cache, count_salt=config.count_salt, policy=policy)
     tier = None
     if config.store is not None:
         from weft.assemble.prefix_store import open_tier, own_parts
-
         tell(f"store: {config.store}")
         tier, store_notes = open_tier(config, name, directory, loaded, memory, kernels=kernels,
                                       threads=threads, device=device, clock=time.monotonic,
@@ -147,12 +145,12 @@ def assemble(config: EngineConfig, *, on_progress: OnProgress | None = None,
                       checkpoints=checkpoints, overlap=overlap,
                       max_step_s=max_step_s(config, device), pair_tokens=2 * cost.quadratic,
                       grammars=_grammar_compiler(config, directory, defaults.eos_ids, loaded.spec.vocab_size))
-    core.on_step.append(_cost_learner(policy, cost))
+    core.on_step.append(cost_learner(policy, cost))
     if ranks is not None:
         core.counters.ranks = partial(ranks.stats, placed.own)
         core.processes = ranks.peers
     if tier is not None:
-        core.on_step.append(_price_learner(tier))
+        core.on_step.append(price_learner(tier))
     info = ModelInfo(
         name=name, directory=str(directory), family=loaded.spec.family, layers=layers_in_words(loaded.spec),
         vocab_size=loaded.spec.vocab_size, dtype=loaded.spec.dtype, weights_bytes=loaded.weights_bytes,
@@ -228,30 +226,6 @@ def max_step_s(config: EngineConfig, device: torch.device) -> float | None:
     if milliseconds is None:
         milliseconds = MAX_STEP_MS_CPU if device.type == "cpu" else MAX_STEP_MS_GPU
     return milliseconds / 1e3 if milliseconds else None
-
-
-def _guessed_cost(loaded: LoadedModel) -> PrefillCost:
-    spec = loaded.spec
-    return geometric_cost(hidden_size=spec.hidden_size, attention_layers=len(spec.attention_layers),
-                          parameters=loaded.weights_bytes / ITEM_BYTES[spec.dtype])
-
-
-def _cost_learner(policy: Policy, guess: PrefillCost) -> Callable[[StepPlan, float], None]:
-    """Gives ``policy`` the cost of computing a prompt here, fitted to measured steps. A step of decodes alone
-    is like the step before it, so one in sixteen of them is enough."""
-    fit = PrefillFit(guess)
-
-    def measured(plan: StepPlan, seconds: float) -> None:
-        if plan.window_count or (plan.step % 16 and not plan.prefills):
-            return
-        if fit.add(*work_of(plan), seconds):
-            policy.costs(fit.cost())
-
-    return measured
-
-
-def _price_learner(tier: StoreTier) -> Callable[[StepPlan, float], None]:
-    return lambda plan, seconds: tier.prices.stepped(work_of(plan), seconds)
 
 
 def prepare_torch(config: EngineConfig, notes: list[str]) -> int:

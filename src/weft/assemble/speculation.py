@@ -5,8 +5,8 @@
                                        seconds of steps of 1, 2, 4, 8 and 16 rows --> Speculator
 
 The rehearsal has a memory of its own on the same arena. Its sequence ends and leaves nothing: the memory that
-serves hands out zeroed frames. It takes 30 to 50 steps once per start, and 6 or
-7 of a large model.
+serves hands out zeroed frames. It takes 30 to 50 steps once per start, and 4 or 5 of a large model. Its
+prompt is one token: a longer one would cost a large model a step of as many rows.
 
 Rejected: timing the kernels alone (a step is more than its products); a table in the package (machines, forms
 of weights and batch sizes differ too much).
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from weft.models.loading import LoadedModel
 
 _NAME = "rehearsal"
-_PROMPT_TOKENS = 16
 
 
 def loads_head(config: EngineConfig, device: torch.device) -> bool:
@@ -74,7 +73,7 @@ def rehearse(memory: Memory, executor: Executor, sizes: Sizes, vocab_size: int,
     rehearsal = Rehearsal(head_drafts)
     core = EngineCore(vocab_size=vocab_size, sizes=sizes, memory=memory, executor=executor,
                       clock=clock, seed=0, eos_ids=(), drafter=rehearsal)
-    prompt = [0] * min(_PROMPT_TOKENS, max(1, sizes.max_model_len // 2))
+    prompt = [0]
     room = sizes.max_model_len - len(prompt)
     core.submit(Request(request_id=_NAME, prompt_tokens=prompt, sampling=SamplingParams(
         temperature=0.0, max_tokens=min(REHEARSAL_TOKENS, room), ignore_eos=True)))

@@ -43,6 +43,7 @@ from weft.models.tensor_source import OnProgress, Part
 from weft.models.weights import TensorSource
 from weft.models.weights_cache import WeightsCache
 from weft.tensor.gpu.pinned_ring import ring_for
+from weft.tensor.weights import large_pages
 from weft.tensor.weights.tiled import MatrixRows, rows_from
 from weft.tensor.weights.twelve_bit import TwelveBitWeight, gains_by_twelve_bits, to_twelve_bit
 
@@ -85,6 +86,7 @@ class TensorReader(TensorSource):
         if self._ring is not None:
             self._ring.close()
         self._files.close()
+        large_pages.close()
 
     @property
     def device(self) -> torch.device:

@@ -9,7 +9,8 @@ a busy moment hits them alike. The least of a few seconds counts: the first step
 touch memory for the first time. Of plain steps in a row the last ones reuse what those before them built.
 
 A larger model is measured in fewer rounds: ROUNDS_MIN, if they take SECONDS_MAX. A model whose steps take
-LONG_STEP_S is measured once for each count: noise is a small part of its steps, and clients wait for a start.
+LONG_STEP_S is measured once for each of LONG_DRAFT_COUNTS: noise is a small part of its steps, clients wait
+for a start, and the costs between two measured ones lie on a line (``costs``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from weft.speculation.drafter import DraftGrammar, DraftRow, Int32s
 
 DRAFT_COUNTS = (0, 0, 0, 1, 3, 7, 15)
+LONG_DRAFT_COUNTS = (0, 3, 15)
 _ROUNDS = 6
 ROUNDS_MIN = 2
 SECONDS_MAX = 0.4
@@ -79,7 +81,7 @@ class Rehearsal:
             return
         if drafted == self._left[0]:
             if seconds > LONG_STEP_S and not self._seconds:
-                self._left[1:] = sorted(set(DRAFT_COUNTS) - {drafted})
+                self._left[1:] = sorted(set(LONG_DRAFT_COUNTS) - {drafted})
                 self._head_left = list(self._head_round)
             self._seconds[drafted] = min(seconds, self._seconds.get(drafted, seconds))
         # A count that the planner does not let through is tried as often as the others, and left out.

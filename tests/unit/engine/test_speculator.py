@@ -11,7 +11,7 @@ from weft.request import Request, SamplingParams
 from weft.schedule.plan import StepPlan
 from weft.speculation.costs import StepCosts
 from weft.speculation.host_budget import BARREN_STEPS
-from weft.speculation.rehearsal import DRAFT_COUNTS
+from weft.speculation.rehearsal import DRAFT_COUNTS, LONG_DRAFT_COUNTS
 from weft.speculation.speculator import Speculator
 
 FREE = {1: 1.0, 16: 1.0001, 1024: 1.001}
@@ -42,16 +42,18 @@ def test_questions_asked_again_are_drafted_from_the_tree_and_from_answers(overla
     rig.core.audit()
 
 
-@pytest.mark.parametrize(("step_s", "steps_most"), [(1 / 1024, 60), (1.0, len(set(DRAFT_COUNTS)) + 2)])
-def test_a_rehearsal_measures_every_count_and_leaves_nothing(step_s: float, steps_most: int) -> None:
-    """A model with long steps is measured once for each count."""
+@pytest.mark.parametrize(("step_s", "counts", "steps_most"), [
+    (1 / 1024, DRAFT_COUNTS, 60), (1.0, LONG_DRAFT_COUNTS, len(LONG_DRAFT_COUNTS) + 2)])
+def test_a_rehearsal_measures_every_count_and_leaves_nothing(step_s: float, counts: tuple[int, ...],
+                                                             steps_most: int) -> None:
+    """A model with long steps is measured once for each of a few counts."""
     rig = Rig()
     memory = Memory(rig.core.memory.plan)
     measured = rehearse(memory, rig, rig.sizes, VOCAB_SIZE, lambda: rig.clock() * step_s)
     assert measured.plain == {1: step_s}
-    assert measured.windows == {1 + count: step_s for count in DRAFT_COUNTS if count}
+    assert measured.windows == {1 + count: step_s for count in counts if count}
     assert memory.usage().pages_held == memory.usage().slots_held == 0
-    assert len(set(DRAFT_COUNTS)) < len(rig.plans) <= steps_most
+    assert len(set(counts)) < len(rig.plans) <= steps_most
     rig.submit("after", 50, max_tokens=20)
     assert len(rig.run()["after", 0].tokens) > 0
 

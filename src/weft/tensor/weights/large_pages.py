@@ -9,7 +9,8 @@ and the hardware prefetch ends at each page. Measured on two cores of an EPYC (Z
 31.
 
 Linux provides them where ``transparent_hugepage`` is ``always`` or ``madvise`` (the usual setting) and memory
-is not fragmented; elsewhere this is plain memory. A slab lives as long as a tensor in it. Memory from the
+is not fragmented; elsewhere this is plain memory. A slab lives as long as a tensor in it. The first one of a
+large model is touched before torch is imported (``memory_ahead``). Memory from the
 heap does not serve: it is rarely aligned to 2 MiB, and often touched before.
 
 Rejected: ``hugetlbfs`` (an administrator must reserve it). The heap's own switch: an environment variable of
@@ -25,9 +26,10 @@ import threading
 
 import torch
 
+from weft.tensor.weights import memory_ahead
+
 LARGE_PAGES_BYTES_MIN = 1 << 20
 """Smaller tensors stay in the heap."""
-_PAGE_BYTES = 1 << 21
 _SLAB_BYTES = 1 << 26
 _ALIGNMENT = 4096
 
@@ -39,12 +41,19 @@ class _Slabs:
         self._lock = threading.Lock()
         self._memory: mmap.mmap | None = None
         self._used = self._last = 0
+        self._touched = 0
+        """Bytes that were touched ahead, from the beginning on."""
 
     def take(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         size = -(-count * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
         with self._lock:
             if self._memory is None or self._used + size > len(self._memory):
-                self._memory, self._used = _fresh(max(size, _SLAB_BYTES)), 0
+                ahead = memory_ahead.take_over()
+                if ahead is not None and len(ahead.memory) >= size:
+                    self._memory, self._touched = ahead.memory, ahead.touched_bytes
+                else:
+                    self._memory, self._touched = memory_ahead.fresh(max(size, _SLAB_BYTES)), 0
+                self._used = 0
             tensor = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=self._used)
             self._last, self._used = self._used, self._used + size
         return tensor
@@ -54,18 +63,20 @@ class _Slabs:
             if self._memory is not None and self._address() + self._last == tensor.data_ptr():
                 self._used = self._last
 
+    def close(self) -> None:
+        """What was touched and not taken goes back, and further tensors lie in another slab."""
+        with self._lock:
+            rest = -(-self._used // mmap.PAGESIZE) * mmap.PAGESIZE
+            if self._memory is not None and rest < self._touched:
+                self._memory.madvise(mmap.MADV_DONTNEED, rest, self._touched - rest)
+            self._memory, self._touched = None, 0
+
     def _address(self) -> int:
         assert self._memory is not None
         return torch.frombuffer(self._memory, dtype=torch.uint8, count=1).data_ptr()
 
 
 _slabs = _Slabs()
-
-
-def _fresh(size: int) -> mmap.mmap:
-    memory = mmap.mmap(-1, -(-size // _PAGE_BYTES) * _PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> torch.Tensor:
@@ -81,6 +92,11 @@ def give_back(tensor: torch.Tensor) -> None:
     tensor may share it."""
     if tensor.nbytes >= LARGE_PAGES_BYTES_MIN and sys.platform == "linux":
         _slabs.give_back(tensor)
+
+
+def close() -> None:
+    """The weights are read. A slab that a reader keeps open would outlive the last tensor in it."""
+    _slabs.close()
 
 
 def copied(x: torch.Tensor) -> torch.Tensor:
