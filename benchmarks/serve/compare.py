@@ -63,20 +63,27 @@ def compare(checkpoint: Checkpoint, workloads: dict[str, LoadPlan], *, rounds: i
         return [_compare_one(name, plan, sides, rounds, say) for name, plan in workloads.items()]
 
 
-def _compare_one(name: str, plan: LoadPlan, sides: dict[str, Side], rounds: int, say: Say) -> Comparison:
+def alternate(name: str, plan: LoadPlan, sides: dict[str, Side], rounds: int,
+              say: Say) -> dict[str, list[tuple[Summary, list[Timing]]]]:
+    """The rounds of each side, behind a small run of each that is not counted. With each round the next side
+    begins."""
     for run in sides.values():
         run(replace(plan, output_tokens=WARM_UP_TOKENS, seed=plan.seed + 1000))
     results: dict[str, list[tuple[Summary, list[Timing]]]] = {side: [] for side in sides}
-    log: list[tuple[str, Summary]] = []
     for number in range(rounds):
-        order = list(sides) if number % 2 == 0 else list(reversed(sides))
-        for side in order:
+        first = number % len(sides)
+        for side in [*list(sides)[first:], *list(sides)[:first]]:
             summary, timings = sides[side](plan)
             assert summary.failed == 0, f"{side}: {summary.failed} requests failed: {summary.errors}"
             results[side].append((summary, timings))
-            log.append((side, summary))
             say(f"{name}, round {number + 1} of {rounds}: {side} {summary.seconds:.1f} s, "
                 f"{summary.output_tokens_per_s:.1f} tokens/s")
+    return results
+
+
+def _compare_one(name: str, plan: LoadPlan, sides: dict[str, Side], rounds: int, say: Say) -> Comparison:
+    results = alternate(name, plan, sides, rounds, say)
+    log = [(side, each[number][0]) for number in range(rounds) for side, each in results.items()]
     weft, transformers = (medians([summary for summary, _ in results[side]]) for side in sides)
     return Comparison(name, plan, weft, transformers, ratios(weft, transformers),
                       same_prefix(results["weft"][0][1], results["transformers"][0][1]), tuple(log))

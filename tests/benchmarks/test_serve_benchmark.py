@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from benchmarks.serve.checkpoints import FAMILIES, Family, make_checkpoint
-from benchmarks.serve.compare import compare, medians, ratios, same_prefix
-from benchmarks.serve.load import LoadPlan, percentile, run_load, summarise
+from benchmarks.serve.compare import Side, alternate, compare, medians, ratios, same_prefix
+from benchmarks.serve.gaps import rows_of, table
+from benchmarks.serve.load import LoadPlan, Summary, percentile, run_load, summarise
 from weft.bench.client import Timing
 from weft.families import read_spec
 from weft.text.tokenizer import Tokenizer
@@ -61,6 +62,36 @@ def test_a_ratio_above_one_means_weft_is_better_whatever_is_measured() -> None:
     better = ratios(fast, slow)
     assert all(value == pytest.approx(2.0) for value in better.values())
     assert all(value == pytest.approx(0.5) for value in ratios(slow, fast).values())
+
+
+def test_limits_are_held_against_transformers_gaps_and_the_throughput_without_a_limit() -> None:
+    def burst(gap_s: float, seconds: float) -> list[Summary]:
+        return [summarise([Timing(0.0, [(1.0, 1), (1.0 + gap_s, 1)])], seconds=seconds)]
+
+    rows = rows_of({"transformers": burst(0.1, 4.0), "0": burst(0.5, 2.0), "100": burst(0.19, 2.05),
+                    "25": burst(0.1, 3.0)})
+    assert [row.limit_ms for row in rows] == [0, 25, 100]
+    assert [row.gap_ratio for row in rows] == pytest.approx([5.0, 1.0, 1.9])
+    assert [row.throughput_share for row in rows] == pytest.approx([1.0, 2 / 3, 2 / 2.05])
+    assert [row.holds for row in rows] == [False, False, True]
+    shown = table(rows, medians(burst(0.1, 4.0))).splitlines()
+    assert [line.split()[0] for line in shown[1:]] == ["no", "25", "100", "transformers"]
+    assert [line.endswith("holds") for line in shown] == [False, False, False, True, False]
+
+
+def test_each_side_begins_a_round_in_turn() -> None:
+    order: list[str] = []
+
+    def side(name: str) -> Side:
+        def run(plan: LoadPlan) -> tuple[Summary, list[Timing]]:
+            order.append(name)
+            timings = [Timing(0.0, [(1.0, 1)])]
+            return summarise(timings, seconds=1.0), timings
+        return run
+
+    results = alternate("burst", LoadPlan(), {name: side(name) for name in "abc"}, 3, lambda line: None)
+    assert "".join(order) == "abc" + "abc" + "bca" + "cab", "one run of each that is not counted, then rounds"
+    assert [len(each) for each in results.values()] == [3, 3, 3]
 
 
 def test_same_prefix_stops_at_the_first_difference() -> None:
