@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 
 from tests.gpu.steps import on_device, pages_on
 from tests.gpu.tolerances import close
@@ -69,6 +70,37 @@ def test_queries_of_a_model_in_16_bits_over_heads_of_any_width(dtype: torch.dtyp
     got = attend(q * dim**-0.5, pages, runs, device)
     assert got.dtype == dtype
     torch.testing.assert_close(got, twin(q * dim**-0.5, pages, runs), **close(dtype))
+
+
+WIDE = {80: (1, 64), 86: (1, 32), 89: (1, 32), 90: (2, 64), 100: (2, 32), 120: (1, 32)}
+"""Compute capability -> query heads and keys of a program's block, for rows of 512 bytes."""
+
+
+@pytest.mark.parametrize("capability", [80, 86, 90, 100])
+def test_wide_heads_have_blocks_for_each_gpu_and_the_same_result(
+        capability: int, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 128 numbers of four bytes, which the interpreter multiplies: the bytes of 256 in bfloat16."""
+    monkeypatch.setattr(kernels, "capability_of", lambda device: capability)
+    runs = make_runs([], [Run(70, 67), PAD_ROW, Run(0, 20)], pages=12)
+    pages, q = filled_pages(runs, 12, 1, 128, torch.float32), noise(tokens_in(runs), 3, 128) * 0.3
+    want = twin(q, pages, runs)
+    torch.testing.assert_close(attend(q, pages, runs, device), want, **close(torch.float32))
+    runs.page_table_RP[0, 5] = runs.page_table_RP[0, 4]   # the control: each page counts
+    assert (attend(q, pages, runs, device) - want)[span(runs, 0)].abs().max() > 1e-2
+
+
+def test_the_blocks_of_wide_heads_follow_the_gpu() -> None:
+    for product, dim in ((tl.bfloat16, 256), (tl.float32, 128)):
+        for capability, (heads, keys) in WIDE.items():
+            blocks = kernels.prefill_blocks(dim, 2, 4, product, capability)
+            assert (blocks["TILE_HEADS"], blocks["PAGES"] * PAGE_TOKENS) == (heads, keys), capability
+            assert kernels.prefill_blocks(dim, 2, 1, product, capability)["TILE_HEADS"] == 1
+    for capability in WIDE:   # the compile gate has what each GPU launches
+        [one] = [one for one in kernels.compilations() if one.name.endswith("prefill bfloat16 256")
+                 and one.only and capability in one.only]
+        blocks = kernels.prefill_blocks(256, 2, 4, one.constants["PRODUCT"], capability)
+        listed = one.constants | {"num_warps": one.num_warps, "num_stages": one.num_stages}
+        assert blocks.items() <= listed.items()
 
 
 def test_fp8_by_bits_equals_fp8_by_hardware(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ SMALL_SHARED_BYTES = 99 * 1024
 """Shared memory of one program on GPUs without a data-centre die."""
 SMALL_SHARED = frozenset({86, 89, 120, 121})
 """Their compute capabilities, times ten."""
+CAPABILITIES = (80, 90, 86, 89, 120, 100)
+"""Those that the compile gate knows: A100, H100, RTX 30, RTX 40 and L40, RTX 50, B200."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +32,5 @@ class Compilation:
     """The lowest compute capability (times ten) that uses this variant."""
     small_shared: bool | None = None
     """True: for GPUs with SMALL_SHARED_BYTES of shared memory; False: for the others; None: for all."""
+    only: frozenset[int] | None = None
+    """Of CAPABILITIES those that use this variant; None: all that the two fields above admit."""

@@ -29,11 +29,11 @@ from math import prod
 from pathlib import Path
 from types import ModuleType
 
-from weft.tensor.gpu.compilation import SMALL_SHARED, SMALL_SHARED_BYTES, Compilation
+from weft.tensor.gpu.compilation import CAPABILITIES, SMALL_SHARED, SMALL_SHARED_BYTES, Compilation
 
-SHARED_MAX_BYTES = {80: 163 * 1024, 90: 227 * 1024, 86: SMALL_SHARED_BYTES, 89: SMALL_SHARED_BYTES,
-                    120: SMALL_SHARED_BYTES, 100: 227 * 1024}
-"""Compute capability -> shared memory of one program: A100, H100, RTX 30, RTX 40 and L40, RTX 50, B200."""
+SHARED_MAX_BYTES = dict.fromkeys(CAPABILITIES, SMALL_SHARED_BYTES) | {80: 163 * 1024, 90: 227 * 1024,
+                                                                     100: 227 * 1024}
+"""Compute capability -> shared memory of one program."""
 WARP_THREADS = 32
 _KERNEL_FILE = re.compile(r"(triton|\w+_kernels)\.py")
 _DEFINES = re.compile(r"^@triton\.jit", re.MULTILINE)
@@ -85,7 +85,8 @@ def most_demanding(compilations: Sequence[Compilation]) -> list[Compilation]:
 def variants_for(listed: Sequence[Compilation], capability: int) -> list[Compilation]:
     """The variants that a GPU of ``capability`` launches."""
     return [one for one in listed if capability >= one.oldest
-            and one.small_shared in (None, capability in SMALL_SHARED)]
+            and one.small_shared in (None, capability in SMALL_SHARED)
+            and (one.only is None or capability in one.only)]
 
 
 def in_turn(listed: Sequence[Compilation], capabilities: Iterator[int]) -> list[tuple[Compilation, int]]:

@@ -47,8 +47,7 @@ def fp8_kind(dtype: torch.dtype, device: torch.device) -> int:
     # The interpreter's conversion turns NaN into a number.
     if device.type != "cuda":
         return FP8_BITS
-    major, minor = torch.cuda.get_device_capability(device)
-    return FP8_HARDWARE if 10 * major + minor >= FP8_HARDWARE_OLDEST else FP8_BITS
+    return FP8_HARDWARE if capability_of(device) >= FP8_HARDWARE_OLDEST else FP8_BITS
 
 
 def product_of(query: torch.dtype, page: torch.dtype) -> tuple[tl.dtype, str]:
@@ -63,12 +62,17 @@ def product_of(query: torch.dtype, page: torch.dtype) -> tuple[tl.dtype, str]:
     return tl.float32, "tf32"
 
 
+def capability_of(device: torch.device) -> int:
+    """The compute capability times ten. In the interpreter that of an H100."""
+    if device.type != "cuda":
+        return 90
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
 def small_shared(device: torch.device) -> bool:
     """Whether programs on ``device`` have little shared memory: 99 KiB."""
-    if device.type != "cuda":
-        return False
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor in SMALL_SHARED
+    return capability_of(device) in SMALL_SHARED
 
 
 def block_dim(dim: int) -> int:

@@ -16,7 +16,7 @@ Blocks are 16 KB of K and 16 KB of V (64 tokens of 128 bf16 numbers). The next o
 multiplied. That is 55 KB of shared memory and 128 registers a thread, so four programs fit an SM of an H100.
 Query heads are padded to the 16 rows of a tensor-core product: a tenth of what an H100 could multiply while
 it reads a page. Prefill takes 64 tokens x 2 heads as the 128 rows of two warp groups' products, one program
-per SM.
+per SM. Heads of 256 fill registers and shared memory, so their blocks follow the GPU (``wide_blocks``).
 
 Masks. Blocks that every query sees whole need only the test for PAD pages. In the blocks at the end of a
 context, and in all blocks of a window, scores are replaced by -inf and values by 0. So unwritten memory, NaN
@@ -40,12 +40,13 @@ import triton
 import triton.language as tl
 
 from weft.tensor.gpu import prefill_backend
-from weft.tensor.gpu.compilation import Compilation
+from weft.tensor.gpu.compilation import CAPABILITIES, SMALL_SHARED, Compilation
 from weft.tensor.gpu.decode_kernels import decode_items, programs_of
 from weft.tensor.gpu.launcher import launch
 from weft.tensor.gpu.pages import (
     FP8_BITS,
     block_dim,
+    capability_of,
     fp8_kind,
     load_rows,
     load_token_scales,
@@ -102,7 +103,8 @@ def paged_attention(q_THD: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.T
         out_THD[runs.offsets[runs.decode_count]:] = _gated(attended_NHD, gates)
     elif runs.decode_count < runs.run_count:
         known = device_runs(runs)
-        blocks = prefill_blocks(dim, cache_k.itemsize, constants["GROUP"], product)
+        blocks = prefill_blocks(dim, cache_k.itemsize, constants["GROUP"], product,
+                                capability_of(q_THD.device))
         grid = (ceil_div(constants["GROUP"], blocks["TILE_HEADS"]), kv_heads, known.chunk_count)
         launch(_prefill, grid)(
             *common, runs.starts_R, known.offsets_R, known.chunk_run_C, known.chunk_first_C,
@@ -168,13 +170,35 @@ def decode_blocks(dim: int, itemsize: int, group: int) -> dict[str, Any]:
             "num_stages": 3}
 
 
-def prefill_blocks(dim: int, itemsize: int, group: int, product: tl.dtype) -> dict[str, Any]:
-    """Sizes of the prefill kernel. 128 rows of wide heads, or of float32, would not fit shared memory."""
+def prefill_blocks(dim: int, itemsize: int, group: int, product: tl.dtype, capability: int) -> dict[str, Any]:
+    """Sizes of the prefill kernel on a GPU of ``capability``."""
     itemsize = 4 if product == tl.float32 else itemsize
-    wide = block_dim(dim) * itemsize > 512
-    tile_heads = 1 if group == 1 or wide else 2
-    return {"TOKENS": CHUNK_TOKENS, "TILE_HEADS": tile_heads, "PAGES": min(4, pages_at_once(dim, itemsize)),
-            "num_warps": 4 * tile_heads, "num_stages": 2 if wide else 3}
+    row_bytes = block_dim(dim) * (4 if product == tl.float32 else 2)
+    heads, pages, warps, stages = 2, min(4, pages_at_once(dim, itemsize)), 8, 3
+    if row_bytes > WIDE_BYTES:      # 128 rows would not fit shared memory
+        heads, warps, stages = 1, 4, 2
+    elif row_bytes == WIDE_BYTES:
+        heads, pages, stages = wide_blocks(capability)
+    elif capability == 80:          # a third stage spills 64 bytes of registers
+        stages = 2
+    if group == 1 and heads == 2:
+        heads, warps = 1, 4 if row_bytes < WIDE_BYTES else 8
+    return {"TOKENS": CHUNK_TOKENS, "TILE_HEADS": heads, "PAGES": pages, "num_warps": warps,
+            "num_stages": stages}
+
+
+WIDE_BYTES = 512
+"""Of a row of factors: head dim 256 in 16 bits, 128 in float32."""
+
+
+def wide_blocks(capability: int) -> tuple[int, int, int]:
+    """(heads, pages, stages) of a prefill program of 8 warps for rows of WIDE_BYTES. The registers of no loop
+    spill. More rows read keys and values fewer times; more keys are fewer passes over the sums."""
+    if capability in SMALL_SHARED:
+        return 1, 2, 2   # 84 KiB
+    if capability < 90:
+        return 1, 4, 2   # 136 KiB; 128 rows spill
+    return (2, 4, 2) if capability < 100 else (2, 2, 2)   # 192 KiB; 129 KiB, as 64 keys spill
 
 
 def pages_at_once(dim: int, itemsize: int) -> int:
@@ -307,7 +331,8 @@ def _prefill(q, q_token, q_head, cache_k, cache_v, k_stride, v_stride, scales, s
 def compilations() -> list[Compilation]:
     # All window sizes compile alike.
     variants = [_of_shape(torch.bfloat16, 0, dim, window) for dim, window in ((64, 2), (128, 0), (256, 0))]
-    variants += [_of_shape(torch.float8_e4m3fn, FP8_BITS, 128, 0), _of_shape(torch.int8, 0, 80, 0)]
+    variants += [_of_shape(torch.float8_e4m3fn, FP8_BITS, dim, 0) for dim in (128, 256)]
+    variants += [_of_shape(torch.int8, 0, 80, 0)]
     return list(itertools.chain(*variants))
 
 
@@ -327,11 +352,17 @@ def _of_shape(page: torch.dtype, fp8: int, dim: int, window: int) -> list[Compil
     listed = split_args | {"items": "*i32"}
     chunks = {"starts": "*i64", "offsets": "*i32", "chunk_run": "*i32", "chunk_first": "*i32",
               "chunk_tokens": "*i32", "chunk_count": "i32"}
-    decode, prefill = decode_blocks(dim, page.itemsize, 4), prefill_blocks(dim, page.itemsize, 4, product)
+    decode = decode_blocks(dim, page.itemsize, 4)
     name = f"{str(page).removeprefix('torch.')} {dim}"
     variants = [_compilation(f"decode {name}", _decode, {**common, **listed},
-                         {**constants, **shape, "SPLITS_MAX": 32, "SPLIT_PAGES": 8}, decode),
-            _compilation(f"prefill {name}", _prefill, {**common, **chunks}, {**constants, **shape}, prefill)]
+                         {**constants, **shape, "SPLITS_MAX": 32, "SPLIT_PAGES": 8}, decode)]
+    by_blocks: dict[tuple[Any, ...], list[int]] = {}
+    for capability in CAPABILITIES:
+        blocks = prefill_blocks(dim, page.itemsize, 4, product, capability)
+        by_blocks.setdefault(tuple(blocks.items()), []).append(capability)
+    variants += [_compilation(f"prefill {name}", _prefill, {**common, **chunks}, {**constants, **shape},
+                              dict(blocks), frozenset(capabilities))
+                 for blocks, capabilities in by_blocks.items()]
     if page == torch.bfloat16:
         used = {key: shape[key] for key in ("HEADS", "GROUP", "WINDOW", "D", "BLOCK_D")}
         variants.append(_compilation(f"combine {name}", combine, {"out": kind, **gates, **split_args}, {
@@ -341,8 +372,8 @@ def _of_shape(page: torch.dtype, fp8: int, dim: int, window: int) -> list[Compil
 
 
 def _compilation(name: str, kernel: Any, signature: dict[str, str], constants: dict[str, Any],
-                 blocks: dict[str, Any]) -> Compilation:
+                 blocks: dict[str, Any], only: frozenset[int] | None = None) -> Compilation:
     options = {key: blocks[key] for key in ("num_warps", "num_stages")}
     constants = {**constants, **{key: value for key, value in blocks.items() if key not in options}}
     return Compilation(f"paged_attention {name}", kernel, signature | dict.fromkeys(constants, "constexpr"),
-                       constants, **options)
+                       constants, **options, only=only)
