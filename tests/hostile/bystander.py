@@ -154,24 +154,25 @@ def _main() -> None:
         sys.stdin.read()
         over.set()
 
-    def send() -> tuple[float, str | None]:
+    def send() -> tuple[float, float, str | None]:
+        """Milliseconds, those without a core among them, and what was wrong."""
         before_ms, began_s = _without_core_ms(asked["pid"]), time.monotonic()
         wrong = _small_request(address.hostname or "", address.port or 80, asked["path"],
                                json.dumps(asked["body"]).encode(), asked["headers"])
         latency_ms = (time.monotonic() - began_s) * 1000
         # Never below zero: a child that ended takes its count along.
         waited_ms = max(_without_core_ms(asked["pid"]) - before_ms, 0.0)
-        return max(latency_ms - min(waited_ms, LIMIT_MS), 0.0), wrong
+        return latency_ms, min(waited_ms, latency_ms, LIMIT_MS), wrong
 
     print(statistics.median(send()[0] for _ in range(_UNDISTURBED_REQUESTS)), flush=True)
     threading.Thread(target=wait_for_the_end, daemon=True).start()
     threading.Thread(target=tick, daemon=True).start()
     latencies_ms, failures = [], []
     while not latencies_ms or not over.wait(_PAUSE_S):
-        latency_ms, wrong = send()
+        latency_ms, waited_ms, wrong = send()
         if not latencies_ms:  # an attack of milliseconds begins beside a client that sends already
             print("sending", flush=True)
-        latencies_ms.append(latency_ms)
+        latencies_ms.append(latency_ms - waited_ms)
         if wrong is not None:
             failures.append(wrong)
     print(json.dumps({"latencies_ms": latencies_ms, "failures": failures, "stall_ms": worst_tick_s * 1000}))
