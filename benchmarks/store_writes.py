@@ -149,6 +149,8 @@ def measure(model: str, seconds: float, under: Path) -> dict[str, Any]:
     while number <= SEGMENTS_MIN or time.perf_counter() < end:
         for name in sorted(arms, reverse=bool(number % 2)):
             segment = play(arms[name], number)
+            print(f"segment {number}  {name:8s} {segment.tokens / segment.seconds:8.1f} tokens/s "
+                  f"{1e3 * segment.cpu_s / segment.tokens:8.3f} ms of CPU a token", file=sys.stderr)
             if number:
                 played[name].append(segment)
         if not number:
