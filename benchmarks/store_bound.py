@@ -38,6 +38,8 @@ KV_TOKEN_BYTES, STATE_BYTES = 30_720, 192e6
 TOKEN_S, PAIR_S = 5.16e-6, 7.76e-11
 DECODE_TOKEN_S = 0.02
 EVICTED_SHARE = 0.01
+TURN_USES = np.asarray([0.87, 1.33, 1.9, 2.3])
+"""Ends of first, second, third and later answers: uses of each over the mean, in the first 4,000 requests."""
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -80,6 +82,13 @@ class Requests:
                     self.uses.setdefault(place, []).append(index)
 
 
+    def drop_insurance(self) -> None:
+        """Of the states inside a prompt only the last one and the fork stay."""
+        for index, places in enumerate(self.inside):
+            last = max((int(self.ends[place]) for place in places), default=0)
+            self.inside[index] = [place for place in places if self.ends[place] in (last, self.forks[index])]
+
+
 class LightStore:
     """Columns by place. ``second_touch``: a store that is 94 % full takes no state inside a prompt but
     forks."""
@@ -94,27 +103,34 @@ class LightStore:
         self.needed_by = np.zeros(count, np.int64)
         self.hits = np.zeros(count, np.int64)
         self.last_use = np.zeros(count, np.int64)
+        self.last_use_s = np.zeros(count)
+        self.turn = np.zeros(count, np.int64)
+        """Ends of answers: how many answers of the conversation precede it."""
         self.path_of: dict[int, Ints] = {}
         self.now, self.tick, self.used_bytes = 0, 0, 0.0
+        self.now_s = 0.0
 
     def play(self) -> float:
         """The share of prompt tokens that are found."""
         requests, hit_tokens = self.requests, 0
         moments = sorted([(at_s, 0, index) for index, at_s in enumerate(requests.at_s)]
                          + [(at_s, 1, index) for index, at_s in enumerate(requests.ended_s)])
-        for _, is_end, index in moments:
+        ends, turns = dict[int, int](), dict[int, int]()
+        for self.now_s, is_end, index in moments:
             path = requests.paths[index]
             if is_end:
+                ends[path[-1]] = self.turn[path[-1]] = turns[index]
                 self._add(index, path[-1])
                 continue
             self.now = index
+            turns[index] = next((ends[place] + 1 for place in reversed(path) if place in ends), 0)
             hit = next((place for place in reversed(path) if self.stored[place]
                         and requests.ends[place] < requests.prompts[index]), None)
             start = 0 if hit is None else int(requests.ends[hit])
             if hit is not None:
                 hit_tokens += start
                 self.hits[hit] += 1
-                self.last_use[hit] = self.tick
+                self.last_use[hit], self.last_use_s[hit] = self.tick, self.now_s
             for place in requests.inside[index]:
                 full = self.second_touch and self.used_bytes >= 0.94 * self.capacity_bytes
                 if requests.ends[place] > start and not (
@@ -132,7 +148,7 @@ class LightStore:
         self.used_bytes += self._bytes_without(path)
         self.needed_by[path] += 1
         self.stored[place], self.path_of[place], self.hits[place] = True, path, 0
-        self.last_use[place] = self.tick
+        self.last_use[place], self.last_use_s[place] = self.tick, self.now_s
         self.tick += 1
 
     def _bytes_without(self, path: Ints) -> float:
@@ -169,14 +185,29 @@ def least_recent(store: LightStore, places: Ints) -> Floats:
     return store.last_use[places].astype(np.float64)
 
 
-def ranked(store: LightStore, places: Ints, *, above: bool, weight: float, power: float = 1.0) -> Floats:
+def in_records(store: LightStore, places: Ints) -> Floats:
+    return 1.0 / (store.tick + 1.0 - store.last_use[places])
+
+
+def in_seconds(store: LightStore, places: Ints) -> Floats:
+    return 1.0 / (20.0 + store.now_s - store.last_use_s[places])
+
+
+def fading(store: LightStore, places: Ints) -> Floats:
+    """After 200 s two in three of the next turns have come."""
+    return np.exp((store.last_use_s[places] - store.now_s) / 200.0)
+
+
+def ranked(store: LightStore, places: Ints, *, above: bool, weight: float, power: float = 1.0,
+           age: Rule = in_records, by_turn: bool = False) -> Floats:
     continued = store.needed_by[places] > 1
-    uses = np.where(continued, weight + np.maximum(0, store.hits[places] - 1), 1.0 + store.hits[places])
+    first = TURN_USES[np.minimum(store.turn[places], len(TURN_USES) - 1)] if by_turn else 1.0
+    hits = store.hits[places]
+    uses = np.where(continued, weight + np.maximum(0, hits - 1), first * (1.0 + hits))
     ends = store.requests.ends[places].astype(np.float64)
     start = store.above(places) if above else np.zeros(len(places))
     held = STATE_BYTES + np.where(continued, 0.0, (ends - start) * KV_TOKEN_BYTES)
-    values: Floats = ((seconds(ends) - seconds(start)) * uses / held
-                      / (store.tick + 1 - store.last_use[places]) ** power)
+    values: Floats = (seconds(ends) - seconds(start)) * uses / held * age(store, places) ** power
     return values
 
 
@@ -215,9 +246,16 @@ def main() -> None:
     rows += [(f"above, w 0.25, p {power:g}", capacity_bytes,
               partial(ranked, above=True, weight=0.25, power=power), False)
              for power in (0.5, 0.75, 1.5, 2.0)]
+    adopted = partial(ranked, above=True, weight=0.25)
+    rows += [("above, age in seconds", capacity_bytes, partial(adopted, age=in_seconds), False),
+             ("above, age exp(-s / 200)", capacity_bytes, partial(adopted, age=fading), False),
+             ("above, by turn", capacity_bytes, partial(adopted, by_turn=True), False)]
     for name, size_bytes, rule, touch in rows:
         share = LightStore(requests, size_bytes, rule, second_touch=touch).play()
         print(f"{name:28s} {100 * share:5.2f} %", flush=True)
+    requests.drop_insurance()
+    for name, size_bytes in (("no insurance, no limit", inf), ("no insurance, above", capacity_bytes)):
+        print(f"{name:28s} {100 * LightStore(requests, size_bytes, adopted).play():5.2f} %", flush=True)
 
 
 if __name__ == "__main__":

@@ -66,6 +66,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("docs/server.md", "pip install"): HUB,
     ("docs/simulate.md", "weft simulate sample"): SAMPLE,
     ("docs/simulate.md", "weft simulate conversation_trace.jsonl"): TRACE,
+    ("docs/simulate.md", "python benchmarks/store_losses.py"): TRACE,
     ("docs/speculation.md", "python -m benchmarks."): LONG,
     ("docs/store-format.md", "weft store info s3://"): BUCKET,
     ("docs/store-format.md", "weft store verify s3://"): BUCKET,
